@@ -157,7 +157,7 @@ class Judge:
             leaks=self._listed(leaks),
             leak_count=int(leaks.sum()),
             weight=float(sizes[tuple(first.T)]) if len(first) else 0.0,
-            causes=tuple(self._causes(leaks)),
+            causes=tuple(self._causes(leaks, allowed)),
             missing=self._listed(missing),
             missing_count=int(missing.sum()),
         )
@@ -176,13 +176,16 @@ class Judge:
             for b, h, q, k in pairs.nonzero()[:LISTED].tolist()
         )
 
-    def _causes(self, leaks: torch.Tensor) -> Iterator[tuple[str, int]]:
-        """How many leaks read what is never to be read."""
+    def _causes(self, leaks: torch.Tensor, allowed: torch.Tensor) -> Iterator[tuple[str, int]]:
+        """How many leaks read what no query may read."""
         place, documents = self.place, self.wanted.setting.documents
         if self.wanted.program.cross or not bool(leaks.any()):
             return
         queries, used = torch.arange(place.first, place.end)[:, None], place.keys >= 0
-        kinds = {"a later position": place.keys > queries, "a slot that nothing is in": ~used}
+        later = place.keys > queries
+        kinds = {"a slot that nothing is in": ~used}
+        if not bool((allowed & later).any()):
+            kinds["a later position"] = later
         if place.keys_real is not None:
             kinds["padding"] = ~place.keys_real[:, None, None] & used
         if documents is not None and documents.shape[1] == place.end:
