@@ -121,7 +121,10 @@ class Watch:
 
     def found(self, seen: Seen) -> None:
         """A call that was made in the innermost attention that runs, else the innermost module."""
-        owners = [frame for frame in self.stack if frame.attention] or self.stack
+        owners = [frame for frame in self.stack if frame.attention]
+        if not owners and self.chosen:
+            return
+        owners = owners or self.stack
         self.seen += 1
         with self.aside():
             self.see(owners[-1], seen)
