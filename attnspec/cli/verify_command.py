@@ -55,8 +55,8 @@ _LOADED = "emitted_module"
     "--model",
     "factory",
     metavar="PACKAGE.MODULE:FACTORY",
-    help="Hold a running model against SPEC: FACTORY() returns it, or (model, args, kwargs). A model"
-    " alone is given N random `input_ids`.",
+    help="Hold a running model against SPEC: FACTORY() returns it, or (model, args, kwargs). A"
+    " model alone is given N random `input_ids`.",
 )
 @click.option(
     "--seconds",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Mapping
@@ -69,6 +70,8 @@ _HARMLESS = frozenset(
     }
 )
 """Keywords of models that change nothing of what is computed here."""
+
+_LOG = logging.getLogger("attnspec")
 
 _SHORT = 64
 """The length at which causality is looked at before a first call."""
@@ -426,7 +429,8 @@ class ModelAttention:
         batch: int,
     ) -> Mapping[str, torch.Tensor] | None:
         """The run-time inputs, with the documents that `position_ids` show where the spec has one
-        input, of kind `ids`, that is not given; warns, once, of what was found."""
+        input, of kind `ids`, that is not given; says what was found in the log of this package, and
+        warns, once, where the spec does not tell documents apart."""
         kinds = [entry.kind for entry in self.program.inputs]
         missing = given is None and self.standing is None
         shown = isinstance(position_ids, torch.Tensor) and position_ids.ndim == 2
@@ -437,10 +441,12 @@ class ModelAttention:
         if not torch.compiler.is_compiling() and bool(found.any()):
             count = f"`position_ids` show up to {int(found.max()) + 1} packed documents a sample"
             if kinds:
-                count += f"; they are the input `{self.program.inputs[0].name}` of `{name}`"
+                # just what is meant: nothing to warn of
+                own = self.program.inputs[0].name
+                _LOG.info("%s; they are the input `%s` of `%s`", count, own, name)
             else:
-                count += f", which read each other by `{name}`: {PACKED}"
-            self.warn_once("packed documents", count)
+                words = f"{count}, which read each other by `{name}`: {PACKED}"
+                self.warn_once("packed documents", words)
         return {self.program.inputs[0].name: found} if kinds else given
 
     def inputs_of(

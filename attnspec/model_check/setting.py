@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -75,7 +76,11 @@ def copied(value: Any) -> Any:
         entries = value.items() if type(value) is dict else enumerate(value)
         found = {name: copied(each) for name, each in entries}
         return found if type(value) is dict else tuple(found.values())
-    return copy.deepcopy(value) if _is_cache(value) else value
+    if not _is_cache(value):
+        return value
+    # keys that were computed with gradients are copied, too
+    with patch.object(torch.Tensor, "__deepcopy__", lambda x, memo: x.detach().clone()):
+        return copy.deepcopy(value)
 
 
 def _is_cache(value: object) -> bool:

@@ -96,12 +96,17 @@ class Wanted:
             # fewer keys are the last ones: those of a window that moves on
             keys += max(0, end - n_k)
             keys[keys >= end] = -1
-        last = n_k if cross else end
         if queries_real is not None:
-            queries_real = queries_real[:, first:end] if queries_real.shape[1] >= end else None
+            queries_real = self._padded(queries_real, end)[:, first:end]
         if keys_real is not None:
-            keys_real = keys_real[:, keys.clamp_min(0)] if keys_real.shape[1] >= last else None
+            keys_real = self._padded(keys_real, n_k if cross else end)[:, keys.clamp_min(0)]
         return Place(first, end, keys, queries_real, keys_real)
+
+    def _padded(self, real: torch.Tensor, n: int) -> torch.Tensor:
+        """Which of n positions are real: what a mask is too short for is padding."""
+        if real.shape[1] > n and self.setting.past is None and not bool(real.all()):
+            raise NoPlace(f"padding is told of {real.shape[1]} positions, and it has {n}")
+        return torch.nn.functional.pad(real[:, :n], (0, max(0, n - real.shape[1])))
 
     def allowed(self, place: Place, layer: int, batch: int, heads: int | None) -> torch.Tensor:
         """bool [B | 1, H | 1, n_q, n_k]: the pairs of a layer; with `heads` None those of any head.
@@ -138,7 +143,7 @@ class Wanted:
         """bool [end, end] of a sample, of a spec with `cross` [n_q, n_k]."""
         real, at = self.setting.real("", crosses=False)[0], np.arange(place.end)
         if self.positions == "real" and real is not None:
-            at = np.flatnonzero(real[sample, : place.end].numpy())
+            at = np.flatnonzero(self._padded(real, place.end)[sample].numpy())
         program, length = self.program, len(at)
         if program.cross:
             program, length = crossed(program, len(place.keys), place.end)

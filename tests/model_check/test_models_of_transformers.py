@@ -1,4 +1,4 @@
-"""Models of transformers held against specs: their caches, padding, packed documents; the command."""
+"""Models of transformers held against specs: caches, padding, packed documents; the command."""
 
 from __future__ import annotations
 
@@ -70,28 +70,31 @@ def test_a_window_that_is_ignored_beside_a_cache_is_found(monkeypatch: pytest.Mo
     assert "DynamicCache with 9 positions" in str(found)
 
 
-@pytest.mark.parametrize("positions", ["absolute", "real"])
-def test_padding_and_where_positions_count_from(positions: str) -> None:
-    spec = attnspec.parse("attention sinks { causal attend columns(first(2)) | self }")
-    model = llama("eager")
-    with names_restored(), convert(model, spec):
-        # the spec counts from the padding there, which its queries do not read
-        found = verify_model(
-            model, spec, tokens(3, 12), attention_mask=padded(12, left=True), positions=positions
+@pytest.mark.filterwarnings("ignore:`sinks` names positions")
+def test_padding_on_either_side_and_where_positions_count_from() -> None:
+    every, sinks = (
+        attnspec.parse(f"attention {name} {{ {body} }}")
+        for name, body in (
+            ("all", "attend full"),
+            ("sinks", "causal attend columns(first(2)) | self"),
         )
-    assert found.ok is (positions == "absolute")
-    for side in (True, False):
-        mask = padded(12, left=side)
-        assert verify_model(
-            bert("sdpa"),
-            attnspec.parse("attention a { attend full }"),
-            tokens(3, 12),
-            attention_mask=mask,
-        ).ok
-        wrong = bert("sdpa")
-        # padding is read, by samples that have some
-        found = verify_model(wrong, PAST, tokens(3, 12), attention_mask=mask, layers=[1])
-        assert found.leak_count if hasattr(found, "leak_count") else found.leaks
+    )
+    ids = tokens(3, 12)
+    for left in (True, False):
+        call = {"input_ids": ids, "attention_mask": padded(12, left=left)}
+        assert verify_model(bert("sdpa"), every, **call).ok
+        assert verify_model(llama("eager"), PAST, **call).ok
+        model = bert("sdpa")
+        # a mask of ones: padding is read, and the spec is told which that is
+        read = {**call, "attention_mask": torch.ones_like(call["attention_mask"])}
+        model.forward = lambda *args, _call=model.forward, _read=read, **kwargs: _call(**_read)
+        found = verify_model(model, every, **call)
+        assert "padding is read" in str(found)
+    with names_restored(), convert(llama("eager"), sinks) as done:
+        call = {"input_ids": ids, "attention_mask": padded(12, left=True)}
+        assert verify_model(done.model, sinks, **call).ok
+        # the first tokens of the text are not the first of the sequence
+        assert verify_model(done.model, sinks, **call, positions="real").missing
 
 
 def test_cross_attention_needs_a_spec_that_says_so() -> None:
@@ -115,20 +118,24 @@ def test_families_with_code_of_their_own(stem: str) -> None:
     assert (found.layers[0].heads is None) is (stem == "Longformer")
 
 
-def test_packed_documents_are_found_beside_a_mask_by_converted_and_registered_models() -> None:
-    call = {"position_ids": POSITIONS, "attention_mask": ONES}
-    with names_restored():
-        for spec, words in ((DOCUMENTS, "they are the input"), (PAST, "which read each other")):
-            model = llama("eager")
-            convert(model, spec)
-            with pytest.warns(UserWarning, match=f"up to 2 packed documents a sample.*{words}"):
-                found = verify_model(model, DOCUMENTS, tokens(2, 12), **call)
-            assert found.ok is (spec is DOCUMENTS)
-            # said once
-            assert verify_model(model, spec, tokens(2, 12)[:, :1]).ok or spec is DOCUMENTS
-        name = register(DOCUMENTS, "attnspec_packed")
-        with pytest.warns(UserWarning, match="packed documents"):
-            assert verify_model(llama(name), DOCUMENTS, tokens(2, 12), position_ids=POSITIONS).ok
+def test_packed_documents_are_found_beside_a_mask_by_converted_and_registered_models(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    call = {"input_ids": tokens(2, 12), "position_ids": POSITIONS}
+    with names_restored(), caplog.at_level("INFO", logger="attnspec"):
+        model = llama("eager")
+        convert(model, DOCUMENTS)
+        for built in (model, llama(register(DOCUMENTS, "attnspec_packed"))):
+            for settings in ({}, {"attention_mask": ONES}, {"use_cache": False}):
+                caplog.clear()
+                assert verify_model(built, DOCUMENTS, **call, **settings).ok
+                assert "2 packed documents a sample; they are the input" in caplog.text
+        model = llama("eager")
+        convert(model, PAST)
+        with pytest.warns(UserWarning, match="2 packed documents a sample, which read each other"):
+            assert not verify_model(model, DOCUMENTS, **call, attention_mask=ONES).ok
+        # said once
+        assert verify_model(model, PAST, **call).ok
 
 
 @pytest.mark.parametrize("model", ["Llama", "GptOss", "Bert"])
