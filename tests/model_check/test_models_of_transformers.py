@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -119,17 +120,20 @@ def test_families_with_code_of_their_own(stem: str) -> None:
 
 
 def test_packed_documents_are_found_beside_a_mask_by_converted_and_registered_models(
-    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    said: list[str] = []
+    log = logging.getLogger("attnspec")
+    monkeypatch.setattr(log, "info", lambda words, *parts: said.append(words % parts))
     call = {"input_ids": tokens(2, 12), "position_ids": POSITIONS}
-    with names_restored(), caplog.at_level("INFO", logger="attnspec"):
+    with names_restored():
         model = llama("eager")
         convert(model, DOCUMENTS)
         for built in (model, llama(register(DOCUMENTS, "attnspec_packed"))):
             for settings in ({}, {"attention_mask": ONES}, {"use_cache": False}):
-                caplog.clear()
+                said.clear()
                 assert verify_model(built, DOCUMENTS, **call, **settings).ok
-                assert "2 packed documents a sample; they are the input" in caplog.text
+                assert "2 packed documents a sample; they are the input" in said[0]
         model = llama("eager")
         convert(model, PAST)
         with pytest.warns(UserWarning, match="2 packed documents a sample, which read each other"):
