@@ -39,9 +39,7 @@ def compared(seen: Seen, wanted: Wanted, check: LayerCheck, exact: bool | None) 
     AttnSpecError for heads that are not those of the spec."""
     if isinstance(seen, Whole):
         return _of_whole(seen, wanted, check)
-    found = seen.sizes.cpu() if isinstance(seen, Weights) else None
-    sizes = tuple(found.shape) if found is not None else (*seen.q.shape[:3], seen.k.shape[2])
-    batch, heads, n_q, n_k = sizes
+    batch, heads, n_q, n_k = seen.shape
     declared = wanted.program.heads
     if declared is not None and declared != heads:
         raise AttnSpecError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,12 @@ class Weights:
     sizes: torch.Tensor
     scores: torch.Tensor
     kind: str = "softmax and a product"
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """B, H, n_q and n_k."""
+        batch, heads, n_q, n_k = self.sizes.shape
+        return batch, heads, n_q, n_k
 
     def tiny(self) -> torch.Tensor:
         """bool [B, H, n_q, n_k]: the weights that the softmax itself rounds to 0 in its own type,
@@ -74,7 +81,8 @@ class WrittenOut:
 
     def _product(self, name: str, args: tuple[Any, ...], heads: int | None) -> Weights | None:
         """The weights of a product, where they are its first factor."""
-        factors, axes = args, None
+        factors: Sequence[Any] = args
+        axes = None
         if name == "einsum":
             factors = args[1] if isinstance(args[1], list | tuple) else args[1:]
             order = _order(args[0], [self._has(x) for x in factors])
@@ -87,7 +95,7 @@ class WrittenOut:
         sizes = sizes if axes is None else sizes.permute(axes)
         while sizes.ndim < 4:
             count = heads if sizes.ndim == 3 and heads and sizes.shape[0] % heads == 0 else 1
-            sizes = sizes.unflatten(0, (-1, count)) if sizes.ndim == 3 else sizes[None]
+            sizes = torch.unflatten(sizes, 0, (-1, count)) if sizes.ndim == 3 else sizes[None]
         return Weights(sizes, scores) if sizes.ndim == 4 else None
 
     def _sizes(self, weights: torch.Tensor) -> torch.Tensor:

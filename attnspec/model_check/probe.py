@@ -59,6 +59,11 @@ class Call:
         return self.run(q, k, v, **cast)
 
     @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """B, H, n_q and n_k."""
+        return (*self.q.shape[:3], self.k.shape[2])
+
+    @property
     def flat(self) -> torch.Tensor:
         """The queries, scaled down until no score is steep."""
         largest = float(self.q.norm(dim=-1).max() * self.k.norm(dim=-1).max())
@@ -80,7 +85,7 @@ def weights_of(call: Call, rows: torch.Tensor | None = None, double: bool = Fals
     width = call.v.shape[3]
     q, k = in_double((call.flat, call.k)) if double else (call.flat, call.k)
     found = []
-    for keys in torch.arange(k.shape[2], device=k.device).split(width):
+    for keys in torch.split(torch.arange(k.shape[2], device=k.device), width):
         v = k.new_zeros(*k.shape[:3], width)
         v[:, :, keys, keys - keys[0]] = 1
         out = call.again(q, k, v, double)[..., : len(keys)]
@@ -148,13 +153,15 @@ def _groups(call: Call, at: int) -> list[int]:
     groups, noise = call.k.shape[1], torch.Generator().manual_seed(0)
     given = [torch.randn(x.shape, generator=noise).to(x) for x in (call.q, call.k, call.v)]
     other = torch.randn(given[at].shape, generator=noise).to(given[at])
-    before, found = call.again(*given), [-1] * call.q.shape[1]
+    before, found = call.again(given[0], given[1], given[2]), [-1] * call.q.shape[1]
     still = 1e-3 * before.abs().nan_to_num().max()
     for bit in range(groups.bit_length()):
         chosen = torch.tensor([(g + 1) >> bit & 1 for g in range(groups)], device=call.k.device)
         moved = [*given]
         moved[at] = torch.where(chosen.bool()[:, None, None], other, given[at])
-        change = (call.again(*moved) - before).abs().nan_to_num().amax((0, 2, 3)) > still
+        change = (call.again(moved[0], moved[1], moved[2]) - before).abs().nan_to_num().amax(
+            (0, 2, 3)
+        ) > still
         found = [f + (int(c) << bit) for f, c in zip(found, change, strict=True)]
     return found
 

@@ -63,7 +63,7 @@ class Wanted:
     def _completed(self, inputs: dict[str, object]) -> dict[str, torch.Tensor]:
         declared = {entry.name: entry.kind for entry in self.program.inputs}
         given, documents = self.setting.arguments.get("attnspec_inputs"), self.setting.documents
-        inputs = {**(given if isinstance(given, Mapping) else {}), **inputs}
+        inputs = {**(dict(given) if isinstance(given, Mapping) else {}), **inputs}
         ids = [name for name, kind in declared.items() if kind == "ids" and name not in inputs]
         if len(ids) == 1 and documents is not None:
             inputs[ids[0]] = documents
@@ -81,8 +81,9 @@ class Wanted:
                 f" `inputs={{{missing[0]!r}: …}}`, [B, n]"
             )
         # refuses names that the spec does not declare
-        Stack(self.program, inputs)
-        return {name: torch.as_tensor(value).cpu() for name, value in inputs.items()}
+        found = {name: torch.as_tensor(value).cpu() for name, value in inputs.items()}
+        Stack(self.program, found)
+        return found
 
     def place(self, n_q: int, n_k: int, path: str) -> Place:
         """Where a call has its tokens; raises NoPlace."""

@@ -254,7 +254,8 @@ class Watch:
                 out = run(*(x.flatten(0, 1) for x in given), **cast)
                 return out.unflatten(0, (-1, heads))
 
-            self.found(Call(kind, *(x.unflatten(0, (-1, heads)) for x in (q, k, v)), flat, sink))
+            q, k, v = (torch.unflatten(x, 0, (-1, heads)) for x in (q, k, v))
+            self.found(Call(kind, q, k, v, flat, sink))
         elif not any(frame.attention for frame in self.stack):
             # an attention is then looked at as a whole
             self.found(Whole(reason=f"queries of {q.ndim} dimensions", kind=kind))
@@ -282,7 +283,7 @@ class _Mode(TorchFunctionMode):
 
 def _whole(frame: Frame, output: Any) -> Whole:
     """A module as a whole, that was called with hidden states [B, n, D] and has given an output."""
-    given = {**dict(enumerate(frame.args)), **frame.kwargs}
+    given: dict[Any, Any] = {**dict(enumerate(frame.args)), **frame.kwargs}
     states = [x for x in given.values() if isinstance(x, torch.Tensor) and x.ndim == 3]
     first = output[0] if isinstance(output, tuple | list) and output else output
     if not states or not isinstance(first, torch.Tensor) or first.shape[:2] != states[0].shape[:2]:
@@ -293,7 +294,8 @@ def _whole(frame: Frame, output: Any) -> Whole:
     def run(x: torch.Tensor) -> torch.Tensor:
         moved = {name: x if each is states[0] else each for name, each in given.items()}
         args = [moved.pop(at) for at in range(len(frame.args))]
-        found = frame.module(*args, **moved)
-        return found[0] if isinstance(found, tuple | list) else found
+        found: Any = frame.module(*args, **moved)
+        out: torch.Tensor = found[0] if isinstance(found, tuple | list) else found
+        return out
 
     return Whole(states[0].detach(), run)

@@ -32,7 +32,7 @@ PER_HEAD = attnspec.parse(
 )
 DOCUMENTS = attnspec.parse("attention docs { input document: ids causal attend same(document) }")
 B, N, H, D = 2, 10, 4, 16
-Attend = Callable[..., torch.Tensor]
+Attend = Callable[..., Any]
 
 
 def mask_of(spec: attnspec.Spec, n: int = N, layer: int = 0) -> torch.Tensor:
@@ -41,38 +41,39 @@ def mask_of(spec: attnspec.Spec, n: int = N, layer: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.stack(masks))[None]
 
 
-def sdpa(q: Any, k: Any, v: Any, mask: Any) -> torch.Tensor:
+def sdpa(q: Any, k: Any, v: Any, mask: Any) -> Any:
     return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-def written(q: Any, k: Any, v: Any, mask: Any) -> torch.Tensor:
+def written(q: Any, k: Any, v: Any, mask: Any) -> Any:
     scores = (q @ k.transpose(-1, -2) / 2).masked_fill(~mask, float("-inf"))
     return scores.softmax(-1) @ v
 
 
-def letters(q: Any, k: Any, v: Any, mask: Any) -> torch.Tensor:
+def letters(q: Any, k: Any, v: Any, mask: Any) -> Any:
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) + torch.where(mask, 0.0, -1e9)
     return torch.einsum("bhqk,bhkd->bhqd", nn.functional.softmax(scores, dim=-1), v)
 
 
-def masked_after(q: Any, k: Any, v: Any, mask: Any) -> torch.Tensor:
+def masked_after(q: Any, k: Any, v: Any, mask: Any) -> Any:
     return ((q @ k.transpose(-1, -2)).softmax(-1) * mask) @ v
 
 
-def renormalised(q: Any, k: Any, v: Any, mask: Any) -> torch.Tensor:
+def renormalised(q: Any, k: Any, v: Any, mask: Any) -> Any:
     weights = (q @ k.transpose(-1, -2)).softmax(-1) * mask
     return (weights / weights.sum(-1, keepdim=True)) @ v
 
 
-def exponentials(q: Any, k: Any, v: Any, mask: Any) -> torch.Tensor:
+def exponentials(q: Any, k: Any, v: Any, mask: Any) -> Any:
     weights = (q @ k.transpose(-1, -2)).exp() * mask
     return (weights / weights.sum(-1, keepdim=True)) @ v
 
 
-def flex(q: Any, k: Any, v: Any, mask: Any) -> torch.Tensor:
+def flex(q: Any, k: Any, v: Any, mask: Any) -> Any:
     mask = mask.expand(len(q), q.shape[1], -1, -1)
     inside = lambda b, h, i, j: mask[b, h, i, j]  # noqa: E731
-    return flex_attention(q, k, v, score_mod=lambda s, *at: torch.where(inside(*at), s, -torch.inf))
+    scored = lambda s, *at: torch.where(inside(*at), s, -torch.inf)  # noqa: E731
+    return flex_attention(q, k, v, score_mod=scored)
 
 
 class SomeAttention(nn.Module):
@@ -91,7 +92,7 @@ class SomeAttention(nn.Module):
         self.attend, self.mask, self.groups = attend, mask, groups
         self.repeat: Any = lambda x: x.repeat_interleave(heads // groups, 1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         q = self.q(x).unflatten(2, (self.mask.shape[1], -1)).transpose(1, 2)
         k, v = self.kv(x).unflatten(2, (2 * self.groups, -1)).transpose(1, 2).chunk(2, 1)
         out = self.attend(q, self.repeat(k), self.repeat(v), self.mask)
@@ -285,7 +286,7 @@ def test_what_cannot_be_looked_at_is_never_ok() -> None:
     assert not verify_model(nn.Linear(D, D), CAUSAL, states()).ok
     pooled = type("PoolAttention", (nn.Linear,), {"forward": lambda self, x: x.mean(1)[:, None]})
     assert "does not take hidden states" in str(verify_model(Net(pooled(D, D)), CAUSAL, states()))
-    broken = net(CAUSAL)
+    broken: Any = net(CAUSAL)
     nn.init.constant_(broken.layers[0].kv.bias, torch.nan)
     assert "are not finite" in str(verify_model(broken, CAUSAL, states()))
 

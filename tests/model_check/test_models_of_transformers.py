@@ -42,7 +42,7 @@ def mistral(**settings: Any) -> Any:
 
 
 def test_the_known_leak_of_packed_documents_is_reported() -> None:
-    call = {"input_ids": tokens(2, 12), "position_ids": POSITIONS}
+    call: dict[str, Any] = {"input_ids": tokens(2, 12), "position_ids": POSITIONS}
     model = llama("sdpa")
     assert verify_model(model, DOCUMENTS, **call, use_cache=False).ok
     for leaking, way_out in (
@@ -82,7 +82,7 @@ def test_padding_on_either_side_and_where_positions_count_from() -> None:
     )
     ids = tokens(3, 12)
     for left in (True, False):
-        call = {"input_ids": ids, "attention_mask": padded(12, left=left)}
+        call: dict[str, Any] = {"input_ids": ids, "attention_mask": padded(12, left=left)}
         assert verify_model(bert("sdpa"), every, **call).ok
         assert verify_model(llama("eager"), PAST, **call).ok
         model = bert("sdpa")
@@ -125,7 +125,7 @@ def test_packed_documents_are_found_beside_a_mask_by_converted_and_registered_mo
     said: list[str] = []
     log = logging.getLogger("attnspec")
     monkeypatch.setattr(log, "info", lambda words, *parts: said.append(words % parts))
-    call = {"input_ids": tokens(2, 12), "position_ids": POSITIONS}
+    call: dict[str, Any] = {"input_ids": tokens(2, 12), "position_ids": POSITIONS}
     with names_restored():
         model = llama("eager")
         convert(model, DOCUMENTS)
