@@ -33,6 +33,8 @@ from attnspec.text.diagnostics import AttnSpecError
 if TYPE_CHECKING:
     import torch
 
+    from attnspec.verification import Verification
+
 DEFAULT_LENGTH = 512
 
 EVERY = "all"
@@ -104,6 +106,23 @@ def command(
         verify_running(ctx, factory, loaded, n, inputs, seconds, as_json)
     if inputs:
         raise click.UsageError("--input is for --model: inputs of a SPEC alone are drawn")
+    found = _verified(spec, name, parameters, backend, length, queries)
+    if as_json:
+        console.result_json(found.to_dict())
+    else:
+        console.result(str(found))
+    ctx.exit(0 if found.ok else WRONG_SPEC)
+
+
+def _verified(
+    spec: str,
+    name: str | None,
+    parameters: Mapping[str, str],
+    backend: str,
+    length: int | None,
+    queries: int | None,
+) -> Verification:
+    """What was found of a spec, or of a module that `attnspec compile` wrote."""
     module = None
     if spec.endswith(".py"):
         if name is not None or parameters or backend != AUTO:
@@ -131,16 +150,10 @@ def command(
     with fitting(), blamed(Stack(program), n):
         try:
             if module is None:
-                found = verify_each(program, n, names, queries)
-            else:
-                found = verify(program, n, module=module, m=queries)
+                return verify_each(program, n, names, queries)
+            return verify(program, n, module=module, m=queries)
         except TooLong as error:
             raise LimitReached(str(error)) from None
-    if as_json:
-        console.result_json(found.to_dict())
-    else:
-        console.result(str(found))
-    ctx.exit(0 if found.ok else WRONG_SPEC)
 
 
 def emitted(path: str) -> tuple[Program, torch.nn.Module]:

@@ -71,8 +71,8 @@ def exponentials(q: Any, k: Any, v: Any, mask: Any) -> Any:
 
 def flex(q: Any, k: Any, v: Any, mask: Any) -> Any:
     mask = mask.expand(len(q), q.shape[1], -1, -1)
-    inside = lambda b, h, i, j: mask[b, h, i, j]  # noqa: E731
-    scored = lambda s, *at: torch.where(inside(*at), s, -torch.inf)  # noqa: E731
+    inside: Any = lambda b, h, i, j: mask[b, h, i, j]  # noqa: E731
+    scored: Any = lambda s, *at: torch.where(inside(*at), s, -torch.inf)  # noqa: E731
     return flex_attention(q, k, v, score_mod=scored)
 
 
