@@ -26,28 +26,28 @@ def seconds(call: Callable[[], object]) -> float:
     return min(taken)
 
 
-def main() -> None:
+def line(implementation: str) -> str:
+    """What one implementation takes."""
+    config = LlamaConfig(
+        vocab_size=1000,
+        hidden_size=HEADS * SIZE,
+        intermediate_size=4 * HEADS * SIZE,
+        num_hidden_layers=12,
+        num_attention_heads=HEADS,
+    )
+    config._attn_implementation = implementation
+    model, ids = LlamaForCausalLM(config), torch.arange(N)[None]
     spec = attnspec.parse("attention past { causal attend full }")
-    ids = torch.arange(N)[None]
-    for implementation in ("sdpa", "eager"):
-        config = LlamaConfig(
-            vocab_size=1000,
-            hidden_size=HEADS * SIZE,
-            intermediate_size=4 * HEADS * SIZE,
-            num_hidden_layers=12,
-            num_attention_heads=HEADS,
-        )
-        config._attn_implementation = implementation
-        model = LlamaForCausalLM(config)
-        step = seconds(lambda: model(ids, labels=ids).loss.backward())
-        verified = seconds(lambda: attnspec.verify_model(model, spec, ids))
-        found = attnspec.verify_model(model, spec, ids)
-        passes = sum(layer.passes for layer in found.layers)
-        print(
-            f"{implementation}: {verified:.2f} s, {verified / step:.2f} times a forward and backward"
-            f" pass of {step:.2f} s; {passes} calls in {len(found.layers)} layers, ok = {found.ok}"
-        )
+    step = seconds(lambda: model(ids, labels=ids).loss.backward())
+    verified = seconds(lambda: attnspec.verify_model(model, spec, ids))
+    found = attnspec.verify_model(model, spec, ids)
+    passes = sum(layer.passes for layer in found.layers)
+    return (
+        f"{implementation}: {verified:.2f} s, {verified / step:.2f} times a forward and a backward"
+        f" pass of {step:.2f} s; {passes} calls in {len(found.layers)} layers, ok = {found.ok}"
+    )
 
 
 if __name__ == "__main__":
-    main()
+    for name in ("sdpa", "eager"):
+        print(line(name))
