@@ -21,7 +21,7 @@ MUTANTS ?=
 SPEC ?= examples/sparse_strided.attn
 EMITTED := $(notdir $(SPEC:.attn=_attn.py))
 
-.PHONY: help setup demo test quick lint types format slow soak house reference docs minilm lm bench bench-quick accuracy clean mutants
+.PHONY: help setup demo test quick lint types format slow soak replay house reference docs minilm lm bench bench-quick accuracy clean mutants
 
 help:  ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +80,11 @@ soak: $(INSTALLED)  ## random specs against a meaning of their own, for MINUTES=
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m soak \
 		--minutes $(MINUTES) --seed $(SEED) --processes $(WORKERS) $(SOAK_ARGS)
 
+REPLAY ?=
+
+replay: $(INSTALLED)  ## what BASE=commit and this tree say and compute of the same specs (minutes)
+	$(BIN)/python tests/replay.py --base $(BASE) $(REPLAY)
+
 house: $(INSTALLED)  ## count files, lines, rooms, circles of imports and long functions
 	@$(BIN)/python tests/house.py
 
@@ -109,7 +114,7 @@ lm: $(INSTALLED)  ## train a model of bytes with a sparse spec and with full att
 	$(BIN)/python -m benchmarks.lm
 	$(BIN)/python -m benchmarks.readme_tables
 
-bench: $(INSTALLED)  ## time everything beside its rivals, draw the tables and plots (half an hour)
+bench: $(INSTALLED)  ## time everything beside its rivals, draw the tables and plots (a good hour)
 	$(BIN)/python -m pip install --quiet -c constraints-dev.txt -r benchmarks/requirements.txt
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.report

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -42,14 +43,12 @@ def measure(settings: Settings, run: Run) -> dict[str, Json]:
         rows.append(
             missing(name, found["reason"]) if "reason" in found else {"name": name, **found}
         )
-    count = len(FILES) if settings.zoo is None else min(settings.zoo, len(FILES))
-    every = tuple(FILES[place * len(FILES) // count] for place in range(count))
     return {
         "n": settings.plan_n,
         "reach_n": settings.reach_n,
         "targets": dict(TARGETS),
         "rows": rows,
-        "check": checks(every, min(settings.rounds, CHECKS)),
+        "check": checks(spread(FILES, settings.zoo), min(settings.rounds, CHECKS)),
     }
 
 
@@ -85,7 +84,7 @@ def answers_task(arguments: Arguments) -> dict[str, Json]:
     }
 
 
-def checks(files: tuple[Path, ...], rounds: int) -> list[Json]:
+def checks(files: Sequence[Path], rounds: int) -> list[Json]:
     """For each file the median of the wall-clock seconds of `attnspec check`, in turns."""
     times: dict[Path, list[float]] = {path: [] for path in files}
     # the first run compiles the modules that are not

@@ -65,7 +65,7 @@ def _planned(name: str, source: str, n: int, run: Run) -> dict[str, Json]:
     return {"name": name, "n": n, **found}
 
 
-def spread(zoo: list[tuple[str, Spec]], count: int | None) -> list[tuple[str, Spec]]:
+def spread(zoo: Sequence[Entry], count: int | None) -> Sequence[Entry]:
     """Some of the zoo at even distances, all of it without a count."""
     if count is None or count >= len(zoo):
         return zoo

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.block_plans import FILES
+from benchmarks.block_plans import FILES, spread
 from benchmarks.cases import Settings
 from benchmarks.fresh import whole_process
 from benchmarks.measuring import Json
@@ -27,8 +27,7 @@ WITHOUT = (sys.executable, "-c", "import torch")
 
 def measure(settings: Settings) -> dict[str, Json]:
     """The median of the seconds beyond `import torch` for each file, the slowest first."""
-    count = len(FILES) if settings.zoo is None else min(settings.zoo, len(FILES))
-    files = [FILES[place * len(FILES) // count] for place in range(count)]
+    files = spread(FILES, settings.zoo)
     torch = [whole_process(WITHOUT)]
     with TemporaryDirectory() as folder:
         emitted = str(Path(folder) / "emitted.py")

@@ -155,6 +155,11 @@ class Work:
         return self.n_k if self.standing is None else self.standing.length
 
     @property
+    def needs_distance(self) -> bool:
+        """Whether a score change asks how far apart query and key are."""
+        return any(not isinstance(change, Softcap) for change in self.changes)
+
+    @property
     def plain(self) -> bool:
         """Whether the weights are the softmax of the scaled scores, nothing else."""
         return self.mechanism is None and self.normalize == "softmax" and not self.changes

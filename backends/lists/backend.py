@@ -15,7 +15,7 @@ from attnspec.backends.lists.products import Parts, parts_of
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.token_sets import inputs_in
 from attnspec.lower.cost_model import current
-from attnspec.lower.work import MERGED, Kernel, Softcap, Work
+from attnspec.lower.work import MERGED, Kernel, Work
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ class ListsBackend:
         for leaf in work.decided:
             if not alone and not leaf.beside(vars(leaf)):
                 return f"`{leaf.name}` changes weights, and another graph stands beside it"
-            if leaf.averages and not all(isinstance(each, Softcap) for each in work.changes):
+            if leaf.averages and work.needs_distance:
                 return "scores change with the distance, and means of queries have none"
         return None
 

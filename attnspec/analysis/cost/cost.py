@@ -247,15 +247,10 @@ def _dense(work: Work, heads: int, size: int) -> _Amounts:
     pairs = work.n_q * work.n_k
     tensors = 4 * work.n_q * size
     # the mask as booleans, distances in eight bytes
-    mask = pairs + (8 * pairs if _asks_distances(work) else 0)
+    mask = pairs + (8 * pairs if work.needs_distance else 0)
     # scores are written, changed, weighed, and read for the product with the values; held at one
     # time are scores, masked ones, these less their maxima, and their exponentials
     return _Amounts(pairs, tensors + 8 * pairs, 4 * pairs * heads, mask, False, "exact")
-
-
-def _asks_distances(work: Work) -> bool:
-    """Whether a change of the scores asks how far apart query and key are."""
-    return any(not isinstance(change, Softcap) for change in work.changes)
 
 
 def _decided(work: Work, heads: int, size: int) -> _Amounts:
@@ -294,7 +289,7 @@ def _tiles(work: Work, heads: int, size: int) -> _Amounts:
     # keys and values are gathered for every tile: read, written and read again
     gathered = 2 * 3 * tiles * tile * size
     # the formula keeps scores, distances and weights of a piece; a fused kernel its results
-    held = (6 if _asks_distances(work) else 4) * min(TILED_PIECE, pairs * heads)
+    held = (6 if work.needs_distance else 4) * min(TILED_PIECE, pairs * heads)
     if work.plain:
         held = min(2 * TILED_PIECE, 5 * heads * work.n_q * size // 4)
     masks = tile * tile * min(round(found.undecided), 1 << 12)

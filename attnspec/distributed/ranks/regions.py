@@ -27,7 +27,6 @@ from attnspec.lower.work import (
     Call,
     Kernel,
     Mergeable,
-    Softcap,
     Standing,
     Work,
     refusal_of,
@@ -83,7 +82,7 @@ class Region:
 
     def _standing(self, n: int) -> Standing | None:
         """Where positions stand, if a score asks how far apart they are and they say it not."""
-        if all(isinstance(change, Softcap) for change in self.work.changes):
+        if not self.work.needs_distance:
             return None
         moved = self.queries - np.arange(n - len(self.queries), n)
         if (moved == moved[0]).all() and (self.keys - np.arange(len(self.keys)) == moved[0]).all():
