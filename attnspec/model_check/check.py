@@ -95,8 +95,11 @@ def check_model(model: nn.Module, question: Question) -> ModelVerification:
             raise AttnSpecError(f"`layers` must be numbers or modules of the model, got {path!r}")
     found = Run(model, question).verified()
     if found.differing and found.interrupted is None:
-        equal = tuple(_equal_settings(model, question))
-        found = replace(found, equal_with=equal)
+        try:
+            found = replace(found, equal_with=tuple(_equal_settings(model, question)))
+        except Interrupted:
+            words = "every layer was looked at, other settings were not"
+            raise Interrupted(replace(found, interrupted=words)) from None
     return found
 
 

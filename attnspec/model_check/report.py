@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TypeAlias
 
 Pair: TypeAlias = "tuple[int, int, int | None, int, int]"
@@ -110,9 +110,6 @@ class ModelVerification:
         """The layers whose pairs are not the spec's."""
         return tuple(x for x in self.layers if x.checked and not x.ok)
 
-    def __bool__(self) -> bool:
-        return self.ok
-
     def __str__(self) -> str:
         checked = sum(layer.checked for layer in self.layers)
         verdict = "equal" if self.ok else "not equal" if self.differing else "not shown to be equal"
@@ -132,10 +129,6 @@ class ModelVerification:
         layers = [{"ok": x.ok, "checked": x.checked, **asdict(x)} for x in self.layers]
         pairs = {"leaks": self.leaks, "missing": self.missing}
         return {"ok": self.ok, **found, **pairs, "layers": layers}
-
-    def with_change(self, change: str) -> ModelVerification:
-        """The same, knowing of a setting with which the pairs are equal."""
-        return replace(self, equal_with=(*self.equal_with, change))
 
 
 def _words(pair: Pair) -> str:

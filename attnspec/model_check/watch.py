@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
@@ -107,7 +107,7 @@ class Watch:
             for target, name, function in self._replaced():
                 stack.enter_context(patch.object(target, name, function))
             # what is compiled would be traced with us in it; the plain run compares it
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(_stance("force_eager"))
             stack.enter_context(_Mode(self))
             yield
 
@@ -135,7 +135,7 @@ class Watch:
         with ExitStack() as stack:
             if torch._C._len_torch_function_stack():
                 stack.enter_context(_pop_mode_temporarily())
-            stack.enter_context(torch.compiler.set_stance("default"))
+            stack.enter_context(_stance("default"))
             self.busy = True
             try:
                 yield
@@ -279,6 +279,12 @@ class _Mode(TorchFunctionMode):
         if weights is not None:
             watch.found(weights)
         return out
+
+
+def _stance(name: str) -> AbstractContextManager[object]:
+    """Whether compiled code runs compiled, as far as torch can be told."""
+    set_stance = getattr(torch.compiler, "set_stance", None)
+    return nullcontext() if set_stance is None else set_stance(name)
 
 
 def _whole(frame: Frame, output: Any) -> Whole:
