@@ -432,22 +432,22 @@ class ModelAttention:
         input, of kind `ids`, that is not given; says what was found in the log of this package, and
         warns, once, where the spec does not tell documents apart."""
         kinds = [entry.kind for entry in self.program.inputs]
-        missing = given is None and self.standing is None
+        taken = kinds == ["ids"] and given is None and self.standing is None
         shown = isinstance(position_ids, torch.Tensor) and position_ids.ndim == 2
-        if mask.q_offset or not shown or ("ids" in kinds and not (missing and kinds == ["ids"])):
+        if mask.q_offset or not shown or ("ids" in kinds and not taken):
             return given
         found = labels(cast(torch.Tensor, position_ids).expand(batch, -1), mask.padding)
         name = self.program.name
         if not torch.compiler.is_compiling() and bool(found.any()):
             count = f"`position_ids` show up to {int(found.max()) + 1} packed documents a sample"
-            if kinds:
+            if taken:
                 # just what is meant: nothing to warn of
                 own = self.program.inputs[0].name
                 _LOG.info("%s; they are the input `%s` of `%s`", count, own, name)
             else:
                 words = f"{count}, which read each other by `{name}`: {PACKED}"
                 self.warn_once("packed documents", words)
-        return {self.program.inputs[0].name: found} if kinds else given
+        return {self.program.inputs[0].name: found} if taken else given
 
     def inputs_of(
         self, given: Mapping[str, torch.Tensor] | None, mask: ModelMask, chosen: bool = False
