@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
@@ -94,6 +95,7 @@ class ModelAttention:
         self._unstable = lru_cache(maxsize=1024)(unstable)
         self._padded = lru_cache(maxsize=1024)(changed_by_padding)
         self._said: set[str] = set()
+        self._looked_at: Callable[[], object] = lambda: None
         self._variant = lru_cache(maxsize=8)(partial(variant, module))
 
     def __call__(
@@ -433,12 +435,14 @@ class ModelAttention:
         warns, once, where the spec does not tell documents apart."""
         kinds = [entry.kind for entry in self.program.inputs]
         taken = kinds == ["ids"] and given is None and self.standing is None
-        shown = isinstance(position_ids, torch.Tensor) and position_ids.ndim == 2
-        if mask.q_offset or not shown or ("ids" in kinds and not taken):
+        if not isinstance(position_ids, torch.Tensor) or ("ids" in kinds and not taken):
             return given
-        found = labels(cast(torch.Tensor, position_ids).expand(batch, -1), mask.padding)
-        name = self.program.name
-        if not torch.compiler.is_compiling() and bool(found.any()):
+        if mask.q_offset or position_ids.ndim != 2 or position_ids.shape[1] != mask.end:
+            return given
+        found = labels(position_ids.expand(batch, -1), mask.padding)
+        name, traced = self.program.name, torch.compiler.is_compiling()
+        # the layers of one pass are given the same tensor, which a GPU is waited for once
+        if not traced and self._looked_at() is not position_ids and bool(found.any()):
             count = f"`position_ids` show up to {int(found.max()) + 1} packed documents a sample"
             if taken:
                 # just what is meant: nothing to warn of
@@ -447,6 +451,8 @@ class ModelAttention:
             else:
                 words = f"{count}, which read each other by `{name}`: {PACKED}"
                 self.warn_once("packed documents", words)
+        if not traced:
+            self._looked_at = weakref.ref(position_ids)
         return {self.program.inputs[0].name: found} if taken else given
 
     def inputs_of(

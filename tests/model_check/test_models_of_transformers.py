@@ -132,6 +132,7 @@ def test_packed_documents_are_found_beside_a_mask_by_converted_and_registered_mo
         for built in (model, llama(register(DOCUMENTS, "attnspec_packed"))):
             for settings in ({}, {"attention_mask": ONES}, {"use_cache": False}):
                 said.clear()
+                call["position_ids"] = POSITIONS.clone()
                 assert verify_model(built, DOCUMENTS, **call, **settings).ok
                 assert "2 packed documents a sample; they are the input" in said[0]
         model = llama("eager")
