@@ -89,6 +89,11 @@ _HOMES = {
 
 # an exported program names the operator before anything else of this package is asked for
 when_imported("torch", lambda: import_module("attnspec.runtime.operator"))
+# a model that was saved with a spec is loaded with it
+when_imported(
+    "transformers.modeling_utils",
+    lambda: import_module("attnspec.integrations.model_files").watch_files(),
+)
 
 
 def __getattr__(name: str) -> object:

@@ -121,7 +121,10 @@ NAMES_KNOWN: Mapping[str, tuple[str, ...]] = {
     # repairs that widen a window, and move chunks on by a half
     "attnspec.check.repairs": ("block", "window"),
     # equal labels in a mask of others
-    "attnspec.interchange.traced": ("same",),
+    "attnspec.interchange.traced": (
+        "prefix",
+        "same",
+    ),
     # what a model, or a packed batch, adds to a spec
     "attnspec.integrations.model_choices": ("chosen",),
     "attnspec.runtime.packed": ("same",),

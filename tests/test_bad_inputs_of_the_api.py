@@ -328,3 +328,20 @@ def test_every_row_is_tried_or_explained() -> None:
     wanted = {*range(67, 80), *range(108, 128)}
     assert tried | ELSEWHERE.keys() == wanted
     assert not tried & ELSEWHERE.keys()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "attend rfa()",
+        "attend topk(keys = 2) + rfa()",
+        "attend sinkhorn(size = 4, max_blocks = 8)",
+        "attend synthesizer(kind = dense, max_length = 16)",
+        "attend mixer(max_length = 16, hidden = 4)",
+    ],
+)
+def test_heads_of_another_size_than_learned_are_refused(body: str) -> None:
+    module = attnspec.parse(f"attention a {{ {body} }}").compile(head_size=8)
+    q = torch.zeros(1, 1, 16, 4)
+    with pytest.raises(ValueError, match=r"for heads of 8 numbers: . must be \[B, H, n, 8\], got"):
+        module(q, q, q)

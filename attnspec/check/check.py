@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from attnspec.check.lints import choices, heads_not_declared, rows_without_keys
-from attnspec.check.verdicts import LENGTHS, Verdict
+from attnspec.check.verdicts import LENGTHS, Verdict, evenly
 from attnspec.graphs.stack import Stack
 from attnspec.ir.crossing import evened
 from attnspec.text.diagnostics import Diagnostic
@@ -20,7 +20,12 @@ def check(spec: Elaborated, verdicts: Sequence[Verdict]) -> list[Diagnostic]:
     """Lints and claims of a spec, in the order of the text; with advice where a claim on reach
     fails."""
     program = evened(spec.program)
-    lints = [*heads_not_declared(program), *rows_without_keys(Stack(program), LENGTHS)]
+    cross = spec.program.cross
+    advice = "`| self` gives every query itself"
+    if cross:
+        advice = "`| columns(first(1))` gives every query the first key"
+    empty = rows_without_keys(Stack(program), LENGTHS, advice)
+    lints = [*heads_not_declared(program), *(map(evenly, empty) if cross else empty)]
     lints += choices(program, LENGTHS[-1])
     return [*lints, *(d for verdict in verdicts for d in _explained(spec, verdict, verdicts))]
 

@@ -4,6 +4,7 @@ heads that are told apart and not declared, choices that look ahead or have noth
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,9 +21,9 @@ from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
 from attnspec.text.source import Span
 
 
-def rows_without_keys(stack: Stack, checked: tuple[int, ...]) -> Iterator[Diagnostic]:
-    """Warnings of queries and graphs without pairs; errors where none of the lengths that claims
-    are `checked` at has a graph."""
+def rows_without_keys(stack: Stack, checked: tuple[int, ...], advice: str) -> Iterator[Diagnostic]:
+    """Warnings of queries and graphs without pairs, `advice` being how they get one; errors where
+    none of the lengths that claims are `checked` at has a graph."""
     if stack.unknown:
         return
     yield from _without_length(stack, checked)
@@ -36,6 +37,8 @@ def rows_without_keys(stack: Stack, checked: tuple[int, ...]) -> Iterator[Diagno
                     continue
                 slot = slot_text(stack, layer, head)
                 found = _empty_rows(relation, n, attend.span, slot, n == lengths[-1])
+                if found is not None and found.code == "A901":
+                    found = replace(found, help=advice)
                 if found is not None:
                     reported.add(attend.span.start)
                     yield found
@@ -110,7 +113,6 @@ def _empty_rows(
         span,
         "warning",
         notes=("a query without a key gets output 0 and gradient 0",),
-        help="`| self` gives every query itself",
     )
 
 

@@ -78,12 +78,22 @@ def judge(program: Program) -> list[Verdict]:
     """A verdict on each claim of a program, in the order of the text; of a spec with `cross` where
     there are as many queries as keys."""
     stack = Stack(evened(program))
+    if not program.cross:
+        return [verdict_on(claim, stack) for claim in stack.program.claims]
     return [
-        _on_stable(claim, program)
-        if program.cross and claim.kind == "stable"
-        else verdict_on(claim, stack)
+        _on_stable(claim, program) if claim.kind == "stable" else _evened(verdict_on(claim, stack))
         for claim in stack.program.claims
     ]
+
+
+def evenly(diagnostic: Diagnostic) -> Diagnostic:
+    """What is said of two sequences of one length, with a note that these were looked at alone."""
+    note = "looked at with as many queries as keys, m = n, and with no other numbers of them"
+    return replace(diagnostic, notes=(*diagnostic.notes, note))
+
+
+def _evened(verdict: Verdict) -> Verdict:
+    return replace(verdict, diagnostics=tuple(map(evenly, verdict.diagnostics)))
 
 
 def _on_stable(claim: Claim, program: Program) -> Verdict:

@@ -225,7 +225,7 @@ def _parameters(document: Document, callee: str) -> Mapping[str, Parameter]:
     if declaration is not None:
         return parameters_of(declaration)
     if callee in SCORES:
-        return {name: Parameter("real", "") for name in SCORES[callee]}
+        return SCORES[callee]
     if callee == "shift":
         return {"by": Parameter("integer", "how many positions later")}
     if callee == REACH:
@@ -254,6 +254,7 @@ def _values(spot: Spot, parameter: Parameter) -> Iterator[Offer]:
             yield from _of("position")
             for read in _inputs(spot, set(READ)):
                 yield replace(_defined(spot.document, read), insert=f"{read.name}(")
+            yield from _named_inputs(spot, {"length"})
             yield from _numbers(spot)
         case "any" | "graph":
             yield from _anything(spot)

@@ -7,7 +7,6 @@ from typing import NoReturn
 
 from attnspec.elaborate import terms
 from attnspec.elaborate.arguments import (
-    check_constant,
     complete,
     matched,
     parameters_of,
@@ -18,6 +17,9 @@ from attnspec.elaborate.lists import input_read, require_exact
 from attnspec.elaborate.names import GRAPH_FUNCTIONS, TOKEN_SETS, Value
 from attnspec.elaborate.scope import Failed, Scope, each, meaning
 from attnspec.grammar import nodes
+from attnspec.graphs.bind import check_value
+from attnspec.graphs.forms.written import written_scalar
+from attnspec.graphs.grid import AXES
 from attnspec.graphs.patterns.where_inputs import parted
 from attnspec.graphs.predicates.inputs import reads_inputs
 from attnspec.ir.parameters import Parameter
@@ -177,10 +179,14 @@ def _of_inputs(leaf: Leaf, predicate: Scalar, node: nodes.Call, scope: Scope) ->
 def _extents(node: nodes.Call, scope: Scope, parameter: Parameter) -> tuple[Scalar, ...]:
     def one(argument: nodes.Argument) -> Scalar:
         if argument.name is not None:
-            scope.fail("A301", f"the extents of `{node.name}` have no names", argument.span)
+            message = f"`{node.name}` takes extents without names, got `{argument.name}`"
+            scope.fail("A301", message, argument.span, help=_other_box(node, scope))
         value = terms.integer(argument.value, scope, "an extent")
-        extent = replace(parameter, kind="integer")
-        check_constant(extent, "extent", value, argument.value.span, scope)
+        wrong = check_value(replace(parameter, kind="integer"), "extent", value)
+        if isinstance(value, int) and wrong:
+            advice = _other_box(node, scope) if value > 0 else None
+            notes = (f"`extent`: {parameter.doc}",)
+            scope.fail("A306", wrong, argument.value.span, notes=notes, help=advice)
         return value
 
     extents = tuple(each(node.arguments, one))
@@ -191,6 +197,34 @@ def _extents(node: nodes.Call, scope: Scope, parameter: Parameter) -> tuple[Scal
         message = f"`{node.name}` needs one extent for each of the grid's {axes} axes"
         scope.fail("A303", f"{message}, got {len(extents)}", node.span)
     return extents
+
+
+def _other_box(node: nodes.Call, scope: Scope) -> str | None:
+    """How `where` says a box whose sizes may be even, and that several queries may share."""
+    grid, stride = scope.work.grid, 1
+    if grid is None:
+        return None
+    sizes = []
+    for argument in node.arguments:
+        if not isinstance(argument.value, nodes.Integer):
+            return "`where` says other boxes, of `q.row` and `k.row` and their like"
+        if argument.name == "stride":
+            stride = argument.value.value
+        elif argument.name is None or argument.name.lower() in ("t", "h", "w"):
+            sizes.append(argument.value.value)
+        else:
+            return "`where` says other boxes, of `q.row` and `k.row` and their like"
+    parts = [
+        f"k.{axis} - min(max({_leader(axis, stride)} - {size // 2}, 0),"
+        f" {written_scalar(Apply('-', (extent, size)))}) in 0..{size - 1}"
+        for axis, extent, size in zip(AXES[len(grid)], grid, sizes, strict=False)
+    ]
+    return f"write `where({' and '.join(parts)})`"
+
+
+def _leader(axis: str, stride: int) -> str:
+    """The query in the middle of those that share a box."""
+    return f"q.{axis}" if stride < 2 else f"(q.{axis} // {stride} * {stride} + {stride // 2})"
 
 
 def _needs_grid(node: nodes.Call, scope: Scope) -> NoReturn:

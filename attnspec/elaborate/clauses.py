@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 from attnspec.elaborate.arguments import check_constant, matched
 from attnspec.elaborate.cross import require_across, require_claim, require_score
-from attnspec.elaborate.names import METRICS, NORMALIZERS, PROPERTIES, SCORES, kind_of, type_of
+from attnspec.elaborate.names import (
+    METRICS,
+    NORMALIZERS,
+    PROPERTIES,
+    SCORE_DEFAULTS,
+    SCORES,
+    Numbers,
+    kind_of,
+    type_of,
+)
 from attnspec.elaborate.scope import Failed, Scope, each, meaning
 from attnspec.elaborate.terms import count, integer, require, scalar
 from attnspec.grammar import nodes
 from attnspec.grammar.printer import print_expression
 from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import Claim, Score
-from attnspec.ir.scalars import Scalar, symbols
+from attnspec.ir.scalars import Apply, Scalar, Symbol, symbols
 from attnspec.text.diagnostics import did_you_mean
-
-CAP = Parameter("real", "what no score goes beyond")
 
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 
 MOST_LENGTH = 2**31 - 1
 """The longest sequence."""
-
-MOST_BUCKETS = 4096
-"""The most buckets of a learned bias: a table holds that many numbers for each head."""
 
 
 # --- claims --------------------------------------------------------------------------------------
@@ -154,35 +158,66 @@ def score_of(node: nodes.Expression, scope: Scope) -> Score:
         message = f"a score change is one of {', '.join(SCORES)}, got {found}"
         span = node.name_span if isinstance(node, nodes.Call) else node.span
         scope.fail("A317", message, span, help=did_you_mean(found, SCORES))
-    name, defaults = node.name, SCORES[node.name]
+    name, parameters = node.name, SCORES[node.name]
     require_score(name, node.span, scope)
-    parameters = {argument: Parameter("any", "") for argument in defaults}
-    given, _ = matched(
-        node, scope, parameters, lambda argument, value: _argument(name, argument, value, scope)
-    )
-    for argument, default in defaults.items():
-        if argument not in given:
-            if default is None:
-                scope.fail("A303", f"`{name}` needs `{argument}`", node.span)
-            given[argument] = default
-    if name == "bias" and scope.work.heads is None:
-        if "heads" in scope.work.broken:
-            raise Failed
-        message = "`score bias` learns a table for each head, so the spec must say `heads N`"
-        scope.fail("A407", message, node.span)
-    return Score(name, tuple(sorted(given.items())), node.span)
-
-
-def _argument(name: str, argument: str, node: nodes.Expression, scope: Scope) -> Scalar:
-    what = f"`{argument}`"
     if name == "bias":
-        least, most = (4, MOST_BUCKETS) if argument == "buckets" else (2, 2**31 - 1)
-        return count(node, scope, what, least, most)
+        _heads("`score bias` learns a table for each head", node, scope)
+
+    def value_of(argument: str, value: nodes.Expression) -> Any:
+        read = _slopes if argument == "slopes" else _argument
+        return read(argument, parameters[argument], value, scope)
+
+    given, _ = matched(node, scope, parameters, value_of)
+    for argument in parameters:
+        if argument not in given:
+            if argument not in SCORE_DEFAULTS:
+                scope.fail("A303", f"`{name}` needs `{argument}`", node.span)
+            given[argument] = SCORE_DEFAULTS[argument]
+    slopes = given.pop("slopes", ())
+    return Score(name, tuple(sorted(given.items())), slopes, node.span)
+
+
+def _argument(name: str, parameter: Parameter, node: nodes.Expression, scope: Scope) -> Scalar:
+    what = f"`{name}`"
+    if parameter.least is not None and parameter.most is not None:
+        return count(node, scope, what, parameter.least, parameter.most)
     cap = scalar(node, scope, what)
     if type_of(cap) == "boolean" or (isinstance(cap, int | float) and cap <= 0):
         scope.fail("A306", f"{what} must be a number above 0", node.span)
-    check_constant(CAP, "cap", cap, node.span, scope)
+    check_constant(parameter, name, cap, node.span, scope)
     return cap
+
+
+def _slopes(
+    name: str, parameter: Parameter, node: nodes.Expression, scope: Scope
+) -> tuple[float, ...]:
+    """A number for each head of the spec."""
+    value = meaning(node, scope)
+    require(value, "list", node.span, scope, f"`{name}`")
+    items = cast(Numbers, value).items
+    count = len(items)
+    heads = _heads(f"`{name}` has a number for each head", node, scope, f"add `heads {count}`")
+    if count != heads:
+        message = f"`{name}` must have a number for each of the {heads} heads, got {count}"
+        scope.fail("A306", message, node.span)
+    slopes = []
+    for item in items:
+        if isinstance(item, Symbol | Apply):
+            message = f"`{name}` must be known when the spec is compiled, so it has numbers alone"
+            scope.fail("A315", message, node.span)
+        check_constant(parameter, name, item, node.span, scope)
+        slopes.append(float(item))
+    return tuple(slopes)
+
+
+def _heads(why: str, node: nodes.Expression, scope: Scope, advice: str | None = None) -> int:
+    """How many heads a spec has that must say it."""
+    heads = scope.work.heads
+    if heads is None and "heads" in scope.work.broken:
+        raise Failed
+    if heads is None:
+        scope.fail("A407", f"{why}, so the spec must say `heads N`", node.span, help=advice)
+    return heads
 
 
 def normalizer_of(node: nodes.Expression, scope: Scope) -> str:

@@ -25,6 +25,7 @@ from attnspec.elaborate.names import (
 from attnspec.elaborate.scope import Failed, Scope, each, meaning
 from attnspec.grammar import nodes
 from attnspec.graphs.grid import AXES
+from attnspec.graphs.predicates.inputs import reading
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.program import Compound, InputRef, Leaf, Mechanism, Term
 from attnspec.ir.scalars import FUNCTIONS, NEGATED, Apply, Scalar, Symbol
@@ -62,6 +63,8 @@ def word(node: nodes.Name, scope: Scope) -> Value:
         found = scope.names[name]
         if found is None:
             raise Failed
+        if scope.predicate and isinstance(found, InputRef) and found.kind == "length":
+            return reading(found.name, "")
         return found
     if name in SCALARS:
         return _scalar_word(node, scope)

@@ -81,7 +81,8 @@ def readings(given: InputRef) -> str:
     return {
         "tokens": f"`rows({name})` are the pairs whose query is marked, `columns({name})` those"
         " whose key is",
-        "length": f"`prefix({name})` are the pairs whose key lies before it",
+        "length": f"`prefix({name})` are the pairs whose key lies before it; in `where(…)`"
+        f" `{name}` is a number",
     }.get(given.kind, f"`{name}` is an input of kind `{given.kind}`, which no predicate reads")
 
 

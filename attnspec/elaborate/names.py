@@ -38,11 +38,21 @@ TOKEN_SETS: dict[str, dict[str, Parameter]] = {
     "positions": {},
 }
 GRAPH_FUNCTIONS = ("transpose", "shift")
-SCORES: dict[str, dict[str, Scalar | None]] = {
-    "softcap": {"cap": None},
-    "alibi": {},
-    "bias": {"buckets": 32, "max_distance": 128},
+SCORES: dict[str, dict[str, Parameter]] = {
+    "softcap": {"cap": Parameter("real", "what no score goes beyond")},
+    "alibi": {"slopes": Parameter("real", "one for each head; those of the paper if left out")},
+    "bias": {
+        "buckets": Parameter("integer", "numbers of a head's table", least=4, most=4096),
+        "max_distance": Parameter("integer", "from where distances are alike", 2, 2**31 - 1),
+    },
 }
+SCORE_DEFAULTS: dict[str, Scalar | tuple[float, ...]] = {
+    "slopes": (),
+    "buckets": 32,
+    "max_distance": 128,
+}
+"""What stands for an argument of a change of scores that is left out."""
+
 SELECTORS = ("even", "odd", "all")
 """The words that choose layers or heads."""
 
@@ -56,7 +66,10 @@ INPUTS: dict[str, tuple[str, dict[str, Parameter]]] = {
         "a label of each position, integers [B, n]: `same(x)`, or `x(q)` and `x(k)` in `where`",
         {},
     ),
-    "length": ("how many positions there are before a place, integers [B]: `prefix(x)`", {}),
+    "length": (
+        "how many positions there are before a place, integers [B]: `prefix(x)`, or `x` in `where`",
+        {},
+    ),
     "numbers": (
         "a number of each position, integers or reals [B, n]: `x(q)` and `x(k)` in `where`",
         {},

@@ -55,12 +55,18 @@ class Across(Relation):
         return max(self.crossing.m, self.crossing.keys)
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+        inside, own, known = self.places(q, k)
+        return inside & self.term.holds(own, known, self.length)
+
+    def places(
+        self, q: Elementwise, k: Elementwise
+    ) -> tuple[Elementwise, Elementwise, Elementwise]:
+        """Whether these are a query and a key, and their numbers in their own sequences; of others
+        some number."""
         low, stop = self.ends
-        real = (q >= low) & (q < stop)
-        known = k < self.crossing.keys
-        # positions outside are moved inside before the term sees them; they hold nothing
+        real, known = (q >= low) & (q < stop), k < self.crossing.keys
         own = (q - low + self.crossing.start) * real + self.crossing.start * (real ^ True)
-        return real & known & self.term.holds(own, k * known, self.length)
+        return real & known, own, k * known
 
     def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
         (low, end), first = self.ends, self.crossing.start

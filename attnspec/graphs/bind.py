@@ -384,7 +384,7 @@ def extents_of(program: Program, n: int) -> tuple[int, ...]:
     except BindError as error:
         raise SpecError(Diagnostic("A320", error.message, None)) from None
     cells = prod(extents)
-    if min(extents) < 1 or cells + program.extra_tokens != n:
+    if min(extents) < 0 or cells + program.extra_tokens != n:
         extra = f" and {program.extra_tokens} extra tokens" if program.extra_tokens else ""
         shape = " x ".join(str(extent) for extent in extents)
         raise LengthError(

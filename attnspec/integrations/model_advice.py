@@ -19,6 +19,14 @@ CROSS = (
 )
 """The way out where a model reads another sequence."""
 
+READS_BOTH_WAYS = (
+    ", or `convert(model, spec, causal=False)` where the model is meant to read both ways"
+)
+"""What is added where later keys are read, in a model that may be meant to."""
+
+COUNTS_REAL = '`convert(model, spec, positions="real")` counts the real tokens of each sample alone'
+"""The way out where padding moves positions."""
+
 _KEPT = {"sliding_window": "sliding_window", "softcap": "attn_logit_softcapping"}
 """Keywords of models, and where the layer or its config keeps what it will pass."""
 

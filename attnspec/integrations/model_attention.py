@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
+from importlib import import_module
 from itertools import chain
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from attnspec.analysis.growth.stable import changed_by_padding, unstable
+from attnspec.graphs.forms.stability import CAUSAL as LATER_KEYS
 from attnspec.graphs.forms.stability import must_be_stable, must_be_steady
 from attnspec.graphs.look_back import look_back
 from attnspec.graphs.patterns import BY_NAME
-from attnspec.integrations.causality import ReadsLaterError, require_past_only
+from attnspec.integrations.causality import ReadsLaterError, require_past_only, require_rows_done
 from attnspec.integrations.model_advice import (
+    COUNTS_REAL,
     CROSS,
     PACKED,
+    READS_BOTH_WAYS,
     extra_tokens_need_places,
     joins_two,
     learned_parts_need_a_holder,
@@ -42,16 +47,26 @@ from attnspec.integrations.model_choices import (
     variant,
     with_sink,
 )
-from attnspec.integrations.model_layers import Place, crosses, decodes, layers_in, place_of
+from attnspec.integrations.model_layers import (
+    PLAIN,
+    Place,
+    attribute_of,
+    crosses,
+    decodes,
+    layers_in,
+    place_of,
+)
 from attnspec.integrations.model_mask import (
     CACHED,
     REPLACED,
+    WIDENED,
     ModelMask,
     axis_of,
     part_of_inputs,
     part_of_padding,
 )
-from attnspec.ir.program import Program, leaves
+from attnspec.integrations.real_positions import RealRunning
+from attnspec.ir.program import Leaf, Program, leaves
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.model_check.packing import labels
 from attnspec.text.diagnostics import AttnSpecError
@@ -111,7 +126,7 @@ class ModelAttention:
         is_causal: bool | None = None,
         attnspec_inputs: Mapping[str, torch.Tensor] | None = None,
         **others: object,
-    ) -> tuple[torch.Tensor, None]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output, [B, q, H, d_v] and contiguous, and no weights.
 
         query [B, H, q, d]; key, value [B, H_kv, k, d], where k may reach beyond the positions
@@ -121,8 +136,12 @@ class ModelAttention:
         that the spec declares; `s_aux` [H] is the logit of `softmax1`. Raises AttnSpecError where
         the model asks for anything else that the spec does not say.
         """
+        place = place_of(module)
+        if place is not None and place.own is not None:
+            others |= {"scaling": scaling, "dropout": dropout, "is_causal": is_causal}
+            return own_attention(module, (query, key, value), attention_mask, others)
         terms = {name: others.pop(name, None) for name in (INDICES, BLOCKS, SINK)}
-        place, layer = place_of(module), self.layer_of(module)
+        layer = self.layer_of(module)
         self.refuse(module, others, layer)
         self._require_one_sequence(module)
         self.require_held(place)
@@ -130,33 +149,46 @@ class ModelAttention:
         lists = lists_of(module, terms, selected)
         mask = self._mask(attention_mask, module, query, key, is_causal)
         self.require_heads(query.shape[1])
-        if mask.kind == "causal" or is_causal:
+        if must_read_back(place, mask.kind == "causal" or bool(is_causal)):
             self._past_only(self.program, layer, query.shape[1], mask.end, mask.q_length)
-        self._require_same_rows(mask, layer, query.shape[1])
+        self._require_same_rows(mask, layer, query.shape[1], place)
         query = self.scaled(query, scaling, layer, mask.end)
         sink = cast("torch.Tensor | None", terms[SINK])
         positions = others.get("position_ids")
         attnspec_inputs = self.with_documents(attnspec_inputs, mask, positions, len(query))
-        inputs = self.inputs_of(attnspec_inputs, mask, lists is not None)
+        inputs = self.inputs_of(attnspec_inputs, mask, lists is not None, place)
+        cached = getattr(key, CACHED, None)
+        self._require_rows_done(place, mask, (layer, query.shape[1]), inputs, cached is not None)
         dropout = dropout if module.training else 0.0
         run, inputs = self._run_of(place, lists, sink is not None, inputs)
-        settings = {"layer": layer, "return_lse": sink is not None}
-        cached = getattr(key, CACHED, None)
+        running = self._counting(run, place, mask, (layer, query.shape[1]))
+        settings: dict[str, Any] = {"layer": layer, "return_lse": sink is not None}
         if cached is not None:
             self._require_no_dropout(dropout)
-            found = cached.go_on(run, (query, key, value), mask, inputs, settings)
+            found = cached.of(module).go_on(running, (query, key, value), mask, inputs, settings)
         else:
-            first, padding = mask.kv_offset, mask.padding
-            key, value = (x[:, :, : mask.end - first] for x in (key, value))
-            if first:
-                self._require_within(mask, layer, query.shape[1], lists is not None)
-                later = slice(first, None)
-                padding = part_of_padding(padding, later)
-                inputs = part_of_inputs(self.program, inputs, later)
-            given = {"key_padding_mask": padding, "dropout_p": dropout, "inputs": inputs}
-            found = run(query, key, value, **given, **settings)
+            self._require_within(module, mask, layer, query.shape[1], lists is not None)
+            settings |= {"dropout_p": dropout, "inputs": inputs}
+            found = self._called(running, (query, key, value), mask, settings)
         out = found if sink is None else with_sink(found[0], found[1], sink)
         return out.transpose(1, 2).contiguous(), None
+
+    def _called(
+        self,
+        running: Running | RealRunning,
+        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        mask: ModelMask,
+        settings: dict[str, Any],
+    ) -> Any:
+        """What a call gives with the keys of a cache, which may begin at a later position and have
+        slots that nothing was written to."""
+        query, *rest = tensors
+        key, value = (x[:, :, : mask.end - mask.kv_offset] for x in rest)
+        later = slice(mask.kv_offset, None)
+        settings["key_padding_mask"] = part_of_padding(mask.padding, later)
+        if mask.kv_offset:
+            settings["inputs"] = part_of_inputs(self.program, settings["inputs"], later)
+        return running(query, key, value, **settings)
 
     def _run_of(
         self,
@@ -176,6 +208,14 @@ class ModelAttention:
             self._with_lists(inputs, lists)
         )
 
+    def _counting(
+        self, run: Running, place: Place | None, mask: ModelMask, of: tuple[int, int]
+    ) -> Running | RealRunning:
+        """What computes, over real tokens alone where `convert` was asked for that."""
+        if place is None or not place.real:
+            return run
+        return RealRunning(run, mask.padding, self._padded(self.program, *of) is not None)
+
     def module_of(self, place: Place | None) -> CompiledAttention:
         """What computes at a place of a model: what the model holds there, or the module itself."""
         return self.module if place is None or place.attention is None else place.attention
@@ -189,9 +229,14 @@ class ModelAttention:
         taken = own_input(self.program)
         return {**(inputs or {}), INPUT if taken is None else taken.name: lists.numbers}
 
-    def of(self, module: torch.nn.Module) -> ModelAttention:
-        """The spec of a module: this one."""
-        return self
+    def of(self, module: torch.nn.Module) -> ModelAttention | None:
+        """The spec of a module: this one, None where it keeps its own attention."""
+        place = place_of(module)
+        return self if place is None or place.own is None else None
+
+    def for_place(self, place: Place) -> ModelAttention | None:
+        """The spec for a place of a model, None where it joins two sequences."""
+        return None if place.crosses and not self.program.cross else self
 
     @property
     def entries(self) -> tuple[ModelAttention, ...]:
@@ -204,10 +249,10 @@ class ModelAttention:
         layer = self.layer_of(module)
         self.refuse(module, dict(own_terms(module)), layer)
         self.require_held(place_of(module))
-        known = getattr(getattr(module, "config", None), "num_attention_heads", None)
+        known = attribute_of(module, "num_attention_heads")
         heads = known if isinstance(known, int) else self.program.heads or 1
         self.require_heads(heads)
-        if getattr(module, "is_causal", False):
+        if must_read_back(place_of(module), reads_back(module)):
             try:
                 self._past_only(self.program, layer, heads, _SHORT, _SHORT)
             except ReadsLaterError:
@@ -216,15 +261,42 @@ class ModelAttention:
                 # not every graph is there at every length: it is looked at when it is called
                 pass
 
-    def _require_same_rows(self, mask: ModelMask, layer: int, heads: int) -> None:
+    def _require_rows_done(
+        self,
+        place: Place | None,
+        mask: ModelMask,
+        of: tuple[int, int],
+        inputs: Mapping[str, torch.Tensor] | None,
+        cached: bool,
+    ) -> None:
+        """Raise where a layer, `of` so many heads, is meant to read later positions, and a cache
+        holds rows that read a key of this call, or will not hold what they read."""
+        if not _reads_ahead(place) or not (mask.q_offset or cached):
+            return
+        if cached:
+            raise AttnSpecError(
+                f"a cache that keeps every key is needed, `{self.program.name}` reads later"
+                " positions: pass `past_key_values = DynamicCache()`"
+            )
+        kinds = {entry.name: entry.kind for entry in self.program.inputs}
+        named = {name: x for name, x in (inputs or {}).items() if kinds.get(name) != "choices"}
+        positions, real = (mask.q_offset, mask.end), place is not None and place.real
+        require_rows_done(self.program, of, positions, named, mask.padding, real_alone=real)
+
+    def _require_same_rows(
+        self, mask: ModelMask, layer: int, heads: int, place: Place | None
+    ) -> None:
         """Raise where a cache holds rows that are others at this length; warn, once, where padding
         makes rows others than those of the sample alone."""
         name = self.program.name
         if mask.q_offset:
-            fault = self._unstable(self.program, layer, heads)
+            # a row that reads later keys is looked at with the keys that came
+            ahead = self._padded if _reads_ahead(place) else self._unstable
+            fault = ahead(self.program, layer, heads)
             if fault is not None:
-                raise AttnSpecError(must_be_stable(name, fault))
-        if mask.padding is None:
+                later = place is not None and fault.mend == LATER_KEYS and place.causal is None
+                raise AttnSpecError(must_be_stable(name, fault) + READS_BOTH_WAYS * later)
+        if mask.padding is None or (place is not None and place.real):
             return
         fault = self._padded(self.program, layer, heads)
         if fault is not None:
@@ -232,8 +304,14 @@ class ModelAttention:
         if mask.left_padded and self._absolute:
             self.warn_once(
                 "padding on the left",
-                f"`{name}` names positions or draws by them, and they count from the padding: "
-                "pad on the right, or the first tokens are not those of the text",
+                f"`{name}` names positions or draws by them, and they count from the padding, so "
+                f"that the first tokens are not those of the text: {COUNTS_REAL}",
+            )
+        if mask.parted and self._apart:
+            self.warn_once(
+                "padding in between",
+                f"`{name}` reads by distances or positions, and padding between tokens counts, so "
+                f"that rows behind it are others than those of the sample alone: {COUNTS_REAL}",
             )
 
     def warn_once(self, about: str, words: str) -> None:
@@ -299,8 +377,12 @@ class ModelAttention:
                 " `model.eval()`, or pass `past_key_values = DynamicCache()`"
             )
 
-    def _require_within(self, mask: ModelMask, layer: int, heads: int, chosen: bool) -> None:
+    def _require_within(
+        self, module: torch.nn.Module, mask: ModelMask, layer: int, heads: int, chosen: bool
+    ) -> None:
         """Raise unless a cache that begins at a later position holds all that the queries read."""
+        if not mask.kv_offset:
+            return
         found = [
             None if work.mechanism is not None else look_back(work.relation)
             for work, _ in works_of(
@@ -310,13 +392,17 @@ class ModelAttention:
         room = mask.q_offset - mask.kv_offset
         bounded = all(x is not None and not x.first and x.before <= room for x in found)
         if chosen or self._absolute or not bounded:
-            raise self._needs_its_past(f"this one starts at position {mask.kv_offset}")
+            raise self._needs_its_past(module, f"this one starts at position {mask.kv_offset}")
 
-    def _needs_its_past(self, found: str) -> AttnSpecError:
+    def _needs_its_past(self, module: torch.nn.Module, cause: str) -> AttnSpecError:
+        kinds = attribute_of(module, "layer_types") or ()
+        # other layers keep something else, for which that cache has no place
+        plain = all(kind in PLAIN for kind in kinds)
+        whole = "`past_key_values = DynamicCache()`, which has no windows, or " if plain else ""
+        state = "`SpecCache(model)`" if plain else "`past_key_values = SpecCache(model)`"
         return AttnSpecError(
-            f"a cache that keeps what `{self.program.name}` reads is needed, {found}: pass"
-            " `past_key_values = DynamicCache()`, which has no windows, or `SpecCache(model)`,"
-            " which keeps what the spec may still read"
+            f"a cache that keeps what `{self.program.name}` reads is needed, {cause}: pass"
+            f" {whole}{state}, which keeps what the spec may still read"
         )
 
     def _require_one_sequence(self, module: torch.nn.Module) -> None:
@@ -364,13 +450,24 @@ class ModelAttention:
             past = getattr(module, "is_causal", True) if is_causal is None else is_causal
             kind = "causal" if past else "bidirectional"
             given = ModelMask(kind, q_length, 0, kv_length, 0, None)
-        documents = given.kind == "packed" and any(x.kind == "ids" for x in self.program.inputs)
-        if documents or (given.kind in REPLACED and place_of(module) is not None):
+        place = place_of(module)
+        both = _reads_ahead(place)
+        # a mask of its own that reads later positions is replaced where the model means it to
+        ways = both or (place is not None and getattr(module, "is_causal", None) is False)
+        if self._replaces(given.kind, place):
             given = replace(given, kind="causal" if given.past else "bidirectional")
-        if given.kind == "bidirectional" and (
-            getattr(module, "is_decoder", False) or given.end != given.kv_length
+        elif given.kind in WIDENED and ways and not given.past:
+            given = replace(given, kind="bidirectional")
+        if (
+            given.kind == "bidirectional"
+            and not both
+            and (getattr(module, "is_decoder", False) or given.end != given.kv_length)
         ):
             raise self._crossing(f" of {given.q_length} queries and {given.kv_length} keys")
+        if both and given.padding is not None and given.padding.shape[1] > given.end:
+            # a mask that is not causal reaches over places that nothing was written to yet
+            here = given.padding[:, : given.end]
+            given = replace(given, padding=None if bool(here.all()) else here)
         if given.kind not in ("causal", "bidirectional"):
             raise AttnSpecError(
                 f"a causal or bidirectional model is needed, this one asks for a {given.kind} "
@@ -382,7 +479,11 @@ class ModelAttention:
                 f"the mask was made for {given.q_length} queries and {given.end} keys, "
                 f"got {q_length} and {kv_length}"
             )
-            raise self._needs_its_past(found) if given.q_offset and short else AttnSpecError(found)
+            raise (
+                self._needs_its_past(module, found)
+                if given.q_offset and short
+                else AttnSpecError(found)
+            )
         return given
 
     def layer_of(self, module: torch.nn.Module) -> int:
@@ -423,6 +524,11 @@ class ModelAttention:
                 f"write `heads {heads}`"
             )
 
+    def _replaces(self, kind: str, place: Place | None) -> bool:
+        """Whether the spec takes the place of what a mask of the model's own is for."""
+        documents = any(entry.kind == "ids" for entry in self.program.inputs)
+        return (kind == "packed" and documents) or (kind in REPLACED and place is not None)
+
     def with_documents(
         self,
         given: Mapping[str, torch.Tensor] | None,
@@ -456,7 +562,11 @@ class ModelAttention:
         return {self.program.inputs[0].name: found} if taken else given
 
     def inputs_of(
-        self, given: Mapping[str, torch.Tensor] | None, mask: ModelMask, chosen: bool = False
+        self,
+        given: Mapping[str, torch.Tensor] | None,
+        mask: ModelMask,
+        chosen: bool = False,
+        place: Place | None = None,
     ) -> Mapping[str, torch.Tensor] | None:
         """The run-time inputs of a call: its own, or those that stand, up to its last position;
         where the model has chosen, without the one for choices."""
@@ -472,7 +582,7 @@ class ModelAttention:
                 "under `with_inputs(name, {input: tensor})`"
             )
         for name, tensor in self.standing.items():
-            if declared.get(name) == "length" and mask.q_offset:
+            if declared.get(name) == "length" and mask.q_offset and not _reads_ahead(place):
                 raise AttnSpecError(
                     f"the length `{name}` changes with every token that is written, one that "
                     "stands cannot: give `attnspec_inputs` in calls of the model itself"
@@ -516,12 +626,52 @@ class ModelAttention:
     @property
     def _absolute(self) -> bool:
         """Whether the pairs depend on where a sequence begins."""
-        return any(
-            BY_NAME[leaf.pattern].anchors(dict(leaf.arguments))
-            for attend in self.program.attends
-            if attend.graph is not None
-            for leaf in leaves(attend.graph)
-        )
+        return any(BY_NAME[leaf.pattern].anchors(dict(leaf.arguments)) for leaf in self._leaves)
+
+    @property
+    def _apart(self) -> bool:
+        """Whether the pairs depend on more than the order of positions."""
+        return any(leaf.pattern not in ("full", "causal") for leaf in self._leaves)
+
+    @property
+    def _leaves(self) -> Iterator[Leaf]:
+        graphs = (attend.graph for attend in self.program.attends if attend.graph is not None)
+        return (leaf for graph in graphs for leaf in leaves(graph))
+
+
+def must_read_back(place: Place | None, asked: bool) -> bool:
+    """Whether a layer must read no later position: as `convert` was asked for, else as the model
+    asks."""
+    return asked if place is None or place.causal is None else place.causal
+
+
+def _reads_ahead(place: Place | None) -> bool:
+    """Whether a layer is meant to read later positions, by what `convert` was asked for."""
+    return place is not None and place.causal is False
+
+
+def reads_back(module: torch.nn.Module) -> bool:
+    """Whether a layer says that it reads no later position, and its config does not deny it."""
+    config = getattr(module, "config", None)
+    return bool(getattr(module, "is_causal", False)) and getattr(config, "is_causal", True)
+
+
+def own_attention(
+    module: torch.nn.Module,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    mask: ModelMask | torch.Tensor | None,
+    settings: Mapping[str, object],
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What a layer computes that keeps its own attention beside layers with a spec: by the name of
+    its place, with the mask that it would get."""
+    place = place_of(module)
+    name = "sdpa" if place is None or place.own is None else place.own
+    own_mask = mask.of_own(name) if isinstance(mask, ModelMask) else mask
+    eager = inspect.unwrap(type(module).forward).__globals__.get("eager_attention_forward")
+    attend = import_module("transformers").AttentionInterface().get_interface(name, eager)
+    kept = {key: value for key, value in settings.items() if value is not None}
+    found: tuple[torch.Tensor, torch.Tensor | None] = attend(module, *tensors, own_mask, **kept)
+    return found
 
 
 def learns(module: CompiledAttention) -> bool:

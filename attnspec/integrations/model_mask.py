@@ -8,7 +8,7 @@ mask.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import NoReturn
 
@@ -32,6 +32,9 @@ _KINDS = {
 REPLACED = ("chunked", "sliding")
 """Those of them that are patterns of one sequence, which a spec may replace."""
 
+WIDENED = ("blockwise", "custom")
+"""Those that read later positions, of images or prompts, in models that read both ways."""
+
 CACHED = "attnspec_cached"
 """Where keys that a `SpecCache` handed on keep what they are to be joined with."""
 
@@ -45,9 +48,11 @@ class ModelMask:
 
     Queries are at `q_offset` … `end - 1`, the first key at `kv_offset`; keys from `end` on are
     slots of a cache that nothing was written to yet. `padding` is bool [B, end], True = real, or
-    None where all are; `left_padded` says that some sample begins with padding. `kind` is the
+    None where all are; `left_padded` says that some sample begins with padding, `parted` that some
+    has padding between its tokens. `kind` is the
     pattern that the model itself would use: "causal", "bidirectional", "sliding", "chunked",
-    "blockwise", "packed" or "custom"; `past` says that it reads no later position.
+    "blockwise", "packed" or "custom"; `past` says that it reads no later position. `arguments` are
+    those that the mask was asked for with.
     """
 
     kind: str
@@ -57,7 +62,15 @@ class ModelMask:
     kv_offset: int
     padding: torch.Tensor | None
     left_padded: bool = False
+    parted: bool = False
     past: bool = False
+    arguments: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
+
+    def of_own(self, name: str) -> object:
+        """The mask that an attention of transformers takes, for a layer that keeps it; "eager" and
+        the like by their names."""
+        make = import_module("transformers").AttentionMaskInterface()[name]
+        return make(**{**self.arguments, "allow_is_causal_skip": False})
 
     @property
     def end(self) -> int:
@@ -124,6 +137,16 @@ def model_mask(
         return attention_mask
     # with a static cache this is a view of a counter that moves on before the attention runs
     offset, kind = int(q_offset), kind_of(mask_function)
+    asked = {
+        **_settings,
+        "q_length": q_length,
+        "kv_length": kv_length,
+        "q_offset": offset,
+        "kv_offset": kv_offset,
+        "mask_function": mask_function,
+        "attention_mask": attention_mask,
+        "config": config,
+    }
     # a sequence that reads another has no positions among its keys
     end = offset + q_length if kind != "bidirectional" else max(kv_length, offset + q_length)
     padding = _padding(attention_mask, end)
@@ -135,7 +158,9 @@ def model_mask(
         kv_offset=kv_offset,
         padding=padding,
         left_padded=padding is not None and not bool(padding[:, :1].all()),
+        parted=padding is not None and _is_parted(padding),
         past=reads_the_past(mask_function),
+        arguments=asked,
     )
     indexed = INDEXED in (getattr(config, "layer_types", None) or ())
     return written_out(found, _settings) if indexed and found.kind == "causal" else found
@@ -218,8 +243,13 @@ def kind_of(mask_function: IndexMask) -> str:
 
 def reads_the_past(mask_function: IndexMask) -> bool:
     """Whether one of transformers' mask functions lets no later position through."""
-    causal = import_module("transformers.masking_utils").causal_mask_function
-    return any(part is causal for part in _parts(mask_function))
+    if mask_function is import_module("transformers.masking_utils").causal_mask_function:
+        return True
+    contents = [cell.cell_contents for cell in getattr(mask_function, "__closure__", None) or ()]
+    inner = [x for each in contents for x in (each if isinstance(each, tuple) else (each,))]
+    parts = [x for x in inner if callable(x)]
+    either = getattr(mask_function, "__qualname__", "").startswith("or_masks")
+    return bool(parts) and (all if either else any)(reads_the_past(part) for part in parts)
 
 
 def _parts(function: object) -> Iterator[Callable[..., object]]:
@@ -231,6 +261,12 @@ def _parts(function: object) -> Iterator[Callable[..., object]]:
         yield function
         for cell in getattr(function, "__closure__", None) or ():
             yield from _parts(cell.cell_contents)
+
+
+def _is_parted(padding: torch.Tensor) -> bool:
+    """Whether padding, bool [B, n], stands between tokens of a sample."""
+    begins = padding[:, 1:] & ~padding[:, :-1]
+    return bool((begins.sum(1) + padding[:, :1].sum(1) > 1).any())
 
 
 def _padding(mask: torch.Tensor | None, end: int) -> torch.Tensor | None:

@@ -1,46 +1,172 @@
 """`attnspec.from_hf_config`: what the layers of a model of transformers read, from its config.
 
 Windows mean what transformers makes of them: a causal `sliding_window = w` keeps w keys, with the
-query's own; Longformer's `attention_window = w` keeps w / 2 on each side. The spec says how scores
-are changed, too: soft caps, a scale of the config's own, learned sinks as `softmax1`.
-Source: transformers 5, masking_utils.py and the models' files.
+query's own; both ways it keeps w on each side. The spec says how scores are changed, too: soft
+caps, a scale of the config's own, learned sinks as `softmax1`.
+
+The tables say which type reads which field; a field that changes pairs or scores and that no spec
+says is refused by its name. Source: transformers 5, masking_utils.py and the models' files; tests
+hold tiny models of each type against their specs (tests/interchange/test_models_of_configs.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 from attnspec.spec import Spec, parse
 from attnspec.text.diagnostics import AttnSpecError, hinted, ranges
 
-Config = Mapping[str, Any]
+# --- what each type reads -------------------------------------------------------------------------
 
-_CAUSAL = frozenset(
-    "llama mistral mixtral gemma gemma2 gemma3_text gemma3n_text gpt_oss llama4_text qwen2"
-    " qwen2_moe qwen3 qwen3_moe phi phi3 gpt2 opt gpt_neo gpt_neox gptj starcoder2 cohere cohere2"
-    " olmo olmo2 olmo3 granite stablelm smollm3 ministral exaone4 xglm biogpt codegen bloom".split()
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_BY_TYPES = _names(
+    "cohere2 exaone4 gemma2 gemma3_text gemma3n_text gpt_oss llama4_text ministral modernbert olmo3"
+    " qwen2 qwen2_moe qwen3 smollm3"
 )
-"""Types whose layers read no later token."""
+"""Types that read `layer_types`."""
 
-_BOTH_WAYS = frozenset(
-    "bert roberta distilbert electra albert camembert xlm-roberta mpnet modernbert vit dinov2 deit"
-    " beit clip_vision_model siglip_vision_model esm layoutlm splinter data2vec-text ijepa".split()
+_BY_WINDOW = _names("mistral mixtral phi3 qwen3_moe starcoder2")
+"""Types that read one `sliding_window` for all layers."""
+
+_CAUSAL = (
+    (_BY_TYPES - {"modernbert"})
+    | _BY_WINDOW
+    | _names(
+        "arcee biogpt bloom codegen cohere ernie4_5 falcon gemma glm glm4 gpt2 gpt_neox gptj"
+        " granite granitemoe helium llama mpt nemotron olmo olmo2 olmoe opt phi seed_oss stablelm"
+        " xglm"
+    )
+)
+"""Types whose layers read no later token, unless the config says `is_causal = False`."""
+
+_ONE_WAY = _names("bloom llama4_text mpt nemotron stablelm")
+"""Those of them that do not read both ways with `is_causal = False`, or not in each of
+transformers' implementations, or whose scores are then other ones."""
+
+_DECODERS = _names("bert camembert data2vec-text electra esm roberta xlm-roberta")
+"""Types whose layers read both ways, and no later token with `is_decoder`."""
+
+_BOTH_WAYS = _DECODERS | _names(
+    "albert beit clip_vision_model deit dinov2 distilbert ijepa layoutlm modernbert mpnet"
+    " siglip_vision_model splinter vit"
 )
 """Types whose layers read both ways."""
 
-
-_MIXED = frozenset(
-    "cohere2 exaone4 gemma2 gemma3_text gemma3n_text gpt_oss llama4_text ministral modernbert olmo3"
-    " qwen2 qwen2_moe qwen3 smollm3".split()
+_PLAIN_TEXTS = _names(
+    "aria aya_vision cohere2_vision gemma3n got_ocr2 idefics2 idefics3 internvl lfm2_vl llama4"
+    " llava llava_next llava_next_video llava_onevision mistral3 smolvlm video_llava vipllava"
 )
-"""Types whose class computes `layer_types` where a config, as on the hub, leaves them out."""
+"""Types whose text model reads images and text alike, as its own config says."""
 
 
-_INDEXERS = ("index_topk", "index_topk_blocks")
-"""What configs say of layers that choose keys for each query."""
+@dataclass(frozen=True)
+class Refused:
+    """A field that no spec says, of some types or, without any, of all: what it does, what it says
+    where it changes nothing, and around which types it is not read."""
+
+    name: str
+    why: str
+    kinds: Collection[str] = ()
+    harmless: tuple[object, ...] = (False,)
+    unless: Collection[str] = ()
+
+    def applies(self, config: Config, within: str) -> bool:
+        """Whether a config, or one inside another of a type, says what no spec says."""
+        value = config.get(self.name)
+        if value is None or value in self.harmless or within in self.unless:
+            return False
+        known = config.kind in _KNOWN or self.why is _UNREAD
+        return not self.kinds or not known or bool({config.kind, within}.intersection(self.kinds))
+
+
+_INDEXER = (
+    "has the layers choose keys by an indexer of their own: `convert(model, spec)` reads what it"
+    " chose within a spec, and `chosen(x)` in a spec takes choices as an input"
+)
+_UNREAD = "is not what transformers' model of this type computes, which does not read the field"
+_A_TABLE = "adds numbers of a learned table of two-dimensional distances to scores"
+
+_REFUSED = (
+    Refused("index_topk", _INDEXER, harmless=()),
+    Refused("index_topk_blocks", _INDEXER, harmless=()),
+    Refused(
+        "attn_temperature_tuning",
+        "scales queries by their position in layers without rotary positions",
+        ("llama4_text",),
+    ),
+    Refused(
+        "use_bidirectional_attention",
+        "is read by some of transformers' implementations of attention alone",
+        ("gemma", "gemma2", "gemma3", "gemma3n_text"),
+        unless=("paligemma",),
+    ),
+    Refused("use_relative_position_bias", _A_TABLE, ("beit",)),
+    Refused("use_shared_relative_position_bias", _A_TABLE, ("beit",)),
+    Refused(
+        "alibi",
+        "adds numbers rounded to bfloat16 to scores, and twice in one of transformers'"
+        " implementations",
+        ("falcon",),
+    ),
+    Refused("attn_config.alibi", _UNREAD, ("mpt",), (True,)),
+    Refused("attn_config.alibi_bias_max", _UNREAD, ("mpt",), (8,)),
+    Refused("attn_config.prefix_lm", _UNREAD, ("mpt",)),
+    Refused("attn_config.attn_uses_sequence_id", _UNREAD, ("mpt",)),
+    Refused("attn_logit_softcapping", _UNREAD, ("gemma3_text",), ()),
+    Refused("relative_attention_num_buckets", _UNREAD, ("mpnet",), (32,)),
+)
+
+_SCORES = (
+    ("query_pre_attn_scalar", ("gemma2", "gemma3_text"), "scale 1 / sqrt({})"),
+    ("attention_multiplier", ("granite", "granitemoe"), "scale {}"),
+    ("attn_config.softmax_scale", ("mpt",), "scale {}"),
+    ("attn_logit_softcapping", ("gemma2",), "score softcap(cap = {})"),
+)
+"""Fields that change scores, the types that read them, and what a spec says of them."""
+
+_ALWAYS = {
+    "gemma3n_text": ("scale 1",),
+    # the model hands the logit of each head over, as `s_aux`
+    "gpt_oss": ("normalize softmax1",),
+    "bloom": ("score alibi()",),
+    "mpt": ("score alibi()",),
+}
+"""What changes the scores of a type whatever its config says."""
+
+
+class Config:
+    """The fields of a config of transformers, or of a dictionary whose type it does not know."""
+
+    def __init__(self, fields: object) -> None:
+        self._fields = fields
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """What a field says, `a.b` one of a config inside; the default also where it is None."""
+        name, _, inner = name.partition(".")
+        fields = self._fields
+        value = fields.get(name) if isinstance(fields, Mapping) else getattr(fields, name, None)
+        if value is not None and inner:
+            return Config(value).get(inner, default)
+        return default if value is None else value
+
+    @property
+    def kind(self) -> str:
+        return str(self.get("model_type", ""))
+
+    @property
+    def layers_differ(self) -> bool:
+        """Whether layers have fields of their own."""
+        if isinstance(self._fields, Mapping):
+            return bool(self._fields.get("per_layer_config"))
+        return bool(getattr(self._fields, "is_heterogeneous", False))
 
 
 @dataclass(frozen=True)
@@ -50,209 +176,276 @@ class Layers:
     attends: tuple[str, ...]
     causal: bool
     inputs: tuple[str, ...] = ()
-    lines: tuple[str, ...] = field(default=())
+    lines: tuple[str, ...] = ()
 
 
 def from_hf_config(config: object, *, causal: bool | None = None, part: str | None = None) -> Spec:
     """The spec of a model of transformers: of its config, an object or a dictionary.
 
-    A config without a `text_config` of its own is taken as it is; where layers are of several kinds
-    and a dictionary has no `layer_types`, transformers' own class of it is asked. `part` is
-    "encoder" or "decoder" where a model has both. `causal` says of a type that is not known here
-    whether its layers read later tokens. Raises ValueError with the reason for layers that no spec
-    says, and for settings that leave pairs open.
+    A dictionary is read as its class in transformers reads it. Where there is a `text_config`, the
+    spec is that of the text model; images and prompts that are read both ways are its inputs.
+    `part` is "encoder" or "decoder" where a model has both. `causal` says of a type that is not
+    known here whether its layers read later tokens. Raises ValueError with the reason for layers
+    and for fields that no spec says, and for settings that leave pairs open.
     """
-    given = _plain(config)
-    if isinstance(given.get("text_config"), Mapping):
-        given = given["text_config"]
-    kind = str(given.get("model_type", ""))
     if causal is not None and not isinstance(causal, bool):
         raise TypeError(f"`causal` must be True or False, got {type(causal).__name__}")
-    if kind in _OF_TWO:
-        found = _OF_TWO[kind](given, _stack(kind, part))
-    elif part is not None:
-        raise AttnSpecError(f"`{kind}` has one stack of layers, so there is no part {part!r}")
-    elif kind in _OWN:
-        found = _OWN[kind](given)
-    else:
-        _require_no_indexer(given)
-        reads_back = _reads_back(kind, causal)
-        if kind in _MIXED and given.get("layer_types") is None:
-            given = _of_class(kind, given)
-        found = _by_layer_types(given, reads_back or (causal is None and _decodes(given)))
-    if not found.attends:
+    whole = Config(_as_its_class_reads_it(config))
+    text = whole.get("text_config")
+    inner = whole if text is None else Config(_as_its_class_reads_it(text))
+    _require_sayable(whole)
+    _require_sayable(inner, whole.kind)
+    layers = _layers(inner, causal, part)
+    if text is not None:
+        layers = _inside(whole, inner, layers, causal)
+    if not layers.attends:
         raise AttnSpecError("the config has no layers: there must be at least one")
-    return parse(_text(kind, found))
+    return parse(_text(whole.kind, layers))
 
 
-def _require_no_indexer(given: Config) -> None:
-    for name in _INDEXERS:
-        if given.get(name) is not None:
-            raise AttnSpecError(
-                f"the layers choose keys by an indexer of their own (`{name} = {given[name]}`):"
-                " `convert(model, spec)` reads what it chose within a spec, and `chosen(x)` in a"
-                " spec takes choices as an input"
-            )
-
-
-def _plain(config: object) -> Config:
-    """A config as a dictionary, with what its class computes."""
-    if isinstance(config, Mapping):
+def _as_its_class_reads_it(config: object) -> object:
+    """A config, made of a dictionary where transformers knows its type."""
+    if not isinstance(config, Mapping):
+        if not hasattr(config, "to_dict"):
+            message = f"a config or its dictionary is needed, got {type(config).__name__}"
+            raise TypeError(message)
         return config
-    if not hasattr(config, "to_dict"):
-        raise TypeError(f"a config or its dictionary is needed, got {type(config).__name__}")
-    found: dict[str, Any] = dict(config.to_dict())
-    found.setdefault("model_type", getattr(config, "model_type", ""))
-    if hasattr(config, "sliding_window"):
-        found["sliding_window"] = config.sliding_window
-    return found
-
-
-def _of_class(kind: str, given: Config) -> Config:
-    """A dictionary with what the class of its type in transformers computes from it.
-
-    Raises AttnSpecError without transformers, and for what the class refuses.
-    """
+    kind = str(config.get("model_type", ""))
     try:
-        from transformers import AutoConfig
+        from transformers import CONFIG_MAPPING
     except ImportError:
+        if kind not in _KNOWN:
+            return config
         raise AttnSpecError(
-            f"layers of `{kind}` are of several kinds, and the config has no `layer_types`: add"
-            " them, or install transformers, whose class computes them"
+            f"a config of `{kind}` as a dictionary needs transformers, whose class fills in and"
+            " computes fields: install it"
         ) from None
+    if kind not in CONFIG_MAPPING:
+        return config
+    maker = CONFIG_MAPPING[kind]
+    # what a class computes is null in some files
+    fields = {
+        name: copy.deepcopy(value)
+        for name, value in config.items()
+        if value is not None or not isinstance(getattr(maker, name, None), property)
+    }
     try:
-        rest = {name: value for name, value in given.items() if name != "model_type"}
-        return _plain(AutoConfig.for_model(kind, **rest))
+        return maker.from_dict(fields)
     except Exception as error:
-        said = str(error).strip().replace("\n", " ")
-        raise AttnSpecError(f"transformers refuses this config of `{kind}`: {said:.200}") from error
+        reason = str(error).strip().replace("\n", " ")
+        raise AttnSpecError(
+            f"transformers refuses this config of `{kind}`: {reason:.200}"
+        ) from error
 
 
-def _decodes(given: Config) -> bool:
-    """Whether an encoder's class is asked to be a decoder, which reads no later token."""
-    return given.get("model_type") in _BOTH_WAYS and given.get("is_decoder") is True
+def _require_sayable(config: Config, within: str = "") -> None:
+    """Refuse fields that no spec says."""
+    if config.layers_differ:
+        raise AttnSpecError("`per_layer_config` gives layers other fields, which are not read here")
+    for rule in _REFUSED:
+        if rule.applies(config, within):
+            raise AttnSpecError(f"`{rule.name} = {config.get(rule.name)}` {rule.why}")
 
 
-def _reads_back(kind: str, causal: bool | None) -> bool:
+def _layers(config: Config, causal: bool | None, part: str | None) -> Layers:
+    kind = config.kind
+    if kind in _OF_TWO:
+        layers = _OF_TWO[kind](config, _stack(kind, part))
+        _require_direction(config, layers.causal)
+    elif part is not None:
+        why = "has one stack of layers" if kind in _KNOWN else "is not known here"
+        raise AttnSpecError(f"`{kind}` {why}: `part = {part!r}` is for types with two known stacks")
+    elif kind in _OWN:
+        layers = _OWN[kind](config)
+        _require_direction(config, layers.causal)
+    else:
+        layers = _by_layer_types(config, _reads_back(config, causal))
+    return layers
+
+
+# --- which way layers read ------------------------------------------------------------------------
+
+
+def _reads_back(config: Config, causal: bool | None) -> bool:
+    """Whether layers read no later token."""
+    kind = config.kind
     if causal is not None:
+        _require_direction(config, causal)
         return causal
     if kind not in _CAUSAL | _BOTH_WAYS:
-        known = sorted(_CAUSAL | _BOTH_WAYS | _OWN.keys() | _OF_TWO.keys())
         message = (
             f"the model type {kind!r} is not known here: say `causal = True` or False if its layers"
             " are what `layer_types` and `sliding_window` say"
         )
-        raise AttnSpecError(hinted(message, kind, known))
-    return kind in _CAUSAL
+        raise AttnSpecError(hinted(message, kind, sorted(_KNOWN)))
+    back = kind in _CAUSAL or (kind in _DECODERS and config.get("is_decoder") is True)
+    if back and kind not in _ONE_WAY and config.get("is_causal") is False:
+        return False
+    if _is_turned(config):
+        back = False
+    _require_direction(config, back)
+    return back
 
 
-def _text(kind: str, found: Layers) -> str:
-    """The text: what most layers do, and the others by their numbers."""
-    name = "".join(c if c.isalnum() else "_" for c in kind) or "model"
-    lines = [f"attention {name} {{"]
-    lines += ["    causal"] if found.causal else []
-    lines += [f"    layers {len(found.attends)}", *(f"    input {each}" for each in found.inputs)]
-    usual = max(dict.fromkeys(found.attends), key=found.attends.count)
-    lines.append(f"    attend {usual}")
-    for other in dict.fromkeys(each for each in found.attends if each != usual):
-        numbers = [at for at, each in enumerate(found.attends) if each == other]
-        lines.append(f"    layer {ranges(numbers)} {{ attend {other} }}")
-    return "\n".join([*lines, *(f"    {line}" for line in found.lines), "}", ""])
+def _is_turned(config: Config) -> bool:
+    """Whether a Gemma 3 reads both ways by a flag of its own, which takes one less of a window."""
+    turned = config.kind == "gemma3_text" and config.get("use_bidirectional_attention", False)
+    return bool(turned) and config.get("is_causal") is not False
+
+
+def _require_direction(config: Config, back: bool) -> None:
+    """Refuse `is_causal` where it is not what layers do."""
+    says = config.get("is_causal")
+    if says is not None and bool(says) is not back:
+        reads = "no later token" if back else "both ways"
+        raise AttnSpecError(
+            f"`is_causal = {says}`: layers of `{config.kind}` read {reads}, and transformers"
+            " does not honour it in each implementation, or with other scores"
+        )
 
 
 # --- layers by their types ------------------------------------------------------------------------
 
 
-def _by_layer_types(given: Config, causal: bool) -> Layers:
-    """Layers that `layer_types`, or the one `sliding_window`, tell."""
-    if given.get("use_bidirectional_attention"):
-        causal = False
-    types = given.get("layer_types")
-    count = _count_of(given)
+def _by_layer_types(config: Config, causal: bool) -> Layers:
+    """Layers that `layer_types`, or the one `sliding_window`, tell, where the type reads them."""
+    kind, count = config.kind, _count_of(config)
+    types = None
+    if kind in _BY_TYPES or kind not in _KNOWN:
+        types = config.get("layer_types")
     if types is None:
-        window = given.get("sliding_window") if given.get("use_sliding_window", True) else None
+        unknown = kind not in _KNOWN and config.get("use_sliding_window", True)
+        window = config.get("sliding_window") if kind in _BY_WINDOW or unknown else None
         types = ["full_attention" if window is None else "sliding_attention"] * count
     if len(types) != count:
         raise AttnSpecError(
             f"`layer_types` has {len(types)} entries, and the config {count} layers: one each"
         )
-    attends = tuple(_layer(str(kind), given, causal) for kind in types)
-    return Layers(attends, causal, (), tuple(_scores(given)))
+    attends = tuple(_layer(str(each), config, causal) for each in types)
+    return Layers(attends, causal, (), tuple(_scores(config)))
 
 
-def _layer(kind: str, given: Config, causal: bool) -> str:
+def _layer(kind: str, config: Config, causal: bool) -> str:
     if kind == "full_attention":
         return "full"
     if kind == "sliding_attention":
-        window = _size(given, "sliding_window")
-        # both ways, as many on each side as causally with the query's own
-        return (
-            f"window(before = {window - 1}, after = 0)" if causal else f"window(radius = {window})"
-        )
+        window = _size(config, "sliding_window")
+        if causal:
+            return f"window(before = {window - 1}, after = 0)"
+        return f"window(radius = {window - 1 if _is_turned(config) else window})"
     if kind == "chunked_attention":
-        return f"block(size = {_size(given, 'attention_chunk_size')})"
+        return f"block(size = {_size(config, 'attention_chunk_size')})"
     raise AttnSpecError(
         f"layers of the type `{kind}` are no spec: what they read is decided by their own parts, or"
         " they have no scores"
     )
 
 
-def _scores(given: Config) -> list[str]:
-    """How scores are changed: the scale, the soft cap, and the sinks."""
-    scale = _scale(given)
-    lines = [] if scale is None else [f"scale {scale}"]
-    if given.get("attn_logit_softcapping") is not None:
-        lines.append(f"score softcap(cap = {given['attn_logit_softcapping']})")
-    if given.get("model_type") == "gpt_oss":
-        # the model hands the logit of each head over, as `s_aux`
-        lines.append("normalize softmax1")
-    if given.get("model_type") == "bloom":
-        lines.append("score alibi()")
-    return lines
+def _scores(config: Config) -> Iterator[str]:
+    """How scores are changed: the scale, the soft cap, the sinks, what is added to them."""
+    kind = config.kind
+    for name, kinds, text in _SCORES:
+        value = config.get(name)
+        if value is not None and (kind in kinds or kind not in _KNOWN):
+            yield text.format(value)
+    yield from _ALWAYS.get(kind, ())
+    if kind == "mpnet":
+        yield f"heads {_size(config, 'num_attention_heads')}"
+        yield "score bias(buckets = 32, max_distance = 128)"
+    if kind == "gpt2":
+        yield from _scale_of_gpt2(config)
 
 
-def _scale(given: Config) -> str | None:
-    """The scale of scores where it is not 1 / sqrt(d)."""
-    kind = given.get("model_type")
-    if given.get("query_pre_attn_scalar") is not None:
-        return f"1 / sqrt({given['query_pre_attn_scalar']})"
-    if kind == "granite":
-        return str(given.get("attention_multiplier", 1.0))
-    if kind == "gemma3n_text":
-        return "1"
-    if kind != "gpt2":
-        return None
-    by_layer = " / (layer + 1)" if given.get("scale_attn_by_inverse_layer_idx") else ""
-    if not given.get("scale_attn_weights", True):
-        return f"1{by_layer}"
-    if not by_layer:
-        return None
-    width, heads = given.get("n_embd", 768), given.get("n_head", 12)
-    return f"1 / sqrt({width // heads}){by_layer}"
+def _scale_of_gpt2(config: Config) -> Iterator[str]:
+    by_layer = " / (layer + 1)" if config.get("scale_attn_by_inverse_layer_idx") else ""
+    if not config.get("scale_attn_weights", True):
+        yield f"scale 1{by_layer}"
+    elif by_layer:
+        width, heads = _size(config, "n_embd"), _size(config, "n_head")
+        yield f"scale 1 / sqrt({width // heads}){by_layer}"
 
 
-def _count_of(given: Config) -> int:
+def _count_of(config: Config) -> int:
     for name in ("num_hidden_layers", "n_layer", "num_layers", "n_layers"):
-        if given.get(name) is not None:
-            return _size(given, name)
-    types = given.get("layer_types")
+        if config.get(name) is not None:
+            return _size(config, name)
+    types = config.get("layer_types")
     if isinstance(types, Sequence):
         return len(types)
     raise AttnSpecError("the config does not say how many layers there are: `num_hidden_layers`")
 
 
-def _size(given: Config, name: str) -> int:
-    value = given.get(name)
+def _size(config: Config, name: str) -> int:
+    value = config.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise AttnSpecError(f"`{name}` must be a count from 1 on, got {value!r}")
     return value
 
 
+# --- a text model inside another ------------------------------------------------------------------
+
+
+def _inside(whole: Config, text: Config, layers: Layers, causal: bool | None) -> Layers:
+    """What the layers of a text model read with the masks that the model around it makes."""
+    kind = whole.kind
+    if kind == "paligemma" and layers.causal:
+        return _prompted(layers)
+    if kind == "gemma3":
+        if not layers.causal:
+            raise AttnSpecError(
+                "`is_causal = False`: layers of `gemma3` read images that way alone"
+            )
+        return _with_images(text, layers)
+    if kind not in _PLAIN_TEXTS | {"paligemma"} and causal is None:
+        raise AttnSpecError(
+            f"what `{kind}` adds to the masks of its text model is not known here:"
+            " `config.text_config` is the text model alone"
+        )
+    return layers
+
+
+def _prompted(layers: Layers) -> Layers:
+    """Layers that read the prompt, with its images, both ways."""
+    attends = tuple(
+        "causal | prefix(prompt)"
+        if attend == "full"
+        else f"{attend} | prefix(prompt) & transpose(prefix(prompt))"
+        for attend in layers.attends
+    )
+    return replace(layers, attends=attends, causal=False, inputs=("prompt: length",))
+
+
+def _with_images(text: Config, layers: Layers) -> Layers:
+    """Layers that read each image both ways: `image` is its number, below 0 for text."""
+    same = "image(q) == image(k) and image(q) >= 0"
+    attends = tuple(
+        f"causal | where({same})"
+        if attend == "full"
+        else f"{attend} | where({same} and q - k < {_size(text, 'sliding_window')})"
+        for attend in layers.attends
+    )
+    return replace(layers, attends=attends, causal=False, inputs=("image: ids",))
+
+
+def _text(kind: str, layers: Layers) -> str:
+    """The text: what most layers do, and the others by their numbers."""
+    name = "".join(c if c.isalnum() else "_" for c in kind) or "model"
+    lines = [f"attention {name} {{"]
+    lines += ["    causal"] if layers.causal else []
+    lines += [f"    layers {len(layers.attends)}", *(f"    input {each}" for each in layers.inputs)]
+    usual = max(dict.fromkeys(layers.attends), key=layers.attends.count)
+    lines.append(f"    attend {usual}")
+    for other in dict.fromkeys(each for each in layers.attends if each != usual):
+        numbers = [at for at, each in enumerate(layers.attends) if each == other]
+        lines.append(f"    layer {ranges(numbers)} {{ attend {other} }}")
+    return "\n".join([*lines, *(f"    {line}" for line in layers.lines), "}", ""])
+
+
 # --- models of their own --------------------------------------------------------------------------
 
 
-def _longformer(given: Config) -> Layers:
-    count, window = _count_of(given), given.get("attention_window", 512)
+def _longformer(config: Config) -> Layers:
+    count, window = _count_of(config), config.get("attention_window", 512)
     windows = [window] * count if isinstance(window, int) else list(window)
     if len(windows) != count or any(size % 2 or size < 2 for size in windows):
         raise AttnSpecError(f"`attention_window` must be even, one for each layer, got {window!r}")
@@ -260,31 +453,24 @@ def _longformer(given: Config) -> Layers:
     return Layers(attends, False, ("important: tokens",))
 
 
-def _big_bird(given: Config) -> Layers:
-    count = _count_of(given)
-    if given.get("attention_type") == "original_full":
-        return Layers(("full",) * count, bool(given.get("is_decoder")))
-    if given.get("is_decoder"):
+def _big_bird(config: Config) -> Layers:
+    count = _count_of(config)
+    if config.get("attention_type") == "original_full":
+        return Layers(("full",) * count, bool(config.get("is_decoder")))
+    if config.get("is_decoder"):
         raise AttnSpecError("transformers has no block-sparse BigBird as a decoder")
-    size, blocks = _size(given, "block_size"), _size(given, "num_random_blocks")
+    size, blocks = _size(config, "block_size"), _size(config, "num_random_blocks")
     near = f"block(size = {size}, before = 1, after = 1)"
     ends = f"global(first({size}) | last({size}))"
     drawn = f"random_blocks(size = {size}, blocks = {blocks}, seed = 0)"
     return Layers((f"{near} | {ends} | {drawn}",) * count, False)
 
 
-def _gpt_neo(given: Config) -> Layers:
-    types = given.get("attention_layers")
-    if types is None:
-        types = [
-            kind
-            for kinds, times in given.get("attention_types", ())
-            for _ in range(times)
-            for kind in kinds
-        ]
+def _gpt_neo(config: Config) -> Layers:
+    types = config.get("attention_layers", ())
     known = {
         "global": "full",
-        "local": f"window(before = {_size(given, 'window_size') - 1}, after = 0)",
+        "local": f"window(before = {_size(config, 'window_size') - 1}, after = 0)",
     }
     for kind in types:
         if kind not in known:
@@ -293,28 +479,29 @@ def _gpt_neo(given: Config) -> Layers:
     return Layers(tuple(known[kind] for kind in types), True, (), ("scale 1",))
 
 
-def _reformer(given: Config) -> Layers:
+def _reformer(config: Config) -> Layers:
     known = {"local": _chunks, "lsh": _hashed_chunks}
-    types = given.get("attn_layers", ())
+    types = config.get("attn_layers", ())
     for kind in types:
         if kind not in known:
             raise AttnSpecError(f"Reformer's layers are local or lsh, got {kind!r}")
-    attends = tuple(known[kind](given) for kind in types)
-    return Layers(attends, bool(given.get("is_decoder", False)))
+    attends = tuple(known[kind](config) for kind in types)
+    return Layers(attends, bool(config.get("is_decoder", False)))
 
 
-def _chunks(given: Config) -> str:
-    size = _size(given, "local_attn_chunk_length")
-    before, after = given.get("local_num_chunks_before", 1), given.get("local_num_chunks_after", 0)
+def _chunks(config: Config) -> str:
+    size = _size(config, "local_attn_chunk_length")
+    before = config.get("local_num_chunks_before", 1)
+    after = config.get("local_num_chunks_after", 0)
     return f"block(size = {size}, before = {before}, after = {after})"
 
 
-def _hashed_chunks(given: Config) -> str:
-    chunk, rounds = _size(given, "lsh_attn_chunk_length"), given.get("num_hashes", 1)
-    buckets = given.get("num_buckets")
+def _hashed_chunks(config: Config) -> str:
+    chunk, rounds = _size(config, "lsh_attn_chunk_length"), config.get("num_hashes", 1)
+    buckets = config.get("num_buckets")
     if isinstance(buckets, Sequence):
         buckets = prod(buckets)
-    before, after = given.get("lsh_num_chunks_before", 1), given.get("lsh_num_chunks_after", 0)
+    before, after = config.get("lsh_num_chunks_before", 1), config.get("lsh_num_chunks_after", 0)
     if (before, after) != (1, 0):
         raise AttnSpecError(
             f"`lsh` reads the own and the previous chunk, got {before} before and {after} after"
@@ -326,40 +513,40 @@ def _hashed_chunks(given: Config) -> str:
     )
 
 
-def _nystromformer(given: Config) -> Layers:
-    landmarks, conv = _size(given, "num_landmarks"), given.get("conv_kernel_size") or 0
+def _nystromformer(config: Config) -> Layers:
+    landmarks, conv = _size(config, "num_landmarks"), config.get("conv_kernel_size", 0)
     attend = f"nystrom(landmarks = {landmarks}, iterations = 6, conv = {conv})"
-    return Layers((attend,) * _count_of(given), False)
+    return Layers((attend,) * _count_of(config), False)
 
 
-def _fnet(given: Config) -> Layers:
-    return Layers(("fourier()",) * _count_of(given), False)
+def _fnet(config: Config) -> Layers:
+    return Layers(("fourier()",) * _count_of(config), False)
 
 
-def _t5(given: Config, stack: str) -> Layers:
+def _t5(config: Config, stack: str) -> Layers:
     """T5 and LongT5: a learned bias of the distance, and no scale."""
-    buckets = given.get("relative_attention_num_buckets", 32)
-    distance = given.get("relative_attention_max_distance", 128)
-    local = given.get("encoder_attention_type") == "local"
-    if stack == "encoder" and given["model_type"] == "longt5" and not local:
+    buckets = config.get("relative_attention_num_buckets", 32)
+    distance = config.get("relative_attention_max_distance", 128)
+    local = config.get("encoder_attention_type") == "local"
+    if stack == "encoder" and config.kind == "longt5" and not local:
         raise AttnSpecError(
             "LongT5's transient-global attention reads sums of blocks beside tokens; its local"
             " encoder is a spec"
         )
-    heads = f"heads {_size(given, 'num_heads')}"
+    heads = f"heads {_size(config, 'num_heads')}"
     lines = (heads, "scale 1", f"score bias(buckets = {buckets}, max_distance = {distance})")
     if stack == "decoder":
-        count = given.get("num_decoder_layers") or _count_of(given)
+        count = config.get("num_decoder_layers") or _count_of(config)
         return Layers(("full",) * count, True, (), lines)
     attend = "full"
-    if given["model_type"] == "longt5":
-        attend = f"window(radius = {_size(given, 'local_radius')})"
-    return Layers((attend,) * _count_of(given), False, (), lines)
+    if config.kind == "longt5":
+        attend = f"window(radius = {_size(config, 'local_radius')})"
+    return Layers((attend,) * _count_of(config), False, (), lines)
 
 
-def _encoder_decoder(given: Config, stack: str) -> Layers:
+def _encoder_decoder(config: Config, stack: str) -> Layers:
     """BART and its like: every token of the text, every earlier one of what is written."""
-    count = given.get(f"{stack}_layers") or _count_of(given)
+    count = config.get(f"{stack}_layers") or _count_of(config)
     return Layers(("full",) * count, stack == "decoder")
 
 
@@ -391,3 +578,6 @@ _OF_TWO: dict[str, Callable[[Config, str], Layers]] = {
     "marian": _encoder_decoder,
     "whisper": _encoder_decoder,
 }
+
+_KNOWN = _CAUSAL | _BOTH_WAYS | _OWN.keys() | _OF_TWO.keys()
+"""The types whose fields are known here."""

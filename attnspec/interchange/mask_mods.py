@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -148,23 +149,34 @@ def _input_name(text: str, tensor: torch.Tensor) -> str:
 
 
 def _captured(function: Any, seen: set[int] | None = None) -> Iterator[tuple[int, str]]:
-    """The names of the tensors that a function has in its closure, or that of functions in it."""
+    """The names of the tensors that a function has in its closure, its defaults or an object whose
+    method it is, or that of functions and objects in it."""
     seen = set() if seen is None else seen
     if id(function) in seen:
         return
     seen.add(id(function))
-    if isinstance(function, partial):
-        found: Mapping[str, Any] = {**function.keywords, "": function.func}
-    elif inspect.isfunction(function):
-        closed = inspect.getclosurevars(function)
-        found = {**closed.globals, **closed.nonlocals}
-    else:
-        return
-    for name, value in found.items():
+    for name, value in _parts_of(function).items():
         if isinstance(value, torch.Tensor):
             yield id(value), name
         for part in value if isinstance(value, tuple | list) else (value,):
             yield from _captured(part, seen)
+
+
+def _parts_of(value: Any) -> Mapping[str, Any]:
+    """What a function or an object has by names; nothing of classes, modules and tensors."""
+    if isinstance(value, partial):
+        return {**value.keywords, "": value.func}
+    if inspect.ismethod(value):
+        return {"": value.__func__, " ": value.__self__}
+    if inspect.isfunction(value):
+        closed = inspect.getclosurevars(value)
+        defaults = inspect.signature(value).parameters.values()
+        named = {x.name: x.default for x in defaults if x.default is not x.empty}
+        return {**closed.globals, **named, **closed.nonlocals}
+    if isinstance(value, dict):
+        return {name: part for name, part in value.items() if isinstance(name, str)}
+    plain = inspect.isclass(value) or inspect.ismodule(value) or isinstance(value, torch.Tensor)
+    return {} if plain else getattr(value, "__dict__", {})
 
 
 # --- the pairs held against the function ----------------------------------------------------------
@@ -186,7 +198,13 @@ def _hold(spec: Spec, mask_mod: Callable[..., Any], captured: Captured, sizes: s
     heads = spec.heads or (HEADS if reads_head else 1)
     for tried in _trials(spec, captured, sizes):
         try:
-            masks = create_mask(mask_mod, len(tried.samples), heads, tried.n, tried.n, device="cpu")
+            # torch counts the arguments of a plain function right, and of a method one too many
+            plain = lambda b, h, q, k: mask_mod(b, h, q, k)  # noqa: E731
+            with warnings.catch_warnings():
+                # of operations that torch maps one by one
+                warnings.filterwarnings("ignore", "There is a performance drop")
+                n, batch = tried.n, len(tried.samples)
+                masks = create_mask(plain, batch, heads, n, n, device="cpu")
         except Exception as error:
             first = str(error).partition("\n")[0]
             raise AttnSpecError(
@@ -213,19 +231,26 @@ def _leaves(spec: Spec) -> list[Leaf]:
 
 
 def _trials(spec: Spec, captured: Captured, sizes: set[int]) -> Iterator[_Tried]:
-    if captured.tensors:
-        n = min(LONGEST, *(tensor.shape[-1] for tensor in captured.tensors.values()))
-        batch = max(len(tensor) if tensor.dim() == 2 else 1 for tensor in captured.tensors.values())
-        read = {name: captured.tensors[name] for name in spec.inputs}
-        samples = tuple(
+    at_positions, lengths = captured.tensors, captured.lengths
+    rows = [len(x) for x in at_positions.values() if x.dim() == 2]
+    batch = max([*rows, *map(len, lengths.values())], default=1)
+
+    def samples(n: int) -> tuple[dict[str, np.ndarray], ...]:
+        return tuple(
             {
-                name: (tensor[sample] if tensor.dim() == 2 else tensor)[:n].numpy()
-                for name, tensor in read.items()
+                name: lengths[name][sample].numpy()
+                if name in lengths
+                else (x[sample] if (x := at_positions[name]).dim() == 2 else x)[:n].numpy()
+                for name in spec.inputs
             }
             for sample in range(batch)
         )
-        yield _Tried(n, samples)
+
+    if at_positions:
+        n = min(LONGEST, *(tensor.shape[-1] for tensor in at_positions.values()))
+        yield _Tried(n, samples(n))
         return
+    sizes = sizes.union(*(x.tolist() for x in lengths.values()))
     longest = min(LONGEST, 2 * max(sizes, default=0) + 3)
     for n in sorted({*LENGTHS, longest}):
-        yield _Tried(n, ({},))
+        yield _Tried(n, samples(n))

@@ -2,7 +2,8 @@
 
 A position stands for any number. What a function makes of it is a scalar of the language, what it
 compares a predicate. A number that depends on a condition (`torch.where`, a table of heads) is kept
-as cases until it is compared. A captured tensor read at a query or a key is a run-time input.
+as cases until it is compared. A captured tensor read at a query or a key, or one number of it for
+each sample, is a run-time input.
 """
 
 from __future__ import annotations
@@ -11,22 +12,37 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from attnspec.ir.intervals import reach_of
+from attnspec.graphs.forms.written import written_scalar
+from attnspec.graphs.predicates.inputs import reading
+from attnspec.interchange.simplified import applied, negated
+from attnspec.ir.intervals import Bounds, bounds, reach_of
 from attnspec.ir.program import Compound, InputRef, Leaf, Term
-from attnspec.ir.scalars import Apply, Scalar, Symbol
+from attnspec.ir.scalars import (
+    TRUTHS,
+    Apply,
+    Scalar,
+    ScalarError,
+    Symbol,
+    evaluate,
+    symbols,
+)
 from attnspec.text.diagnostics import AttnSpecError
 
 MOST_CASES = 64
 """Values that a number may have, by conditions, at most."""
 
-Said: TypeAlias = "Scalar | Term | Read | Cases"
-"""What a traced tensor is: a number or a predicate, a graph, what an input holds, or cases."""
+MOST_LISTED = 256
+"""Numbers of a captured tensor that stand in a spec one by one, at most."""
+
+Said: TypeAlias = "Scalar | Cases"
+"""What a traced tensor is: a number or a predicate, or cases."""
 
 
 class UntracedError(AttnSpecError):
@@ -34,18 +50,22 @@ class UntracedError(AttnSpecError):
 
 
 @dataclass(frozen=True)
-class Read:
-    """What a captured tensor holds at the query or the key; `kind` is that of the input which its
-    equal entries make it, `numbers` of reals."""
+class Entry(Symbol):
+    """What a captured tensor holds at the query or the key, or for the sample: its type there, and
+    the least and the greatest of its numbers."""
 
-    name: str
-    side: str
-    kind: str = "ids"
+    dtype: torch.dtype = field(compare=False)
+    ends: Bounds = field(compare=False)
 
     @property
-    def symbol(self) -> Symbol:
-        """The number as a predicate has it."""
-        return Symbol(f"{self.name}({self.side})")
+    def source(self) -> str:
+        """The name of the input."""
+        return self.name.partition("(")[0]
+
+    @property
+    def side(self) -> str:
+        """`q` or `k`; nothing of a number for each sample."""
+        return self.name.partition("(")[2].removesuffix(")")
 
 
 @dataclass(frozen=True)
@@ -57,19 +77,33 @@ class Cases:
 
 @dataclass
 class Captured:
-    """The tensors that a function reads at positions, by the names of the inputs they become, and
-    how many heads the tables have that it reads at its head, None without one."""
+    """The tensors that a function reads, by the names of the inputs they become: at positions, and
+    `lengths`, one number for each sample; and how many heads the tables have that it reads at its
+    head, None without one."""
 
     named: Callable[[torch.Tensor], str]
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    lengths: dict[str, torch.Tensor] = field(default_factory=dict)
     heads: int | None = None
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    """Tensors made of others inside the function, with these; kept, being known by identity."""
 
-    def read(self, tensor: torch.Tensor, side: str) -> Read:
-        name = self.named(tensor)
-        if self.tensors.setdefault(name, tensor) is not tensor:
-            name = f"{name}_{len(self.tensors)}"
-            self.tensors[name] = tensor
-        return Read(name, side, "numbers" if tensor.dtype.is_floating_point else "ids")
+    def name_of(self, tensor: torch.Tensor) -> str:
+        """The name of a tensor; of one that the function makes that of what it is made of."""
+        while id(tensor) in self.made:
+            _, tensor = self.made[id(tensor)]
+        return self.named(tensor)
+
+    def read(self, tensor: torch.Tensor, side: str) -> Entry:
+        """What stands at a side; "" is the sample."""
+        own, others = (self.tensors, self.lengths) if side else (self.lengths, self.tensors)
+        name = self.name_of(tensor)
+        if name in others or not torch.equal(own.get(name, tensor), tensor):
+            name = f"{name}_{len(own) + len(others)}"
+        own.setdefault(name, tensor)
+        values = tensor.double() if tensor.numel() else torch.zeros(1)
+        ends = values.amin().numpy(), values.amax().numpy()
+        return Entry(reading(name, side).name, tensor.dtype, ends)
 
 
 class Traced(torch.Tensor):
@@ -114,7 +148,12 @@ class Indexing(TorchFunctionMode):
             parts = index if isinstance(index, tuple) else (index,)
             if any(isinstance(part, Traced) for part in parts):
                 return _read(self.captured, tensor, parts)
-        return func(*args, **(kwargs or {}))
+        found = func(*args, **(kwargs or {}))
+        source = args[0] if args else None
+        if isinstance(found, torch.Tensor) and isinstance(source, torch.Tensor):
+            if found is not source and not isinstance(found, Traced):
+                self.captured.made[id(found)] = found, source
+        return found
 
 
 def trace(mask_mod: Callable[..., Any], captured: Captured) -> Said:
@@ -137,15 +176,61 @@ def trace(mask_mod: Callable[..., Any], captured: Captured) -> Said:
 
 
 def graph(said: Said) -> Term:
-    """A predicate as a graph; a graph as it is."""
-    if isinstance(said, Leaf | Compound):
-        return said
-    if isinstance(said, Read):
-        pattern = "rows" if said.side == "q" else "columns"
-        return Leaf(pattern, (("tokens", InputRef(said.name, "tokens")),))
+    """A predicate as a graph: what reads inputs is a pattern of its own, as far as conditions are
+    joined by `and`, `or` and `not`."""
     if isinstance(said, Cases):
         raise UntracedError("a number stands where a condition is needed")
-    return Leaf("where", (("predicate", said),))
+    read = _entries(said)
+    if not read:
+        return Leaf("where", (("predicate", said),))
+    match said:
+        case Entry():
+            pattern = "rows" if said.side == "q" else "columns"
+            return Leaf(pattern, (("tokens", InputRef(said.source, "tokens")),))
+        case Apply("not", (inner,)):
+            return Compound("~", (graph(inner),))
+        case Apply("and" | "or" as op, args):
+            # what reads no input stays together, of which more is known
+            still = tuple(x for x in args if not _entries(x))
+            kept = [x for x in args if x not in still[1:]]
+            terms = (graph(applied(op, still) if x in still else x) for x in kept)
+            return Compound("&" if op == "and" else "|", tuple(terms))
+        case Apply("==" | "!=" as op, (Entry() as one, Entry() as other)) if _labels(one, other):
+            same = Leaf("same", (("ids", InputRef(one.source, "ids")),))
+            return same if op == "==" else Compound("~", (same,))
+    inputs = {x.source: InputRef(x.source, "numbers" if x.side else "length") for x in read}
+    ordered = tuple(inputs[name] for name in sorted(inputs))
+    leaf = Leaf("where_inputs", (("inputs", ordered), ("predicate", said)))
+    return _prefix(said) or leaf
+
+
+def _labels(one: Entry, other: Entry) -> bool:
+    """Whether two entries are whole numbers of one tensor, at the query and at the key."""
+    whole = not one.dtype.is_floating_point
+    return whole and one.source == other.source and {one.side, other.side} == {"q", "k"}
+
+
+def _prefix(predicate: Scalar) -> Term | None:
+    """The pattern `prefix` where a predicate compares a position with a length."""
+    match predicate:
+        case Apply("<" | ">=" as op, (Symbol("q" | "k" as side), Entry() as length)):
+            pass
+        case Apply(">" | "<=" as turned, (Entry() as length, Symbol("q" | "k" as side))):
+            op = "<" if turned == ">" else ">="
+        case _:
+            return None
+    if length.side:
+        return None
+    found: Term = Leaf("prefix", (("length", InputRef(length.source, "length")),))
+    found = Compound("transpose", (found,)) if side == "q" else found
+    return found if op == "<" else Compound("~", (found,))
+
+
+def _entries(scalar: Scalar) -> tuple[Entry, ...]:
+    """What a scalar reads of captured tensors."""
+    if isinstance(scalar, Apply):
+        return tuple(found for arg in scalar.args for found in _entries(arg))
+    return (scalar,) if isinstance(scalar, Entry) else ()
 
 
 # --- operations ----------------------------------------------------------------------------------
@@ -159,7 +244,7 @@ def _said(value: Any) -> Said:
         if value.numel() != 1:
             raise UntracedError(
                 f"a captured tensor {list(value.shape)} is computed with as a whole; read it at"
-                " [q], [k] or [h]"
+                " [q], [k], [b] or [h], or ask torch.isin(q, tensor) for one of its numbers"
             )
         number: Scalar = value.item()
         return number
@@ -184,18 +269,22 @@ def _rounded_to(value: Any, kind: torch.dtype) -> Any:
 def _require_exact(said: Said, kind: torch.dtype, computed: bool = True) -> None:
     """Raise where torch may round a number of a type, or wrap it, and a spec does not; a spec
     computes with reals as float64 does."""
-    if isinstance(said, bool | Read | Leaf | Compound) or kind in (torch.bool, torch.int64):
+    if kind in (torch.bool, torch.int64):
         return
+    info = torch.finfo(kind) if kind.is_floating_point else torch.iinfo(kind)
+    most = 2 / info.eps if isinstance(info, torch.finfo) else info.max
     for _, value in said.each if isinstance(said, Cases) else ((True, said),):
         if not isinstance(value, Symbol | Apply):
             continue
         power = isinstance(value, Apply) and value.op == "**"
         if kind == torch.float64 and not (computed and power):
             continue
-        places = _places(value) if kind.is_floating_point else 0
-        info = torch.finfo(kind) if kind.is_floating_point else torch.iinfo(kind)
-        most = 2 / info.eps if isinstance(info, torch.finfo) else info.max
-        if places is None or reach_of(value, _RANGES) * 2**places > most:
+        if isinstance(value, Entry) and value.dtype.is_floating_point:
+            # as it was captured
+            continue
+        places, ranges = _places(value) if kind.is_floating_point else 0, _ranges(value)
+        below = not kind.is_floating_point and bounds(value, ranges)[0] < info.min
+        if places is None or below or reach_of(value, ranges) * 2**places > most:
             raise UntracedError(
                 f"it computes with {kind}, which rounds or wraps where specs do not, at lengths up"
                 f" to {CHECKED:,}: keep to whole numbers of 64 bits, with `*` in place of `/`, or"
@@ -206,7 +295,19 @@ def _require_exact(said: Said, kind: torch.dtype, computed: bool = True) -> None
 CHECKED = 65_536
 """The length up to which numbers that are computed in short types must be exact."""
 
-_RANGES = {name: (np.asarray(0), np.asarray(CHECKED)) for name in ("q", "k", "b", "head")}
+
+def _ranges(scalar: Scalar) -> dict[str, Bounds]:
+    """Bounds of what a scalar asks for, up to such a length."""
+    known: dict[str, Bounds] = {
+        name: (np.asarray(0), np.asarray(CHECKED)) for name in symbols(scalar)
+    }
+    return known | {entry.name: entry.ends for entry in _entries(scalar)}
+
+
+def _never_negative(value: Any) -> bool:
+    said = _cases(value)
+    each = said.each if isinstance(said, Cases) else ((True, said),)
+    return all(bounds(number, _ranges(number))[0] >= 0 for _, number in each)
 
 
 def _places(scalar: Scalar) -> int | None:
@@ -214,6 +315,8 @@ def _places(scalar: Scalar) -> int | None:
     match scalar:
         case float():
             return next((at for at in range(24) if (scalar * 2**at).is_integer()), None)
+        case Entry():
+            return None if scalar.dtype.is_floating_point else 0
         case Apply("floor" | "ceil" | "//"):
             return 0
         case Apply(op, args):
@@ -240,7 +343,8 @@ def _places(scalar: Scalar) -> int | None:
 def _numeric(op: str, *args: Any) -> Traced:
     """An operation on numbers, in each of their cases."""
     kind = _kind(*args)
-    if kind == torch.bool and op not in _CONTRARY:
+    asked = op in TRUTHS
+    if kind == torch.bool and not asked:
         if op not in _OF_CONDITIONS:
             raise UntracedError("it computes with conditions as with numbers; use torch.where")
         return _joined(_OF_CONDITIONS[op], *args)
@@ -249,76 +353,49 @@ def _numeric(op: str, *args: Any) -> Traced:
     found: list[tuple[Scalar, tuple[Scalar, ...]]] = [(True, ())]
     for arg in args:
         said = _cases(_rounded_to(arg, kind))
-        if op in _CONTRARY:
+        if asked:
             _require_exact(said, kind, computed=False)
         cases = said.each if isinstance(said, Cases) else ((True, said),)
         found = [
             (both, (*values, value))
             for one, values in found
             for other, value in cases
-            if (both := _both(one, other)) is not False
+            if (both := applied("and", (one, other))) is not False
         ]
-        if len(found) > MOST_CASES:
+        if len(found) > MOST_CASES**2:
             raise UntracedError(f"a number has more than {MOST_CASES} cases")
-    each = tuple((condition, _applied(op, values)) for condition, values in found)
+    each = tuple((condition, applied(op, values)) for condition, values in found)
+    if asked:
+        return Traced(applied("or", tuple(applied("and", pair) for pair in each)), torch.bool)
+    if len(each) > MOST_CASES:
+        raise UntracedError(f"a number has more than {MOST_CASES} cases")
     result: Said = each[0][1] if len(each) == 1 else Cases(each)
-    if op not in _CONTRARY:
-        _require_exact(result, kind)
+    _require_exact(result, kind)
     return Traced(result, kind)
 
 
 def _cases(value: Any) -> Scalar | Cases:
-    """A number, traced or not, that is no entry of an input; a condition, about none, is 1 or 0."""
+    """A number, traced or not; a condition, about none, is 1 or 0."""
     said = _said(value)
-    if isinstance(said, Read):
-        raise UntracedError(
-            f"numbers of the captured tensor `{said.name}` are computed with; only comparisons"
-            f" of them are recorded, as {said.name}[q] == {said.name}[k]: write the spec with"
-            " an input of kind `numbers`"
-        )
-    if isinstance(said, Leaf | Compound):
-        raise UntracedError("a condition about an input is computed with as a number")
     if isinstance(said, bool):
         return int(said)
-    return Cases(((said, 1), (_not(value).said, 0))) if _is_condition(value) else said  # type: ignore[arg-type]
-
-
-def _applied(op: str, values: tuple[Scalar, ...]) -> Scalar:
-    """An operation, done at once where it changes nothing."""
-    if op in ("+", "-") and values[1] == 0:
-        return values[0]
-    if op in ("*", "//") and values[1] == 1:
-        return values[0]
-    if op in (">=", "<") and isinstance(values[0], Symbol) and values[1] == 0:
-        # no position, and no head, is below 0
-        return op == ">="
-    if op == "-" and isinstance(values[1], Apply) and values[1].op == "neg":
-        return Apply("+", (values[0], values[1].args[0]))
-    return Apply(op, values)
+    if _is_condition(value):
+        return Cases(((said, 1), (negated(said), 0)))  # type: ignore[arg-type]
+    return said
 
 
 def _compared(op: str, first: Any, second: Any) -> Traced:
     kind = _kind(first, second)
     first, second = _rounded_to(first, kind), _rounded_to(second, kind)
-    one, other = _said(first), _said(second)
-    if isinstance(one, Read) or isinstance(other, Read):
-        return _labels(op, one, other)
     if _is_condition(first) and _is_condition(second):
         return _conditions(op, _truth(first), _truth(second))
-    cases = _numeric(op, _unsigned(op, first, other), second).said
-    if not isinstance(cases, Cases):
-        return Traced(cases, torch.bool)
-    found = Traced(False, torch.bool)
-    for condition, held in cases.each:
-        found = _joined("or", found, Traced(_both(condition, held), torch.bool))
-    return found
+    return _numeric(op, _unsigned(op, first, _said(second)), second)
 
 
 def _conditions(op: str, one: Traced, other: Traced) -> Traced:
     """Two conditions compared, of which one that holds is 1."""
     if op in ("==", "!="):
-        differ = _xor(one, other)
-        return differ if op == "!=" else _not(differ)
+        return _xor(one, other if op == "!=" else _not(other))
     if op in (">", ">="):
         one, other = other, one
     return _joined("and" if op in ("<", ">") else "or", _not(one), other)
@@ -337,71 +414,18 @@ def _is_condition(value: Any) -> bool:
     return (value.dtype if isinstance(value, torch.Tensor) else type(value)) in (torch.bool, bool)
 
 
-def _labels(op: str, one: Said, other: Said) -> Traced:
-    """An entry of a captured tensor compared, with another one or with a number."""
-    reads = [x for x in (one, other) if isinstance(x, Read)]
-    if len(reads) == 2 and op in ("==", "!=") and {x.kind for x in reads} == {"ids"}:
-        first, second = reads
-        if first == second:
-            return Traced(op == "==", torch.bool)
-        if first.name == second.name:
-            same = Leaf("same", (("ids", InputRef(first.name, "ids")),))
-            return Traced(same if op == "==" else Compound("~", (same,)), torch.bool)
-    if any(isinstance(x, Cases | Leaf | Compound) for x in (one, other)):
-        raise UntracedError(
-            f"numbers of the captured tensor `{reads[0].name}` are compared with what depends on a"
-            " condition; write the spec with an input of kind `numbers`"
-        )
-    sides = tuple(x.symbol if isinstance(x, Read) else x for x in (one, other))
-    inputs = tuple(InputRef(name, "numbers") for name in sorted({x.name for x in reads}))
-    predicate = Apply(op, sides)  # type: ignore[arg-type]
-    return Traced(Leaf("where_inputs", (("inputs", inputs), ("predicate", predicate))), torch.bool)
-
-
-def _both(one: Scalar, other: Scalar) -> Scalar:
-    if one is True:
-        return other
-    if other is True:
-        return one
-    if one is False or other is False:
-        return False
-    return Apply("and", (one, other))
-
-
 def _joined(op: str, first: Any, second: Any) -> Traced:
-    """`and` or `or` of predicates, `&` or `|` where one of them is a graph."""
+    """`and` or `or` of predicates."""
     for value in (first, second):
         if isinstance(value, torch.Tensor) and value.dtype != torch.bool:
             raise UntracedError("`&`, `|` and `^` of numbers, bit by bit")
-    one, other = _said(first), _said(second)
-    unit = op == "and"
-    if isinstance(one, bool) or isinstance(other, bool):
-        constant, rest = (one, other) if isinstance(one, bool) else (other, one)
-        return Traced(rest if constant is unit else constant, torch.bool)
-    if not any(isinstance(x, Leaf | Compound | Read) for x in (one, other)):
-        chain = [
-            part
-            for x in (one, other)
-            for part in (x.args if isinstance(x, Apply) and x.op == op else (x,))
-        ]
-        return Traced(Apply(op, tuple(chain)), torch.bool)  # type: ignore[arg-type]
-    return Traced(Compound("&" if unit else "|", (graph(one), graph(other))), torch.bool)
+    return Traced(applied(op, (_said(first), _said(second))), torch.bool)  # type: ignore[arg-type]
 
 
 def _not(value: Any) -> Traced:
     if value.dtype != torch.bool:
         raise UntracedError("`~` of a number, bit by bit")
-    said = _said(value)
-    if isinstance(said, bool):
-        return Traced(not said, torch.bool)
-    if isinstance(said, Leaf | Compound | Read):
-        return Traced(Compound("~", (graph(said),)), torch.bool)
-    match said:
-        case Apply("not", (only,)):
-            return Traced(only, torch.bool)
-        case Apply(op, args) if op in _CONTRARY:
-            return Traced(Apply(_CONTRARY[op], args), torch.bool)
-    return Traced(Apply("not", (said,)), torch.bool)  # type: ignore[arg-type]
+    return Traced(negated(_said(value)), torch.bool)  # type: ignore[arg-type]
 
 
 def _xor(first: Any, second: Any) -> Traced:
@@ -423,16 +447,14 @@ def _where(condition: Any, first: Any, second: Any) -> Traced:
         return _joined(
             "or", _joined("and", holds, _truth(first)), _joined("and", _not(holds), _truth(second))
         )
-    said = holds.said
-    if isinstance(said, Leaf | Compound | Read | Cases):
-        raise UntracedError("a number depends on an input")
     cases: list[tuple[Scalar, Scalar]] = []
-    otherwise: Any = _not(holds).said
-    for met, value in ((said, first), (otherwise, second)):
+    for met, value in ((holds, first), (_not(holds), second)):
         number = _cases(value)
         each = number.each if isinstance(number, Cases) else ((True, number),)
-        cases += [(_both(met, condition), part) for condition, part in each]
-    return Traced(Cases(tuple(cases)), _kind(first, second))
+        cases += [(applied("and", (met.said, condition)), part) for condition, part in each]  # type: ignore[arg-type]
+    able = tuple(case for case in cases if case[0] is not False)
+    only = able[0][1] if len({part for _, part in able}) == 1 else None
+    return Traced(Cases(able) if only is None else only, _kind(first, second))
 
 
 def _clamp(x: Any, low: Any = None, high: Any = None) -> Traced:
@@ -445,8 +467,58 @@ def _clamp(x: Any, low: Any = None, high: Any = None) -> Traced:
 
 def _divided(first: Any, second: Any, rounding_mode: str | None = None) -> Traced:
     if rounding_mode == "trunc":
-        raise UntracedError("it divides towards zero; use `//`")
-    return _numeric("//" if rounding_mode == "floor" else "/", first, second)
+        _require_natural("it divides towards zero", "use `//`", first, second)
+    return _numeric("/" if rounding_mode is None else "//", first, second)
+
+
+def _require_natural(what: str, instead: str, *values: Any) -> None:
+    """Raise where a number may be negative, of which torch and specs make different things."""
+    if not all(map(_never_negative, values)):
+        raise UntracedError(f"{what} what may be negative; {instead}")
+
+
+def _cut_off(x: Any) -> Traced:
+    """A real without what stands behind the point."""
+    _require_natural("it cuts a real number off, of", "use `.floor()` or `//`", x)
+    return _numeric("floor", x)
+
+
+def _fmod(first: Any, second: Any) -> Traced:
+    _require_natural("it computes `torch.fmod` of", "use `%`", first, second)
+    return _numeric("%", first, second)
+
+
+# --- constants in a tensor -----------------------------------------------------------------------
+
+
+def _listed(what: str, tensor: Any) -> list[int | float]:
+    """The numbers of a captured tensor, of which each stands in the spec."""
+    traced = isinstance(tensor, Traced)
+    if traced or not isinstance(tensor, torch.Tensor) or tensor.numel() > MOST_LISTED:
+        raise UntracedError(
+            f"{what} takes a captured tensor of at most {MOST_LISTED} numbers here; more are an"
+            " input, one boolean for each position, read at [q] or [k]"
+        )
+    numbers: list[int | float] = tensor.flatten().tolist()
+    return numbers
+
+
+def _isin(x: Any, members: Any, *, invert: bool = False, **rest: Any) -> Traced:
+    numbers = sorted(set(_listed("torch.isin", members)))
+    found = _numeric("one_of", x, *numbers) if numbers else Traced(False, torch.bool)
+    return _not(found) if invert else found
+
+
+def _bucketed(x: Any, limits: Any, right: bool = False, **rest: Any) -> Traced:
+    """How many of some ascending numbers lie below a number, or with `right` are no greater."""
+    below = "<=" if right else "<"
+    numbers = _listed("torch.bucketize", limits)
+    passed = [True, *(_compared(below, number, x).said for number in numbers), False]
+    cases = tuple(
+        (applied("and", (low, negated(high))), count)  # type: ignore[arg-type]
+        for count, (low, high) in enumerate(pairwise(passed))
+    )
+    return Traced(Cases(tuple(case for case in cases if case[0] is not False)))
 
 
 def _filled(number: float) -> Callable[..., Traced]:
@@ -470,7 +542,7 @@ def _as_type(x: Any, dtype: Any = None, **rest: Any) -> Traced:
     if x.dtype == torch.bool:
         return _where(x, 1, 0)
     if x.dtype.is_floating_point and not dtype.is_floating_point:
-        raise UntracedError("it cuts a real number off; use `//`")
+        x = _cut_off(x)
     _require_exact(_said(x), dtype, computed=False)
     return Traced(_said(x), dtype)
 
@@ -510,6 +582,11 @@ _OPERATIONS: dict[str, Callable[..., Traced]] = {
     "clamp": _clamp,
     "clamp_min": _clamp,
     "clamp_max": lambda x, high: _clamp(x, None, high),
+    "fmod": _fmod,
+    "isin": _isin,
+    "bucketize": _bucketed,
+    "searchsorted": lambda limits, x, right=False, **rest: _bucketed(x, limits, right),
+    "trunc": _cut_off,
     "floor": partial(_numeric, "floor"),
     "ceil": partial(_numeric, "ceil"),
     "eq": partial(_compared, "=="),
@@ -547,15 +624,12 @@ _OPERATIONS: dict[str, Callable[..., Traced]] = {
 _OF_CONDITIONS = {"+": "or", "max": "or", "min": "and"}
 """What operations on numbers do with two conditions."""
 
-_CONTRARY = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
-
 _REFUSED = {
     "_local_scalar_dense": (
         "it decides by the value of a position, with `if`, `and`, `or`, `not` or `.item()`; write"
         " conditions with `&`, `|`, `~` and torch.where"
     ),
     "is_nonzero": "it decides by the value of a position; write conditions with `&`, `|` and `~`",
-    "fmod": "it computes `torch.fmod`; `%` has the sign of the divisor, as specs have it",
 }
 
 
@@ -563,45 +637,96 @@ _REFUSED = {
 
 
 def _read(captured: Captured, tensor: Any, parts: tuple[Any, ...]) -> Traced:
-    """An entry of a captured tensor, at [q], [k], [b, q], [b, k], or [h] of a short table."""
-    symbols = [part.said if isinstance(part, Traced) else None for part in parts]
-    names = [said.name if isinstance(said, Symbol) else "" for said in symbols]
+    """An entry of a captured tensor, at [q], [k], [b, q], [b, k], [b], or [h] of a short table."""
     shape = list(tensor.shape)
     if isinstance(tensor, Traced) or len(parts) != tensor.dim():
         raise UntracedError(f"a captured tensor {shape} is read with {len(parts)} of its axes")
+    fixed = next((at for at, part in enumerate(parts) if type(part) is int), None)
+    if fixed is not None:
+        row = tensor.select(fixed, parts[fixed])
+        captured.made[id(row)] = row, tensor
+        return _read(captured, row, (*parts[:fixed], *parts[fixed + 1 :]))
+    names = [_position(part, count) for part, count in zip(parts, shape, strict=True)]
     if names[-1] in ("q", "k") and names[:-1] in ([], ["b"]):
         return _entry(captured, tensor, names[-1])
+    if names == ["b"]:
+        return _length(captured, tensor)
     if names == ["head"]:
-        if len(tensor) > MOST_CASES or tensor.dtype.is_complex:
-            raise UntracedError(f"a table of more than {MOST_CASES} heads is captured")
-        if captured.heads not in (None, len(tensor)):
-            raise UntracedError(f"tables of {captured.heads} and of {len(tensor)} heads are read")
-        captured.heads, head = len(tensor), Symbol("head")
-        table = [(Apply("==", (head, at)), value) for at, value in enumerate(tensor.tolist())]
-        if tensor.dtype == torch.bool:
-            held = tuple(condition for condition, value in table if value)
-            said: Scalar = Apply("or", held) if len(held) > 1 else held[0] if held else False
-            return Traced(said, torch.bool)
-        return Traced(Cases(tuple(table)), tensor.dtype)
+        return _of_head(captured, tensor)
     if sorted(names[-2:]) == ["k", "q"]:
         raise UntracedError(
             f"it looks pairs up in a captured mask {shape}, which is no rule;"
             " attnspec.explain_mask(mask) looks for one"
         )
+    at = ", ".join(map(_shown, parts))
     raise UntracedError(
-        f"a captured tensor of shape {shape} is read at something else than [q], [k], [b, q],"
-        " [b, k] or [h]: what depends on a position stands in a tensor of its own, one number for"
-        " each position, as `starts[document]` for `starts[document[k]]`, read at [k]"
+        f"`{captured.name_of(tensor)}` {shape} is read at [{at}], something else than [q], [k],"
+        " [b, q], [b, k], [b] or [h]: what depends on a position stands in a tensor of its own, one"
+        " number for each position, as `starts[document]` for `starts[document[k]]`, read at [k]"
     )
+
+
+def _shown(part: Any) -> str:
+    """An index as a message has it."""
+    if not isinstance(part, Traced):
+        return "…" if isinstance(part, torch.Tensor) else str(part)
+    return "…" if isinstance(part.said, Cases) else written_scalar(part.said)
+
+
+def _position(part: Any, count: int) -> str:
+    """The name of the position, sample or head that an index is, wherever an axis of so many
+    entries has one: also behind a clamp that changes nothing there."""
+    said = part.said if isinstance(part, Traced) else part
+    if isinstance(said, Symbol) and not isinstance(said, Entry):
+        return said.name
+    each = said.each if isinstance(said, Cases) else ((True, said),)
+    scalars = [scalar for pair in each for scalar in pair]
+    asked = {name for scalar in scalars for name in symbols(scalar)}
+    if not isinstance(part, Traced) or len(asked) != 1 or any(map(_entries, scalars)):
+        return ""
+    (name,), places = asked, np.arange(count)
+    try:
+        for condition, value in each:
+            held = np.broadcast_to(evaluate(condition, {name: places}), count)
+            if (np.asarray(evaluate(value, {name: places})) != places)[held].any():
+                return ""
+    except ScalarError:
+        return ""
+    return name
+
+
+def _of_head(captured: Captured, tensor: torch.Tensor) -> Traced:
+    """An entry of a table of heads: cases, or of booleans a condition."""
+    if len(tensor) > MOST_CASES or tensor.dtype.is_complex:
+        raise UntracedError(f"a table of more than {MOST_CASES} heads is captured")
+    if captured.heads not in (None, len(tensor)):
+        raise UntracedError(f"tables of {captured.heads} and of {len(tensor)} heads are read")
+    captured.heads, head = len(tensor), Symbol("head")
+    table = [(Apply("==", (head, at)), value) for at, value in enumerate(tensor.tolist())]
+    if tensor.dtype == torch.bool:
+        held = tuple(condition for condition, value in table if value)
+        return Traced(applied("or", held), torch.bool)
+    return Traced(Cases(tuple(table)), tensor.dtype)
 
 
 def _entry(captured: Captured, tensor: torch.Tensor, side: str) -> Traced:
     if tensor.dtype.is_complex:
         raise UntracedError(f"a captured tensor of {tensor.dtype} is read at positions")
-    real = tensor.dtype.is_floating_point or tensor.dtype == torch.bool
-    kind = tensor.dtype if real else torch.int64
-    said = captured.read(tensor, side)
-    return Traced(graph(said) if kind == torch.bool else said, kind)
+    return Traced(captured.read(tensor, side), tensor.dtype)
+
+
+def _length(captured: Captured, tensor: torch.Tensor) -> Traced:
+    """A number for each sample, which is an input of kind `length`."""
+    kind = tensor.dtype
+    if kind == torch.bool or kind.is_floating_point or kind.is_complex:
+        raise UntracedError(
+            f"`{captured.name_of(tensor)}` {list(tensor.shape)} has {kind} for each sample: a spec"
+            " reads whole numbers there, an input of kind `length`; for a mark of a sample give the"
+            " number of its positions, or 0"
+        )
+    if tensor.numel() and int(tensor.min()) < 0:
+        raise UntracedError(f"`{captured.name_of(tensor)}` has a length below 0")
+    return Traced(captured.read(tensor, ""), kind)
 
 
 def constants(said: object) -> set[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from attnspec.lower.work import alibi_slopes
 from attnspec.spec import Spec, parse
 from attnspec.text.diagnostics import AttnSpecError, hinted
 
@@ -193,6 +194,8 @@ def _dilated_2d(options: Options) -> list[str]:
 def _alibi(options: Options) -> list[str]:
     heads = _count(options, "num_heads", 1)
     slope = f"2 ** (-8 * (head + 1) / {heads})"
+    if heads & (heads - 1):
+        slope = f"{list(alibi_slopes(heads))}[head]"
     return [
         f"    heads {heads}",
         f"    attend where(abs(q - k) * {slope} < {options['threshold']})",

@@ -87,10 +87,12 @@ class Mechanism:
 
 @dataclass(frozen=True)
 class Score:
-    """A change to the scaled score: "softcap", "alibi" or "bias" with its arguments."""
+    """A change to the scaled score: "softcap", "alibi" or "bias" with its arguments; `slopes` of
+    `alibi`, one for each head, where they are not those of the paper."""
 
     name: str
     arguments: tuple[tuple[str, Scalar], ...]
+    slopes: tuple[float, ...] = ()
     span: Span | None = field(default=None, compare=False, repr=False)
 
 

@@ -105,7 +105,7 @@ def _attend_out(attend: Attend) -> Plain:
         if mechanism is None
         else {mechanism.name: _arguments_out(mechanism.arguments)},
         "scale": None if attend.scale is None else _scalar_out(attend.scale),
-        "scores": [{x.name: _arguments_out(x.arguments)} for x in attend.scores],
+        "scores": [{x.name: _score_out(x)} for x in attend.scores],
         "normalize": attend.normalize,
     }
 
@@ -116,7 +116,7 @@ def _attend_in(data: Mapping[str, Plain]) -> Attend:
         ((name, arguments),) = cast("dict[str, dict[str, Plain]]", data["mechanism"]).items()
         mechanism = Mechanism(name, _arguments_in(arguments))
     scores = [
-        Score(name, tuple((key, _scalar_in(x)) for key, x in arguments.items()))
+        _score_in(name, arguments)
         for score in cast("list[dict[str, dict[str, Plain]]]", data["scores"])
         for name, arguments in score.items()
     ]
@@ -127,6 +127,17 @@ def _attend_in(data: Mapping[str, Plain]) -> Attend:
         scores=tuple(scores),
         normalize=cast(str, data["normalize"]),
     )
+
+
+def _score_out(score: Score) -> dict[str, Plain]:
+    slopes: dict[str, Plain] = {"slopes": list(score.slopes)} if score.slopes else {}
+    return {name: _scalar_out(value) for name, value in score.arguments} | slopes
+
+
+def _score_in(name: str, data: Mapping[str, Plain]) -> Score:
+    slopes = tuple(cast("list[float]", data.get("slopes", [])))
+    scalars = [(key, _scalar_in(value)) for key, value in data.items() if key != "slopes"]
+    return Score(name, tuple(scalars), slopes)
 
 
 def _term_out(term: Term) -> Plain:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from threading import Event, Lock, Thread, current_thread
 from threading import enumerate as threads
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
+
+DRAWS = 1 << 25
+"""Bytes of what is drawn, of one kind, that a process keeps: layers and calls ask for it again."""
 
 PATIENCE = 1.0
 """Seconds after which a thread that waits for another looks whether that one still lives."""
 
 
 class Cache(Generic[Key, Value]):
-    """Keeps the values of the keys used last. Copies and pickles of it are empty."""
+    """Keeps the values of the keys used last, so many and, of arrays with a `room`, as many bytes;
+    the newest stays in any case. Copies and pickles of it are empty."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, room: int | None = None) -> None:
+        self.size, self.room = size, room
         self._lock = Lock()
         self._building: dict[Key, tuple[Thread, Event]] = {}
         self.kept: OrderedDict[Key, Value] = OrderedDict()
@@ -46,7 +50,7 @@ class Cache(Generic[Key, Value]):
             value = build()
             with self._lock:
                 self.kept[key] = value
-                while len(self.kept) > self.size:
+                while len(self.kept) > 1 and self._is_full():
                     self.kept.popitem(last=False)
         finally:
             with self._lock:
@@ -54,8 +58,14 @@ class Cache(Generic[Key, Value]):
             done.set()
         return value
 
+    def _is_full(self) -> bool:
+        if len(self.kept) > self.size:
+            return True
+        arrays: Iterable[Any] = self.kept.values()
+        return self.room is not None and sum(x.nbytes for x in arrays) > self.room
+
     def __len__(self) -> int:
         return len(self.kept)
 
-    def __reduce__(self) -> tuple[type[Cache[Key, Value]], tuple[int]]:
-        return type(self), (self.size,)
+    def __reduce__(self) -> tuple[type[Cache[Key, Value]], tuple[int, int | None]]:
+        return type(self), (self.size, self.room)

@@ -36,7 +36,7 @@ from attnspec.ir.scalars import Scalar, ScalarError, evaluate, symbols
 from attnspec.lower.cache import Cache
 from attnspec.lower.mechanism_sizes import bind_mechanism, require_length, symbols_in
 from attnspec.lower.ranges import longest_of
-from attnspec.lower.work import Alibi, Bias, Change, Softcap, Work
+from attnspec.lower.work import Alibi, Bias, Change, Softcap, Work, alibi_slopes
 from attnspec.text.diagnostics import Diagnostic, SpecError
 from attnspec.text.source import Span
 
@@ -299,7 +299,7 @@ def _change(score: Score, at: Situation, heads: int, table: str, two_sided: bool
                 raise BindError(message, score.span)
             return Softcap(values["cap"])
         case "alibi":
-            return Alibi(heads)
+            return Alibi(score.slopes or alibi_slopes(heads))
         case _:
             return Bias(int(values["buckets"]), int(values["max_distance"]), two_sided, table)
 

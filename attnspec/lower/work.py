@@ -31,9 +31,9 @@ class Softcap:
 
 @dataclass(frozen=True)
 class Alibi:
-    """`- 2^(-8 (h + 1) / heads) * |q - k|` for head h."""
+    """`- slopes[h] * |q - k|` for head h, by the number of heads that there are."""
 
-    heads: int
+    slopes: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,15 @@ class Bias:
     max_distance: int
     two_sided: bool
     table: str
+
+
+def alibi_slopes(heads: int) -> tuple[float, ...]:
+    """The slopes of ALiBi (Press et al. 2021) as its code has them: geometric for a power of two;
+    else those of the power below, then every other one of twice as many."""
+    power = 1 << (heads.bit_length() - 1)
+    eighths = [8 * (head + 1) for head in range(power)]
+    eighths += [8 * head + 4 for head in range(heads - power)]
+    return tuple(2.0 ** (-each / power) for each in eighths)
 
 
 MERGED = ("softmax", "softmax1")

@@ -314,7 +314,8 @@ def _input(
     shape = (batch,) if entry.kind == "length" else (batch, n_k)
     _check_input(f"the input `{entry.name}`", tensor, types, kind, shape, device)
     if entry.kind == "length":
-        return tensor.view(batch, 1, 1)
+        # no position lies before one below 0
+        return tensor.long().clamp(min=0).view(batch, 1, 1)
     if entry.kind != "numbers":
         return tensor
     tensor = tensor.double() if tensor.is_floating_point() else tensor.long()

@@ -290,10 +290,12 @@ class Engine:
     def tables(
         self, group: Group, layer: int, learned: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """What a group's heads have learned, [heads of the group or 1, …]."""
+        """What a group's heads have learned, [heads of the group or 1, …], in float32 at least:
+        gradients of tables are sums over all pairs."""
         found = {}
         for called, name in group.tables:
             rows = _rows_of(learned[name], layer)
+            rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
             found[called] = selected(rows, 0, group.queries if len(rows) > 1 else None)
         return found
 

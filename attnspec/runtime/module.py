@@ -189,7 +189,7 @@ class CompiledAttention(Learner):
         return_lse: bool,
     ) -> tuple[Any, StreamState]:
         """A step of a layer whose heads go on each from what it keeps."""
-        learned, draws = self._learned(tensors[0].device), self._draws(layer)
+        learned, draws = self._learned(tensors[0], tensors[2]), self._draws(layer)
         outs: list[torch.Tensor] = []
         sums: list[torch.Tensor] = []
         parts: list[object] = []
@@ -325,7 +325,7 @@ class CompiledAttention(Learner):
             return None
         call, tables = Call(padding, data=read), None
         if self.engine.learned:
-            tables = partial(self.engine.tables, layer=numbers[0], learned=self._learned(q.device))
+            tables = partial(self.engine.tables, layer=numbers[0], learned=self._learned(q, v))
         out = self.engine.kept(found).run(q, k, v, call, tables)
         if read or padding is not None:
             require_unchanged((out,), [x for x in (padding, *read.values()) if x is not None])
@@ -402,7 +402,7 @@ class CompiledAttention(Learner):
         self.check_numbers(q, k, v, data)
         if self._waits:
             self.make_parameters(q.shape[3], v.shape[3], q.device)
-        learned, draws = self._learned(q.device), self._draws(layer)
+        learned, draws = self._learned(q, v), self._draws(layer)
         lse: torch.Tensor | None
         if _is_looked_at(q, self.program):
             seed = torch.randint(1 << 62, ()) if dropout_p else None
@@ -454,7 +454,7 @@ class CompiledAttention(Learner):
         self.check_numbers(q, k, v, data)
         if self._waits:
             self.make_parameters(q.shape[3], v.shape[3], q.device)
-        call = Call(key_padding_mask, check_dropout(dropout_p), self._learned(q.device), data)
+        call = Call(key_padding_mask, check_dropout(dropout_p), self._learned(q, v), data)
         out, lse = self.engine.masked((q, k, v), call, layer, added, return_lse)
         return (out, cast(torch.Tensor, lse)) if return_lse else out
 
@@ -472,11 +472,12 @@ class CompiledAttention(Learner):
         scores = {x.name: data[x.name] for x in self.program.inputs if x.kind == "scores"}
         check_finite(self.program, {"q": q, "k": k, "v": v, **scores})
 
-    def _learned(self, device: torch.device) -> dict[str, torch.Tensor]:
-        """What is learned, by name."""
+    def _learned(self, q: torch.Tensor, v: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        """What is learned, by name, for a call with these queries and values."""
+        self.check_sizes(q, v)
         found = {name: self.learned(name) for name in self.engine.learned}
         for name, table in found.items():
-            check_table(name, table, device)
+            check_table(name, table, q.device)
         if self._before and again():
             for (name, row), rows in self._before.items():
                 place = torch.tensor([row], device=rows.device)
@@ -564,7 +565,7 @@ class CompiledAttention(Learner):
         if self._waits:
             self.make_parameters(q.shape[3], k.shape[3], q.device)
         works = self.engine.binder.works(layer, q.shape[1], q.shape[2], k.shape[2], start)
-        decisions, learned = decisions_of(works), self._learned(q.device)
+        decisions, learned = decisions_of(works), self._learned(q)
         held, given = self.engine.laid_out((q, k, k), Call(padding, data=data))
         choices = self.engine.decided(
             decisions, layer, held[:2], given.padding, given.data, learned, k.shape[2]

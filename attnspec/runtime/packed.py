@@ -31,6 +31,7 @@ def packed(
     k: torch.Tensor,
     v: torch.Tensor,
     cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
     *,
     layer: int = 0,
     dropout_p: float = 0.0,
@@ -42,6 +43,8 @@ def packed(
     those from cu_seqlens[i] up to cu_seqlens[i + 1]; the output is [T, H, d_v]. Or q, k and v are
     jagged nested tensors [B, H, j, d] of the same documents, and so is the output. `inputs` are
     [T] for tokens and ids, [B] for a length.
+
+    With `cu_seqlens_k` of keys, documents may have fewer queries, their last; inputs are of keys.
 
     Where pairs depend on q - k and on labels alone, at every length (windows, strides, full and
     causal attention; softmax, relu or sigmoid of any scores), one call computes all documents, of
@@ -65,7 +68,7 @@ def packed(
         # documents are counted before anything runs, which a traced program cannot
         outside = torch.compiler.disable(packed)  # type: ignore[no-untyped-call]
         rest = {"layer": layer, "dropout_p": dropout_p, "inputs": inputs}
-        return cast(torch.Tensor, outside(module, q, k, v, cu_seqlens, **rest))
+        return cast(torch.Tensor, outside(module, q, k, v, cu_seqlens, cu_seqlens_k, **rest))
     if module.program.cross:
         raise ValueError(
             f"`{module.program.name}` joins two sequences, and packed documents are one each: call"
@@ -73,34 +76,38 @@ def packed(
         )
     layer = check_layer(module.program, layer)
     if any(getattr(x, "is_nested", False) for x in (q, k, v)):
-        if cu_seqlens is not None:
+        if cu_seqlens is not None or cu_seqlens_k is not None:
             raise ValueError("nested tensors know where documents end: leave cu_seqlens out")
         parts, offsets = _of_nested(q, k, v)
         out = _of_documents(module, parts, offsets, layer, dropout_p, inputs)
-        return torch.nested.nested_tensor_from_jagged(out, offsets).transpose(1, 2)
+        return torch.nested.nested_tensor_from_jagged(out, offsets[0]).transpose(1, 2)
     if cu_seqlens is None:
         raise ValueError("cu_seqlens must say where documents begin and end, int [documents + 1]")
-    return _of_documents(module, (q, k, v), cu_seqlens, layer, dropout_p, inputs)
+    offsets = cu_seqlens, cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
+    return _of_documents(module, (q, k, v), offsets, layer, dropout_p, inputs)
 
 
 def _of_documents(
     module: CompiledAttention,
     parts: Parts,
-    offsets: torch.Tensor,
+    offsets: tuple[torch.Tensor, torch.Tensor],
     layer: int,
     dropout_p: float,
     inputs: Mapping[str, torch.Tensor] | None,
 ) -> torch.Tensor:
-    _check(*parts)
-    ends = _ends(offsets, len(parts[0]))
-    inputs = _check_inputs(module.program, inputs, len(parts[0]), len(ends) - 1)
+    alike = offsets[0] is offsets[1]
+    _check(*parts, alike=alike)
+    ends = _ends(offsets[0], len(parts[0]), "cu_seqlens")
+    keys = ends if alike else _ends(offsets[1], len(parts[1]), "cu_seqlens_k")
+    _check_queries(ends, keys)
+    inputs = _check_inputs(module.program, inputs, len(parts[1]), len(ends) - 1)
     heads = parts[0].shape[1]
-    together = module.backend == AUTO and len(ends) > 2 and len(parts[0]) > 0
+    together = alike and module.backend == AUTO and len(ends) > 2 and len(parts[0]) > 0
     if not together or not _is_part(module.program, layer, heads):
-        return _by_length(module, parts, ends, layer, dropout_p, inputs)
+        return _by_length(module, parts, (ends, keys), layer, dropout_p, inputs)
     text, name = _labelled(module.program)
-    places = torch.arange(len(parts[0]), device=offsets.device)
-    labels = torch.searchsorted(offsets, places, right=True).to(parts[0].device)
+    places = torch.arange(len(parts[0]), device=offsets[0].device)
+    labels = torch.searchsorted(offsets[0], places, right=True).to(parts[0].device)
     whole = {key: x[None] for key, x in {**inputs, name: labels}.items()}
     q, k, v = (x.transpose(0, 1)[None] for x in parts)
     out = module.labelled(engine_of(text), q, k, v, layer, dropout_p, whole)
@@ -110,30 +117,39 @@ def _of_documents(
 def _by_length(
     module: CompiledAttention,
     parts: Parts,
-    ends: Sequence[int],
+    ends: tuple[Sequence[int], Sequence[int]],
     layer: int,
     dropout_p: float,
     inputs: Mapping[str, torch.Tensor],
 ) -> torch.Tensor:
-    """The documents of each length in a call of their own."""
-    lengths = [stop - start for start, stop in pairwise(ends)]
+    """The documents of each length, of queries and of keys, in a call of their own."""
+    lengths = list(zip(*map(_lengths, ends), strict=True))
     device = parts[0].device
     kinds = {entry.name: entry.kind for entry in module.program.inputs}
     outs, order = [], []
-    # of documents without tokens there is nothing to compute, unless there are no others
-    for n in sorted({n for n in lengths if n} or {0}):
-        documents = [i for i, length in enumerate(lengths) if length == n]
-        starts = torch.tensor([ends[i] for i in documents], dtype=torch.int64, device=device)
-        index = starts[:, None] + torch.arange(n, device=device)
+    # of documents without queries there is nothing to compute, unless there are no others
+    for sizes in sorted({each for each in lengths if each[0]} or {(0, 0)}):
+        documents = [i for i, each in enumerate(lengths) if each == sizes]
+        rows, columns = (
+            torch.tensor([starts[i] for i in documents], dtype=torch.int64, device=device)[:, None]
+            + torch.arange(size, device=device)
+            for starts, size in zip(ends, sizes, strict=True)
+        )
         of_each = torch.tensor(documents, dtype=torch.int64, device=device)
         mine = {
-            name: x[of_each] if kinds[name] == "length" else x[index] for name, x in inputs.items()
+            name: x[of_each] if kinds[name] == "length" else x[columns]
+            for name, x in inputs.items()
         }
-        q, k, v = (x[index].transpose(1, 2) for x in parts)
+        at = rows, columns, columns
+        q, k, v = (x[index].transpose(1, 2) for x, index in zip(parts, at, strict=True))
         out = module(q, k, v, layer=layer, dropout_p=dropout_p, inputs=mine)
         outs.append(out.transpose(1, 2).flatten(0, 1))
-        order.append(index.flatten())
+        order.append(rows.flatten())
     return torch.cat(outs)[torch.argsort(torch.cat(order))]
+
+
+def _lengths(ends: Sequence[int]) -> list[int]:
+    return [stop - start for start, stop in pairwise(ends)]
 
 
 @lru_cache(maxsize=256)
@@ -161,8 +177,9 @@ def _labelled(program: Program) -> tuple[str, str]:
     return text_of(plan_data(replace(program, attends=attends, inputs=inputs))), name
 
 
-def _of_nested(*given: torch.Tensor) -> tuple[Parts, torch.Tensor]:
-    """The tokens [T, H, d] of jagged tensors [B, H, j, d], and where documents begin and end."""
+def _of_nested(*given: torch.Tensor) -> tuple[Parts, tuple[torch.Tensor, torch.Tensor]]:
+    """The tokens [T, H, d] of jagged tensors [B, H, j, d], and where documents begin and end in
+    queries and in keys."""
     for name, x in zip("qkv", given, strict=True):
         if not x.is_nested or x.layout != torch.jagged or x.dim() != 4 or x._ragged_idx != 2:  # type: ignore[attr-defined]
             raise TypeError(
@@ -173,26 +190,46 @@ def _of_nested(*given: torch.Tensor) -> tuple[Parts, torch.Tensor]:
         if x.lengths() is not None:  # type: ignore[attr-defined]
             raise ValueError(f"{name} has gaps between documents: make it contiguous()")
     q, k, v = given
-    if not q.shape[2] == k.shape[2] == v.shape[2]:
+    if k.shape[2] != v.shape[2]:
         raise ValueError(
-            "q, k and v must be nested alike, with the same offsets:"
+            "k and v must be nested alike, with the same offsets:"
             " torch.nested.nested_tensor_from_jagged(values, offsets)"
         )
-    offsets: torch.Tensor = q.offsets()  # type: ignore[attr-defined]
+    rows: torch.Tensor = q.offsets()  # type: ignore[attr-defined]
+    columns: torch.Tensor = k.offsets()  # type: ignore[attr-defined]
+    offsets = rows, rows if q.shape[2] == k.shape[2] else columns
     q, k, v = (x.values().transpose(0, 1) for x in given)
     return (q, k, v), offsets
 
 
-def _check(*given: torch.Tensor) -> None:
-    """Raises unless q, k and v are [T, H, d]; what is left the module checks."""
+def _check_queries(ends: Sequence[int], keys: Sequence[int]) -> None:
+    """Raises where a document has more queries than keys."""
+    if len(ends) != len(keys):
+        raise ValueError(
+            "cu_seqlens and cu_seqlens_k must have as many documents, got"
+            f" {len(ends) - 1} and {len(keys) - 1}"
+        )
+    for document, sizes in enumerate(zip(_lengths(ends), _lengths(keys), strict=True)):
+        if sizes[0] > sizes[1]:
+            raise ValueError(
+                "the queries of a document are its last positions, so that there are at most as"
+                f" many as keys, got {sizes[0]} queries and {sizes[1]} keys in document {document}"
+            )
+
+
+def _check(*given: torch.Tensor, alike: bool) -> None:
+    """Raises unless q, k and v are [T, H, d], of as many tokens if they are `alike`; what is left
+    the module checks."""
     for name, x in zip("qkv", given, strict=True):
         # whoever calls from outside may hand in anything
         each: object = x
         if not isinstance(each, torch.Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(each).__name__}")
     shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in zip("qkv", given, strict=True))
-    if any(x.dim() != 3 for x in given) or len({len(x) for x in given}) > 1:
-        raise ValueError(f"q, k and v must be [T, H, d] of the same T tokens, got {shapes}")
+    same = given if alike else given[1:]
+    if any(x.dim() != 3 for x in given) or len({len(x) for x in same}) > 1:
+        fewer = "; of fewer queries than keys cu_seqlens_k says where the keys end" * alike
+        raise ValueError(f"q, k and v must be [T, H, d] of the same T tokens, got {shapes}{fewer}")
     if is_watched(given[0]):
         raise ValueError(
             "documents are counted before anything runs, which a traced program cannot: call"
@@ -200,7 +237,7 @@ def _check(*given: torch.Tensor) -> None:
         )
 
 
-def _ends(offsets: torch.Tensor, tokens: int) -> list[int]:
+def _ends(offsets: torch.Tensor, tokens: int, name: str) -> list[int]:
     """Where documents begin and end; raises unless that is from 0 up to the number of tokens."""
     given: object = offsets
     if not isinstance(given, torch.Tensor) or given.dtype not in INTEGERS or given.dim() != 1:
@@ -209,12 +246,12 @@ def _ends(offsets: torch.Tensor, tokens: int) -> list[int]:
             if isinstance(given, torch.Tensor)
             else type(given).__name__
         )
-        raise TypeError(f"cu_seqlens must be a tensor of integers [documents + 1], got {what}")
+        raise TypeError(f"{name} must be a tensor of integers [documents + 1], got {what}")
     ends: list[int] = offsets.tolist()
     if not ends or ends[0] != 0 or ends[-1] != tokens or ends != sorted(ends):
         shown = f"{ends[:4]} …" if len(ends) > 4 else f"{ends}"
         raise ValueError(
-            f"cu_seqlens must ascend from 0 to the number of tokens, {tokens}, got {shown}"
+            f"{name} must ascend from 0 to the number of tokens, {tokens}, got {shown}"
         )
     return ends
 

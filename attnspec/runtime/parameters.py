@@ -71,6 +71,19 @@ class Learner(nn.Module):
                 _start(self.learned(name), part, None)
         self._waits = False
 
+    def check_sizes(self, q: torch.Tensor, v: torch.Tensor | None) -> None:
+        """Raises ValueError for heads of another size than what is learned was made for."""
+        given = {"d": ("q", q), "d_v": ("v", v)}
+        for (owner, part), name in self._parts.items():
+            for entry, size in zip(part.shape, self.learned(name).shape[2:], strict=False):
+                called, tensor = given.get(str(entry), ("", None))
+                if tensor is not None and tensor.shape[3] != size:
+                    raise ValueError(
+                        f"`{owner}` has learned `{name}` for heads of {size} numbers: {called} must"
+                        f" be [B, H, n, {size}], got {list(tensor.shape)}; build a module with"
+                        f" head_size={tensor.shape[3]} for these"
+                    )
+
     def learned(self, name: str) -> torch.Tensor:
         """A parameter, or a buffer, by its name."""
         return cast(torch.Tensor, getattr(self, name))

@@ -203,8 +203,9 @@ class SteppedAttention:
     ) -> None:
         """Some heads, q [c R, n_q, d], k and v [c, n_k, d], whose samples have the same padding
         [n_k]: fills in their output and log-sum-exps."""
-        q, out, lse, k, v = tensors
+        q, result, lse, k, v = tensors
         wide = lse.dtype
+        out = self._summing(result, wide, "merged results")
         for number, step in enumerate(self.steps):
             k_now, v_now = step.keys.take(k, "keys"), step.keys.take(v, "values")
             q_now = step.queries.take(q, "queries")
@@ -231,6 +232,15 @@ class SteppedAttention:
                 put(*into, piece, found, sums)
             step.queries.put(out, into[0])
             step.queries.put(lse, into[1])
+        if out is not result:
+            result.copy_(out)
+
+    def _summing(self, x: torch.Tensor, wide: torch.dtype, use: str) -> torch.Tensor:
+        """Where the shares of steps add up to x, which is zero at first: itself, or a wider buffer
+        where several steps meet, so that a sum is rounded once."""
+        if x.dtype == wide or len(self.steps) < 2:
+            return x
+        return scratch(use, tuple(x.shape), wide).zero_()
 
     def _scores(
         self, part: Part, ratio: int, tables: Mapping[str, torch.Tensor] | None
@@ -309,8 +319,9 @@ class SteppedAttention:
     ) -> list[torch.Tensor]:
         """Some heads: fills in the gradients of q, k and v, returns those of tables."""
         grad, q, out, lse, k, v = tensors
-        grad_q, *targets = into
+        of_q, *targets = into
         wide = lse.dtype
+        grad_q = self._summing(of_q, wide, "sums of query gradients")
         of_tables: list[torch.Tensor] = []
         for step in self.steps:
             keys = step.backward_keys
@@ -338,6 +349,8 @@ class SteppedAttention:
             if keys.ordered is not None:
                 for target, found in zip(targets, sums, strict=True):
                     keys.ordered.add(target, found)
+        if grad_q is not of_q:
+            of_q.copy_(grad_q)
         return of_tables
 
 

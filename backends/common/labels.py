@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from attnspec.graphs.across import Across
 from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
 from attnspec.graphs.patterns.full import Full
 from attnspec.graphs.patterns.same import Same
@@ -52,7 +53,7 @@ def _bound(relation: Relation, most: bool, unknown: Callable[[Relation], bool]) 
         case Complement(term):
             found = _bound(term, not most, unknown)
             return {ALL: NONE, NONE: ALL}.get(found) or Complement(found)
-        case Transpose(term) | Shift(term):
+        case Transpose(term) | Shift(term) | Across(term):
             return replace(relation, term=_bound(term, most, unknown))
         case _:
             return ALL if most else NONE

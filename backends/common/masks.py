@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 
+from attnspec.graphs.across import Across
 from attnspec.graphs.gathered import Gathered
 from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
 from attnspec.graphs.patterns.causal import Causal
@@ -169,9 +170,10 @@ def mask_plan(
             moved = [np.where((at >= low) & (at < high), at - by, 0) for at in (q, k)]
             bounds = Static(torch.from_numpy(inside).to(device))
             return Joined("&", (bounds, mask_plan(term, moved[0], moved[1], n, device)))
-        case Gathered(term, length):
-            real, own, known = relation.places(q, k)
-            bounds = Static(torch.from_numpy(np.asarray(real)).to(device))
+        case Gathered(term) | Across(term):
+            inside, own, known = relation.places(q, k)
+            bounds = Static(torch.from_numpy(np.asarray(inside)).to(device))
+            length = relation.length
             within = Within(mask_plan(term, own, known, length, device), length)
             return Joined("&", (bounds, within))
         case _:

@@ -32,21 +32,23 @@ def in_one_frame(
 
 
 def merged(first: Partial, second: Partial) -> Partial:
-    """Both results as one."""
+    """Both results as one, in the type of the first."""
     top, weights = in_one_frame(torch.stack([first[1], second[1]]), 0)
     total = weights.sum(0)
     # a row without a key keeps 0, and the gradient of a logarithm of 0 is no number
     total = total.masked_fill(total == 0, 1.0)
-    share = (weights[1] / total)[..., None].to(first[0].dtype)
-    return torch.lerp(first[0], second[0], share), top[0] + torch.log(total)
+    share = (weights[1] / total)[..., None]
+    one, other = first[0].to(share.dtype), second[0].to(share.dtype)
+    return torch.lerp(one, other, share).to(first[0].dtype), top[0] + torch.log(total)
 
 
 def merge(into: Partial, more: Partial) -> None:
-    """The same of two parts in place, without derivatives and in four calls."""
+    """The same of two parts in place, without derivatives and in four calls; `into` has the type of
+    its log-sum-exps, so that no small share is rounded away."""
     (out, lse), (other, sums) = into, more
     # -inf less -inf is no number: there is no key
     share = torch.sigmoid(sums - lse).nan_to_num_()[..., None]
-    out.lerp_(other, share.to(out.dtype))
+    out.lerp_(other.to(out.dtype), share)
     torch.logaddexp(lse, sums, out=lse)
 
 
@@ -55,10 +57,10 @@ def with_zero(found: Partial, logit: torch.Tensor | None = None, in_place: bool 
     `softmax1`. `in_place` changes the output, and there are no derivatives."""
     out, lse = found
     above = lse if logit is None else lse - logit
-    share = torch.sigmoid(above)[..., None].to(out.dtype)
+    share = torch.sigmoid(above)[..., None]
     total = functional.softplus(above, threshold=_EXACT)
     total = total if logit is None else total + logit
-    return out.mul_(share) if in_place else out * share, total
+    return out.mul_(share) if in_place else (out * share).to(out.dtype), total
 
 
 _EXACT = 40.0

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from attnspec.graphs.across import Across
 from attnspec.graphs.gathered import Gathered
 from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
 from attnspec.graphs.patterns.full import Full
@@ -65,7 +66,7 @@ def _joined(kind: type[Union] | type[Intersection], terms: tuple[Relation, ...])
 
 
 def _condition(
-    term: Relation, around: tuple[Transpose | Shift, ...], parts: list[Relation]
+    term: Relation, around: tuple[Transpose | Shift | Across, ...], parts: list[Relation]
 ) -> Relation:
     """A term with static parts by their numbers; `around` it, the first outermost, stand operators
     that are brought to its leaves, so that every part is one of the sequence as it is."""
@@ -87,7 +88,7 @@ def _condition(
                 return found
             # what an operator puts nothing at is not in the complement either
             return Intersection((_condition(Full(), around, parts), found))
-        case Transpose(inner) | Shift(inner):
+        case Transpose(inner) | Shift(inner) | Across(inner):
             return _condition(inner, (*around, term), parts)
         case Gathered():
             raise GatheredError("it reads inputs in the numbering of another sequence")
@@ -95,7 +96,7 @@ def _condition(
             return _within(term, around)
 
 
-def _within(term: Relation, around: tuple[Transpose | Shift, ...]) -> Relation:
+def _within(term: Relation, around: tuple[Transpose | Shift | Across, ...]) -> Relation:
     for operator in reversed(around):
         term = replace(operator, term=term)
     return term

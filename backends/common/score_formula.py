@@ -39,6 +39,11 @@ class Blocks:
     kept: torch.Tensor | None = None
 
 
+def widened(x: torch.Tensor) -> torch.Tensor:
+    """A tensor in the type that sums are kept in: float32 for the half types."""
+    return x.float() if x.dtype in HALF else x
+
+
 def scale_of(work: Work, size: int) -> float:
     """The factor of the scores for heads of a size."""
     if work.scale is not None:
@@ -49,7 +54,7 @@ def scale_of(work: Work, size: int) -> float:
 def slopes_of(changes: Sequence[Change], heads: Sequence[int]) -> dict[Alibi, list[float]]:
     """The slope of each head for every `alibi` among the changes."""
     return {
-        change: [2.0 ** (-8.0 * (head + 1) / change.heads) for head in heads]
+        change: [change.slopes[head] for head in heads]
         for change in changes
         if isinstance(change, Alibi)
     }
@@ -103,8 +108,7 @@ class Formula:
         a query has no key; None for weights that are no softmax."""
         batch, keys, repeat, groups, rows, _ = q.shape
         given = q.dtype
-        if given in HALF:
-            q, k, v = q.float(), k.float(), v.float()
+        q, k, v = widened(q), widened(k), widened(v)
         if self.work.unit_keys:
             k = unit(k)
         # the query heads of one key head are more rows of one product, so that keys are not copied

@@ -9,6 +9,8 @@ import torch
 from attnspec.backends.decided.ranking import softmax
 from attnspec.backends.decided.rows import Part, Rows
 
+LARGEST = torch.finfo(torch.float32).max
+
 
 @dataclass(frozen=True, eq=False)
 class Scores:
@@ -27,6 +29,9 @@ class Scores:
     @staticmethod
     def of(rows: Rows, scorer: str, exact: bool) -> Scores:
         keys = rows.keys()
+        if scorer == "bound":
+            # 0 times an infinite key is 0: it bounds nothing
+            keys = keys.clamp(-LARGEST, LARGEST)
         once = scorer in ("mean", "bound") and not exact
         pooled = _pooled(rows, keys, scorer) if once else ()
         return Scores(rows, scorer, exact, keys, pooled)
@@ -93,7 +98,7 @@ def _pooled(rows: Rows, keys: torch.Tensor, scorer: str) -> tuple[torch.Tensor, 
     """What stands for whole blocks [B, H_kv, blocks, d]: their mean, or least and greatest; no
     number or an infinite one where they hold no real key."""
     k = torch.unflatten(keys, 2, (rows.blocks, rows.size))
-    real = rows.seen.view(-1, 1, rows.blocks, rows.size, 1)
+    real = torch.unflatten(rows.seen, 1, (rows.blocks, rows.size))[:, None, ..., None]
     if scorer == "mean":
         return (k.sum(3) / real.sum(3),)
     return k.masked_fill(~real, torch.inf).amin(3), k.masked_fill(~real, -torch.inf).amax(3)

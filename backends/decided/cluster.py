@@ -22,7 +22,7 @@ from attnspec.backends.decided.labels import NONE_K, NONE_Q, LabelChoice
 from attnspec.backends.decided.ranking import best, first_greatest, listed, marked
 from attnspec.graphs.counter_rng import CENTROIDS, Stream, distinct
 from attnspec.graphs.patterns.cluster import Cluster
-from attnspec.lower.cache import Cache
+from attnspec.lower.cache import DRAWS, Cache
 
 KEPT = 0.999
 """How much of a centroid stays in each call of training."""
@@ -32,7 +32,9 @@ ROUNDS = 10
 KEPT_DRAWS = 8
 """How many draws of first centroids are kept."""
 
-_kept: Cache[tuple[int, int, tuple[int, ...], int, int, str], torch.Tensor] = Cache(KEPT_DRAWS)
+_kept: Cache[tuple[int, int, tuple[int, ...], int, int, str], torch.Tensor] = Cache(
+    KEPT_DRAWS, DRAWS
+)
 """The numbers drawn [1, heads, count] for seed, layer, heads, points, count and device."""
 
 MOST = 1 << 22

@@ -11,7 +11,7 @@ import torch
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.graphs.counter_rng import HASHES, Stream, normals
 from attnspec.graphs.patterns.lsh import Lsh
-from attnspec.lower.cache import Cache
+from attnspec.lower.cache import DRAWS, Cache
 
 KEPT = 8
 """How many sets of rotations are kept."""
@@ -26,7 +26,7 @@ too few rows would be looked at together."""
 Wanted: TypeAlias = "tuple[int, int, tuple[int, ...], int, int, int]"
 """Seed, layer, heads, rounds, size of a head, columns."""
 
-_kept: Cache[tuple[Wanted, str], torch.Tensor] = Cache(KEPT)
+_kept: Cache[tuple[Wanted, str], torch.Tensor] = Cache(KEPT, DRAWS)
 
 
 def rotations(wanted: Wanted, device: torch.device) -> torch.Tensor:

@@ -92,12 +92,14 @@ class DenseKernel:
 
     def _mean(self, rounds: list[Call], outs: list[torch.Tensor]) -> torch.Tensor:
         """The mean of the outputs [B, K, R, n_q, d_v] of the rounds in which a query has a key."""
-        total, count = torch.zeros_like(outs[0]), torch.zeros_like(outs[0][..., :1])
+        wide = torch.promote_types(outs[0].dtype, torch.float32)
+        total = torch.zeros_like(outs[0], dtype=wide)
+        count = torch.zeros_like(total[..., :1])
         for call, out in zip(rounds, outs, strict=True):
             total = total + out
             read = _by_key_head(self.mask(call).any(-1, keepdim=True), out)
             count = count + (0 if read is None else read[:, :, :, 0])
-        return total / count.clamp_min(1)
+        return (total / count.clamp_min(1)).to(outs[0].dtype)
 
 
 def _rounds(work: Work, call: Call) -> Iterator[Call]:

@@ -21,7 +21,7 @@ from attnspec.backends.bands.kernel import ByTiles
 from attnspec.backends.common.exact import grouped, is_plain
 from attnspec.backends.common.flash import rows_of_size
 from attnspec.backends.common.merging import merged, with_zero
-from attnspec.backends.common.score_formula import bucket_table, scale_of, slopes_of
+from attnspec.backends.common.score_formula import bucket_table, scale_of, slopes_of, widened
 from attnspec.backends.flex.attention import Blocks, Kind, Sides, attend, blocks_of
 from attnspec.backends.flex.block_lists import BLOCK, BYTES_MOST, BlockLists, block_lists
 from attnspec.backends.flex.conditions import Shape, condition_of, in_blocks
@@ -126,10 +126,14 @@ class FlexKernel(ByTiles):
         keys = 1 if decided else k.shape[1]
         if len(self.steps) > 1 and not self.finds_lse:
             raise ValueError("without log-sum-exps the results of several steps are not merged")
+        if len(self.steps) > 1:
+            # gradients of the steps add up in float32
+            parts = [widened(x) for x in parts]
         found: tuple[torch.Tensor, torch.Tensor] | None = None
         for step in self.steps:
             asked = Asked(numbers=band) if band else self.asked(step, call, len(q))
-            out, lse = step(kind, parts, keys, call.padding, asked, changes)
+            mine = [x.to(q.dtype) for x in parts]
+            out, lse = step(kind, mine, keys, call.padding, asked, changes)
             if lse is None:
                 lse = out.new_zeros(out.shape[:-1])
             if len(self.steps) > 1:

@@ -91,9 +91,11 @@ class ListedKernel(SoftmaxKernel):
     ) -> torch.Tensor:
         """The mean of the outputs of the rounds in which a query has a key."""
         found = [super(ListedKernel, self).partial(q, self._keys(k), v, each) for each in rounds]
-        there = [(lse > -math.inf).to(q.dtype)[..., None] for _, lse in found]
-        total = sum(out * some for (out, _), some in zip(found, there, strict=True))
-        return total / torch.stack(there).sum(0).clamp(min=1)
+        there = [(lse > -math.inf).to(lse.dtype)[..., None] for _, lse in found]
+        total = torch.stack([out * some for (out, _), some in zip(found, there, strict=True)]).sum(
+            0
+        )
+        return (total / torch.stack(there).sum(0).clamp(min=1)).to(q.dtype)
 
     def _keys(self, k: torch.Tensor) -> torch.Tensor:
         return unit(k) if self.work.unit_keys else k

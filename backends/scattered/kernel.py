@@ -19,7 +19,14 @@ from torch.nn import functional
 from attnspec.backends.common.contention import shared
 from attnspec.backends.common.exact import grouped
 from attnspec.backends.common.pieces import PIECE
-from attnspec.backends.common.score_formula import HALF, Blocks, Formula, scale_of, shares
+from attnspec.backends.common.score_formula import (
+    HALF,
+    Blocks,
+    Formula,
+    scale_of,
+    shares,
+    widened,
+)
 from attnspec.backends.common.torch_modes import apart, derivatives, is_transformed
 from attnspec.backends.scattered.products import EdgeProducts, scores, to_queries
 from attnspec.layout.edge_list import EdgeLayout, Rows
@@ -254,8 +261,7 @@ class ScatteredKernel:
         """The output [B, K, R, n_q, e] from scores of all heads and edges, and its log-sum-exps
         [B, K, R, n_q], if there are any."""
         kept = q.dtype
-        if kept in HALF:
-            q, k, v = q.float(), k.float(), v.float()
+        q, k, v = widened(q), widened(k), widened(v)
         found = scores(q * scale_of(self.work, q.shape[-1]), k, products)
         weights, sums = [], []
         for group in self.groups:
@@ -273,7 +279,9 @@ class ScatteredKernel:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The same, for which keys and values of all edges are copied."""
         batch, keys, repeat, rows, size = q.shape
-        outs, sums = [], []
+        kept, outs, sums = q.dtype, [], []
+        # gradients of a key that many queries read add up in float32
+        q, k, v = widened(q), widened(k), widened(v)
         for group in self.groups:
             count, width = group.shape
             per_query = max(1, batch * keys * width * max(size, v.shape[-1], repeat))
@@ -298,7 +306,7 @@ class ScatteredKernel:
             out, lse = self.formula.partial(*none, Blocks(None, None), call)
             outs.append(out.squeeze(4))
             sums.append(lse)
-        out = torch.cat(outs, 3)
+        out = torch.cat(outs, 3).to(kept)
         out = out if self.back is None else out.index_select(3, self.back)
         return out, self._in_order(sums, q[..., 0])
 

@@ -22,7 +22,7 @@ from attnspec.backends.common.pieces import (
     keys_of,
     rows_of,
 )
-from attnspec.backends.common.score_formula import Blocks, Formula, scale_of
+from attnspec.backends.common.score_formula import Blocks, Formula, scale_of, widened
 from attnspec.backends.common.torch_modes import is_transformed
 from attnspec.layout.runs import Run
 from attnspec.lower.work import Call, Work
@@ -69,10 +69,14 @@ class TiledKernel:
         """The output [B, K, R, n_q, d_v] of q [B, K, R, n_q, d]."""
         if not self._fuses(q, k, v):
             return self.composed(q, k, v, call)[0]
-        outs = [
-            self._sdpa(rows_of(q, piece), keys_of(k, piece), keys_of(v, piece), piece, call)
-            for piece in self._pieces(q, k)
-        ]
+        kind = q.dtype
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+            # gradients of what several pieces read add up in float32
+            q, k, v = widened(q), widened(k), widened(v)
+        outs = []
+        for piece in self._pieces(q, k):
+            parts = rows_of(q, piece), keys_of(k, piece), keys_of(v, piece)
+            outs.append(self._sdpa(*(x.to(kind) for x in parts), piece, call))
         if not outs:
             return self._nothing(q, k, v, call)[0]
         return self._in_order([out.flatten(3, 4) for out in outs])
@@ -88,18 +92,19 @@ class TiledKernel:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The same by the formula, and its log-sum-exps [B, K, R, n_q], if there are any."""
-        outs, sums = [], []
+        kind, outs, sums = q.dtype, [], []
+        q, k, v = widened(q), widened(k), widened(v)
         for piece in self._pieces(q, k):
             parts = rows_of(q, piece), keys_of(k, piece), keys_of(v, piece)
             queries = piece.run.queries[piece.rows].view(piece.blocks, -1)
             left = kept(call, q.shape[:3], queries, piece.run.keys(piece))
             blocks = replace(self.blocks(piece, call), kept=left)
             out, lse = self.formula.partial(*parts, blocks, call)
-            outs.append(out.flatten(3, 4))
+            outs.append(out.flatten(3, 4).to(kind))
             if lse is not None:
                 sums.append(lse.flatten(3, 4)[..., None])
         if not outs:
-            return self._nothing(q, k, v, call)
+            return self._nothing(q.to(kind), k, v, call)
         if not sums:
             return self._in_order(outs), None
         empty = 0.0 if self.work.normalize == "softmax1" else -torch.inf

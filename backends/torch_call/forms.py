@@ -32,7 +32,14 @@ def form_of(work: Work) -> Form:
     """The least that must be said of a work's pairs; what is known at a call is a mask."""
     if work.reads or work.decided:
         return Form.MASK
-    return _form(work.relation, work.n_q, work.n_k)
+    return _of_scale(work, _form(work.relation, work.n_q, work.n_k))
+
+
+def _of_scale(work: Work, form: Form) -> Form:
+    """The form, with a mask in place of `is_causal` where scores are not multiplied with something
+    positive: torch multiplies the -inf of later keys, too."""
+    negative = work.scale is not None and work.scale <= 0
+    return Form.MASK if form is Form.CAUSAL and negative else form
 
 
 @lru_cache(maxsize=256)
@@ -58,11 +65,12 @@ def _short_form(relation: Relation, n_q: int, n_k: int) -> Form:
     return Form.CAUSAL if causal else Form.MASK
 
 
-def form_below(relation: Relation, longest: int, n: int) -> Form:
-    """The form of the pairs between the first n of so many positions, where that of all is a mask
+def form_below(work: Work, n: int) -> Form:
+    """The form of the pairs between the first n positions of a work, where that of all is a mask
     and pairs are the same."""
-    every, causal = _ends(relation, longest)
-    return Form.NOTHING if n <= every else Form.CAUSAL if n <= causal else Form.MASK
+    every, causal = _ends(work.relation, work.n_k)
+    form = Form.NOTHING if n <= every else Form.CAUSAL if n <= causal else Form.MASK
+    return _of_scale(work, form)
 
 
 @lru_cache(maxsize=256)

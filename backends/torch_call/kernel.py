@@ -7,11 +7,13 @@ the call to that range; other padding, and that of short sequences, is part of t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
+from threading import Lock
 from typing import Self, cast
-from weakref import ref
+from weakref import WeakValueDictionary, ref
 
 import numpy as np
 import torch
@@ -24,7 +26,6 @@ from attnspec.backends.common.score_formula import scale_of, slopes_of
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.torch_call.forms import Form, all_pairs, form_below
-from attnspec.graphs.relation import Relation
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import Alibi, Call, Work
 
@@ -35,11 +36,8 @@ LARGE = 1 << 22
 """Scores from which on plain softmax goes through `scaled_dot_product_attention` on other devices:
 it keeps none of them, but has no second derivative."""
 
-MASKS = 16
-"""Masks that are kept: the layers of a model share one."""
-
 PADDED = 32
-"""Paddings of graphs whose masks are kept, of at most `SMALL` numbers each: the layers of a model
+"""Paddings whose masks are kept, of at most `SMALL` numbers each, of all kernels together: layers
 are called with one, and each asks for it again in its backward."""
 
 RANGED = 4
@@ -109,19 +107,20 @@ class TorchCallKernel(SoftmaxKernel):
         self.masks = len(heads) if work.changes else 1
         # with parts of the kernel's own mask, and so gone when it is
         self._ranged: Cache[tuple[object, ...], tuple[Part, ...] | None] = Cache(RANGED)
+        self.padded: dict[tuple[object, ...], tuple[Part, ...]] = {}
         self._longer: TorchCallKernel | None = None
 
     def below(self, n: int) -> Self:
         """That of the first n positions alone, between which pairs are the same."""
         found = self._cut(n)
         if self.form is Form.MASK:
-            found.form = form_below(self.work.relation, self.work.n_k, n)
+            found.form = form_below(self.work, n)
         return found
 
     def _cut(self, n: int) -> Self:
         found = self.at(n)
         found._longer, found._biases, found._whole = self, {}, {}
-        found._ranged = Cache(RANGED)
+        found._ranged, found.padded = Cache(RANGED), {}
         return found
 
     def build_differentiable(self) -> DenseKernel:
@@ -200,7 +199,7 @@ class TorchCallKernel(SoftmaxKernel):
         key = kind, padding.shape, padding.numpy().tobytes()
         if len(padding) * self.masks * self.work.n_q * self.work.n_k <= SMALL:
             build = partial(self._masked, padding, kind)
-            return _padded_masks.get((ref(self), *key), lambda: apart(build))
+            return _padded_masks.get(self, key, lambda: apart(build))
         found = self._ranged.get(key, lambda: apart(partial(self._in_ranges, padding, kind)))
         # masks as large as this are not kept
         return self._masked(padding, kind) if found is None else found
@@ -313,7 +312,40 @@ class JoinedCall(JoinedKernel, TorchCallKernel):
         return Bias(torch.cat([mask.expand(-1, count, -1, -1) for mask, count in masks], 1))
 
 
-_padded_masks: Cache[tuple[object, ...], tuple[Part, ...]] = Cache(PADDED)
+class PaddedMasks:
+    """The masks of the paddings used last, by all kernels; each goes with the kernel it is of."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._last: OrderedDict[tuple[ref[TorchCallKernel], tuple[object, ...]], None]
+        self._last = OrderedDict()
+
+    def get(
+        self,
+        kernel: TorchCallKernel,
+        key: tuple[object, ...],
+        build: Callable[[], tuple[Part, ...]],
+    ) -> tuple[Part, ...]:
+        """The parts of a kernel for a padding, built if they are not kept."""
+        parts = kernel.padded.get(key)
+        if parts is None:
+            parts = build()
+        with self._lock:
+            kernel.padded[key] = parts
+            self._last[ref(kernel), key] = None
+            self._last.move_to_end((ref(kernel), key))
+            while len(self._last) > PADDED:
+                (of, oldest), _ = self._last.popitem(last=False)
+                owner = of()
+                if owner is not None:
+                    owner.padded.pop(oldest, None)
+        return parts
+
+
+_padded_masks = PaddedMasks()
+
+_masks: WeakValueDictionary[tuple[object, ...], Bias] = WeakValueDictionary()
+"""The masks of kernels that live: the layers of a model share one."""
 
 
 def _attended(
@@ -339,13 +371,12 @@ def _differentiated(
 
 def _mask_of(work: Work, kind: torch.dtype) -> Bias:
     """0 for a pair of a work, -inf for another: [1, 1, n_q, n_k]."""
-    return _mask(work.relation, work.n_q, work.n_k, kind)
-
-
-@lru_cache(maxsize=MASKS)
-def _mask(relation: Relation, n_q: int, n_k: int, kind: torch.dtype) -> Bias:
-    held = torch.from_numpy(np.array(all_pairs(relation, n_q, n_k)))
-    return Bias(_added(held[None, None], kind))
+    key = work.relation, work.n_q, work.n_k, kind
+    mask = _masks.get(key)
+    if mask is None:
+        held = torch.from_numpy(np.array(all_pairs(work.relation, work.n_q, work.n_k)))
+        mask = _masks[key] = Bias(_added(held[None, None], kind))
+    return mask
 
 
 def _added(mask: torch.Tensor, kind: torch.dtype) -> torch.Tensor:

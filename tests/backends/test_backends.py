@@ -240,10 +240,25 @@ def formula(normalize: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tens
 SCORES = {
     "softcap": "score softcap(cap = 2)",
     "alibi": "score alibi()",
+    "slopes": "score alibi(slopes = [0.3, -0.2, 0, 2])",
     "both": "score alibi() score softcap(cap = 3)",
     "bias": "score bias(buckets = 8, max_distance = 30)",
     "scale": "scale 1 / (2 + n)",
 }
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 6, 12, 40])
+def test_alibi_has_the_slopes_of_its_paper(heads: int) -> None:
+    """For a spec that says the number of heads, and for one that takes that of the call."""
+    q, k, v = (torch.randn(1, heads, 9, 4, dtype=torch.float64) for _ in range(3))
+    low = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * (h + 1) / low) for h in range(low)]
+    slopes += [2 ** (-8 * (h + 1) / (2 * low)) for h in range(0, 2 * low, 2)][: heads - low]
+    gap = (torch.arange(9)[:, None] - torch.arange(9)).abs()
+    scores = q @ k.mT / 2 - torch.tensor(slopes, dtype=torch.float64)[:, None, None] * gap
+    for said in ("", f"heads {heads}"):
+        out = module_of(f"{said} attend full score alibi()", "auto")(q, k, v)
+        torch.testing.assert_close(out, scores.softmax(-1) @ v)
 
 
 def changed_scores(scores: torch.Tensor, name: str, table: torch.Tensor | None) -> torch.Tensor:
@@ -257,6 +272,9 @@ def changed_scores(scores: torch.Tensor, name: str, table: torch.Tensor | None) 
             return 2 * torch.tanh(scores / 2)
         case "alibi":
             return scores + alibi
+        case "slopes":
+            given = torch.tensor([0.3, -0.2, 0.0, 2.0], dtype=scores.dtype)
+            return scores - given[:, None, None] * gap.abs()
         case "both":
             return 3 * torch.tanh((scores + alibi) / 3)
         case "bias" if table is not None:

@@ -262,7 +262,8 @@ CHANGED = (
     "causal attend window(before = isqrt(n), after = 0) | residue(step = isqrt(n))",
     "attend global(first(3)) | window(radius = 9)",
     "attend where(k < q // 2) normalize softmax1",
-    "heads 4 causal attend window(before = 90, after = 0) score softcap(cap = 2.0) score alibi()",
+    "heads 4 causal attend window(before = 90, after = 0) score softcap(cap = 2.0)"
+    " score alibi(slopes = [1, 0.1, 0, -0.1])",
     "causal input x: ids attend same(x)",
     "input x: ids input y: ids attend same(x) & same(y) & (window(radius = 9) | residue(step = 7))",
     "heads 4 attend block(size = 100) scale 0.3 score bias(buckets = 8, max_distance = 64)",

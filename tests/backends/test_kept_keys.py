@@ -33,7 +33,7 @@ def graph(name: str) -> tuple[Work, Keeper, np.ndarray]:
     reach = look_back(relation)
     assert reach is not None
     keeper = Keeper(reach, (0,), torch.device("cpu"))
-    return Work(relation, 1, N, changes=(Alibi(1),)), keeper, definition(relation, N)
+    return Work(relation, 1, N, changes=(Alibi((0.00390625,)),)), keeper, definition(relation, N)
 
 
 def numbered(low: int, high: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -27,7 +27,7 @@ from attnspec.graphs.patterns.window import Window
 from attnspec.graphs.relation import decided_in
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.lower.rates import Rates
-from attnspec.lower.work import Alibi, Bias, Call, Softcap, Work
+from attnspec.lower.work import Alibi, Bias, Call, Softcap, Work, alibi_slopes
 from attnspec.spec import parse
 from benchmarks.accuracy.costs import peak_bytes
 
@@ -94,7 +94,7 @@ def test_compositions(name: str) -> None:
 def changed_works() -> dict[str, dict[str, object]]:
     return {
         "softcap": {"changes": (Softcap(2.0),)},
-        "alibi": {"changes": (Alibi(4),)},
+        "alibi": {"changes": (Alibi(alibi_slopes(4)),)},
         "bias": {"changes": (Bias(8, 20, True, "bias_0"), Softcap(3.0))},
         "softmax1": {"normalize": "softmax1"},
         "scale": {"scale": 0.7},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from attention_checks import module_of, spec_of, tensors, with_gradients
@@ -74,10 +76,10 @@ def test_layers_share_a_mask() -> None:
 )
 def test_the_first_positions_have_the_form_of_their_own_pairs(graph: str) -> None:
     longest = 9
-    relation = spec_of(f"attend {graph}").relation(longest)
+    whole = Work(spec_of(f"attend {graph}").relation(longest), longest, longest)
     for n in range(1, longest + 1):
         meant = forms.form_of(Work(spec_of(f"attend {graph}").relation(n), n, n))
-        assert forms.form_below(relation, longest, n) is meant, n
+        assert forms.form_below(whole, n) is meant, n
 
 
 def work_of(body: str, n: int) -> Work:
@@ -140,3 +142,45 @@ def test_what_needs_a_larger_mask_than_is_kept_is_refused(monkeypatch: pytest.Mo
 def test_what_torch_cannot_say_is_refused(body: str, reason: str | None) -> None:
     found = refusal(body, 8)
     assert found is None if reason is None else reason in str(found)
+
+
+@pytest.mark.parametrize("normalize", ["softmax", "softmax1"])
+@pytest.mark.parametrize("scale", ["0", "-1.5", "1e-30"])
+def test_causal_scores_of_any_scale_are_numbers(scale: str, normalize: str) -> None:
+    body = f"causal attend full scale {scale} normalize {normalize}"
+    padding = torch.arange(70) < torch.tensor([[40], [70]])
+    for real in (None, padding):
+        found = []
+        for name in ("torch", "dense"):
+            q, k, v = torch.linspace(-1, 1, 3 * 2 * 70 * 4).cos().view(3, 2, 1, 70, 4).unbind(0)
+            leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+            out = module_of(body, name)(*leaves, key_padding_mask=real)
+            found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+        torch.testing.assert_close(*found)
+
+
+def bytes_alive() -> int:
+    """The bytes of all tensors that live, each storage once."""
+    gc.collect()
+    storages = (x.untyped_storage() for x in gc.get_objects() if type(x) is torch.Tensor)
+    return sum({x.data_ptr(): x.nbytes() for x in storages}.values())
+
+
+def test_masks_go_with_their_modules() -> None:
+    before = bytes_alive()
+    module = module_of("attend window(radius = 5)", "torch")
+    padding = torch.arange(500) < torch.tensor([[400], [500]])
+    module(*torch.zeros(3, 2, 1, 500, 4).unbind(0))
+    module(*torch.zeros(3, 2, 1, 500, 4).unbind(0), key_padding_mask=padding)
+    assert bytes_alive() > before + 3 * 4 * 500**2
+    del module
+    assert bytes_alive() < before + 500**2
+
+
+def test_masks_of_many_paddings_are_bounded() -> None:
+    module, before = module_of("attend window(radius = 5)", "torch"), bytes_alive()
+    for batch in range(1, 60):
+        padding = torch.arange(40).expand(batch, -1) >= batch % 40
+        module(*torch.zeros(3, batch, 1, 40, 4).unbind(0), key_padding_mask=padding)
+    # the last 32, of 28 to 59 samples, and the one without padding
+    assert bytes_alive() < before + 2 * 4 * 40**2 * sum(range(28, 61))

@@ -89,7 +89,7 @@ def test_queries_are_the_last_positions_and_share_keys(name: str) -> None:
 
 SCORES = (
     "softcap(cap = 2)",
-    "alibi() score softcap(cap = 3)",
+    "alibi(slopes = [0.5, -0.1]) score softcap(cap = 3)",
     "bias(buckets = 8, max_distance = 12)",
     "bias(buckets = 4, max_distance = 9) score softcap(cap = 1)",
 )

@@ -28,7 +28,7 @@ CHANGES: tuple[tuple[Change, ...], ...] = (
     (),
     (),
     (Softcap(2.0),),
-    (Alibi(4),),
+    (Alibi((0.25, 0.0625, -0.1, 0.004)),),
     (Bias(6, 9, True, "table"),),
     (Bias(4, 12, False, "table"), Softcap(1.5)),
 )

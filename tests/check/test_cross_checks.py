@@ -179,3 +179,11 @@ def test_a_layout_with_another_offset_is_found(monkeypatch: pytest.MonkeyPatch) 
     found = verify(spec.program, 40, m=33, module=module)
     assert not found.ok
     assert any("queries are counted from 7 on" in str(check.fault) for check in found.faults)
+
+
+def test_lints_say_that_they_look_at_as_many_queries_as_keys() -> None:
+    (found,) = attnspec.parse("attention a { cross attend where(q >= 3 and k <= q) }").check()
+    assert found.help == "`| columns(first(1))` gives every query the first key"
+    assert "m = n" in found.notes[-1]
+    spec = attnspec.parse("attention a { cross attend where(k < q) require degree <= 3 }")
+    assert all("m = n" in each.notes[-1] for each in spec.check())

@@ -142,7 +142,7 @@ def test_flex_attention_computes_the_spec() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        "heads 2 causal attend window(before = 20, after = 0) score alibi()",
+        "heads 2 causal attend window(before = 20, after = 0) score alibi(slopes = [0.3, 0.7])",
         "heads 2 attend residue(step = 3) score softcap(cap = 2) score alibi() scale 1 / n",
         "layers 2 attend full layer 1 { attend full scale 0.7 score softcap(cap = 1) }",
         "attend full",

@@ -203,6 +203,17 @@ ON_GPU = (
 )
 
 
+@pytest.mark.parametrize(
+    "body", ["attend full", "heads 3 attend full score alibi(slopes = [0.5, 0, -0.1])"]
+)
+def test_a_file_has_the_slopes_of_alibi(body: str) -> None:
+    spec = spec_of(f"causal {body} score alibi()")
+    ours, alone = spec.compile().double(), run(spec)["Sample"]().double()
+    for heads in {spec.heads or 4, spec.heads or 6}:
+        q, k, v = torch.randn(3, 1, heads, 9, 4, dtype=torch.float64)
+        torch.testing.assert_close(alone(q, k, v), ours(q, k, v))
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize(
     "body", [*ON_GPU[::4], *(pytest.param(body, marks=pytest.mark.slow) for body in ON_GPU[1:4])]
@@ -331,6 +342,7 @@ BODIES = (
     "causal attend gmlp(max_length = 200)",
     "causal attend synthesizer(max_length = 200, products = true)",
     "heads 2 attend synthesizer(max_length = 200, kind = factorized_dense, products = true)",
+    "input p: length causal attend where(k < p or (p - k) % 7 == 3 and max(k, p) < 40)",
 )
 
 

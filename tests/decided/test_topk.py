@@ -482,3 +482,21 @@ def test_the_best_of_many_are_found_by_their_groups(kind: str, width: int, budge
         pad = torch.nn.functional.pad
         both = (pad(x, (wide - x.shape[-1], 0), value=-1) for x in (found, ranked))
         assert torch.equal(*both)
+
+
+@pytest.mark.parametrize("score", ["mean", "bound", "max"])
+def test_padding_alone_chooses_nothing(score: str) -> None:
+    spec = attnspec.parse(f"attention a {{ attend topk(blocks = 2, size = 4, score = {score}) }}")
+    q = torch.ones(2, 1, 9, 4, requires_grad=True)
+    for real in (torch.zeros(2, 9, dtype=torch.bool), torch.tensor([[False], [True]]).repeat(1, 9)):
+        out = spec.compile()(q, q, q, key_padding_mask=real)
+        assert torch.equal(out[~real.any(1)], torch.zeros_like(out[~real.any(1)]))
+        assert torch.autograd.grad(out.sum(), q)[0].isfinite().all()
+
+
+def test_an_infinite_key_bounds_its_block() -> None:
+    text = "attention a { attend topk(blocks = 1, size = 4, queries = 1, score = bound) }"
+    k = torch.zeros(1, 1, 12, 2)
+    k[..., 4:8, 1], k[..., 9, :] = 1.0, torch.inf
+    read = attnspec.parse(text).compile().pairs(torch.tensor([-1.0, 1.0]).expand(1, 1, 12, 2), k)
+    assert read[0, 0, 0].nonzero()[:, 0].tolist() == [8, 9, 10, 11]

@@ -167,6 +167,7 @@ def test_a_text_beyond_the_limits_has_no_words() -> None:
         ("attention a { normalize @", {"softmax", "softmax1"}, {"n", "favor"}),
         ("attention a { score @", {"alibi", "softcap", "bias"}, {"window"}),
         ("attention a { score softcap(@", {"cap"}, {"window"}),
+        ("attention a { score alibi(@", {"slopes"}, {"cap"}),
         ("attention a { sequence @", {"grid"}, {"window"}),
         ("attention a { layers 2 layer @", {"even", "odd", "all"}, {"window", "attend"}),
         ("attention a { require @", {"causal", "stable", "degree", "reach"}, {"attend"}),

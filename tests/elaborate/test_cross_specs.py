@@ -51,6 +51,7 @@ def problem(body: str) -> Diagnostic:
         ("cross attend nystrom()", "nystrom()", "segments of one sequence"),
         ("cross attend fourier()", "fourier()", "mixes the positions of one sequence"),
         ("cross attend full score alibi()", "alibi()", "the distance q - k"),
+        ("cross heads 1 attend full score alibi(slopes = [1])", "alibi(slopes = [1])", "distance"),
         ("cross heads 2 attend full score bias()", "bias()", "the distance q - k"),
         ("cross attend full require causal", "causal", "no key reads"),
         ("cross attend full require reach(layers = 2)", "reach(layers = 2)", "no key reads"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+import numpy as np
 import pytest
 from zoo import FILES
 
@@ -84,7 +87,6 @@ def message(body: str) -> str:
         ("attend where(if q < k)", "if", "write `a and b or not a and c`"),
         ("attend where(time <= 3)", "time", "write `q.time` or `k.time`; of tokens declare"),
         ("input time: numbers attend where(time <= 3)", "time", "write `time(q)` and `time(k)`"),
-        ("input n_read: length attend where(k < n_read)", "n_read", "`prefix(n_read)`"),
         ("input t: numbers attend where(t(q - 1) < 3)", "t(q - 1)", "at the query or the key"),
         ("input t: numbers attend window(radius = t(q))", "t(q)", "only inside `where(…)`"),
         (
@@ -146,3 +148,25 @@ def test_a_grid_says_its_one_length() -> None:
     with pytest.raises(AttnSpecError, match="got n = 64: its one length is 197, which") as no:
         Stack(spec.program).mask(64)
     assert "without -n" in str(no.value)
+
+
+@pytest.mark.parametrize(
+    "extents", ["4, 3", "H = 3, W = 3", "3, 3, stride = 2", "6, 2, stride = 4"]
+)
+def test_other_boxes_are_said_with_where(extents: str) -> None:
+    grid = "sequence grid(7, 8) attend"
+    (text,) = re.findall("write `(where.*)`", message(f"{grid} neighborhood({extents})"))[:1]
+    found = attnspec.parse(f"attention a {{ {grid} {text} }}").mask(56).reshape(7, 8, 7, 8)
+    height, width, *rest = map(int, re.findall(r"\d+", extents))
+    stride = rest[0] if rest else 1
+    for row, col in np.ndindex(7, 8):
+        first = [
+            min(max(at // stride * stride + stride // 2 - size // 2, 0), most - size)
+            for at, size, most in ((row, height, 7), (col, width, 8))
+        ]
+        meant = np.zeros((7, 8), bool)
+        meant[first[0] : first[0] + height, first[1] : first[1] + width] = True
+        assert (found[row, col] == meant).all()
+    if stride == 1 and height % 2 and width % 2:
+        named = attnspec.parse(f"attention a {{ {grid} neighborhood({height}, {width}) }}")
+        assert (named.mask(56) == found.reshape(56, 56)).all()

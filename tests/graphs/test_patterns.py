@@ -436,7 +436,7 @@ def test_grids_that_do_not_fit() -> None:
         Neighborhood((3, 3))
     with pytest.raises(RelationError, match="each of the grid's 3 axes, got 2"):
         Neighborhood((3, 3), (2, 3, 4))
-    with pytest.raises(RelationError, match="odd extents, got 4"):
+    with pytest.raises(RelationError, match=r"odd extents .*, got 4"):
         Neighborhood((3, 4), (5, 5))
     with pytest.raises(RelationError, match="extents at least 1"):
         Axial((0, 5))

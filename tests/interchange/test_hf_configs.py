@@ -39,7 +39,7 @@ MASKED: dict[str, dict[str, Any]] = {
     "Gemma2Config": {"sliding_window": 5},
     "Gemma3TextConfig": {"sliding_window": 5},
     "GptOssConfig": {"sliding_window": 5},
-    "Llama4TextConfig": {"attention_chunk_size": 7},
+    "Llama4TextConfig": {"attention_chunk_size": 7, "attn_temperature_tuning": False},
     "Qwen2Config": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 3},
     "Qwen3Config": {},
     "Olmo3Config": {"sliding_window": 3},
@@ -94,7 +94,11 @@ HUB: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert": ("ModernBertConfig", {"local_attention": 8, "global_attn_every_n_layers": 2}),
     "llama4_text": (
         "Llama4TextConfig",
-        {"attention_chunk_size": 7, "no_rope_layers": [1, 0, 1, 1, 0, 1]},
+        {
+            "attention_chunk_size": 7,
+            "no_rope_layers": [1, 0, 1, 1, 0, 1],
+            "attn_temperature_tuning": False,
+        },
     ),
 }
 
@@ -109,12 +113,12 @@ def test_a_config_of_the_hub_has_the_layers_of_its_class(kind: str) -> None:
     assert found == from_hf_config(config)
 
 
-def test_layers_of_several_kinds_need_their_types_without_transformers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_dictionary_of_a_known_type_needs_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(AttnSpecError, match="has no `layer_types`"):
+    with pytest.raises(AttnSpecError, match="needs transformers"):
         from_hf_config({"model_type": "gemma2", "num_hidden_layers": 4, "sliding_window": 5})
+    own = {"model_type": "mine", "num_hidden_layers": 1, "sliding_window": 5}
+    assert from_hf_config(own, causal=True).layers == 1
 
 
 def test_an_encoder_that_decodes_is_causal() -> None:
@@ -205,7 +209,8 @@ def test_bigbird_has_its_blocks() -> None:
             "attend nystrom(landmarks = 8, iterations = 6, conv = 5)",
         ),
         (
-            {"model_type": "gpt_neo", "attention_types": [[["local"], 2]], "window_size": 4},
+            {"model_type": "gpt_neo", "attention_types": [[["local"], 2]], "window_size": 4,
+             "num_layers": 2},
             None,
             "attend window(before = 3, after = 0) scale 1",
         ),
@@ -294,11 +299,6 @@ def test_most_layers_stand_first_and_the_others_by_their_numbers() -> None:
     )
 
 
-def test_a_model_without_a_convolution_of_its_own_has_none() -> None:
-    given = {"model_type": "nystromformer", "num_hidden_layers": 1, "num_landmarks": 8}
-    assert "conv = 0" in from_hf_config({**given, "conv_kernel_size": None}).source
-
-
 def test_reformer_has_the_conventions_of_its_model() -> None:
     config = transformers.ReformerConfig(num_buckets=[8, 8], num_hashes=2, is_decoder=True)
     spec, shipped = from_hf_config(config), attnspec.zoo("reformer_hf", rounds=2)
@@ -313,19 +313,24 @@ def test_reformer_has_the_conventions_of_its_model() -> None:
         ({"model_type": "t5", "num_layers": 2}, {}, "part = 'encoder'"),
         ({"model_type": "llama", "num_hidden_layers": 1}, {"part": "encoder"}, "one stack"),
         ({"model_type": "mistral", "num_hidden_layers": 1, "sliding_window": 0}, {}, "from 1 on"),
-        ({"model_type": "qwen3", "layer_types": ["linear_attention"]}, {}, "`linear_attention`"),
-        ({"model_type": "llama"}, {}, "num_hidden_layers"),
+        (
+            {"model_type": "qwen3", "layer_types": ["linear_attention"], "num_hidden_layers": 1},
+            {},
+            "`linear_attention`",
+        ),
+        ({"model_type": "mine"}, {"causal": True}, "num_hidden_layers"),
+        ({"model_type": "led"}, {"part": "encoder"}, "not known here"),
         ({"model_type": "deepseek_v32", "index_topk": 8}, {}, "by an indexer of their own"),
         (
             {"model_type": "minimax_m3_vl_text", "num_hidden_layers": 1, "index_topk_blocks": 2},
             {"causal": True},
-            r"an indexer of their own \(`index_topk_blocks = 2`\)",
+            "`index_topk_blocks = 2` has the layers choose keys by an indexer",
         ),
         ({"model_type": "llama", "num_hidden_layers": -1}, {}, "from 1 on, got -1"),
         ({"model_type": "bart", "encoder_layers": -1}, {"part": "encoder"}, "no layers"),
         (
-            {"model_type": "qwen2", "num_hidden_layers": 3, "layer_types": ["full_attention"] * 2},
-            {},
+            {"model_type": "mine", "num_hidden_layers": 3, "layer_types": ["full_attention"] * 2},
+            {"causal": True},
             "2 entries, and the config 3 layers",
         ),
         ({"model_type": "longformer", "num_hidden_layers": 1, "attention_window": 5}, {}, "even"),
@@ -344,10 +349,14 @@ def test_reformer_has_the_conventions_of_its_model() -> None:
             {},
             "previous chunk",
         ),
-        ({"model_type": "reformer", "attn_layers": ["lsh"]}, {}, "`lsh_attn_chunk_length` must be"),
+        (
+            {"model_type": "reformer", "attn_layers": ["lsh"], "lsh_attn_chunk_length": 0},
+            {},
+            "`lsh_attn_chunk_length` must be",
+        ),
         ({"model_type": "reformer", "attn_layers": ["full"]}, {}, "local or lsh, got 'full'"),
         (
-            {"model_type": "gpt_neo", "attention_layers": ["full"], "window_size": 4},
+            {"model_type": "gpt_neo", "attention_types": [[["full"], 1]], "num_layers": 1},
             {},
             "got 'full'",
         ),

@@ -22,6 +22,7 @@ from attnspec.text.diagnostics import AttnSpecError
 DOC = torch.tensor([0, 0, 0, 3, 3, 1, 1, 1, 1, 4, 4, 4, 4, 4, 2, 2, 2])
 MARKED = torch.arange(17) % 5 == 2
 WIDTHS = torch.tensor([1, 2, 8])
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 DIAGONAL = torch.eye(17, dtype=torch.bool)
 
 
@@ -132,6 +133,45 @@ WRITTEN: dict[str, tuple[Callable[..., Any], str]] = {
     "powers of the head": (lambda b, h, q, k: q - k < 2**h, "attend where(q - k < 2 ** head)"),
     "minimum": (lambda b, h, q, k: torch.minimum(q, k) < 2, "attend where(min(q, k) < 2)"),
     "different": (lambda b, h, q, k: ~(q == k), "attend where(q != k)"),
+    "one row of several": (
+        lambda b, h, q, k: DOC[None][0, q] == DOC[None][0, k],
+        "input doc: ids attend same(doc)",
+    ),
+    "clamps that change nothing": (
+        lambda b, h, q, k: DOC[q.clamp(0, 16)] == DOC[torch.where(k < 17, k, 16)],
+        "input doc: ids attend same(doc)",
+    ),
+    "a flag compared with 1": (
+        lambda b, h, q, k: torch.where((q >= 6) == 1, (q - 6) // 4, q // 4) == k // 4,
+        "attend where(q >= 6 and (q - 6) // 4 == k // 4) | rows(first(6)) & block(size = 4)",
+    ),
+    "flags alike": (
+        lambda b, h, q, k: (q >= 6) == (k >= 6),
+        "attend where(q >= 6 and k >= 6) | rows(first(6)) & columns(first(6))",
+    ),
+    "always": (lambda b, h, q, k: q // 4 % 1 == k // 4 % 1, "attend full"),
+    "marks compared with 1": (
+        lambda b, h, q, k: (MARKED[q] == 1) | (MARKED[k].int() == 1),
+        "input marked: tokens attend global(marked)",
+    ),
+    "a number by a mark": (
+        lambda b, h, q, k: q - k < torch.where(MARKED[k], 5, 2),
+        "input marked: tokens attend columns(marked) & where(q - k < 5)"
+        " | ~columns(marked) & where(q - k < 2)",
+    ),
+    "no division of what is negative": (
+        lambda b, h, q, k: torch.div(q, 4, rounding_mode="trunc") == torch.fmod(k, 4),
+        "attend where(q // 4 == k % 4)",
+    ),
+    "members": (
+        lambda b, h, q, k: torch.isin(k, WIDTHS) | ~torch.isin(q - k, WIDTHS),
+        "attend where(k in {1, 2, 8} or not q - k in {1, 2, 8})",
+    ),
+    "buckets": (
+        lambda b, h, q, k: torch.bucketize(q, WIDTHS[1:], right=True) > (k > 5).int(),
+        "attend where(2 <= q) & rows(first(8)) & columns(first(6)) | where(8 <= q and k > 5)"
+        " | where(8 <= q) & columns(first(6))",
+    ),
     "of heads": (
         lambda b, h, q, k: (q - k).abs() <= h,
         "attend where(abs(q - k) <= head)",
@@ -180,6 +220,54 @@ def test_samples_of_a_batch_share_a_spec() -> None:
 
 TENTHS = torch.tensor([0.1, 0.2, 0.3, 0.4])
 TIMES = torch.tensor([0.5, 0.25, 3.0, 3.0, -1.0, 7.5, 0.25])
+
+LENGTHS = torch.tensor([5, 0, 30])
+
+
+class Padded:
+    def __init__(self) -> None:
+        self.seq_lens = LENGTHS
+        self.ends = (torch.arange(24) // 6 + 1) * 6
+
+    def prefix(self, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return (q >= k) | (k < self.seq_lens[b])
+
+    def chunks(self, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return (k < self.ends[q]) & (k >= self.ends[q] - 8)
+
+
+SAMPLES: dict[str, tuple[Callable[..., Any], str]] = {
+    "padding": (
+        lambda b, h, q, k: (q >= k) & (k < LENGTHS[b]) & (q < LENGTHS[b]),
+        "input lengths: length causal attend prefix(lengths) & transpose(prefix(lengths))",
+    ),
+    "padding before": (
+        lambda b, h, q, k: LENGTHS.int()[b] <= k,
+        "input lengths: length attend ~prefix(lengths)",
+    ),
+    "of a table": (
+        lambda b, h, q, k: (k - LENGTHS[None].T[b, 0]) % 4 == 0,
+        "input lengths: length attend where((k - lengths) % 4 == 0)",
+    ),
+    "method": (Padded().prefix, "input seq_lens: length attend causal | prefix(seq_lens)"),
+    "arithmetic with a table": (
+        Padded().chunks,
+        "input ends: numbers attend where(k < ends(q)) & where(k >= ends(q) - 8)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_numbers_of_samples_are_lengths_and_names_are_kept(name: str) -> None:
+    mask_mod, text = SAMPLES[name]
+    spec = from_mask_mod(mask_mod, name="found")
+    assert " ".join(spec.source.split()) == f"attention found {{ {text} }}"
+    meant = create_mask(lambda b, h, q, k: mask_mod(b, h, q, k), 3, 1, 24, 24, device="cpu")[:, 0]
+    values = {"lengths": LENGTHS, "seq_lens": LENGTHS, "ends": [Padded().ends.numpy()] * 3}
+    for sample in range(3):
+        read = {key: values[key][sample] for key in spec.inputs}
+        assert (spec.mask(24, inputs=read) == meant[sample].numpy()).all()
+
 
 NUMBERS: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
     "order of reals": (lambda b, h, q, k: TIMES[k] <= TIMES[q], {"times": "numbers"}),
@@ -246,10 +334,17 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "branch": (lambda b, h, q, k: k < q if q > 3 else k == q, "decides by the value"),
     "python and": (lambda b, h, q, k: q >= k and k > 2, "write conditions with `&`"),
     "mask": (lambda b, h, q, k: DIAGONAL[q, k], "attnspec.explain_mask"),
-    "offsets": (lambda b, h, q, k: q - DOC[q] >= k, "`doc` are computed with"),
-    "labels by condition": (
-        lambda b, h, q, k: DOC[q] < torch.where(q > k, 1, 2),
-        "depends on a condition",
+    "small types": (lambda b, h, q, k: DOC.to(torch.uint8)[q] - 1 >= k, "torch.uint8, which"),
+    "rounded sums": (lambda b, h, q, k: TIMES[q] - TIMES[k] < 1, "torch.float32, which rounds"),
+    "towards zero": (
+        lambda b, h, q, k: torch.div(q - k, 4, rounding_mode="trunc") == 0,
+        "divides towards zero what may be negative; use `//`",
+    ),
+    "a mark of a sample": (lambda b, h, q, k: (WIDTHS > 1)[b] & (q >= k), "for a mark of a sample"),
+    "any of a tensor": (lambda b, h, q, k: (k == WIDTHS).any(), "torch.isin"),
+    "any of an input": (
+        lambda b, h, q, k: torch.isin(DOC[q], DOC[k]),
+        "torch.isin takes a captured",
     ),
     "powers": (
         lambda b, h, q, k: 2 ** (q - k).abs() < 9,
@@ -259,10 +354,6 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "score": (lambda b, h, q, k: q - k, "one boolean for a pair"),
     "whole tensor": (lambda b, h, q, k: (DOC == q).any(), "as a whole"),
     "moved index": (lambda b, h, q, k: DOC[q // 2] == DOC[k // 2], "something else than"),
-    "one row of several": (
-        lambda b, h, q, k: DOC[None][0, q] == DOC[None][0, k],
-        "[1, 17] is read at",
-    ),
     "table of labels": (lambda b, h, q, k: k - WIDTHS[DOC[k]] < 4, "`starts[document]` for"),
     "bits": (lambda b, h, q, k: (q & k) == 0, "bit by bit"),
     "tables of two lengths": (

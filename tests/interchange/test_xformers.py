@@ -116,6 +116,9 @@ def test_alibi_cuts_by_slopes() -> None:
     spec = from_xformers("alibi_pattern", threshold=1.0, num_heads=4)
     for head in range(4):
         assert (spec.mask(N, head=head) == (abs(Q - K) * 2.0 ** (-2 * (head + 1)) < 1.0)).all()
+    spec = from_xformers("alibi_pattern", threshold=1.0, num_heads=6)
+    for head, power in enumerate((2, 4, 6, 8, 1, 3)):
+        assert (spec.mask(N, head=head) == (abs(Q - K) * 2.0**-power < 1.0)).all()
 
 
 def test_an_instance_says_its_own_sizes() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from attention_checks import ALONG
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -384,3 +385,29 @@ def test_more_queries_than_keys_cost_no_square_of_them(graph: str) -> None:
         module(q, k, k)
     # scores and their products with values, two operations for each number
     assert counted.get_total_flops() <= 4 * 2 * m * n * d
+
+
+@pytest.mark.parametrize("backend", ["auto", "dense", "rows"])
+@pytest.mark.parametrize(
+    "graph",
+    [
+        "~(where(x(k) > q) & where(q > k))",
+        "where(not (q - k < 3 and x(k) < q))",
+        "full - (where(x(k) in {1, 5, 7}) | window(radius = 2))",
+        "shift(where(x(k) <= q or q * 2 < k), by = 2)",
+        "~transpose(transpose(columns(t) & where(q > k)))",
+    ],
+)
+def test_operators_over_inputs_and_positions(graph: str, backend: str) -> None:
+    spec = attnspec.parse(f"attention a {{ cross input x: ids input t: tokens attend {graph} }}")
+    q, k = torch.randn(2, 2, 5, 16), torch.randn(2, 2, 12, 16)
+    x = torch.stack([torch.arange(12).flip(0), torch.arange(12)])
+    read = {name: {"x": x, "t": x % 5 == 1}[name] for name in spec.inputs}
+    masks = [
+        spec.mask(12, m=5, inputs={name: given[at].numpy() for name, given in read.items()})
+        for at in (0, 1)
+    ]
+    mask = torch.from_numpy(np.stack(masks))[:, None]
+    meant = F.scaled_dot_product_attention(q, k, k, attn_mask=mask).nan_to_num()
+    found = spec.compile(backend=backend)(q, k, k, inputs=read)
+    torch.testing.assert_close(found, meant * mask.any(-1, keepdim=True), rtol=1e-4, atol=1e-5)

@@ -293,3 +293,43 @@ def test_numbers_are_divided_by_the_number_of_queries() -> None:
     found = spec.compile().pairs(q, k, inputs={"t": t})[0, 0].numpy()
     assert (found == spec.mask(5, m=9, inputs={"t": t[0].numpy()})).all()
     assert spec.compile()(q, k, k, inputs={"t": t}).shape == q.shape
+
+
+LENGTHS = {
+    "where(k < p)": lambda q, k, p: (k < p) & (q == q),
+    "~where(k < p or q - k < 3)": lambda q, k, p: ~((k < p) | (q - k < 3)),
+    "transpose(where(q + k // 2 <= max(p, 3)))": lambda q, k, p: k + q // 2 <= max(p, 3),
+    "where(p in 3..k) | where(k > p - 8) & self": lambda q, k, p: (
+        ((3 <= p) & (k >= p)) | ((k > p - 8) & (q == k))
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", ["auto", "dense", "bands"])
+@pytest.mark.parametrize("graph", LENGTHS)
+def test_a_length_is_a_number_in_predicates(graph: str, backend: str) -> None:
+    spec = attnspec.parse(f"attention a {{ input p: length attend {graph} }}")
+    parts = tensors(19)
+    lengths = torch.tensor([5, -3])
+    at = torch.arange(19)
+    pairs = torch.stack([LENGTHS[graph](at[:, None], at, max(0, int(p))) for p in lengths])
+    for sample, p in enumerate(lengths):
+        assert np.array_equal(spec.mask(19, inputs={"p": int(p)}), pairs[sample].numpy())
+    found = spec.compile(backend)(*parts, inputs={"p": lengths})
+    torch.testing.assert_close(found, expected(parts, pairs[:, None]))
+
+
+def test_a_length_has_no_position_and_is_not_known_in_a_step() -> None:
+    with pytest.raises(attnspec.SpecError, match="`p` is a number"):
+        attnspec.parse("attention a { input p: length attend where(k < p(k)) }")
+    module = attnspec.parse("attention a { causal input p: length attend where(k < p) }").compile()
+    with pytest.raises(ValueError, match="the length `p`, a number of the whole sequence"):
+        module.step(*(x[:, :, :1] for x in tensors(4)), inputs={"p": torch.tensor([1, 1])})
+
+
+@pytest.mark.parametrize("graph", ["axial", "neighborhood(3, 3)", "where(q.col >= k.col)"])
+def test_a_grid_of_no_cells_has_an_empty_output(graph: str) -> None:
+    spec = attnspec.parse(f"attention a {{ sequence grid(1, n) attend {graph} }}")
+    q, k, v = tensors(0)
+    assert spec.compile()(q, k, v).shape == q.shape
+    assert spec.mask(0).shape == (0, 0)

@@ -14,6 +14,7 @@ from attnspec import packed
 from attnspec.graphs.patterns import PATTERNS
 from attnspec.runtime import CompiledAttention
 from attnspec.runtime.packed import _is_part
+from attnspec.spec import parse
 
 LENGTHS = (4, 0, 7, 1, 7, 13, 4)
 TOKENS = sum(LENGTHS)
@@ -233,3 +234,49 @@ def test_inputs_that_the_spec_does_not_declare_are_refused_by_its_own_names(
     for name in ("z", "document_0"):
         with pytest.raises(ValueError, match=f"no input '{name}'; its inputs: none"):
             packed(module, q, q, q, cut, inputs={name: torch.zeros(10, dtype=torch.int64)})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "causal attend window(before = 2, after = 0) | columns(first(1))",
+        "causal input document: ids attend same(document)",
+        "causal input p: length attend where(k >= p)",
+        "attend full",
+    ],
+)
+def test_documents_with_fewer_queries_than_keys(body: str) -> None:
+    module = parse(f"attention a {{ {body} }}").compile()
+    queries, keys = torch.tensor([0, 2, 2, 3, 5]), torch.tensor([0, 5, 7, 8, 13])
+    q, k = torch.randn(5, 2, 8, requires_grad=True), torch.randn(13, 2, 8, requires_grad=True)
+    values = {"document": torch.arange(13) // 3, "p": torch.tensor([1, 0, 0, 2])}
+    inputs = {entry.name: values[entry.name] for entry in module.program.inputs}
+    found = packed(module, q, k, k, queries, keys, inputs=inputs)
+    parts = []
+    for i in range(4):
+        (a, b), (c, d) = queries[i : i + 2].tolist(), keys[i : i + 2].tolist()
+        one, all_ = (x[None].transpose(1, 2) for x in (q[a:b], k[c:d]))
+        own = {x: y[i : i + 1] if x == "p" else y[None, c:d] for x, y in inputs.items()}
+        parts.append(module(one, all_, all_, inputs=own)[0].transpose(0, 1))
+    torch.testing.assert_close(found, torch.cat(parts))
+    grads = [torch.autograd.grad(x.square().sum(), (q, k)) for x in (found, torch.cat(parts))]
+    torch.testing.assert_close(*grads)
+    nested = [
+        torch.nested.nested_tensor_from_jagged(x, at).transpose(1, 2)
+        for x, at in ((q, queries), (k, keys), (k, keys))
+    ]
+    nested[2] = nested[1]
+    torch.testing.assert_close(
+        packed(module, *nested, inputs=inputs).values().transpose(0, 1), found
+    )
+
+
+def test_more_queries_than_keys_are_refused() -> None:
+    module = parse("attention a { causal attend full }").compile()
+    q, k = torch.randn(4, 1, 8), torch.randn(5, 1, 8)
+    with pytest.raises(ValueError, match="got 3 queries and 2 keys in document 1"):
+        packed(module, q, k, k, torch.tensor([0, 1, 4]), torch.tensor([0, 3, 5]))
+    with pytest.raises(ValueError, match="as many documents, got 2 and 1"):
+        packed(module, q, k, k, torch.tensor([0, 1, 4]), torch.tensor([0, 5]))
+    with pytest.raises(ValueError, match="cu_seqlens_k says where the keys end"):
+        packed(module, q, k, k, torch.tensor([0, 1, 4]))

@@ -93,13 +93,21 @@ def _scores(
                 scores = cap * torch.tanh(scores / cap)
             case "alibi":
                 heads = at.spec.heads or call.q.shape[1]
-                scores = scores - 2.0 ** (-8 * (head + 1) / heads) * distance.abs().to(q.dtype)
+                scores = scores - papers_slope(head, heads) * distance.abs().to(q.dtype)
             case _:
                 sizes = [int(scalar(each.nodes[0], at)) for each in change.nodes]
                 table = call.tables[sizes[0]]
                 row = table[at.layer if len(table) > 1 else 0][head]
                 scores = scores + row[buckets(distance, sizes[0], sizes[1], not at.spec.causal)]
     return scores
+
+
+def papers_slope(head: int, heads: int) -> float:
+    """ALiBi's: of the power of two at or below `heads`, then every other one of twice as many."""
+    power = 2 ** math.floor(math.log2(heads))
+    if head < power:
+        return float(2 ** (-8 * (head + 1) / power))
+    return papers_slope(2 * (head - power), 2 * power)
 
 
 def buckets(distance: torch.Tensor, size: int, far: int, two_sided: bool) -> torch.Tensor:

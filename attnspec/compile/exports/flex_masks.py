@@ -281,6 +281,9 @@ def _batched(name: str, kind: str, value: Any) -> torch.Tensor:
     if tensor.dim() not in (own, own + 1):
         shape = "[B]" if kind == "length" else "[B, n]"
         raise AttnSpecError(f"`{name}` must be {shape}, or one sample, got {list(tensor.shape)}")
+    if kind == "length":
+        # no position lies before one below 0
+        tensor = tensor.clamp(min=0)
     return tensor[None] if tensor.dim() == own else tensor
 
 

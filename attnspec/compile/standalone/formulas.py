@@ -188,6 +188,7 @@ def written_patterns(page: Page) -> Mapping[str, type[Relation]]:
         def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
             values, allowed = _values(self, {"q": q, "k": k})
             for read, data in zip(inputs_read(self.predicate), self.inputs, strict=True):
+                values[reading(read, "").name] = data.values
                 for side in "qk":
                     values[reading(read, side).name] = data.values[..., values[side]]
                 _ask(self.predicate, read, page)

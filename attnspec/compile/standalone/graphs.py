@@ -242,7 +242,9 @@ def _constants(
     if numbers:
         rows = [f"{slot}: {row!r}" for slot, row in sorted(numbers.items())]
         found += _table("NUMBERS", rows, "{}")
-    for score in attend.scores:
+    for place, score in enumerate(attend.scores):
+        if score.slopes:
+            found += _table(f"SLOPES_{place}", [repr(slope) for slope in score.slopes])
         if score.name == "bias":
             found += _buckets(dict(score.arguments), not program.causal)
     return "\n".join(found)
@@ -295,6 +297,21 @@ def _scale_of(program: Program, attend: Attend) -> str:
     )
 
 
+_PAPERS_SLOPE = [
+    "    power = 1 << (heads.bit_length() - 1)",
+    "    eighths = torch.where(h < power, 8 * h + 8, 8 * (h - power) + 4)",
+    "    slope = torch.exp2(-eighths.to(score.dtype) / power)",
+]
+
+
+def _given_slope(place: int) -> list[str]:
+    # looked up without an index, which FlexAttention would have to be handed as a tensor
+    return [
+        f"    ours = enumerate(SLOPES_{place})",
+        "    slope = sum((h == head).to(score.dtype) * slope for head, slope in ours)",
+    ]
+
+
 def _changed(program: Program, attend: Attend) -> str:
     found = [
         "def changed(score, h, q, k, heads, learned):",
@@ -302,7 +319,7 @@ def _changed(program: Program, attend: Attend) -> str:
         if any(score.name == "bias" for score in attend.scores)
         else '    """The score of query q and key k in head h, changed."""',
     ]
-    for score in attend.scores:
+    for place, score in enumerate(attend.scores):
         match score.name:
             case "softcap":
                 cap = dict(score.arguments)["cap"]
@@ -310,7 +327,7 @@ def _changed(program: Program, attend: Attend) -> str:
                     raise StandaloneError("the cap of its scores depends on n or the layer")
                 found.append(f"    score = {float(cap)} * torch.tanh(score / {float(cap)})")
             case "alibi":
-                found.append("    slope = torch.exp2(-8 * (h + 1).to(score.dtype) / heads)")
+                found += _given_slope(place) if score.slopes else _PAPERS_SLOPE
                 found.append("    score = score - slope * abs(q - k)")
             case "bias":
                 found.append('    bias = learned["bias"]')

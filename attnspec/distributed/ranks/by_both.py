@@ -24,7 +24,7 @@ from attnspec.backends.planner import AUTO
 from attnspec.distributed.planning import DistributedPlan, Way, sends_sums, sums_of
 from attnspec.distributed.ranks.by_rows import GroupHere, Guests, came, sent
 from attnspec.distributed.ranks.collectives import Mesh, anchor, taking, tied, travel
-from attnspec.distributed.ranks.regions import Parts, joined, no_sums_with_sums
+from attnspec.distributed.ranks.regions import Parts, in_wide, joined, no_sums_with_sums
 from attnspec.graphs.gathered import gathered
 from attnspec.lower.work import Call
 from attnspec.runtime.engine import Engine
@@ -68,13 +68,15 @@ class BothHere:
         """The output of own positions; log-sum-exps do not travel with sums of features."""
         if return_lse:
             raise no_sums_with_sums(self.engine.program)
-        rows = sent(self.mesh, self.groups, parts).ready()
+        kind = parts[0].dtype
+        parts = in_wide(parts)
+        rows = sent(self.mesh, self.groups, parts, kind).ready()
         guests = came(self.mesh, self.groups, rows, parts)
         sums, before = self._summed(parts, calls)
         each = zip(self.ready, calls, guests, before, strict=True)
         outs = [ready.run(parts, mine, guest, state) for ready, mine, guest, state in each]
         out, _ = joined([(found, None) for found in outs], self.heads)
-        return tied(tied(out, rows), sums), None
+        return tied(tied(out.to(kind), rows), sums), None
 
     def _summed(
         self, parts: Parts, calls: Sequence[Call]

@@ -19,7 +19,15 @@ from attnspec.distributed.cuts import rows_of
 from attnspec.distributed.exchange import Exchange
 from attnspec.distributed.planning import Group
 from attnspec.distributed.ranks.collectives import Mesh, Swapping, anchor, taking, tied, travel
-from attnspec.distributed.ranks.regions import Partial, Parts, Region, finished, joined, readers
+from attnspec.distributed.ranks.regions import (
+    Partial,
+    Parts,
+    Region,
+    finished,
+    in_wide,
+    joined,
+    readers,
+)
 from attnspec.lower.work import MERGED, Call, key_heads
 
 
@@ -142,20 +150,22 @@ class Guests:
     queries: dict[int, torch.Tensor]
 
 
-def sent(mesh: Mesh, groups: Sequence[GroupHere], parts: Parts) -> Swapping:
-    """Keys with values, and queries, of all groups to each rank."""
+def sent(mesh: Mesh, groups: Sequence[GroupHere], parts: Parts, kind: torch.dtype) -> Swapping:
+    """Keys with values, and queries, of all groups to each rank, which travel in a type."""
     q, k, v = parts
-    pieces, counts, got = [anchor(parts, q.dtype)], [0] * mesh.ranks, [0] * mesh.ranks
+    pieces, counts, got = [anchor(parts, kind)], [0] * mesh.ranks, [0] * mesh.ranks
     for r, here in _with_others(mesh, groups):
         if here.brings:
             rows = torch.from_numpy(here.sent_keys[r]).to(q.device)
-            pieces += [x[:, here.keys].index_select(2, rows).reshape(-1) for x in (k, v)]
+            taken = (x[:, here.keys].index_select(2, rows) for x in (k, v))
+            pieces += [x.to(kind).reshape(-1) for x in taken]
             width = len(k) * len(here.keys) * (k.shape[3] + v.shape[3])
             counts[r] += len(rows) * width
             got[r] += len(here.got_keys[r]) * width
         if here.merges:
             asked = torch.from_numpy(here.sent_queries[r]).to(q.device)
-            pieces.append(q[:, list(here.group.heads)].index_select(2, asked).reshape(-1))
+            taken_rows = q[:, list(here.group.heads)].index_select(2, asked)
+            pieces.append(taken_rows.to(kind).reshape(-1))
             width = len(q) * len(here.group.heads) * q.shape[3]
             counts[r] += len(asked) * width
             got[r] += len(here.got_queries[r]) * width
@@ -166,8 +176,9 @@ def came(mesh: Mesh, groups: Sequence[GroupHere], flat: torch.Tensor, parts: Par
     """What came of all groups, by group."""
     q, k, v = parts
     taken = taking(flat)
-    keys = {here: [k[:, here.keys, :0]] for here in groups if here.brings}
-    values = {here: [v[:, here.keys, :0]] for here in keys}
+    none = [x[:, :, :0].to(flat.dtype) for x in (k, v)]
+    keys = {here: [none[0][:, here.keys]] for here in groups if here.brings}
+    values = {here: [none[1][:, here.keys]] for here in keys}
     queries: dict[GroupHere, dict[int, torch.Tensor]] = {here: {} for here in groups}
     for r, here in _with_others(mesh, groups):
         if here.brings:
@@ -205,22 +216,27 @@ class RowsHere:
 
     def run(self, parts: Parts, calls: Sequence[Call], return_lse: bool) -> Partial:
         """The output of own queries and its log-sum-exps, for own shards of q, k and v."""
-        coming = sent(self.mesh, self.groups, parts)
+        kind = parts[0].dtype
+        parts = in_wide(parts)
+        coming = sent(self.mesh, self.groups, parts, kind)
         outs: list[Partial] = []
         home = [
-            here.at_home.partial(*self._own(here, parts), call) if here.merges else None
+            here.at_home.partial(*self._own(here, parts, kind), call) if here.merges else None
             for here, call in zip(self.groups, calls, strict=True)
         ]
         flat = coming.ready()
         guests = came(self.mesh, self.groups, flat, parts)
-        back = self._answered(parts, guests, calls)
+        back = self._answered(parts, kind, guests, calls)
         for here, call, first, guest in zip(self.groups, calls, home, guests, strict=True):
-            q, k, v = self._own(here, parts)
+            q, k, v = self._own(here, parts, kind)
             keys, values = guest.keys, guest.values
             if first is None:
                 every = torch.cat([k, keys], 2), torch.cat([v, values], 2)
                 outs.append(here.over_all.partial(q, *every, call))
-            elif len(here.reading):
+                continue
+            # what is merged is rounded once, at the end
+            first = first[0].to(torch.promote_types(kind, torch.float32)), first[1]
+            if len(here.reading):
                 rows = torch.from_numpy(here.reading).to(q.device)
                 asking = q.index_select(2, rows)
                 outs.append(_put(first, rows, here.over_guests.partial(asking, keys, values, call)))
@@ -228,17 +244,18 @@ class RowsHere:
                 outs.append(first)
         outs, answers = self._merged(outs, back, parts)
         out, lse = joined(outs, self.heads)
-        out = tied(tied(out, flat), answers)
+        out = tied(tied(out.to(kind), flat), answers)
         return out, None if lse is None else tied(tied(lse, flat), answers)
 
-    def _own(self, here: GroupHere, parts: Parts) -> Parts:
+    def _own(self, here: GroupHere, parts: Parts, kind: torch.dtype) -> Parts:
         q, k, v = parts
-        at = list(here.group.heads)
-        return q[:, at], here.expanded(k[:, here.keys]), here.expanded(v[:, here.keys])
+        keys, values = (here.expanded(x[:, here.keys]).to(kind) for x in (k, v))
+        return q[:, list(here.group.heads)].to(kind), keys, values
 
     def _answered(
         self,
         parts: Parts,
+        kind: torch.dtype,
         guests: Sequence[Guests],
         calls: Sequence[Call],
     ) -> Swapping:
@@ -259,7 +276,7 @@ class RowsHere:
                     continue
                 kept, region = here.for_guests[r]
                 rows = torch.from_numpy(kept).to(q.device)
-                _, k, values = self._own(here, parts)
+                _, k, values = self._own(here, parts, kind)
                 out, lse = region.partial(
                     guest.queries[r], k.index_select(2, rows), values.index_select(2, rows), call
                 )
@@ -282,7 +299,7 @@ class RowsHere:
                 shape = len(q), len(here.group.heads), len(here.sent_queries[r])
                 out, lse = taken(*shape, v.shape[3]), taken(*shape)
                 rows = torch.from_numpy(here.sent_queries[r]).to(q.device)
-                outs[number] = _put(outs[number], rows, (out.to(q.dtype), lse))
+                outs[number] = _put(outs[number], rows, (out, lse))
         each = zip(self.groups, outs, strict=True)
         return [finished(here.group.work, found) for here, found in each], flat
 

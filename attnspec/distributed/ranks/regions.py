@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 
 from attnspec.backends.common.labels import possible
 from attnspec.backends.common.merging import with_zero
+from attnspec.backends.common.score_formula import widened
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.planner import AUTO, backend_of, choose
 from attnspec.graphs.gathered import gathered
@@ -122,6 +123,12 @@ class Region:
         if not merges:
             return self.kernel(q, k, v, mine), None
         return cast(Mergeable, self.kernel).partial(q, k, v, mine)
+
+
+def in_wide(parts: Parts) -> Parts:
+    """q, k and v in float32 at least where they have gradients: those from several ranks add up."""
+    q, k, v = (widened(x) if torch.is_grad_enabled() and x.requires_grad else x for x in parts)
+    return q, k, v
 
 
 def finished(work: Work, found: Partial) -> Partial:

@@ -33,7 +33,8 @@ def written_scalar(scalar: Scalar) -> str:
         case bool():
             return str(scalar).lower()
         case Symbol(name):
-            return name
+            # a length has no position that it is read at
+            return name.removesuffix("()")
         case Apply(op, args) if op in FUNCTIONS:
             return f"{op}({', '.join(map(written_scalar, args))})"
         case Apply("within", (place, first, last)):

@@ -49,7 +49,9 @@ class Neighborhood(Relation):
             )
         for extent in self.extents:
             if extent < 1 or extent % 2 == 0:
-                raise RelationError(f"`neighborhood` needs odd extents, got {extent}")
+                raise RelationError(
+                    f"`neighborhood` needs odd extents (`where` says other boxes), got {extent}"
+                )
 
     @property
     def grid(self) -> Grid:

@@ -50,6 +50,8 @@ class WhereInputs(Relation):
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
         values: dict[str, Elementwise] = {}
         allowed: Elementwise = True
+        for name, data in self._read_at(""):
+            values[reading(name, "").name] = wide(data.values)
         for side, position in (("q", q), ("k", k)):
             values[side] = position
             if self._asks(side):
@@ -73,6 +75,8 @@ class WhereInputs(Relation):
         ranges: dict[str, Bounds] = {"q": (q.start, q.last), "k": (k.start, k.last)}
         shape = np.broadcast_shapes(q.start.shape, k.start.shape)
         known = np.ones(shape, bool)
+        for name, data in self._read_at(""):
+            ranges[reading(name, "").name] = _outward(np.asarray(data.values).reshape(1)[0])
         answers = []
         for side, tiles in (("q", q), ("k", k)):
             if self._asks(side):
@@ -105,7 +109,7 @@ class WhereInputs(Relation):
     def _require_exact(self, n: int) -> None:
         """Raise RelationError where whole numbers in arrays may not be exact; of the tensors of a
         call whoever calls asks once."""
-        if all(isinstance(data.values, np.ndarray) for data in self.inputs):
+        if all(isinstance(data.values, np.ndarray | np.integer | int) for data in self.inputs):
             _exact(self, n)
 
     def _at(self, n: int) -> Scalar:
@@ -121,7 +125,7 @@ class WhereInputs(Relation):
         return dict(zip(inputs_read(self.predicate), self.inputs, strict=True))
 
     def _read_at(self, side: str) -> list[tuple[str, Data]]:
-        """The inputs that are read at the query, or at the key, with their names."""
+        """The inputs that are read at the query, at the key, or at neither, with their names."""
         asked = symbols(self.predicate)
         return [entry for entry in self._read.items() if reading(entry[0], side).name in asked]
 
@@ -131,7 +135,8 @@ class WhereInputs(Relation):
 
     @classmethod
     def anchors(cls, given: Mapping[str, Any]) -> bool:
-        return any(not name.endswith(")") for name in symbols(given["predicate"]))
+        # a length counts from the first position
+        return any(not name.endswith(("(q)", "(k)")) for name in symbols(given["predicate"]))
 
     @classmethod
     def samples(cls) -> Iterator[WhereInputs]:
@@ -154,6 +159,9 @@ class WhereInputs(Relation):
         yield cls(both, (steps, waves))
         distance = Apply("-", (Symbol("q"), Symbol("k")))
         yield cls(Apply("<", (distance, Apply("**", (t_k, 2)))), (steps,))
+        length = reading("t", "")
+        yield cls(Apply("<", (Symbol("k"), length)), (Data(np.int64(7)),))
+        yield cls(Apply("==", (Apply("//", (Symbol("q"), 4)), Apply("%", (length, 5)))), (Data(9),))
         near = Apply("<=", (Apply("abs", (Apply("-", (Symbol("q.row"), Symbol("k.row"))),)), t_q))
         yield cls(near, (Data(position % 3),), (5, 7), 2)
 
@@ -161,7 +169,7 @@ class WhereInputs(Relation):
 @lru_cache(maxsize=16)
 def _exact(relation: WhereInputs, n: int) -> None:
     """As `require_exact`, of inputs that are arrays of one sample."""
-    given = {name: data.values for name, data in relation._read.items()}
+    given = {name: np.asarray(data.values) for name, data in relation._read.items()}
     whole = {
         name: (int(x.min()), int(x.max())) for name, x in given.items() if x.size and not is_real(x)
     }
@@ -178,10 +186,16 @@ def _range(data: Data, tiles: Tiles, n: int) -> tuple[np.ndarray, np.ndarray, np
     found, which = values_of(tiles, given.astype(float))
     low, high = found.min(-1), found.max(-1)
     if not is_real(given):
-        # whole numbers are rounded on the way
-        low = np.where(np.abs(low) >= _EXACT, np.nextafter(low, -np.inf), low)
-        high = np.where(np.abs(high) >= _EXACT, np.nextafter(high, np.inf), high)
+        low, high = _outward(low)[0], _outward(high)[1]
     return low[which], high[which], np.isfinite(found).all(-1)[which]
+
+
+def _outward(number: np.ndarray) -> Bounds:
+    """Reals that a whole number lies between, which is rounded where it is large."""
+    real = number.astype(float)
+    large = np.abs(real) >= _EXACT
+    low, high = (np.where(large, np.nextafter(real, end), real) for end in (-np.inf, np.inf))
+    return low, high
 
 
 def parted(predicate: Scalar, inputs: Mapping[str, InputRef], whole: bool, where: Leaf) -> Term:

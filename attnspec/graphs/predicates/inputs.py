@@ -1,4 +1,5 @@
-"""Predicates that read run-time inputs at the query and the key, `time(q)` and `time(k)`.
+"""Predicates that read run-time inputs at the query and the key, `time(q)` and `time(k)`, and
+lengths, `prompt`, which are one number of a sample.
 
 They are evaluated alike in numpy and in torch: whole numbers as int64, and float64 as soon as one
 operand is real, in operations that IEEE 754 defines to the last bit. So the same pairs come out
@@ -32,7 +33,7 @@ from attnspec.ir.scalars import (
 )
 
 READ = ("ids", "numbers")
-"""Kinds of inputs that a predicate reads."""
+"""Kinds of inputs that a predicate reads at a position."""
 
 INEXACT = ("sqrt", "isqrt", "log2")
 """Functions that no input is given to: libraries differ in their last bits, or they have no value
@@ -40,7 +41,8 @@ for some numbers."""
 
 
 def reading(name: str, side: str) -> Symbol:
-    """What the input of a name has at the query or the key; `side` is "q" or "k"."""
+    """What the input of a name has at the query or the key, `side` being "q" or "k"; with "" the
+    number that an input of kind `length` is."""
     return Symbol(f"{name}({side})")
 
 
@@ -57,6 +59,8 @@ def reads_inputs(scalar: Scalar) -> bool:
 
 def wide(values: Elementwise) -> Elementwise:
     """The values of an input, an array or a tensor, as int64 or float64."""
+    if isinstance(values, int):
+        return np.int64(values)
     if is_real(values):
         return values.double() if hasattr(values, "double") else values.astype(np.float64)
     return values.long() if hasattr(values, "long") else values.astype(np.int64)

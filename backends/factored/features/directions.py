@@ -16,7 +16,7 @@ import torch
 
 from attnspec.backends.common.torch_modes import apart
 from attnspec.graphs.counter_rng import FEATURES, Stream, normals
-from attnspec.lower.cache import Cache
+from attnspec.lower.cache import DRAWS, Cache
 
 KEPT = 256
 """How many sets of directions are kept."""
@@ -24,7 +24,7 @@ KEPT = 256
 Wanted: TypeAlias = "tuple[int, int, tuple[int, ...], int, int, int, bool]"
 """Seed, layer, heads, draw, directions of each head, size of a head, whether orthogonal."""
 
-_kept: Cache[tuple[Wanted, str, str], torch.Tensor] = Cache(KEPT)
+_kept: Cache[tuple[Wanted, str, str], torch.Tensor] = Cache(KEPT, DRAWS)
 
 
 def directions(wanted: Wanted, kind: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import torch
 
+from attnspec.backends.common.score_formula import widened
 from attnspec.backends.factored.low_rank.mechanism_kernel import MechanismKernel
-from attnspec.backends.factored.low_rank.softmax import check_no_dropout, widened, without_padding
+from attnspec.backends.factored.low_rank.softmax import check_no_dropout, without_padding
 from attnspec.ir.mechanisms.efficient import Efficient
 from attnspec.lower.work import Call
 

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
+from attnspec.backends.common.score_formula import widened
 from attnspec.backends.factored.low_rank.mechanism_kernel import MechanismKernel
 from attnspec.backends.factored.low_rank.softmax import (
     check_no_dropout,
     repeated,
-    widened,
     without_padding,
 )
 from attnspec.backends.factored.low_rank.thin_products import unseen

@@ -12,14 +12,13 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.score_formula import weigh
+from attnspec.backends.common.score_formula import weigh, widened
 from attnspec.backends.factored.low_rank.mechanism_kernel import MechanismKernel
 from attnspec.backends.factored.low_rank.segments import occupied, segment_means
 from attnspec.backends.factored.low_rank.softmax import (
     attend,
     check_no_dropout,
     repeated,
-    widened,
     without_padding,
 )
 from attnspec.backends.factored.low_rank.thin_products import unseen

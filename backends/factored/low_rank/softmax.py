@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.score_formula import HALF, weigh
+from attnspec.backends.common.score_formula import weigh
 from attnspec.backends.common.torch_modes import is_transformed
 from attnspec.backends.factored.costs import FUSED, LANES
 from attnspec.backends.factored.low_rank.thin_products import unseen
@@ -71,11 +71,6 @@ def lower_triangle(rows: int, columns: int, device: torch.device) -> torch.Tenso
     """bool [rows, columns]: the last `rows` positions read no later one."""
     at = torch.arange(columns - rows, columns, device=device)
     return at[:, None] >= torch.arange(columns, device=device)
-
-
-def widened(x: torch.Tensor) -> torch.Tensor:
-    """A tensor in the type that sums are kept in: float32 for the half types."""
-    return x.float() if x.dtype in HALF else x
 
 
 def repeated(x: torch.Tensor, heads: int) -> torch.Tensor:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.score_formula import weigh
+from attnspec.backends.common.score_formula import weigh, widened
 from attnspec.backends.factored.low_rank.mechanism_kernel import MechanismKernel
-from attnspec.backends.factored.low_rank.softmax import attend, lower_triangle, repeated, widened
+from attnspec.backends.factored.low_rank.softmax import attend, lower_triangle, repeated
 from attnspec.ir.mechanisms.synthesizer import Synthesizer
 from attnspec.lower.work import Call
 

@@ -38,7 +38,7 @@ def scale_of(size: int, n: int, layer: int) -> float:
 
 def changed(score: Tensor, h: Tensor, q: Tensor, k: Tensor, heads: int, learned: Tensors) -> Tensor:
     """The score of query q and key k in head h, changed."""
-    return score - torch.exp2(-8 * (h + 1).to(score.dtype) / heads) * abs(q - k)
+    return score - torch.exp2(-h.to(score.dtype)) * abs(q - k)
 
 
 # --- the mask ------------------------------------------------------------------------------------

@@ -43,6 +43,9 @@ def numbers(
     """An input as int64 or float64, one of a real key at padding; refuses what is not exact."""
     found, real = x[name], x.get("key padding")
     found = found.double() if found.is_floating_point() else found.long()
+    if INPUTS[name][0] == "length":
+        # no position lies before one below 0
+        found = found.clamp(min=0)
     if INPUTS[name][0] == "numbers" and real is not None and found.numel():
         known = found.flatten()[real.flatten().to(torch.uint8).argmax()]
         found = torch.where(real, found, torch.where(real.any(), known, 1).to(found.dtype))

@@ -1,0 +1,422 @@
+"""Tiny random models of the types that `from_hf_config` knows, with their fields varied: what each
+layer reads and weighs is what the spec says, or the config is refused by the name of a field."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from attnspec.integrations.model_layers import attention_layers, crosses
+from attnspec.interchange import hf_configs
+from attnspec.interchange.hf_configs import from_hf_config
+from attnspec.spec import Spec
+from attnspec.text.diagnostics import AttnSpecError
+
+transformers = pytest.importorskip("transformers")
+
+N, LAYERS, WIDTH = 13, 2, 48
+
+_ELSEWHERE = ("big_bird", "fnet", "nystromformer", "reformer", "longformer", "longt5")
+"""Types with kernels of their own, whose pairs test_hf_configs.py looks at."""
+
+KINDS = sorted(hf_configs._KNOWN - set(_ELSEWHERE))
+
+FOLDED = ("opt", "esm", "xglm", "whisper")
+"""Types whose queries are scaled before they meet keys."""
+
+SINGLE = ("xglm",)
+"""Types whose masks are numbers of float32."""
+
+TINY: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "embedding_size"), WIDTH),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "n_layers"), LAYERS),
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_decoder_layers"), LAYERS),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "hidden_dim", "d_ff", "d_kv"), 16),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 16),
+    **dict.fromkeys(("decoder_ffn_dim", "encoder_ffn_dim", "intermediate_size_mlp"), 16),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 64),
+    **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), 1),
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
+    "vocab_size": 40,
+    "word_embed_proj_dim": WIDTH,
+    "rotary_dim": 4,
+    "image_size": 12,
+    "patch_size": 4,
+    "num_mel_bins": 8,
+    "max_source_positions": N,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 40,
+    "laurel_rank": 4,
+    "num_kv_shared_layers": 0,
+    "altup_num_inputs": 2,
+    "attn_temperature_tuning": False,
+    "attention_types": [[["global", "local"], 1]],
+    "window_size": 4,
+}
+
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
+_SIDES = ("encoder_attention_heads", "decoder_attention_heads")
+
+_TYPES = [["sliding_attention", "full_attention"], ["full_attention", "sliding_attention"]]
+_GEMMAS = ("gemma", "gemma2", "gemma3_text", "gemma3n_text")
+
+_QWENS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3")
+
+VARIED: dict[str, tuple[Collection[str], Sequence[Any]]] = {
+    "is_causal": (KINDS, (None, False, False, True)),
+    "is_decoder": (hf_configs._BOTH_WAYS, (False, True, True)),
+    "sliding_window": (hf_configs._BY_TYPES | hf_configs._BY_WINDOW, (1, 2, 3, 5, 8)),
+    "use_sliding_window": (_QWENS, (True, True, False)),
+    "layer_types": (hf_configs._BY_TYPES - {"llama4_text"}, _TYPES),
+    "attention_chunk_size": (("llama4_text",), (2, 5)),
+    "no_rope_layers": (("llama4_text",), ([1, 0], [0, 1])),
+    "attn_logit_softcapping": (("gemma2", "gemma3_text"), (None, None, 0.5, 3.0)),
+    "query_pre_attn_scalar": (("gemma2", "gemma3_text"), (12, 48)),
+    "attention_multiplier": (("granite", "granitemoe"), (0.1, 1.0)),
+    "scale_attn_weights": (("gpt2",), (True, False)),
+    "scale_attn_by_inverse_layer_idx": (("gpt2",), (True, False)),
+    "use_bidirectional_attention": (_GEMMAS, (False, True, True)),
+    "attn_config": (
+        ("mpt",),
+        ({}, {"softmax_scale": 0.4}, {"alibi": False}, {"alibi_bias_max": 4}, {"prefix_lm": True}),
+    ),
+    "alibi": (("falcon",), (False, False, True)),
+    "use_relative_position_bias": (("beit",), (False, True)),
+    "local_attention": (("modernbert",), (2, 4, 9)),
+    "relative_attention_num_buckets": (("t5", "mt5", "mpnet"), (32, 32, 8)),
+    "relative_attention_max_distance": (("t5", "mt5"), (9, 128)),
+}
+"""Fields that change what is read or scored, with the types that have them, and what they say."""
+
+STRAY = {
+    "sliding_window": 3,
+    "use_sliding_window": True,
+    "attn_logit_softcapping": 0.5,
+    "query_pre_attn_scalar": 3,
+    "attention_multiplier": 0.1,
+}
+"""Such fields in the configs of types that do not read them."""
+
+_WITH_FIELDS = sorted(
+    {x for name, (kinds, _) in VARIED.items() if not name.startswith("is_") for x in kinds}
+)
+
+
+def config_of(seed: int) -> tuple[Any, dict[str, Any]]:
+    """A random config, of each type and more often of those with fields of their own, and the
+    fields that were varied."""
+    source = random.Random(seed)
+    kinds = _WITH_FIELDS if seed % 2 else KINDS
+    kind = kinds[seed // 2 * 5 % len(kinds)]
+    varied = {
+        name: source.choice(values)
+        for name, (kinds, values) in VARIED.items()
+        if kind in kinds and source.random() < 0.6
+    }
+    varied = {name: value for name, value in varied.items() if value is not None}
+    for name, value in STRAY.items():
+        if kind not in VARIED[name][0] and source.random() < 0.2:
+            varied[name] = value
+    if kind == "modernbert":
+        # another name of half its `local_attention`
+        varied.pop("sliding_window", None)
+    heads = {"codegen": 4, "stablelm": 6}.get(kind) or source.choice((2, 3, 4, 6))
+    shape = {**dict.fromkeys(_HEADS + _SIDES, heads), "num_key_value_heads": 1}
+    if kind != "falcon":
+        shape["head_dim"] = WIDTH // heads
+    config = transformers.AutoConfig.for_model(kind, **{**TINY, **shape, **varied})
+    return config, varied
+
+
+def inputs_of(model: Any, batch: int) -> dict[str, torch.Tensor]:
+    """The same random sample several times."""
+    ids = torch.randint(3, 40, (1, N)).expand(batch, N)
+    kind = next(model.parameters()).dtype
+    found = {"input_ids": ids}
+    if model.main_input_name == "pixel_values":
+        size = model.config.image_size
+        found = {
+            "pixel_values": torch.randn(1, 3, size, size, dtype=kind).expand(batch, -1, -1, -1)
+        }
+    elif model.main_input_name == "input_features":
+        found = {"input_features": torch.randn(1, 8, 2 * N, dtype=kind).expand(batch, 8, 2 * N)}
+    if model.config.is_encoder_decoder:
+        found["decoder_input_ids"] = ids
+    return found
+
+
+class _Done(Exception):
+    pass
+
+
+def read(model: Any, layer: nn.Module, batch: int) -> torch.Tensor:
+    """Which tokens move which outputs of a layer, bool [queries, keys], by moving one at a time
+    where it comes in; a query is moved with itself."""
+    outputs: list[torch.Tensor] = []
+
+    def move(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        x = args[0] if args else named["hidden_states"]
+        x = x[:1].repeat(x.shape[0], 1, 1)
+        at = torch.arange(min(x.shape[0] - 1, x.shape[1]))
+        x[at + 1, at] += torch.randn(x.shape[-1], dtype=x.dtype)
+        return ((x, *args[1:]), named) if args else (args, {**named, "hidden_states": x})
+
+    def stop(_: nn.Module, __: Any, result: Any) -> None:
+        outputs.append(result[0] if isinstance(result, tuple) else result)
+        raise _Done
+
+    hooks = [
+        layer.register_forward_pre_hook(move, with_kwargs=True),
+        layer.register_forward_hook(stop),
+    ]
+    try:
+        model(**inputs_of(model, batch))
+    except _Done:
+        pass
+    finally:
+        for hook in hooks:
+            hook.remove()
+    (out,) = outputs
+    moved = (out[1:] - out[:1]).abs().amax(-1) > (1e-10 if out.dtype == torch.float64 else 1e-5)
+    return moved[: out.shape[1]].T
+
+
+class _Watching(TorchFunctionMode):
+    """Keeps the last product of queries and keys and the last softmax."""
+
+    operands: tuple[torch.Tensor, torch.Tensor] | None = None
+    weights: torch.Tensor | None = None
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name in ("matmul", "__matmul__", "bmm", "baddbmm"):
+            every = (*args, *(kwargs or {}).values())
+            left, right = [x for x in every if isinstance(x, torch.Tensor)][-2:]
+            if self.weights is None and left.shape[-2] == right.shape[-1]:
+                self.operands = left, right.mT
+        if name == "softmax" and self.weights is None:
+            self.weights = result
+        return result
+
+
+def weighed(model: Any, layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The queries and keys [1, H, n, d] of a layer as they meet, and its weights [1, H, n, n]."""
+    watch, entered = _Watching(), ExitStack()
+    hooks = [
+        layer.register_forward_pre_hook(lambda *_: entered.enter_context(watch) and None),
+        layer.register_forward_hook(lambda *_: entered.close()),
+    ]
+    model(**inputs_of(model, 1))
+    for hook in hooks:
+        hook.remove()
+    assert watch.operands is not None
+    assert watch.weights is not None
+    q, k = watch.operands
+    n = q.shape[-2]
+    weights = watch.weights[..., :n].reshape(1, -1, n, n)
+    k = k.expand(*q.shape[:-2], *k.shape[-2:])
+    return q.reshape(1, -1, n, q.shape[-1]), k.reshape(1, -1, n, k.shape[-1]), weights
+
+
+def stacks(model: Any) -> Iterator[tuple[str | None, int, nn.Module]]:
+    """The self-attention layers with their part and number."""
+    counts: dict[str | None, int] = {}
+    for path, layer in attention_layers(model):
+        # a pooling head, as cross-attention, has queries of its own
+        if crosses(layer) or "encoder_attn" in path or isinstance(layer, nn.MultiheadAttention):
+            continue
+        part = None
+        if model.config.is_encoder_decoder:
+            part = "encoder" if path.startswith("encoder") else "decoder"
+        number = counts.get(part, 0)
+        counts[part] = number + 1
+        yield part, number, layer
+
+
+def answer(config: Any, part: str | None) -> tuple[str, Spec | None]:
+    """The text of a config's spec, or why there is none."""
+    try:
+        spec = from_hf_config(config, part=part)
+    except AttnSpecError as error:
+        return str(error), None
+    return spec.source, spec
+
+
+def specs(config: Any, varied: dict[str, Any]) -> dict[str | None, Spec]:
+    """The spec of each part that is not refused by the name of a varied field; the dictionary and
+    the saved file give the same."""
+    parts = ("encoder", "decoder") if config.is_encoder_decoder else (None,)
+    known = {}
+    for part in parts:
+        text, spec = answer(config, part)
+        for form in (config.to_dict(), json.loads(config.to_json_string())):
+            assert answer(form, part)[0] == text
+        if spec is not None:
+            known[part] = spec
+        else:
+            # sliding layers need a window
+            assert any(f"`{name}" in text for name in (*varied, "sliding_window")), text
+    return known
+
+
+def prepared(config: Any) -> Any:
+    """A model with random numbers where there are zeros, in float64."""
+    model = transformers.AutoModel.from_config(
+        config, attn_implementation="eager", experts_implementation="eager"
+    )
+    for name, parameter in model.named_parameters():
+        if name.endswith("sinks"):
+            nn.init.zeros_(parameter)
+        elif parameter.dim() == 1:
+            nn.init.normal_(parameter, 1.0, 0.1)
+        else:
+            nn.init.normal_(parameter, 0.0, 0.1)
+    return model.eval() if config.model_type in SINGLE else model.eval().double()
+
+
+@torch.no_grad()
+def check(seed: int) -> None:
+    torch.manual_seed(seed)
+    config, varied = config_of(seed)
+    known = specs(config, varied)
+    if not known:
+        return
+    model = prepared(config)
+    ways = ("eager", "sdpa") if model._supports_sdpa else ("eager",)
+    for part, number, layer in stacks(model):
+        if part not in known:
+            continue
+        spec = known[part]
+        model.set_attn_implementation("eager")
+        q, k, weights = weighed(model, layer)
+        n = q.shape[2]
+        off = ~torch.eye(n, dtype=torch.bool)
+        module = spec.compile("dense").to(q.dtype)
+        for parameter in module.parameters():
+            (table,) = (
+                x
+                for name, x in model.named_parameters()
+                if "relative_attention_bias" in name and name.startswith(part or "")
+            )
+            parameter.copy_(table.T)
+        if config.model_type in FOLDED:
+            q = q * q.shape[-1] ** 0.5
+        eye = torch.eye(n, dtype=q.dtype).expand(1, k.shape[1], n, n)
+        torch.testing.assert_close(
+            weights.to(q.dtype), module(q, k, eye, layer=number), atol=2e-6, rtol=1e-4
+        )
+        meant = torch.from_numpy(spec.mask(n, layer=number))
+        for way in ways:
+            model.set_attn_implementation(way)
+            moved = read(model, layer, n + 1)
+            assert (moved[off] == meant[off]).all(), (way, number)
+
+
+SLOW = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(30, 300)]
+
+
+@pytest.mark.parametrize("seed", [*range(30), *SLOW])
+def test_a_model_reads_and_weighs_what_the_spec_of_its_config_says(seed: int) -> None:
+    check(seed)
+
+
+def around(kind: str, text: str, **fields: Any) -> Any:
+    """A tiny config with a text model and a vision model inside."""
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    inner = {**TINY, "model_type": text, **heads, **fields}
+    vision = {**TINY, "model_type": "siglip_vision_model", "num_attention_heads": 2}
+    more = {"image_token_id": 39, "projection_dim": WIDTH, "mm_tokens_per_image": 4}
+    return transformers.AutoConfig.for_model(kind, text_config=inner, vision_config=vision, **more)
+
+
+_SLIDING = {"sliding_window": 3, "layer_types": _TYPES[0]}
+
+_IMAGES = [0, 1, 1, 1, 1, 1, 0, 0, 1, 1, 0, 0, 0]
+"""Which tokens are of images, one to a run."""
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "read"),
+    [
+        (around("paligemma", "gemma"), [0] * 7 + [1] * 6, {"prompt": 7}),
+        (around("paligemma", "gemma2", **_SLIDING), [0] * 7 + [1] * 6, {"prompt": 7}),
+        (
+            around("gemma3", "gemma3_text", **_SLIDING),
+            _IMAGES,
+            {"image": [-1, 0, 0, 0, 0, 0, -1, -1, 1, 1, -1, -1, -1]},
+        ),
+        (around("llava", "mistral", sliding_window=4), None, None),
+    ],
+    ids=lambda value: getattr(value, "model_type", ""),
+)
+def test_prompts_and_images_that_are_read_both_ways_are_inputs(
+    config: Any, given: list[int] | None, read: dict[str, Any] | None
+) -> None:
+    spec = from_hf_config(config)
+    assert from_hf_config(json.loads(config.to_json_string())) == spec
+    model = transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
+    kinds = {} if given is None else {"token_type_ids": torch.tensor([given])}
+    out = model(torch.randint(3, 30, (1, N)), output_attentions=True, **kinds)
+    inputs = None if read is None else {name: np.array(value) for name, value in read.items()}
+    for layer, weights in enumerate(out.attentions):
+        assert ((weights[0, 0] > 0).numpy() == spec.mask(N, layer=layer, inputs=inputs)).all(), (
+            layer
+        )
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": "llama4_text"}, "attn_temperature_tuning"),
+    ({"model_type": "falcon", "alibi": True}, "alibi"),
+    ({"model_type": "mpt", "attn_config": {"prefix_lm": True}}, "attn_config.prefix_lm"),
+    ({"model_type": "llama", "per_layer_config": {"0": {"num_key_value_heads": 2}}}, "per_layer"),
+    ({"model_type": "bloom", "is_causal": False}, "is_causal"),
+    ({"model_type": "t5", "is_causal": True}, "is_causal"),
+    ({"model_type": "gemma", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ({"model_type": "qwen2_vl"}, "qwen2_vl_text"),
+]
+
+
+@pytest.mark.parametrize(("fields", "name"), REFUSED, ids=str)
+def test_fields_that_no_spec_says_are_refused_by_name(fields: dict[str, Any], name: str) -> None:
+    part = "encoder" if fields["model_type"] == "t5" else None
+    with pytest.raises(AttnSpecError, match=name):
+        from_hf_config(fields, part=part)
+
+
+def test_unknown_types_are_asked_of_the_same_fields() -> None:
+    own = {"model_type": "mine", "num_hidden_layers": 1}
+    assert "softcap" in from_hf_config({**own, "attn_logit_softcapping": 3.0}, causal=True).source
+    for more in ({"alibi": True}, {"is_causal": False}, {"per_layer_config": {"0": {"x": 1}}}):
+        with pytest.raises(AttnSpecError, match=next(iter(more))):
+            from_hf_config({**own, **more}, causal=True)
+
+
+def test_gemma3_halves_its_window_where_it_reads_both_ways() -> None:
+    config = transformers.Gemma3TextConfig(**{
+        **TINY, **_SLIDING, "sliding_window": 16, "use_bidirectional_attention": True
+    })  # fmt: skip
+    for form in (config, config.to_dict(), json.loads(config.to_json_string())):
+        assert "window(radius = 8)" in from_hf_config(form).source
+
+
+def test_what_a_class_computes_may_be_null() -> None:
+    saved = {
+        "model_type": "modernbert",
+        "num_hidden_layers": LAYERS,
+        "local_attention": 6,
+        "sliding_window": None,
+        "layer_types": _TYPES[0],
+    }
+    assert "window(radius = 3)" in from_hf_config(saved).source
