@@ -16,7 +16,7 @@ from attnspec.elaborate import Elaborated, elaborate
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Sample, Stack
-from attnspec.ir.api_checks import index_of, length_of, parameter_of
+from attnspec.ir.api_checks import index_of, joined_parameters, length_of, parameter_of
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Input, ParameterValue, Program
 from attnspec.ir.serial import fingerprint
@@ -51,23 +51,36 @@ MOST_NODES = 4096
 
 
 def load(
-    path: str | os.PathLike[str], *, name: str | None = None, **parameters: ParameterValue
+    path: str | os.PathLike[str],
+    /,
+    *,
+    name: str | None = None,
+    parameters: Mapping[str, ParameterValue] | None = None,
+    **more: ParameterValue,
 ) -> Spec:
-    """The spec in a file; `name` chooses one of several attentions, keywords set its parameters.
+    """The spec in a file; `name` chooses one of several attentions.
 
+    Keywords set its parameters, and `parameters` those of any name, `name` and `parameters` too.
     Raises SpecError for anything wrong with the file or the spec.
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"a path is needed, got {type(path).__name__}")
-    file = Path(path)
-    return Spec(read_source(file, str(path) or "''"), name=name, parameters=parameters)
+    source = read_source(Path(path), str(path) or "''")
+    return Spec(source, name=name, parameters=joined_parameters(parameters, more))
 
 
-def parse(text: str, *, name: str | None = None, **parameters: ParameterValue) -> Spec:
+def parse(
+    text: str,
+    /,
+    *,
+    name: str | None = None,
+    parameters: Mapping[str, ParameterValue] | None = None,
+    **more: ParameterValue,
+) -> Spec:
     """The spec in a text; as `load`, but imports need a file."""
     if not isinstance(text, str):
         raise TypeError(f"the text of a spec is needed, got {type(text).__name__}")
-    return Spec(source_of(text), name=name, parameters=parameters)
+    return Spec(source_of(text), name=name, parameters=joined_parameters(parameters, more))
 
 
 class Spec:

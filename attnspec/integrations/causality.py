@@ -30,14 +30,12 @@ def require_past_only(program: Program, layer: int, heads: int, n: int, n_q: int
     The pairs of every head are looked at where the form does not decide; a graph whose pairs
     depend on run-time inputs or on the data must be causal by its form.
     """
-    if program.causal:
+    if is_past_only(program, layer):
         return
     attends = [program.attend(layer, head) for head in range(program.heads or 1)]
     graphs = [attend.graph for attend in attends if attend.mechanism is None and attend.graph]
     if len(graphs) < len(attends):
         raise _leak(program, "a mechanism reads every position")
-    if all(never_reads_later(graph) for graph in graphs):
-        return
     for graph in graphs:
         if any(BY_NAME[leaf.pattern].data_dependent for leaf in leaves(graph)):
             raise _leak(program, "its pairs are decided by the data")
@@ -54,6 +52,21 @@ def require_past_only(program: Program, layer: int, heads: int, n: int, n_q: int
 
 _AT_ONCE = 1 << 22
 """How many pairs are looked at in one piece."""
+
+
+def require_past_only_by_form(program: Program, layer: int) -> None:
+    """The same of every length: raise unless it shows in the form."""
+    if not is_past_only(program, layer):
+        raise _leak(program, "in a program of every length no pairs are looked at")
+
+
+def is_past_only(program: Program, layer: int) -> bool:
+    """Whether it shows in the form of a layer that it reads no later position."""
+    attends = [program.attend(layer, head) for head in range(program.heads or 1)]
+    return program.causal or all(
+        attend.mechanism is None and attend.graph is not None and never_reads_later(attend.graph)
+        for attend in attends
+    )
 
 
 def require_rows_done(

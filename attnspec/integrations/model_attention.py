@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib import import_module
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
@@ -17,11 +16,17 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from attnspec.analysis.growth.stable import changed_by_padding, unstable
+from attnspec.backends.common.torch_modes import is_recorded
 from attnspec.graphs.forms.stability import CAUSAL as LATER_KEYS
 from attnspec.graphs.forms.stability import must_be_stable, must_be_steady
 from attnspec.graphs.look_back import look_back
 from attnspec.graphs.patterns import BY_NAME
-from attnspec.integrations.causality import ReadsLaterError, require_past_only, require_rows_done
+from attnspec.integrations.causality import (
+    ReadsLaterError,
+    require_past_only,
+    require_past_only_by_form,
+    require_rows_done,
+)
 from attnspec.integrations.model_advice import (
     COUNTS_REAL,
     CROSS,
@@ -67,6 +72,7 @@ from attnspec.integrations.model_mask import (
 )
 from attnspec.integrations.real_positions import RealRunning
 from attnspec.ir.program import Leaf, Program, leaves
+from attnspec.ir.scalars import symbols
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.model_check.packing import labels
 from attnspec.text.diagnostics import AttnSpecError
@@ -111,7 +117,9 @@ class ModelAttention:
         self._padded = lru_cache(maxsize=1024)(changed_by_padding)
         self._said: set[str] = set()
         self._looked_at: Callable[[], object] = lambda: None
-        self._variant = lru_cache(maxsize=8)(partial(variant, module))
+        # every layer computes the same, and what traces one has traced them all
+        self._same = self.program.layers is None and not module.engine.binder.alike(1)
+        self._variants: dict[tuple[int | None, bool], CompiledAttention] = {}
 
     def __call__(
         self,
@@ -149,20 +157,30 @@ class ModelAttention:
         lists = lists_of(module, terms, selected)
         mask = self._mask(attention_mask, module, query, key, is_causal)
         self.require_heads(query.shape[1])
-        if must_read_back(place, mask.kind == "causal" or bool(is_causal)):
-            self._past_only(self.program, layer, query.shape[1], mask.end, mask.q_length)
-        self._require_same_rows(mask, layer, query.shape[1], place)
+        causal = must_read_back(place, mask.kind == "causal" or bool(is_causal))
+        traced = is_recorded(query)
+        if traced:
+            about = (layer, query.shape[1], causal, bool(mask.q_offset), mask.padding is not None)
+            untraced(self, "_check_form", place, *about)
+        else:
+            if causal:
+                self._past_only(self.program, layer, query.shape[1], mask.end, mask.q_length)
+            self._require_same_rows(mask, layer, query.shape[1], place)
         query = self.scaled(query, scaling, layer, mask.end)
         sink = cast("torch.Tensor | None", terms[SINK])
         positions = others.get("position_ids")
         attnspec_inputs = self.with_documents(attnspec_inputs, mask, positions, len(query))
         inputs = self.inputs_of(attnspec_inputs, mask, lists is not None, place)
         cached = getattr(key, CACHED, None)
-        self._require_rows_done(place, mask, (layer, query.shape[1]), inputs, cached is not None)
+        if not traced:
+            of = (layer, query.shape[1])
+            self._require_rows_done(place, mask, of, inputs, cached is not None)
         dropout = dropout if module.training else 0.0
         run, inputs = self._run_of(place, lists, sink is not None, inputs)
         running = self._counting(run, place, mask, (layer, query.shape[1]))
         settings: dict[str, Any] = {"layer": layer, "return_lse": sink is not None}
+        if traced and mask.offset is not None:
+            settings["keys"] = mask.offset + mask.q_length
         if cached is not None:
             self._require_no_dropout(dropout)
             found = cached.of(module).go_on(running, (query, key, value), mask, inputs, settings)
@@ -202,7 +220,9 @@ class ModelAttention:
         own = self.module_of(place)
         if lists is None and not sink:
             return Running(own), inputs
-        cut = self._variant(None if lists is None else lists.size, sink)
+        key = None if lists is None else lists.size, sink
+        untraced(self, "_make_variant", *key)
+        cut = self._variants[key]
         cut.check_finite = own.check_finite
         return Running(cut, {name: own.learned(name) for name in cut.engine.learned}), (
             self._with_lists(inputs, lists)
@@ -214,7 +234,16 @@ class ModelAttention:
         """What computes, over real tokens alone where `convert` was asked for that."""
         if place is None or not place.real:
             return run
-        return RealRunning(run, mask.padding, self._padded(self.program, *of) is not None)
+        return RealRunning(run, mask.padding, untraced(self, "_is_moved", *of))
+
+    def _is_moved(self, layer: int, heads: int) -> bool:
+        """Whether padding behind a sample changes its rows."""
+        return self._padded(self.program, layer, heads) is not None
+
+    def _make_variant(self, size: int | None, sink: bool) -> None:
+        """Have a module that reads what the model chose in blocks of a size, or beside a sink."""
+        if (size, sink) not in self._variants:
+            self._variants[size, sink] = variant(self.module, size, sink)
 
     def module_of(self, place: Place | None) -> CompiledAttention:
         """What computes at a place of a model: what the model holds there, or the module itself."""
@@ -282,6 +311,28 @@ class ModelAttention:
         named = {name: x for name, x in (inputs or {}).items() if kinds.get(name) != "choices"}
         positions, real = (mask.q_offset, mask.end), place is not None and place.real
         require_rows_done(self.program, of, positions, named, mask.padding, real_alone=real)
+
+    def _check_form(
+        self,
+        place: Place | None,
+        layer: int,
+        heads: int,
+        causal: bool,
+        cached: bool,
+        padded: bool,
+    ) -> None:
+        """Raise, or warn, where a program that is traced would compute something else than the
+        model at some length, or behind a cache, or beside padding."""
+        if causal:
+            require_past_only_by_form(self.program, layer)
+        if _reads_ahead(place) and cached:
+            raise AttnSpecError(
+                f"`{self.program.name}` reads later positions, and whether rows that a cache holds"
+                " are done goes by their pairs, which a traced program does not have: call the"
+                " model untraced"
+            )
+        facts = ModelMask("causal", 1, int(cached), 1, 0, torch.ones(1, 1) if padded else None)
+        self._require_same_rows(facts, layer, heads, place)
 
     def _require_same_rows(
         self, mask: ModelMask, layer: int, heads: int, place: Place | None
@@ -454,6 +505,10 @@ class ModelAttention:
         both = _reads_ahead(place)
         # a mask of its own that reads later positions is replaced where the model means it to
         ways = both or (place is not None and getattr(module, "is_causal", None) is False)
+        if is_recorded(query):
+            given = given.of_slots()
+            if given.single is not None and not self._replaces("packed", place):
+                torch._assert_async(given.single, self._asks_for("packed", module))
         if self._replaces(given.kind, place):
             given = replace(given, kind="causal" if given.past else "bidirectional")
         elif given.kind in WIDENED and ways and not given.past:
@@ -469,10 +524,7 @@ class ModelAttention:
             here = given.padding[:, : given.end]
             given = replace(given, padding=None if bool(here.all()) else here)
         if given.kind not in ("causal", "bidirectional"):
-            raise AttnSpecError(
-                f"a causal or bidirectional model is needed, this one asks for a {given.kind} "
-                f"mask, which `{self.program.name}` would replace: {of_mask(given.kind, module)}"
-            )
+            raise AttnSpecError(self._asks_for(given.kind, module))
         short = given.kv_offset + kv_length < given.end and not hasattr(key, CACHED)
         if given.q_length != q_length or short:
             found = (
@@ -486,8 +538,17 @@ class ModelAttention:
             )
         return given
 
+    def _asks_for(self, kind: str, module: torch.nn.Module) -> str:
+        """Why a mask of a kind is refused."""
+        return (
+            f"a causal or bidirectional model is needed, this one asks for a {kind} mask, which"
+            f" `{self.program.name}` would replace: {of_mask(kind, module)}"
+        )
+
     def layer_of(self, module: torch.nn.Module) -> int:
         """The layer of the spec that a module of the model is."""
+        if self._same:
+            return 0
         place = place_of(module)
         layer, known = getattr(module, "layer_idx", None), layers_in(module)
         if place is not None:
@@ -545,8 +606,10 @@ class ModelAttention:
             return given
         if mask.q_offset or position_ids.ndim != 2 or position_ids.shape[1] != mask.end:
             return given
+        name, traced = self.program.name, is_recorded(position_ids)
+        if traced and not taken:
+            return given
         found = labels(position_ids.expand(batch, -1), mask.padding)
-        name, traced = self.program.name, torch.compiler.is_compiling()
         # the layers of one pass are given the same tensor, which a GPU is waited for once
         if not traced and self._looked_at() is not position_ids and bool(found.any()):
             count = f"`position_ids` show up to {int(found.max()) + 1} packed documents a sample"
@@ -587,6 +650,11 @@ class ModelAttention:
                     f"the length `{name}` changes with every token that is written, one that "
                     "stands cannot: give `attnspec_inputs` in calls of the model itself"
                 )
+            if declared.get(name) == "choices" and mask.offset is not None and is_recorded():
+                raise AttnSpecError(
+                    f"the choices `{name}` of a step are needed where it is traced beside a static"
+                    " cache: give `attnspec_inputs` in calls of the model itself"
+                )
             axis = axis_of(declared.get(name), tensor)
             if axis is not None and tensor.shape[axis] < mask.end:
                 raise AttnSpecError(
@@ -610,18 +678,32 @@ class ModelAttention:
         if scaling is None:
             return query
         if any(attend.scale is not None for attend in self.program.attends):
-            works = works_of(
-                self.program, layer, query.shape[1], query.shape[2], n, stand_ins(self.program)
-            )
-            for scale in {default if work.scale is None else work.scale for work, _ in works}:
-                if not math.isclose(scale, scaling, rel_tol=_SAME_SCALE):
+            lengths = (None, None) if is_recorded(query) else (query.shape[2], n)
+            for scale in untraced(self, "_scales", layer, query.shape[1], *lengths):
+                scale = default if scale is None else scale
+                if not _is_same(scaling, scale):
                     raise AttnSpecError(
                         f"the scale of `{self.program.name}` must be the model's, {scaling:.6g}, "
                         f"got {scale:.6g}: leave `scale` out of the spec"
                     )
             return query
-        same = math.isclose(scaling, default, rel_tol=_SAME_SCALE)
-        return query if same else query * (scaling / default)
+        return query if _is_same(scaling, default) else query * (scaling / default)
+
+    def _scales(
+        self, layer: int, heads: int, n_q: int | None, n: int | None
+    ) -> tuple[float | None, ...]:
+        """The scales of a layer, None for the usual one: for n_q of n positions, or at every
+        length, where one that reads n is refused."""
+        if n is None:
+            declared = (attend.scale for attend in self.program.attends)
+            if any("n" in symbols(scale) for scale in declared if scale is not None):
+                raise AttnSpecError(
+                    f"the scale of `{self.program.name}` must be the model's at every length that a"
+                    " traced program may get, and it reads n: leave `scale` out of the spec"
+                )
+            n_q = n = self.program.fixed_length or _SHORT
+        works = works_of(self.program, layer, heads, n_q or n, n, stand_ins(self.program))
+        return tuple({work.scale: None for work, _ in works})
 
     @property
     def _absolute(self) -> bool:
@@ -672,6 +754,17 @@ def own_attention(
     kept = {key: value for key, value in settings.items() if value is not None}
     found: tuple[torch.Tensor, torch.Tensor | None] = attend(module, *tensors, own_mask, **kept)
     return found
+
+
+def _is_same(scale: float, other: float) -> bool:
+    """Whether two scales are one. In a trace they are no plain numbers."""
+    return abs(scale - other) <= _SAME_SCALE * abs(other)
+
+
+@torch.compiler.assume_constant_result
+def untraced(attention: ModelAttention, method: str, *arguments: object) -> Any:
+    """What a method returns of what is no tensor, called outside of a trace: for good."""
+    return getattr(attention, method)(*arguments)
 
 
 def learns(module: CompiledAttention) -> bool:

@@ -8,12 +8,14 @@ mask.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
+from types import FunctionType
 from typing import NoReturn
 
 import torch
 
+from attnspec.backends.common.torch_modes import is_recorded
 from attnspec.ir.program import POSITIONS, Program
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -53,6 +55,10 @@ class ModelMask:
     pattern that the model itself would use: "causal", "bidirectional", "sliding", "chunked",
     "blockwise", "packed" or "custom"; `past` says that it reads no later position. `arguments` are
     those that the mask was asked for with.
+
+    A traced program has no numbers. For it `offset` [] is where the queries of a static cache
+    stand, and `slots` bool [B, kv_length] which of its slots hold real keys, None where none is
+    padding; `single` [] is whether each sample is one document.
     """
 
     kind: str
@@ -65,12 +71,23 @@ class ModelMask:
     parted: bool = False
     past: bool = False
     arguments: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
+    offset: torch.Tensor | None = None
+    slots: torch.Tensor | None = None
+    single: torch.Tensor | None = None
 
     def of_own(self, name: str) -> object:
         """The mask that an attention of transformers takes, for a layer that keeps it; "eager" and
         the like by their names."""
         make = import_module("transformers").AttentionMaskInterface()[name]
         return make(**{**self.arguments, "allow_is_causal_skip": False})
+
+    def of_slots(self) -> ModelMask:
+        """The facts in a traced program: the keys of a static cache are all its slots, of which
+        those up to `offset` count."""
+        if self.offset is None:
+            return self
+        first = self.kv_length - self.q_length
+        return replace(self, q_offset=first, padding=self.slots, left_padded=False)
 
     @property
     def end(self) -> int:
@@ -135,6 +152,16 @@ def model_mask(
     """
     if isinstance(attention_mask, ModelMask):
         return attention_mask
+    indexed = INDEXED in (getattr(config, "layer_types", None) or ())
+    if is_recorded(attention_mask):
+        if indexed:
+            raise AttnSpecError(
+                "layers that choose keys by themselves go by numbers, which a traced program does"
+                " not have: call the model untraced"
+            )
+        lengths = (q_length, kv_length, q_offset, kv_offset)
+        return _traced(lengths, mask_function, attention_mask, config, _settings)
+    at = q_offset if isinstance(q_offset, torch.Tensor) else None
     # with a static cache this is a view of a counter that moves on before the attention runs
     offset, kind = int(q_offset), kind_of(mask_function)
     asked = {
@@ -161,9 +188,60 @@ def model_mask(
         parted=padding is not None and _is_parted(padding),
         past=reads_the_past(mask_function),
         arguments=asked,
+        offset=None if at is None else at.clone(),
+        slots=None if at is None or padding is None else _whole(attention_mask, kv_length),
     )
-    indexed = INDEXED in (getattr(config, "layer_types", None) or ())
     return written_out(found, _settings) if indexed and found.kind == "causal" else found
+
+
+_WRITTEN = "and_masks.<locals>.and_mask"
+"""The function of transformers that joins a causal mask with windows, or with documents."""
+
+
+def _traced(
+    lengths: tuple[int, int, int | torch.Tensor, int],
+    mask_function: IndexMask,
+    attention_mask: torch.Tensor | None,
+    config: object,
+    settings: Mapping[str, object],
+) -> ModelMask:
+    """The facts in a traced program, which can neither read numbers nor look into a function. What
+    a function is called is known, and it is asked whether queries read the key before: where models
+    are traced, transformers takes every sequence for several packed ones."""
+    q_length, kv_length, at, kv_offset = lengths
+    offset = at.clone() if isinstance(at, torch.Tensor) else None
+    first = kv_length - q_length if isinstance(at, torch.Tensor) else at
+    name = mask_function.__code__.co_qualname if isinstance(mask_function, FunctionType) else ""
+    past, single = "allow_is_bidirectional_skip" not in settings, None
+    if name in ("causal_mask_function", "bidirectional_mask_function"):
+        kind = name.partition("_")[0]
+    elif name != _WRITTEN or settings.get("use_vmap"):
+        kind = "custom"
+    else:
+        kind = "causal" if settings.get("local_size") is None else "sliding"
+        if past and attention_mask is None and getattr(config, "attention_chunk_size", None):
+            # a chunk does not read the one before
+            kind = "packed"
+        elif past:
+            q = torch.arange(q_length, device=settings.get("device"))
+            batch = torch.arange(settings["batch_size"], device=q.device)[:, None]
+            single = mask_function(batch, 0, q + first, (q + first - 1).clamp(min=0)).all()
+    end = first + q_length if kind != "bidirectional" else max(kv_length, first + q_length)
+    padding = None if attention_mask is None else _whole(attention_mask, end)
+    facts = (kind, q_length, first, kv_length, kv_offset, padding)
+    asked = {
+        **settings,
+        "q_length": q_length,
+        "kv_length": kv_length,
+        "q_offset": first if offset is None else offset,
+        "kv_offset": kv_offset,
+        "mask_function": mask_function,
+        "attention_mask": attention_mask,
+        "config": config,
+    }
+    return ModelMask(
+        *facts, past=past, arguments=asked, offset=offset, slots=padding, single=single
+    )
 
 
 class WrittenMask(torch.Tensor):
@@ -270,9 +348,12 @@ def _is_parted(padding: torch.Tensor) -> bool:
 
 
 def _padding(mask: torch.Tensor | None, end: int) -> torch.Tensor | None:
-    """bool [B, end], or None where nothing is padded; a mask that is too short ends in padding."""
-    if mask is None:
-        return None
+    """bool [B, end], or None where nothing is padded."""
+    padding = None if mask is None else _whole(mask, end)
+    return None if padding is None or bool(padding.all()) else padding
+
+
+def _whole(mask: torch.Tensor, end: int) -> torch.Tensor:
+    """bool [B, end]; a mask that is too short ends in padding."""
     padding = mask[:, :end].to(torch.bool)
-    padding = torch.nn.functional.pad(padding, (0, end - padding.shape[1]))
-    return None if bool(padding.all()) else padding
+    return torch.nn.functional.pad(padding, (0, end - padding.shape[1]))

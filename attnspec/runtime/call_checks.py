@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import Parameter, signature
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -15,9 +15,13 @@ from attnspec.graphs.predicates.inputs import require_exact
 from attnspec.ir.api_checks import index_of
 from attnspec.ir.program import POSITIONS, Input, Program
 from attnspec.ir.scalars import Scalar
+from attnspec.lower.work import Call
 from attnspec.text.diagnostics import did_you_mean
 
 Outputs = TypeVar("Outputs")
+
+Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
+"""q [B, H, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v]."""
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 AS_GIVEN = ("tokens", "ids")
@@ -238,7 +242,8 @@ def check_table(name: str, table: torch.Tensor, device: torch.device) -> None:
 
 def check_dropout(dropout_p: float) -> float:
     """The probability as a float between 0 and 1."""
-    if isinstance(dropout_p, bool) or not isinstance(dropout_p, int | float):
+    # tuples where calls are traced: the tracer of torch 2.9 knows no unions
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)):
         raise TypeError(f"dropout_p must be a number, got {type(dropout_p).__name__}")
     if not 0.0 <= dropout_p <= 1.0:
         raise ValueError(f"dropout_p must be between 0 and 1, got {dropout_p}")
@@ -352,6 +357,35 @@ def _check_per_head(entry: Input, tensor: torch.Tensor, q: torch.Tensor, k: torc
         sizes += f", n_q = {q.shape[2]}, n_k = {k.shape[2]}"
         raise ValueError(f"{name} must be {_wanted(entry)} with {sizes}, got {shape}")
     _check_input(name, tensor, types, kind, tuple(shape), q.device)
+
+
+def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tuple[Parts, Call]:
+    """A call of the first so many keys, with the padding and inputs of those; ValueError for more
+    than there are, or fewer than queries."""
+    q, k, v = parts
+    if not (0 if program.cross else q.shape[2]) <= count <= k.shape[2]:
+        raise ValueError(
+            f"keys must count the {q.shape[2]} queries, and be at most n_k = {k.shape[2]},"
+            f" got {count}"
+        )
+    kinds = {entry.name: entry.kind for entry in program.inputs}
+
+    def first(x: torch.Tensor, axis: int | None) -> torch.Tensor:
+        return x if axis is None else x.narrow(axis, 0, count)
+
+    axes = {
+        name: None if kind == "choices" else POSITIONS.get(kind) for name, kind in kinds.items()
+    }
+    padding = None if call.padding is None else first(call.padding, 1)
+    data = {name: first(x, axes[name]) for name, x in call.data.items()}
+    return (q, first(k, 2), first(v, 2)), replace(call, padding=padding, data=data)
+
+
+def check_keys(keys: torch.Tensor | None) -> None:
+    """Raises TypeError or ValueError unless the number of keys that count is an integer [], or
+    None."""
+    if keys is not None:
+        _check_input("keys", keys, INTEGERS, "an integer type", (), keys.device)
 
 
 def check_promise(name: str, at_most: int, marked: torch.Tensor) -> None:

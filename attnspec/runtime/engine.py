@@ -54,9 +54,17 @@ from attnspec.lower.work import (
     Mergeable,
     Work,
 )
-from attnspec.runtime.call_checks import check_exact, check_promise
+from attnspec.runtime.call_checks import Parts, check_exact, check_promise
 from attnspec.runtime.decisions import Decision, data_of, decided
 from attnspec.runtime.head_groups import Group, Prepared, group_of, selected, together
+from attnspec.text.diagnostics import AttnSpecError
+from attnspec.version import LEAST_TORCH, is_older
+
+if is_older(torch.__version__, LEAST_TORCH):
+    raise AttnSpecError(
+        f"attnspec needs torch {'.'.join(map(str, LEAST_TORCH))} or newer, got {torch.__version__}:"
+        " before it, gradients on the CPU are wrong where several query heads share a key head"
+    )
 
 KEPT = 64
 """How many layouts an engine keeps, for that many combinations of layer, heads, lengths and device.
@@ -71,9 +79,6 @@ WHOLE = 32
 
 PROGRAMS = 32
 """How many engines are kept of programs that no module here has."""
-
-Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
-"""q [B, H, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v]."""
 
 Key: TypeAlias = "tuple[int, int, int, int, int, str, int]"
 """Layer, heads, key heads, n_q, n_k, device and first query."""

@@ -14,6 +14,7 @@ from attnspec.backends.common.torch_modes import (
     apart,
     composed,
     is_mapped_over,
+    is_recorded,
     is_surrounded,
     is_transformed,
     is_watched,
@@ -31,12 +32,14 @@ from attnspec.runtime.call_checks import (
     check_exact,
     check_finite,
     check_inputs,
+    check_keys,
     check_layer,
     check_padding,
     check_query_start,
     check_table,
     check_tensors,
     in_type_of_autocast,
+    of_first_keys,
     refuse_unknown,
     require_unchanged,
     signature_of,
@@ -270,6 +273,7 @@ class CompiledAttention(Learner):
         inputs: Mapping[str, torch.Tensor] | None = None,
         return_lse: bool = False,
         query_start: int = 0,
+        keys: torch.Tensor | None = None,
         **unknown: Never,
     ) -> Any:
         """Attention of q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v].
@@ -281,6 +285,10 @@ class CompiledAttention(Learner):
         spec declares. A fraction `dropout_p` of the weights is dropped, in training or not. What is
         masked must be finite all the same: NaN or infinity in k or v may reach queries that do not
         read that key, 0 times infinity being NaN, as in torch's own attention.
+
+        `keys`, an integer [], says how many of the n_k keys count: the others are slots of a static
+        cache that nothing was written to yet, and what padding and inputs say of them is not read.
+        Under `torch.compile` and `torch.export` one program serves every number.
 
         With `return_lse` the log-sum-exps of the scores come as well, [B, H, n_q] in float32 at
         least, natural logarithms, -inf where a query reads nothing: what outputs over other keys
@@ -294,13 +302,13 @@ class CompiledAttention(Learner):
         if unknown:
             refuse_unknown(self.program, unknown, CompiledAttention.forward)
         plain = self._bare and not (return_lse or self.check_finite or self._waits)
-        if plain and not is_surrounded():
+        if plain and keys is None and not is_surrounded():
             given = q, k, v, key_padding_mask
             out = self._known_again(given, (layer, dropout_p, query_start), inputs)
             if out is not None:
                 return out
         start = check_query_start(self.program, query_start)
-        rest = key_padding_mask, dropout_p, inputs, return_lse, start
+        rest = key_padding_mask, dropout_p, inputs, return_lse, start, None, keys
         return self._called(q, k, v, layer, *rest)
 
     def _known_again(
@@ -392,11 +400,13 @@ class CompiledAttention(Learner):
         return_lse: bool,
         start: int = 0,
         engine: Engine | None = None,
+        keys: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         engine = self.engine if engine is None else engine
         layer = check_layer(self.program, layer)
         check_tensors(self.program, q, k, v)
         check_padding(padding, q.shape[0], k.shape[2], q.device)
+        check_keys(keys)
         dropout_p = check_dropout(dropout_p)
         data = check_inputs(engine.program, inputs, q, k, padding)
         self.check_numbers(q, k, v, data)
@@ -408,11 +418,27 @@ class CompiledAttention(Learner):
             seed = torch.randint(1 << 62, ()) if dropout_p else None
             given = engine.text, [*learned.values()], [*data.values()], padding
             out, lse = torch.ops.attnspec.attention(
-                q, k, v, *given, layer, dropout_p, seed, *draws, return_lse, start
+                q, k, v, *given, layer, dropout_p, seed, *draws, return_lse, start, keys
             )
         else:
-            call = Call(padding, dropout_p, learned, data)
-            out, lse = engine.run((q, k, v), call, layer, draws, return_lse, query_start=start)
+            if isinstance(q.shape[2], torch.SymInt) or isinstance(k.shape[2], torch.SymInt):
+                raise ValueError(
+                    f"plain operations of `{self.program.name}` are laid out for one length, and"
+                    " this trace is for many: leave out `composed()`, and the program has one"
+                    " operator for all of them, or trace a file that `attnspec compile"
+                    " --standalone` writes, of plain operations at every length"
+                )
+            parts, call = (q, k, v), Call(padding, dropout_p, learned, data)
+            if keys is not None:
+                if is_recorded(q):
+                    raise ValueError(
+                        "how many keys count is a number, which a program of plain operations does"
+                        " not have when it is traced: export it without `composed()`, as one"
+                        " operator"
+                    )
+                parts, call = of_first_keys(engine.program, parts, call, int(keys))
+                (q, k, v), padding = parts, call.padding
+            out, lse = engine.run(parts, call, layer, draws, return_lse, query_start=start)
             read = [*data.values(), *(() if padding is None else (padding,))]
             if read and not is_transformed():
                 require_unchanged((out,) if lse is None else (out, lse), read)

@@ -33,9 +33,9 @@ def is_watched(x: torch.Tensor) -> bool:
     return _is_traced(x) or torch._C._len_torch_dispatch_stack() > 0
 
 
-def is_recorded(x: torch.Tensor) -> bool:
-    """Whether what is done with x is written down, for numbers that come later."""
-    return _is_traced(x) or active_fake_mode() is not None
+def is_recorded(x: torch.Tensor | None = None) -> bool:
+    """Whether what is done, with x, is written down, for numbers that come later."""
+    return (_is_tracing() if x is None else _is_traced(x)) or active_fake_mode() is not None
 
 
 def _is_tracing() -> bool:

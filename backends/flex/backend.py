@@ -34,6 +34,7 @@ from attnspec.layout.tiling import Survey, TooFine
 from attnspec.lower.cost_model import current
 from attnspec.lower.rates import Amounts
 from attnspec.lower.work import MERGED, Bias, Kernel, Work
+from attnspec.version import is_older
 
 if TYPE_CHECKING:
     import torch
@@ -171,7 +172,6 @@ def _bytes(band: Banded, work: Work) -> int:
 @lru_cache(maxsize=1)
 def _is_new_enough() -> bool:
     try:
-        found = version("torch").split(".")[:2]
+        return not is_older(version("torch"), TORCH)
     except PackageNotFoundError:
         return True  # a torch that no package manager knows speaks for itself
-    return tuple(int(part) for part in found if part.isdigit()) >= TORCH

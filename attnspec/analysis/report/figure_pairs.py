@@ -150,8 +150,8 @@ def symmetric(report: Inquiry) -> Figure[Any]:
         raise Unknown(f"there are {report.queries:,} queries and {report.n:,} keys")
     certain = True
     for layer, head, relation in report.graphs:
-        found, sure = asymmetry(relation, report.length)
-        if found:
+        position, sure = asymmetry(relation, report.length)
+        if position is not None:
             return Figure(False, "exact", f"layer {layer}, head {head}")
         certain &= sure
     if certain:
