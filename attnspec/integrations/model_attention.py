@@ -602,13 +602,15 @@ class ModelAttention:
         warns, once, where the spec does not tell documents apart."""
         kinds = [entry.kind for entry in self.program.inputs]
         taken = kinds == ["ids"] and given is None and self.standing is None
-        if not isinstance(position_ids, torch.Tensor) or ("ids" in kinds and not taken):
+        traced = torch.compiler.is_compiling()
+        # a trace has no warnings, and must know no more than it needs
+        if not taken and (traced or "ids" in kinds):
+            return given
+        if not isinstance(position_ids, torch.Tensor):
             return given
         if mask.q_offset or position_ids.ndim != 2 or position_ids.shape[1] != mask.end:
             return given
-        name, traced = self.program.name, is_recorded(position_ids)
-        if traced and not taken:
-            return given
+        name = self.program.name
         found = labels(position_ids.expand(batch, -1), mask.padding)
         # the layers of one pass are given the same tensor, which a GPU is waited for once
         if not traced and self._looked_at() is not position_ids and bool(found.any()):
