@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import warnings
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
@@ -28,6 +30,7 @@ from attnspec.integrations.causality import (
 from attnspec.integrations.model_advice import (
     COUNTS_REAL,
     CROSS,
+    PACKED,
     READS_BOTH_WAYS,
     extra_tokens_need_places,
     joins_two,
@@ -71,6 +74,7 @@ from attnspec.integrations.real_positions import RealRunning
 from attnspec.ir.program import Leaf, Program, leaves
 from attnspec.ir.scalars import symbols
 from attnspec.lower.lower import stand_ins, works_of
+from attnspec.model_check.packing import labels
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
@@ -88,6 +92,8 @@ _HARMLESS = frozenset(
     }
 )
 """Keywords of models that change nothing of what is computed here."""
+
+_LOG = logging.getLogger("attnspec")
 
 _SHORT = 64
 """The length at which causality is looked at before a first call."""
@@ -110,6 +116,7 @@ class ModelAttention:
         self._unstable = lru_cache(maxsize=1024)(unstable)
         self._padded = lru_cache(maxsize=1024)(changed_by_padding)
         self._said: set[str] = set()
+        self._looked_at: Callable[[], object] = lambda: None
         # every layer computes the same, and what traces one has traced them all
         self._same = self.program.layers is None and not module.engine.binder.alike(1)
         self._variants: dict[tuple[int | None, bool], CompiledAttention] = {}
@@ -163,6 +170,8 @@ class ModelAttention:
             self._require_same_rows(mask, layer, query.shape[1], place)
         query = self.scaled(query, scaling, layer, mask.end)
         sink = cast("torch.Tensor | None", terms[SINK])
+        positions = others.get("position_ids")
+        attnspec_inputs = self.with_documents(attnspec_inputs, mask, positions, len(query))
         inputs = self.inputs_of(attnspec_inputs, mask, lists is not None, place)
         cached = getattr(key, CACHED, None)
         if not traced:
@@ -502,9 +511,9 @@ class ModelAttention:
         ways = both or (place is not None and getattr(module, "is_causal", None) is False)
         if is_recorded(query):
             given = given.of_slots()
-            if given.single is not None:
+            if given.single is not None and not self._replaces("packed", place):
                 torch._assert_async(given.single, self._asks_for("packed", module))
-        if given.kind in REPLACED and place is not None:
+        if self._replaces(given.kind, place):
             given = replace(given, kind="causal" if given.past else "bidirectional")
         elif given.kind in WIDENED and ways and not given.past:
             given = replace(given, kind="bidirectional")
@@ -579,6 +588,47 @@ class ModelAttention:
                 f"`{self.program.name}` has {declared} heads, the model {heads}: "
                 f"write `heads {heads}`"
             )
+
+    def _replaces(self, kind: str, place: Place | None) -> bool:
+        """Whether the spec takes the place of what a mask of the model's own is for."""
+        documents = any(entry.kind == "ids" for entry in self.program.inputs)
+        return (kind == "packed" and documents) or (kind in REPLACED and place is not None)
+
+    def with_documents(
+        self,
+        given: Mapping[str, torch.Tensor] | None,
+        mask: ModelMask,
+        position_ids: object,
+        batch: int,
+    ) -> Mapping[str, torch.Tensor] | None:
+        """The run-time inputs, with the documents that `position_ids` show where the spec has one
+        input, of kind `ids`, that is not given; says what was found in the log of this package, and
+        warns, once, where the spec does not tell documents apart."""
+        kinds = [entry.kind for entry in self.program.inputs]
+        taken = kinds == ["ids"] and given is None and self.standing is None
+        traced = torch.compiler.is_compiling()
+        # a trace has no warnings, and must know no more than it needs
+        if not taken and (traced or "ids" in kinds):
+            return given
+        if not isinstance(position_ids, torch.Tensor):
+            return given
+        if mask.q_offset or position_ids.ndim != 2 or position_ids.shape[1] != mask.end:
+            return given
+        name = self.program.name
+        found = labels(position_ids.expand(batch, -1), mask.padding)
+        # the layers of one pass are given the same tensor, which a GPU is waited for once
+        if not traced and self._looked_at() is not position_ids and bool(found.any()):
+            count = f"`position_ids` show up to {int(found.max()) + 1} packed documents a sample"
+            if taken:
+                # just what is meant: nothing to warn of
+                own = self.program.inputs[0].name
+                _LOG.info("%s; they are the input `%s` of `%s`", count, own, name)
+            else:
+                words = f"{count}, which read each other by `{name}`: {PACKED}"
+                self.warn_once("packed documents", words)
+        if not traced:
+            self._looked_at = weakref.ref(position_ids)
+        return {self.program.inputs[0].name: found} if taken else given
 
     def inputs_of(
         self,
