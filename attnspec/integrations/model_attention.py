@@ -767,7 +767,7 @@ def _is_same(scale: float, other: float) -> bool:
     return abs(scale - other) <= _SAME_SCALE * abs(other)
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def untraced(attention: ModelAttention, method: str, *arguments: object) -> Any:
     """What a method returns of what is no tensor, called outside of a trace: for good."""
     return getattr(attention, method)(*arguments)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from types import FunctionType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -19,7 +19,7 @@ from attnspec.backends.common.torch_modes import is_recorded
 from attnspec.ir.program import POSITIONS, Program
 from attnspec.text.diagnostics import AttnSpecError
 
-IndexMask = Callable[..., object]
+IndexMask = Callable[..., Any]
 """transformers' mask functions: (batch, head, query, key) -> whether the pair is allowed."""
 
 _KINDS = {
@@ -189,7 +189,9 @@ def model_mask(
         past=reads_the_past(mask_function),
         arguments=asked,
         offset=None if at is None else at.clone(),
-        slots=None if at is None or padding is None else _whole(attention_mask, kv_length),
+        slots=None
+        if at is None or attention_mask is None or padding is None
+        else _whole(attention_mask, kv_length),
     )
     return written_out(found, _settings) if indexed and found.kind == "causal" else found
 
@@ -203,7 +205,7 @@ def _traced(
     mask_function: IndexMask,
     attention_mask: torch.Tensor | None,
     config: object,
-    settings: Mapping[str, object],
+    settings: Mapping[str, Any],
 ) -> ModelMask:
     """The facts in a traced program, which can neither read numbers nor look into a function. What
     a function is called is known, and it is asked whether queries read the key before: where models

@@ -56,7 +56,7 @@ def zoo() -> dict[str, Spec]:
     for (path, name), label in zip(ATTENTIONS, IDS, strict=True):
         spec = loaded(path, name)
         small = {key: value for key, value in SMALL.items() if key in spec.parameters}
-        spec = load(path, name=name, **small) if small else spec
+        spec = load(path, name=name, parameters=small) if small else spec
         if not decided_leaves(spec.program) and path.stem not in REFUSED:
             found[label] = spec
     return found
