@@ -76,7 +76,8 @@ class TiledKernel:
         outs = []
         for piece in self._pieces(q, k):
             own = rows_of(q, piece), keys_of(k, piece), keys_of(v, piece)
-            outs.append(self._sdpa(*(x.to(kind) for x in own), piece=piece, call=call))
+            rows, keys, values = (x.to(kind) for x in own)
+            outs.append(self._sdpa(rows, keys, values, piece, call))
         if not outs:
             return self._nothing(q, k, v, call)[0]
         return self._in_order([out.flatten(3, 4) for out in outs])
