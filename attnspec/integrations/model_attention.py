@@ -156,13 +156,12 @@ class ModelAttention:
         attention_mask, selected = _selection(module, attention_mask, terms, key.shape[2])
         lists = lists_of(module, terms, selected)
         mask = self._mask(attention_mask, module, query, key, is_causal)
-        self.require_heads(query.shape[1])
         of, traced = (layer, query.shape[1]), is_recorded(query)
         self._require_meant(place, mask, of, bool(is_causal), traced)
         query = self.scaled(query, scaling, layer, mask.end)
         sink = cast("torch.Tensor | None", terms[SINK])
-        positions = others.get("position_ids")
-        attnspec_inputs = self.with_documents(attnspec_inputs, mask, positions, len(query))
+        about = mask, others.get("position_ids"), len(query)
+        attnspec_inputs = self.with_documents(attnspec_inputs, *about)
         inputs = self.inputs_of(attnspec_inputs, mask, lists is not None, place)
         cached = getattr(key, CACHED, None)
         if not traced:
@@ -180,7 +179,7 @@ class ModelAttention:
             self._require_within(module, mask, *of, lists is not None)
             settings |= {"dropout_p": dropout, "inputs": inputs}
             found = self._called(running, (query, key, value), mask, settings)
-        out = found if sink is None else with_sink(found[0], found[1], sink)
+        out = found if sink is None else with_sink(*found, sink)
         return out.transpose(1, 2).contiguous(), None
 
     def _require_meant(
@@ -188,6 +187,7 @@ class ModelAttention:
     ) -> None:
         """Raise unless a layer, `of` so many heads, reads back where it must, and rows that a cache
         holds are those of the whole sequence."""
+        self.require_heads(of[1])
         causal = must_read_back(place, mask.kind == "causal" or asked)
         if traced:
             about = (*of, causal, bool(mask.q_offset), mask.padding is not None)
