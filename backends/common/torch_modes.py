@@ -134,7 +134,7 @@ class Function(torch.autograd.Function):
     `backward()` may be called, would round what is summed in float32."""
 
     def __init_subclass__(cls) -> None:
-        cls.backward = staticmethod(_not_cast(cls.backward))
+        cls.backward = staticmethod(_not_cast(cls.backward))  # type: ignore[method-assign]
 
 
 def _not_cast(backward: Callable[..., Any]) -> Callable[..., Any]:
