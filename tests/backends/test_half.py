@@ -58,7 +58,8 @@ SUMS = (
 def worst(found: torch.Tensor, true: torch.Tensor) -> float:
     """The greatest error of a row, relative to the row, or to a tenth of a mean one."""
     size = true.norm(dim=-1)
-    errors = (found.double() - true).norm(dim=-1) / size.clamp(min=0.1 * float(size.mean()))
+    least = max(0.1 * float(size.mean()), torch.finfo(torch.double).tiny)
+    errors = (found.double() - true).norm(dim=-1) / size.clamp(min=least)
     return float(errors.max())
 
 
@@ -182,10 +183,10 @@ def compare(
     )
     true = run(attend, [x.double() for x in leaves], grad)
     near = run(attend, leaves, grad) if not sums else found
-    # mechanisms and gradients of tables are rounded in the end alone
+    # mechanisms are rounded in the end alone; of a graph's tables gradients of all pairs cancel
     least = torch.finfo(kind).eps
     limits = [
-        least if sums or number > 3 else 2 * worst(b, t)
+        least if sums else 4 * least if number > 3 else 2 * worst(b, t)
         for number, (b, t) in enumerate(zip(near, true, strict=True))
     ]
     for name, a, t, limit in zip([*"oqkv", *names], found, true, limits, strict=True):
@@ -298,7 +299,11 @@ POPULATION = [
     pytest.param(*each, id=label)
     for each, label in zip(ATTENTIONS, IDS, strict=True)
     if not loaded(*each).program.cross
-    # these average rounds, or attend something else than q and k
+    # these have no dense formula of q and k alone
+    and not (
+        decided_leaves(loaded(*each).program)
+        and any(part.mechanism for part in loaded(*each).program.attends)
+    )
     and not any(
         word in each[1] for word in ("reformer", "clustered", "routing", "sort", "sinkhorn")
     )
@@ -311,11 +316,14 @@ POPULATION = [
 def test_the_zoo_is_as_exact_as_torch(path: Path, name: str, kind: torch.dtype) -> None:
     spec = loaded(path, name)
     sums = any(each.mechanism for each in spec.program.attends)
-    n = math.prod(spec.program.grid) if spec.program.grid else 300 if sums else 1500
+    # rows with few keys have gradients by cancellation: of one sample they are chance
+    few = any(each.normalize == "softmax1" for each in spec.program.attends)
+    n = math.prod(spec.program.grid) if spec.program.grid else 300 if sums or few else 1500
+    n = min(n, spec.parameters.get("max_length", n))
     if n > 4096:
         pytest.skip("the dense reference takes too much memory")
     data = {x: torch.as_tensor(y)[None] for x, y in sample(spec, n).items()}
-    compare(spec, n, kind, **({"inputs": data} if data else {}))
+    compare(spec, n, kind, 8 if few else 1, **({"inputs": data} if data else {}))
 
 
 @pytest.mark.slow
