@@ -58,7 +58,9 @@ SUMS = (
 def worst(found: torch.Tensor, true: torch.Tensor) -> float:
     """The greatest error of a row, relative to the row, or to a tenth of a mean one."""
     size = true.norm(dim=-1)
-    least = max(0.1 * float(size.mean()), torch.finfo(torch.double).tiny)
+    # below its least normal number a type has fewer digits
+    normal = math.sqrt(true.shape[-1]) * torch.finfo(found.dtype).tiny
+    least = max(0.1 * float(size.mean()), normal)
     errors = (found.double() - true).norm(dim=-1) / size.clamp(min=least)
     return float(errors.max())
 
