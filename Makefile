@@ -21,7 +21,7 @@ MUTANTS ?=
 SPEC ?= examples/sparse_strided.attn
 EMITTED := $(notdir $(SPEC:.attn=_attn.py))
 
-.PHONY: help setup demo test quick lint types format slow soak replay house reference docs minilm lm bench bench-quick accuracy clean mutants
+.PHONY: help setup demo test quick lint types format slow soak replay house reference docs minilm lm bench bench-quick accuracy clean mutants versions
 
 help:  ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +72,25 @@ format: $(INSTALLED)  ## rewrite the sources in the agreed layout
 slow: $(INSTALLED)  ## the tests that take more than a few seconds each
 	$(PYTEST) -m slow
 
+# the least, the pinned and the newest torch that pip can get; those for the CPU alone come from
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+TORCHES ?= 2.9.0 2.13.0 newest
+PUBLIC := tests/backends tests/compile tests/decided tests/distributed tests/integrations \
+	tests/runtime tests/verification tests/test_spec.py tests/test_zoo.py
+
+versions: $(INSTALLED)  ## tests of what torch computes, with several versions of it (hours, gigabytes)
+	@set -e; for torch in $(TORCHES); do \
+		home=.versions/$$torch; \
+		case $$torch in newest) wanted="--upgrade torch";; *) wanted=torch==$$torch;; esac; \
+		test -x $$home/bin/python || $(PYTHON) -m venv $$home; \
+		grep -vE '^(torch|triton|nvidia.*|cuda.*)==' constraints-dev.txt > $$home/others.txt; \
+		$$home/bin/python -m pip install --quiet $$wanted; \
+		$$home/bin/python -m pip install --quiet --no-deps -r $$home/others.txt -e .; \
+		$$home/bin/python -c 'import torch; print("torch", torch.__version__)'; \
+		OMP_NUM_THREADS=1 $$home/bin/python -m pytest -n $(WORKERS) --dist loadgroup -W default \
+			$(PUBLIC) || failed="$$failed $$torch"; \
+	done; test -z "$$failed" || { echo "failed with torch$$failed" >&2; exit 1; }
+
 MINUTES ?= 10
 SEED ?= 0
 SOAK_ARGS ?=
@@ -99,6 +118,7 @@ reference: $(INSTALLED)  ## write anew what is generated: parser tables, tables 
 	$(BIN)/python -m attnspec.examples.picture examples/zoo.svg
 	$(BIN)/python -W ignore tests/model_families.py attnspec/integrations/README.md
 	$(BIN)/python -W ignore tests/transforms.py attnspec/runtime/README.md
+	$(BIN)/python -W ignore tests/model_settings.py docs/verify.md
 
 docs: $(INSTALLED)  ## build the guide in site/, links checked; site/index.html needs no network
 	$(BIN)/mkdocs build --quiet --strict
@@ -131,5 +151,5 @@ accuracy: $(INSTALLED)  ## train every system on small real tasks (an hour)
 	$(BIN)/python -m benchmarks.readme_tables
 
 clean:  ## remove everything that the targets above made
-	rm -rf $(VENV) build dist site *.egg-info .mutants .mypy_cache .pytest_cache .ruff_cache .hypothesis *_attn.py
+	rm -rf $(VENV) .versions build dist site *.egg-info .mutants .mypy_cache .pytest_cache .ruff_cache .hypothesis *_attn.py
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

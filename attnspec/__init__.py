@@ -15,50 +15,44 @@ from attnspec.version import __version__
 
 if TYPE_CHECKING:
     from attnspec.analysis.report.report import Report
-    from attnspec.check.repairs import Advice
     from attnspec.difference import diff
-    from attnspec.interchange.deepspeed import from_deepspeed
     from attnspec.interchange.explained import Explanation, explain_mask
     from attnspec.interchange.hf_configs import from_hf_config
     from attnspec.interchange.mask_mods import from_mask_mod
-    from attnspec.interchange.xformers import from_xformers
     from attnspec.interchange.zoo import zoo
+    from attnspec.model_check import ModelVerification, verify_model
     from attnspec.runtime.layer import SelfAttention
     from attnspec.runtime.multihead import MultiheadAttention
     from attnspec.runtime.packed import packed
     from attnspec.show.differences import Difference
-    from attnspec.spec import Spec, advise, load, parse
+    from attnspec.spec import Spec, load, parse
     from attnspec.text.diagnostics import AttnSpecError, Diagnostic, InternalError, SpecError
 
 __all__ = [
-    "Advice",
     "AttnSpecError",
     "Diagnostic",
     "Difference",
     "Explanation",
     "InternalError",
+    "ModelVerification",
     "MultiheadAttention",
     "Report",
     "SelfAttention",
     "Spec",
     "SpecError",
     "__version__",
-    "advise",
     "diff",
     "explain_mask",
-    "from_deepspeed",
     "from_hf_config",
     "from_mask_mod",
-    "from_xformers",
     "load",
     "packed",
     "parse",
+    "verify_model",
     "zoo",
 ]
 
 _HOMES = {
-    "Advice": "attnspec.check.repairs",
-    "advise": "attnspec.spec",
     "AttnSpecError": "attnspec.text.diagnostics",
     "Diagnostic": "attnspec.text.diagnostics",
     "InternalError": "attnspec.text.diagnostics",
@@ -67,11 +61,11 @@ _HOMES = {
     "diff": "attnspec.difference",
     "Explanation": "attnspec.interchange.explained",
     "explain_mask": "attnspec.interchange.explained",
-    "from_deepspeed": "attnspec.interchange.deepspeed",
     "from_hf_config": "attnspec.interchange.hf_configs",
     "from_mask_mod": "attnspec.interchange.mask_mods",
-    "from_xformers": "attnspec.interchange.xformers",
     "zoo": "attnspec.interchange.zoo",
+    "ModelVerification": "attnspec.model_check",
+    "verify_model": "attnspec.model_check",
     "MultiheadAttention": "attnspec.runtime.multihead",
     "packed": "attnspec.runtime.packed",
     "Report": "attnspec.analysis.report.report",
@@ -81,15 +75,30 @@ _HOMES = {
     "parse": "attnspec.spec",
 }
 
+_GONE = {
+    "from_deepspeed": "`attnspec.zoo()` lists DeepSpeed's layouts by name, and the table in"
+    " `examples/README.md` says what corresponds to its configurations",
+    "from_xformers": "the table in `examples/README.md` says what corresponds to xFormers' masks",
+    "advise": "`spec.check()` names one change in the help of a claim that fails",
+    "Advice": "`spec.check()` names one change in the help of a claim that fails",
+}
+"""Names that were public, each with what to use instead."""
+
 
 # an exported program names the operator before anything else of this package is asked for
 when_imported("torch", lambda: import_module("attnspec.runtime.operator"))
+# a model that was saved with a spec is loaded with it
+when_imported(
+    "transformers.modeling_utils",
+    lambda: import_module("attnspec.integrations.model_files").watch_files(),
+)
 
 
 def __getattr__(name: str) -> object:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'attnspec' has no attribute {name!r}")
+    way_out = f": {_GONE[name]}" if name in _GONE else ""
+    raise AttributeError(f"module 'attnspec' has no attribute {name!r}{way_out}")
 
 
 def __dir__() -> list[str]:

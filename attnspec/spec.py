@@ -16,7 +16,7 @@ from attnspec.elaborate import Elaborated, elaborate
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Sample, Stack
-from attnspec.ir.api_checks import index_of, length_of, parameter_of
+from attnspec.ir.api_checks import index_of, joined_parameters, length_of, parameter_of
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Input, ParameterValue, Program
 from attnspec.ir.serial import fingerprint
@@ -34,11 +34,9 @@ if TYPE_CHECKING:
 
     from attnspec.analysis.report.report import Report
     from attnspec.backends.planner import Plan
-    from attnspec.check.repairs import Advice
     from attnspec.check.verdicts import Verdict
     from attnspec.compile.exports.block_rows import BlockRows
     from attnspec.compile.exports.flex_masks import FlexMask
-    from attnspec.compile.exports.ranges import Ranges
     from attnspec.distributed.planning import DistributedPlan
     from attnspec.distributed.timing import Rates
     from attnspec.runtime.module import CompiledAttention
@@ -51,23 +49,36 @@ MOST_NODES = 4096
 
 
 def load(
-    path: str | os.PathLike[str], *, name: str | None = None, **parameters: ParameterValue
+    path: str | os.PathLike[str],
+    /,
+    *,
+    name: str | None = None,
+    parameters: Mapping[str, ParameterValue] | None = None,
+    **more: ParameterValue,
 ) -> Spec:
-    """The spec in a file; `name` chooses one of several attentions, keywords set its parameters.
+    """The spec in a file; `name` chooses one of several attentions.
 
+    Keywords set its parameters, and `parameters` those of any name, `name` and `parameters` too.
     Raises SpecError for anything wrong with the file or the spec.
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"a path is needed, got {type(path).__name__}")
-    file = Path(path)
-    return Spec(read_source(file, str(path) or "''"), name=name, parameters=parameters)
+    source = read_source(Path(path), str(path) or "''")
+    return Spec(source, name=name, parameters=joined_parameters(parameters, more))
 
 
-def parse(text: str, *, name: str | None = None, **parameters: ParameterValue) -> Spec:
+def parse(
+    text: str,
+    /,
+    *,
+    name: str | None = None,
+    parameters: Mapping[str, ParameterValue] | None = None,
+    **more: ParameterValue,
+) -> Spec:
     """The spec in a text; as `load`, but imports need a file."""
     if not isinstance(text, str):
         raise TypeError(f"the text of a spec is needed, got {type(text).__name__}")
-    return Spec(source_of(text), name=name, parameters=parameters)
+    return Spec(source_of(text), name=name, parameters=joined_parameters(parameters, more))
 
 
 class Spec:
@@ -467,24 +478,6 @@ class Spec:
 
         return flex_mask(self.program, n, layer, heads, inputs, device_of(device), m)
 
-    def to_ranges(
-        self,
-        n: int,
-        layer: int = 0,
-        head: int = 0,
-        inputs: Sample | None = None,
-        m: int | None = None,
-    ) -> Ranges:
-        """The pairs of one head as disjoint slices of queries and keys, as MagiAttention takes
-        them: `q_ranges`, `k_ranges` and their `types`; of m queries and n keys as `mask`.
-
-        Raises AttnSpecError where they take more than `MOST_SLICES`.
-        """
-        from attnspec.compile.exports.ranges import ranges_of
-
-        stack, length = self._crossed(n, m, inputs)
-        return ranges_of(stack.relation(length, layer, head), length_of(n), m)
-
     def to_bsr(
         self,
         n: int,
@@ -514,10 +507,3 @@ class Spec:
 
         require_built(self.program)
         return emit_spec(self.elaborated, standalone=standalone, backend=backend)
-
-
-def advise(spec: Spec) -> tuple[Advice, ...]:
-    """Repairs for each claim on reach of a spec that does not hold."""
-    from attnspec.check.repairs import advise as advised
-
-    return advised(spec.elaborated, spec.verdicts)

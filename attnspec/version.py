@@ -1,3 +1,13 @@
-"""The version of the package, written here and nowhere else."""
+"""The version of the package, and the least version of torch that it computes with."""
 
 __version__ = "0.1.0"
+
+LEAST_TORCH = (2, 9)
+"""Before it, torch's fused attention on the CPU gives wrong gradients, or ends the process, where
+several query heads share a key head."""
+
+
+def is_older(version: str, least: tuple[int, int]) -> bool:
+    """Whether a version, such as `2.13.0+cpu`, comes before the least one."""
+    parts = version.split(".")[:2]
+    return tuple(int(part) for part in parts if part.isdigit()) < least

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from time import perf_counter
+from typing import TypeVar
 
 import torch
 
@@ -16,6 +18,8 @@ from benchmarks.cases import BATCH, CASES, Settings
 from benchmarks.fresh import ROOT, Arguments, Run, integer, peak, text
 from benchmarks.masks import predicate
 from benchmarks.measuring import Json, missing
+
+Entry = TypeVar("Entry")
 
 FILES = tuple(sorted((ROOT / "examples").glob("*.attn")))
 

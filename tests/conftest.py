@@ -16,6 +16,9 @@ import torch
 from goldens import EVERY_ITEM, Golden, golden_stem
 from hypothesis import HealthCheck, settings
 
+from attnspec.backends.flex.backend import TORCH as FLEX
+from attnspec.version import is_older
+
 # workers share the cores, and one thread makes sums reproducible
 os.environ["OMP_NUM_THREADS"] = "1"
 # the rates that ship: what is chosen must not depend on who runs the tests
@@ -51,6 +54,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # taken before -k and -m deselect, so that a narrow run does not see orphans
     config.stash[EVERY_ITEM] = tuple(items)
+    _skip_what_needs_another_version(items)
+
+
+def _skip_what_needs_another_version(items: list[pytest.Item]) -> None:
+    """What a torch beside the pinned one does not have: `make versions` runs the rest."""
+    compiles = not is_older(torch.__version__, FLEX)
+    with contextlib.suppress(ImportError):
+        triton = importlib.import_module("triton").__version__
+        if is_older(triton, (3, 7)) or not is_older(triton, (3, 9)):
+            refused = pytest.mark.skip(reason=f"Triton {triton}'s interpreter refuses the kernels")
+            for item in items:
+                if "interpreted" in getattr(item, "fixturenames", ()):
+                    item.add_marker(refused)
+    for item in items:
+        if not compiles and item.path.name.startswith("test_flex"):
+            item.add_marker(pytest.mark.skip(reason=f"flex needs torch {FLEX[0]}.{FLEX[1]}"))
 
 
 @pytest.hookimpl(wrapper=True)

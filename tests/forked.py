@@ -24,7 +24,7 @@ from reached import Record, Recorder
 
 NOT_COPIED = (".git", ".venv", ".*_cache", "__pycache__", ".hypothesis", ".mutants", "build")
 
-IMPORTED = ("networkx", "numpy", "pytest", "scipy.stats", "sympy", "torch")
+IMPORTED = ("networkx", "numpy", "pytest", "scipy.stats", "torch")
 """What is imported before forking; pytest wants to import its plugins itself."""
 
 RECORDING = 1800.0

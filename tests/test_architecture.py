@@ -42,7 +42,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("compile",),
     ("show",),
     ("spec",),
-    ("difference", "bench", "integrations", "interchange"),
+    ("model_check",),
+    ("difference", "testing", "bench", "integrations", "interchange"),
     ("editor",),
     ("cli",),
     ("examples", "__main__"),
@@ -117,8 +118,6 @@ PATTERNS_KNOWN: Mapping[str, tuple[str, ...]] = {
 """Who knows a pattern by its class, besides the patterns themselves."""
 
 NAMES_KNOWN: Mapping[str, tuple[str, ...]] = {
-    # repairs that widen a window, and move chunks on by a half
-    "attnspec.check.repairs": ("block", "window"),
     # equal labels in a mask of others
     "attnspec.interchange.traced": (
         "prefix",

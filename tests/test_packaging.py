@@ -6,12 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from package_map import MODULES, PACKAGE_DIR, ROOT
+
+from attnspec.version import LEAST_TORCH, is_older
 
 # one worker builds, once
 pytestmark = pytest.mark.xdist_group("packaging")
@@ -125,3 +128,29 @@ def test_the_sources_would_be_noticed(site: Path) -> None:
     file = Path(run(sys.executable, "-c", script, cwd=ROOT).strip())
     assert not file.is_relative_to(site)
     assert file.resolve() == MODULES["attnspec.grammar"]
+
+
+OLD = """
+import torch
+torch.__version__ = "2.8.0"
+import attnspec
+spec = attnspec.parse("attention a { causal attend full require causal }")
+print(spec.check(), spec.analyse(9).edges)
+try:
+    spec.compile()
+except attnspec.AttnSpecError as error:
+    print(error)
+"""
+
+
+def test_a_torch_that_computes_wrong_gradients_is_refused() -> None:
+    said = run(
+        sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{OLD}", cwd=ROOT
+    )
+    least = "{}.{}".format(*LEAST_TORCH)
+    assert said.startswith(f"[] 45\nattnspec needs torch {least} or newer, got 2.8.0: ")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert f"torch>={least}" in project["dependencies"]
+    assert [is_older(each, (2, 9)) for each in ("2.8.1", "2.9.0a0+git1", "2.13.0+cpu", "10.0")] == [
+        True, False, False, False
+    ]  # fmt: skip

@@ -18,7 +18,10 @@ import pytest
 import scipy.sparse
 import torch
 import zoo
+from click.testing import CliRunner
 
+import attnspec
+from attnspec.cli import main
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import DataDependent
 from attnspec.graphs.stack import LONGEST_MASK
@@ -74,7 +77,7 @@ def test_the_source_says_the_same_with_other_parameters(path: Path, name: str) -
         else:
             other = f"2 * ({value})"
         try:
-            given = load(path, name=name, **{parameter: other})
+            given = load(path, name=name, parameters={parameter: other})
         except SpecError:
             # an odd box, a layer count that scopes speak of
             continue
@@ -533,3 +536,45 @@ def test_a_formula_has_no_pairs() -> None:
         parse("attention a { attend linear() }").mask(4)
     hybrid = parse("attention a { attend window(radius = 1) + linear() }")
     assert hybrid.mask(4).sum() == 10
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("attend full scale 1", "attend full scale 1.0"),
+        ("attend full scale 0", "attend full scale -0.0"),
+        ("attend full score softcap(cap = 30)", "attend full score softcap(cap = 30.0)"),
+        ("attend rbf(sigma = 2)", "attend rbf(sigma = 2.0)"),
+        ("heads 2 attend full scale [1, 2][head]", "heads 2 attend full scale [1.0, 2][head]"),
+        ("attend full scale n * 2", "attend full scale n * 2.0"),
+        ("attend where(q < 2) | where(q < 1.5)", "attend where(q < 2.0) | where(q < 1.5)"),
+        ("attend where(q in {1, 1e3})", "attend where(q in {1.0, 1000})"),
+        ("attend full require degree <= 10", "attend full require degree <= 10.0"),
+    ],
+)
+def test_equal_specs_hash_and_fingerprint_alike(one: str, other: str) -> None:
+    a, b = (parse(f"attention a {{ {body} }}") for body in (one, other))
+    assert a == b
+    assert hash(a) == hash(b)
+    assert a.fingerprint == b.fingerprint
+
+
+def test_a_parameter_of_any_name_can_be_set(tmp_path: Path) -> None:
+    names = ("text", "path", "name", "parameters", "entry", "source", "self")
+    head = ", ".join(f"{name} = 1" for name in names)
+    text = f"attention a({head}) {{ attend window(radius = {' + '.join(names)}) }}"
+    file = tmp_path / "a.attn"
+    file.write_text(text, encoding="utf-8")
+    for read, first in ((parse, text), (load, str(file))):
+        for name in names:
+            assert read(first, parameters={name: 3}).parameters[name] == 3
+        spec = read(first, name="a", parameters={"name": 2, "parameters": 5}, text=4, self=6)
+        assert [spec.parameters[name] for name in names] == [4, 1, 2, 5, 1, 1, 6]
+        with pytest.raises(TypeError, match="`text` is set twice"):
+            read(first, parameters={"text": 2}, text=3)
+        with pytest.raises(TypeError, match="maps names to values, got list"):
+            read(first, parameters=[1])  # type: ignore[arg-type]
+    assert attnspec.zoo("bigbird", parameters={"block": 32}) == attnspec.zoo("bigbird", block=32)
+    settings = [f"--set={name}=3" for name in names]
+    shown = CliRunner().invoke(main, ["show", str(file), "-n", "30", *settings])
+    assert shown.exit_code == 0, shown.output

@@ -156,6 +156,49 @@ def scripted(kind: Kind) -> None:
     torch.jit.script(kind.module())
 
 
+def in_models(kind: Kind) -> None:
+    from transformers import (
+        BertConfig,
+        BertModel,
+        GemmaConfig,
+        GemmaForCausalLM,
+        LlamaConfig,
+        LlamaForCausalLM,
+        StaticCache,
+    )
+
+    from attnspec.integrations.transformers import convert
+
+    sizes = {"hidden_size": HEADS * SIZE, "num_hidden_layers": 1, "num_attention_heads": HEADS}
+    sizes |= {"intermediate_size": 32, "vocab_size": 61}
+    own: dict[str, Any] = {"num_key_value_heads": HEADS, "head_dim": SIZE}
+    models: tuple[Any, ...] = (
+        LlamaForCausalLM(LlamaConfig(**sizes)),
+        GemmaForCausalLM(GemmaConfig(**sizes, **own)),
+        BertModel(BertConfig(**sizes)),
+    )
+    for model in models:
+        convert(model.eval(), attnspec.parse(f"attention sample {{ {kind.body} }}"))
+        torch._dynamo.reset()
+        traced = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")
+        for n in (LENGTH, OTHER):
+            given = {"input_ids": torch.arange(n).repeat(2, 1), "attention_mask": torch.ones(2, n)}
+            rest = {"attnspec_inputs": kind.inputs(n)} if kind.inputs() else {}
+            same(traced(**given, **rest)[0], model(**given, **rest)[0])
+    model, ids = models[0], torch.arange(LENGTH).repeat(2, 1)
+    cache, rest = StaticCache(config=model.config, max_cache_len=OTHER), {}
+    traced, steps = torch.compile(model, fullgraph=True, backend="eager"), []
+    with torch.no_grad():
+        for first, last in ((0, LENGTH - 2), (LENGTH - 2, LENGTH - 1), (LENGTH - 1, LENGTH)):
+            run, reach = (traced, OTHER) if first else (model, last)
+            rest = {"attnspec_inputs": kind.inputs(reach)} if kind.inputs() else {}
+            at = torch.arange(first, last)[None]
+            given = {"position_ids": at, "past_key_values": cache}
+            steps.append(run(ids[:, first:last], **given, **rest).logits)
+        rest = {"attnspec_inputs": kind.inputs()} if kind.inputs() else {}
+        same(torch.cat(steps, 1), model(ids, **rest).logits)
+
+
 # --- functions of functions -----------------------------------------------------------------------
 
 
@@ -413,6 +456,11 @@ ROWS = (
     Row("`torch.compile(fullgraph=True, dynamic=True)`", compiled, slow=True),
     Row("`torch.export`, dynamic n, saved and loaded", exported, slow=True),
     Row("`torch.export` under `attnspec.runtime.composed()`", exported_plainly, slow=True),
+    Row(
+        "`torch.compile(fullgraph=True)`: converted Llama, BERT, Gemma; with mask; static cache",
+        in_models,
+        slow=True,
+    ),
     Row("`torch.onnx.export`, of one length", in_onnx, slow=True),
     Row("`torch.jit.trace`, run at other lengths", traced),
     Row("`torch.jit.script`", scripted),

@@ -35,7 +35,7 @@ from attnspec.layout.steps import TARGETS, amounts_of, banded, layouts_of
 from attnspec.layout.tile_layout import tile_layout
 from attnspec.lower.cost_model import Calibration, shipped
 from attnspec.lower.lower import stand_ins, works_of
-from attnspec.lower.rates import ALIKE, SHARED, Amounts, GpuRates, Rates
+from attnspec.lower.rates import SHARED, Amounts, GpuRates, Rates
 from attnspec.lower.work import Backend, Call, Kernel, Softcap, Work, refusal_of
 from attnspec.text.decoding import source_of
 
@@ -181,9 +181,8 @@ def gpu_works(device: str) -> Iterator[tuple[str, Work, Backend, Amounts]]:
         for backend in BACKENDS:
             if refusal_of(backend, work, device) is not None or backend.cost(work) > DEAREST:
                 continue
-            for each in getattr(backend, "variants", lambda work, only=backend: (only,))(work):
-                if amounts := _amounts(each, work):
-                    yield body.removeprefix("attend "), work, each, amounts
+            if amounts := _amounts(backend, work):
+                yield body.removeprefix("attend "), work, backend, amounts
 
 
 def _amounts(backend: Backend, work: Work) -> Amounts:
@@ -201,8 +200,6 @@ def _on_gpu(device: str) -> Iterator[Trial | Failed]:
     place = torch.device(device)
     for text, work, backend, amounts in gpu_works(device):
         name = backend.name
-        if any(x.startswith("package") for x in amounts):
-            name += ", flash-linear-attention"
         try:
             kernel = backend.build(work, tuple(range(GPU_HEADS)), place)
             found: Trial | Failed = _trial(name, text, work, amounts, kernel, place)
@@ -386,10 +383,8 @@ def fitted(
     amounts: Sequence[Amounts], seconds: Sequence[float], known: Rates | GpuRates
 ) -> Rates | GpuRates:
     """The rates that explain the seconds that these amounts took, in relative terms, near those
-    that are `known`; one that does not ship, and that nothing takes, stays unknown."""
-    given, taken = asdict(known), {name for each in amounts for name in each}
-    default = {name: x for name, x in given.items() if x is not None}
-    default |= {name: default[ALIKE[name]] for name in taken - default.keys()}
+    that are `known`."""
+    default = asdict(known)
     names, before = [*default], np.array([*default.values()])
     table = np.array([[each.get(name, 0.0) for name in names] for each in amounts]) * before
     # one unknown for each rate, in units of what ships; one row for each measurement, in units of
@@ -401,4 +396,4 @@ def fitted(
     shares, _ = nnls(np.concatenate([rows, tied]), right)
     values = np.maximum(shares, LEAST * slower) * before
     found = {name: float(f"{x:.4g}") for name, x in zip(names, values, strict=True)}
-    return type(known)(**given | found)
+    return type(known)(**found)

@@ -1,1 +1,1 @@
-"""Claims, lints and repairs."""
+"""Claims, lints and hints."""

@@ -1,11 +1,11 @@
-"""What `check` says of a spec: lints, and a verdict on each claim, with advice where one fails."""
+"""What `check` says of a spec: lints, and a verdict on each claim, with a hint where one fails."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from attnspec.check.hints import with_hint
 from attnspec.check.lints import choices, heads_not_declared, rows_without_keys
 from attnspec.check.verdicts import LENGTHS, Verdict, evenly
 from attnspec.graphs.stack import Stack
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check(spec: Elaborated, verdicts: Sequence[Verdict]) -> list[Diagnostic]:
-    """Lints and claims of a spec, in the order of the text; with advice where a claim on reach
+    """Lints and claims of a spec, in the order of the text; with a hint where a claim on reach
     fails."""
     program = evened(spec.program)
     cross = spec.program.cross
@@ -27,21 +27,4 @@ def check(spec: Elaborated, verdicts: Sequence[Verdict]) -> list[Diagnostic]:
     empty = rows_without_keys(Stack(program), LENGTHS, advice)
     lints = [*heads_not_declared(program), *(map(evenly, empty) if cross else empty)]
     lints += choices(program, LENGTHS[-1])
-    return [*lints, *(d for verdict in verdicts for d in _explained(spec, verdict, verdicts))]
-
-
-def _explained(
-    spec: Elaborated, verdict: Verdict, verdicts: Sequence[Verdict]
-) -> tuple[Diagnostic, ...]:
-    """The diagnostics of a verdict, with advice where one is found."""
-    if verdict.failed_at is None:
-        return verdict.diagnostics
-    # a claim that fails is rare, and what looks for repairs takes long to load
-    from attnspec.check.repairs import advice_for, repairable, words
-
-    if not repairable(verdict.claim):
-        return verdict.diagnostics
-    advice = advice_for(spec, verdict, verdicts)
-    *others, refuted = verdict.diagnostics
-    advised, notes = words(advice)
-    return (*others, replace(refuted, help=advised, notes=notes))
+    return [*lints, *(d for verdict in verdicts for d in with_hint(spec, verdict, verdicts))]

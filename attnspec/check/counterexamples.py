@@ -6,7 +6,6 @@ It raises TooMuch where neither is known.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable
 from typing import TypeAlias
@@ -90,9 +89,18 @@ def compared(stack: Stack, n: int, name: str, compare: str, value: float) -> str
         return _by_estimate(stack, n, name, compare, value, found.value, found.note)
     if COMPARE[compare](found.value, value):
         return None
-    return f"it is {shown(found.value)}, compared with {shown(value)}" + _pair(
-        stack, n, name, compare, value, found.value
-    )
+    pair = _pair(stack, n, name, compare, value, found.value)
+    return missed(name, found.value, compare, value, pair)
+
+
+def missed(
+    figure: str, found: float, compare: str, value: float, example: str, least: bool = False
+) -> str:
+    """What a figure is and must be, `least` if it may be more, with an example that shows it."""
+    verb = "are" if figure in ("edges", "flops", "bytes") else "is"
+    least_of = "at least " if least else ""
+    said = f"{figure} {verb} {least_of}{shown(found)}, must be {compare} {shown(value)}"
+    return f"{said}; for example {example}" if example else said
 
 
 def _by_estimate(
@@ -105,22 +113,26 @@ def _by_estimate(
             return None
         if compare in ("<", "<=", "==") and more:
             pair = _pair(stack, n, name, compare, value, found)
-            return f"it is at least {shown(found)}, compared with {shown(value)}{pair}"
+            return missed(name, found, compare, value, pair, least=True)
     raise TooMuch(f"it is estimated, {shown(found)}: {note}")
 
 
 def _pair(stack: Stack, n: int, name: str, compare: str, value: float, found: float) -> str:
-    """The first pair that takes longer than a claim allows, with its path."""
+    """A pair that takes as many steps as were found, more than a claim allows, with its path."""
     if name == "path_length" or compare not in ("<", "<=", "==") or found < value:
         return ""
-    allowed = math.ceil(value) - 1 if compare == "<" else math.floor(value)
+    before = max(0, int(found) - 1)
     if name == "depth":
-        _, pair = reach.spread_in_layers(stack, n).after(max(0, allowed))
+        _, pair = reach.spread_in_layers(stack, n).after(before)
         steps = None if pair is None else reach.path(stack, n, *pair)
     else:
-        _, pair = reach.spread_in_union(stack, n).after(max(0, allowed))
+        _, pair = reach.spread_in_union(stack, n).after(before)
         steps = None if pair is None else reach.path_in_union(stack, n, *pair)
-    return f": {drawn(stack, pair[0], steps)}" if pair and steps else ""
+    if pair is None or not steps:
+        return ""
+    count, unit = int(found), "layer" if name == "depth" else "step"
+    takes = f"{count:,} {unit}{'' if count == 1 else 's'}"
+    return f"{pair[0]} -> {pair[1]} takes {takes}: {drawn(stack, pair[0], steps)}"
 
 
 def drawn(stack: Stack, query: int, steps: Steps) -> str:

@@ -1,10 +1,10 @@
-"""Claims on how fast edges grow: derived from how the spec is written, else judged by counting."""
+"""Claims on how fast edges grow: proven from how the spec is written, else counted."""
 
 from __future__ import annotations
 
 from attnspec.analysis.counting.degrees import total_edges
-from attnspec.analysis.growth.order import growth_range
-from attnspec.analysis.growth.size_growth import growth_text, size_growth
+from attnspec.analysis.growth.growth import growth_of
+from attnspec.analysis.growth.size_growth import divisor_growth
 from attnspec.check.places import Place, values
 from attnspec.graphs.relation import probes
 from attnspec.graphs.stack import Stack, TooMuch
@@ -28,13 +28,11 @@ def against(claim: Claim, stack: Stack, unknown: str | None, looked_at: list[int
     """
     if stack.program.grid is not None:
         raise TooMuch("positions on a grid have one length")
-    known = growth_range(stack)
+    most = growth_of(stack.program)
     open_bounds: dict[Scalar, Place] = {}
     for bound, place in values(claim, stack).items():
-        allowed = size_growth(bound)
-        if allowed is None or known.high > allowed:
-            if allowed is not None and unknown is None and known.low > allowed:
-                return f"the edges grow as {growth_text(known.low)}{place.text}"
+        allowed = divisor_growth(bound)
+        if allowed is None or most > allowed:
             open_bounds[bound] = place
     if open_bounds and unknown is not None:
         raise TooMuch(unknown)

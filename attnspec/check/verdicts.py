@@ -7,7 +7,7 @@ What cannot be checked is reported (A609), never passed over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,8 +18,9 @@ from attnspec.analysis.counting.differences import row_text
 from attnspec.analysis.counting.figures import COSTS, COUNTS, FIGURES
 from attnspec.analysis.growth.stable import is_stable
 from attnspec.analysis.reach.leaks import looks_ahead
-from attnspec.check import counterexamples, form_proofs, graph_claims, orders
-from attnspec.check.counterexamples import COMPARE, shown, slot_text
+from attnspec.analysis.reach.mirrored import asymmetry, one_way
+from attnspec.check import counterexamples, form_proofs, graph_claims, orders, values
+from attnspec.check.counterexamples import COMPARE, slot_text
 from attnspec.check.cross_claims import against_stable
 from attnspec.check.places import (
     EVERYWHERE,
@@ -46,7 +47,11 @@ LONGEST = 4096
 """Claims that need all pairs of a graph written out are checked up to this length."""
 
 _LONG = frozenset(
-    (*COUNTS, *COSTS, *"rows_nonempty causal reach depth diameter path_length subset ==".split())
+    (
+        *COUNTS,
+        *COSTS,
+        *"symmetric rows_nonempty causal reach depth diameter path_length subset ==".split(),
+    )
 )
 """Claims that are checked at lengths above `LONGEST` too, as far as the graphs allow it."""
 
@@ -99,13 +104,27 @@ def _evened(verdict: Verdict) -> Verdict:
 def _on_stable(claim: Claim, program: Program) -> Verdict:
     """What is known of rows between two sequences, of which the queries grow."""
     counterexample = against_stable(program)
-    if counterexample is None:
+    if counterexample is not None:
+        message = f"`{claim.text}` does not hold: {counterexample}"
+        return Verdict(claim, "refuted", diagnostics=(Diagnostic("A606", message, claim.span),))
+    domain, looked_at = _domain(claim, Stack(evened(program))), list[int]()
+    if domain.everywhere:
         return Verdict(claim, "proven")
-    message = f"`{claim.text}` does not hold: {counterexample}"
-    return Verdict(claim, "refuted", diagnostics=(Diagnostic("A606", message, claim.span),))
+    found = tuple(_at_lengths(claim, Stack(evened(program)), domain, True, looked_at))
+    return Verdict(claim, "unchecked" if found else "checked", tuple(looked_at), None, found)
 
 
 # --- claims -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The lengths at which a claim is judged: what has no value at others that were to be, and
+    whether there is a value at every length."""
+
+    lengths: tuple[int, ...]
+    faults: Mapping[int, Diagnostic]
+    everywhere: bool
 
 
 def verdict_on(claim: Claim, stack: Stack) -> Verdict:
@@ -114,25 +133,41 @@ def verdict_on(claim: Claim, stack: Stack) -> Verdict:
     felt = Stack(influence(stack.program), stack.inputs) if has_mechanism(stack.program) else stack
     if claim.kind in _OF_REACH:
         stack = felt
-    if claim.at is not None:
-        lengths = tuple(sorted(set(claim.at)))
-    else:
-        wanted = () if claim.kind == "order" else lengths_of(claim)
-        lengths = (
-            tuple(n for n in felt.lengths(wanted) if n >= (claim.since or 0)) if wanted else ()
-        )
-    followed = _follows(claim, stack)
+    domain = _domain(claim, felt)
+    lengths = domain.lengths
+    followed = _follows(claim, stack) and (domain.everywhere or claim.kind not in GRAPHS)
     looked_at: list[int] = []
-    found = tuple(dict.fromkeys(_claim(claim, stack, lengths, followed, looked_at)))
+    found = tuple(dict.fromkeys(_claim(claim, stack, domain, followed, looked_at)))
     codes = {d.code for d in found}
     if codes - {"A609"}:
         failed = looked_at[-1] if looked_at and "A606" in codes else None
         return Verdict(claim, "refuted", lengths, failed, found)
     if codes:
         return Verdict(claim, "unchecked", lengths, None, found)
-    if followed or (claim.kind == "order" and not looked_at):
+    if (followed and domain.everywhere) or (claim.kind == "order" and not looked_at):
         return Verdict(claim, "proven")
     return Verdict(claim, "checked", tuple(looked_at))
+
+
+def _domain(claim: Claim, stack: Stack) -> Domain:
+    """Where the graphs of the stack have values, or those of a claim about graphs, which says so
+    itself where it has none."""
+    if claim.kind == "order":
+        return Domain((), {}, True)
+    fixed = stack.program.fixed_length
+    wanted = lengths_of(claim) if fixed is None or claim.at is not None else (fixed,)
+    graphs = [attend.graph for attend in stack.program.attends if attend.graph is not None]
+    terms = claim.terms if claim.kind in GRAPHS else graphs
+    everywhere = values.total(terms, stack.program, fixed or claim.since or 1)
+    faults: dict[int, Diagnostic] = {}
+    for n in () if everywhere or claim.kind in GRAPHS else wanted:
+        fault = values.fault_at(terms, stack, n)
+        faults |= {} if fault is None else {n: fault}
+    if claim.at is not None:
+        return Domain(wanted, faults, everywhere)
+    there = wanted if stack.unknown else stack.lengths(wanted)
+    lengths = tuple(n for n in there if n not in faults and n >= (claim.since or 0))
+    return Domain(lengths, faults, everywhere and lengths == wanted)
 
 
 def lengths_of(claim: Claim) -> tuple[int, ...]:
@@ -157,12 +192,14 @@ def _follows(claim: Claim, stack: Stack) -> bool:
 
 
 def _claim(
-    claim: Claim, stack: Stack, lengths: tuple[int, ...], followed: bool, looked_at: list[int]
+    claim: Claim, stack: Stack, domain: Domain, followed: bool, looked_at: list[int]
 ) -> Iterator[Diagnostic]:
     """What is wrong with a claim, or keeps it from being checked; `looked_at` gets the lengths at
     which that was seen."""
     about_graphs = claim.kind in GRAPHS
     if followed and not about_graphs:
+        if not domain.everywhere:
+            yield from _at_lengths(claim, stack, domain, followed, looked_at)
         return
     reason = stack.unknown if not about_graphs else _unknown_terms(claim)
     if claim.kind in COSTS and has_mechanism(stack.program):
@@ -183,7 +220,7 @@ def _claim(
             yield _unchecked(claim, reason)
         return
     refuted = False
-    for one in _at_lengths(claim, stack, lengths, followed, looked_at):
+    for one in _at_lengths(claim, stack, domain, followed, looked_at):
         refuted = refuted or one.code != "A609"
         yield one
     if more_heads is not None and not refuted:
@@ -196,18 +233,21 @@ def _is_about_each(claim: Claim) -> bool:
 
 
 def _at_lengths(
-    claim: Claim, stack: Stack, lengths: tuple[int, ...], followed: bool, looked_at: list[int]
+    claim: Claim, stack: Stack, domain: Domain, followed: bool, looked_at: list[int]
 ) -> Iterator[Diagnostic]:
-    if not lengths:
-        listed = ", ".join(f"{n:,}" for n in lengths_of(claim))
-        yield _unchecked(claim, f"the spec has none of the lengths {listed}")
-    elif claim.at is None and stack.program.grid is None and set(lengths) < set(lengths_of(claim)):
-        missing = ", ".join(f"{n:,}" for n in lengths_of(claim) if n not in lengths)
-        yield _unchecked(claim, f"a size has no value at n = {missing}")
+    lengths, wanted = domain.lengths, lengths_of(claim)
+    missing = [n for n in wanted if n not in lengths]
+    if missing and (not lengths or stack.program.grid is None):
+        fault = domain.faults.get(missing[0])
+        why = "the spec has no such length" if fault is None else fault.message
+        yield _unchecked(claim, why, f" at n = {_listed(missing)}")
     for n in lengths:
         if n > LONGEST and claim.kind not in _LONG:
             yield _unchecked(claim, f"lengths above {LONGEST:,} are not looked into, got n = {n:,}")
             continue
+        if n in domain.faults:
+            yield domain.faults[n]
+            return
         looked_at.append(n)
         found = tuple(_at_length(claim, stack, n, followed))
         if any(one.code == "A606" for one in found):
@@ -215,6 +255,10 @@ def _at_lengths(
         yield from found
         if any(one.code != "A609" for one in found):
             return
+
+
+def _listed(lengths: Sequence[int]) -> str:
+    return ", ".join(f"{n:,}" for n in lengths)
 
 
 def _with_way_out(
@@ -264,7 +308,7 @@ def _at_length(claim: Claim, stack: Stack, n: int, followed: bool) -> Iterator[D
         yield from error.diagnostics
         return
     except (AttnSpecError, ScalarError) as error:
-        yield _without_answer(claim, error)
+        yield _without_answer(claim, error, f" at n = {n}")
         return
     if doubt is not None:
         yield _unchecked(claim, str(doubt))
@@ -330,12 +374,13 @@ def _order(
             yield Diagnostic("A606", message, claim.span)
 
 
-def _without_answer(claim: Claim, error: Exception) -> Diagnostic:
-    return Diagnostic("A608", f"`{claim.text}` cannot be checked: {error}", claim.span)
+def _without_answer(claim: Claim, error: Exception, where: str = "") -> Diagnostic:
+    return Diagnostic("A608", f"`{claim.text}` cannot be checked{where}: {error}", claim.span)
 
 
-def _unchecked(claim: Claim, reason: str) -> Diagnostic:
-    return Diagnostic("A609", f"`{claim.text}` is not checked: {reason}", claim.span, "warning")
+def _unchecked(claim: Claim, reason: str, where: str = "") -> Diagnostic:
+    message = f"`{claim.text}` is not checked{where}: {reason}"
+    return Diagnostic("A609", message, claim.span, "warning")
 
 
 def _unknown_terms(claim: Claim) -> str | None:
@@ -358,12 +403,15 @@ def _rows_nonempty(claim: Claim, stack: Stack, n: int) -> str | None:
 
 
 def _symmetric(claim: Claim, stack: Stack, n: int) -> str | None:
-    for layer, head, _ in stack.relations(n):
-        graph = stack.mask(n, layer, head)
-        one_way = graph & ~graph.T
-        if one_way.any():
-            q, k = divmod(int(one_way.argmax()), n)
+    certain = True
+    for layer, head, relation in stack.relations(n):
+        position, sure = asymmetry(relation, n)
+        if position is not None:
+            q, k = one_way(relation, n, position)
             return f"{q} reads {k}, but {k} does not read {q}{slot_text(stack, layer, head)}"
+        certain &= sure
+    if not certain:
+        raise TooMuch("it is estimated, by random sums")
     return None
 
 
@@ -385,11 +433,11 @@ def _figure(claim: Claim, stack: Stack, n: int) -> str | None:
         return None
     too_many = claim.kind == "degree" and claim.compare in ("<", "<=")
     row = _longest_row(stack, n) if too_many else ""
-    return f"it is {shown(found)}, compared with {shown(value)}{row}"
+    return counterexamples.missed(claim.kind, found, claim.compare or "==", value, row)
 
 
 def _longest_row(stack: Stack, n: int) -> str:
-    """The first row with the most keys, as `: query 9 reads 0..9 in head 1`."""
+    """The first row with the most keys, as `query 9 reads 0..9 in head 1`."""
     most = max(
         stack.bound(n).found, key=lambda each: int(degrees_of(each[2], n).max()), default=None
     )
@@ -397,7 +445,7 @@ def _longest_row(stack: Stack, n: int) -> str:
         return ""
     layer, head, relation = most
     query = int(degrees_of(relation, n).argmax())
-    return f": query {query} reads {row_text(relation, query, n)}{slot_text(stack, layer, head)}"
+    return f"query {query} reads {row_text(relation, query, n)}{slot_text(stack, layer, head)}"
 
 
 def _distance(claim: Claim, stack: Stack, n: int) -> str | None:

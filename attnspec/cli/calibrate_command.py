@@ -180,14 +180,14 @@ def table(found: Calibration | None, device: str) -> str:
         title = f"{where['accelerator']}, {title}"
     lines = [title, f"{head}  {'here':>10}  ratio"]
     for name, x in asdict(found.rates).items():
-        ratio = f"  {x / default[name]:5.2f}" if default[name] is not None else ""
-        lines.append(f"{name:<32}  {_shown(default[name])}  {_shown(x)}{ratio}")
+        ratio = x / default[name]
+        lines.append(f"{name:<32}  {_shown(default[name])}  {_shown(x)}  {ratio:5.2f}")
     return "\n".join(lines)
 
 
-def _shown(rate: float | None) -> str:
+def _shown(rate: float) -> str:
     """A rate, in ten places."""
-    return f"{'-':>10}" if rate is None else f"{rate:>10.3g}"
+    return f"{rate:>10.3g}"
 
 
 def fit(measured: Sequence[Measured]) -> str:

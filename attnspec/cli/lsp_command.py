@@ -9,9 +9,9 @@ import click
 def command() -> None:
     """Answer an editor over standard input and output, in the language server protocol.
 
-    Mistakes while typing, completion, formulas under the pointer, definitions, renaming, canonical
-    text, and above each attention its pairs and depth. Editors start this by themselves: the folder
-    editors/ of the project has what they need. Needs `pip install "attnspec[lsp]"`.
+    Mistakes while typing, completion, formulas under the pointer, definitions and canonical text.
+    Editors start this by themselves: the folder editors/ of the project has what they need.
+    Needs `pip install "attnspec[lsp]"`.
 
     Example: attnspec lsp
     """

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from attnspec.analysis.counting.degrees import total_edges
@@ -30,7 +29,14 @@ from attnspec.lower.mechanism_sizes import longest_of
 from attnspec.lower.work import BackendError, is_on_request
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import AttnSpecError, InternalError
-from attnspec.verification import EXHAUSTIVE, Verification, verify, verify_alone
+from attnspec.verification import (
+    EXHAUSTIVE,
+    Verification,
+    beyond,
+    mask_alone,
+    verify,
+    verify_alone,
+)
 from attnspec.verification.trial import QUERIES, Known
 from attnspec.verification.verify import Depth
 from attnspec.version import __version__
@@ -145,29 +151,35 @@ def _verified_alone(spec: Elaborated, body: str) -> str:
     """Verify the text of a module that stands alone, by running it."""
     space: dict[str, Any] = {"__name__": "standalone"}
     exec(compile(body, "standalone", "exec"), space)
-    fixed, longest = spec.program.fixed_length, longest_of(spec.program)
-    n = min(VERIFIED, longest or VERIFIED) if fixed is None else fixed
-    if n > LONGEST:
-        return _pairs_alone(spec, space, n)
-    try:
-        found = verify_alone(spec.program, n, space[class_name(spec.program.name)])
-    except BindError as error:
-        return f"Not verified when it was compiled: {error}."
-    _require_ok(found, AUTO)
-    return f"Verified at n = {n} when it was compiled: every pair, values and gradients."
-
-
-def _pairs_alone(spec: Elaborated, space: dict[str, Any], n: int) -> str:
-    """Compare the pairs of a module that stands alone with the spec's, where it runs nothing."""
-    if n > EXHAUSTIVE or spec.program.inputs or "masked" not in space:
+    program, fixed = spec.program, spec.program.fixed_length
+    n = min(VERIFIED, longest_of(program) or VERIFIED) if fixed is None else fixed
+    told = []
+    if n <= LONGEST:
+        try:
+            found = verify_alone(program, n, space[class_name(program.name)])
+        except BindError as error:
+            return f"Not verified when it was compiled: {error}."
+        _require_ok(found, AUTO)
+        told.append("every pair, values and gradients")
+    far = max(TILED, beyond(program)) if fixed is None else fixed
+    if "mask_mod_of" in space and (far > n or not told):
+        queries = _mask_verified(program, far, space["mask_mod_of"])
+        told += [f"at n = {far:,} the pairs of {queries:,} queries"] if queries else []
+    if not told:
         return f"Not verified when it was compiled: it has one length, {n:,}."
-    heads, stack = spec.program.heads or 1, Stack(spec.program)
-    for layer in range(spec.program.layer_count):
-        held = space["masked"](layer, (1, heads, n, n), "cpu", False).expand(1, heads, n, n)
-        for head in range(heads):
-            if not np.array_equal(held[0, head].numpy(), stack.mask(n, layer, head)):
-                raise InternalError(f"the mask differs from the spec in layer {layer}, head {head}")
-    return f"Verified at n = {n:,}, its one length, when it was compiled, every pair; no values."
+    return f"Verified at n = {n:,} when it was compiled: {'; '.join(told)}."
+
+
+def _mask_verified(program: Program, n: int, mask_mod_of: Callable[..., Any]) -> int:
+    """Verify the mask of a module that stands alone; how many queries were compared."""
+    try:
+        queries, fault = mask_alone(program, n, mask_mod_of)
+    except (AttnSpecError, ValueError):
+        # a length that the spec does not have, or that is refused by the file
+        return 0
+    if fault is not None:
+        raise InternalError(f"the mask differs from the spec at n = {n}: {fault}")
+    return queries
 
 
 def _figures(spec: Elaborated) -> list[str]:

@@ -216,10 +216,9 @@ def _parameters(document: Document, callee: str) -> Mapping[str, Parameter]:
     """The arguments of what is called."""
     graph = document.symbols.graph(callee)
     if graph is not None:
-        home, found = document.original(graph) or (document, graph)
         return {
-            each.name: Parameter("any", " ".join(home.symbols.text(each).split()))
-            for each in home.symbols.parameters(found)
+            each.name: Parameter("any", " ".join(document.symbols.text(each).split()))
+            for each in document.symbols.parameters(graph)
         }
     declaration = declaration_of(callee)
     if declaration is not None:

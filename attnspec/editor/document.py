@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from attnspec.editor.symbols import Definition, Symbols
+from attnspec.editor.symbols import Symbols
 from attnspec.grammar.scanner import Scan, scan
 from attnspec.text.decoding import source_of_bytes
 from attnspec.text.diagnostics import SpecError
@@ -20,23 +20,16 @@ from attnspec.text.source import Source
 Place = tuple[int, int]
 """A line and a column, as editors count them."""
 
-MOST_IMPORTS = 32
-"""The most files that are gone through to where a graph is defined; imports may form a circle."""
-
 MOST_FILES, MOST_FOLDERS = 256, 1024
 """The most specs of a folder that are known, and the most folders below it that are looked into."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """One text; `path` is its file, which imports are relative to, None where there is none.
-
-    `trail` are the files by whose imports it was reached.
-    """
+    """One text; `path` is its file, which imports are relative to, None where there is none."""
 
     text: str
     path: Path | None = None
-    trail: tuple[Path, ...] = ()
 
     @cached_property
     def source(self) -> Source:
@@ -94,27 +87,20 @@ class Document:
         named = [number for number in near if found[number].kind in ("name", "string")]
         return named[-1] if named else near[-1] if near else None
 
+    def ends(self, word: int) -> tuple[int, int]:
+        """The first character of a word and the one behind its last."""
+        found = self.scan.words[word]
+        return found.start, found.end
+
     def imported(self, word: int) -> Document | None:
         """The file that the string of an import names, as it is on the disk, if there is one."""
         if self.path is None or word >= len(self.scan.words):
             return None
         path = self.path.parent / self.scan.words[word].text.strip('"')
         try:
-            return Document(path.read_text(encoding="utf-8"), path, (*self.trail, self.path))
+            return Document(path.read_text(encoding="utf-8"), path)
         except (OSError, ValueError):
             return None
-
-    def original(self, definition: Definition) -> tuple[Document, Definition] | None:
-        """The text in which a definition of this one stands, and it there: another one's for what
-        is imported, None where that is not found."""
-        if definition.kind != "import":
-            return self, definition
-        item = self.symbols.items[self.symbols.home(definition.word)]
-        other = self.imported(item.first + 1)
-        found = None if other is None else other.symbols.graph(definition.name)
-        if other is None or found is None or len(other.trail) > MOST_IMPORTS:
-            return None
-        return other.original(found)
 
     def is_comment(self, offset: int) -> bool:
         """Whether a place lies in a comment, its end included."""

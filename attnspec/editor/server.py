@@ -6,19 +6,16 @@ The protocol is that of https://microsoft.github.io/language-server-protocol, ve
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
 from lsprotocol import types
 from pygls import uris
-from pygls.exceptions import JsonRpcInvalidParams
 from pygls.lsp.server import LanguageServer
 
 from attnspec.editor import checking, navigation
 from attnspec.editor.completion import offers
-from attnspec.editor.document import Document, specs_below
-from attnspec.editor.navigation import RenameError, Spot
+from attnspec.editor.document import Document
 from attnspec.text.diagnostics import Diagnostic
 from attnspec.text.source import Span
 from attnspec.version import __version__
@@ -187,80 +184,19 @@ def explain(params: types.HoverParams) -> types.Hover | None:
     found = navigation.hover(document, offset)
     if found is None:
         return None
-    text, spot = found
+    text, word = found
     content = types.MarkupContent(types.MarkupKind.Markdown, text)
-    return types.Hover(content, _range(document, *spot.ends))
+    return types.Hover(content, _range(document, *document.ends(word)))
 
 
 @server.feature(types.TEXT_DOCUMENT_DEFINITION)
 def define(params: types.DefinitionParams) -> types.Location | None:
-    """Where the word at a place is defined."""
+    """Where in this text the word at a place is defined."""
     document, offset = _at(params.text_document, params.position)
     found = navigation.definition_at(document, offset)
-    return None if found is None else _of(found, document, params.text_document.uri)
-
-
-@server.feature(types.TEXT_DOCUMENT_REFERENCES)
-def uses(params: types.ReferenceParams) -> list[types.Location]:
-    """All words of this text that mean what the one at a place means."""
-    document, offset = _at(params.text_document, params.position)
-    found = navigation.uses_at(document, offset)
-    return [_of(spot, document, params.text_document.uri) for spot in found]
-
-
-def _of(spot: Spot, document: Document, uri: str) -> types.Location:
-    known = spot.document is document
-    return types.Location(uri if known else _uri(spot.document), _range(spot.document, *spot.ends))
-
-
-# --- another name, canonical text -----------------------------------------------------------------
-
-
-@server.feature(types.TEXT_DOCUMENT_PREPARE_RENAME)
-def prepare(params: types.PrepareRenameParams) -> types.Range:
-    """The word that would get another name; an error with the reason where none can."""
-    document, offset = _at(params.text_document, params.position)
-    try:
-        navigation.renameable(document, offset)
-    except RenameError as error:
-        raise JsonRpcInvalidParams(str(error)) from None
-    word = document.word_at(offset)
-    return _range(document, *Spot(document, word or 0).ends)
-
-
-@server.feature(types.TEXT_DOCUMENT_RENAME, types.RenameOptions(prepare_provider=True))
-def rename(params: types.RenameParams) -> types.WorkspaceEdit:
-    """Another name for what the word at a place means, wherever it is used."""
-    document, offset = _at(params.text_document, params.position)
-    uri = params.text_document.uri
-    try:
-        spots = navigation.renamed(document, offset, params.new_name, _others(document))
-    except RenameError as error:
-        raise JsonRpcInvalidParams(str(error)) from None
-    edits: dict[str, list[types.TextEdit]] = {}
-    for spot in spots:
-        place = _of(spot, document, uri)
-        edits.setdefault(place.uri, []).append(types.TextEdit(place.range, params.new_name))
-    return types.WorkspaceEdit(changes=edits)
-
-
-def _others(document: Document) -> Iterator[Document]:
-    """The other specs that may import one: those of its folder and the folders above it that the
-    editor has open, as they are open or on the disk."""
-    if document.path is None:
-        return
-    shown = {uris.to_fs_path(uri): uri for uri in server.workspace.text_documents}
-    roots = [document.path.parent, *map(Path, filter(None, [server.workspace.root_path]))]
-    for path in dict.fromkeys(path for root in roots for path in specs_below(root)):
-        if path == document.path:
-            continue
-        if str(path) in shown:
-            yield _opened(shown[str(path)])
-            continue
-        try:
-            yield _document(path.read_text(encoding="utf-8"), path)
-        except (OSError, UnicodeDecodeError):
-            continue
+    if found is None:
+        return None
+    return types.Location(params.text_document.uri, _range(document, *document.ends(found)))
 
 
 @server.feature(types.TEXT_DOCUMENT_FORMATTING)
@@ -271,29 +207,3 @@ def format_text(params: types.DocumentFormattingParams) -> list[types.TextEdit]:
     if text is None or text == document.source.text:
         return []
     return [types.TextEdit(_range(document, 0, len(document.source.text)), text)]
-
-
-# --- figures above attentions ---------------------------------------------------------------------
-
-
-@server.feature(types.TEXT_DOCUMENT_CODE_LENS, types.CodeLensOptions(resolve_provider=True))
-def lenses(params: types.CodeLensParams) -> list[types.CodeLens]:
-    """A line above each attention, whose text is asked for when it is seen."""
-    uri = params.text_document.uri
-    document = _opened(uri)
-    return [
-        types.CodeLens(
-            range=_range(document, *Spot(document, each.word).ends),
-            data={"uri": uri, "attention": each.attention},
-        )
-        for each in checking.lenses(document)
-    ]
-
-
-@server.feature(types.CODE_LENS_RESOLVE)
-def lens(found: types.CodeLens) -> types.CodeLens:
-    """Its text: how many pairs, and after how many layers all are joined."""
-    data = dict(found.data or {})
-    text = checking.lens_text(_opened(data["uri"]), data["attention"])
-    found.command = types.Command(title=text, command="")
-    return found

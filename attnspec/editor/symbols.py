@@ -139,30 +139,6 @@ class Symbols:
         called = self.scan.words[opener - 1].kind == "name" and self._text(index - 1) in ("(", ",")
         return opener - 1 if called else None
 
-    def uses(self, definition: Definition) -> list[int]:
-        """The words that are or mean a definition, in order."""
-        words = self.scan.words
-        return [
-            index
-            for index, word in enumerate(words)
-            if word.text == definition.name and self.resolve(index) == definition
-        ]
-
-    def arguments(self, graph: Definition, name: str) -> list[int]:
-        """The words by which calls of a graph name an argument."""
-        listed = []
-        for index, word in enumerate(self.scan.words):
-            callee = self.argument_of(index) if word.text == name else None
-            if callee is not None and self.resolve(callee) == graph:
-                listed.append(index)
-        return listed
-
-    def owner(self, parameter: Definition) -> Definition | None:
-        """The graph that a parameter belongs to, None for other definitions."""
-        if parameter.kind != "parameter" or self.items[parameter.home].keyword != "graph":
-            return None
-        return self._by_word.get(self.items[parameter.home].first + 1)
-
     def visible(self, index: int) -> list[Definition]:
         """What may be named where a word would stand, in the order of the text."""
         homes = (self.home(index), FILE)
@@ -178,14 +154,6 @@ class Symbols:
         item = self.items[home] if home != FILE else None
         return item is not None and any(
             self._text(each) == "cross" and self._starts(each)
-            for each in range(item.first, item.end)
-        )
-
-    def calls(self, name: str, home: int) -> bool:
-        """Whether something of a name is called in an item."""
-        item = self.items[home]
-        return any(
-            self._text(each) == name and self._text(each + 1) == "("
             for each in range(item.first, item.end)
         )
 

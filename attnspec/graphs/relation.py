@@ -122,9 +122,6 @@ class Relation:
     sides: ClassVar[str] = "qk"
     """Which of query and key decide; the pairs that one of them decides are a rectangle."""
 
-    irregular: ClassVar[bool] = False
-    """Whether the pairs may come together in an order that no method below tells."""
-
     changes: ClassVar[Changing | None] = None
     """How pairs change with n where no size does; None where (q, k) is a pair at every n or none,
     as far as both positions exist."""
@@ -162,11 +159,6 @@ class Relation:
     def factors(cls, given: Mapping[str, Any]) -> str:
         """What `order` leaves out, in words; "" where that is not said."""
         return ""
-
-    def formula(self, causal: bool) -> Any | None:
-        """The edges, with `causal` those with k <= q, as a sympy expression in n, where that is no
-        quasi-polynomial; None where it is not known."""
-        return None
 
     @classmethod
     def readings(cls, size: int) -> tuple[str, ...]:
@@ -323,26 +315,6 @@ class Relation:
         return float(np.mean([len(self.rows(int(q), int(q) + 1, n)[0]) for q in sample]))
 
 
-@dataclass(frozen=True)
-class Hashing:
-    """Vectors in `buckets`, in each of `rounds`; a query reads at most `reach` of its bucket, None
-    where buckets bind it to nothing. `angular` hashes are those of the cross-polytope."""
-
-    buckets: int
-    rounds: int
-    reach: int | None
-    angular: bool
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """The best `taken` of `count` blocks of `size` keys, by the means of their scores."""
-
-    size: int
-    taken: int
-    count: int
-
-
 TYPICAL = 1024
 """Keys that a query is taken to read where nothing tells how many."""
 
@@ -388,12 +360,6 @@ class DataDependent(Relation):
         words; "" for nothing."""
         return ""
 
-    @property
-    def unsized(self) -> str:
-        """What of the choice is as large as tensors make it, so that a call asks a device for it;
-        "" for nothing."""
-        return ""
-
     def doubt(self, n: int) -> str:
         """What is to be said of sizes that leave it little to choose at n positions, "" for
         nothing; what is to be read after its name."""
@@ -406,19 +372,6 @@ class DataDependent(Relation):
     def about_keys(self, n: int) -> int:
         """Keys whose scores a query costs, about: what estimates of time go by."""
         return min(n, TYPICAL)
-
-    def hashing(self, n: int) -> Hashing | None:
-        """How vectors are hashed, if they are."""
-        return None
-
-    def ranking(self, n: int) -> Ranking | None:
-        """What the last query ranks, if it ranks means of blocks and takes so many."""
-        return None
-
-    def expected_keys(self, n: int, allowed: np.ndarray) -> tuple[np.ndarray, str] | None:
-        """The keys that are expected of each query, float [n], where it may read so many as
-        `allowed` says, with the assumption, "" for none; None where nothing is expected."""
-        return None
 
     def scoring(self, n: int, d: int) -> tuple[int, str]:
         """The operations by which one head decides, for heads of size d, and which they are."""

@@ -11,7 +11,6 @@ class WrittenPairs(Relation):
     """The pairs that a mask bool [n, n] holds; compared by identity."""
 
     numpy_only = True
-    irregular = True
 
     def __init__(self, mask: np.ndarray) -> None:
         self.mask = mask

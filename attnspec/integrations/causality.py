@@ -1,9 +1,20 @@
-"""Whether an attention reads no later position: shown by its form, or looked at pair by pair."""
+"""Whether an attention reads no later position, or none behind those that a cache holds: shown by
+its form, or looked at pair by pair."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from attnspec.graphs.bind import bind_attended, situation_of
 from attnspec.graphs.forms.properties import never_reads_later
 from attnspec.graphs.patterns import BY_NAME
+from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.graphs.stack import asks_for
+from attnspec.graphs.token_sets import Data
+from attnspec.integrations.model_advice import READS_BOTH_WAYS
 from attnspec.ir.program import Program, leaves
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.text.diagnostics import AttnSpecError
@@ -19,14 +30,12 @@ def require_past_only(program: Program, layer: int, heads: int, n: int, n_q: int
     The pairs of every head are looked at where the form does not decide; a graph whose pairs
     depend on run-time inputs or on the data must be causal by its form.
     """
-    if program.causal:
+    if is_past_only(program, layer):
         return
     attends = [program.attend(layer, head) for head in range(program.heads or 1)]
     graphs = [attend.graph for attend in attends if attend.mechanism is None and attend.graph]
     if len(graphs) < len(attends):
         raise _leak(program, "a mechanism reads every position")
-    if all(never_reads_later(graph) for graph in graphs):
-        return
     for graph in graphs:
         if any(BY_NAME[leaf.pattern].data_dependent for leaf in leaves(graph)):
             raise _leak(program, "its pairs are decided by the data")
@@ -41,8 +50,94 @@ def require_past_only(program: Program, layer: int, heads: int, n: int, n_q: int
                 raise _leak(program, f"position {q[index]} reads position {k[index]}")
 
 
+_AT_ONCE = 1 << 22
+"""How many pairs are looked at in one piece."""
+
+
+def require_past_only_by_form(program: Program, layer: int) -> None:
+    """The same of every length: raise unless it shows in the form."""
+    if not is_past_only(program, layer):
+        raise _leak(program, "in a program of every length no pairs are looked at")
+
+
+def is_past_only(program: Program, layer: int) -> bool:
+    """Whether it shows in the form of a layer that it reads no later position."""
+    attends = [program.attend(layer, head) for head in range(program.heads or 1)]
+    return program.causal or all(
+        attend.mechanism is None and attend.graph is not None and never_reads_later(attend.graph)
+        for attend in attends
+    )
+
+
+def require_rows_done(
+    program: Program,
+    of: tuple[int, int],
+    positions: tuple[int, int],
+    inputs: Mapping[str, torch.Tensor],
+    padding: torch.Tensor | None,
+    *,
+    real_alone: bool,
+) -> None:
+    """Raise ReadsLaterError if in a layer, `of` so many heads, a row before the first of
+    `positions` reads a key from there to the last, which was not there when it was computed.
+
+    Tensors of `inputs` and `padding` are of all positions, one for each sample; with `real_alone`
+    padding takes no position.
+    """
+    layer, seen = of[0], set()
+    for head in range(of[1]):
+        attend = program.attend(layer, head)
+        done = attend in seen and not (attend.graph and asks_for(attend.graph))
+        if done or (attend.graph is not None and never_reads_later(attend.graph)):
+            continue
+        seen.add(attend)
+        if attend.graph is None or attend.mechanism is not None:
+            raise _unfinished(program, "a mechanism reads every position")
+        if any(BY_NAME[leaf.pattern].data_dependent for leaf in leaves(attend.graph)):
+            raise _unfinished(program, "its pairs are decided by the data")
+        of_samples = [x for x in (*inputs.values(), padding) if x is not None]
+        for sample in range(max(map(len, of_samples), default=1)):
+            own = {name: x[sample % len(x)].cpu().numpy() for name, x in inputs.items()}
+            real = None if padding is None else padding[sample % len(padding)].cpu().numpy()
+            first, n = positions
+            if real is not None and real_alone:
+                own = {name: x[real] if x.ndim else x for name, x in own.items()}
+                first, n, real = int(real[:first].sum()), int(real.sum()), None
+            data = {name: Data(x) for name, x in own.items()}
+            relation = bind_attended(
+                attend.graph, situation_of(program, n, layer, head, inputs=data)
+            )
+            pair = _late_pair(relation, first, n, real)
+            if pair is not None:
+                text = f"position {pair[0]} reads position {pair[1]}"
+                raise _unfinished(program, text)
+
+
+def _late_pair(
+    relation: Relation, first: int, n: int, real: np.ndarray | None
+) -> tuple[int, int] | None:
+    """A query before `first` and a key from there on that are real and a pair; None for none."""
+    k, size = np.arange(first, n)[None], max(1, _AT_ONCE // max(1, n - first))
+    for start in range(0, first, size):
+        q = np.arange(start, min(start + size, first))[:, None]
+        reads = evaluate_pairs(relation, q, k, n)
+        reads = reads if real is None else reads & real[q] & real[k]
+        if reads.any():
+            row, key = divmod(int(reads.argmax()), n - first)
+            return start + row, first + key
+    return None
+
+
+def _unfinished(program: Program, reason: str) -> ReadsLaterError:
+    return ReadsLaterError(
+        f"rows of positions that are read already must not change, or going on gives other rows"
+        f" than the whole sequence, but in `{program.name}` {reason}, which was not there yet:"
+        " read all of a prefix in the first call, or do without a cache, `use_cache=False`"
+    )
+
+
 def _leak(program: Program, reason: str) -> ReadsLaterError:
     return ReadsLaterError(
         f"a causal spec is needed, the model must not read the future, but `{program.name}` may: "
-        f"{reason}; write `causal` in the spec"
+        f"{reason}; write `causal` in the spec{READS_BOTH_WAYS}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,18 +21,24 @@ from attnspec.integrations.model_attention import ModelAttention, learns
 from attnspec.integrations.model_layers import (
     HELD,
     METHOD,
+    PLAIN,
     Place,
-    crosses,
+    attribute_of,
     has_method,
+    looks_up,
     place_of,
     places_in,
     put,
+    setting_of,
 )
 from attnspec.integrations.model_sides import SidesAttention
+from attnspec.integrations.model_stacks import Layer, Names, has_cross, layers_of, names_of
 from attnspec.integrations.model_use import (
+    Before,
     ModelUse,
     by_method,
     own_config,
+    own_method,
     scaling_of_method,
     used_by,
 )
@@ -58,8 +64,38 @@ _WRITTEN = "max_target_positions"
 _NO_WINDOW = 1 << 30
 """A window that no sequence fills."""
 
-_PLAIN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
-"""Types of layers that differ by the pairs they read alone."""
+_COMPRESSED = {"compressed_sparse_attention", "heavily_compressed_attention"}
+"""Types of layers that read a window, and keys that they make of what is before it."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What `convert` was asked for beside the specs: the layers, by dotted names, whether the model
+    must read no later position, None as it is, and whether positions count real tokens."""
+
+    only: Names = None
+    skip: Names = None
+    causal: bool | None = None
+    real: bool = False
+
+    @staticmethod
+    def of(only: Names, skip: Names, causal: bool | None, positions: str) -> Choice:
+        """What is asked for by these arguments of `convert`."""
+        if positions not in ("absolute", "real"):
+            raise AttnSpecError(f'`positions` must be "absolute" or "real", got {positions!r}')
+        if causal not in (None, True, False):
+            raise TypeError(f"`causal` must be True, False or None, got {type(causal).__name__}")
+        return Choice(names_of(only) or None, names_of(skip) or None, causal, positions == "real")
+
+    def words(self, backend: str) -> dict[str, Any]:
+        """What is no default, by the arguments of `convert`, as a config keeps it."""
+        names = {"only": names_of(self.only), "skip": names_of(self.skip)}
+        words: dict[str, Any] = {key: list(value) for key, value in names.items() if value}
+        if self.causal is not None:
+            words["causal"] = self.causal
+        if self.real:
+            words["positions"] = "real"
+        return words if backend == "auto" else {**words, "backend": backend}
 
 
 class Conversion:
@@ -111,14 +147,10 @@ class Conversion:
                 lines += _read(entry.program, known)
         return "\n".join(lines)
 
-    def write_by(self, name: str) -> None:
-        """Have `generate` make the masks of a decoder, a part of the model, by an attention."""
-        self._say("_attn_implementation", name)
-
-    def record(self, specs: dict[str, str]) -> None:
-        """Have the config of the model say the texts of its specs, by the arguments of `convert`,
-        so that `save_pretrained` writes them down."""
-        self._say("attnspec", specs)
+    def record(self, words: dict[str, Any]) -> None:
+        """Have the config of the model say the texts of its specs and what else is no default, by
+        the arguments of `convert`, so that `save_pretrained` writes them down."""
+        self._say("attnspec", words)
 
     def _say(self, name: str, value: object) -> None:
         """Have a config of the model's own say something."""
@@ -130,40 +162,94 @@ class Conversion:
 
     # --- how a part is given an attention ---------------------------------------------------------
 
-    def give(self, part: Any, name: str, attention: Attention) -> None:
-        """Have a part of the model use the attention of a name; raises AttnSpecError, and leaves
-        the whole as it was, where a layer cannot."""
+    def give(self, part: Any, name: str, attention: Attention, choice: Choice) -> None:
+        """Have layers of a part of the model use the attention of a name; raises AttnSpecError, and
+        leaves the whole as it was, where a layer cannot."""
         try:
-            self._switch(part, name)
+            chosen = layers_of(self.model, part, choice.only, choice.skip)
+            before = self._switch(part, name, [layer.module for layer in chosen])
+            configs = {id(x.config): x.config for x in before}
+            changed = [x for x in configs.values() if x._attn_implementation == name]
+            places = self._places(part, before, attention, chosen)
+            kept = any(place.own and not place.crosses for place in places.values())
+            self._without_windows(changed, chosen if kept else None)
             held: dict[tuple[object, nn.Module | None], CompiledAttention] = {}
-            for module, place in list(places_in(part)):
-                own = attention.of(module)
+            for module, place in places.items():
+                own = attention.for_place(place) if place.own is None else None
                 if own is not None:
-                    self._put(module, self._placed(part, module, place, own, held))
-            self._require_used(part, name, attention)
+                    place = replace(place, causal=choice.causal, real=choice.real)
+                    place = self._placed(part, module, place, own, held)
+                self._put(module, place, kept)
+            if choice.causal is not None:
+                readers = [module for module, place in places.items() if place.own is None]
+                self._set_causal([*readers, *([] if kept else changed)], choice.causal)
+            self._require_used(part, name, set(places))
+            self._write_by(name, chosen)
         except Exception:
             self.undo()
             raise
         self._parts.append((part, attention))
 
-    def _switch(self, part: Any, name: str) -> None:
-        before = own_config(part, name)
+    def _switch(self, part: Any, name: str, modules: list[nn.Module]) -> Before:
+        before = own_config(part, name, modules)
         self._back.append(lambda: _restore(before))
-        for config in {id(m.config): m.config for m in before}.values():
-            said = _without_windows(config)
-            if said and said not in self._replaced:
-                self._replaced.append(said)
+        return before
 
-    def _put(self, module: nn.Module, place: Place) -> None:
+    def _places(
+        self, part: nn.Module, before: Before, attention: Attention, chosen: list[Layer]
+    ) -> dict[nn.Module, Place]:
+        """The places of layers that are given a spec, and of those that keep their own attention
+        under the same config."""
+        places = {layer.module: layer.place for layer in chosen}
+        for _, module, place in places_in(part):
+            place = places.get(module, place)
+            if module in places and attention.for_place(place) is not None:
+                continue
+            takes_part = looks_up(type(module)) or has_method(type(module))
+            if module in before and takes_part:
+                keeps = before[module]._attn_implementation or "eager"
+                places[module] = replace(place, own=keeps)
+            elif attention.for_place(place) is None:
+                places.pop(module, None)
+        return places
+
+    def _without_windows(self, configs: list[Any], chosen: list[Layer] | None) -> None:
+        """Have configs say that no layer has a window, unless some keep theirs and others are
+        chosen, and keep what was there in words."""
+        for config in configs:
+            numbers = None if chosen is None else [_index(x) for x in chosen]
+            words = _replaced_windows(config, numbers)
+            if words and words not in self._replaced:
+                self._replaced.append(words)
+
+    def _write_by(self, name: str, chosen: list[Layer]) -> None:
+        """Have `generate` make the masks of a decoder, a part of the model, by an attention."""
+        model: Any = self.model
+        if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+            decoder = set(model.get_decoder().modules())
+            if any(layer.module in decoder for layer in chosen):
+                self._say("_attn_implementation", name)
+
+    def _set_causal(self, readers: list[Any], causal: bool) -> None:
+        """Set by what modules and configs say whether they read later positions."""
+        for reader in readers:
+            if hasattr(reader, "is_causal") or not isinstance(reader, nn.Module):
+                self._back.append(partial(_set_again, reader, vars(reader).get("is_causal")))
+                reader.is_causal = causal
+
+    def _put(self, module: nn.Module, place: Place, kept: bool) -> None:
         before = place_of(module), vars(module).get("compute_bias")
         self._back.append(lambda: _put_back(module, *before))
         put(module, place)
-        if has_method(type(module)) and METHOD not in vars(module):
+        if has_method(type(module)) and place.own is not None:
+            vars(module)[METHOD] = partial(own_method, module)
+        elif has_method(type(module)) and METHOD not in vars(module):
             scaling = scaling_of_method(module)
             if scaling is not None:
                 vars(module)[METHOD] = partial(by_method, scaling, module)
-        if place.table is not None and hasattr(module, "compute_bias"):
-            # the table is read where the scores are: no bias [1, H, q, k] need be written down
+        if place.table is not None and hasattr(module, "compute_bias") and not kept:
+            # the table is read where the scores are: no bias [1, H, q, k] need be written down,
+            # unless for layers that keep their own attention
             vars(module)["compute_bias"] = partial(_no_bias, module_heads(module))
 
     def _placed(
@@ -203,14 +289,18 @@ class Conversion:
         self._back.append(lambda: base._modules.pop(HELD))
         return found
 
-    def _require_used(self, part: nn.Module, name: str, attention: Attention) -> None:
-        layers, kind = used_by(part), type(part).__name__
+    def _require_used(self, part: nn.Module, name: str, modules: set[nn.Module]) -> None:
+        layers, kind, inside = used_by(part), type(part).__name__, dict(part.named_modules())
         if not layers:
             raise AttnSpecError(f"a model with attention is needed, {kind} has none")
-        kept = isinstance(attention, SidesAttention)
-        for layer in layers:
-            if layer.kind != "spec" and not (kept and layer.kind == "dense"):
-                raise AttnSpecError(f"{kind} cannot use `{name}`: {layer.path}: {layer.what}")
+        skips = any(layer.kind == "spec" for layer in layers)
+        for layer in (x for x in layers if inside[x.path] in modules):
+            place = place_of(inside[layer.path])
+            if layer.kind != "spec" and (place is None or place.own is None):
+                raise AttnSpecError(
+                    f"{kind} cannot use `{name}`: {layer.path}: {layer.what}"
+                    + (f'; `skip="{layer.path}"` leaves it as it is' if skips else "")
+                )
 
 
 class OwnTable(CompiledAttention):
@@ -269,45 +359,65 @@ def _put_back(module: nn.Module, place: Place | None, bias: Callable[..., Any] |
         vars(module)["compute_bias"] = bias
 
 
-def _restore(before: dict[Any, Any]) -> None:
+def _set_again(reader: Any, causal: bool | None) -> None:
+    if causal is None:
+        vars(reader).pop("is_causal", None)
+    else:
+        reader.is_causal = causal
+
+
+def _restore(before: Before) -> None:
     for module, config in before.items():
         module.config = config
 
 
-def _without_windows(config: Any) -> str:
-    """Have a config of its own say that no layer has a window, where layers differ by that alone;
-    returns what was there, in words."""
-    kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
-    local = list(getattr(config, "attention_layers", None) or ()).count("local")
-    if local:
+def _index(layer: Layer) -> int | None:
+    index = getattr(layer.module, "layer_idx", None)
+    return index if isinstance(index, int) else layer.place.layer
+
+
+def _replaced_windows(config: Any, chosen: list[int | None] | None) -> str:
+    """Have a config of its own say that no layer has a window, where layers differ by that alone
+    and all are given a spec, else some are `chosen` by their numbers; returns what was there, in
+    words."""
+    kinds, window = setting_of(config, "layer_types"), setting_of(config, "sliding_window")
+    local = list(getattr(config, "attention_layers", None) or ())
+    here = [kind for at, kind in enumerate(kinds or local) if chosen is None or at in chosen]
+    if "local" in here:
         # of a layer's own method, which is not called any more
-        return f"in place of `window_size = {config.window_size}` in {local} layers"
+        return f"in place of `window_size = {config.window_size}` in {here.count('local')} layers"
     if not kinds:
-        if window is None:
-            return ""
-        config.sliding_window = None
-        return f"in place of `sliding_window = {window}`"
-    if set(kinds) == {"full_attention"} or not set(kinds) <= _PLAIN_LAYERS:
-        return ""
-    bases = getattr(config, "rope_parameters", None) or {}
-    if any(isinstance(bases.get(kind), dict) for kind in kinds):
-        # such layers turn positions in another way: their masks are taken for plain ones, and what
-        # `generate` keeps for them must not slide
-        if window is not None:
+        if window is not None and chosen is None:
+            _no_window(config)
+        return "" if window is None else f"in place of `sliding_window = {window}`"
+    cut = sorted(set(here) & ((PLAIN - {"full_attention"}) | _COMPRESSED))
+    if cut and chosen is None and set(kinds) <= PLAIN:
+        bases = getattr(config, "rope_parameters", None) or {}
+        if not any(isinstance(bases.get(kind), dict) for kind in kinds):
+            config.layer_types = ["full_attention"] * len(kinds)
+        elif window is not None:
+            # such layers turn positions in another way: their masks are taken for plain ones, and
+            # what `generate` keeps for them must not slide
             config.sliding_window = _NO_WINDOW
-    else:
-        config.layer_types = ["full_attention"] * len(kinds)
-    found = ", ".join(sorted(set(kinds) - {"full_attention"}))
-    return f"in place of {found} in {sum(k != 'full_attention' for k in kinds)} layers"
+    count = sum(kind in cut for kind in here)
+    return f"in place of {', '.join(cut)} in {count} layers" if cut else ""
+
+
+def _no_window(config: Any) -> None:
+    """Have a config say that there is no window; some take numbers alone."""
+    try:
+        config.sliding_window = None
+    except Exception:
+        # of several kinds, by what checks the config
+        config.sliding_window = _NO_WINDOW
 
 
 def module_heads(module: nn.Module) -> int:
     """The query heads of an attention module."""
     for name in ("n_heads", "num_heads", "num_attention_heads"):
-        own = getattr(module, name, None)
-        found = own if own is not None else getattr(getattr(module, "config", None), name, None)
-        if isinstance(found, int):
-            return found
+        heads = attribute_of(module, name)
+        if isinstance(heads, int):
+            return heads
     raise AttnSpecError(f"heads that are counted are needed, {type(module).__name__} has no number")
 
 
@@ -325,7 +435,7 @@ def length_of(model: Any, program: Program) -> int:
     config = getattr(model, "config", None)
     size, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
     if isinstance(size, int) and isinstance(patch, int):
-        extra = max((place.extra for _, place in places_in(model)), default=0)
+        extra = max((place.extra for *_, place in places_in(model)), default=0)
         return (size // patch) ** 2 + extra
     names = (_WRITTEN, *_LENGTHS) if has_cross(model) and not program.cross else _LENGTHS
     found = (getattr(config, name, None) for name in names)
@@ -351,20 +461,3 @@ def _read(program: Program, n: int) -> Iterator[str]:
             )
     except (RelationError, TooMuch) as error:
         yield f"  not counted: {error}"
-
-
-def part_of(model: Any, side: str) -> Any:
-    """The "encoder" or the "decoder" of a model that has both."""
-    get = getattr(model, f"get_{side}", None)
-    both = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    if get is None or not both:
-        raise AttnSpecError(
-            f"a model with an encoder and a decoder is needed for `{side}=`, got"
-            f" {type(model).__name__}: `convert(model, spec)`"
-        )
-    return get()
-
-
-def has_cross(part: nn.Module) -> bool:
-    """Whether layers of a part read another sequence."""
-    return any(crosses(module) for module, _ in places_in(part))

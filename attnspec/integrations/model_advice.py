@@ -19,6 +19,14 @@ CROSS = (
 )
 """The way out where a model reads another sequence."""
 
+READS_BOTH_WAYS = (
+    ", or `convert(model, spec, causal=False)` where the model is meant to read both ways"
+)
+"""What is added where later keys are read, in a model that may be meant to."""
+
+COUNTS_REAL = '`convert(model, spec, positions="real")` counts the real tokens of each sample alone'
+"""The way out where padding moves positions."""
+
 _KEPT = {"sliding_window": "sliding_window", "softcap": "attn_logit_softcapping"}
 """Keywords of models, and where the layer or its config keeps what it will pass."""
 
@@ -28,10 +36,11 @@ _OTHERS = {
     '`model.set_attn_implementation("eager")` shows those of the model\'s own attention',
 }
 
-_PACKED = (
-    "give an `attention_mask` and say the documents in the spec, "
-    "`input document: ids` and `same(document)`, beside `causal` where the model is"
+PACKED = (
+    "say them in the spec, `input document: ids` and `same(document)`, beside `causal` where the"
+    " model is"
 )
+"""The way out where several documents are packed into one sequence."""
 
 
 def of_terms(terms: Mapping[str, object], module: nn.Module) -> str:
@@ -93,7 +102,7 @@ def of_mask(kind: str, module: nn.Module) -> str:
     if kind in REPLACED:
         return f"write it in the spec and {_full_layers(module)}"
     return (
-        _PACKED if kind == "packed" else "no spec takes its place, keep this model's own attention"
+        PACKED if kind == "packed" else "no spec takes its place, keep this model's own attention"
     )
 
 

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-import math
+import inspect
+import logging
 import warnings
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
+from importlib import import_module
 from itertools import chain
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from attnspec.analysis.growth.stable import changed_by_padding, unstable
+from attnspec.backends.common.torch_modes import is_recorded
+from attnspec.graphs.forms.stability import CAUSAL as LATER_KEYS
 from attnspec.graphs.forms.stability import must_be_stable, must_be_steady
 from attnspec.graphs.look_back import look_back
 from attnspec.graphs.patterns import BY_NAME
-from attnspec.integrations.causality import ReadsLaterError, require_past_only
+from attnspec.integrations.causality import (
+    ReadsLaterError,
+    require_past_only,
+    require_past_only_by_form,
+    require_rows_done,
+)
 from attnspec.integrations.model_advice import (
+    COUNTS_REAL,
     CROSS,
+    PACKED,
+    READS_BOTH_WAYS,
     extra_tokens_need_places,
     joins_two,
     learned_parts_need_a_holder,
@@ -39,17 +52,29 @@ from attnspec.integrations.model_choices import (
     variant,
     with_sink,
 )
-from attnspec.integrations.model_layers import Place, crosses, decodes, layers_in, place_of
+from attnspec.integrations.model_layers import (
+    PLAIN,
+    Place,
+    attribute_of,
+    crosses,
+    decodes,
+    layers_in,
+    place_of,
+)
 from attnspec.integrations.model_mask import (
     CACHED,
     REPLACED,
+    WIDENED,
     ModelMask,
     axis_of,
     part_of_inputs,
     part_of_padding,
 )
-from attnspec.ir.program import Program, leaves
+from attnspec.integrations.real_positions import RealRunning
+from attnspec.ir.program import Leaf, Program, leaves
+from attnspec.ir.scalars import symbols
 from attnspec.lower.lower import stand_ins, works_of
+from attnspec.model_check.packing import labels
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
@@ -67,6 +92,8 @@ _HARMLESS = frozenset(
     }
 )
 """Keywords of models that change nothing of what is computed here."""
+
+_LOG = logging.getLogger("attnspec")
 
 _SHORT = 64
 """The length at which causality is looked at before a first call."""
@@ -89,7 +116,10 @@ class ModelAttention:
         self._unstable = lru_cache(maxsize=1024)(unstable)
         self._padded = lru_cache(maxsize=1024)(changed_by_padding)
         self._said: set[str] = set()
-        self._variant = lru_cache(maxsize=8)(partial(variant, module))
+        self._looked_at: Callable[[], object] = lambda: None
+        # every layer computes the same, and what traces one has traced them all
+        self._same = self.program.layers is None and not module.engine.binder.alike(1)
+        self._variants: dict[tuple[int | None, bool], CompiledAttention] = {}
 
     def __call__(
         self,
@@ -104,7 +134,7 @@ class ModelAttention:
         is_causal: bool | None = None,
         attnspec_inputs: Mapping[str, torch.Tensor] | None = None,
         **others: object,
-    ) -> tuple[torch.Tensor, None]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output, [B, q, H, d_v] and contiguous, and no weights.
 
         query [B, H, q, d]; key, value [B, H_kv, k, d], where k may reach beyond the positions
@@ -114,40 +144,77 @@ class ModelAttention:
         that the spec declares; `s_aux` [H] is the logit of `softmax1`. Raises AttnSpecError where
         the model asks for anything else that the spec does not say.
         """
+        place = place_of(module)
+        if place is not None and place.own is not None:
+            others |= {"scaling": scaling, "dropout": dropout, "is_causal": is_causal}
+            return own_attention(module, (query, key, value), attention_mask, others)
         terms = {name: others.pop(name, None) for name in (INDICES, BLOCKS, SINK)}
-        place, layer = place_of(module), self.layer_of(module)
+        layer = self.layer_of(module)
         self.refuse(module, others, layer)
         self._require_one_sequence(module)
         self.require_held(place)
         attention_mask, selected = _selection(module, attention_mask, terms, key.shape[2])
         lists = lists_of(module, terms, selected)
         mask = self._mask(attention_mask, module, query, key, is_causal)
-        self.require_heads(query.shape[1])
-        if mask.kind == "causal" or is_causal:
-            self._past_only(self.program, layer, query.shape[1], mask.end, mask.q_length)
-        self._require_same_rows(mask, layer, query.shape[1])
+        of, traced = (layer, query.shape[1]), is_recorded(query)
+        self._require_meant(place, mask, of, bool(is_causal), traced)
         query = self.scaled(query, scaling, layer, mask.end)
         sink = cast("torch.Tensor | None", terms[SINK])
-        inputs = self.inputs_of(attnspec_inputs, mask, lists is not None)
+        about = mask, others.get("position_ids"), len(query)
+        attnspec_inputs = self.with_documents(attnspec_inputs, *about)
+        inputs = self.inputs_of(attnspec_inputs, mask, lists is not None, place)
+        cached = getattr(key, CACHED, None)
+        if not traced:
+            self._require_rows_done(place, mask, of, inputs, cached is not None)
         dropout = dropout if module.training else 0.0
         run, inputs = self._run_of(place, lists, sink is not None, inputs)
-        settings = {"layer": layer, "return_lse": sink is not None}
-        cached = getattr(key, CACHED, None)
+        running = self._counting(run, place, mask, of)
+        settings: dict[str, Any] = {"layer": layer, "return_lse": sink is not None}
+        if traced and mask.offset is not None:
+            settings["keys"] = mask.offset + mask.q_length
         if cached is not None:
             self._require_no_dropout(dropout)
-            found = cached.go_on(run, (query, key, value), mask, inputs, settings)
+            found = cached.of(module).go_on(running, (query, key, value), mask, inputs, settings)
         else:
-            first, padding = mask.kv_offset, mask.padding
-            key, value = (x[:, :, : mask.end - first] for x in (key, value))
-            if first:
-                self._require_within(mask, layer, query.shape[1], lists is not None)
-                later = slice(first, None)
-                padding = part_of_padding(padding, later)
-                inputs = part_of_inputs(self.program, inputs, later)
-            given = {"key_padding_mask": padding, "dropout_p": dropout, "inputs": inputs}
-            found = run(query, key, value, **given, **settings)
-        out = found if sink is None else with_sink(found[0], found[1], sink)
+            self._require_within(module, mask, *of, lists is not None)
+            settings |= {"dropout_p": dropout, "inputs": inputs}
+            found = self._called(running, (query, key, value), mask, settings)
+        out = found if sink is None else with_sink(*found, sink)
         return out.transpose(1, 2).contiguous(), None
+
+    def _require_meant(
+        self, place: Place | None, mask: ModelMask, of: tuple[int, int], asked: bool, traced: bool
+    ) -> None:
+        """Raise unless a layer, `of` so many heads, reads back where it must, and rows that a cache
+        holds are those of the whole sequence."""
+        self.require_heads(of[1])
+        causal = must_read_back(place, mask.kind == "causal" or asked)
+        if traced:
+            about = (*of, causal, bool(mask.q_offset), mask.padding is not None)
+            # no place itself: each layer has its own, and a trace would be for one of them
+            settings = None if place is None else (place.causal, place.real)
+            untraced(self, "_check_form", settings, *about)
+            return
+        if causal:
+            self._past_only(self.program, *of, mask.end, mask.q_length)
+        self._require_same_rows(mask, *of, place)
+
+    def _called(
+        self,
+        running: Running | RealRunning,
+        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        mask: ModelMask,
+        settings: dict[str, Any],
+    ) -> Any:
+        """What a call gives with the keys of a cache, which may begin at a later position and have
+        slots that nothing was written to."""
+        query, *rest = tensors
+        key, value = (x[:, :, : mask.end - mask.kv_offset] for x in rest)
+        later = slice(mask.kv_offset, None)
+        settings["key_padding_mask"] = part_of_padding(mask.padding, later)
+        if mask.kv_offset:
+            settings["inputs"] = part_of_inputs(self.program, settings["inputs"], later)
+        return running(query, key, value, **settings)
 
     def _run_of(
         self,
@@ -161,11 +228,30 @@ class ModelAttention:
         own = self.module_of(place)
         if lists is None and not sink:
             return Running(own), inputs
-        cut = self._variant(None if lists is None else lists.size, sink)
+        key = None if lists is None else lists.size, sink
+        untraced(self, "_make_variant", *key)
+        cut = self._variants[key]
         cut.check_finite = own.check_finite
         return Running(cut, {name: own.learned(name) for name in cut.engine.learned}), (
             self._with_lists(inputs, lists)
         )
+
+    def _counting(
+        self, run: Running, place: Place | None, mask: ModelMask, of: tuple[int, int]
+    ) -> Running | RealRunning:
+        """What computes, over real tokens alone where `convert` was asked for that."""
+        if place is None or not place.real:
+            return run
+        return RealRunning(run, mask.padding, untraced(self, "_is_moved", *of))
+
+    def _is_moved(self, layer: int, heads: int) -> bool:
+        """Whether padding behind a sample changes its rows."""
+        return self._padded(self.program, layer, heads) is not None
+
+    def _make_variant(self, size: int | None, sink: bool) -> None:
+        """Have a module that reads what the model chose in blocks of a size, or beside a sink."""
+        if (size, sink) not in self._variants:
+            self._variants[size, sink] = variant(self.module, size, sink)
 
     def module_of(self, place: Place | None) -> CompiledAttention:
         """What computes at a place of a model: what the model holds there, or the module itself."""
@@ -180,9 +266,14 @@ class ModelAttention:
         taken = own_input(self.program)
         return {**(inputs or {}), INPUT if taken is None else taken.name: lists.numbers}
 
-    def of(self, module: torch.nn.Module) -> ModelAttention:
-        """The spec of a module: this one."""
-        return self
+    def of(self, module: torch.nn.Module) -> ModelAttention | None:
+        """The spec of a module: this one, None where it keeps its own attention."""
+        place = place_of(module)
+        return self if place is None or place.own is None else None
+
+    def for_place(self, place: Place) -> ModelAttention | None:
+        """The spec for a place of a model, None where it joins two sequences."""
+        return None if place.crosses and not self.program.cross else self
 
     @property
     def entries(self) -> tuple[ModelAttention, ...]:
@@ -195,10 +286,10 @@ class ModelAttention:
         layer = self.layer_of(module)
         self.refuse(module, dict(own_terms(module)), layer)
         self.require_held(place_of(module))
-        known = getattr(getattr(module, "config", None), "num_attention_heads", None)
+        known = attribute_of(module, "num_attention_heads")
         heads = known if isinstance(known, int) else self.program.heads or 1
         self.require_heads(heads)
-        if getattr(module, "is_causal", False):
+        if must_read_back(place_of(module), reads_back(module)):
             try:
                 self._past_only(self.program, layer, heads, _SHORT, _SHORT)
             except ReadsLaterError:
@@ -207,15 +298,66 @@ class ModelAttention:
                 # not every graph is there at every length: it is looked at when it is called
                 pass
 
-    def _require_same_rows(self, mask: ModelMask, layer: int, heads: int) -> None:
+    def _require_rows_done(
+        self,
+        place: Place | None,
+        mask: ModelMask,
+        of: tuple[int, int],
+        inputs: Mapping[str, torch.Tensor] | None,
+        cached: bool,
+    ) -> None:
+        """Raise where a layer, `of` so many heads, is meant to read later positions, and a cache
+        holds rows that read a key of this call, or will not hold what they read."""
+        if not _reads_ahead(place) or not (mask.q_offset or cached):
+            return
+        if cached:
+            raise AttnSpecError(
+                f"a cache that keeps every key is needed, `{self.program.name}` reads later"
+                " positions: pass `past_key_values = DynamicCache()`"
+            )
+        kinds = {entry.name: entry.kind for entry in self.program.inputs}
+        named = {name: x for name, x in (inputs or {}).items() if kinds.get(name) != "choices"}
+        positions, real = (mask.q_offset, mask.end), place is not None and place.real
+        require_rows_done(self.program, of, positions, named, mask.padding, real_alone=real)
+
+    def _check_form(
+        self,
+        asked: tuple[bool | None, bool] | None,
+        layer: int,
+        heads: int,
+        causal: bool,
+        cached: bool,
+        padded: bool,
+    ) -> None:
+        """Raise, or warn, where a program that is traced would compute something else than the
+        model at some length, or behind a cache, or beside padding; `asked` of `convert` were
+        `causal` and `real`, of a place."""
+        place = None if asked is None else Place(None, None, causal=asked[0], real=asked[1])
+        if causal:
+            require_past_only_by_form(self.program, layer)
+        if _reads_ahead(place) and cached:
+            raise AttnSpecError(
+                f"`{self.program.name}` reads later positions, and whether rows that a cache holds"
+                " are done goes by their pairs, which a traced program does not have: call the"
+                " model untraced"
+            )
+        facts = ModelMask("causal", 1, int(cached), 1, 0, torch.ones(1, 1) if padded else None)
+        self._require_same_rows(facts, layer, heads, place)
+
+    def _require_same_rows(
+        self, mask: ModelMask, layer: int, heads: int, place: Place | None
+    ) -> None:
         """Raise where a cache holds rows that are others at this length; warn, once, where padding
         makes rows others than those of the sample alone."""
         name = self.program.name
         if mask.q_offset:
-            fault = self._unstable(self.program, layer, heads)
+            # a row that reads later keys is looked at with the keys that came
+            ahead = self._padded if _reads_ahead(place) else self._unstable
+            fault = ahead(self.program, layer, heads)
             if fault is not None:
-                raise AttnSpecError(must_be_stable(name, fault))
-        if mask.padding is None:
+                later = place is not None and fault.mend == LATER_KEYS and place.causal is None
+                raise AttnSpecError(must_be_stable(name, fault) + READS_BOTH_WAYS * later)
+        if mask.padding is None or (place is not None and place.real):
             return
         fault = self._padded(self.program, layer, heads)
         if fault is not None:
@@ -223,8 +365,14 @@ class ModelAttention:
         if mask.left_padded and self._absolute:
             self.warn_once(
                 "padding on the left",
-                f"`{name}` names positions or draws by them, and they count from the padding: "
-                "pad on the right, or the first tokens are not those of the text",
+                f"`{name}` names positions or draws by them, and they count from the padding, so "
+                f"that the first tokens are not those of the text: {COUNTS_REAL}",
+            )
+        if mask.parted and self._apart:
+            self.warn_once(
+                "padding in between",
+                f"`{name}` reads by distances or positions, and padding between tokens counts, so "
+                f"that rows behind it are others than those of the sample alone: {COUNTS_REAL}",
             )
 
     def warn_once(self, about: str, words: str) -> None:
@@ -290,8 +438,12 @@ class ModelAttention:
                 " `model.eval()`, or pass `past_key_values = DynamicCache()`"
             )
 
-    def _require_within(self, mask: ModelMask, layer: int, heads: int, chosen: bool) -> None:
+    def _require_within(
+        self, module: torch.nn.Module, mask: ModelMask, layer: int, heads: int, chosen: bool
+    ) -> None:
         """Raise unless a cache that begins at a later position holds all that the queries read."""
+        if not mask.kv_offset:
+            return
         found = [
             None if work.mechanism is not None else look_back(work.relation)
             for work, _ in works_of(
@@ -301,13 +453,17 @@ class ModelAttention:
         room = mask.q_offset - mask.kv_offset
         bounded = all(x is not None and not x.first and x.before <= room for x in found)
         if chosen or self._absolute or not bounded:
-            raise self._needs_its_past(f"this one starts at position {mask.kv_offset}")
+            raise self._needs_its_past(module, f"this one starts at position {mask.kv_offset}")
 
-    def _needs_its_past(self, found: str) -> AttnSpecError:
+    def _needs_its_past(self, module: torch.nn.Module, cause: str) -> AttnSpecError:
+        kinds = attribute_of(module, "layer_types") or ()
+        # other layers keep something else, for which that cache has no place
+        plain = all(kind in PLAIN for kind in kinds)
+        whole = "`past_key_values = DynamicCache()`, which has no windows, or " if plain else ""
+        state = "`SpecCache(model)`" if plain else "`past_key_values = SpecCache(model)`"
         return AttnSpecError(
-            f"a cache that keeps what `{self.program.name}` reads is needed, {found}: pass"
-            " `past_key_values = DynamicCache()`, which has no windows, or `SpecCache(model)`,"
-            " which keeps what the spec may still read"
+            f"a cache that keeps what `{self.program.name}` reads is needed, {cause}: pass"
+            f" {whole}{state}, which keeps what the spec may still read"
         )
 
     def _require_one_sequence(self, module: torch.nn.Module) -> None:
@@ -346,37 +502,55 @@ class ModelAttention:
                 f"query reads which key is said by `{self.program.name}`"
             )
         if given is None:
-            # a model that asks for no mask has no padding and no cache
-            if q_length != kv_length:
-                raise AttnSpecError(
-                    f"without a mask as many queries as keys are needed, got {q_length} and "
-                    f"{kv_length}: nothing says where the queries stand"
-                )
-            past = getattr(module, "is_causal", True) if is_causal is None else is_causal
-            kind = "causal" if past else "bidirectional"
-            given = ModelMask(kind, q_length, 0, kv_length, 0, None)
-        if given.kind in REPLACED and place_of(module) is not None:
+            given = _without_mask(module, q_length, kv_length, is_causal)
+        place = place_of(module)
+        both = _reads_ahead(place)
+        # a mask of its own that reads later positions is replaced where the model means it to
+        ways = both or (place is not None and getattr(module, "is_causal", None) is False)
+        if is_recorded(query):
+            given = given.of_slots()
+            if given.single is not None and not self._replaces("packed", place):
+                torch._assert_async(given.single, self._asks_for("packed", module))
+        if self._replaces(given.kind, place):
             given = replace(given, kind="causal" if given.past else "bidirectional")
-        if given.kind == "bidirectional" and (
-            getattr(module, "is_decoder", False) or given.end != given.kv_length
+        elif given.kind in WIDENED and ways and not given.past:
+            given = replace(given, kind="bidirectional")
+        if (
+            given.kind == "bidirectional"
+            and not both
+            and (getattr(module, "is_decoder", False) or given.end != given.kv_length)
         ):
             raise self._crossing(f" of {given.q_length} queries and {given.kv_length} keys")
+        if both and given.padding is not None and given.padding.shape[1] > given.end:
+            # a mask that is not causal reaches over places that nothing was written to yet
+            here = given.padding[:, : given.end]
+            given = replace(given, padding=None if bool(here.all()) else here)
         if given.kind not in ("causal", "bidirectional"):
-            raise AttnSpecError(
-                f"a causal or bidirectional model is needed, this one asks for a {given.kind} "
-                f"mask, which `{self.program.name}` would replace: {of_mask(given.kind, module)}"
-            )
+            raise AttnSpecError(self._asks_for(given.kind, module))
         short = given.kv_offset + kv_length < given.end and not hasattr(key, CACHED)
         if given.q_length != q_length or short:
             found = (
                 f"the mask was made for {given.q_length} queries and {given.end} keys, "
                 f"got {q_length} and {kv_length}"
             )
-            raise self._needs_its_past(found) if given.q_offset and short else AttnSpecError(found)
+            raise (
+                self._needs_its_past(module, found)
+                if given.q_offset and short
+                else AttnSpecError(found)
+            )
         return given
+
+    def _asks_for(self, kind: str, module: torch.nn.Module) -> str:
+        """Why a mask of a kind is refused."""
+        return (
+            f"a causal or bidirectional model is needed, this one asks for a {kind} mask, which"
+            f" `{self.program.name}` would replace: {of_mask(kind, module)}"
+        )
 
     def layer_of(self, module: torch.nn.Module) -> int:
         """The layer of the spec that a module of the model is."""
+        if self._same:
+            return 0
         place = place_of(module)
         layer, known = getattr(module, "layer_idx", None), layers_in(module)
         if place is not None:
@@ -413,8 +587,53 @@ class ModelAttention:
                 f"write `heads {heads}`"
             )
 
+    def _replaces(self, kind: str, place: Place | None) -> bool:
+        """Whether the spec takes the place of what a mask of the model's own is for."""
+        documents = any(entry.kind == "ids" for entry in self.program.inputs)
+        return (kind == "packed" and documents) or (kind in REPLACED and place is not None)
+
+    def with_documents(
+        self,
+        given: Mapping[str, torch.Tensor] | None,
+        mask: ModelMask,
+        position_ids: object,
+        batch: int,
+    ) -> Mapping[str, torch.Tensor] | None:
+        """The run-time inputs, with the documents that `position_ids` show where the spec has one
+        input, of kind `ids`, that is not given; says what was found in the log of this package, and
+        warns, once, where the spec does not tell documents apart."""
+        kinds = [entry.kind for entry in self.program.inputs]
+        taken = kinds == ["ids"] and given is None and self.standing is None
+        traced = torch.compiler.is_compiling()
+        # a trace has no warnings, and must know no more than it needs
+        if not taken and (traced or "ids" in kinds):
+            return given
+        if not isinstance(position_ids, torch.Tensor):
+            return given
+        if mask.q_offset or position_ids.ndim != 2 or position_ids.shape[1] != mask.end:
+            return given
+        name = self.program.name
+        found = labels(position_ids.expand(batch, -1), mask.padding)
+        # the layers of one pass are given the same tensor, which a GPU is waited for once
+        if not traced and self._looked_at() is not position_ids and bool(found.any()):
+            count = f"`position_ids` show up to {int(found.max()) + 1} packed documents a sample"
+            if taken:
+                # just what is meant: nothing to warn of
+                own = self.program.inputs[0].name
+                _LOG.info("%s; they are the input `%s` of `%s`", count, own, name)
+            else:
+                words = f"{count}, which read each other by `{name}`: {PACKED}"
+                self.warn_once("packed documents", words)
+        if not traced:
+            self._looked_at = weakref.ref(position_ids)
+        return {self.program.inputs[0].name: found} if taken else given
+
     def inputs_of(
-        self, given: Mapping[str, torch.Tensor] | None, mask: ModelMask, chosen: bool = False
+        self,
+        given: Mapping[str, torch.Tensor] | None,
+        mask: ModelMask,
+        chosen: bool = False,
+        place: Place | None = None,
     ) -> Mapping[str, torch.Tensor] | None:
         """The run-time inputs of a call: its own, or those that stand, up to its last position;
         where the model has chosen, without the one for choices."""
@@ -430,10 +649,15 @@ class ModelAttention:
                 "under `with_inputs(name, {input: tensor})`"
             )
         for name, tensor in self.standing.items():
-            if declared.get(name) == "length" and mask.q_offset:
+            if declared.get(name) == "length" and mask.q_offset and not _reads_ahead(place):
                 raise AttnSpecError(
                     f"the length `{name}` changes with every token that is written, one that "
                     "stands cannot: give `attnspec_inputs` in calls of the model itself"
+                )
+            if declared.get(name) == "choices" and mask.offset is not None and is_recorded():
+                raise AttnSpecError(
+                    f"the choices `{name}` of a step are needed where it is traced beside a static"
+                    " cache: give `attnspec_inputs` in calls of the model itself"
                 )
             axis = axis_of(declared.get(name), tensor)
             if axis is not None and tensor.shape[axis] < mask.end:
@@ -458,28 +682,106 @@ class ModelAttention:
         if scaling is None:
             return query
         if any(attend.scale is not None for attend in self.program.attends):
-            works = works_of(
-                self.program, layer, query.shape[1], query.shape[2], n, stand_ins(self.program)
-            )
-            for scale in {default if work.scale is None else work.scale for work, _ in works}:
-                if not math.isclose(scale, scaling, rel_tol=_SAME_SCALE):
+            lengths = (None, None) if is_recorded(query) else (query.shape[2], n)
+            for scale in untraced(self, "_scales", layer, query.shape[1], *lengths):
+                scale = default if scale is None else scale
+                if not _is_same(scaling, scale):
                     raise AttnSpecError(
                         f"the scale of `{self.program.name}` must be the model's, {scaling:.6g}, "
                         f"got {scale:.6g}: leave `scale` out of the spec"
                     )
             return query
-        same = math.isclose(scaling, default, rel_tol=_SAME_SCALE)
-        return query if same else query * (scaling / default)
+        return query if _is_same(scaling, default) else query * (scaling / default)
+
+    def _scales(
+        self, layer: int, heads: int, n_q: int | None, n: int | None
+    ) -> tuple[float | None, ...]:
+        """The scales of a layer, None for the usual one: for n_q of n positions, or at every
+        length, where one that reads n is refused."""
+        if n is None:
+            declared = (attend.scale for attend in self.program.attends)
+            if any("n" in symbols(scale) for scale in declared if scale is not None):
+                raise AttnSpecError(
+                    f"the scale of `{self.program.name}` must be the model's at every length that a"
+                    " traced program may get, and it reads n: leave `scale` out of the spec"
+                )
+            n_q = n = self.program.fixed_length or _SHORT
+        works = works_of(self.program, layer, heads, n_q or n, n, stand_ins(self.program))
+        return tuple({work.scale: None for work, _ in works})
 
     @property
     def _absolute(self) -> bool:
         """Whether the pairs depend on where a sequence begins."""
-        return any(
-            BY_NAME[leaf.pattern].anchors(dict(leaf.arguments))
-            for attend in self.program.attends
-            if attend.graph is not None
-            for leaf in leaves(attend.graph)
+        return any(BY_NAME[leaf.pattern].anchors(dict(leaf.arguments)) for leaf in self._leaves)
+
+    @property
+    def _apart(self) -> bool:
+        """Whether the pairs depend on more than the order of positions."""
+        return any(leaf.pattern not in ("full", "causal") for leaf in self._leaves)
+
+    @property
+    def _leaves(self) -> Iterator[Leaf]:
+        graphs = (attend.graph for attend in self.program.attends if attend.graph is not None)
+        return (leaf for graph in graphs for leaf in leaves(graph))
+
+
+def must_read_back(place: Place | None, asked: bool) -> bool:
+    """Whether a layer must read no later position: as `convert` was asked for, else as the model
+    asks."""
+    return asked if place is None or place.causal is None else place.causal
+
+
+def _reads_ahead(place: Place | None) -> bool:
+    """Whether a layer is meant to read later positions, by what `convert` was asked for."""
+    return place is not None and place.causal is False
+
+
+def reads_back(module: torch.nn.Module) -> bool:
+    """Whether a layer says that it reads no later position, and its config does not deny it."""
+    config = getattr(module, "config", None)
+    return bool(getattr(module, "is_causal", False)) and getattr(config, "is_causal", True)
+
+
+def _without_mask(
+    module: torch.nn.Module, q_length: int, kv_length: int, is_causal: bool | None
+) -> ModelMask:
+    """The facts of a model that asks for no mask: it has no padding and no cache."""
+    if q_length != kv_length:
+        raise AttnSpecError(
+            f"without a mask as many queries as keys are needed, got {q_length} and "
+            f"{kv_length}: nothing says where the queries stand"
         )
+    past = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    return ModelMask("causal" if past else "bidirectional", q_length, 0, kv_length, 0, None)
+
+
+def own_attention(
+    module: torch.nn.Module,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    mask: ModelMask | torch.Tensor | None,
+    settings: Mapping[str, object],
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What a layer computes that keeps its own attention beside layers with a spec: by the name of
+    its place, with the mask that it would get."""
+    place = place_of(module)
+    name = "sdpa" if place is None or place.own is None else place.own
+    own_mask = mask.of_own(name) if isinstance(mask, ModelMask) else mask
+    eager = inspect.unwrap(type(module).forward).__globals__.get("eager_attention_forward")
+    attend = import_module("transformers").AttentionInterface().get_interface(name, eager)
+    kept = {key: value for key, value in settings.items() if value is not None}
+    found: tuple[torch.Tensor, torch.Tensor | None] = attend(module, *tensors, own_mask, **kept)
+    return found
+
+
+def _is_same(scale: float, other: float) -> bool:
+    """Whether two scales are one. In a trace they are no plain numbers."""
+    return abs(scale - other) <= _SAME_SCALE * abs(other)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def untraced(attention: ModelAttention, method: str, *arguments: object) -> Any:
+    """What a method returns of what is no tensor, called outside of a trace: for good."""
+    return getattr(attention, method)(*arguments)
 
 
 def learns(module: CompiledAttention) -> bool:

@@ -33,6 +33,12 @@ _PLACE = "attnspec_place"
 HELD = "attnspec"
 """The name of what a spec learns, as a part of a model."""
 
+PLAIN = {"full_attention", "sliding_attention", "chunked_attention"}
+"""Types of layers that differ by the pairs they read alone."""
+
+_JOINS = re.compile("cross|encoder_?att|enc_?dec|x_attn", re.IGNORECASE)
+"""What a layer that reads another sequence is called in the layers of a decoder."""
+
 _OWN_TOKENS = ("class_embedding", "cls_token", "distillation_token", "register_tokens")
 """Parameters of models of images that stand before the patches, [..., hidden]."""
 
@@ -44,7 +50,10 @@ class Place:
     `layer` is its number among the `layers` like it, None where one module serves several; `extra`
     tokens of the model's own stand before its sequence; `table` is the module that holds the
     learned bias by distance that the model adds to its scores, an Embedding [buckets, heads];
-    `attention` holds what the spec learns, a part of the model.
+    `attention` holds what the spec learns, a part of the model. `crosses` says that it reads the
+    keys of another sequence, `own` names the attention that it keeps beside layers with a spec, by
+    transformers' names. `causal` is what `convert` was asked for, and `real` that positions are
+    counted over real tokens.
     """
 
     layer: int | None
@@ -52,6 +61,10 @@ class Place:
     extra: int = 0
     table: nn.Module | None = None
     attention: CompiledAttention | None = None
+    crosses: bool = False
+    own: str | None = None
+    causal: bool | None = None
+    real: bool = False
 
 
 def place_of(module: nn.Module) -> Place | None:
@@ -67,19 +80,20 @@ def put(module: nn.Module, place: Place | None) -> None:
         setattr(module, _PLACE, place)
 
 
-def places_in(model: nn.Module) -> Iterator[tuple[nn.Module, Place]]:
-    """The attention modules of a model with their places: modules at the same path but for its
-    numbers are the layers of one stack, numbered as they come unless they know their index."""
-    stacks: dict[str, list[tuple[str, nn.Module]]] = {}
+def places_in(model: nn.Module) -> Iterator[tuple[str, nn.Module, Place]]:
+    """The attention modules of a model with their paths and places: modules at the same path but
+    for its numbers are layers alike, numbered as they come unless they know their index."""
+    rows: dict[str, list[tuple[str, nn.Module]]] = {}
     for path, module in attention_layers(model):
-        stacks.setdefault(re.sub(r"\b\d+\b", "*", path), []).append((path, module))
-    for stack in stacks.values():
-        tables = (module for _, module in stack if hasattr(module, "relative_attention_bias"))
+        rows.setdefault(re.sub(r"\b\d+\b", "*", path), []).append((path, module))
+    for row in rows.values():
+        tables = (module for _, module in row if hasattr(module, "relative_attention_bias"))
         first = next(tables, None)
-        for number, (path, module) in enumerate(stack):
+        for number, (path, module) in enumerate(row):
             table = module if hasattr(module, "relative_attention_bias") else first
-            layer, layers = _number(module, number, len(stack))
-            yield module, Place(layer, layers, _own_tokens(model, path), table)
+            layer, layers = _number(module, number, len(row))
+            extra, joins = _own_tokens(model, path), _crosses_at(path, module)
+            yield path, module, Place(layer, layers, extra, table, crosses=joins)
 
 
 def _number(module: nn.Module, number: int, found: int) -> tuple[int | None, int | None]:
@@ -163,13 +177,30 @@ def keeps_its_own(kind: type, root: type) -> list[str]:
     return [] if any(looks_up(entry) for entry in found) else [e.__name__ for e in found]
 
 
+def _crosses_at(path: str, module: nn.Module) -> bool:
+    """Whether the module at a path of a model reads the keys of another sequence: by what its layer
+    calls it, or else by the module alone."""
+    name = re.split(r"\b\d+\b", path)[-1]
+    if _JOINS.search(name):
+        return True
+    # a decoder's layer that is causal by its mask alone
+    return _crosses(module) and not ("self" in name and not _is_cross(module))
+
+
 def crosses(module: nn.Module) -> bool:
     """Whether an attention module reads the keys of another sequence."""
-    return (
-        "CrossAttention" in type(module).__name__
-        or getattr(module, "is_cross_attention", False)
-        or (getattr(module, "is_decoder", False) and not getattr(module, "is_causal", True))
+    place = place_of(module)
+    return _crosses(module) if place is None else place.crosses
+
+
+def _crosses(module: nn.Module) -> bool:
+    return _is_cross(module) or (
+        getattr(module, "is_decoder", False) and not getattr(module, "is_causal", True)
     )
+
+
+def _is_cross(module: nn.Module) -> bool:
+    return "CrossAttention" in type(module).__name__ or getattr(module, "is_cross_attention", False)
 
 
 def decodes(module: nn.Module) -> bool:
@@ -182,8 +213,7 @@ def decodes(module: nn.Module) -> bool:
 
 def layers_in(module: nn.Module) -> int | None:
     """How many layers the model has that an attention module is of; None where nothing says so."""
-    config = getattr(module, "config", None)
-    count = getattr(config, "num_hidden_layers", None)
+    count = setting_of(getattr(module, "config", None), "num_hidden_layers")
     return count if isinstance(count, int) else None
 
 
@@ -191,7 +221,19 @@ def attribute_of(module: nn.Module, name: str) -> Any:
     """What an attention module, or else its config, holds under a name."""
     missing = object()
     own = getattr(module, name, missing)
-    return getattr(getattr(module, "config", None), name, None) if own is missing else own
+    if own is not missing:
+        return own
+    return setting_of(getattr(module, "config", None), name, getattr(module, "layer_idx", None))
+
+
+def setting_of(config: Any, name: str, layer: object = None) -> Any:
+    """What a config holds under a name; None where it holds nothing, or where its layers differ and
+    none is meant."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:
+        # transformers raises where the layers of one model differ in a setting
+        return getattr(config.per_layer_config[layer], name) if isinstance(layer, int) else None
 
 
 def _is_attention(kind: type) -> bool:

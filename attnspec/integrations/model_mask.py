@@ -8,16 +8,18 @@ mask.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import NoReturn
+from types import FunctionType
+from typing import Any, NoReturn
 
 import torch
 
+from attnspec.backends.common.torch_modes import is_recorded
 from attnspec.ir.program import POSITIONS, Program
 from attnspec.text.diagnostics import AttnSpecError
 
-IndexMask = Callable[..., object]
+IndexMask = Callable[..., Any]
 """transformers' mask functions: (batch, head, query, key) -> whether the pair is allowed."""
 
 _KINDS = {
@@ -32,6 +34,9 @@ _KINDS = {
 REPLACED = ("chunked", "sliding")
 """Those of them that are patterns of one sequence, which a spec may replace."""
 
+WIDENED = ("blockwise", "custom")
+"""Those that read later positions, of images or prompts, in models that read both ways."""
+
 CACHED = "attnspec_cached"
 """Where keys that a `SpecCache` handed on keep what they are to be joined with."""
 
@@ -45,9 +50,15 @@ class ModelMask:
 
     Queries are at `q_offset` … `end - 1`, the first key at `kv_offset`; keys from `end` on are
     slots of a cache that nothing was written to yet. `padding` is bool [B, end], True = real, or
-    None where all are; `left_padded` says that some sample begins with padding. `kind` is the
+    None where all are; `left_padded` says that some sample begins with padding, `parted` that some
+    has padding between its tokens. `kind` is the
     pattern that the model itself would use: "causal", "bidirectional", "sliding", "chunked",
-    "blockwise", "packed" or "custom"; `past` says that it reads no later position.
+    "blockwise", "packed" or "custom"; `past` says that it reads no later position. `arguments` are
+    those that the mask was asked for with.
+
+    A traced program has no numbers. For it `offset` [] is where the queries of a static cache
+    stand, and `slots` bool [B, kv_length] which of its slots hold real keys, None where none is
+    padding; `single` [] is whether each sample is one document.
     """
 
     kind: str
@@ -57,7 +68,26 @@ class ModelMask:
     kv_offset: int
     padding: torch.Tensor | None
     left_padded: bool = False
+    parted: bool = False
     past: bool = False
+    arguments: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
+    offset: torch.Tensor | None = None
+    slots: torch.Tensor | None = None
+    single: torch.Tensor | None = None
+
+    def of_own(self, name: str) -> object:
+        """The mask that an attention of transformers takes, for a layer that keeps it; "eager" and
+        the like by their names."""
+        make = import_module("transformers").AttentionMaskInterface()[name]
+        return make(**{**self.arguments, "allow_is_causal_skip": False})
+
+    def of_slots(self) -> ModelMask:
+        """The facts in a traced program: the keys of a static cache are all its slots, of which
+        those up to `offset` count."""
+        if self.offset is None:
+            return self
+        first = self.kv_length - self.q_length
+        return replace(self, q_offset=first, padding=self.slots, left_padded=False)
 
     @property
     def end(self) -> int:
@@ -122,6 +152,25 @@ def model_mask(
     """
     if isinstance(attention_mask, ModelMask):
         return attention_mask
+    indexed = INDEXED in (getattr(config, "layer_types", None) or ())
+    asked = {
+        **_settings,
+        "q_length": q_length,
+        "kv_length": kv_length,
+        "q_offset": q_offset,
+        "kv_offset": kv_offset,
+        "mask_function": mask_function,
+        "attention_mask": attention_mask,
+        "config": config,
+    }
+    if is_recorded(attention_mask):
+        if indexed:
+            raise AttnSpecError(
+                "layers that choose keys by themselves go by numbers, which a traced program does"
+                " not have: call the model untraced"
+            )
+        return _traced(asked)
+    at = q_offset if isinstance(q_offset, torch.Tensor) else None
     # with a static cache this is a view of a counter that moves on before the attention runs
     offset, kind = int(q_offset), kind_of(mask_function)
     # a sequence that reads another has no positions among its keys
@@ -135,10 +184,63 @@ def model_mask(
         kv_offset=kv_offset,
         padding=padding,
         left_padded=padding is not None and not bool(padding[:, :1].all()),
+        parted=padding is not None and _is_parted(padding),
         past=reads_the_past(mask_function),
+        arguments={**asked, "q_offset": offset},
+        offset=None if at is None else at.clone(),
+        slots=None
+        if at is None or attention_mask is None or padding is None
+        else _whole(attention_mask, kv_length),
     )
-    indexed = INDEXED in (getattr(config, "layer_types", None) or ())
     return written_out(found, _settings) if indexed and found.kind == "causal" else found
+
+
+_WRITTEN = "and_masks.<locals>.and_mask"
+"""The function of transformers that joins a causal mask with windows, or with documents."""
+
+
+def _traced(asked: dict[str, Any]) -> ModelMask:
+    """The facts in a traced program, which can neither read numbers nor look into a function. What
+    a function is called is known, and it is asked whether queries read the key before: where models
+    are traced, transformers takes every sequence for several packed ones."""
+    q_length, kv_length, at = asked["q_length"], asked["kv_length"], asked["q_offset"]
+    mask_function, attention_mask = asked["mask_function"], asked["attention_mask"]
+    offset = at.clone() if isinstance(at, torch.Tensor) else None
+    first = kv_length - q_length if isinstance(at, torch.Tensor) else at
+    name = mask_function.__code__.co_qualname if isinstance(mask_function, FunctionType) else ""
+    past, single = "allow_is_bidirectional_skip" not in asked, None
+    if name in ("causal_mask_function", "bidirectional_mask_function"):
+        kind = name.partition("_")[0]
+    elif name != _WRITTEN or asked.get("use_vmap"):
+        kind = "custom"
+    else:
+        kind = "causal" if asked.get("local_size") is None else "sliding"
+        if (
+            past
+            and attention_mask is None
+            and getattr(asked["config"], "attention_chunk_size", None)
+        ):
+            # a chunk does not read the one before
+            kind = "packed"
+        elif past:
+            q = torch.arange(q_length, device=asked.get("device"))
+            batch = torch.arange(asked["batch_size"], device=q.device)[:, None]
+            single = mask_function(batch, 0, q + first, (q + first - 1).clamp(min=0)).all()
+    end = first + q_length if kind != "bidirectional" else max(kv_length, first + q_length)
+    padding = None if attention_mask is None else _whole(attention_mask, end)
+    return ModelMask(
+        kind,
+        q_length,
+        first,
+        kv_length,
+        asked["kv_offset"],
+        padding,
+        past=past,
+        arguments={**asked, "q_offset": first if offset is None else offset},
+        offset=offset,
+        slots=padding,
+        single=single,
+    )
 
 
 class WrittenMask(torch.Tensor):
@@ -218,8 +320,13 @@ def kind_of(mask_function: IndexMask) -> str:
 
 def reads_the_past(mask_function: IndexMask) -> bool:
     """Whether one of transformers' mask functions lets no later position through."""
-    causal = import_module("transformers.masking_utils").causal_mask_function
-    return any(part is causal for part in _parts(mask_function))
+    if mask_function is import_module("transformers.masking_utils").causal_mask_function:
+        return True
+    contents = [cell.cell_contents for cell in getattr(mask_function, "__closure__", None) or ()]
+    inner = [x for each in contents for x in (each if isinstance(each, tuple) else (each,))]
+    parts = [x for x in inner if callable(x)]
+    either = getattr(mask_function, "__qualname__", "").startswith("or_masks")
+    return bool(parts) and (all if either else any)(reads_the_past(part) for part in parts)
 
 
 def _parts(function: object) -> Iterator[Callable[..., object]]:
@@ -233,10 +340,19 @@ def _parts(function: object) -> Iterator[Callable[..., object]]:
             yield from _parts(cell.cell_contents)
 
 
+def _is_parted(padding: torch.Tensor) -> bool:
+    """Whether padding, bool [B, n], stands between tokens of a sample."""
+    begins = padding[:, 1:] & ~padding[:, :-1]
+    return bool((begins.sum(1) + padding[:, :1].sum(1) > 1).any())
+
+
 def _padding(mask: torch.Tensor | None, end: int) -> torch.Tensor | None:
-    """bool [B, end], or None where nothing is padded; a mask that is too short ends in padding."""
-    if mask is None:
-        return None
+    """bool [B, end], or None where nothing is padded."""
+    padding = None if mask is None else _whole(mask, end)
+    return None if padding is None or bool(padding.all()) else padding
+
+
+def _whole(mask: torch.Tensor, end: int) -> torch.Tensor:
+    """bool [B, end]; a mask that is too short ends in padding."""
     padding = mask[:, :end].to(torch.bool)
-    padding = torch.nn.functional.pad(padding, (0, end - padding.shape[1]))
-    return None if bool(padding.all()) else padding
+    return torch.nn.functional.pad(padding, (0, end - padding.shape[1]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from threading import local
 from typing import Any, cast
 
@@ -11,15 +10,12 @@ import torch
 
 from attnspec.analysis.growth.stable import changed_by_padding
 from attnspec.graphs.forms.stability import must_be_steady
-from attnspec.integrations.model_attention import ModelAttention
-from attnspec.integrations.model_layers import crosses, place_of
-from attnspec.integrations.model_mask import ModelMask, written_out
+from attnspec.integrations.model_attention import ModelAttention, own_attention
+from attnspec.integrations.model_layers import Place, attribute_of, crosses, place_of
+from attnspec.integrations.model_mask import ModelMask
 from attnspec.ir.crossing import evened
 from attnspec.ir.program import Program
 from attnspec.text.diagnostics import AttnSpecError
-
-_KEPT = "sdpa"
-"""The attention of transformers that stands for a model's own."""
 
 
 class CrossAttention(ModelAttention):
@@ -72,7 +68,7 @@ class CrossAttention(ModelAttention):
             )
         self.layer_of(module)
         self.require_held(place_of(module))
-        known = getattr(getattr(module, "config", None), "num_attention_heads", None)
+        known = attribute_of(module, "num_attention_heads")
         self.require_heads(known if isinstance(known, int) else self.program.heads or 1)
 
     def _padding(self, mask: ModelMask | torch.Tensor | None, keys: int) -> torch.Tensor | None:
@@ -110,7 +106,14 @@ class SidesAttention:
 
     def of(self, module: torch.nn.Module) -> ModelAttention | None:
         """The spec of a module, None where it keeps its own attention."""
+        place = place_of(module)
+        if place is not None:
+            return None if place.own is not None else self.for_place(place)
         return self.cross if crosses(module) else self.own
+
+    def for_place(self, place: Place) -> ModelAttention | None:
+        """The spec for a place of a model."""
+        return self.cross if place.crosses else self.own
 
     @property
     def entries(self) -> tuple[ModelAttention, ...]:
@@ -140,7 +143,7 @@ class SidesAttention:
         value: torch.Tensor,
         attention_mask: ModelMask | torch.Tensor | None,
         **others: Any,
-    ) -> tuple[torch.Tensor, None]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As `ModelAttention` for the module's own spec; without one as transformers' own."""
         chosen = self.of(module)
         if not crosses(module):
@@ -149,14 +152,8 @@ class SidesAttention:
             others["query_start"] = self._started()
         if chosen is not None:
             return chosen(module, query, key, value, attention_mask, **others)
-        if isinstance(attention_mask, ModelMask):
-            attention_mask = _dense(attention_mask, query)
         others.pop("attnspec_inputs", None)
-        attend = import_module("transformers").AttentionInterface()[_KEPT]
-        found: tuple[torch.Tensor, None] = attend(
-            module, query, key, value, attention_mask, **others
-        )
-        return found
+        return own_attention(module, (query, key, value), attention_mask, others)
 
     def _started(self) -> int:
         """Where the queries stand, as the layer's own sequence has said."""
@@ -176,15 +173,3 @@ def _start(mask: ModelMask | torch.Tensor | None, q: torch.Tensor, k: torch.Tens
     before = k.shape[2] - q.shape[2]
     # a mask of pairs may be one of a cache with places that nothing was written to yet
     return None if before and isinstance(mask, torch.Tensor) else before
-
-
-def _dense(mask: ModelMask, query: torch.Tensor) -> torch.Tensor | None:
-    """What a layer that keeps its own attention may read, bool [B or 1, 1, q, k]; None for all."""
-    if mask.kind == "causal" and not mask.kv_offset:
-        place = {"device": query.device, "batch_size": query.shape[0]}
-        return written_out(mask, place).as_subclass(torch.Tensor)
-    if mask.kind == "bidirectional":
-        return None if mask.padding is None else mask.padding[:, None, None].to(query.device)
-    raise AttnSpecError(
-        f"a causal or bidirectional mask is needed beside layers with a spec, got a {mask.kind} one"
-    )

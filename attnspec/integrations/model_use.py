@@ -9,10 +9,10 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from attnspec.integrations.model_layers import (
     looks_up,
     place_of,
 )
+from attnspec.integrations.model_mask import ModelMask
 from attnspec.integrations.model_sides import SidesAttention
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import AttnSpecError
@@ -35,6 +36,10 @@ _SAME = 1e-6
 
 PAGE = "attnspec/integrations/README.md"
 """Where the repository lists what families of models do with a spec."""
+
+
+Before: TypeAlias = "dict[Any, Any]"
+"""The configs that modules had."""
 
 
 @dataclass(frozen=True)
@@ -116,51 +121,100 @@ def by_method(
     return out.transpose(1, 2), None
 
 
+def own_method(
+    module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None
+) -> Any:
+    """What takes the place of a method in a layer that keeps its own attention, beside layers with
+    a spec: the method, with the mask that it would get."""
+    place = place_of(module)
+    if isinstance(mask, ModelMask) and place is not None and place.own is not None:
+        mask = mask.of_own(place.own)
+    return getattr(type(module), METHOD)(module, q, k, v, mask)
+
+
 @torch.no_grad()
 def scaling_of_method(module: Any) -> float | None:
     """The factor of the scores in a module's own method; None where what it makes of two keys is no
     softmax of products that are scaled in a way that is known."""
-    size, modes = module.head_dim, {each: each.training for each in module.modules()}
+    size = getattr(module, "head_dim", None)
+    if size is None or not hasattr(module, "attn_dropout"):
+        return None
+    modes = {each: each.training for each in module.modules()}
     one = torch.zeros(1, 1, 1, size, device=next(module.parameters()).device)
     one[..., 0] = 1
     two = torch.cat([one, 0 * one], 2)
     try:
-        found, _ = getattr(module.eval(), METHOD)(one, two, two)
+        weighed, _ = getattr(module.eval(), METHOD)(one, two, two)
+        weight = float(weighed[0, 0, 0, 0])
+    except Exception:
+        # a method of another kind, whose needs are not known
+        return None
     finally:
         for each, mode in modes.items():
             each.training = mode
     known = (1.0, size**-0.5, 1 / float(getattr(module, "scale_attn", 1)))
-    given = float(found[0, 0, 0, 0])
-    return next((x for x in known if abs(1 / (1 + math.exp(-x)) - given) < _SAME), None)
+    return next((x for x in known if abs(1 / (1 + math.exp(-x)) - weight) < _SAME), None)
 
 
-def own_config(model: Any, name: str) -> dict[Any, Any]:
-    """Give a model a config of its own with this attention; returns the configs it had, by module.
+def own_config(model: Any, name: str, layers: Collection[nn.Module] | None = None) -> Before:
+    """Give the parts of a model that attention layers are in, by default all, configs of their own
+    with this attention; returns the configs that modules had.
 
-    A part shares its config with the whole; its layers and the masks that it makes go by the copy.
+    A part, a PreTrainedModel that makes its own masks, shares its config with the whole; its layers
+    and the masks that it makes go by the copy. A config of the whole holds the copy, too, unless
+    another part shares what was copied.
     """
     transformers = import_module("transformers")
     if not isinstance(model, transformers.PreTrainedModel):
-        if not any(isinstance(x, transformers.PreTrainedModel) for x in model.modules()):
-            raise AttnSpecError(
-                f"a model of transformers is needed, a PreTrainedModel, got {type(model).__name__}:"
-                " layers of torch take `attnspec.MultiheadAttention(…, spec=spec)`"
-            )
-        raise AttnSpecError(
-            "a model or part that makes its own masks is needed, a PreTrainedModel, got "
-            f"{type(model).__name__}: layers are told apart in the spec, `layer 0 {{ … }}`; in a"
-            " model of plain torch `attnspec.MultiheadAttention` takes a layer's place"
-        )
-    before = {
-        module: module.config
-        for module in model.modules()
-        if isinstance(vars(module).get("config"), transformers.PreTrainedConfig)
-    }
+        raise AttnSpecError(_no_model(model))
+    parts: dict[Any, dict[Any, Any]] = {}
+    for module, part in _parts_of(model, transformers.PreTrainedModel):
+        if isinstance(vars(module).get("config"), transformers.PreTrainedConfig):
+            parts.setdefault(part, {})[module] = module.config
+    attention = {module for _, module in attention_layers(model)}
+    chosen = attention if layers is None else set(layers)
+    switched = [part for part in parts if any(x in chosen for x in parts[part])]
+    before: Before = {}
     copies: dict[int, Any] = {}
-    for module, config in before.items():
-        module.config = copy.deepcopy(config, copies)
-        module.config._attn_implementation = name
+    for part in switched:
+        before.update(parts[part])
+        memo: dict[int, Any] = {}
+        for module, config in parts[part].items():
+            module.config = copy.deepcopy(config, memo)
+            module.config._attn_implementation = name
+        copies.update(memo)
+    rest = {part: configs for part, configs in parts.items() if part not in switched}
+    kept = {id(config) for each in rest.values() for x, config in each.items() if x in attention}
+    for part, configs in rest.items():
+        if set(part.modules()).intersection(switched):
+            around = {x: config for x, config in configs.items() if id(config) not in kept}
+            before.update(around)
+            for module, config in around.items():
+                module.config = copy.deepcopy(config, copies)
     return before
+
+
+def _parts_of(module: Any, kind: type, part: Any = None) -> Iterator[tuple[Any, Any]]:
+    """The modules within one, each with the innermost model of this kind that it is in."""
+    part = module if isinstance(module, kind) else part
+    yield module, part
+    for child in module.children():
+        yield from _parts_of(child, kind, part)
+
+
+def _no_model(model: nn.Module) -> str:
+    """Why a module has no config of its own to go by."""
+    pretrained = import_module("transformers").PreTrainedModel
+    if not any(isinstance(x, pretrained) for x in model.modules()):
+        return (
+            f"a model of transformers is needed, a PreTrainedModel, got {type(model).__name__}:"
+            " layers of torch take `attnspec.MultiheadAttention(…, spec=spec)`"
+        )
+    return (
+        "a model or part that makes its own masks is needed, a PreTrainedModel, got "
+        f"{type(model).__name__}: layers are told apart in the spec, `layer 0 {{ … }}`, or chosen "
+        "by `only=`; in a model of plain torch `attnspec.MultiheadAttention` takes a layer's place"
+    )
 
 
 def guard() -> None:

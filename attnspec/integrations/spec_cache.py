@@ -15,6 +15,7 @@ from attnspec.integrations.model_choices import Running
 from attnspec.integrations.model_layers import attribute_of, crosses, place_of
 from attnspec.integrations.model_mask import CACHED, ModelMask, part_of_inputs, part_of_padding
 from attnspec.integrations.model_use import used_by
+from attnspec.integrations.real_positions import RealRunning, RealState
 from attnspec.ir.program import Program
 from attnspec.runtime.streaming import StreamState
 from attnspec.text.diagnostics import AttnSpecError
@@ -49,6 +50,9 @@ class SpecCache(Cache):  # type: ignore[misc]
                     f"a model whose layers use a spec is needed, `{layer.path}` does not:"
                     f" {layer.kind}, {layer.what}"
                 )
+        readers = {number: x for number, x in layers.items() if isinstance(x, SpecLayer)}
+        for each in readers.values():
+            each.readers = readers
         super().__init__(layers=[layers[number] for number in sorted(layers)])
 
     @property
@@ -63,8 +67,10 @@ class SpecCache(Cache):  # type: ignore[misc]
 
 
 def _chooses(layer: object) -> bool:
-    """Whether a layer of a cache keeps what a choice among all positions goes by."""
-    return hasattr(layer, "update_indexer") or hasattr(layer, "update_index")
+    """Whether a layer of a cache keeps what a choice among all positions goes by, or keys that are
+    made of others."""
+    names = ("update_indexer", "update_index", "store_compression_weights")
+    return any(hasattr(layer, name) for name in names)
 
 
 def _bytes(layers: Sequence[object]) -> int:
@@ -91,8 +97,8 @@ class Step:
     padding: torch.Tensor | None
     inputs: Any
 
-    def __call__(self, state: StreamState | None) -> tuple[Any, StreamState]:
-        found: tuple[Any, StreamState] = self.run(
+    def __call__(self, state: StreamState | RealState | None) -> tuple[Any, Any]:
+        found: tuple[Any, Any] = self.run(
             *self.tensors, state, key_padding_mask=self.padding, inputs=self.inputs
         )
         return found
@@ -122,11 +128,19 @@ class SpecLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def __init__(self, **_settings: object) -> None:
         super().__init__()
-        self.state: StreamState | None = None
+        self.state: StreamState | RealState | None = None
         self.position = 0
         self.record_past = False
-        self._base: StreamState | None = None
+        # those of one cache, by the numbers of their layers
+        self.readers: Mapping[int, SpecLayer] = {}
+        self._base: StreamState | RealState | None = None
         self._steps: list[Step] = []
+
+    def of(self, module: nn.Module) -> SpecLayer:
+        """What is kept for a layer that reads keys of this one, as the last layers of Gemma 3n
+        do: its own, for it may read others of them."""
+        number = getattr(module, "layer_idx", None)
+        return self.readers.get(number if isinstance(number, int) else -1, self)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -144,7 +158,7 @@ class SpecLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def go_on(
         self,
-        run: Running,
+        run: Running | RealRunning,
         tensors: Tensors,
         mask: ModelMask,
         inputs: Any,

@@ -30,18 +30,20 @@ from os import PathLike
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from attnspec.integrations.conversion import Conversion, has_cross, part_of
+from attnspec.integrations.conversion import Choice, Conversion
 from attnspec.integrations.model_advice import (
     extra_tokens_need_places,
     joins_two,
     learned_parts_need_a_holder,
 )
 from attnspec.integrations.model_attention import ModelAttention, learns
+from attnspec.integrations.model_files import COMPILED, loaded, watch_files
 from attnspec.integrations.model_mask import model_mask
 from attnspec.integrations.model_sides import CrossAttention, SidesAttention
+from attnspec.integrations.model_stacks import Names, part_of
 from attnspec.integrations.model_use import LayerUse, ModelUse, guard, registered, used_by
 from attnspec.integrations.model_weights import bert_of_bigbird, roberta_of_longformer
-from attnspec.spec import Spec, parse
+from attnspec.spec import Spec
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
@@ -119,11 +121,16 @@ def convert(
     decoder: Given | None = None,
     cross: Given | None = None,
     backend: str = "auto",
+    causal: bool | None = None,
+    only: Names = None,
+    skip: Names = None,
+    positions: str = "absolute",
 ) -> Conversion:
     """Give every attention layer of a model this spec, in place.
 
         print(convert(model, spec))                       # what each layer uses and each head reads
         convert(model, encoder=near, decoder=recent, cross=band)  # BART, T5, Whisper: some, or all
+        convert(llava, spec, only="model.language_model")         # of several stacks of layers, one
 
     Layers are numbered as they come; the spec takes the place of windows that the model has of its
     own, and keeps what its layers do besides (their rotations, for example). `extra_tokens` of a
@@ -131,75 +138,78 @@ def convert(
     the table that a model has (T5); what else a spec learns becomes a part of the model, `attnspec`
     in its state dict. `cross`, a spec that says so, is for the layers of the decoder that read the
     encoder; sides that are given none keep their own attention. `model` may be a part of another;
-    it goes by a config of its own from then on, a copy. The other arguments are those of
+    it goes by a config of its own from then on, a copy. `name` and `backend` are those of
     `register`.
+
+    `only` and `skip` are dotted names of modules, one or several; all layers below are meant, and
+    the spec's layers count over those that are chosen. `causal=False` is for a decoder that shall
+    read later positions, those of a prompt for example: its own switches are set. With
+    `positions="real"` padding takes no position, and changes nothing; with "absolute" it counts.
 
     The Conversion that is returned has `model`, `layers`, `report(n)` and `undo()`; it prints
     as its report, and undoes itself at the end of a `with` block. Raises AttnSpecError, and leaves
     the model as it was, where a layer cannot use the spec.
     """
     _transformers()
-    done = Conversion(model)
-    if encoder is None and decoder is None and cross is None:
-        if spec is None:
-            raise AttnSpecError("a spec is needed: `convert(model, spec)`")
-        done.give(model, *_entered(spec, None, name, backend, sides=False))
-        return _recorded(done, spec=spec)
-    if spec is not None or name is not None:
+    choice = Choice.of(only, skip, causal, positions)
+    done, specs = Conversion(model), _sides(spec, name, encoder, decoder, cross)
+    if cross is not None and choice.real:
         raise AttnSpecError(
-            "either one spec, or some of `encoder`, `decoder` and `cross` are needed; each goes by"
-            " the name of its spec"
+            '`positions="absolute"` is needed beside `cross=`, whose positions are of two sequences'
         )
+    if spec is not None:
+        done.give(model, *_entered(spec, None, name, backend), choice)
     if encoder is not None:
         part = part_of(model, "encoder")
-        done.give(part, *_entered(encoder, None, None, backend, sides=False))
+        done.give(part, *_entered(encoder, None, None, backend), choice)
     if decoder is not None or cross is not None:
         part = part_of(model, "decoder")
-        entered, attention = _entered(decoder, cross, None, backend, sides=has_cross(part))
-        done.give(part, entered, attention)
-        done.write_by(entered)
-    return _recorded(done, encoder=encoder, decoder=decoder, cross=cross)
+        done.give(part, *_entered(decoder, cross, None, backend), choice)
+    done.record({**_texts_of(specs), **choice.words(backend)})
+    return done
 
 
 def from_pretrained(path: str | PathLike[str], kind: Any = None, **settings: Any) -> Conversion:
     """A model that was converted and saved by `save_pretrained`, with what its specs have learnt.
 
     `kind` is its class, by default the one that was saved; `settings` are those of the class's own
-    `from_pretrained`. Raises AttnSpecError for a model that was not converted, or by a class that
-    `attnspec compile` wrote: build it and `convert` it, and load its state dict.
+    `from_pretrained`. Raises AttnSpecError for a model that was not converted.
     """
     transformers = _transformers()
     config = transformers.AutoConfig.from_pretrained(path)
-    texts = getattr(config, "attnspec", None)
-    if not texts:
+    if not getattr(config, "attnspec", None):
         raise AttnSpecError(
             f"a model that was converted to a spec is needed, the config in {path} names none:"
             " `convert(model, spec)` before `save_pretrained`"
         )
     kind = kind or getattr(transformers, config.architectures[0])
-    done: list[Conversion] = []
-
-    def built(model: Any, *arguments: Any, **given: Any) -> None:
-        kind.__init__(model, *arguments, **given)
-        # `undo` gives back a model that was not converted
-        vars(model.config).pop("attnspec", None)
-        specs: dict[str, Any] = {side: parse(text) for side, text in texts.items()}
-        done.append(convert(model, **specs))
-
-    # what the specs learn must be there before weights are read
-    same = {"__init__": built, "__module__": kind.__module__}
-    converted: Any = type(kind.__name__, (kind,), same)
-    model = converted.from_pretrained(path, **settings)
-    model.__class__ = kind
-    return done[-1]
-
-
-def _recorded(done: Conversion, **specs: Given | None) -> Conversion:
-    given = {side: spec for side, spec in specs.items() if spec is not None}
-    texts = {side: spec.source for side, spec in given.items() if isinstance(spec, Spec)}
-    if len(texts) == len(given):
-        done.record(texts)
+    done: Conversion = loaded(kind, path, **settings)[1]
     return done
+
+
+def _sides(spec: Given | None, name: str | None, *sides: Given | None) -> dict[str, Given]:
+    """One spec, or those of the sides of a model that has two, by the arguments of `convert`."""
+    given = dict(zip(("encoder", "decoder", "cross"), sides, strict=True))
+    specs = {side: each for side, each in given.items() if each is not None}
+    if specs and (spec is not None or name is not None):
+        raise AttnSpecError(
+            "either one spec, or some of `encoder`, `decoder` and `cross` are needed; each goes by"
+            " the name of its spec"
+        )
+    if specs:
+        return specs
+    if spec is None:
+        raise AttnSpecError("a spec is needed: `convert(model, spec)`")
+    return {"spec": spec}
+
+
+def _texts_of(specs: Mapping[str, Given]) -> dict[str, str]:
+    """What a config can hold of specs: their texts, or the name of one that is no Spec."""
+    for given in specs.values():
+        if not isinstance(given, Spec):
+            kind = given if isinstance(given, type) else type(given)
+            return {COMPILED: kind.__name__}
+    return {side: given.source for side, given in specs.items() if isinstance(given, Spec)}
 
 
 def roberta_from_longformer(
@@ -263,17 +273,16 @@ def with_inputs(name: str | Conversion, inputs: Mapping[str, torch.Tensor]) -> I
 
 
 def _entered(
-    own: Given | None, cross: Given | None, name: str | None, backend: str, *, sides: bool
+    own: Given | None, cross: Given | None, name: str | None, backend: str
 ) -> tuple[str, ModelAttention | SidesAttention]:
-    """Specs under a name, for a model that holds what they learn; `sides` where its layers read two
-    sequences."""
-    found = None if own is None else ModelAttention(_compiled(own, backend))
+    """Specs under a name, for a model that holds what they learn."""
+    within = None if own is None else ModelAttention(_compiled(own, backend))
     joins = None if cross is None else CrossAttention(_compiled(cross, backend))
-    attention = SidesAttention(found, joins) if found is None or sides else found
-    owner = (own, cross) if sides else own
+    attention = within if within is not None and joins is None else SidesAttention(within, joins)
+    owner = own if joins is None else (own, cross)
     if name is None:
         words = ["attnspec", *(each.program.name for each in attention.entries)]
-        name = _free("_".join([*words, *["sides"] * sides]), (owner, backend))
+        name = _free("_".join(words), (owner, backend))
     return name, _enter(name, attention, (owner, backend), False)
 
 
@@ -302,6 +311,7 @@ def _enter(
     transformers.AttentionInterface.register(name, attention)
     transformers.AttentionMaskInterface.register(name, model_mask)
     guard()
+    watch_files()
     return attention
 
 

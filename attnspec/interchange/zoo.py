@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import resources
 from typing import overload
 
@@ -17,16 +18,28 @@ def zoo() -> list[str]: ...
 
 
 @overload
-def zoo(entry: str, /, *, name: str | None = None, **parameters: ParameterValue) -> Spec: ...
+def zoo(
+    entry: str,
+    /,
+    *,
+    name: str | None = None,
+    parameters: Mapping[str, ParameterValue] | None = None,
+    **more: ParameterValue,
+) -> Spec: ...
 
 
 def zoo(
-    entry: str | None = None, /, *, name: str | None = None, **parameters: ParameterValue
+    entry: str | None = None,
+    /,
+    *,
+    name: str | None = None,
+    parameters: Mapping[str, ParameterValue] | None = None,
+    **more: ParameterValue,
 ) -> Spec | list[str]:
     """The spec of a name that ships with the package; without one, the list of names.
 
-    `name` chooses one of several attentions of an entry, keywords set its parameters, as in
-    `attnspec.load`. Raises AttnSpecError for an entry that there is not.
+    `name` chooses one of several attentions of an entry, keywords and `parameters` set its
+    parameters, as in `attnspec.load`. Raises AttnSpecError for an entry that there is not.
     """
     texts = zoo_texts()
     if entry is None:
@@ -38,7 +51,7 @@ def zoo(
         message = f"the zoo has no spec {entry!r}"
         hint = hinted(message, wanted, texts)
         raise AttnSpecError(hint if hint != message else f"{message}; `attnspec.zoo()` lists them")
-    return parse(texts[wanted], name=name, **parameters)
+    return parse(texts[wanted], name=name, parameters=parameters, **more)
 
 
 def zoo_texts() -> dict[str, str]:

@@ -106,7 +106,8 @@ def _marked(name: str, values: npt.NDArray[np.integer], n: int) -> npt.NDArray[n
 
 def index_of(what: str, value: int) -> int:
     """An integer by `__index__`; TypeError for a boolean and anything else."""
-    if isinstance(value, bool | np.bool_):
+    # a tuple, because the tracer of torch 2.9 knows no unions
+    if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{what} must be an integer, got a boolean")
     try:
         return operator.index(value)
@@ -140,6 +141,18 @@ def parameter_of(name: str, value: object) -> ParameterValue:
             f"the parameter `{name}` must be a number, a list of numbers or an expression, got"
             f" {type(value).__name__}"
         ) from None
+
+
+def joined_parameters(
+    parameters: Mapping[str, ParameterValue] | None, more: Mapping[str, ParameterValue]
+) -> dict[str, ParameterValue]:
+    """The parameters that are set by `parameters={…}` and those set by keywords."""
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise TypeError(f"`parameters` maps names to values, got {type(parameters).__name__}")
+    twice = set(parameters or ()) & set(more)
+    if twice:
+        raise TypeError(f"the parameter `{min(twice)}` is set twice: by a keyword and `parameters`")
+    return {**(parameters or {}), **more}
 
 
 def _digits(name: str, item: object) -> str:

@@ -69,8 +69,7 @@ def _apply(op: str, a: list[Bounds]) -> Bounds:
         case "sqrt":
             return np.sqrt(np.maximum(a[0][0], 0)), np.sqrt(np.maximum(a[0][1], 0))
         case "isqrt":
-            low, high = (np.sqrt(np.maximum(end, 0)) for end in a[0])
-            return np.floor(np.nextafter(low, 0)), high
+            return _whole_root(a[0])
         case "log2":
             # logarithms differ in the last bits from one library to the next
             low, high = (np.log2(np.maximum(end, _TINY)) for end in a[0])
@@ -207,6 +206,13 @@ def _remainder(a: Bounds, b: Bounds) -> Bounds:
     low = np.where(one_turn, rest[0], np.where(b[0] > 0, 0.0, -np.inf))
     high = np.where(one_turn, rest[1], np.where(b[0] > 0, b[1], np.inf))
     return low, high
+
+
+def _whole_root(a: Bounds) -> Bounds:
+    low, high = (np.sqrt(np.maximum(end, 0)) for end in a)
+    # the root of a whole number that is exact is never rounded up to the next one
+    exact = (a[0] == np.floor(a[0])) & (a[0] < _EXACT / 2)
+    return np.floor(np.where(exact, low, np.nextafter(low, 0))), high
 
 
 def _power(a: Bounds, b: Bounds) -> Bounds:

@@ -26,7 +26,7 @@ from attnspec.ir.program import (
     TokenCompound,
     Tokens,
 )
-from attnspec.ir.scalars import Scalar, fold
+from attnspec.ir.scalars import Scalar, by_value, fold
 
 _FULL = Leaf("full", ())
 
@@ -81,7 +81,7 @@ def normal_term(term: Term) -> Term:
             return _FULL
         if len(flat) > 1:
             del flat[_FULL]
-    ordered = sorted(flat, key=repr)
+    ordered = sorted(flat, key=lambda part: repr(map_scalars(part, by_value)))
     return ordered[0] if len(ordered) == 1 else replace(term, terms=tuple(ordered))
 
 

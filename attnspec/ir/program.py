@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import repeat
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from attnspec.ir.scalars import Scalar, symbols
 from attnspec.text.source import Span
@@ -262,30 +263,35 @@ def inputs_of(term: Term) -> set[str]:
     return found
 
 
-def symbols_of(term: Term) -> set[str]:
-    """The names of all symbols (`n`, `head`, …) in the scalars of a term."""
-    found: set[str] = set()
+def scalars_of(term: Term) -> Iterator[tuple[Leaf | Compound, str, Scalar]]:
+    """All scalars of a term, each with the pattern or operator whose argument it stands in and the
+    argument's name; of `every` that is `step` or `offset`, of other token sets their kind."""
 
-    def scan(value: object) -> None:
+    def scan(owner: Leaf | Compound, name: str, value: object) -> Iterator[Any]:
         if isinstance(value, TokenCompound):
-            for part in value.terms:
-                scan(part)
-        elif isinstance(value, Tokens):
-            scan(value.values)
+            value = value.terms
+        if isinstance(value, Tokens):
+            names = ("step", "offset") if value.kind == "every" else repeat(value.kind)
+            for each, part in zip(names, value.values, strict=False):
+                yield owner, each, part
         elif isinstance(value, tuple):
             for part in value:
-                scan(part)
+                yield from scan(owner, name, part)
         elif isinstance(value, Leaf | Compound):
-            found.update(symbols_of(value))
+            yield from scalars_of(value)
         elif not isinstance(value, str | InputRef):
-            found.update(symbols(value))  # type: ignore[arg-type]
+            yield owner, name, value
 
     if isinstance(term, Leaf):
-        for _, value in term.arguments:
-            scan(value)
+        for name, value in term.arguments:
+            yield from scan(term, name, value)
     else:
         if term.by is not None:
-            found.update(symbols(term.by))
+            yield term, "by", term.by
         for child in term.terms:
-            found.update(symbols_of(child))
-    return found
+            yield from scalars_of(child)
+
+
+def symbols_of(term: Term) -> set[str]:
+    """The names of all symbols (`n`, `head`, …) in the scalars of a term."""
+    return {name for _, _, scalar in scalars_of(term) for name in symbols(scalar)}

@@ -8,7 +8,7 @@ Python is ever evaluated from text.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import and_, or_
@@ -301,6 +301,21 @@ def symbols(scalar: Scalar) -> tuple[str, ...]:
     if isinstance(scalar, Apply):
         return scalar.symbols
     return (scalar.name,) if isinstance(scalar, Symbol) else ()
+
+
+def by_value(scalar: Scalar) -> Scalar:
+    """The scalar with one spelling of equal numbers: 1.0 is 1."""
+    if isinstance(scalar, Apply):
+        return Apply(scalar.op, tuple(by_value(arg) for arg in scalar.args))
+    return int(scalar) if isinstance(scalar, float) and scalar.is_integer() else scalar
+
+
+def parts_of(scalar: Scalar) -> Iterator[Apply]:
+    """All operations in a scalar, itself included, the inner ones first."""
+    if isinstance(scalar, Apply):
+        for arg in scalar.args:
+            yield from parts_of(arg)
+        yield scalar
 
 
 def is_whole(scalar: Scalar) -> bool:

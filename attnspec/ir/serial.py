@@ -44,7 +44,16 @@ def plan_data(program: Program, backend: str = "auto") -> dict[str, Plain]:
 
 def fingerprint(program: Program) -> str:
     """sha256 of the normal form, as 64 hexadecimal digits; equal programs have the same."""
-    return hashlib.sha256(repr(to_data(program)).encode()).hexdigest()
+    return hashlib.sha256(repr(_by_value(to_data(program))).encode()).hexdigest()
+
+
+def _by_value(data: Plain) -> Plain:
+    """The data with one spelling of equal numbers: 1.0 is 1."""
+    if isinstance(data, dict):
+        return {name: _by_value(value) for name, value in data.items()}
+    if isinstance(data, list):
+        return [_by_value(value) for value in data]
+    return int(data) if isinstance(data, float) and data.is_integer() else data
 
 
 def to_data(program: Program) -> dict[str, Plain]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from attnspec.graphs.grid import Boxes, Grid, boxes_of
 from attnspec.graphs.relation import Tiles
-from attnspec.layout.orders import Boxed, Listed, Permuted, Side
+from attnspec.layout.orders import Boxed, Listed, Side
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Axis:
     @cached_property
     def positions(self) -> np.ndarray:
         """The position of every place of every tile, int64 [count * size]; -1 beyond short ones."""
-        if isinstance(self.side, Listed | Permuted):
+        if isinstance(self.side, Listed):
             found = np.full(self.count * self.size, -1, np.int64)
             chosen = _listed_in(self.side, self.first, self.last)
             found[: len(chosen)] = chosen
@@ -53,13 +53,6 @@ class Axis:
     def lengths(self) -> np.ndarray:
         """The number of positions of every tile."""
         return np.asarray((self.positions.reshape(-1, self.size) >= 0).sum(axis=1))
-
-    def tiles_of(self, positions: np.ndarray) -> np.ndarray:
-        """The number of the tile that each position stands in."""
-        places = np.flatnonzero(self.positions >= 0)
-        tile = np.empty(self.last - self.first, np.int64)
-        tile[self.positions[places] - self.first] = places // self.size
-        return np.asarray(tile[positions - self.first])
 
     def at(self, index: np.ndarray) -> Tiles:
         """The tiles with these numbers."""
@@ -98,7 +91,7 @@ class Axis:
 @lru_cache(maxsize=64)
 def axis(first: int, last: int, side: Side, size: int) -> Axis:
     """The tiles of a range of positions, grouped by residue, or of those that are listed."""
-    if isinstance(side, Listed | Permuted):
+    if isinstance(side, Listed):
         chosen = _listed_in(side, first, last)
         # what is known of a tile's span is true of the positions listed in it
         cuts = np.arange(0, len(chosen), size)
@@ -118,7 +111,7 @@ def axis(first: int, last: int, side: Side, size: int) -> Axis:
     return Axis(first, last, step, size, Tiles(begin, end, step), offsets)
 
 
-def _listed_in(side: Listed | Permuted, first: int, last: int) -> np.ndarray:
+def _listed_in(side: Listed, first: int, last: int) -> np.ndarray:
     positions = np.asarray(side.positions, np.int64)
     return np.asarray(positions[(positions >= first) & (positions < last)])
 

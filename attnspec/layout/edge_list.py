@@ -242,16 +242,6 @@ def _placed(parts: Iterable[Edges], order: np.ndarray, offsets: np.ndarray) -> n
     return places
 
 
-def listed_edges(relation: Relation, n_q: int, n_k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The number of keys of each query, and all keys, int32."""
-    relation = listable(relation, n_k)
-    degrees, keys = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
-    for counts, found in _listed_parts(relation, n_q, n_k):
-        degrees.append(counts)
-        keys.append(found)
-    return np.concatenate(degrees), np.concatenate(keys)
-
-
 def _listed_parts(relation: Relation, n_q: int, n_k: int) -> Iterator[Edges]:
     """Ranges of queries one after the other: their numbers of keys, and these keys, int32."""
     degree = edges_of(relation, n_q, n_k) / max(1, n_q)

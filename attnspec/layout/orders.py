@@ -60,18 +60,9 @@ class Boxed:
         return prod(self.box)
 
 
-@dataclass(frozen=True, eq=False)
-class Permuted:
-    """All `positions`, in an order that was found for the edges `queries` to `keys`."""
-
-    positions: np.ndarray
-    queries: np.ndarray
-    keys: np.ndarray
-
-
-Side: TypeAlias = int | Listed | Boxed | Permuted
-"""How queries or keys are ordered: grouped by residue modulo a step, 1 for natural; listed; in
-boxes of a grid; or as was found for one graph."""
+Side: TypeAlias = int | Listed | Boxed
+"""How queries or keys are ordered: grouped by residue modulo a step, 1 for natural; listed; or
+in boxes of a grid."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +75,6 @@ class Order:
     def __str__(self) -> str:
         if self.q == self.k == 1:
             return "natural order"
-        if isinstance(self.q, Permuted):
-            return "reverse Cuthill-McKee order"
         if self.q == self.k:
             return f"order of residues mod {self.q}"
         parts = []
@@ -94,7 +83,7 @@ class Order:
                 parts.append(f"{what} in boxes of {' x '.join(map(str, side.box))}")
             elif isinstance(side, Listed):
                 parts.append(f"{len(side.positions):,} listed {what}")
-            elif isinstance(side, int) and side > 1:
+            elif side > 1:
                 parts.append(f"{what} mod {side}")
         return f"order of {', '.join(parts)}"
 

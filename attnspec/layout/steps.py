@@ -14,8 +14,6 @@ from functools import cached_property, lru_cache
 from attnspec.graphs.operators import Union
 from attnspec.graphs.relation import Relation, with_head
 from attnspec.ir.parameters import RelationError
-from attnspec.layout.cuthill_mckee import is_irregular, reordered
-from attnspec.layout.edge_count import edges_of
 from attnspec.layout.orders import (
     NATURAL,
     Boxed,
@@ -39,15 +37,6 @@ TARGETS = (32, 64, 128, 256)
 
 LARGE = (512, 1024, 2048, 4096)
 """Tile sizes for graphs of which smaller ones would be more than `MOST`."""
-
-FILLED = 1 / 4
-"""The share of pairs of a band that are edges below which another order is looked for."""
-
-FEWEST = 16
-"""Keys of a query, in the mean, from which on a band can be better than a list of edges."""
-
-LISTED = 1 << 21
-"""Edges that are listed at most to find an order: about a second."""
 
 MOST = 1 << 20
 """Tiles that a step lists at most."""
@@ -191,12 +180,12 @@ def chosen_at(relation: Relation, n_q: int, n_k: int, means: Means = BANDS) -> t
     """The steps of a relation as chosen for these lengths alone."""
     whole = _best(relation, n_q, n_k, (NATURAL,), means)
     terms = terms_of(relation)
-    if len(terms) == 1 and len(orders_of(terms[0], n_k)) == 1 and not is_irregular(terms[0]):
+    if len(terms) == 1 and len(orders_of(terms[0], n_k)) == 1:
         return (whole,)
     apart: list[tuple[Relation, Order]] = []
     together: list[Relation] = []
     for term in terms:
-        best = _irregular(_best(term, n_q, n_k, orders_of(term, n_k), means), n_q, n_k)
+        best = _best(term, n_q, n_k, orders_of(term, n_k), means)
         if best.step.order == NATURAL:
             together.append(term)
         else:
@@ -308,18 +297,6 @@ def _best(
         step = OrderedRelation(relation, NATURAL)
         return Banded(step, relation, (n_q, n_k), sizes, means, endless=True)
     return min(found, key=lambda band: band.seconds)
-
-
-def _irregular(band: Banded, n_q: int, n_k: int) -> Banded:
-    """The band, or the same relation in an order that a list of its edges shows."""
-    relation = band.step.relation
-    edges = edges_of(relation, n_q, n_k) if is_irregular(relation) else 0
-    if not FEWEST * n_q <= edges <= min(LISTED, FILLED * band.pairs):
-        return band
-    order = reordered(relation, n_q, n_k)
-    if order is None:
-        return band
-    return min(band, _best(relation, n_q, n_k, (order,), band.means), key=lambda band: band.seconds)
 
 
 def banded(

@@ -13,7 +13,7 @@ import numpy as np
 
 from attnspec.graphs.relation import Relation, Tiles, evaluate_pairs, is_closed, phase_of
 from attnspec.layout.axes import Axis
-from attnspec.layout.orders import NATURAL, Listed, Permuted
+from attnspec.layout.orders import NATURAL, Listed
 from attnspec.layout.tiling import Classified, classify
 
 FULL_TILE = -1
@@ -269,8 +269,7 @@ def same_masks(
     q: Axis, k: Axis, rows: np.ndarray, columns: np.ndarray, relation: Relation, n: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """One representative of each phase, and the phase of every tile."""
-    lists = Listed | Permuted
-    if isinstance(q.side, lists) or isinstance(k.side, lists) or not is_closed(relation):
+    if isinstance(q.side, Listed) or isinstance(k.side, Listed) or not is_closed(relation):
         # phases speak of progressions; lists are few
         return np.arange(len(rows)), np.arange(len(rows))
     q_tiles, k_tiles = q.at(rows), k.at(columns)

@@ -15,7 +15,7 @@ import numpy as np
 from attnspec.graphs.relation import EMPTY, FULL, SOME, Relation, is_closed, is_scattered
 from attnspec.layout.axes import Axis, axis
 from attnspec.layout.edge_count import edges_of
-from attnspec.layout.orders import Order, Permuted, Side
+from attnspec.layout.orders import Order, Side
 
 _FANOUT = 4
 """A coarse tile is as long as this many tiles of the next finer level."""
@@ -120,9 +120,6 @@ def classify(
     relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
 ) -> Classified:
     """The cover of all pairs of tiles, from coarse to fine; raises TooFine."""
-    if isinstance(order.q, Permuted):
-        q, k = _axes(n_q, n_k, order, sizes)
-        return Classified(q, k, (), _occupied(q, k, order.q))
     levels = _exact(relation, n_q, n_k, order, sizes)
     full = [(level.q, level.k, *level.full) for level in levels if len(level.full[0])]
     finest = levels[-1]
@@ -134,10 +131,6 @@ def survey(relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[in
     """About what `classify` would find, without listing more than some ten thousand pairs."""
     full = undecided = 0.0
     fine = axis(n_k - n_q, n_k, order.q, sizes[0]), axis(0, n_k, order.k, sizes[1])
-    if isinstance(order.q, Permuted):
-        rows, columns = _occupied(*fine, order.q)
-        gathered = float(_gathered([(*fine, rows, columns)], fine))
-        return Survey(*fine, 0.0, float(len(rows)), gathered)
     if not is_closed(relation):
         every = float(fine[0].count * fine[1].count)
         return Survey(*fine, 0.0, every, 0.0)
@@ -161,12 +154,6 @@ def survey(relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[in
     ends = _ends(level) * (full + undecided)
     scattered = full + undecided if ends > fine[0].count else 0.0
     return Survey(*fine, full, undecided, scattered, sampled=True)
-
-
-def _occupied(q: Axis, k: Axis, side: Permuted) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs of tiles that hold an edge of those that the order was found for."""
-    code = np.unique(q.tiles_of(side.queries) * k.count + k.tiles_of(side.keys))
-    return code // k.count, code % k.count
 
 
 def _gathered(

@@ -6,7 +6,6 @@ estimate is the sum of these amounts, each times its rate.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -17,7 +16,7 @@ Amounts: TypeAlias = Mapping[str, float]
 SHARED = frozenset(
     {
         *("dense_call", "torch_call", "tiles_call", "bands_step"),
-        *("flex_step", "triton_call", "sums_call", "package_call"),
+        *("flex_step", "triton_call", "sums_call"),
     }
 )
 """What is done once for all samples and heads."""
@@ -78,10 +77,7 @@ class DeviceRates:
         infinity where one of the rates was not measured."""
         found = 0.0
         for name, amount in amounts.items():
-            rate = getattr(self, name)
-            if rate is None:
-                return math.inf
-            found += amount * float(rate) / (copies if name in SHARED else 1)
+            found += amount * float(getattr(self, name)) / (copies if name in SHARED else 1)
         return found
 
 
@@ -200,13 +196,3 @@ class GpuRates(DeviceRates):
     sums_pair: float = 1.7e-12
     """256 operations of these sums: half as fast as a pair of a tile, as their states are written
     and read."""
-
-    package_call: float | None = None
-    """A call of flash-linear-attention; where it was not measured, it is not chosen."""
-
-    package_pair: float | None = None
-    """256 operations of its sums, features and the sums of weights included."""
-
-
-ALIKE = {"package_call": "sums_call", "package_pair": "sums_pair"}
-"""What a rate that does not ship is looked for near."""

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import Parameter, signature
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from attnspec.backends.rows.keys import FEW
+from attnspec.backends.common.torch_modes import is_recorded
 from attnspec.graphs.across import reads_m
 from attnspec.graphs.predicates.inputs import require_exact
 from attnspec.ir.api_checks import index_of
 from attnspec.ir.program import POSITIONS, Input, Program
 from attnspec.ir.scalars import Scalar
+from attnspec.lower.work import Call
 from attnspec.text.diagnostics import did_you_mean
 
 Outputs = TypeVar("Outputs")
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-AS_GIVEN = ("tokens", "ids")
-"""Kinds of inputs that patterns take as they come, whatever numbers stand there."""
+Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
+"""q [B, H, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v]."""
 
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 PER_HEAD = ("choices", "scores", "buckets")
 """Kinds of inputs with an axis of heads."""
 
@@ -121,22 +122,6 @@ def check_tensors(program: Program, q: torch.Tensor, k: torch.Tensor, v: torch.T
             "queries are the last n_q of n_k positions, so that n_q is at most n_k,"
             f" got {shapes:hint}; for keys of another sequence the spec says `cross`"
         )
-
-
-def signature_of(given: Sequence[torch.Tensor | None]) -> tuple[object, ...] | None:
-    """All that checks of q, k, v and padding go by, and no number in them. None where one must be
-    looked at by itself, and for a few queries: the next step of generation has another shape."""
-    found: list[object] = []
-    for x in given:
-        if x is None:
-            found.append(None)
-        # a nested tensor says that it is strided, and has no shape
-        elif type(x) is not torch.Tensor or x.is_nested:
-            return None
-        else:
-            found.append((x.shape, x.dtype, x.device, x.layout))
-    q = given[0]
-    return tuple(found) if q is not None and q.dim() == 4 and q.shape[2] > FEW else None
 
 
 @dataclass(frozen=True)
@@ -238,7 +223,8 @@ def check_table(name: str, table: torch.Tensor, device: torch.device) -> None:
 
 def check_dropout(dropout_p: float) -> float:
     """The probability as a float between 0 and 1."""
-    if isinstance(dropout_p, bool) or not isinstance(dropout_p, int | float):
+    # tuples where calls are traced: the tracer of torch 2.9 knows no unions
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)):
         raise TypeError(f"dropout_p must be a number, got {type(dropout_p).__name__}")
     if not 0.0 <= dropout_p <= 1.0:
         raise ValueError(f"dropout_p must be between 0 and 1, got {dropout_p}")
@@ -354,10 +340,40 @@ def _check_per_head(entry: Input, tensor: torch.Tensor, q: torch.Tensor, k: torc
     _check_input(name, tensor, types, kind, tuple(shape), q.device)
 
 
+def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tuple[Parts, Call]:
+    """A call of the first so many keys, with the padding and inputs of those; ValueError for more
+    than there are, or fewer than queries."""
+    q, k, v = parts
+    if not (0 if program.cross else q.shape[2]) <= count <= k.shape[2]:
+        raise ValueError(
+            f"keys must count the {q.shape[2]} queries, and be at most n_k = {k.shape[2]},"
+            f" got {count}"
+        )
+    kinds = {entry.name: entry.kind for entry in program.inputs}
+
+    def first(x: torch.Tensor, axis: int | None) -> torch.Tensor:
+        return x if axis is None else x.narrow(axis, 0, count)
+
+    axes = {
+        name: None if kind == "choices" else POSITIONS.get(kind) for name, kind in kinds.items()
+    }
+    padding = None if call.padding is None else first(call.padding, 1)
+    data = {name: first(x, axes[name]) for name, x in call.data.items()}
+    return (q, first(k, 2), first(v, 2)), replace(call, padding=padding, data=data)
+
+
+def check_keys(keys: torch.Tensor | None) -> None:
+    """Raises TypeError or ValueError unless the number of keys that count is an integer [], or
+    None."""
+    if keys is not None:
+        _check_input("keys", keys, INTEGERS, "an integer type", (), keys.device)
+
+
 def check_promise(name: str, at_most: int, marked: torch.Tensor) -> None:
     """Raises ValueError where an input marks more tokens of a sample, [B], than it promises."""
     if marked.device.type == "meta":
         return
+    _require_numbers(name, marked)
     most = int(marked.amax())
     if most > at_most:
         raise ValueError(f"`{name}` promises at most {at_most} tokens, got {most}")
@@ -417,8 +433,19 @@ def check_exact(
         whole = {x: data[x] for x in names if data[x].numel() and not data[x].is_floating_point()}
         if any(x.device.type == "meta" for x in whole.values()):
             continue
+        for name, x in whole.items():
+            _require_numbers(name, x)
         ranges = {name: (int(x.min()), int(x.max())) for name, x in whole.items()}
         require_exact(predicate, n, ranges, m)
+
+
+def _require_numbers(name: str, values: torch.Tensor) -> None:
+    """Raises ValueError where a trace has none that a check goes by."""
+    if is_recorded(values):
+        raise ValueError(
+            f"the numbers of `{name}` are checked, and a program of plain operations does not have"
+            " them when it is traced: export it without `composed()`, as one operator"
+        )
 
 
 def _check_input(

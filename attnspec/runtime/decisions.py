@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from attnspec.backends.common.asking import table_of
+from attnspec.backends.common.on_device import table_of
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.deciders import decide

@@ -22,12 +22,14 @@ from attnspec.backends.common.torch_modes import (
     composed,
     derivatives,
     followed,
+    is_open,
     is_recorded,
     is_transformed,
     values_of,
 )
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.dense.masked import MaskedKernel
+from attnspec.backends.dense.open_length import OpenKernel
 from attnspec.backends.planner import AUTO, ROWS, TORCH, check_backend, choose
 from attnspec.backends.rows.keys import FEW
 from attnspec.graphs.bind import extents_of
@@ -54,9 +56,17 @@ from attnspec.lower.work import (
     Mergeable,
     Work,
 )
-from attnspec.runtime.call_checks import check_exact, check_promise
+from attnspec.runtime.call_checks import Parts, check_exact, check_promise
 from attnspec.runtime.decisions import Decision, data_of, decided
 from attnspec.runtime.head_groups import Group, Prepared, group_of, selected, together
+from attnspec.text.diagnostics import AttnSpecError
+from attnspec.version import LEAST_TORCH, is_older
+
+if is_older(torch.__version__, LEAST_TORCH):
+    raise AttnSpecError(
+        f"attnspec needs torch {'.'.join(map(str, LEAST_TORCH))} or newer, got {torch.__version__}:"
+        " before it, gradients on the CPU are wrong where several query heads share a key head"
+    )
 
 KEPT = 64
 """How many layouts an engine keeps, for that many combinations of layer, heads, lengths and device.
@@ -71,9 +81,6 @@ WHOLE = 32
 
 PROGRAMS = 32
 """How many engines are kept of programs that no module here has."""
-
-Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
-"""q [B, H, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v]."""
 
 Key: TypeAlias = "tuple[int, int, int, int, int, str, int]"
 """Layer, heads, key heads, n_q, n_k, device and first query."""
@@ -321,28 +328,39 @@ class Engine:
         device: str,
         query_start: int = 0,
     ) -> Prepared:
-        """The kernels that run a layer for so many heads and positions, built or kept."""
+        """The kernels that run a layer for so many heads and positions, built or kept; for
+        positions that a trace does not count, the definition."""
+        if is_open(n_q) or is_open(n_k):
+            return self._open(layer, heads, key_heads, n_q, n_k, torch.device(device))
         key = (self.binder.alike(layer), heads, key_heads, n_q, n_k, device, query_start)
         if n_q > FEW:
-            return self.kept(key)
+            return self.prepared.get(key, lambda: apart(lambda: self._build(key)))
         if self.backend in (AUTO, ROWS.name):
             # this costs less than a thread that is apart, and nothing of it outlives the call
             return self._build(key)
         return self.steps.get(key, lambda: apart(lambda: self._build(key)))
 
-    def kept(self, key: Key) -> Prepared:
-        """The kernels for more than a few queries, by layer, numbers of heads and of key heads, n_q
-        and n_k, device and first query."""
-        return self.prepared.get(key, lambda: apart(lambda: self._build(key)))
-
-    def settled(self, layer: int, q: torch.Tensor, k: torch.Tensor) -> Key | None:
-        """What `kept` finds the kernels by that are all of a call with q and k, which were checked;
-        None where there is more to it."""
-        sizes = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
-        if 0 in (len(q), *sizes):
-            return None
-        key = self.binder.alike(layer), *sizes, str(q.device), 0
-        return None if self.kept(key).decisions else key
+    def _open(
+        self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: torch.device
+    ) -> Prepared:
+        """The definition for lengths that are symbols; ValueError where there is none of them."""
+        groups = []
+        try:
+            works = self.binder.open_works(layer, heads)
+        except BackendError as error:
+            raise ValueError(
+                f"plain operations of `{self.program.name}` are laid out for one length, since"
+                f" {error}, and this trace is for many: leave out `composed()`, and the program has"
+                " one operator for all of them, or try a file that `attnspec compile --standalone`"
+                " writes"
+            ) from None
+        for work, members in works:
+            work = replace(work, n_q=n_q, n_k=n_k)
+            kernel, tables = OpenKernel(work, members, device), self.tables_of(work)
+            groups.append(
+                group_of(kernel, work, members, heads, heads // key_heads, tables, device)
+            )
+        return together(groups, heads, device)
 
     def _build(self, key: Key) -> Prepared:
         layer, heads, key_heads, n_q, n_k, device, _ = key

@@ -83,6 +83,8 @@ class SelfAttention(nn.Module):
         self.mixing = mixing_of(program)
         head_size = self.embed_dim if self.mixing else self.embed_dim // self.num_heads
         self.attention = CompiledAttention(plan_data(program, backend), head_size)
+        # layers that compute the same are one to what traces them
+        self._drawn_as = self.attention.engine.binder.alike(self.layer)
         if shared is not None:
             _share(self.attention, shared.attention)
         self.shared = shared_heads(program)
@@ -182,7 +184,7 @@ class SelfAttention(nn.Module):
             x, key_padding_mask, inputs = self._with_extra(x, key_padding_mask, inputs)
         out = self.attention(
             *self._heads(x, 0),
-            layer=self.layer,
+            layer=self._drawn_as,
             key_padding_mask=key_padding_mask,
             dropout_p=self.dropout if self.training else 0.0,
             inputs=inputs,
@@ -196,11 +198,13 @@ class SelfAttention(nn.Module):
         *,
         key_padding_mask: torch.Tensor | None = None,
         inputs: Mapping[str, torch.Tensor] | None = None,
+        keep_all: bool = False,
         **unknown: Never,
     ) -> tuple[torch.Tensor, StreamState]:
         """Goes on with a causal layer: the outputs of the next t tokens x [B, t, embed_dim], the
         rows of a call with the whole sequence, and the state after them. It is None at the start;
-        `key_padding_mask` and `inputs` are those of the t tokens. No weights are dropped.
+        `key_padding_mask` and `inputs` are those of the t tokens, `keep_all` lets the state grow.
+        No weights are dropped.
 
         Raises ValueError as `CompiledAttention.step` does, and in training with a dropout.
         """
@@ -223,9 +227,10 @@ class SelfAttention(nn.Module):
         out, state = self.attention.step(
             *self._heads(x, 0 if state is None else state.position),
             state,
-            layer=self.layer,
+            layer=self._drawn_as,
             key_padding_mask=key_padding_mask,
             inputs=inputs,
+            keep_all=keep_all,
         )
         return self._joined(out, given), state
 

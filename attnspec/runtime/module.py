@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any, Never, TypeAlias, cast
+from typing import Any, Never, cast
 
 import torch
 
@@ -14,7 +13,7 @@ from attnspec.backends.common.torch_modes import (
     apart,
     composed,
     is_mapped_over,
-    is_surrounded,
+    is_recorded,
     is_transformed,
     is_watched,
 )
@@ -26,23 +25,23 @@ from attnspec.lower.cache import Cache
 from attnspec.lower.lower import decided_leaves
 from attnspec.lower.work import Call, Streamable
 from attnspec.runtime.call_checks import (
-    AS_GIVEN,
     check_dropout,
     check_exact,
     check_finite,
     check_inputs,
+    check_keys,
     check_layer,
     check_padding,
     check_query_start,
     check_table,
     check_tensors,
     in_type_of_autocast,
+    of_first_keys,
     refuse_unknown,
     require_unchanged,
-    signature_of,
 )
 from attnspec.runtime.decisions import Decision, data_of, decisions_of
-from attnspec.runtime.engine import KEPT, Engine, Key, no_log_sum_exps
+from attnspec.runtime.engine import KEPT, Engine, no_log_sum_exps
 from attnspec.runtime.head_groups import Prepared, group_of, together
 from attnspec.runtime.parameters import Draws, Learner, again
 from attnspec.runtime.streaming import (
@@ -53,21 +52,8 @@ from attnspec.runtime.streaming import (
     streamed_works,
 )
 
-SIGNATURES = 256
-"""Types and shapes of the tensors of a call that are known again."""
-
-NUMBERS = {int, float}
-"""Types of numbers that are known again: others may be variables of a trace, or no layer."""
-
 LONGEST_PAIRS = 8192
 """The longest sequence of which pairs and choices are shown."""
-
-
-Given: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]"
-"""Queries, keys, values and padding."""
-
-Inputs: TypeAlias = "Mapping[str, torch.Tensor]"
-"""Run-time inputs by name."""
 
 
 class CompiledAttention(Learner):
@@ -91,12 +77,6 @@ class CompiledAttention(Learner):
         self._keeps = any(part.kept for _, part in self._parts)
         self._before: dict[tuple[str, int], torch.Tensor] = {}
         self._streams: Cache[tuple[object, ...], tuple[Works, Prepared]] = Cache(KEPT)
-        # calls are known again of which nothing is drawn, kept or asked but their shapes and types
-        quiet = all(x.kind in AS_GIVEN and x.at_most is None for x in self.program.inputs)
-        drawn = self.draws is not None or self._keeps or self.program.cross
-        self._bare = quiet and not (drawn or engine.computed)
-        self._names = {x.name for x in self.program.inputs}
-        self._signatures: Cache[tuple[object, ...], Key | None] = Cache(SIGNATURES)
 
     def redraw(self) -> None:
         """Draws the random features of mechanisms that redraw them anew; ValueError where none
@@ -270,6 +250,7 @@ class CompiledAttention(Learner):
         inputs: Mapping[str, torch.Tensor] | None = None,
         return_lse: bool = False,
         query_start: int = 0,
+        keys: torch.Tensor | None = None,
         **unknown: Never,
     ) -> Any:
         """Attention of q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v].
@@ -282,6 +263,10 @@ class CompiledAttention(Learner):
         masked must be finite all the same: NaN or infinity in k or v may reach queries that do not
         read that key, 0 times infinity being NaN, as in torch's own attention.
 
+        `keys`, an integer [], says how many of the n_k keys count: the others are slots of a static
+        cache that nothing was written to yet, and what padding and inputs say of them is not read.
+        Under `torch.compile` and `torch.export` one program serves every number.
+
         With `return_lse` the log-sum-exps of the scores come as well, [B, H, n_q] in float32 at
         least, natural logarithms, -inf where a query reads nothing: what outputs over other keys
         are merged by. Of a mechanism they are the logarithms of its denominators, and of those that
@@ -293,62 +278,9 @@ class CompiledAttention(Learner):
         """
         if unknown:
             refuse_unknown(self.program, unknown, CompiledAttention.forward)
-        plain = self._bare and not (return_lse or self.check_finite or self._waits)
-        if plain and not is_surrounded():
-            given = q, k, v, key_padding_mask
-            out = self._known_again(given, (layer, dropout_p, query_start), inputs)
-            if out is not None:
-                return out
         start = check_query_start(self.program, query_start)
-        rest = key_padding_mask, dropout_p, inputs, return_lse, start
+        rest = key_padding_mask, dropout_p, inputs, return_lse, start, None, keys
         return self._called(q, k, v, layer, *rest)
-
-    def _known_again(
-        self, given: Given, numbers: tuple[int, float, int], inputs: Inputs | None
-    ) -> torch.Tensor | None:
-        """The output of a call with a layer, dropout and first query where kernels are all of it:
-        all but the numbers in tensors was looked at when one like it came first. None for a call
-        that is more than that."""
-        read: Inputs = {}
-        if inputs is not None or self.program.inputs:
-            if type(inputs) is not dict or inputs.keys() != self._names:
-                return None
-            read = inputs.copy()
-        q, k, v, padding = given
-        shapes, kinds = signature_of((*given, *read.values())), tuple(map(type, numbers))
-        if shapes is None or not NUMBERS.issuperset(kinds):
-            return None
-        # 0.0 is 0, but no layer
-        key = *read, *shapes, *numbers, *kinds
-        found = self._signatures.get(key, lambda: self._checked(*given, *numbers, read))
-        if found is None:
-            return None
-        call, tables = Call(padding, data=read), None
-        if self.engine.learned:
-            tables = partial(self.engine.tables, layer=numbers[0], learned=self._learned(q, v))
-        out = self.engine.kept(found).run(q, k, v, call, tables)
-        if read or padding is not None:
-            require_unchanged((out,), [x for x in (padding, *read.values()) if x is not None])
-        return out
-
-    def _checked(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        padding: torch.Tensor | None,
-        layer: int,
-        dropout_p: float,
-        query_start: int,
-        inputs: Inputs,
-    ) -> Key | None:
-        """What the engine keeps the kernels of such a call by; raises as a call does."""
-        check_query_start(self.program, query_start)
-        layer = check_layer(self.program, layer)
-        check_tensors(self.program, q, k, v)
-        check_padding(padding, q.shape[0], k.shape[2], q.device)
-        check_inputs(self.program, inputs, q, k, padding)
-        return None if check_dropout(dropout_p) else self.engine.settled(layer, q, k)
 
     def labelled(
         self,
@@ -392,11 +324,13 @@ class CompiledAttention(Learner):
         return_lse: bool,
         start: int = 0,
         engine: Engine | None = None,
+        keys: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         engine = self.engine if engine is None else engine
         layer = check_layer(self.program, layer)
         check_tensors(self.program, q, k, v)
         check_padding(padding, q.shape[0], k.shape[2], q.device)
+        check_keys(keys)
         dropout_p = check_dropout(dropout_p)
         data = check_inputs(engine.program, inputs, q, k, padding)
         self.check_numbers(q, k, v, data)
@@ -408,11 +342,20 @@ class CompiledAttention(Learner):
             seed = torch.randint(1 << 62, ()) if dropout_p else None
             given = engine.text, [*learned.values()], [*data.values()], padding
             out, lse = torch.ops.attnspec.attention(
-                q, k, v, *given, layer, dropout_p, seed, *draws, return_lse, start
+                q, k, v, *given, layer, dropout_p, seed, *draws, return_lse, start, keys
             )
         else:
-            call = Call(padding, dropout_p, learned, data)
-            out, lse = engine.run((q, k, v), call, layer, draws, return_lse, query_start=start)
+            parts, call = (q, k, v), Call(padding, dropout_p, learned, data)
+            if keys is not None:
+                if is_recorded(q):
+                    raise ValueError(
+                        "how many keys count is a number, which a program of plain operations does"
+                        " not have when it is traced: export it without `composed()`, as one"
+                        " operator"
+                    )
+                parts, call = of_first_keys(engine.program, parts, call, int(keys))
+                (q, k, v), padding = parts, call.padding
+            out, lse = engine.run(parts, call, layer, draws, return_lse, query_start=start)
             read = [*data.values(), *(() if padding is None else (padding,))]
             if read and not is_transformed():
                 require_unchanged((out,) if lse is None else (out, lse), read)

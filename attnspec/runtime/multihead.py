@@ -96,6 +96,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         self._qkv_same_embed_dim = False
         self.layer = layer
         self.attention = CompiledAttention(plan_data(alone, backend), embed_dim // num_heads)
+        # layers that compute the same are one to what traces them
+        self._drawn_as = self.attention.engine.binder.alike(layer)
         self.attention.to(device=device, dtype=dtype)
         self.shared = shared_heads(alone)
         self.one_sequence = _why_one_sequence(alone)
@@ -259,7 +261,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         """The output [B, H, n_q, e] for the values `seen` of the keys, and of extra ones behind."""
         n_k, dropout = k.shape[2], self.dropout if self.training else 0.0
         rest: dict[str, Any] = {
-            "layer": self.layer,
+            "layer": self._drawn_as,
             "key_padding_mask": real,
             "dropout_p": dropout,
             "inputs": inputs,

@@ -35,7 +35,8 @@ _LIBRARY: Any = torch.library.Library("attnspec", "DEF")  # type: ignore[no-unty
 _GIVEN = (
     "Tensor q, Tensor k, Tensor v, str program, Tensor[] learned, Tensor[] inputs,"
     " Tensor? key_padding_mask=None, SymInt layer=0, float dropout_p=0.0, Tensor? seed=None,"
-    " SymInt calls=0, SymInt asked=0, bool return_lse=False, SymInt query_start=0"
+    " SymInt calls=0, SymInt asked=0, bool return_lse=False, SymInt query_start=0,"
+    " Tensor? keys=None"
 )
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 _LIBRARY.define(f"attention({_GIVEN}) -> (Tensor, Tensor)", tags=_TAGS)
@@ -55,8 +56,8 @@ class Given(NamedTuple):
     """What the operator is called with: q, k and v as a module, the text of a plan, what a module
     of it has learned and the run-time inputs, both in the order of the program, a length as
     [B, 1, 1]; the seed of dropout, and which random features are drawn: how often the layer was
-    called in training, and how often anew was asked for; and between two sequences the number of
-    the first query."""
+    called in training, and how often anew was asked for; between two sequences the number of the
+    first query; and how many of the keys count, an integer []."""
 
     q: Any
     k: Any
@@ -72,6 +73,7 @@ class Given(NamedTuple):
     asked: int = 0
     return_lse: bool = False
     query_start: int = 0
+    keys: Any = None
 
     @property
     def engine(self) -> Engine:
@@ -97,6 +99,14 @@ class Given(NamedTuple):
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v."""
         return self.q, self.k, self.v
+
+    def counted(self) -> tuple[tuple[Tensor, Tensor, Tensor], Call]:
+        """q, k and v, and what kernels are given besides, of the keys that count."""
+        from attnspec.runtime.call_checks import of_first_keys
+
+        if self.keys is None:
+            return self.parts, self.call
+        return of_first_keys(self.engine.program, self.parts, self.call, int(self.keys))
 
     @property
     def draws(self) -> tuple[int, int]:
@@ -126,9 +136,10 @@ class Given(NamedTuple):
 @torch.library.impl(_LIBRARY, "attention", "CompositeExplicitAutograd")
 def _run(*given: Any) -> tuple[Tensor, Tensor]:
     at = Given(*given)
+    parts, call = at.counted()
     with at.modes():
         out, lse = at.engine.run(
-            at.parts, at.call, at.layer, at.draws, at.return_lse, True, at.query_start
+            parts, _unpadded(call), at.layer, at.draws, at.return_lse, True, at.query_start
         )
     return _own(out, at.parts), cast(Tensor, lse).contiguous()
 
@@ -137,17 +148,32 @@ def _run(*given: Any) -> tuple[Tensor, Tensor]:
 def _derivatives(*given: Any) -> list[Tensor]:
     grad, of_lse, out, lse, asks = given[:ABOVE]
     at = Given(*given[ABOVE:])
-    call = replace(at.call, known=(out, lse))
+    parts, call = at.counted()
+    call = replace(_unpadded(call), known=(out, lse))
     with at.modes():
         found = at.engine.derivatives(
-            at.parts, call, at.layer, at.draws, (grad, of_lse), asks, query_start=at.query_start
+            parts, call, at.layer, at.draws, (grad, of_lse), asks, query_start=at.query_start
         )
     every = (*at.parts, *at.learned)
     above = [x for x in (grad, of_lse) if x is not None]
     return [
-        _own(torch.zeros_like(x) if y is None else y, above) if ask else x.new_empty(0)
+        _own(_of_all_keys(y, x), above) if ask else x.new_empty(0)
         for x, y, ask in zip(every, found, asks, strict=True)
     ]
+
+
+def _unpadded(call: Call) -> Call:
+    """A call whose padding is there where it says something: models hand over masks of ones."""
+    none = call.padding is not None and bool(call.padding.all())
+    return replace(call, padding=None) if none else call
+
+
+def _of_all_keys(grad: Tensor | None, x: Tensor) -> Tensor:
+    """The gradient of a tensor, 0 of what was not read and of keys that do not count."""
+    if grad is None:
+        return torch.zeros_like(x)
+    more = x.shape[2] - grad.shape[2] if x.dim() == 4 else 0
+    return torch.nn.functional.pad(grad, (0, 0, 0, more)) if more else grad
 
 
 def _own(x: Tensor, given: Sequence[Tensor]) -> Tensor:
@@ -228,12 +254,12 @@ class _Followed(_SingleLevelFunction):
     def forward(ctx: Any, keys: Any, given: tuple[Any, ...], *_: Tensor) -> Any:
         found = _within(_attention, keys, given)
         at = Given(*given)
-        tensors = *at.parts, *at.learned, at.key_padding_mask, at.seed, *at.inputs
+        tensors = *at.parts, *at.learned, at.key_padding_mask, at.seed, at.keys, *at.inputs
         ctx.save_for_backward(*found, *tensors)
         ctx.set_materialize_grads(False)
         if not at.return_lse:
             ctx.mark_non_differentiable(found[1])
-        at = at._replace(q=None, k=None, v=None, key_padding_mask=None, seed=None)
+        at = at._replace(q=None, k=None, v=None, key_padding_mask=None, seed=None, keys=None)
         ctx.at = at._replace(inputs=(), learned=(None,) * len(at.learned))
         return found
 
@@ -241,19 +267,24 @@ class _Followed(_SingleLevelFunction):
     def backward(ctx: Any, grad: Tensor | None, of_lse: Tensor | None) -> tuple[Any, ...]:
         out, lse, q, k, v, *others = ctx.saved_tensors
         count = len(ctx.at.learned)
-        learned, (padding, seed, *inputs) = others[:count], others[count:]
+        learned, (padding, seed, keys, *inputs) = others[:count], others[count:]
         at = ctx.at._replace(q=q, k=k, v=v, learned=learned, inputs=inputs)
-        at = at._replace(key_padding_mask=padding, seed=seed)
+        at = at._replace(key_padding_mask=padding, seed=seed, keys=keys)
         asks = [*ctx.needs_input_grad[2 : 5 + count]]
         found: Sequence[Tensor | None] = [None] * len(asks)
         if grad is not None or of_lse is not None:
             if torch.is_grad_enabled() and active_fake_mode() is None and not _each_decides(at):
                 # derivatives of derivatives: those of plain operations
-                above = grad, of_lse
+                above, (parts, call) = (grad, of_lse), at.counted()
                 with at.modes():
                     found = at.engine.derivatives(
-                        at.parts, at.call, at.layer, at.draws, above, asks, True, at.query_start
+                        parts, call, at.layer, at.draws, above, asks, True, at.query_start
                     )
+                every = (*at.parts, *learned)
+                found = [
+                    y if y is None else _of_all_keys(y, x)
+                    for x, y in zip(every, found, strict=True)
+                ]
             else:
                 every = _attention_backward(grad, of_lse, out, lse, asks, *at)
                 found = [x if ask else None for x, ask in zip(every, asks, strict=True)]
@@ -356,7 +387,8 @@ def _batched(operator: Callable[..., Any], above: int) -> Callable[..., Any]:
     def rule(info: Any, in_dims: Sequence[Any], *given: Any) -> tuple[Any, Any]:
         size, at, dims = info.batch_size, Given(*given[above:]), Given(*in_dims[above:])
         asked = above and any(given[above - 1][3:])
-        if asked or at.seed is not None or any(dim is not None for dim in dims.learned):
+        alone = asked or at.seed is not None or at.keys is not None
+        if alone or any(dim is not None for dim in dims.learned):
             calls = [_each(partial(_picked, at=i), given, in_dims) for i in range(size)]
             found = [
                 torch.stack(parts) for parts in zip(*(operator(*x) for x in calls), strict=True)

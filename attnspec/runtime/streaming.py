@@ -182,7 +182,8 @@ def streamed_works(binder: Binder, layer: int, heads: int) -> Works:
         if entry.kind == "length" and entry.name in reads:
             raise ValueError(
                 f"the graph reads the length `{entry.name}`, a number of the whole sequence, which"
-                " is not known before the end"
+                " is not known before the end: where it is, call the module with the last queries"
+                " and all keys"
             )
     for work, _ in found:
         if work.decided and work.mechanism is not None:
@@ -230,7 +231,8 @@ def stream_kernel(
             f"`{written(_unbounded(term, graph, promised))}`{_place_of(program, layer, heads)} has"
             " no bound on how far back a position reads, at every length: a step keeps"
             " the keys of windows, blocks and first positions, and of `columns(x)` where the input"
-            " promises how many there are, `input x: tokens(at_most = 16)`"
+            " promises how many there are, `input x: tokens(at_most = 16)`; `keep_all=True` keeps"
+            " every key, in a state that grows, and a call takes the last queries with all keys"
         )
     # an input that is read at earlier positions is kept with their keys
     keeper = Keeper(replace(found, before=found.before + lag), heads, device)

@@ -14,7 +14,7 @@ one, queries are sampled.
 
 from __future__ import annotations
 
-from attnspec.verification.alone import Alone, verify_alone
+from attnspec.verification.alone import Alone, beyond, mask_alone, verify_alone
 from attnspec.verification.numbers import error_bound
 from attnspec.verification.pairs import EXHAUSTIVE, LONGEST, TooLong
 from attnspec.verification.report import Check, Verification
@@ -28,7 +28,9 @@ __all__ = [
     "Check",
     "TooLong",
     "Verification",
+    "beyond",
     "error_bound",
+    "mask_alone",
     "sample_inputs",
     "verify",
     "verify_alone",

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import inspect
+import math
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from attnspec.backends.dense.backend import Dense
 from attnspec.backends.factored.backend import FactoredBackend
-from attnspec.ir.program import Program
+from attnspec.graphs.stack import Stack
+from attnspec.ir.crossing import crossed
+from attnspec.ir.program import Program, leaves
 from attnspec.ir.serial import plan_data
 from attnspec.runtime.module import CompiledAttention
 from attnspec.verification.numbers import SIZE
+from attnspec.verification.pairs import EXHAUSTIVE, held_rows
 from attnspec.verification.report import Verification
+from attnspec.verification.trial import sample_inputs
 from attnspec.verification.verify import verify
+
+COMPARED = 1 << 22
+"""About how many pairs of a mask are compared, of all heads and layers together."""
 
 
 class Alone(CompiledAttention):
@@ -45,3 +55,38 @@ def verify_alone(program: Program, n: int, kind: type[nn.Module]) -> Verificatio
     Raises ValueError as `verify` does.
     """
     return verify(program, n, module=Alone(program, kind))
+
+
+def beyond(program: Program) -> int:
+    """A length at which no size that the graphs name reaches everything: what a block, or the keys
+    that are drawn, leave out is seen at none that is shorter."""
+    sizes = [
+        math.prod(max(1, x) for name, x in leaf.arguments if type(x) is int and name != "seed")
+        for attend in program.attends
+        if attend.graph is not None
+        for leaf in leaves(attend.graph)
+    ]
+    return min(EXHAUSTIVE, 2 * max(sizes, default=1) + 1)
+
+
+def mask_alone(program: Program, n: int, mask_mod_of: Callable[..., Any]) -> tuple[int, str | None]:
+    """How many queries of each head the mask of a file was compared for, and the first that differs
+    from the spec, or None.
+
+    Raises AttnSpecError for a length that the spec does not have, ValueError as the file does.
+    """
+    lengths, _ = crossed(program, n)
+    data = sample_inputs(program, n)
+    stack = Stack(lengths, {name: x[0].numpy() for name, x in data.items()})
+    heads, layers = program.heads or 1, program.layer_count
+    rows = np.linspace(0, n - 1, min(n, max(8, COMPARED // (heads * layers * n))), dtype=np.int64)
+    axes = torch.arange(1), torch.arange(heads), torch.as_tensor(rows), torch.arange(n)
+    at = [each.view(*[1] * axis, -1, *[1] * (3 - axis)) for axis, each in enumerate(axes)]
+    for layer in range(layers):
+        held = mask_mod_of(layer, (1, heads, n, n), "cpu", data)(*at).expand(1, heads, -1, n)
+        for head in range(heads):
+            meant = held_rows(stack.relation(n, layer, head), rows, n)
+            wrong = np.flatnonzero((held[0, head].numpy() != meant).any(1))
+            if len(wrong):
+                return len(rows), f"layer {layer}, head {head}, query {rows[wrong[0]]}"
+    return len(rows), None

@@ -29,14 +29,26 @@ def is_transformed() -> bool:
     )
 
 
+def unseen(*given: torch.Tensor) -> bool:
+    """Whether nothing differentiates or transforms what is made of tensors."""
+    if is_transformed():
+        return False
+    return not (torch.is_grad_enabled() and any(x.requires_grad for x in given))
+
+
 def is_watched(x: torch.Tensor) -> bool:
     """Whether a call with x is traced, or its operators are looked at one by one."""
     return _is_traced(x) or torch._C._len_torch_dispatch_stack() > 0
 
 
-def is_recorded(x: torch.Tensor) -> bool:
-    """Whether what is done with x is written down, for numbers that come later."""
-    return _is_traced(x) or active_fake_mode() is not None
+def is_recorded(x: torch.Tensor | None = None) -> bool:
+    """Whether what is done, with x, is written down, for numbers that come later."""
+    return (_is_tracing() if x is None else _is_traced(x)) or active_fake_mode() is not None
+
+
+def is_open(length: object) -> bool:
+    """Whether a length is a symbol of a trace, which numbers replace when it runs."""
+    return isinstance(length, torch.SymInt)
 
 
 def _is_tracing() -> bool:

@@ -13,7 +13,6 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from attnspec.backends.common.asking import known
 from attnspec.backends.common.score_formula import unit
 from attnspec.backends.common.torch_modes import apart, array_of
 from attnspec.backends.decided.choice import Choice, look_up
@@ -94,7 +93,7 @@ def nearest(points: Points, centroids: torch.Tensor, exists: torch.Tensor) -> to
     length 0 to the first."""
     batch, heads, count, _ = points.at.shape
     together = max(1, MOST // max(1, batch * heads * centroids.shape[2]))
-    parts, every = [], known(exists.all(), otherwise=False)
+    parts, every = [], bool(exists.all())
     for low in range(0, count, together):
         near = points.at[:, :, low : low + together] @ centroids.transpose(-1, -2)
         if not every:

@@ -66,10 +66,6 @@ class LabelChoice(Choice):
         return {name: x[..., 0] for name, x in clusters.items()} if one else clusters
 
 
-ROOM = 1 << 20
-"""Entries of lists in which all tiles have room, sooner than a device is asked how many meet."""
-
-
 def meeting(q: torch.Tensor, k: torch.Tensor, tile: int) -> torch.Tensor:
     """The key tiles in which labels of each query tile may stand, for labels along their orders,
     [B, H or 1, slots] each, that within a tile need not be sorted: lists [B, H or 1, tiles, r]."""
@@ -82,4 +78,4 @@ def meeting(q: torch.Tensor, k: torch.Tensor, tile: int) -> torch.Tensor:
     (low, high), (least, most) = ends
     table = (low[..., None] <= most[..., None, :]) & (least[..., None, :] <= high[..., None])
     # of few tiles all have room in every list
-    return listed(table, table.shape[-1] if table.numel() <= ROOM else None)
+    return listed(table)

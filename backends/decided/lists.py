@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from attnspec.backends.common.asking import is_assured, known, pairs_at
 from attnspec.backends.common.masks import mask_plan
+from attnspec.backends.common.on_device import pairs_at
 from attnspec.backends.decided.choice import Choice, TileLists
 from attnspec.backends.decided.given import Given
 from attnspec.backends.decided.ranking import marked, rising
@@ -116,11 +116,11 @@ class ListChoice(Choice):
         first, n, device = self.n_k - self.n_q, self.n_k, before.device
         q_order = k_order = None
         together = self.from_zero and first % self.shared_by == 0
-        if not (together or known((before == first).all(), otherwise=False)):
+        if not (together or bool((before == first).all())):
             slots = torch.arange(self.blocks.shape[2] * self.shared_by, device=device)
             q_order = before[..., None] + slots
             q_order = torch.where((q_order >= first) & (q_order < n), q_order, -1)
-        if not self.from_zero and known(self.start.any(), otherwise=True):
+        if not self.from_zero and bool(self.start.any()):
             k_order = self.start[..., None] + torch.arange(n, device=device)
             k_order = torch.where(k_order < n, k_order, -1)
         tiles = self.shared_by, self.size, self.blocks
@@ -180,11 +180,11 @@ def decide_chosen(leaf: Chosen, given: Given) -> Choice:
         f"`{name}` must name key blocks 0 … {count - 1}, {size} of {given.count} keys each, or -1"
         " for none"
     )
-    if not is_assured(~wrong.any(), wanted):
+    if not bool(~wrong.any()):
         raise ValueError(f"{wanted}, got {int(blocks[wrong][0])}")
     blocks = rising(blocks, count)
     again = (blocks[..., 1:] == blocks[..., :-1]) & (blocks[..., 1:] >= 0)
-    if known(again.any(), otherwise=True):
+    if bool(again.any()):
         blocks[..., 1:].masked_fill_(again, -1)
         blocks = rising(blocks, count)
     start = blocks.new_zeros(len(blocks), 1)

@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 
-from attnspec.backends.common.asking import asks, is_assured
 from attnspec.backends.decided.choice import Choice, TileLists, look_up
 from attnspec.backends.decided.given import Given
 from attnspec.backends.decided.hashes import buckets_of
@@ -74,8 +73,6 @@ def _codes(bucket: torch.Tensor, chunk: torch.Tensor, leaf: Lsh, n_k: int) -> to
 
 def _short(code: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
     """Codes in as few bytes as they take, that of padding far below all others."""
-    if not asks(code):
-        return torch.where(chunk == NOWHERE, -(1 << 62), code)
     most = int(code.max()) if code.numel() else 0
     for kind in (torch.int16, torch.int32, torch.int64):
         far = (torch.iinfo(kind).max + 1) // 2
@@ -271,7 +268,7 @@ def _require_shared(given: Given) -> None:
     )
     # what is no number is alike in both
     alike = (own == given.q) | (own != own) & (given.q != given.q)
-    if not is_assured(alike.all(), wanted):
+    if not bool(alike.all()):
         raise ValueError(wanted)
 
 

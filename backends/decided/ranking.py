@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.asking import asks, known
 from attnspec.backends.common.torch_modes import array_of
 
 FORCED = 1 << 62
@@ -36,17 +35,12 @@ def ranks(scores: torch.Tensor, forced: torch.Tensor | None) -> torch.Tensor:
     return found if forced is None else torch.where(forced, FORCED + below, found)
 
 
-def best(
-    scores: torch.Tensor, forced: torch.Tensor | None, budget: int, forced_most: int | None = None
-) -> torch.Tensor:
+def best(scores: torch.Tensor, forced: torch.Tensor | None, budget: int) -> torch.Tensor:
     """The places of the highest scores float32 [..., c], at most `budget`, but all that are forced:
-    ascending lists [..., r], -1 for none. Where it is known how many are forced at most, nothing
-    waits for a device."""
+    ascending lists [..., r], -1 for none."""
     count = min(scores.shape[-1], budget)
     if not scores.numel() or not count:
         return scores.new_empty((*scores.shape[:-1], 0), dtype=torch.int64)
-    if not asks(scores) and (forced is None or forced_most is not None):
-        return _ranked_best(ranks(scores, forced), budget, forced_most or 0)
     raised = scores if forced is None else scores.masked_fill(forced, torch.inf)
     few, places = _few(raised, count + 1)
     # there is a rule neither for ties nor for NaN: rows where they matter are ranked
@@ -124,7 +118,7 @@ def in_order(numbers: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
     """The places of numbers int64 [..., c] from the least one up, of equal ones the lower place
     first; those of bool `last` [..., c] come behind all others."""
     order = _rising_places(numbers)
-    if known(~last.any(), otherwise=False):
+    if bool(~last.any()):
         return order
     behind = last.gather(-1, order).to(torch.uint8)
     return order.gather(-1, _rising_places(behind))
@@ -146,14 +140,10 @@ def marked(numbers: torch.Tensor, count: int) -> torch.Tensor:
     return table.scatter_(-1, numbers + 1, True)[..., 1:]
 
 
-def listed(table: torch.Tensor, most: int | None = None) -> torch.Tensor:
+def listed(table: torch.Tensor) -> torch.Tensor:
     """The numbers of what is marked in a table [..., count], ascending, after -1 for none; as many
-    as the longest list has. Where none is known to have more than `most`, lists on a device have so
-    many, and nothing waits."""
+    as the longest list has."""
     lead, width = table.shape[:-1], max(1, table.shape[-1])
-    if not asks(table) and most is not None:
-        numbers = torch.where(table, torch.arange(table.shape[-1], device=table.device), -1)
-        return numbers.sort(-1).values[..., table.shape[-1] - min(most, table.shape[-1]) :]
     places, count = _places(table), math.prod(lead)
     if count and len(places) % count == 0:
         # mostly all lists are as long
@@ -180,11 +170,10 @@ def _places(table: torch.Tensor) -> torch.Tensor:
     return table.flatten().nonzero()[:, 0]
 
 
-def _ranked_best(ranked: torch.Tensor, budget: int, forced_most: int | None = None) -> torch.Tensor:
+def _ranked_best(ranked: torch.Tensor, budget: int) -> torch.Tensor:
     """The same of numbers that differ."""
     forced = (ranked >= FORCED).sum(-1)
-    if forced_most is None:
-        forced_most = int(forced.max()) if forced.numel() else 0
+    forced_most = int(forced.max()) if forced.numel() else 0
     most = min(ranked.shape[-1], max(budget, forced_most))
     values, places = ranked.topk(most, dim=-1)
     rank = torch.arange(most, device=ranked.device)

@@ -9,7 +9,6 @@ from functools import cached_property
 
 import torch
 
-from attnspec.backends.common.asking import asks
 from attnspec.backends.decided.given import Given
 
 
@@ -45,18 +44,15 @@ class Rows:
     count: int
 
     @staticmethod
-    def of(given: Given, queries: int, size: int, counted: bool = False) -> Rows:
-        """With `counted` there are no more rows and blocks than samples have; else, where padding
-        is on a device, as many as they may have, and nothing waits."""
+    def of(given: Given, queries: int, size: int) -> Rows:
+        """As many rows and blocks as the samples have."""
         start = given.first
         first = (start.clamp_min(given.first_query) - start) // queries
         last = (given.n_k - 1 - start) // queries
         if given.padding is None:
             begin, count = 0, (given.n_k - 1) // queries - given.first_query // queries + 1
-        elif counted or asks(start):
-            begin, count = int(start.min()), int((last - first + 1).max().clamp_min(0))
         else:
-            begin, count = 0, (given.n_q + queries - 2) // queries + 1
+            begin, count = int(start.min()), int((last - first + 1).max().clamp_min(0))
         blocks = -(-(given.n_k - begin) // size)
         slots = torch.arange(blocks * size, device=start.device)
         at = start[:, None] + slots

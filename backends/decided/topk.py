@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from attnspec.backends.common.asking import known, table_of
+from attnspec.backends.common.on_device import table_of
 from attnspec.backends.decided.block_scores import Scores
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.given import Given
@@ -25,7 +25,7 @@ def decide(leaf: TopK, given: Given) -> Choice:
     """The blocks that are taken, row after row, so that no more than some rows of scores are ever
     there."""
     # a score input has a row for each that there is, and no other
-    rows = Rows.of(given, leaf.shared_by, leaf.block, counted=not leaf.scorer)
+    rows = Rows.of(given, leaf.shared_by, leaf.block)
     chooser = Chooser(leaf, given, rows, _scores(leaf, rows))
     found = [chooser.lists(part) for part in rows.parts(chooser.together)]
     width = max((lists.shape[-1] for lists in found), default=0)
@@ -98,7 +98,7 @@ class Chooser:
         scores = (
             self._given_scores(part) if self.scores is None else self.scores(part, seen, scales)
         )
-        if not known(some.all(), otherwise=False):
+        if not bool(some.all()):
             scores = scores.masked_fill(~some, -torch.inf)
         forced = self._forced(part)
         shared = self._shared(scores)
@@ -108,7 +108,7 @@ class Chooser:
         if leaf.above is not None:
             return listed(above(ranks(candidates, forced), candidates, leaf.above))
         if leaf.mass is None:
-            return best(candidates, forced, leaf.keys or leaf.blocks or 0, self._forced_most)
+            return best(candidates, forced, leaf.keys or leaf.blocks or 0)
         ranked = ranks(candidates, forced)
         if leaf.scorer == "mass":
             # what is forced may have no pair that is scored
@@ -167,11 +167,6 @@ class Chooser:
         own = torch.where(part.own, own, -1)
         table = own.new_zeros(*own.shape[:2], self.rows.blocks + 1, dtype=torch.bool)
         return table.scatter_(-1, own.clamp_min(-1) + 1, True)[:, None, :, 1:]
-
-    @property
-    def _forced_most(self) -> int | None:
-        """How many blocks are forced at most, None where that is not known."""
-        return None if self.leaf.always is not None else self.leaf.own_blocks
 
     def _any_pair(self, part: Part, graph: Relation, cut: bool = False) -> torch.Tensor:
         """Which slots have a pair of a graph with a query of a row, bool [B, 1 or H, rows, slots];

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from attnspec.backends.factored.definitions import defined
-from attnspec.backends.factored.low_rank_definitions import inverse
 from attnspec.lower.work import Work
 
 
@@ -21,8 +20,3 @@ def weights_array(
     parts = {name: torch.from_numpy(each) for name, each in learned.items()}
     values = torch.eye(len(k), dtype=keys.dtype)
     return np.asarray(defined(work, head, rows, keys, values, parts).numpy())
-
-
-def inverse_array(matrix: np.ndarray, iterations: int) -> np.ndarray:
-    """What stands for the inverse of a matrix [m, m] in `nystrom`."""
-    return np.asarray(inverse(torch.from_numpy(matrix), iterations).numpy())

@@ -39,8 +39,7 @@ class Kind(NamedTuple):
 
     `changes` are the kinds of score changes in their order, each with a tuple of tensors in a call;
     `padded` says that keys may be missing, `condition` is the shape of what inputs ask of pairs, ()
-    for nothing; `options` is what is proved of the blocks. With `band` the mask is a comparison of
-    positions, and flash-attention 4 runs.
+    for nothing; `options` is what is proved of the blocks.
     """
 
     scale: float
@@ -49,7 +48,6 @@ class Kind(NamedTuple):
     condition: Shape = ()
     lse: bool = True
     options: tuple[str, ...] = ()
-    band: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +56,8 @@ class Sides:
 
     b counts samples, and for each of them key heads if `keys` of these are apart; `repeat` is R.
     `q_at` and `k_at` are the positions at the places, int32; `real` says which keys there are, bool
-    [samples * k places]. `given` are the numbers of a condition, [samples * places] or one alone,
-    or of a band the least and greatest k - q of places, and the number of keys; `parts` are the
-    numbers and bits of the masks of a condition's parts.
+    [samples * k places]. `given` are the numbers of a condition, [samples * places] or one alone;
+    `parts` are the numbers and bits of the masks of a condition's parts.
     """
 
     keys: torch.Tensor
@@ -162,7 +159,7 @@ def _compiled(kind: Kind) -> Callable[..., Any]:
 
 def call_of(kind: Kind) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]]:
     """FlexAttention of a kind as a function of tensors."""
-    options = {"BACKEND": "FLASH"} if kind.band else dict.fromkeys(kind.options, True)
+    options = dict.fromkeys(kind.options, True)
 
     def run(
         q: torch.Tensor,
@@ -182,7 +179,7 @@ def call_of(kind: Kind) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None
         real: torch.Tensor,
         *places: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        holds = in_band(*given) if kind.band else mask_mod(numbers, width, bits)
+        holds = mask_mod(numbers, width, bits)
         if kind.padded:
             holds = with_padding(holds, real, keys, places[1])
         if kind.condition:
@@ -213,15 +210,6 @@ def mask_mod(numbers: torch.Tensor, width: torch.Tensor, bits: torch.Tensor) -> 
         mask = at(numbers, (q >> 7) * width + (k >> 7))
         byte = at(bits, (mask * BLOCK + (q & 127)) * BYTES + ((k & 127) >> 3))
         return ((byte >> (k & 7)) & 1) != 0
-
-    return holds
-
-
-def in_band(low: torch.Tensor, high: torch.Tensor, keys: torch.Tensor) -> Mod:
-    """Whether a pair of places holds in a band."""
-
-    def holds(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return (q + low <= k) & (k <= q + high) & (k < keys)
 
     return holds
 

@@ -14,7 +14,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from attnspec.backends.common.reading import GatheredError, reading_of
-from attnspec.backends.flex.flash import said
 from attnspec.graphs.relation import Relation
 from attnspec.layout.axes import axis
 from attnspec.layout.orders import NATURAL, Order, OrderedRelation
@@ -34,6 +33,7 @@ from attnspec.layout.tiling import Survey, TooFine
 from attnspec.lower.cost_model import current
 from attnspec.lower.rates import Amounts
 from attnspec.lower.work import MERGED, Bias, Kernel, Work
+from attnspec.version import is_older
 
 if TYPE_CHECKING:
     import torch
@@ -113,7 +113,7 @@ class FlexBackend:
         return amounts_of(_steps(work, work.device), work.n_q)
 
     def steps(self, work: Work) -> tuple[str, ...]:
-        return tuple(f"{band}{said(work)}" for band in _steps(work, work.device))
+        return tuple(str(band) for band in _steps(work, work.device))
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.flex.kernel import FlexKernel
@@ -171,7 +171,6 @@ def _bytes(band: Banded, work: Work) -> int:
 @lru_cache(maxsize=1)
 def _is_new_enough() -> bool:
     try:
-        found = version("torch").split(".")[:2]
+        return not is_older(version("torch"), TORCH)
     except PackageNotFoundError:
         return True  # a torch that no package manager knows speaks for itself
-    return tuple(int(part) for part in found if part.isdigit()) >= TORCH

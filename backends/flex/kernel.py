@@ -25,15 +25,12 @@ from attnspec.backends.common.score_formula import bucket_table, scale_of, slope
 from attnspec.backends.flex.attention import Blocks, Kind, Sides, attend, blocks_of
 from attnspec.backends.flex.block_lists import BLOCK, BYTES_MOST, BlockLists, block_lists
 from attnspec.backends.flex.conditions import Shape, condition_of, in_blocks
-from attnspec.backends.flex.flash import SIZES, band_of_work, runs_on
 from attnspec.graphs.relation import Relation
 from attnspec.layout.tile_layout import StepLayout
 from attnspec.lower.work import Alibi, BackendError, Bias, Call, Change, Softcap, Work
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What FlexAttention computes in."""
-
-HALF = (torch.bfloat16, torch.float16)
 
 NARROWEST = 16
 """Numbers of a head on a GPU at least; zeros stand behind fewer."""
@@ -61,12 +58,6 @@ class FlexKernel(ByTiles):
         self.steps = [FlexStep(layout, work, device) for layout in layouts if len(layout.keys)]
         self.changes = Changes(work, heads, device)
         self.finds_lse = device.type != "cpu"
-        self.band: tuple[torch.Tensor, ...] = ()
-        band = band_of_work(work) if runs_on(device) else None
-        if band is not None and len(self.steps) == 1 and self.steps[0].q.is_natural:
-            first = work.n_k - work.n_q
-            ends = first - band.before, first + band.after, work.n_k
-            self.band = tuple(torch.tensor(x, dtype=torch.int32, device=device) for x in ends)
 
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
         if not is_plain(q, k, v, call) or q.dtype not in TYPES or not self.steps:
@@ -75,20 +66,6 @@ class FlexKernel(ByTiles):
         settled = not q.is_cpu and not torch.are_deterministic_algorithms_enabled()
         needed = call.tables.values() if not q.is_cpu else (q, k, v, *call.tables.values())
         return settled or not (torch.is_grad_enabled() and any(x.requires_grad for x in needed))
-
-    def goes_by_flash(self, q: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
-        """Whether flash-attention 4 gives the output, where log-sum-exps are not asked for."""
-        if not self.band or call.padding is not None or not q.shape[-1] == v.shape[-1] in SIZES:
-            return False
-        # its gradients are the same bits each time on later GPUs alone
-        return q.dtype in HALF and not torch.are_deterministic_algorithms_enabled()
-
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> torch.Tensor:
-        if self.goes_fast(q, k, v, call) and self.goes_by_flash(q, v, call):
-            return self._fast(q, k, v, call, self.band)[0]
-        return super().__call__(q, k, v, call)
 
     def partial(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -101,15 +78,9 @@ class FlexKernel(ByTiles):
         return out.reshape(*q.shape[:3], v.shape[-1]), lse.reshape(q.shape[:3])
 
     def _fast(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        call: Call,
-        band: tuple[torch.Tensor, ...] = (),
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q]; on the CPU, and with a band
-        for flash-attention 4, where it is asked for the output alone, zeros."""
+        """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q], on the CPU zeros."""
         shape, out_size = q.shape[:3], v.shape[-1]
         scale = scale_of(self.work, q.shape[-1]) if self.work.scale is None else 1.0
         decided = call.padding is not None or self.condition is not None
@@ -121,8 +92,7 @@ class FlexKernel(ByTiles):
         if not q.is_cpu:
             parts = [rows_of_size(x, max(NARROWEST, x.shape[-1])) for x in parts]
         changes, padded = self.changes.of(call), call.padding is not None
-        finds_lse = self.finds_lse and not band
-        kind = Kind(scale, self.changes.kinds, padded, lse=finds_lse, band=bool(band))
+        kind = Kind(scale, self.changes.kinds, padded, lse=self.finds_lse)
         keys = 1 if decided else k.shape[1]
         if len(self.steps) > 1 and not self.finds_lse:
             raise ValueError("without log-sum-exps the results of several steps are not merged")
@@ -131,7 +101,7 @@ class FlexKernel(ByTiles):
             parts = [widened(x) for x in parts]
         found: tuple[torch.Tensor, torch.Tensor] | None = None
         for step in self.steps:
-            asked = Asked(numbers=band) if band else self.asked(step, call, len(q))
+            asked = self.asked(step, call, len(q))
             mine = [x.to(q.dtype) for x in parts]
             out, lse = step(kind, mine, keys, call.padding, asked, changes)
             if lse is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from attnspec.backends.common.asking import known, pairs_at
+from attnspec.backends.common.on_device import pairs_at
 from attnspec.backends.decided.choice import Choice, TileLists, part_of
 from attnspec.backends.decided.lists import Pairs
 from attnspec.backends.lists.changes import Changes, ScoreChanges
@@ -59,7 +59,7 @@ class Part:
     def padding(self) -> torch.Tensor | None:
         """Which keys are real, bool [B, n_k]; None where all are."""
         padding = self.call.padding
-        if padding is None or known(padding[self.samples].all(), otherwise=False):
+        if padding is None or bool(padding[self.samples].all()):
             return None
         return padding[self.samples]
 

@@ -14,7 +14,6 @@ from functools import cached_property, reduce
 import torch
 
 from attnspec.backends.bands.views import scratch
-from attnspec.backends.common.asking import known
 from attnspec.backends.decided.choice import TileLists
 from attnspec.backends.lists.attention import Pairs, Tiles
 from attnspec.backends.lists.cover import Cover
@@ -158,7 +157,7 @@ class Placed(Pairs):
         count = full.shape[3]
         full = full.flatten(2)
         ends = [x.clamp(0, self.k.n - 1) // size * count for x in self.q.ends]
-        if known((ends[0] == ends[1]).all(), otherwise=False):
+        if bool((ends[0] == ends[1]).all()):
             ends = ends[:1]
         return reduce(torch.logical_and, [of_tiles(full, tiles + x[..., None]) for x in ends])
 

@@ -7,8 +7,6 @@ from functools import cached_property
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.asking import known
-
 
 class Side:
     """The positions of tiles, int64 [B or 1, heads or 1, T, size], -1 for none."""
@@ -36,7 +34,7 @@ class Side:
         """Which of the places are positions, None where all are."""
         real = self.places >= 0
         whole = self.natural and (self.n - self.first) % self.size == 0
-        return None if whole or known(real.all(), otherwise=False) else real
+        return None if whole or bool(real.all()) else real
 
     @cached_property
     def ends(self) -> tuple[torch.Tensor, torch.Tensor]:

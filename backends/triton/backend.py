@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
@@ -20,7 +20,6 @@ from attnspec.backends.factored.backend import FactoredBackend, features_of
 from attnspec.backends.factored.hybrid.lag import lagged
 from attnspec.backends.lists.backend import ListsBackend
 from attnspec.backends.lists.products import parts_of
-from attnspec.backends.triton.sums import package
 from attnspec.backends.triton.tuning import MAPS, SUMMED, steps_of
 from attnspec.graphs.relation import takes_tensors
 from attnspec.layout.steps import READING, amounts_of
@@ -51,13 +50,7 @@ inputs of each sample leave, on the host."""
 
 @dataclass(frozen=True)
 class TritonBackend:
-    """Tile lists and sums of features in Triton.
-
-    Sums that flash-linear-attention computes, too, go there where it is expected to be faster by
-    rates that were measured; `packaged` says so, or not, whatever is expected.
-    """
-
-    packaged: bool | None = None
+    """Tile lists and sums of features in Triton."""
 
     name: ClassVar[str] = "triton"
     runs_decided: ClassVar[bool] = True
@@ -93,38 +86,12 @@ class TritonBackend:
         if work.hybrid:
             return _of_both(work)
         if work.mechanism is not None:
-            return package.amounts_of(work) if self._packs(work) else _of_sums(work)
+            return _of_sums(work)
         bands = () if work.decided else steps_of(work)
         if not bands:
             return {"triton_call": 1, "triton_pair": READING * work.n_q * work.n_k}
         found = amounts_of(bands, work.n_q)
         return {name: READING * x if work.reads else x for name, x in found.items()}
-
-    def variants(self, work: Work) -> tuple[TritonBackend, ...]:
-        """The ways there are here to run a work, each as a backend: what is measured to choose."""
-        if package.computes(work) and package.is_installed():
-            return replace(self, packaged=False), replace(self, packaged=True)
-        return (self,)
-
-    def _packs(self, work: Work) -> bool:
-        """Whether a package runs a work."""
-        if not (package.computes(work) and package.is_installed()):
-            return False
-        if self.packaged is not None or work.device == "cpu":
-            return bool(self.packaged)
-        rates = current(work.device)
-        return rates.seconds(package.amounts_of(work)) < rates.seconds(_of_sums(work))
-
-    def _by_package(self, work: Work, mine: str) -> str:
-        """What is done where a package could do it, and why one or the other."""
-        if self._packs(work):
-            return f"{mine}, by {package.NAME}"
-        rates = current(work.device)
-        if math.isinf(rates.seconds(package.amounts_of(work))):
-            known = "was not measured: `attnspec calibrate --device cuda` does it"
-        else:
-            known = "takes more time by the rates of this machine"
-        return f"{mine}; {package.NAME} is installed and {known}"
 
     def steps(self, work: Work) -> tuple[str, ...]:
         if not _launches(work):
@@ -134,14 +101,10 @@ class TritonBackend:
             if work.hybrid and not _window(work):
                 form = "tiles beside the graph, in tensor products"
             found = f"sums of features in {form}, {_operations(work):,} operations"
-            if package.computes(work) and package.is_installed():
-                return (self._by_package(work, found),)
             graph = self.steps(graph_of(work)) if work.hybrid else ()
             return (found, *(f"the graph instead in {line}" for line in graph))
         if work.decided:
-            asked = [leaf.unsized for leaf in work.decided if leaf.unsized]
-            waits = [f"a call waits for the device, to know {each}" for each in asked]
-            return (*ListsBackend().steps(work), *waits)
+            return ListsBackend().steps(work)
         lines = tuple(str(band) for band in steps_of(work))
         if not lines:
             return ("as the inputs of a call decide, laid out for each sample",)
@@ -159,8 +122,7 @@ class TritonBackend:
         if not _launches(work):
             return kernel_of(work, heads, device)
         if work.mechanism is not None:
-            packaged = self._packs(replace(work, device=device.type))
-            sums = sums_kernel(work, heads, device, packaged)
+            sums = sums_kernel(work, heads, device)
             return beside_kernel(work, heads, device, sums) if work.hybrid else sums
         parts = parts_of(work.relation) if work.decided else None
         if parts is not None:

@@ -50,7 +50,7 @@ def filled(layout: TileLists, heads: int, n_k: int) -> TileLists:
     slots = n_k if layout.k_order is None else layout.k_order.shape[2]
     count = -(-slots // (keys * layout.k_tile))
     sizes = rows * layout.q_tile, keys * layout.k_tile
-    lists = listed(marked(named, count), named.shape[3])
+    lists = listed(marked(named, count))
     return replace(layout, lists=lists, q_tile=sizes[0], k_tile=sizes[1], whole=False)
 
 

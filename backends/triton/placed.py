@@ -12,14 +12,10 @@ from functools import cached_property
 
 import torch
 
-from attnspec.backends.common.asking import asks
 from attnspec.backends.lists.placed import Placed
 from attnspec.backends.lists.sides import Side
 from attnspec.backends.triton import tables
 from attnspec.backends.triton.tables import TileLists, TileSide, packed
-
-UNASKED = 1 << 26
-"""Pairs that are looked at sooner than the device is asked how many there are to be looked at."""
 
 LOOKED = 1 << 24
 """Pairs whose conditions are looked at together, about."""
@@ -69,20 +65,11 @@ class PlacedTables:
         most = max(tables.SHORTEST, tables.LONGEST * (len(code) // max(1, self.count)))
         return _lists(*_cut(ends, most, len(code)), rows, self.numbers.flatten()[order])
 
-    def _most(self) -> int:
-        """How many masks a query tile has at most: where looking at all entries takes little, or
-        most of them have one, the device is not asked."""
-        placed, masked = self.placed, self.masked
-        pairs = masked.numel() * placed.q.size * placed.k.size
-        if not asks(masked) and (pairs <= UNASKED or not placed.layout.whole):
-            return masked.shape[2]
-        return int(masked.sum(2).max()) if masked.numel() else 0
-
     def _masks(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The numbers of masks [rows, r], and masks as bits int32 [masks, height, words]."""
         masked, placed = self.masked, self.placed
         lists, rows = masked.shape[:2]
-        most = self._most()
+        most = int(masked.sum(2).max()) if masked.numel() else 0
         height, columns = placed.q.size, placed.k.size
         words = -(-columns // 32)
         bits = torch.zeros(

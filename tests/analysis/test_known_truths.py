@@ -49,7 +49,7 @@ def test_a_causal_window_of_32_keys_needs_17_layers_at_512() -> None:
         " 497 -> 466 (layer 16) -> 435 (layer 15) -> … 14 more … -> 0 (layer 0)"
     )
     (message,) = verdicts(body, "depth <= 3 at n = 512")
-    assert "it is 17, compared with 3: 94 -> 63 (layer 3)" in message
+    assert "depth is 17, must be <= 3; for example 497 -> 0 takes 17 layers: 497 -> 466" in message
 
 
 def test_causal_chunks_never_join_all_pairs() -> None:
@@ -211,7 +211,7 @@ def test_random_blocks_that_are_all_the_first_block_are_caught() -> None:
     repeated = "columns(first(16))"
     assert verdicts(f"attend {local} | {drawn}", "diameter <= 5 at n = 1024") == []
     (message,) = verdicts(f"attend {local} | {repeated}", "diameter <= 5 at n = 1024")
-    assert "it is 63, compared with 5" in message
+    assert "diameter is 63, must be <= 5; for example " in message
     assert verdicts(f"attend {local} | {repeated}", f"{drawn} subset {local} | {repeated}") != []
     # with global blocks the diameter hides it, the number of pairs does not
     everywhere = "global(first(16) | last(16))"
@@ -248,7 +248,7 @@ def test_windows_of_one_name_differ_by_a_key(window: int) -> None:
     assert found.only_in_a.examples[0] == (window, 0)
     assert found.only_in_b.count == 0
     (message,) = verdicts(body, f"degree <= {window} at n = 1024")
-    assert f"it is {window + 1}, compared with {window}" in message
+    assert f"degree is {window + 1}, must be <= {window}; for example query {window}" in message
 
 
 def test_random_keys_alone_leave_keys_unread() -> None:
@@ -275,14 +275,14 @@ def test_claims_at_long_lengths() -> None:
     body = "causal attend strided(stride = isqrt(n))"
     assert verdicts(body, "diameter == 2 at n = 1_000_000", "reach(layers = 2) at n = 65_536") == []
     (message,) = verdicts("attend window(radius = 9)", "depth <= 3 at n = 100_000")
-    assert "it is 11,111, compared with 3: 0 -> 9 (layer 3)" in message
+    assert "depth is 11,111, must be <= 3; for example 0 -> " in message
 
 
 def test_an_estimate_refutes_but_does_not_prove() -> None:
     body = "attend random(keys = 8, seed = 3) | window(radius = 1)"
     (message,) = verdicts(body, "diameter <= 2 at n = 10_000")
     assert "does not hold" in message
-    assert "it is at least " in message
+    assert "diameter is at least " in message
     assert verdicts(body, "diameter > 2 at n = 10_000") == []
     (message,) = verdicts(body, "diameter <= 99 at n = 10_000")
     assert "is not checked: it is estimated" in message

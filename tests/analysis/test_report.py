@@ -9,23 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sympy
 import torch
 from random_specs import spec_text
 from zoo import ATTENTIONS, IDS, of_each_kind, sample, smaller
 
 import attnspec
-from attnspec.analysis.counting.degrees import edges_of
 from attnspec.analysis.counting.head_counts import HeadCounts
-from attnspec.analysis.growth import order
 from attnspec.analysis.quality import Figure, Unknown
-from attnspec.analysis.report import figure_pairs
 from attnspec.analysis.report.inquiry import CHOICES
 from attnspec.analysis.report.printed import page, table, value_of
 from attnspec.analysis.report.report import NAMES, Report, data_of
 from attnspec.backends.factored.features.sums import State
-from attnspec.graphs import stack
-from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import has_mechanism
 from attnspec.spec import Spec, parse
 from attnspec.text.diagnostics import AttnSpecError, SpecError
@@ -70,8 +64,6 @@ def assert_counted(spec: Spec, n: int, report: Report) -> None:
         assert counts.min_degree == heads.sum(axis=2).min()
 
 
-# after test_formulas_of_the_zoo, which leaves the same fits
-@pytest.mark.xdist_group("growth")
 @of_each_kind
 def test_the_zoo(path: Path, name: str) -> None:
     spec = smaller(path, name)
@@ -112,23 +104,17 @@ def test_reports_of_the_zoo(path: Path, name: str) -> None:
     assert_shown(report, text)
 
 
-GRAPH = ("spectral_gap", "mixing_steps", "diameter_bound", "star")
-
-
 def assert_shown(report: Report, text: str) -> None:
     """Figures of the graph are there, or it is said why not; two sequences have no such graph."""
     figures = report.to_dict()["figures"]
     if report.program.cross:
-        assert not {*GRAPH, "unread_share", "universal"} & {*figures}
+        assert "spectral_gap" not in figures
         return
-    for name in (*GRAPH, "unread_share", "universal"):
-        found = figures[name]
-        assert found["quality"] in ("exact", "bound", "estimate") or found["note"], name
-        if report.stack.unknown is None and name in (*GRAPH, "unread_share"):
-            assert found["quality"] is not None, name
+    found = figures["spectral_gap"]
+    assert found["quality"] in ("exact", "bound", "estimate") or found["note"]
     if report.stack.unknown is None:
+        assert found["quality"] is not None
         assert "spectral gap" in text
-        assert "star in every layer" in text
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -170,40 +156,13 @@ def test_distances() -> None:
 def test_spectral_gap() -> None:
     star = spec_of("attend global(first(1)) | self").analyse(20)
     assert star.spectral_gap == pytest.approx(0.5)
-    assert spec_of("attend full").analyse(2000).spectral_gap == 1.0
+    assert spec_of("attend full").analyse(2000).spectral_gap == pytest.approx(1.0)
 
 
 def test_growth() -> None:
     report = spec_of("causal attend window(before = isqrt(n), after = 0)").analyse(900)
-    n = sympy.Symbol("n")
-    assert report.order == n ** sympy.Rational(3, 2)
-    assert report.edges_formula is not None
-    assert report.edges_formula.subs(n, 900) == report.edges
-    assert report.quality["order"] == "exact"
-    assert report.quality["edges_formula"] == "estimate"
-
-
-def test_no_formula_is_looked_for_where_draws_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted: list[int] = []
-
-    def count(relation: Relation, n: int) -> int:
-        counted.append(n)
-        return edges_of(relation, n)
-
-    monkeypatch.setattr(order, "edges_of", count)
-    for graph in (
-        "random(keys = n // 3) - self",
-        "random_blocks(size = 9, blocks = isqrt(n))",
-    ):
-        found = parse(f"attention a {{ attend {graph} }}").analyse(30).figure("edges_formula")
-        assert isinstance(found, Unknown)
-        assert "drawn at random" in found.reason
-    assert not counted
-    # alone it has as many whatever is drawn
-    assert (
-        parse("attention a { attend random(keys = n // 3) }").analyse(30).edges_formula is not None
-    )
-    assert counted
+    assert report.order == "n**(3/2)"
+    assert report.quality["order"] == "estimate"
 
 
 def test_generation() -> None:
@@ -324,7 +283,6 @@ def test_a_sample_of_the_inputs_makes_figures_exact() -> None:
     assert report.quality["edges"] == "exact"
     assert report.diameter == 2
     # a sample says nothing of other lengths
-    assert report.edges_formula is None
     assert report.quality["order"] == "bound"
 
 
@@ -369,38 +327,10 @@ def test_a_million_positions() -> None:
     assert longer.to_dict()["figures"]["edges"]["value"] is None
 
 
-def test_formulas_of_every_length_say_what_is_too_long_to_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    longer = spec_of("heads 2 attend full head 1 { attend self }").analyse((1 << 31) - 1)
-    n = longer.n
-    assert (longer.edges, type(longer.edges)) == (n * n + n, int)
-    assert longer.density == (n * n + n) / (2 * n * n)
-    assert longer.quality["edges"] == "exact"
-    for body in (
-        "causal heads 3 attend window(radius = 3) | residue(step = 24) head 1 { attend full }",
-        "attend block(size = 12, before = 1) | global(first(3) | last(5))",
-        "layers 2 attend random(keys = 3, seed = 0) layer 1 { attend powers() }",
-        "causal attend random(keys = 0)",
-    ):
-        counted = {n: spec_of(body).analyse(n) for n in (128, 200, 257, 311)}
-        meant = {n: (each.edges, each.density) for n, each in counted.items()}
-        with monkeypatch.context() as limit:
-            limit.setattr(stack, "MOST_POSITIONS", 120)
-            limit.setattr(figure_pairs, "MOST_POSITIONS", 120)
-            # formulas that were found are kept
-            found = {n: spec_of(body).analyse(n) for n in meant}
-            assert {n: (each.edges, each.density) for n, each in found.items()} == meant
-            with pytest.raises(AttnSpecError, match="lengths above 120 are not looked"):
-                _ = found[128].degree
-
-
 @pytest.mark.parametrize("body", ["attend random(keys = 0)", "attend where(false)"])
-def test_no_pairs_are_a_constant(body: str) -> None:
-    for n in (9, 1 << 25):
-        report = spec_of(body).analyse(n)
-        assert (report.edges, report.edges_formula, report.order) == (0, 0, 1)
-        assert report.quality["order"] == "exact"
+def test_no_pairs_have_order_0(body: str) -> None:
+    report = spec_of(body).analyse(9)
+    assert (report.edges, report.order) == (0, "0")
 
 
 # --- text and data -----------------------------------------------------------------
@@ -465,25 +395,11 @@ def test_large_numbers_are_read_back_to_three_digits(kind: str, step: int) -> No
         assert bool(binary) == bool(prefix and kind == "bytes")
 
 
-def test_choices_that_have_no_formula_are_left_out() -> None:
-    unknown, known = "topk(keys = 4, queries = 1)", "lsh(buckets = 4, chunk = 8)"
-    alone = spec_of(f"attend {known}").analyse(64)
-    both = spec_of(f"attend {unknown} | {known}").analyse(64)
-    for name in ("finds", "overflows"):
-        figure = alone.figure(name)
-        assert both.figure(name) == figure
-        assert isinstance(figure, Figure)
-        assert len(figure.value.splitlines()) == 1
-        none = spec_of(f"attend {unknown}").analyse(64).figure(name)
-        assert isinstance(none, Unknown)
-        assert none.reason == "no formula is known of these choices"
-
-
 def test_a_page_names_what_it_did_not_look_for() -> None:
     spec = attnspec.parse("attention a { attend window(radius = 2) | global(first(1)) }")
     assert "unless named" not in str(spec.analyse(4096))
     page = str(spec.analyse(16_385))
-    assert "unless named: depth, diameter, path_length, universal, spectral_gap, mixing" in page
+    assert "unless named: depth, diameter, path_length, spectral_gap" in page
     cross = attnspec.parse("attention a { cross attend full }")
     assert "unless named" not in str(cross.analyse(1 << 20))
 

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from attnspec.analysis.growth.size_growth import CONSTANT, LINEAR, QUADRATIC, Range, exactly
+from attnspec.analysis.growth.size_growth import Growth
 from attnspec.analysis.growth.where_growth import predicate_growth
 from attnspec.ir.program import Leaf
 from attnspec.ir.scalars import Apply, Scalar, evaluate
@@ -47,12 +47,10 @@ def pairs_of(scalar: Scalar) -> tuple[np.ndarray, ...]:
     return tuple(found)
 
 
-def is_true(known: Range, few: int, many: int) -> bool:
-    """Whether counts grow as that allows. CONSTANT and more may be no pairs at all; and of a few
-    pairs, some of which begin late, any number that a line soon passes may come."""
-    low, high = (4 ** float(end[0]) for end in (known.low, known.high))
-    grows = known.low == CONSTANT or (few > 0 and many >= low * few / 1.6)
-    return grows and many <= high * 1.7 * max(few, LENGTHS[0])
+def is_true(most: Growth, few: int, many: int) -> bool:
+    """Whether counts grow no faster; of a few pairs, some of which begin late, any number that a
+    line soon passes may come."""
+    return many <= 4 ** float(most[0]) * 1.7 * max(few, LENGTHS[0])
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +63,9 @@ def parts() -> dict[str, tuple[Scalar, tuple[np.ndarray, ...]]]:
 def test_the_growth_of_comparisons_is_true_of_counts(
     parts: dict[str, tuple[Scalar, tuple[np.ndarray, ...]]],
 ) -> None:
-    told = 0
     for text, (scalar, masks) in parts.items():
-        known = predicate_growth(scalar)
-        assert is_true(known, *(int(mask.sum()) for mask in masks)), (text, known)
-        told += known.low == known.high
-    assert told > len(parts) // 4
+        most = predicate_growth(scalar)
+        assert is_true(most, *(int(mask.sum()) for mask in masks)), (text, most)
 
 
 def test_the_growth_of_every_two_comparisons_is_true_of_counts(
@@ -82,26 +77,3 @@ def test_the_growth_of_every_two_comparisons_is_true_of_counts(
         known = predicate_growth(Apply("and", (left, right)))
         counts = (int(np.count_nonzero(a & b)) for a, b in zip(some, more, strict=True))
         assert is_true(known, *counts), (one, other, known)
-
-
-@pytest.mark.parametrize(
-    ("text", "known"),
-    [
-        # what is listed as it is near: a distance of 0 is among them, or another that is near
-        ("q - k + 2 in {0, 2} and abs(q - k) <= 3", exactly(LINEAR)),
-        ("abs(q - k - 2) in {2} and abs(q - k) <= 3", exactly(LINEAR)),
-        ("q - k + 2 in {0, 3} and abs(q - k) <= 3", Range(CONSTANT, LINEAR)),
-        # some of few positions are left
-        ("k in 3..9", exactly(LINEAR)),
-        ("k < 3 and k > 3", Range(CONSTANT, LINEAR)),
-        ("k % 4 == 3 and k > 9", exactly(QUADRATIC)),
-        ("k in {1, 7} and k > 5", exactly(LINEAR)),
-        ("k in {1, 7} and k > 7", Range(CONSTANT, LINEAR)),
-        ("2 * k in {4, 5}", exactly(LINEAR)),
-        ("2 * k in {3, 5}", Range(CONSTANT, QUADRATIC)),
-        ("k < layer and k > 5", Range(CONSTANT, LINEAR)),
-        ("k < isqrt(n) and k > 5", exactly((LINEAR[0] * 3 / 2, LINEAR[1]))),
-    ],
-)
-def test_where_some_pairs_are_left_the_growth_is_known(text: str, known: Range) -> None:
-    assert predicate_growth(predicate(text)) == known

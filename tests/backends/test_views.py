@@ -24,11 +24,10 @@ from attnspec.backends.bands.views import (
     side_by_side,
 )
 from attnspec.layout.axes import axis
-from attnspec.layout.orders import Permuted
+from attnspec.layout.orders import Listed
 from attnspec.layout.stacking import StackedAxis
 
-NONE = np.zeros(0, np.int64)
-SHUFFLED = Permuted(np.random.default_rng(1).permutation(20), NONE, NONE)
+SHUFFLED = Listed(tuple(np.random.default_rng(1).permutation(20).tolist()))
 
 KINDS = {
     "in a row": frame_of(axis(0, 24, 1, 3)),

@@ -38,10 +38,11 @@ def test_claims_hold_where_both_are_as_long() -> None:
         assert said(f"{band} require {claim}") == []
     (wrong,) = said(f"{band} require degree <= 4")
     assert wrong == (
-        "A606 `degree <= 4` does not hold at n = 64: it is 5, compared with 4: query 2 reads 0..4"
+        "A606 `degree <= 4` does not hold at n = 64: degree is 5, must be <= 4; for example query 2"
+        " reads 0..4"
     )
     (wrong,) = said("attend window(radius = 2) require edges <= m at n = 4")
-    assert wrong.startswith("A606 `edges <= m` does not hold at n = 4: it is 14, compared with 4")
+    assert wrong.startswith("A606 `edges <= m` does not hold at n = 4: edges are 14, must be <= 4")
 
 
 def test_stable_speaks_of_queries_that_grow() -> None:

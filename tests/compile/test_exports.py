@@ -12,7 +12,7 @@ import zoo
 from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
 import attnspec
-from attnspec.compile.exports import flex_masks, ranges
+from attnspec.compile.exports import flex_masks
 from attnspec.compile.exports.blocks import cover_of
 from attnspec.compile.standalone.page import StandaloneError
 from attnspec.graphs.relation import EMPTY, FULL, SOME
@@ -38,13 +38,6 @@ SPECS = [
 ]
 
 LENGTHS = (1, 64, 130)
-
-
-@pytest.mark.parametrize("text", SPECS)
-@pytest.mark.parametrize("n", LENGTHS)
-def test_ranges_are_the_pairs_once(text: str, n: int) -> None:
-    spec = spec_of(text)
-    assert (spec.to_ranges(n).dense() == spec.mask(n)).all()
 
 
 @pytest.mark.parametrize("text", SPECS)
@@ -213,34 +206,12 @@ def test_every_spec_of_the_zoo_is_handed_over_or_refused(path: Path, name: str) 
     for head in range(heads):
         mask = spec.mask(n, head=head, inputs=inputs)
         assert (found[head] == mask).all()
-        assert (spec.to_ranges(n, head=head, inputs=inputs).dense() == mask).all()
         assert (spec.to_bsr(n, 16, head=head, inputs=inputs).dense() == mask).all()
     meant = create_block_mask(flex.mask_mod, 1, heads, n, n, "cpu")
     assert torch.equal(flex.block_mask().to_dense(), meant.to_dense())
 
 
 # --- formats --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "types"),
-    [
-        ("attend full", ["FULL"]),
-        ("causal attend full", ["CAUSAL"]),
-        ("attend transpose(causal)", ["INV_CAUSAL"]),
-        ("attend window(before = 3, after = 0)", ["CAUSAL", "BI_CAUSAL"]),
-        ("causal attend block(size = 8)", ["CAUSAL"] * 4),
-    ],
-)
-def test_slices_are_as_few_as_the_shape_has(text: str, types: list[str]) -> None:
-    found = spec_of(text).to_ranges(32)
-    assert list(found.types) == types
-    assert [ranges.TYPES[number] for number in found.type_map] == types
-
-
-def test_two_slices_of_one_pair_are_noticed() -> None:
-    with pytest.raises(ValueError, match="two slices"):
-        ranges.Ranges(4, ((0, 2), (1, 3)), ((0, 2), (1, 3)), ("FULL", "FULL"), 4).dense()
 
 
 def test_blocks_are_classified_exactly() -> None:
@@ -276,8 +247,6 @@ def test_what_flex_cannot_have_is_refused(
 
 
 def test_too_much_is_refused() -> None:
-    with pytest.raises(AttnSpecError, match="slices by query"):
-        spec_of("attend random(keys = 9, seed = 2)").to_ranges(600)
     with pytest.raises(AttnSpecError, match="larger blocks"):
         spec_of("attend full").to_bsr(10_000, 1)
     with pytest.raises(AttnSpecError, match="smaller blocks"):
@@ -331,14 +300,13 @@ def test_flex_compares_numbers(times: list[float]) -> None:
 
 
 @pytest.mark.parametrize("m", [0, 1, 5, 8, 19])
-def test_ranges_and_blocks_of_two_sequences(m: int) -> None:
+def test_blocks_of_two_sequences(m: int) -> None:
     for graph in ("where(q + 2 * k < m)", "where(q + 2 * k < n)", "window(radius = 2)", "full"):
         spec, n = spec_of(f"cross attend {graph}"), 11
         meant = spec.mask(n, m=m)
-        assert (spec.to_ranges(n, m=m).dense() == meant).all()
         found = spec.to_bsr(n, 4, m=m)
         assert len(found.indptr) == -(-m // 4) + 1
         assert found.dense().shape == (m, n)
         assert (found.dense() == meant).all()
     with pytest.raises(AttnSpecError, match="one sequence"):
-        spec_of("attend full").to_ranges(n, m=m)
+        spec_of("attend full").to_bsr(n, 4, m=m)

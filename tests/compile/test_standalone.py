@@ -35,7 +35,7 @@ from attnspec.graphs.counter_rng import (
 )
 from attnspec.lower.lower import decided_leaves
 from attnspec.spec import Spec, load, parse
-from attnspec.verification import verify_alone
+from attnspec.verification import beyond, mask_alone, verify_alone
 
 SIZE = 4
 
@@ -56,7 +56,7 @@ def zoo() -> dict[str, Spec]:
     for (path, name), label in zip(ATTENTIONS, IDS, strict=True):
         spec = loaded(path, name)
         small = {key: value for key, value in SMALL.items() if key in spec.parameters}
-        spec = load(path, name=name, **small) if small else spec
+        spec = load(path, name=name, parameters=small) if small else spec
         if not decided_leaves(spec.program) and path.stem not in REFUSED:
             found[label] = spec
     return found
@@ -311,6 +311,9 @@ BODIES = (
     *GRAPHS.values(),
     "heads 2 layers 2 attend window(radius = 3) score bias() head 1 { attend self }",
     "attend where(isqrt(q + 3) <= sqrt(k) or min(q, k, n // 2) == 4) & shift(full, by = -3)",
+    "attend where(q - k < max(n, 3) and max(3, n) > k and not n < max(n, 3) and abs(n - 9) < q)",
+    "causal heads 2 layers 2 attend random_blocks(size = 5, blocks = 2) | expander(degree = 2)",
+    "causal attend random_blocks(size = isqrt(n), blocks = 2, per_head = false)",
     "attend where(q / 3 < n / 5 - k) | where(max(q, 7) ** 2 % 5 == ceil(k / 2) % 5)",
     "attend where(head <= k and (q + layer) % 3 == 0) | random(keys = 2, per_head = false)",
     "heads 3 attend random(keys = head + 1) | transpose(random_blocks(size = 5, blocks = 2))",
@@ -560,13 +563,23 @@ def test_a_wrong_mask_is_found() -> None:
     assert not verify_alone(spec.program, 20, run(spec, wrong)["Sample"]).ok
 
 
+@pytest.mark.parametrize("size", [4, 64, 512])
+def test_a_wrong_mask_is_found_beyond_all_sizes(size: int) -> None:
+    spec = spec_of(f"causal input t: length attend random_blocks(size = {size}, blocks = 3)")
+    right = body_of(spec)
+    n = beyond(spec.program)
+    assert mask_alone(spec.program, n, run(spec)["mask_mod_of"])[1] is None
+    wrong = run(spec, right.replace(", head), True)", ", head), False)"))["mask_mod_of"]
+    assert "layer 0, head 0" in (mask_alone(spec.program, n, wrong)[1] or "")
+
+
 def test_the_docstring_has_what_was_found() -> None:
     spec = parse("attention a_graph { attend window(radius = 3) }")
     text = emit_spec(spec.elaborated, standalone=True)
     document = ast.get_docstring(ast.parse(text))
     assert document is not None
     assert "attention = AGraph()" in document
-    assert "Verified at n = 65 when it was compiled: every pair, values and gradients." in document
+    assert "Verified at n = 65 when it was compiled: every pair, values and gradients" in document
     assert "attend window(radius = 3)" in document
     assert spec.fingerprint in document
     bare = emit(spec.program, text="", fingerprint="", version="", body=body_of(spec))
@@ -574,3 +587,9 @@ def test_the_docstring_has_what_was_found() -> None:
     assert text.rpartition(f"\n{SEAL}")[0].endswith(body_of(spec))
     assert bare.rpartition(f"\n{SEAL}")[0].endswith(body_of(spec))
     assert {"math", "functools", "torch"} == ALONE
+
+
+def test_elu1_has_a_slope_of_1_at_0() -> None:
+    x = torch.zeros(3, requires_grad=True)
+    (slope,) = torch.autograd.grad(features.elu1(x)[0].sum(), x)
+    assert torch.equal(slope, torch.ones(3))

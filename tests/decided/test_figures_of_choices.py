@@ -12,8 +12,6 @@ from click.testing import CliRunner
 from torch.utils.flop_counter import FlopCounterMode
 from zoo import EXAMPLES
 
-from attnspec.analysis.approximation.choices import planted
-from attnspec.analysis.quality import Unknown
 from attnspec.cli.root import main
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.patterns.topk import TopK
@@ -54,7 +52,7 @@ def test_estimates_go_by_the_keys_that_are_scored(call: str, keys: int) -> None:
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_bounds_hold_and_expectations_are_near(body: str) -> None:
+def test_bounds_before_tensors_hold(body: str) -> None:
     spec, n = parse(f"attention a {{ {body} }}"), 93
     q = torch.randn(16, n, 32, generator=torch.Generator().manual_seed(0))
     before, after = spec.analyse(n), spec.analyse(n, tensors=(q, q))
@@ -64,14 +62,6 @@ def test_bounds_hold_and_expectations_are_near(body: str) -> None:
     assert before.edges is not None
     assert after.edges <= 16 * before.edges
     assert (after.degree or 0) <= (before.degree or 0)
-    found = before.figure("expected_edges")
-    if isinstance(found, Unknown):
-        # which blocks are forced depends on the graph
-        assert "always" in body
-        return
-    assert after.edges / 16 == pytest.approx(found.value, rel=0.3)
-    if found.quality == "exact":
-        assert after.edges == 16 * found.value
 
 
 SCORED = (
@@ -120,19 +110,6 @@ def test_what_is_given_is_not_scored(graph: str) -> None:
     assert parse(f"attention a {{ {graph} }}").analyse(24).scoring_flops == 0
 
 
-@pytest.mark.parametrize(("gap", "size", "taken"), [(0.0, 16, 2), (0.6, 16, 2), (0.9, 32, 1)])
-def test_planted_keys_are_found_as_often_as_the_formula_says(
-    gap: float, size: int, taken: int
-) -> None:
-    draws, d, blocks, trials = np.random.Generator(np.random.PCG64(0)), 64, 12, 4000
-    # of keys in d dimensions a unit query sees one number, which is as normal in any direction
-    products = draws.standard_normal((trials, blocks, size)) / np.sqrt(d)
-    products[:, 0, 0] += gap
-    scores = products.mean(-1)
-    found = ((scores > scores[:, :1]).sum(1) < taken).mean()
-    assert found == pytest.approx(planted(gap, d, size, taken, blocks), abs=0.02)
-
-
 def test_inputs_that_decide_need_no_tensors() -> None:
     spec = parse(
         "attention a { input s: scores(size = 4) attend topk(blocks = 1, size = 4, score = s) }"
@@ -163,42 +140,6 @@ def test_a_picture_is_of_a_sample_and_says_so(name: str) -> None:
     assert one.exit_code == 0
     assert one.output == other.output
     assert "a sample: what random queries and keys decide" in one.output
-
-
-@pytest.mark.parametrize("blocks", [1, 2, 3, 4])
-def test_matchings_without_order_have_the_mean_of_all_of_them(blocks: int) -> None:
-    n = 8 * blocks
-    found = BY_NAME["sinkhorn"](size=8).expected_keys(n, np.full(n, n))  # type: ignore[attr-defined,call-arg]
-    matched = [each[0] for each in itertools.permutations(range(blocks))]
-    assert found is not None
-    assert found[0] == pytest.approx(np.mean([8 + 8 * (one != 0) for one in matched]))
-
-
-@pytest.mark.parametrize(("n", "size"), [(1, 1), (2, 1), (6, 1), (2, 2), (6, 2), (6, 3)])
-def test_any_choice_of_blocks_keeps_the_mean_of_all_of_them(n: int, size: int) -> None:
-    blocks, earlier = n // size, np.tri(n, dtype=int)
-    for most in range(1, blocks + 2):
-        ways = itertools.combinations(range(blocks), min(most, blocks))
-        kept = np.array([np.isin(np.arange(n) // size, way) for way in ways])
-        for allowed in (np.full(n, n), earlier.sum(1)):
-            pairs = earlier if (allowed < n).any() else np.ones((n, n), int)
-            found = TopK(blocks=most, size=size).expected_keys(n, allowed)
-            assert found is not None
-            assert found[0] == pytest.approx((pairs @ kept.T).mean(1))
-            # that scores know no position is assumed only where some keys are not allowed
-            assert found[1] == ("scores that know no position" if (allowed < n).any() else "")
-
-
-@pytest.mark.parametrize("queries", [1, 3])
-@pytest.mark.parametrize("n", [0, 1, 2, 7])
-def test_of_earlier_keys_as_many_are_kept_as_there_are(n: int, queries: int) -> None:
-    allowed = np.arange(1, n + 1)
-    for most in (1, 2, 9):
-        choice = TopK(keys=most, queries=queries, causal=True)
-        found = choice.expected_keys(n, allowed)
-        assert found is not None
-        assert found[0].tolist() == [min(q + 1, most) for q in range(n)]
-        assert found[1] == ("" if queries == 1 else "where each chooses for itself")
 
 
 def test_reach_says_that_tensors_choose() -> None:
@@ -242,9 +183,7 @@ def test_no_more_blocks_are_forced_and_no_more_keys_read_than_is_said() -> None:
         assert ("none is left to choose" in leaf.doubt(n)) == full
         for open_ended in (TopK(mass=0.5, **call), TopK(above=0.5, **call)):
             assert open_ended.most_keys(n) == n
-            assert open_ended.unsized == "how many blocks are taken"
             assert not open_ended.doubt(n)
-        assert leaf.unsized == ("" if always is None else "how many blocks are forced")
         assert bool(leaf.waits) == (shared > 1)
 
 
@@ -252,20 +191,3 @@ def test_no_more_blocks_are_forced_and_no_more_keys_read_than_is_said() -> None:
 def test_a_mass_of_nothing_is_refused(share: str) -> None:
     with pytest.raises(SpecError, match="`mass` must be above 0"):
         parse(f"attention a {{ attend topk(mass = {share}, size = 4) }}")
-
-
-@pytest.mark.parametrize("n", [1, 8, 9, 40, 41])
-def test_blocks_are_ranked_that_nothing_forces(n: int) -> None:
-    for blocks in (1, 2, 9):
-        leaf = TopK(blocks=blocks, size=8, queries=1, causal=True)
-        left = -(-n // 8) - leaf.forced(n)
-        found = leaf.ranking(n)
-        if left <= 0:
-            assert found is None
-        else:
-            assert found is not None
-            assert (found.size, found.count) == (8, left)
-            assert found.taken == max(0, blocks - leaf.forced(n))
-    # what is chosen by its mass, or one key at a time, is ranked by no means of blocks
-    assert TopK(size=8, mass=0.5).ranking(n) is None
-    assert TopK(keys=3).ranking(n) is None

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import random
 import re
-from contextlib import nullcontext
 from pathlib import Path
 
-import numpy as np
 import pytest
 from package_map import ROOT
 from pygments.token import Comment, Error, Keyword, Name, Token
@@ -19,14 +17,7 @@ from attnspec.editor.completion import offers
 from attnspec.editor.document import Document, specs_below
 from attnspec.editor.documentation import markdown
 from attnspec.editor.highlighting import COLOURED, AttnLexer
-from attnspec.editor.navigation import (
-    RenameError,
-    definition_at,
-    hover,
-    renameable,
-    renamed,
-    uses_at,
-)
+from attnspec.editor.navigation import definition_at, hover
 from attnspec.editor.words import builtin, words
 from attnspec.elaborate.names import INPUTS
 from attnspec.grammar.parser import expected, keywords
@@ -94,14 +85,7 @@ def test_no_text_is_too_broken(path: Path) -> None:
             assert broken.offset(broken.place(offset)) in (offset, offset - 1)
             offers(broken, offset)
             hover(broken, offset)
-            place = definition_at(broken, offset)
-            uses = uses_at(broken, offset)
-            assert bool(uses) <= (place is not None)
-            # what cannot get another name has none that is defined here
-            with nullcontext() if uses else pytest.raises(RenameError):
-                assert len(renamed(broken, offset, "some_other_name")) == len(uses)
-        for each in checking.lenses(broken):
-            assert broken.scan.words[each.word].text == each.attention
+            definition_at(broken, offset)
 
 
 def test_specs_are_found_below_a_folder(tmp_path: Path) -> None:
@@ -247,79 +231,15 @@ def test_the_parser_says_what_comes_next() -> None:
     ],
 )
 @pytest.mark.parametrize("damage", ["", "\nattention c { attend ((full }", "\n} ] graph"])
-def test_uses(spot: str, places: list[tuple[int, int]], damage: str) -> None:
+def test_every_use_leads_to_the_definition(
+    spot: str, places: list[tuple[int, int]], damage: str
+) -> None:
     document = Document(TEXT + damage)
-    found = uses_at(document, TEXT.index(spot))
-    lines = TEXT.splitlines()
-    assert [document.place(each.ends[0]) for each in found] == places
-    for each in found:
-        line, column = document.place(each.ends[0])
-        assert lines[line][column:].startswith(spot.split()[0].split("(")[0].strip(",:"))
-        # every use leads back to the definition
-        back = definition_at(document, each.ends[0])
-        assert back is not None
-        assert document.place(back.ends[0]) == places[0]
-
-
-def edited(document: Document, offset: int, name: str) -> str:
-    text = document.source.text
-    for spot in sorted(renamed(document, offset, name), key=lambda each: -each.ends[0]):
-        start, end = spot.ends
-        text = text[:start] + name + text[end:]
-    return text
-
-
-@pytest.mark.parametrize("spot", ["ring(r, s", "r, s", "s = 2", "r = 4", "w = 2", "x: tokens"])
-def test_another_name_means_the_same(spot: str) -> None:
-    text = edited(Document(TEXT), TEXT.index(spot), "fresh_name")
-    assert text != TEXT
-    for name in ("a", "b"):
-        old, new = attnspec.parse(TEXT, name=name), attnspec.parse(text, name=name)
-        if spot != "x: tokens":
-            assert old == new
-        elif name == "a":
-            assert [*new.inputs] == ["fresh_name"]
-
-
-EVENTS = """attention events {
-    input time: numbers
-    input who: ids
-    attend where(time(k) <= time(q) and abs(time(q) - q) < 9 and who(q) != who(k)) | same(who)
-}
-"""
-
-
-@pytest.mark.parametrize("name", ["moment", "floor", "abs"])
-@pytest.mark.parametrize("spot", ["time", "who"])
-def test_an_input_gets_another_name_wherever_it_is_read(name: str, spot: str) -> None:
-    document = Document(EVENTS)
-    for at in range(len(EVENTS)):
-        if EVENTS.startswith(f"{spot}(", at):
-            assert len(uses_at(document, at)) == 4
-    if name == "abs":
-        with pytest.raises(RenameError, match="would be read at a position"):
-            renamed(document, EVENTS.index(spot), name)
-        return
-    old, new = attnspec.parse(EVENTS), attnspec.parse(edited(document, EVENTS.index(spot), name))
-    assert set(new.inputs) == {name, *set(old.inputs) - {spot}}
-    n, values = 7, {"time": np.arange(7) ** 2 % 5, "who": np.arange(7) // 3}
-    given = {name if key == spot else key: each for key, each in values.items()}
-    assert (old.mask(n, inputs=values) == new.mask(n, inputs=given)).all()
-
-
-def test_nothing_is_called_as_the_number_of_queries(tmp_path: Path) -> None:
-    text = "attention a(w = 3) { cross input t: numbers attend where(t(k) + w * n <= m) }"
-    for spot in ("w = 3", "t: "):
-        with pytest.raises(RenameError, match="the number of queries"):
-            renamed(Document(text), text.index(spot), "m")
-    # a graph is no part of the attention that reads it, and may be one of another file
-    graph, reader = "graph near = self\n", "attention a { cross attend near | where(q < m) }\n"
-    (tmp_path / "near.attn").write_text(graph)
-    own = Document(graph, tmp_path / "near.attn")
-    other = Document(f'from "near.attn" import near\n{reader}', tmp_path / "other.attn")
-    for document, others in ((Document(graph + reader), []), (own, [other])):
-        with pytest.raises(RenameError, match="the number of queries"):
-            renamed(document, graph.index("near"), "m", others)
+    assert places or definition_at(document, TEXT.index(spot)) is None
+    for place in places:
+        found = definition_at(document, document.offset(place))
+        assert found is not None
+        assert document.place(document.ends(found)[0]) == places[0]
 
 
 @pytest.mark.parametrize("kind", INPUTS)
@@ -335,28 +255,7 @@ def test_hover_on_the_kind_of_an_input_says_its_axes_and_readers(kind: str) -> N
     assert hover(Document(other), other.index(kind)) is None
 
 
-@pytest.mark.parametrize(
-    ("spot", "name", "reason"),
-    [
-        ("ring(r, s", "window", "word of the language"),
-        ("ring(r, s", "b", "an attention"),
-        ("r, s", "s", "a parameter"),
-        ("w = 2", "r", "a parameter"),
-        ("w = 2", "x", "an input"),
-        ("w = 2", "q", "word of the language"),
-        ("w = 2", "ring", "a graph"),
-        ("w = 2", "2w", "letters, digits"),
-        ("w = 2", "w" * 65, "64"),
-        ("window", "other", "word of the language"),
-        ("# ", "other", "no name"),
-    ],
-)
-def test_a_name_that_cannot_be_is_refused(spot: str, name: str, reason: str) -> None:
-    with pytest.raises(RenameError, match=reason):
-        renamed(Document(TEXT), TEXT.index(spot), name)
-
-
-def test_imports_are_followed(tmp_path: Path) -> None:
+def test_imports_are_completed_and_defined_where_they_are_imported(tmp_path: Path) -> None:
     shared = tmp_path / "parts" / "near.attn"
     shared.parent.mkdir()
     shared.write_text("graph near(r) = window(radius = r)\ngraph far = full\n")
@@ -365,45 +264,10 @@ def test_imports_are_followed(tmp_path: Path) -> None:
     document = Document(main.read_text(), main)
     found = definition_at(document, document.source.text.index("near(2)"))
     assert found is not None
-    assert (found.document.path, found.ends) == (shared, (6, 10))
-    opened = definition_at(document, document.source.text.index("parts"))
-    assert opened is not None
-    assert opened.document.path == shared
-    said = hover(document, document.source.text.index("near(2)"))
-    assert said is not None
-    assert "graph near(r) = window(radius = r)" in said[0]
-    with pytest.raises(RenameError, match="another file"):
-        renameable(document, document.source.text.index("near(2)"))
-    other = Document(shared.read_text(), shared)
-    spots = renamed(other, 7, "close", [document])
-    assert [(each.document.path, other.name and each.ends[0]) for each in spots] == [
-        (shared, 6),
-        (main, 30),
-        (main, 56),
-    ]
+    assert document.ends(found) == (30, 34)
     marked = Document('from "parts/near.attn" import ', main)
     assert {"near", "far"} == {each.label for each in offers(marked, len(marked.text))}
     assert '"parts/near.attn"' in {each.label for each in offers(Document("from ", main), 5)}
-    # a parameter is renamed where calls of other files name it, also by way of a third
-    third = tmp_path / "third.attn"
-    third.write_text('from "main.attn" import near\nattention c { attend near(r = 3) }\n')
-    users = [document, Document(third.read_text(), third)]
-    spots = renamed(other, other.text.index("r)"), "width", users)
-    assert [(each.document.name, each.ends[0]) for each in spots] == [
-        ("near.attn", 11),
-        ("near.attn", 32),
-        ("third.attn", 55),
-    ]
-    assert len(renamed(other, 7, "close", users)) == 5
-    taken = Document(users[1].text + "graph close = full\n", third)
-    with pytest.raises(RenameError, match=r"defined in third\.attn"):
-        renamed(other, 7, "close", [document, taken])
-    named = definition_at(users[1], 55)
-    assert named is not None
-    assert (named.document.path, named.ends) == (shared, (11, 12))
-    assert "r" in {each.label for each in offers(users[1], 55)}
-    # without a file there is nothing to follow
-    assert definition_at(Document(document.text), 8) is None
 
 
 # --- explanations and figures -------------------------------------------------------------------
@@ -413,13 +277,14 @@ def test_imports_are_followed(tmp_path: Path) -> None:
 def test_hover_has_formula_and_source(declared: type) -> None:
     name: str = declared.name  # type: ignore[attr-defined]
     text = f"attention a {{ attend {name}() }}"
-    found = hover(Document(text), text.index(name) + 1)
+    document = Document(text)
+    found = hover(document, text.index(name) + 1)
     assert found is not None
-    said, spot = found
+    said, word = found
     assert said == markdown(declared)
     assert "Source: " in said
     assert said.startswith(f"```attn\n{name}")
-    assert text[slice(*spot.ends)] == name
+    assert text[slice(*document.ends(word))] == name
 
 
 def test_hover_on_an_argument_explains_its_pattern() -> None:
@@ -429,19 +294,6 @@ def test_hover_on_an_argument_explains_its_pattern() -> None:
     assert "graph window(radius = 0, before = radius, after = radius) = where(" in found[0]
     assert hover(*at("attention a { # win@dow\n attend full }")) is None
     assert hover(*at("attention a { lay@ers 2 attend full }")) is None
-
-
-def test_a_lens_says_what_the_report_says() -> None:
-    text = "attention a { causal attend window(before = 9, after = 0) }\nattention b { attend }"
-    document = Document(text)
-    assert [each.attention for each in checking.lenses(document)] == ["a", "b"]
-    # mistakes are in b, and a is still counted where the text can be read
-    sound = Document(text.replace("attend }", "attend global(x) input x: tokens }"))
-    report = attnspec.parse(sound.text, name="a").analyse(512)
-    assert f"{report.edges:,} pairs" in checking.lens_text(sound, "a")
-    assert f"depth {report.depth}" in checking.lens_text(sound, "a")
-    assert "not known" in checking.lens_text(sound, "b")
-    assert "see the messages" in checking.lens_text(document, "b")
 
 
 def test_diagnostics_of_several_attentions_come_together() -> None:

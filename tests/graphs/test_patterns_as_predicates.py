@@ -12,13 +12,11 @@ from functools import cache
 
 import numpy as np
 import pytest
-import sympy
 from package_map import MODULES
 from relation_checks import definition, tiling
 
 from attnspec.analysis.counting.degrees import degrees_of, readers_of
-from attnspec.analysis.growth.order import edges_formula, order
-from attnspec.analysis.growth.size_growth import CONSTANT
+from attnspec.analysis.growth.order import order
 from attnspec.analysis.growth.where_growth import predicate_growth
 from attnspec.analysis.reach.chain import layers_of
 from attnspec.analysis.reach.period import period
@@ -73,14 +71,8 @@ PREDICATES = {
     "powers(base = 2)": f"abs(q - k) in {{{DISTANCES}}}",
 }
 
-COUNTED_IN_PART = ("dilated(radius = 512, step = 8)", "strided(stride = 128)")
-"""Formulas that follow from fewer lengths than would prove them: each count takes longer."""
-
 OTHER_FORM = ("columns(positions(3, 20..30))", "powers(base = 2)")
 """Predicates that proofs do not know as the pattern that they are."""
-
-NOT_FOUND = ("powers(base = 2)", "global(every(1000))")
-"""A list of distances is none that grows with n; a period of 1,000 takes too many counts."""
 
 SHORT = (0, 1, 2, 5, 37, 130)
 LONG = (37, 200, 4097, 65_521, 65_536)
@@ -223,35 +215,9 @@ def test_the_growth(pattern: str, predicate: str, causal: bool) -> None:
     )
     if pattern.startswith("powers"):
         # as many distances at every length
-        assert (written.value, written.quality) == (sympy.Symbol("n"), "exact")
+        assert written.value == "n"
         return
     assert (named.value, named.quality) == (written.value, written.quality)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "causal"),
-    [
-        # every second pattern with `causal`; a fit takes hundreds of counts, of the pattern and of
-        # its predicate
-        pytest.param(pattern, causal, marks=pytest.mark.slow)
-        if (causal or "fixed" in pattern if "isqrt" in pattern else causal == (number % 2 == 1))
-        else (pattern, causal)
-        for number, pattern in enumerate(PREDICATES)
-        for causal in (False, True)
-    ],
-)
-def test_the_formula(pattern: str, causal: bool) -> None:
-    predicate = PREDICATES[pattern]
-    named, written = (
-        edges_formula(spec.stack(), 300) for spec in specs_of(pattern, predicate, causal)
-    )
-    # a list of distances ends, and its end is beyond the lengths that are counted
-    if pattern in NOT_FOUND and (not causal or pattern.startswith("powers")):
-        assert written.value is None
-        return
-    assert named.value == written.value
-    if pattern not in COUNTED_IN_PART:
-        assert named.quality == written.quality
 
 
 @pytest.mark.parametrize("op", ["<", "<=", ">", ">=", "==", "!="])
@@ -326,18 +292,16 @@ PARTS = (
 @pytest.mark.parametrize(
     "seed", [*range(40), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(40, 120))]
 )
-def test_the_growth_of_any_predicate_is_true_of_counts(seed: int) -> None:
+def test_no_predicate_grows_faster_than_its_bound(seed: int) -> None:
     source = random.Random(seed)
     chosen = source.sample(PARTS, source.choice((1, 2, 2, 3)))
     text = chosen[0]
     for part in chosen[1:]:
         text = f"({text}) {source.choice(('and', 'and', 'or'))} {part}"
     text = f"not ({text})" if source.random() < 0.15 else text
-    known = predicate_growth(scalar_of(text))
+    most = predicate_growth(scalar_of(text))
     few, many = (int(definition(both("full", text, n)[1], n).sum()) for n in (400, 1600))
-    assert many <= 4 ** float(known.high[0]) * 1.4 * max(few, 1), (text, few, many)
-    assert many >= 4 ** float(known.low[0]) * few / 1.5, (text, few, many)
-    assert few or known.low == CONSTANT, text
+    assert many <= 4 ** float(most[0]) * 1.4 * max(few, 1), (text, few, many)
 
 
 # --- the prelude ----------------------------------------------------------------------------------
@@ -399,8 +363,6 @@ ROOMS = ("analysis", "check", "graphs", "layout", "runtime", "show", "spec", "ve
 """Rooms that know patterns by their predicates, and by what each says of itself."""
 
 NAMED = {
-    # a repair widens a window, and moves chunks on by a half: statements that it writes
-    "attnspec.check.repairs": {"window", "block", "causal"},
     # a mechanism and what the data decide are taken for every pair
     "attnspec.graphs.stack": {"full"},
     "attnspec.analysis.reach.leaks": {"full"},

@@ -1,8 +1,8 @@
 """The masks that other libraries ship, as specs: each row against its predicate, on all pairs.
 
 A row is a text of the language, its inputs, and the predicate as the library states it, in numpy.
-DeepSpeed's and xFormers' rows are in the tests of their configurations. What no spec says is on the
-page of the room, with its reason.
+DeepSpeed's layouts are files of the zoo (tests/graphs/test_zoo_masks.py). What no spec says is on
+the page of the room, with its reason.
 """
 
 from __future__ import annotations

@@ -283,6 +283,11 @@ def test_a_state_does_not_grow() -> None:
         ("attend linear()", "is not causal"),
         ("causal attend residue(step = 3)", "no bound on how far back"),
         (
+            "causal attend full",
+            "`keep_all=True` keeps every key, in a state that grows, and a call takes the last"
+            " queries with all keys",
+        ),
+        (
             "causal attend window(radius = isqrt(n))",
             "same row q at every n > q, .* but `window\\(radius = isqrt\\(n\\)\\)` has a size that"
             " reads n: write a number in place of `isqrt\\(n\\)`",
@@ -312,7 +317,7 @@ def test_a_state_does_not_grow() -> None:
         ),
         (
             "causal input x: length attend window(radius = 3) & prefix(x)",
-            "a number of the whole sequence, which is not known before the end",
+            "not known before the end: where it is, call the module with the last queries",
         ),
         (
             "causal input x: ids attend shift(same(x), by = -1) & window(radius = 3)",

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import sympy
 
 from attnspec.analysis.report.report import Report
 from attnspec.spec import Spec
 from soak import truth
-from soak.scalars import Invalid
 from soak.tree import Attention
 from soak.trial import Trial, has_mechanism, shown
 
@@ -41,8 +39,6 @@ def report(trial: Trial, spec: Spec, n: int, sample: dict[str, Any], wanted: np.
     try:
         if trial.numbers.random() < 0.3:
             paths(trial, found, n, wanted)
-        if trial.numbers.random() < 0.15 and not trial.spec.inputs:
-            formula(trial, found, n)
     except ValueError as error:
         trial.crashed("analyse", error, n)
 
@@ -96,21 +92,3 @@ def _joined(wanted: np.ndarray, query: int, key: int, steps: Any) -> bool:
             return False
         here, last = position, layer
     return here == key
-
-
-def formula(trial: Trial, found: Report, n: int) -> None:
-    """The number of edges as an expression in n, at this length and others."""
-    said, quality = found.edges_formula, found.quality["edges_formula"]
-    if said is None or quality != "exact":
-        trial.refusals[f"analyse: edges_formula {quality}"] += 1
-        return
-    for other in {n, 1, *map(int, trial.numbers.integers(1, 60, 3))}:
-        try:
-            want = int(trial.meaning(trial.spec, other).sum())
-        except Invalid:
-            continue
-        got = said.subs(sympy.Symbol("n"), other)
-        if got is sympy.nan:
-            # a case that the expression leaves out
-            continue
-        trial.same("edges formula", got == want, f"{said}: {got} instead of {want}", other)

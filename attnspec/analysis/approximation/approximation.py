@@ -4,12 +4,11 @@
     >>> spec = attnspec.parse("attention a { attend favor(features = 64) }")
     >>> q, k, v = np.random.default_rng(0).normal(size=(3, 128, 16))
     >>> found = approximation(spec.program, q, k, v)
-    >>> found["output_error"].quality, found["relative_deviation"].quality
+    >>> found["output_error"].quality, found["weight_error_of_rank"].quality
     ('estimate', 'bound')
 
 What is measured are the definitions that kernels are held against, in float64, with n^2 numbers.
 Random parts are drawn `DRAWS` times, so that the errors are those of the method, not of one seed.
-Published bounds stand beside what is measured, and say so where they promise nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from attnspec.analysis.approximation import collisions, low_rank, random_feature_errors
-from attnspec.analysis.approximation.low_rank import softmax_weights
-from attnspec.analysis.quality import Figure, Quality
+from attnspec.analysis.approximation.low_rank import error_of_rank, softmax_weights
+from attnspec.analysis.quality import Figure
 from attnspec.graphs.bind import bind_attended, situation_of
 from attnspec.graphs.patterns.full import Full
 from attnspec.graphs.patterns.lsh import Lsh
@@ -49,19 +47,13 @@ LONGEST_VALUES = 1024
 DRAWS = 5
 """Draws of random parts over which errors are averaged."""
 
-TOLERANCE = 0.5
-"""The error for which bounds with a tolerance are evaluated."""
-
 Figures: TypeAlias = "dict[str, Figure[Any]]"
-
-ANGLES = 129
-"""Angles at which collision probabilities are computed; between them they are interpolated."""
 
 
 def approximation(
     program: Program, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, layer: int = 0, head: int = 0
 ) -> Figures:
-    """The errors of one head on q, k [n, d] and v [n, d_v], and the bounds that are known for them.
+    """The measured errors of one head on q, k [n, d] and v [n, d_v].
 
     `weight_error` and `output_error` are relative, in Frobenius' norm, to softmax attention with
     the same scale and causal mask. Raises AttnSpecError for a head that approximates nothing, or
@@ -145,7 +137,7 @@ class _Task:
         """The least error of weights that any method of that rank can have; a causal mask puts the
         products of features beyond their rank."""
         if len(self.q) <= LONGEST_VALUES and not self.causal:
-            least = low_rank.error_of_rank(self.weights, rank)
+            least = error_of_rank(self.weights, rank)
             yield (
                 "weight_error_of_rank",
                 Figure(least, "bound", f"no matrix of rank {rank} is less"),
@@ -173,33 +165,14 @@ def _only_lsh(relation: object) -> object:
 
 
 def _favor(method: Favor, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
-    d, m = task.q.shape[1], method.features
     yield from task.errors(lambda draw: task.defined(replace(method, seed=draw))).items()
-    yield from task.best_of_rank(m * (2 if method.kind in ("hyperbolic", "trig") else 1))
-    if method.kind in random_feature_errors.KINDS:
-        found = random_feature_errors.softmax_errors(task.q, task.k, m, method.kind, task.scale)
-        if method.kind == "positive" and method.orthogonal and m <= d:
-            gain = random_feature_errors.orthogonal_gain(task.q, task.k, m, task.scale)
-            found = found.less(gain)
-        # orthogonal directions are proven to be no worse for positive features alone
-        proven: Quality = "bound" if method.kind == "positive" else "estimate"
-        quality: Quality = proven if method.orthogonal else "exact"
-        yield "relative_deviation", _deviation(found, task.held, quality)
-    radius = float(max(np.linalg.norm(task.q, axis=1).max(), np.linalg.norm(task.k, axis=1).max()))
-    try:
-        needed = random_feature_errors.uniform_features(d, max(radius, 1e-9), TOLERANCE)
-    except OverflowError:
-        yield "features_for_all", Figure(None, "estimate", "vacuous: more than a float holds")
-        return
-    note = f"theorem 4 with its constant taken for 1, every weight within {TOLERANCE:g}"
-    if needed >= len(task.q):
-        note = f"vacuous: no fewer than positions; {note}"
-    yield "features_for_all", Figure(needed, "estimate", note)
+    yield from task.best_of_rank(
+        method.features * (2 if method.kind in ("hyperbolic", "trig") else 1)
+    )
 
 
 def _rbf(method: Rbf, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
     x, y = task.q / method.sigma, task.k / method.sigma
-    d, m = task.q.shape[1], method.features
     # -|x - y|^2 / 2 but for what a whole row has in common
     along = np.column_stack([x, np.ones(len(x))]), np.column_stack([y, -(y**2).sum(1) / 2])
     kernel = softmax_weights(*along, task.held, 1.0)
@@ -213,33 +186,6 @@ def _rbf(method: Rbf, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
     yield from task.errors(estimate).items()
     note = f"against the Gaussian kernel itself, the mean of {len(own)} draws"
     yield "kernel_error", Figure(float(np.mean(own)), "estimate", note)
-    found = random_feature_errors.gaussian_errors(task.q, task.k, m, method.sigma)
-    # the directions are orthogonal, which is proven to be no worse for positive features
-    yield "relative_deviation", _deviation(found, task.held, "bound")
-    points = np.concatenate([task.q, task.k])
-    # no two are further apart than twice the furthest from their mean
-    diameter = 2 * float(np.linalg.norm(points - points.mean(0), axis=1).max())
-    bound = random_feature_errors.rahimi_recht(d, diameter, m, TOLERANCE, method.sigma)
-    note = (
-        f"at most, that trigonometric features miss some pair by {TOLERANCE:g} (Rahimi, Recht);"
-        f" {bound.required:,} make it a half"
-    )
-    if bound.vacuous:
-        note = f"vacuous: {note}"
-    yield "uniform_failure", Figure(bound.probability, "bound", note)
-
-
-def _deviation(
-    found: random_feature_errors.PairErrors, held: np.ndarray, quality: Quality
-) -> Figure[Any]:
-    relative = found.relative[held]
-    middle, most = float(np.median(relative)), float(relative.max())
-    least = "at most; " if quality == "bound" else ""
-    note = (
-        f"{least}the root mean square error of a weight before it is normalised, the median over"
-        f" the pairs; {most:.3g} for the worst"
-    )
-    return Figure(middle, quality, note)
 
 
 # --- low rank -------------------------------------------------------------------------------------
@@ -257,22 +203,12 @@ def _linformer(method: Linformer, task: _Task) -> Iterator[tuple[str, Figure[Any
             note = f"projections as they are drawn, before any training; {figure.note}"
             yield name, Figure(figure.value, figure.quality, note)
     yield from task.best_of_rank(rank)
-    bound = low_rank.projection_bound(n, rank, TOLERANCE)
-    note = f"theorem 1, for an error of {TOLERANCE:g} of one row of weights; the rank is {rank}"
-    if bound.vacuous:
-        note = f"vacuous at n = {n:,}: {note}"
-    yield "rank_required", Figure(bound.required, "bound", note)
-    note = f"at most, that one product is further off than {TOLERANCE:g}"
-    yield "failure", Figure(bound.failure, "bound", note)
 
 
 def _nystrom(method: Nystrom, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
     if len(task.q) <= method.landmarks:
         yield from task.errors(lambda _: task.weights, draws=1).items()
         return
-    from attnspec.backends.factored.arrays import inverse_array
-    from attnspec.backends.factored.low_rank_definitions import segments
-
     # the convolution of values is no part of the weights
     method = replace(method, conv=0)
     yield from task.errors(lambda _: task.defined(method), draws=1).items()
@@ -280,17 +216,6 @@ def _nystrom(method: Nystrom, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
     for name, figure in task.errors(lambda _: task.defined(exactly), draws=1).items():
         yield f"{name}_exact_inverse", Figure(figure.value, "exact", "with the pseudo-inverse")
     yield from task.best_of_rank(method.landmarks)
-    cuts = segments(len(task.q), method.landmarks)
-    middles = np.array([(cut.start + cut.stop) // 2 for cut in cuts])
-    rest = low_rank.schur_residual(task.weights, middles, middles)
-    note = "the Schur complement, were the middles of segments rows and columns of the weights"
-    yield "sampled_error", Figure(rest / float(np.linalg.norm(task.weights)), "exact", note)
-    q, k = (np.array([x[list(cut)].mean(0) for cut in cuts]) for x in (task.q, task.k))
-    middle = softmax_weights(q, k, scale=task.scale)
-    residual = low_rank.inverse_residual(middle, inverse_array(middle, method.iterations))
-    yield "inverse_residual", Figure(residual, "exact", "|A Z A - A| / |A|")
-    note = "|A A+ - A Z0|: the iterations converge below 1"
-    yield "inverse_start", Figure(low_rank.inverse_start(middle), "exact", note)
 
 
 # --- hashing --------------------------------------------------------------------------------------
@@ -304,14 +229,7 @@ def _lsh(method: Lsh, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
     scale = task.scale if method.scale == "root" else 1.0
     held = task.held & ~np.eye(n, dtype=bool)
     exact = softmax_weights(task.q, unit, held, scale)
-    angles = np.linspace(0, np.pi, ANGLES)
-    chances = [collisions.collision(float(cosine), buckets) for cosine in np.cos(angles)]
-    chance = np.interp(np.arccos(np.clip(unit @ unit.T, -1, 1)), angles, chances)
-    found = 1 - (1 - chance) ** method.rounds
     total = float(exact.sum())
-    expected = float((exact * found).sum()) / total if total else 1.0
-    note = f"by the integral, of the weight of other keys, {buckets:,} buckets, before chunks"
-    yield "expected_recall", Figure(expected, "exact", note)
     shares, largest = [], []
     for _ in range(DRAWS):
         together = np.zeros((n, n), bool)
@@ -321,16 +239,11 @@ def _lsh(method: Lsh, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
             together |= bucket[:, None] == bucket
             largest.append(np.bincount(bucket, minlength=buckets).max())
         shares.append(float((exact * together).sum()) / total if total else 1.0)
-    note = f"the same measured, the mean of {DRAWS} draws"
+    note = f"of the weight of other keys, before chunks, the mean of {DRAWS} draws"
     yield "recall", Figure(float(np.mean(shares)), "estimate", note)
     fullest = float(np.mean(largest))
     note = f"the mean over draws and rounds; a query reaches {2 * method.chunk} at most"
     yield "largest_bucket", Figure(fullest, "estimate", note)
-    note = "at most, for hashes that are uniform"
-    yield "largest_bucket_uniform", Figure(collisions.largest_bucket(n, buckets), "bound", note)
-    over = collisions.overflow(n, buckets, 2 * n / buckets)
-    note = f"at most, that a bucket gets more than twice the mean of {n / buckets:.4g}, if uniform"
-    yield "overflow", Figure(over, "bound", note)
 
 
 _METHODS: dict[Any, Callable[[Any, _Task], Iterator[tuple[str, Figure[Any]]]]] = {

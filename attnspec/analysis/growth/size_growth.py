@@ -1,12 +1,11 @@
-"""How fast sizes grow with n: n**a log(n)**b, written (a, b)."""
+"""At most how fast sizes grow with n: n**a log(n)**b, written (a, b)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeAlias
 
-from attnspec.ir.scalars import Apply, Scalar, Symbol
+from attnspec.ir.scalars import Apply, Scalar, Symbol, symbols
 
 Growth: TypeAlias = "tuple[Fraction, Fraction]"
 """The exponents of n and of log n."""
@@ -16,21 +15,21 @@ LINEAR: Growth = (Fraction(1), Fraction(0))
 QUADRATIC: Growth = (Fraction(2), Fraction(0))
 
 
-@dataclass(frozen=True)
-class Range:
-    """A growth that is at least `low` and at most `high`."""
-
-    low: Growth
-    high: Growth
-
-
 def size_growth(scalar: Scalar) -> Growth | None:
-    """The growth of a size that is at least a constant; None where it is not known."""
+    """The growth that a size does not exceed, a constant at least; None where it is not known."""
+    found = _growth(scalar)
+    return None if found is None else max(found, CONSTANT)
+
+
+def divisor_growth(scalar: Scalar) -> Growth | None:
+    """The growth that a size of n alone has, neither less nor more; None where it is not known."""
+    return None if set(symbols(scalar)) - {"n"} else size_growth(scalar)
+
+
+def _growth(scalar: Scalar) -> Growth | None:
     match scalar:
         case Symbol("n"):
             return LINEAR
-        case Symbol() | bool():
-            return CONSTANT
         case Apply(op, args):
             return _applied(op, args)
         case _:
@@ -39,12 +38,12 @@ def size_growth(scalar: Scalar) -> Growth | None:
 
 def _applied(op: str, args: tuple[Scalar, ...]) -> Growth | None:
     if op == "**":
-        base = size_growth(args[0])
+        base = _growth(args[0])
         if base is None or isinstance(args[1], Symbol | Apply):
             return None
         power = Fraction(args[1]).limit_denominator(1000)
         return base[0] * power, base[1] * power
-    found = [size_growth(arg) for arg in args]
+    found = [_growth(arg) for arg in args]
     known = [growth for growth in found if growth is not None]
     if len(known) < len(found):
         return None
@@ -61,34 +60,34 @@ def _applied(op: str, args: tuple[Scalar, ...]) -> Growth | None:
             # of two sizes that grow alike nothing may be left
             return known[0] if known[0] > known[1] or known == [CONSTANT, CONSTANT] else None
         case "/" | "//":
-            return max(over(*known), CONSTANT) if known[0] >= known[1] else CONSTANT
+            return None if divisor_growth(args[1]) is None else over(*known)
         case "isqrt" | "sqrt":
             return known[0][0] / 2, known[0][1] / 2
         case "log2":
             if known[0] == CONSTANT:
                 return CONSTANT
-            return (Fraction(0), Fraction(1)) if known[0][0] else None
-        case "ceil" | "floor" | "abs":
+            return (Fraction(0), Fraction(1)) if known[0][0] > 0 else None
+        case "ceil":
+            return max(known[0], CONSTANT)
+        case "floor" | "abs":
             return known[0]
         case _:
             return None
 
 
 def growth_text(growth: Growth) -> str:
-    """A growth as it is written in the language: n**1.5, n * log2(n)."""
+    """A growth as it is written in the language: n**(3/2), n * log2(n), 1 for a constant."""
     power, logs = growth
     parts = []
     if power:
-        parts.append("n" if power == 1 else f"n**{float(power):g}")
+        parts.append("n" if power == 1 else f"n**{_exponent(power)}")
     if logs:
-        parts.append("log2(n)" if logs == 1 else f"log2(n)**{float(logs):g}")
-    return " * ".join(parts) or "a constant"
+        parts.append("log2(n)" if logs == 1 else f"log2(n)**{_exponent(logs)}")
+    return " * ".join(parts) or "1"
 
 
-def exactly(growth: Growth) -> Range:
-    """That many pairs, all of them at most."""
-    growth = min(growth, QUADRATIC)
-    return Range(growth, growth)
+def _exponent(power: Fraction) -> str:
+    return f"{power}" if power.denominator == 1 else f"({power})"
 
 
 def times(first: Growth, second: Growth) -> Growth:

@@ -95,16 +95,6 @@ def packed(pairs: np.ndarray) -> np.ndarray:
     return np.packbits(padded, axis=1).view(np.uint64)
 
 
-def pairs_per_pass(graph: Neighbours) -> int:
-    """About how many pairs `through` looks at for all keys, as it does for a band: n for each of
-    its queries; a key of a list takes half of that."""
-    listed = 0
-    for reading in graph.readings:
-        if not isinstance(reading.plain, Banded):
-            listed += len(_listed(reading)[1])
-    return graph.n * (graph.n * len(graph.readings) + listed // 2)
-
-
 def through(graph: Neighbours, read: np.ndarray) -> np.ndarray:
     """What each query has read after one more layer, uint64 [n, words]; itself is kept."""
     grown = read.copy()

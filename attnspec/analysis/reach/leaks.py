@@ -18,11 +18,11 @@ from functools import lru_cache
 import numpy as np
 
 from attnspec.analysis.counting.differences import only_in
-from attnspec.analysis.growth.growth import BEHIND
 from attnspec.analysis.growth.stable import places
 from attnspec.analysis.quality import Figure
 from attnspec.analysis.reach.reach import Steps
 from attnspec.graphs.bind import Situation, bind_attended
+from attnspec.graphs.forms.prelude import BEHIND
 from attnspec.graphs.forms.properties import never_reads_later
 from attnspec.graphs.forms.stability import FAR, bound_choice
 from attnspec.graphs.patterns import BY_NAME

@@ -6,7 +6,7 @@ import numpy as np
 
 from attnspec.analysis.counting.degrees import degrees_of, readers_of, weighted
 from attnspec.graphs.operators import transpose_of
-from attnspec.graphs.relation import Relation
+from attnspec.graphs.relation import Relation, evaluate_pairs
 
 FEW = 1 << 24
 """Up to so many edges they are compared one by one."""
@@ -16,33 +16,51 @@ DRAWS = 2
 """
 
 
-def asymmetry(relation: Relation, n: int) -> tuple[bool, bool]:
-    """Whether some pair lacks its mirror image, and whether the answer is certain.
+def asymmetry(relation: Relation, n: int) -> tuple[int | None, bool]:
+    """A position whose keys are not its readers, and whether None, for no such one, is certain.
 
     Raises TooMuch where too many pairs would have to be listed.
     """
     if relation.transposed() == relation:
-        return False, True
-    degrees = degrees_of(relation, n)
-    if not np.array_equal(degrees, readers_of(relation, n)):
-        return True, True
+        return None, True
+    degrees, readers = degrees_of(relation, n), readers_of(relation, n)
+    different = _first(degrees, readers)
+    if different is not None:
+        return different, True
     if int(degrees.sum()) <= FEW:
-        return not _equal_edges(relation, n), True
+        return _by_edges(relation, n), True
     # random weights, summed over the keys of each query and over the readers of each key, are equal
     # for symmetric relations, and for others hardly ever
     for seed in range(DRAWS):
         weights = np.random.default_rng(seed).integers(0, 1 << 31, n)
         of_readers = weighted(transpose_of(relation), n, weights)
-        if not np.array_equal(of_readers, weighted(relation, n, weights)):
-            return True, False
-    return False, False
+        different = _first(of_readers, weighted(relation, n, weights))
+        if different is not None:
+            return different, True
+    return None, False
 
 
-def _equal_edges(relation: Relation, n: int) -> bool:
-    codes, turned = [], []
+def one_way(relation: Relation, n: int, position: int) -> tuple[int, int]:
+    """A pair (q, k) whose mirror image is missing, of a position whose keys are not its readers."""
+    everywhere, here = np.arange(n), np.full(1, position)
+    keys = evaluate_pairs(relation, here, everywhere, n)
+    other = _first(keys, evaluate_pairs(relation, everywhere, here, n)) or 0
+    return (position, other) if keys[other] else (other, position)
+
+
+def _first(one: np.ndarray, other: np.ndarray) -> int | None:
+    """The first place where two arrays differ."""
+    different = one != other
+    return int(different.argmax()) if different.any() else None
+
+
+def _by_edges(relation: Relation, n: int) -> int | None:
+    codes, turned = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for first, last in relation.chunks(n):
         q, k = relation.rows(first, last, n)
         codes.append(q * n + k)
         turned.append(k * n + q)
-    none = np.zeros(0, np.int64)
-    return np.array_equal(np.concatenate([*codes, none]), np.sort(np.concatenate([*turned, none])))
+    edges, mirrored = np.concatenate(codes), np.sort(np.concatenate(turned))
+    place = _first(edges, mirrored)
+    # whichever comes first is missing among the others
+    return None if place is None else int(min(edges[place], mirrored[place])) // n

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnspec.analysis.approximation.choices import finds as finds_words
-from attnspec.analysis.approximation.choices import overflows as overflows_words
-from attnspec.analysis.counting.choices import expected_keys, most_keys
+from attnspec.analysis.counting.choices import most_keys
 from attnspec.analysis.quality import Figure, Unknown
 from attnspec.graphs.relation import DataDependent
 
@@ -51,20 +49,6 @@ def _rows(report: Inquiry, of: Any) -> list[Any]:
     return rows
 
 
-def expected_edges(report: Inquiry) -> Figure[Any]:
-    """The edges of all layers and heads that are expected."""
-    if any(attend.mechanism is not None for attend in report.program.attends):
-        raise Unknown("mechanisms weigh every pair")
-    rows = _rows(report, lambda r: expected_keys(r, report.length, report.program.causal))
-    if None in rows:
-        raise Unknown("nothing is assumed of inputs, thresholds and masses")
-    assumed = sorted({word for _, words in rows for word in words})
-    found = round(sum(float(np.sum(row)) for row, _ in rows))
-    if not assumed:
-        return Figure(found, "exact", "where enough candidates have a score")
-    return Figure(found, "estimate", f"assumed: {', '.join(assumed)}")
-
-
 def choice(report: Inquiry) -> Figure[Any]:
     """What each choice is made by."""
     lines: dict[str, None] = {}
@@ -96,24 +80,6 @@ def scoring_flops(report: Inquiry) -> Figure[Any]:
         words |= {word for _, word in found} - {""}
     most = max(layers.values(), default=0)
     return Figure(most, "bound", "; ".join(["at most", *sorted(words)])) if most else Figure(0)
-
-
-def finds(report: Inquiry) -> Figure[Any]:
-    """How likely what is looked for is found."""
-    lines = [finds_words(leaf, report.length, report.shape.head_dim) for leaf in _leaves(report)]
-    return _told(lines, "estimate")
-
-
-def overflows(report: Inquiry) -> Figure[Any]:
-    """How likely what is found together does not fit."""
-    return _told([overflows_words(leaf, report.length) for leaf in _leaves(report)], "bound")
-
-
-def _told(lines: list[str], quality: Any) -> Figure[Any]:
-    said = [line for line in dict.fromkeys(lines) if line]
-    if not said:
-        raise Unknown("no formula is known of these choices")
-    return Figure("\n".join(said), quality)
 
 
 def _leaves(report: Inquiry) -> list[DataDependent]:

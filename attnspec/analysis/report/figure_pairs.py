@@ -30,9 +30,6 @@ def counted(name: str) -> Callable[[Inquiry], Figure[Any]]:
     def of(report: Inquiry) -> Figure[Any]:
         if report.undecided and not has_mechanism(report.program):
             return choices.most(name, report)
-        found = _by_formula(report, name) if report.length > MOST_POSITIONS else None
-        if found is not None:
-            return found
         # raises Unknown where the pairs are not known
         _ = report.graphs
         return Figure(
@@ -44,24 +41,6 @@ def counted(name: str) -> Callable[[Inquiry], Figure[Any]]:
         )
 
     return of
-
-
-def _by_formula(report: Inquiry, name: str) -> Figure[Any] | None:
-    """What is counted of the pairs where they are too many to count: by the formula of every n,
-    None where none is exact."""
-
-    from attnspec.analysis.growth import sympy_text
-
-    found = None if report.program.cross else report.figure("edges_formula")
-    if (
-        name not in ("edges", "density")
-        or not isinstance(found, Figure)
-        or found.quality != "exact"
-    ):
-        return None
-    edges = int(sympy_text.value(found.value, report.n))
-    pairs = report.n**2 * sum(map(len, report.program.slots))
-    return Figure(edges if name == "edges" else edges / pairs, note="by the formula of every n")
 
 
 def mean_degree(report: Inquiry) -> Figure[Any]:
@@ -150,8 +129,8 @@ def symmetric(report: Inquiry) -> Figure[Any]:
         raise Unknown(f"there are {report.queries:,} queries and {report.n:,} keys")
     certain = True
     for layer, head, relation in report.graphs:
-        found, sure = asymmetry(relation, report.length)
-        if found:
+        position, sure = asymmetry(relation, report.length)
+        if position is not None:
             return Figure(False, "exact", f"layer {layer}, head {head}")
         certain &= sure
     if certain:
@@ -170,16 +149,6 @@ def order(report: Inquiry) -> Figure[Any]:
     _require_positions(report)
     found = orders.order(_at_every_length(report), _counted_length(report), report.elaborated)
     return _or_unknown(report, found)
-
-
-def edges_formula(report: Inquiry) -> Figure[Any]:
-    """The edges as an expression in n."""
-
-    from attnspec.analysis.growth import order as orders
-
-    _require_positions(report)
-    formula = orders.edges_formula(_at_every_length(report), _counted_length(report))
-    return _or_unknown(report, formula)
 
 
 def _counted_length(report: Inquiry) -> int:

@@ -45,18 +45,17 @@ LONGEST_REACH = 16_384
 LONGEST_SPECTRUM = 4096
 """Spectra are printed up to this length without being asked for."""
 
-REACH = ("depth", "diameter", "path_length", "universal")
-SPECTRUM = ("spectral_gap", "mixing_steps", "diameter_bound")
-CHOICES = ("choice", "expected_edges", "scoring_flops", "finds", "overflows")
+REACH = ("depth", "diameter", "path_length")
+SPECTRUM = ("spectral_gap",)
+CHOICES = ("choice", "scoring_flops")
 """The figures of what tensors decide."""
 
 GRAPH_HEADS = ("graph_edges", "graph_density", "graph_degree", "graph_min_degree")
 """The figures of graph heads, which say nothing new where every head has a graph."""
 
 ONE_SEQUENCE = (
-    *("causal", "unread_share", "star", *REACH, *SPECTRUM),
-    *("expected_edges", "scoring_flops", "finds", "overflows"),
-    *("kv_cache", "kv_cache_bytes", "eviction"),
+    *("causal", *REACH, *SPECTRUM),
+    *("scoring_flops", "kv_cache", "kv_cache_bytes", "eviction"),
 )
 """The figures of one sequence: of what is read through others, of later tokens, of what is drawn of
 queries and keys alike."""

@@ -109,7 +109,7 @@ def _append_group(
     by_name = {e.name: _Line(e.title, e.kind, f, value_of(e, f)) for e, f in found}
     lines = _shortened(by_name)
     titles = max(len(line.title) for line in lines)
-    short = [len(line.value) for line in lines if line.kind not in ("words", "formula")]
+    short = [len(line.value) for line in lines if line.kind != "words"]
     width = max(short, default=0)
     reasons: dict[str, list[str]] = {}
     for line in lines:
@@ -226,11 +226,7 @@ def table(reports: Sequence[Inquiry], names: Sequence[str] | None = None) -> Tex
 
 def _common(reports: Sequence[Inquiry]) -> tuple[str, ...]:
     """What is soon found for all of them."""
-    return tuple(
-        name
-        for name in max(reports, key=lambda report: report.length).default_names
-        if name not in ("edges_formula",)
-    )
+    return max(reports, key=lambda report: report.length).default_names
 
 
 def _cell(entry: Entry[Any], figure: Figure[Any] | Unknown) -> str:
@@ -285,11 +281,6 @@ def value_of(entry: Entry[Any], figure: Figure[Any] | Unknown) -> str:
             return _scaled(value, 1024) + "B"
         case "words":
             return str(value)
-        case "formula":
-            # sympy is there where a formula is
-            from attnspec.analysis.growth.sympy_text import readable
-
-            return readable(value)
         case _:
             return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 

@@ -26,8 +26,6 @@ from attnspec.ir.api_checks import index_of
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
-    import sympy
-
     from attnspec.analysis.reach.reach import Steps
 
 
@@ -119,9 +117,6 @@ class Report(Inquiry):
     )
     """Keys that no query reads, in all heads of all layers."""
 
-    unread_share = Entry[float]("read by no other", "reads", whole.unread_share, "share")
-    """The part of the keys that no other position reads, in the head that leaves most of them."""
-
     rows_nonempty = Entry[bool]("every query has a key", "reads", pairs.rows_nonempty, "truth")
     """Whether every query has a key in every head."""
 
@@ -137,23 +132,11 @@ class Report(Inquiry):
     choice = Entry[str]("chosen", "decides", choices.choice, "words")
     """What each choice that tensors make goes by, and what it changes of weights."""
 
-    expected_edges = Entry[int]("pairs expected", "decides", choices.expected_edges, "count")
-    """The pairs of all layers and heads that are expected before tensors are there."""
-
     scoring_flops = Entry[int]("operations of choosing", "decides", choices.scoring_flops, "flops")
     """Operations by which one layer decides, all heads, apart from those of attention."""
 
-    finds = Entry[str]("finds", "decides", choices.finds, "words")
-    """How likely hashes bring together what is alike, and means of blocks show a planted key."""
-
-    overflows = Entry[str]("overflows", "decides", choices.overflows, "words")
-    """How likely a bucket holds more than is read of it."""
-
-    order: Entry[sympy.Expr] = Entry("order", "grows", pairs.order, "formula")
-    """How fast the edges grow with n, constant factors left out."""
-
-    edges_formula: Entry[sympy.Expr] = Entry("pairs at n", "grows", pairs.edges_formula, "formula")
-    """The edges as an expression in `sympy.Symbol("n")`, where one is known."""
+    order = Entry[str]("order", "grows", pairs.order, "words")
+    """How fast the edges grow with n, constant factors left out: "n", "n * log2(n)", "n**(3/2)"."""
 
     depth = Entry[int](
         "layers until all pairs are joined", "reaches", pairs.reach("depth"), "never"
@@ -166,20 +149,8 @@ class Report(Inquiry):
     path_length = Entry[float]("mean path", "reaches", pairs.reach("path_length"), "never")
     """The mean shortest path between allowed pairs in the union of all layers and heads."""
 
-    star = Entry[bool]("star in every layer", "reaches", whole.star, "truth")
-    """Whether in every layer a position reads all and is read by all (BigBird's condition)."""
-
-    universal = Entry[bool]("universal approximator", "reaches", whole.universal, "truth")
-    """Whether the conditions of Yun et al. 2020 for a universal approximator hold."""
-
     spectral_gap = Entry[float]("spectral gap", "mixes", whole.spectral_gap)
     """1 - |second eigenvalue| of the symmetrised, degree-normalised union."""
-
-    mixing_steps = Entry[int]("steps to mix", "mixes", whole.mixing_steps, "never")
-    """Steps after which a random walk on that union is anywhere, None if it never is."""
-
-    diameter_bound = Entry[int]("diameter by the gap", "mixes", whole.diameter_bound, "never")
-    """The diameter of that union that its eigenvalues leave possible, None for any."""
 
     flops = Entry[int]("operations", "costs", costs.cost("flops"), "flops")
     """Operations of one layer, all heads, forward: 4 d for every pair that the plan computes,
@@ -264,8 +235,8 @@ class Report(Inquiry):
     def approximation(
         self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, layer: int = 0, head: int = 0
     ) -> dict[str, Figure[Any]]:
-        """How far one head is from softmax attention on q, k [n, d] and v [n, d_v], beside the
-        bounds that are known: for favor, rbf, linformer, nystrom and lsh; in float64, n^2 numbers.
+        """How far one head is from softmax attention on q, k [n, d] and v [n, d_v]:
+        for favor, rbf, linformer, nystrom and lsh; in float64, n^2 numbers.
 
         Raises AttnSpecError for a head of another kind, ValueError for arrays that do not fit.
         """

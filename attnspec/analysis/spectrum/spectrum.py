@@ -4,57 +4,46 @@ The graph is the union of all layers and heads, taken both ways: B = A or A^T, N
 with the degrees D. The largest eigenvalue of N is 1; asked for is the largest absolute value of the
 others. An eigenvalue of 1 comes once for every connected part, -1 for every part that is bipartite.
 
-Four ways: what has a formula (complete graphs, stars), circulant graphs such as rings by the
-Fourier transform of one row, all eigenvalues of a matrix up to `LONGEST_DENSE`, and ARPACK's
-Lanczos iterations: for narrow bands, whose gap is small, on the inverse of 1 - N, else on N itself.
-What these find lies inside the spectrum: the gap is never more than what is found of it.
+All eigenvalues of a matrix are found up to `LONGEST_DENSE`, for longer sequences those at the ends
+by ARPACK's Lanczos iterations on a sparse matrix: near 1 and near -1 for narrow bands, whose gap is
+small. What these find lies inside the spectrum: the gap is never more than what is found of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnspec.analysis.counting.progressions import Group, grouped
+from attnspec.analysis.counting.conjunctions import Listed
+from attnspec.analysis.counting.degrees import degrees_of
 from attnspec.analysis.quality import Quality
-from attnspec.analysis.spectrum.undirected import (
-    MOST_EDGES,
-    both_ways,
-    degrees_both_ways,
-    edges_both_ways,
-    own,
-)
-from attnspec.graphs.relation import Relation
-from attnspec.graphs.stack import Stack
+from attnspec.graphs.operators import Union, transpose_of
+from attnspec.graphs.stack import Stack, TooMuch
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
+
+MOST_EDGES = 1 << 25
+"""The most edges that are written out, both ways counted."""
 
 LONGEST_DENSE = 1024
 """Up to this length all eigenvalues are found."""
 
 MOST_STEPS = 1 << 31
-"""Edges, and four times as many ends of ranges, that the iterations pass over in all."""
+"""Edges that the iterations pass over in all."""
 
 MOST_ITERATIONS = 2000
 """The most iterations, each of which a vector is multiplied for."""
-
-LISTED = 1 << 20
-"""Up to so many edges are listed however few ranges they are."""
 
 KEPT = 20
 """Vectors that the iterations keep, and start again from the best of."""
 
 MOST_BANDED = 1 << 24
 """Positions times the width of their band up to which a factor of 1 - N is kept."""
-
-WIDEST_BAND = 1 << 34
-"""The same with the width squared: the operations for the factor."""
 
 ROUNDING = 1e-13
 """Eigenvalues this near to 1 are taken for it."""
@@ -65,16 +54,10 @@ TOLERANCE = 1e-10
 
 @dataclass(frozen=True)
 class Spectrum:
-    """`slowest`: the largest absolute value of an eigenvalue but for one 1; of n positions.
+    """`slowest`: the largest absolute value of an eigenvalue but for one 1. Where the quality is
+    "bound", it is no more than the true value."""
 
-    `volume` is the sum of the degrees, `fewest` the least of them; positions without any pair have
-    degree 0. Where the quality is "bound", `slowest` is no more than the true value.
-    """
-
-    n: int
     slowest: float
-    volume: int
-    fewest: int
     quality: Quality = "exact"
     note: str = ""
 
@@ -87,252 +70,108 @@ class Spectrum:
 @lru_cache(maxsize=4)
 def spectrum(stack: Stack, n: int) -> Spectrum:
     """The spectrum of all layers and heads together at n > 0 positions; raises TooMuch."""
-    degrees = degrees_both_ways(stack, n)
+    from scipy.sparse.csgraph import connected_components
 
-    def found(slowest: float, quality: Quality = "exact", note: str = "") -> Spectrum:
-        volume, fewest = int(degrees.sum()), int(degrees.min())
-        slowest = 1.0 if slowest > 1 - ROUNDING else max(0.0, float(slowest))
-        return Spectrum(n, slowest, volume, fewest, quality, note)
-
-    formula = _by_formula(both_ways(stack, n), degrees)
-    if formula is not None:
-        return found(formula)
-    graph = _graph(stack, n)
-    if graph.parts > 1:
-        return found(1.0, note=f"{graph.parts:,} parts that no pair joins")
-    shifts = graph.shifts()
-    if shifts is not None:
-        row = np.zeros(n)
-        row[shifts] = 1 / len(shifts)
-        return found(np.sort(np.abs(np.fft.fft(row).real))[-2], note="but for rounding")
+    edges = edges_both_ways(stack, n)
+    degrees = np.asarray(edges.sum(axis=1)).ravel()
+    parts = int(connected_components(edges)[0]) - int((degrees == 0).sum())
+    if parts > 1:
+        return Spectrum(1.0, note=f"{parts:,} parts that no pair joins")
+    if n == 1 or not degrees.any():
+        return Spectrum(0.0)
+    # no degree, no pair: such a position has an eigenvalue 0
+    roots = np.sqrt(np.maximum(degrees, 1))
+    edges.data = edges.data / (np.repeat(roots, np.diff(edges.indptr)) * roots[edges.indices])
     if n <= LONGEST_DENSE:
-        values = np.linalg.eigvalsh(graph.matrix())
-        return found(max(values[-2], -values[0]), note="but for rounding")
-    slowest, settled = _by_iterations(graph)
+        values = np.linalg.eigvalsh(edges.toarray())
+        return Spectrum(_rounded(max(values[-2], -values[0])), note="but for rounding")
+    slowest, settled = _by_iterations(edges, np.sqrt(degrees / degrees.sum()))
     if settled:
-        return found(slowest, "estimate", "by Lanczos iterations")
-    return found(slowest, "bound", "at most: the iterations did not settle")
+        return Spectrum(_rounded(slowest), "estimate", "by Lanczos iterations")
+    return Spectrum(_rounded(slowest), "bound", "at most: the iterations did not settle")
 
 
-def _by_formula(both: Relation, degrees: np.ndarray) -> float | None:
-    """The slowest eigenvalue of what its degrees give away, or None."""
-    n = len(degrees)
-    if n == 1 or int(degrees.max()) == 0 or int(degrees.min()) == n:
-        return 0.0
-    hubs = np.flatnonzero(degrees == n)
-    leaves = len(hubs) == 1 and int(degrees.sum()) == 3 * n - 2 and int(degrees.min()) == 2
-    # a star whose leaves read the hub and themselves
-    return 0.5 if leaves and own(both, n).all() else None
+def _rounded(slowest: float) -> float:
+    return 1.0 if slowest > 1 - ROUNDING else max(0.0, float(slowest))
 
 
-# --- the graph as an operator ---------------------------------------------------------------------
+def edges_both_ways(stack: Stack, n: int) -> csr_array:
+    """The pairs of all layers and heads, both ways, as a float64 matrix of ones [n, n] with sorted
+    indices; raises TooMuch."""
+    from scipy.sparse import csr_array
+
+    relations = {relation for _, _, relation in stack.bound(n).found}
+    ways = sorted(relations | {transpose_of(each) for each in relations}, key=repr)
+    if int(degrees_of(Union(tuple(ways)), n).sum()) > MOST_EDGES:
+        raise TooMuch(f"more than {MOST_EDGES:,} pairs are not listed, n = {n:,}")
+    total: Any = csr_array((n, n), dtype=np.int8)
+    for relation in ways:
+        listed = Listed(relation, n)
+        ones = np.ones(len(listed.keys), np.int8)
+        part = csr_array((ones, listed.keys, listed.pointers), shape=(n, n))
+        total = (total + part).minimum(1)
+    edges: csr_array = csr_array(total.astype(np.float64))
+    edges.sort_indices()
+    return edges
 
 
-class _Graph:
-    """The pairs of a symmetric graph: `degrees` int64 [n], and products with vectors."""
-
-    def __init__(self, degrees: np.ndarray, edges: csr_array | None, groups: list[Group]) -> None:
-        self.n, self.degrees = len(degrees), degrees
-        self.edges, self.groups = edges, groups
-        # no degree, no pair: such a position has an eigenvalue 0
-        self.roots = np.sqrt(np.maximum(self.degrees, 1))
-        self.first = np.sqrt(self.degrees / max(1, int(self.degrees.sum())))
-
-    @property
-    def work(self) -> int:
-        """What a product passes over."""
-        if self.edges is not None:
-            return self.n + int(self.edges.nnz)
-        return 4 * sum(len(group.row) + group.places for group in self.groups)
-
-    def times(self, vector: np.ndarray) -> np.ndarray:
-        """B x."""
-        if self.edges is not None:
-            return np.asarray(self.edges @ vector)
-        total = np.zeros(self.n)
-        for group in self.groups:
-            total += np.bincount(group.row, group.sums(vector), self.n)
-        return total
-
-    def below(self, vector: np.ndarray) -> np.ndarray:
-        """(N - u u^T) x with the first eigenvector u."""
-        product = self.times(vector / self.roots) / self.roots
-        return np.asarray(product - self.first * float(self.first @ vector))
-
-    def matrix(self) -> np.ndarray:
-        """N, float64 [n, n]."""
-        if self.edges is not None:
-            dense = self.edges.toarray().astype(float)
-        else:
-            dense = np.stack([self.times(row) for row in np.eye(self.n)])
-        return np.asarray(dense / self.roots / self.roots[:, None])
-
-    @property
-    def parts(self) -> int:
-        """Connected parts that have a pair."""
-        from scipy.sparse import csr_array
-        from scipy.sparse.csgraph import connected_components
-
-        edges = self.edges
-        if edges is None:
-            heads, tails = zip(*(_chained(group) for group in self.groups), strict=True)
-            pairs = np.concatenate(heads), np.concatenate(tails)
-            ones = np.ones(len(pairs[0]), np.int8)
-            edges = csr_array((ones, pairs), shape=(self.n, self.n))
-        alone = int((self.degrees == 0).sum())
-        return int(connected_components(edges)[0]) - alone
-
-    def shifts(self) -> np.ndarray | None:
-        """The distances (k - q) mod n where every query has the same ones, else None."""
-        if self.edges is None or int(self.degrees.min()) != int(self.degrees.max()):
-            return None
-        n, degree = self.n, int(self.degrees[0])
-        row = np.sort(self.edges.indices[:degree])
-        queries = np.repeat(np.arange(n), degree)
-        distances = (self.edges.indices - queries) % n
-        counts = np.bincount(distances, minlength=n)
-        return row if (counts[row] == n).all() else None
-
-
-def _graph(stack: Stack, n: int) -> _Graph:
-    """The graph of a stack; raises TooMuch."""
-    degrees = degrees_both_ways(stack, n)
-    groups = _groups(both_ways(stack, n), n)
-    if groups is not None and not _is_narrow(max(_reach(group) for group in groups), n):
-        return _Graph(degrees, None, groups)
-    return _Graph(degrees, edges_both_ways(stack, n), [])
-
-
-def _is_narrow(reach: int, n: int) -> bool:
-    return reach * n <= MOST_BANDED and reach * reach * n <= WIDEST_BAND
-
-
-def _reach(group: Group) -> int:
-    """The furthest that a member lies from its row."""
-    start = group.positions(group.place)
-    last = start + (group.count - 1) * group.step
-    return int(np.maximum(abs(start - group.row), abs(last - group.row)).max(initial=0))
-
-
-def _groups(relation: Relation, n: int) -> list[Group] | None:
-    """The keys of all rows as ranges by their steps, where they are known and fewer than the
-    edges."""
-    found: dict[int, list[Group]] = {}
-    for first, part in relation.closed_rows(n):
-        if part is None:
-            return None
-        for group in grouped(part, n):
-            group.row = group.row + first
-            found.setdefault(group.step, []).append(group)
-    every = list(chain.from_iterable(found.values()))
-    ranges = n * len(found) + sum(len(group.row) for group in every)
-    edges = sum(int(group.count.sum()) for group in every)
-    if edges <= max(ranges, LISTED) or ranges > MOST_EDGES:
-        return None
-    return [_together(groups) for groups in found.values()]
-
-
-def _together(groups: list[Group]) -> Group:
-    whole = groups[0]
-    for name in ("row", "place", "count"):
-        setattr(whole, name, np.concatenate([getattr(group, name) for group in groups]))
-    return whole
-
-
-def _chained(group: Group) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs that connect what the ranges connect: a row with the first of its range, and each
-    member of a range with the next."""
-    change = np.bincount(group.place, minlength=group.places)
-    change -= np.bincount(group.place + group.count - 1, minlength=group.places)
-    followed = np.flatnonzero(np.cumsum(change) > 0)
-    heads = group.positions(np.concatenate([group.place, followed]))
-    tails = group.positions(np.concatenate([group.place, followed + 1]))
-    heads[: len(group.row)] = group.row
-    return heads, tails
-
-
-# --- iterations -----------------------------------------------------------------------------------
-
-
-def _by_iterations(graph: _Graph) -> tuple[float, bool]:
-    """The slowest eigenvalue, and whether the iterations have settled on it."""
-    most = min(MOST_ITERATIONS, max(KEPT, MOST_STEPS // graph.work))
-    edges, wave = graph.edges, _wave(graph)
-    if edges is None or not _is_narrow(_width(edges), graph.n):
-        return _largest(graph.below, wave, most)
-    second, settled = _beside(graph, edges, 1, most)
-    # where all read themselves, no circle of Gershgorin comes nearer to -1
-    own_share = float((edges.diagonal() / graph.roots**2).min())
-    if 1 - second <= 2 * own_share:
-        return second, settled
-    turned, surely = _largest(lambda x: x - graph.below(x), wave, most, tolerance=1e-3)
-    if surely and turned - 1 < 0.9 * second:
-        return second, settled
-    # nearly bipartite
-    least, too = _beside(graph, edges, -1, most)
-    return max(second, least), settled and too
-
-
-def _largest(
-    times: Callable[[np.ndarray], np.ndarray],
-    start: np.ndarray,
-    most: int,
-    tolerance: float = TOLERANCE,
-) -> tuple[float, bool]:
-    """The largest absolute eigenvalue of a symmetric operator on vectors [n], and whether `most`
-    products were enough for it; if not, how much the most of them lengthened a vector, which is no
-    more."""
+def _by_iterations(matrix: csr_array, first: np.ndarray) -> tuple[float, bool]:
+    """The slowest eigenvalue of N with its first eigenvector, and whether the iterations have
+    settled on it; if not, the most that a product lengthened a vector, which is no more."""
     from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
-    n, longest = len(start), 0.0
+    n, longest = len(first), 0.0
+    most = min(MOST_ITERATIONS, max(KEPT, MOST_STEPS // (n + matrix.nnz)))
+    settings: dict[str, Any] = {
+        "ncv": min(n, KEPT),
+        "maxiter": max(1, most // KEPT),
+        "tol": TOLERANCE,
+        "return_eigenvectors": False,
+        "v0": _wave(first),
+    }
 
-    def measured(vector: np.ndarray) -> np.ndarray:
+    def below(vector: np.ndarray) -> np.ndarray:
         nonlocal longest
-        product = times(vector.ravel())
+        vector = vector.ravel()
+        product = matrix @ vector - first * float(first @ vector)
         longest = max(longest, float(np.linalg.norm(product) / np.linalg.norm(vector)))
-        return product
+        return np.asarray(product)
 
-    operator = LinearOperator((n, n), matvec=measured, dtype=np.float64)
-    if np.linalg.norm(measured(start)) <= ROUNDING * np.linalg.norm(start):
+    if np.linalg.norm(below(settings["v0"])) <= ROUNDING * np.linalg.norm(settings["v0"]):
         return 0.0, True
-    kept = min(n, KEPT)
-    rounds = max(1, most // kept)
     try:
-        (value,) = eigsh(
-            operator, 1, None, None, "LM", start, kept, rounds, tolerance, return_eigenvectors=False
-        )
+        if n * _width(matrix) <= MOST_BANDED:
+            return _of_a_band(matrix, settings), True
+        operator = LinearOperator((n, n), matvec=below, dtype=np.float64)
+        return abs(float(eigsh(operator, 1, **settings)[0])), True
     except ArpackNoConvergence:
         return longest, False
-    return abs(float(value)), True
 
 
-def _beside(graph: _Graph, edges: csr_array, sign: int, most: int) -> tuple[float, bool]:
-    """The largest eigenvalue of N but for the first, or of -N, by the inverse of 1 - N or 1 + N,
-    a little more of 1, and whether it has settled."""
-    from scipy.sparse import csc_array, diags_array
-    from scipy.sparse.linalg import splu
+def _of_a_band(matrix: csr_array, settings: dict[str, Any]) -> float:
+    """The slowest eigenvalue by inverses at some distance of the ends, where 1 - N and 1 + N have
+    none; raises ArpackNoConvergence."""
+    from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
-    moved = 1 / graph.n**2
-    matrix = diags_array((1 + moved) * graph.roots**2) - sign * edges
-    # definite: its own order keeps the band, and no pivot is needed
-    symmetric = {"SymmetricMode": True}
-    factor = splu(csc_array(matrix), "NATURAL", diag_pivot_thresh=0.0, options=symmetric)
-    first = graph.first if sign > 0 else np.zeros(graph.n)
-
-    def times(vector: np.ndarray) -> np.ndarray:
-        product = graph.roots * factor.solve(graph.roots * (vector - first * (first @ vector)))
-        return np.asarray(product - first * (first @ product))
-
-    value, settled = _largest(times, _wave(graph), most)
-    return 1 + moved - 1 / value, settled
+    away = 1 / matrix.shape[0] ** 2
+    second = float(min(eigsh(matrix, 2, sigma=1 + away, **settings)))
+    # where all read themselves, no circle of Gershgorin comes nearer to -1
+    if 1 - second <= 2 * float(matrix.diagonal().min()):
+        return second
+    with suppress(ArpackNoConvergence):
+        if -float(eigsh(matrix, 1, which="SA", **{**settings, "tol": 1e-3})[0]) < 0.9 * second:
+            return second
+    # nearly bipartite
+    return max(second, -float(eigsh(matrix, 1, sigma=-1 - away, **settings)[0]))
 
 
-def _wave(graph: _Graph) -> np.ndarray:
+def _wave(first: np.ndarray) -> np.ndarray:
     """A slow wave along the sequence, what a band forgets last, and a little of everything."""
-    wave = np.cos(np.pi * (np.arange(graph.n) + 0.5) / graph.n) * graph.roots
-    noise = np.random.Generator(np.random.PCG64(graph.n)).standard_normal(graph.n)
+    n = len(first)
+    wave = np.cos(np.pi * (np.arange(n) + 0.5) / n) * first
+    noise = np.random.Generator(np.random.PCG64(n)).standard_normal(n)
     start = wave / np.linalg.norm(wave) + 1e-3 * noise / np.linalg.norm(noise)
-    return np.asarray(start - graph.first * float(graph.first @ start))
+    return np.asarray(start - first * float(first @ start))
 
 
 def _width(edges: csr_array) -> int:

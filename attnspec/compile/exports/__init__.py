@@ -1,1 +1,1 @@
-"""Graphs in the formats of other libraries: FlexAttention, MagiAttention, FlashInfer."""
+"""Graphs in the formats of other libraries: FlexAttention, FlashInfer."""

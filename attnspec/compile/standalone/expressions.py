@@ -262,10 +262,11 @@ def _verdict(op: str, a: Operand, b: Operand) -> bool | None:
 
 
 def _is_below(position: Operand, length: Operand) -> bool:
-    """Whether one is a position of a sequence of that length, or of the shorter of two."""
+    """Whether one is a position of a sequence of that length, or of one that is no longer."""
     if not isinstance(position, Expression) or not isinstance(length, Expression):
         return False
-    names = [each.op for each in (length.args if length.op == "max" else (length,))]
+    lengths = length.args if length.op == "max" else (length,)
+    names = [each.op for each in lengths if isinstance(each, Expression)]
     return bool(position.below) and position.below in names
 
 

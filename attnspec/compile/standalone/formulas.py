@@ -167,8 +167,10 @@ def written_patterns(page: Page) -> Mapping[str, type[Relation]]:
     class WrittenRandomBlocks(RandomBlocks):
         def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
             place = f"({RANDOM_BLOCKS}, {flat(self.layer)}, {flat(self.head)})"
-            rows = -(-n // self.size)
-            table = page.table("drawn", "distinct", rows, self.blocks, self.seed, name(place))
+            rows, causal = -(-n // self.size), (True,) if self.causal else ()
+            table = page.table(
+                "drawn", "distinct", rows, self.blocks, self.seed, name(place), *causal
+            )
             return _listed(table, q // self.size, k // self.size)
 
     class WrittenExpander(Expander):

@@ -69,7 +69,7 @@ def graph_module(program: Program, class_name: str) -> str:
         _mask_mod(program, pages, masks),
         *lifted([each for each in _HELPERS if each.__name__ in used], names),
         *lifted([graph.masked], names),
-        "kept = torch.compiler.assume_constant_result(lru_cache(maxsize=8)(masked))",
+        "kept = lru_cache(maxsize=8)(masked)",
         *lifted(asked, names),
         _scale_of(program, attend),
         *([_changed(program, attend)] if changes or not softmax else []),

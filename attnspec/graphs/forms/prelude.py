@@ -24,6 +24,9 @@ from attnspec.text.source import Source
 
 PRELUDE = Path(__file__).parents[1] / "patterns" / "prelude.attn"
 
+BEHIND = Apply("<=", (Symbol("k"), Symbol("q")))
+"""The predicate of keys up to the query."""
+
 
 def predicate_of_leaf(leaf: Leaf, *, limited: bool = True) -> Scalar | None:
     """The predicate of a pattern in a term, None where it has none; what would be refused, such as

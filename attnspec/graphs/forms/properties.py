@@ -31,6 +31,26 @@ def reads_itself(term: Term) -> bool:
             return all(reads_itself(child) for child in term.terms)
         case "transpose":
             return reads_itself(term.terms[0])
+        case "~":
+            return never_reads_itself(term.terms[0])
+        case _:
+            return False
+
+
+def never_reads_itself(term: Term) -> bool:
+    """No query reads its own position."""
+    if isinstance(term, Leaf):
+        predicate = predicate_of_leaf(term)
+        return predicate is not None and holds_for_itself(Apply("not", (predicate,)))
+    match term.op:
+        case "|":
+            return all(never_reads_itself(child) for child in term.terms)
+        case "&":
+            return any(never_reads_itself(child) for child in term.terms)
+        case "transpose":
+            return never_reads_itself(term.terms[0])
+        case "~":
+            return reads_itself(term.terms[0])
         case _:
             return False
 

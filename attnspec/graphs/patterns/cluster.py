@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import ClassVar
 
-import numpy as np
-
 from attnspec.graphs.relation import Ahead, DataDependent
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.linear import N, product
@@ -58,12 +56,6 @@ class Cluster(DataDependent):
     name: ClassVar = "cluster"
     one_sequence: ClassVar = "makes clusters of queries and keys of one sequence"
     replaced: ClassVar = {"labels": ("count", "seed", "assign", "of")}
-
-    @property
-    def unsized(self) -> str:
-        if self.labels is not None or self.assign != "balanced":
-            return ""
-        return "how many centroids take a token"
 
     def __post_init__(self) -> None:
         if self.assign == "balanced" and self.of == "q":
@@ -116,13 +108,6 @@ class Cluster(DataDependent):
         count = max(1, self.count_at(n))
         # of means of queries, `count` score all keys
         return count if self.of == "q" else -(-n // count)
-
-    def expected_keys(self, n: int, allowed: np.ndarray) -> tuple[np.ndarray, str] | None:
-        if self.given_choice:
-            return None
-        if self.of == "q":
-            return allowed * 1.0, ""
-        return allowed / max(1, self.count_at(n)), "clusters of one size"
 
     def scoring(self, n: int, d: int) -> tuple[int, str]:
         if self.given_choice:

@@ -14,9 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
-from attnspec.graphs.relation import Ahead, DataDependent, Hashing
+from attnspec.graphs.relation import Ahead, DataDependent
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.linear import N, product
 from attnspec.ir.parameters import RelationError, argument, context
@@ -152,24 +150,6 @@ class Lsh(DataDependent):
 
     def about_keys(self, n: int) -> int:
         return self.most_keys(n)
-
-    def hashing(self, n: int) -> Hashing | None:
-        if self.given is not None or not n:
-            return None
-        reach = (self.look + 1) * self.chunk if self.bucket_mask else None
-        return Hashing(self.buckets_at(n), self.rounds, reach, self.hash == "cross_polytope")
-
-    def expected_keys(self, n: int, allowed: np.ndarray) -> tuple[np.ndarray, str] | None:
-        if self.given is not None or not n:
-            return None
-        count = self.buckets_at(n)
-        if self.bucket_mask:
-            most = (self.look + 1) * self.chunk / n
-            found = 1 - (1 - min(1 / count, most)) ** self.rounds
-        else:
-            found = 1 - (1 - min(1.0, (self.look + 0.5) * self.chunk / n)) ** self.rounds
-        alone = (1 - found) ** (allowed - 1) if self.share_qk else found
-        return (allowed - 1) * found + alone, "directions without order"
 
     def scoring(self, n: int, d: int) -> tuple[int, str]:
         if self.given is not None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,6 +30,7 @@ class Powers(Toeplitz):
     base: int = argument("integer", "ratio of one distance to the next", default=2, least=2)
 
     name: ClassVar = "powers"
+    numpy_only: ClassVar = True
     reads_itself: ClassVar = True
     symmetric: ClassVar = True
     moves_by: ClassVar = 1
@@ -58,16 +59,6 @@ class Powers(Toeplitz):
         least, most = q.start - k.last, q.last - k.start
         found = np.searchsorted(distances, most, "right") - np.searchsorted(distances, least)
         return covered(found == most - least + 1, found > 0)
-
-    def formula(self, causal: bool) -> Any:
-        """With L powers of the base below n, which add up to (b**L - 1) / (b - 1), every distance d
-        has n - d pairs on each side."""
-        import sympy
-
-        n, base = sympy.Symbol("n"), sympy.Integer(self.base)
-        count = sympy.ceiling(sympy.log(n, base))
-        one_side = count * n - (base**count - 1) / (base - 1)
-        return n + (1 if causal else 2) * one_side
 
     @classmethod
     def order(cls, given: Mapping[str, Scalar]) -> Scalar:

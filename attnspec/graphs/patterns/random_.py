@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -90,18 +90,6 @@ class Random(Drawn):
     def edges(self, n: int) -> int:
         keys = min(self.keys, n)
         return keys * n - (keys * (keys - 1) // 2 if self.causal else 0)
-
-    def formula(self, causal: bool) -> Any | None:
-        import sympy
-
-        if causal and not self.causal:
-            return None
-        n, keys = sympy.Symbol("n"), sympy.Integer(self.keys)
-        if not self.keys:
-            return keys
-        whole = n**2 / 2 + n / 2 if self.causal else n**2
-        drawn = keys * n - (keys * (keys - 1) / 2 if self.causal else 0)
-        return sympy.Piecewise((drawn, keys <= n), (whole, True))
 
     @classmethod
     def order(cls, given: Mapping[str, Scalar]) -> Scalar:

@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from attnspec.graphs.relation import Ahead, DataDependent
 from attnspec.ir.linear import N, product
 from attnspec.ir.mechanisms.declaration import Part
@@ -81,16 +79,6 @@ class Sinkhorn(DataDependent):
 
     def about_keys(self, n: int) -> int:
         return self.most_keys(n)
-
-    def expected_keys(self, n: int, allowed: np.ndarray) -> tuple[np.ndarray, str] | None:
-        q = np.arange(n)
-        blocks = -(-n // self.size)
-        if self.cut is not None:
-            return np.minimum(allowed, self.cut * self.size), "rows that match different blocks"
-        if self.causal:
-            return q % self.size + 1 + self.size * (q >= self.size), ""
-        share = np.minimum(1.0, self.size * (2 - 1 / max(1, blocks)) / max(1, n))
-        return allowed * share, "matchings without order"
 
     def scoring(self, n: int, d: int) -> tuple[int, str]:
         blocks = -(-n // self.size)

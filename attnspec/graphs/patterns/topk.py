@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from attnspec.graphs.relation import EMPTY, Ahead, DataDependent, Ranking, Relation, Tiles
+from attnspec.graphs.relation import EMPTY, Ahead, DataDependent, Relation, Tiles
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.linear import N, product
 from attnspec.ir.parameters import RelationError, argument, context
@@ -164,12 +164,6 @@ class TopK(DataDependent):
         return "forces blocks for queries to come, too" if self.shared_by > 1 else ""
 
     @property
-    def unsized(self) -> str:
-        if self.mass is not None or self.above is not None:
-            return "how many blocks are taken"
-        return "" if self.always is None else "how many blocks are forced"
-
-    @property
     def own_blocks(self) -> int:
         """The blocks in which the queries of one choice may lie, counted from a border of both."""
         m, b = self.shared_by, self.block
@@ -209,30 +203,6 @@ class TopK(DataDependent):
     def about_keys(self, n: int) -> int:
         most = self.keys or self.blocks
         return super().about_keys(n) if most is None else min(n, most * self.block)
-
-    def ranking(self, n: int) -> Ranking | None:
-        if self.scorer != "mean" or not self.blocks:
-            return None
-        forced = self.forced(n)
-        left = -(-n // self.block) - forced
-        return Ranking(self.block, max(0, self.blocks - forced), left) if left > 0 else None
-
-    def expected_keys(self, n: int, allowed: np.ndarray) -> tuple[np.ndarray, str] | None:
-        most = self.keys or self.blocks
-        if most is None or self.within is not None or self.always is not None:
-            return None
-        if not self.causal:
-            # of all that are kept, as many are allowed as of all keys
-            note = "scores that know no position" if (allowed < n).any() else ""
-            return allowed * min(n, most * self.block) / n, note
-        if self.block == 1:
-            note = "" if self.shared_by == 1 else "where each chooses for itself"
-            return np.minimum(allowed, most), note
-        q = np.arange(n)
-        first = q // self.shared_by * self.shared_by
-        earlier = np.minimum(max(0, most - self.own_blocks), first // self.block) * self.block
-        note = "" if self.shared_by in (1, self.block) else "own blocks of one query"
-        return np.minimum(allowed, q % self.block + 1 + earlier), note
 
     def scoring(self, n: int, d: int) -> tuple[int, str]:
         rows, blocks = -(-n // self.shared_by), -(-n // self.block)

@@ -54,18 +54,6 @@ def period_of(comparison: Scalar) -> Period:
     return Period(**found)
 
 
-def movement(scalar: Scalar) -> tuple[int, tuple[int, int, int]] | None:
-    """A period, and by how much a whole number of q, k and n grows whenever each of them moves by
-    it; None where that differs or is not known."""
-    divisors = [*_divisors(scalar)]
-    for step in sorted({1, lcm(*divisors), prod(divisors)}):
-        found = [_growth(scalar, {name}, step) for name in ("q", "k", "n")]
-        known = [by for by in found if by is not None]
-        if step <= LARGEST and len(known) == len(found):
-            return step, (known[0], known[1], known[2])
-    return None
-
-
 def _divisors(scalar: Scalar) -> Iterator[int]:
     if isinstance(scalar, Apply):
         if scalar.op in ("//", "%") and type(scalar.args[1]) is int and scalar.args[1] > 0:

@@ -91,6 +91,8 @@ def _reduced(scalar: Scalar) -> Scalar:
             return 0
         case (op, (first, second)) if op in _HELD_BY_EQUALS and first == second:
             return True
+        case ("!=" | "<" | ">", (first, second)) if first == second:
+            return False
         case ("and", _) if all(arg is True for arg in args):
             return True
         case ("or", _) if any(arg is True for arg in args):

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 
 import torch
 
-from attnspec.backends.factored.low_rank.thin_products import against, outer
-
 
 class Room:
     """Tensors of one computation that each block writes anew.
@@ -124,7 +122,7 @@ def gradients_of(
     found = _scanned(after, f, entering, frames, room, backwards=True)
     grad_g, grad_w = _into_sums(found[:, 1:], g, w, frames)
     grad_w = pairs.transpose(-1, -2) @ grad + grad_w
-    grad_f = against(entering, states)
+    grad_f = entering @ states.transpose(-1, -2)
     if known is None:
         grad_g = grad_pairs.transpose(-1, -2) @ f + grad_g
         grad_f = grad_pairs @ g + grad_f
@@ -147,9 +145,9 @@ def _into_sums(
     """The gradients of g and w, where `grad` is that of what each chunk adds to the states."""
     to_w = grad.transpose(-1, -2)
     if frames is None:
-        return against(w, grad), against(g, to_w)
+        return w @ to_w, g @ grad
     factor = frames.staying(g.dtype)[..., None]
-    return against(w * factor, grad), against(g, to_w) * factor
+    return (w * factor) @ to_w, (g @ grad) * factor
 
 
 def _scanned(
@@ -166,7 +164,7 @@ def _scanned(
     order = range(count)[:: -1 if backwards else 1]
     fades = None if frames is None else frames.fades(g.dtype)[..., None, None].unbind(1)
     if room is None or count == 1:
-        parts, found = outer(g, w).unbind(1), [first]
+        parts, found = (g.transpose(-1, -2) @ w).unbind(1), [first]
         for at in order:
             before = found[-1] if fades is None else found[-1] * fades[at]
             found.append(before + parts[at])

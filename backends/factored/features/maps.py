@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 
-from attnspec.backends.factored.low_rank.thin_products import unseen
+from attnspec.backends.common.torch_modes import unseen
 
 Tables: TypeAlias = Mapping[str, torch.Tensor]
 
@@ -69,8 +69,9 @@ class Elementwise:
     def queries(self, x: torch.Tensor, tables: Tables) -> Features:
         match self.feature:
             case "elu1":
-                # elu(x) + 1 would round to 0 from about -17 on in float32
-                return Features(torch.exp(x.clamp(max=0.0)) + torch.relu(x))
+                # elu(x) + 1 would round to 0 from about -17 on in float32. Its slope at 0 is 1, but
+                # that of `clamp` is 0 from torch 2.14 on
+                return Features(torch.exp(x.masked_fill(x > 0, 0.0)) + torch.relu(x))
             case "relu":
                 return Features(torch.relu(x))
             case "squared_relu":

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from attnspec.backends.common.torch_modes import unseen
 from attnspec.backends.factored.features.maps import Features, Tables, exponentials, unit
-from attnspec.backends.factored.low_rank.thin_products import against, unseen
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class RandomFeatures:
 
     def queries(self, x: torch.Tensor, tables: Tables) -> Features:
         factor = self._factor(x)
-        along = against(x, tables["directions"] * factor)
+        along = x @ (tables["directions"] * factor).transpose(-1, -2)
         half = x.square().sum(-1, keepdim=True) * (factor**2 / 2)
         log = x.new_full(x.shape[:-1], -math.log(self.count) / 2)
         match self.kind:
@@ -72,7 +72,7 @@ class RandomFeatures:
             case _:
                 along = grad.mul_(values > 0).div_(math.sqrt(self.count))
         factor = self._factor(x)
-        found = against(along, (tables["directions"] * factor).transpose(-1, -2))
+        found = along @ (tables["directions"] * factor)
         return found if of_half is None else found.addcmul_(x, of_half, value=factor**2)
 
     def _factor(self, x: torch.Tensor) -> float:

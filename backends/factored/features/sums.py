@@ -21,7 +21,6 @@ from attnspec.backends.factored.features.chunks import (
 )
 from attnspec.backends.factored.features.maps import Differentiated, FeatureMap, Features, Tables
 from attnspec.backends.factored.features.spans import Framed, Given, Span, Sums
-from attnspec.backends.factored.low_rank.thin_products import against, outer
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def summed(sums: Sums, state: State) -> Iterator[Found]:
         else:
             queries, f = _queries(sums, span)
             logs = sums.logs(queries, None, _column(state.base), span)
-            y = against(f, state.total[:, None].transpose(-1, -2))
+            y = f @ state.total[:, None]
             yield Found(span, y, logs, state, state)
 
 
@@ -259,9 +258,9 @@ def differentiate(
         if not sums.how.causal:
             logs = sums.logs(queries, None, _column(state.base), span)
             grad_y = sums.how.quotient.gradient(grad_out, given_out, total[..., 0], logs)
-            share = outer(f, grad_y).sum(1)
+            share = (f.transpose(-1, -2) @ grad_y).sum(1)
             after = share if after is None else after + share
-            found.of_queries(span, f, against(grad_y, state.total[:, None]))
+            found.of_queries(span, f, grad_y @ state.total[:, None].transpose(-1, -2))
             continue
         keys = _keys(sums, span, state.base)
         frames = keys.framed.local

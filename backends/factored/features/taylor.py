@@ -17,11 +17,11 @@ from typing import cast
 import torch
 from torch.nn import functional
 
+from attnspec.backends.common.torch_modes import unseen
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.maps import Features, Tables, unit
 from attnspec.backends.factored.features.quotients import Quotient
 from attnspec.backends.factored.features.spans import Summing
-from attnspec.backends.factored.low_rank.thin_products import unseen
 from attnspec.ir.mechanisms.taylor import CHANNELS, Taylor, products_kept
 from attnspec.lower.work import Work
 

@@ -14,13 +14,13 @@ import torch
 from torch.nn import functional
 
 from attnspec.backends.common.score_formula import widened
+from attnspec.backends.common.torch_modes import unseen
 from attnspec.backends.factored.low_rank.mechanism_kernel import MechanismKernel
 from attnspec.backends.factored.low_rank.softmax import (
     check_no_dropout,
     repeated,
     without_padding,
 )
-from attnspec.backends.factored.low_rank.thin_products import unseen
 from attnspec.ir.mechanisms.fourier import Fourier
 from attnspec.ir.mechanisms.gmlp import Gmlp
 from attnspec.ir.mechanisms.mixer import Mixer

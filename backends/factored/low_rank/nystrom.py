@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from attnspec.backends.common.score_formula import weigh, widened
+from attnspec.backends.common.torch_modes import unseen
 from attnspec.backends.factored.low_rank.mechanism_kernel import MechanismKernel
 from attnspec.backends.factored.low_rank.segments import occupied, segment_means
 from attnspec.backends.factored.low_rank.softmax import (
@@ -21,7 +22,6 @@ from attnspec.backends.factored.low_rank.softmax import (
     repeated,
     without_padding,
 )
-from attnspec.backends.factored.low_rank.thin_products import unseen
 from attnspec.ir.mechanisms.nystrom import Nystrom
 from attnspec.lower.work import Call
 

@@ -11,9 +11,8 @@ import torch
 from torch.nn import functional
 
 from attnspec.backends.common.score_formula import weigh
-from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.common.torch_modes import is_transformed, unseen
 from attnspec.backends.factored.costs import FUSED, LANES
-from attnspec.backends.factored.low_rank.thin_products import unseen
 
 
 def attend(

@@ -28,7 +28,6 @@ from attnspec.backends.triton.blocks import Rows
 from attnspec.backends.triton.kernel import is_taken
 from attnspec.backends.triton.sums import kernels
 from attnspec.backends.triton.sums.blocks import Frames, Plan, Quotient, States
-from attnspec.backends.triton.sums.packaged import Packaged
 from attnspec.backends.triton.tuning import MAPS, SUMMED, block_of
 from attnspec.lower.work import Work, mechanism_of
 
@@ -51,15 +50,13 @@ KINDS = {
 """For each type of queries the type and the precision of what is multiplied, and that of sums."""
 
 
-def sums_kernel(
-    work: Work, heads: tuple[int, ...], device: torch.device, packaged: bool = False
-) -> FeatureKernel:
-    """Runs a mechanism that is a sum of features, without a graph beside it, in the kernels here or
-    in those of a package; what these do not take goes block by block, and so do streams."""
+def sums_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> FeatureKernel:
+    """Runs a mechanism that is a sum of features, without a graph beside it, in the kernels here;
+    what these do not take goes block by block, and so do streams."""
     kernel = KERNELS[mechanism_of(work).name](work, heads, device)
     if not isinstance(kernel, FeatureKernel):
         raise ValueError(f"`{mechanism_of(work).name}` is no sum of features")
-    return replace(kernel, way=Packaged() if packaged else Launched())
+    return replace(kernel, way=Launched())
 
 
 class Launched:

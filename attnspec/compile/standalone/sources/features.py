@@ -21,7 +21,7 @@ def factor_of(size: int) -> float:
 
 def elu1(x: Tensor) -> tuple[Tensor, Tensor]:
     """elu(x) + 1, which does not round to 0."""
-    return torch.exp(x.clamp(max=0.0)) + torch.relu(x), torch.zeros_like(x[..., :1])
+    return torch.exp(x.masked_fill(x > 0, 0.0)) + torch.relu(x), torch.zeros_like(x[..., :1])
 
 
 def relu(x: Tensor) -> tuple[Tensor, Tensor]:

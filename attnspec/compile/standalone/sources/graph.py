@@ -55,13 +55,13 @@ def masked(layer: int, size: Size, device: str, blocks: bool, x: Tensors | None 
         return mask_mod(*at)
 
 
-kept = torch.compiler.assume_constant_result(lru_cache(maxsize=8)(masked))
+kept = lru_cache(maxsize=8)(masked)
 
 
 def mask_of(q: Tensor, k: Tensor, layer: int, blocks: bool, x: Tensors) -> Any:
-    """The mask of a call, kept where no input decides it."""
+    """The mask of a call, kept where no input decides it; a trace computes it, at every length."""
     at = layer, (q.shape[0] if x else 1, *q.shape[1:3], k.shape[2]), str(q.device), blocks
-    return masked(*at, x) if x else kept(*at)
+    return masked(*at, x) if x or torch.compiler.is_compiling() else kept(*at)
 
 
 @lru_cache(maxsize=1)
@@ -88,7 +88,9 @@ def attend_plain(
     # FlexAttention drops no weights, and takes no float64 and no heads below 16
     blocks = q.is_cuda and q.dtype != torch.float64 and min(q.shape[3], v.shape[3]) >= 16
     blocks = blocks and not dropout_p
-    mask = masked(*at, blocks, x) if x else kept(*at, blocks)
+    # a trace computes the mask, at every length
+    every = x or torch.compiler.is_compiling()
+    mask = masked(*at, blocks, x) if every else kept(*at, blocks)
     if blocks:
         return flex()(q, k, v, block_mask=mask, scale=scale, enable_gqa=True)
     none = ~mask.any(-1, keepdim=True)

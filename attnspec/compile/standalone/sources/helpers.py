@@ -22,9 +22,9 @@ def isqrt(x: Tensor) -> Tensor:
 
 
 def is_power(distance: Tensor, base: int, n: int) -> Tensor:
-    """Whether a distance is 0, 1, base, base**2, … below n."""
+    """Whether a distance, below n, is 0, 1, base, base**2, …"""
     held, power = distance == 0, 1
-    while power < n:
+    while power < 2**31:
         held, power = held | (distance == power), power * base
     return held
 

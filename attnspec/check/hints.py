@@ -1,0 +1,93 @@
+"""What would make a claim on reach hold: one change, tried before it is named.
+
+More pairs can mend such a claim. The graph that serves most layers and heads gets a global token,
+or under `causal` powers or a stride. Where no position learns of a later one and that is not said,
+saying it is all that is tried. The whole spec is read anew, and the change is named only if the
+claim then holds where it was checked, and no other claim fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from attnspec.analysis.counting.degrees import total_edges
+from attnspec.analysis.reach.leaks import leak
+from attnspec.analysis.reach.spread import EVERY_PAIR
+from attnspec.check.verdicts import Verdict, verdict_on
+from attnspec.elaborate import Elaborated, elaborate
+from attnspec.graphs.stack import Stack, influence
+from attnspec.ir.program import Program
+from attnspec.ir.scalars import ScalarError
+from attnspec.text.decoding import source_of
+from attnspec.text.diagnostics import AttnSpecError, Diagnostic
+
+FIGURES = frozenset("depth diameter path_length".split())
+"""The figures that more pairs can make smaller."""
+
+
+def with_hint(
+    spec: Elaborated, verdict: Verdict, verdicts: Sequence[Verdict]
+) -> tuple[Diagnostic, ...]:
+    """The diagnostics of a verdict, the last with a hint where one is found."""
+    claim = verdict.claim
+    mendable = claim.kind == "reach" or (claim.kind in FIGURES and claim.compare in ("<", "<="))
+    if verdict.failed_at is None or not mendable or max(verdict.lengths) > EVERY_PAIR:
+        return verdict.diagnostics
+    *others, refuted = verdict.diagnostics
+    try:
+        hint = _hint(spec, verdict, verdicts)
+    except (AttnSpecError, ScalarError):
+        # the change is no spec, or too much to count
+        return verdict.diagnostics
+    return (*others, replace(refuted, help=refuted.help or hint))
+
+
+def _hint(spec: Elaborated, failed: Verdict, verdicts: Sequence[Verdict]) -> str | None:
+    """The change in words, None where it does not help; raises AttnSpecError."""
+    base = elaborate(source_of(spec.source))
+    program = base.program
+    used = [index for row in program.slots for index in row if program.attends[index].graph]
+    if not used:
+        return None
+    index = max(used, key=used.count)
+    span, own = program.attends[index].span, spec.program.attends[index].span
+    if span is None or own is None or program.attends[index].mechanism is not None:
+        return None
+    text = base.source
+    if not program.causal and leak(Stack(influence(program)), failed.failed_at or 0).value is None:
+        top = text.index("attention ")
+        changed = text[:top] + text[top:].replace("{\n", "{\ncausal\n", 1)
+        return _tried(program, changed, "`causal` at the head of the attention", failed, verdicts)
+    for extra in (
+        ("powers", "residue(step = isqrt(n))") if program.causal else ("global(first(1))",)
+    ):
+        line = f"{' '.join(text[span.start : span.end].split())} | {extra}"
+        words = f"`{line}` in place of the `attend` of line {own.line}"
+        changed = text[: span.start] + line + text[span.end :]
+        hint = _tried(program, changed, words, failed, verdicts)
+        if hint is not None:
+            return hint
+    return None
+
+
+def _tried(
+    program: Program, text: str, words: str, failed: Verdict, verdicts: Sequence[Verdict]
+) -> str | None:
+    """A change with its price, if the changed text fulfils its claims."""
+    tried = Stack(elaborate(source_of(text)).program)
+    pairs = zip(verdicts, tried.program.claims, strict=True)
+    if any(_fails(before, verdict_on(claim, tried), failed) for before, claim in pairs):
+        return None
+    n = failed.failed_at or 0
+    more = total_edges(Stack(influence(tried.program)), n)
+    more -= total_edges(Stack(influence(program)), n)
+    price = f"{abs(more):,} {'more' if more > 0 else 'fewer'} pairs" if more else "no more pairs"
+    return f"it holds with {words} ({price} at n = {n:,})"
+
+
+def _fails(before: Verdict, after: Verdict, failed: Verdict) -> bool:
+    """Whether a claim does not hold after the change: the one to be mended, or one that held."""
+    if before.claim is failed.claim:
+        return after.status not in ("proven", "checked")
+    return after.status == "refuted" and before.status != "refuted"

@@ -1,0 +1,35 @@
+"""Small tables and static pairs on the device of a call."""
+
+from __future__ import annotations
+
+import torch
+
+from attnspec.backends.common.torch_modes import apart
+from attnspec.graphs.relation import Relation, evaluate_pairs, takes_tensors
+from attnspec.lower.cache import Cache
+
+KEPT = 64
+"""How many small tables are kept on devices."""
+
+_kept: Cache[tuple[tuple[int | float, ...], str], torch.Tensor] = Cache(KEPT)
+
+
+def table_of(values: tuple[int | float, ...], device: torch.device) -> torch.Tensor:
+    """Numbers [m] on a device, to which they are brought once."""
+    if device.type == "cpu":
+        return torch.tensor(values, device=device)
+
+    def build() -> torch.Tensor:
+        # it is kept, so the modes of this call must not reach it
+        return apart(lambda: torch.tensor(values, device=device))
+
+    return _kept.get((values, str(device)), build)
+
+
+def pairs_at(relation: Relation, q: torch.Tensor, k: torch.Tensor, n: int) -> torch.Tensor:
+    """Whether a static relation holds of positions that broadcast, bool."""
+    if not q.is_cpu and takes_tensors(relation):
+        held: torch.Tensor = relation.holds(q, k, n) & (q == q) & (k == k)
+        return held
+    held = torch.from_numpy(evaluate_pairs(relation, q.cpu().numpy(), k.cpu().numpy(), n).copy())
+    return held.to(q.device)
