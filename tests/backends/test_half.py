@@ -321,7 +321,7 @@ def test_the_zoo_is_as_exact_as_torch(path: Path, name: str, kind: torch.dtype) 
     # rows with few keys have gradients by cancellation: of one sample they are chance
     few = any(each.normalize == "softmax1" for each in spec.program.attends)
     n = spec.program.fixed_length or (300 if sums or few else 1500)
-    n = min(n, spec.parameters.get("max_length", n))
+    n = min(n, int(spec.parameters.get("max_length", n)))
     if n > 4096:
         pytest.skip("the dense reference takes too much memory")
     data = {x: torch.as_tensor(y)[None] for x, y in sample(spec, n).items()}
@@ -336,7 +336,7 @@ def test_rows_of_long_sequences_are_as_exact_as_those_of_torch(
     path: Path, name: str, kind: torch.dtype
 ) -> None:
     spec = loaded(path, name)
-    n, heads = min(16_384, spec.parameters.get("max_length", 16_384)), spec.program.heads or 1
+    n, heads = min(16_384, int(spec.parameters.get("max_length", 16_384))), spec.program.heads or 1
     if spec.inputs or spec.program.grid or decided_leaves(spec.program):
         pytest.skip("its pairs are not those of positions alone, or its length is its own")
     module = spec.compile(head_size=64).to(kind)
