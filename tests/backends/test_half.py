@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -57,7 +58,10 @@ SUMS = (
 def worst(found: torch.Tensor, true: torch.Tensor) -> float:
     """The greatest error of a row, relative to the row, or to a tenth of a mean one."""
     size = true.norm(dim=-1)
-    errors = (found.double() - true).norm(dim=-1) / size.clamp(min=0.1 * float(size.mean()))
+    # below its least normal number a type has fewer digits
+    normal = math.sqrt(true.shape[-1]) * torch.finfo(found.dtype).tiny
+    least = max(0.1 * float(size.mean()), normal)
+    errors = (found.double() - true).norm(dim=-1) / size.clamp(min=least)
     return float(errors.max())
 
 
@@ -99,7 +103,7 @@ def by_formula(module: CompiledAttention, mask: torch.Tensor | None) -> Callable
                     outs[head] = of_graph(work, head, one, tables, held)
                 else:
                     samples = zip(*one, strict=True)
-                    found = [defined(work, head, *(x[0] for x in each), tables) for each in samples]
+                    found = [defined(work, head, q[0], k[0], v[0], tables) for q, k, v in samples]
                     outs[head] = torch.stack(found)[:, None]
         return torch.cat([outs[head] for head in range(heads)], 1)
 
@@ -164,7 +168,7 @@ def compare(
 ) -> None:
     """Outputs, those of autocast too, and gradients beside those of the formulas in the same type,
     or of mechanisms as near as numbers of the type are."""
-    module = cast(CompiledAttention, spec.compile(head_size=64))
+    module = spec.compile(head_size=64)
     torch.manual_seed(0)
     names = [name for name, _ in module.named_parameters()]
     for name, table in module.named_parameters():
@@ -181,10 +185,10 @@ def compare(
     )
     true = run(attend, [x.double() for x in leaves], grad)
     near = run(attend, leaves, grad) if not sums else found
-    # mechanisms and gradients of tables are rounded in the end alone
+    # mechanisms are rounded in the end alone; of a graph's tables gradients of all pairs cancel
     least = torch.finfo(kind).eps
     limits = [
-        least if sums or number > 3 else 2 * worst(b, t)
+        least if sums else 4 * least if number > 3 else 2 * worst(b, t)
         for number, (b, t) in enumerate(zip(near, true, strict=True))
     ]
     for name, a, t, limit in zip([*"oqkv", *names], found, true, limits, strict=True):
@@ -196,7 +200,7 @@ def compare(
 @pytest.mark.parametrize("kind", HALF)
 @pytest.mark.parametrize("body", BODIES)
 def test_rows_and_gradients_are_as_exact_as_those_of_torch(body: str, kind: torch.dtype) -> None:
-    compare(parse(f"attention a {{ {body} }}"), 600, kind)
+    compare(parse(f"attention a {{ {body} }}"), 500, kind)
 
 
 @pytest.mark.parametrize("kind", HALF)
@@ -297,7 +301,11 @@ POPULATION = [
     pytest.param(*each, id=label)
     for each, label in zip(ATTENTIONS, IDS, strict=True)
     if not loaded(*each).program.cross
-    # these average rounds, or attend something else than q and k
+    # these have no dense formula of q and k alone
+    and not (
+        decided_leaves(loaded(*each).program)
+        and any(part.mechanism for part in loaded(*each).program.attends)
+    )
     and not any(
         word in each[1] for word in ("reformer", "clustered", "routing", "sort", "sinkhorn")
     )
@@ -310,11 +318,15 @@ POPULATION = [
 def test_the_zoo_is_as_exact_as_torch(path: Path, name: str, kind: torch.dtype) -> None:
     spec = loaded(path, name)
     sums = any(each.mechanism for each in spec.program.attends)
-    n = spec.program.fixed_length or (300 if sums else 1500)
+    # rows with few keys have gradients by cancellation: of one sample they are chance
+    few = any(each.normalize == "softmax1" for each in spec.program.attends)
+    n = spec.program.fixed_length or (300 if sums or few else 1500)
+    n = min(n, int(spec.parameters.get("max_length", n)))
     if n > 4096:
         pytest.skip("the dense reference takes too much memory")
     data = {x: torch.as_tensor(y)[None] for x, y in sample(spec, n).items()}
-    compare(spec, n, kind, **({"inputs": data} if data else {}))
+    given: dict[str, Any] = {"inputs": data} if data else {}
+    compare(spec, n, kind, 8 if few else 1, **given)
 
 
 @pytest.mark.slow
@@ -324,10 +336,10 @@ def test_rows_of_long_sequences_are_as_exact_as_those_of_torch(
     path: Path, name: str, kind: torch.dtype
 ) -> None:
     spec = loaded(path, name)
-    n, heads = min(16_384, spec.parameters.get("max_length", 16_384)), spec.program.heads or 1
+    n, heads = min(16_384, int(spec.parameters.get("max_length", 16_384))), spec.program.heads or 1
     if spec.inputs or spec.program.grid or decided_leaves(spec.program):
         pytest.skip("its pairs are not those of positions alone, or its length is its own")
-    module = cast(CompiledAttention, spec.compile(head_size=64)).to(kind)
+    module = spec.compile(head_size=64).to(kind)
     q, k, v, _ = tensors(heads, n, kind)
     with torch.no_grad():
         out = module(q, k, v)
@@ -343,6 +355,8 @@ def test_rows_of_long_sequences_are_as_exact_as_those_of_torch(
         some = mask.any(-1)
         one = slice(head, head + 1)
         parts = q[:, one, at[some]], k[:, one], v[:, one]
-        true = scaled_dot_product_attention(*(x.double() for x in parts), attn_mask=mask[some])
-        own = scaled_dot_product_attention(*parts, attn_mask=mask[some])
+        true, own = (
+            scaled_dot_product_attention(a, b, c, attn_mask=mask[some])
+            for a, b, c in ([x.double() for x in parts], parts)
+        )
         assert worst(out[:, one, at[some]], true) <= 2 * worst(own, true), head
