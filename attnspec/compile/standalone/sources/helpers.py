@@ -33,7 +33,7 @@ def listed(tables: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
     """Whether k stands in row q of the table of head h, [H, rows, keys]."""
     held = (q != q) & (k != k)
     for place in range(tables.shape[2]):
-        held = held | (tables[h, q, place] == k)
+        held = held | (tables[h, q, q - q + place] == k)  # vmap indexes by tensors alone
     return held
 
 
