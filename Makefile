@@ -118,6 +118,7 @@ reference: $(INSTALLED)  ## write anew what is generated: parser tables, tables 
 	$(BIN)/python -m attnspec.examples.picture examples/zoo.svg
 	$(BIN)/python -W ignore tests/model_families.py attnspec/integrations/README.md
 	$(BIN)/python -W ignore tests/transforms.py attnspec/runtime/README.md
+	$(BIN)/python -W ignore tests/model_settings.py docs/verify.md
 
 docs: $(INSTALLED)  ## build the guide in site/, links checked; site/index.html needs no network
 	$(BIN)/mkdocs build --quiet --strict

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from attnspec.interchange.hf_configs import from_hf_config
     from attnspec.interchange.mask_mods import from_mask_mod
     from attnspec.interchange.zoo import zoo
+    from attnspec.model_check import ModelVerification, verify_model
     from attnspec.runtime.layer import SelfAttention
     from attnspec.runtime.multihead import MultiheadAttention
     from attnspec.runtime.packed import packed
@@ -33,6 +34,7 @@ __all__ = [
     "Difference",
     "Explanation",
     "InternalError",
+    "ModelVerification",
     "MultiheadAttention",
     "Report",
     "SelfAttention",
@@ -46,6 +48,7 @@ __all__ = [
     "load",
     "packed",
     "parse",
+    "verify_model",
     "zoo",
 ]
 
@@ -61,6 +64,8 @@ _HOMES = {
     "from_hf_config": "attnspec.interchange.hf_configs",
     "from_mask_mod": "attnspec.interchange.mask_mods",
     "zoo": "attnspec.interchange.zoo",
+    "ModelVerification": "attnspec.model_check",
+    "verify_model": "attnspec.model_check",
     "MultiheadAttention": "attnspec.runtime.multihead",
     "packed": "attnspec.runtime.packed",
     "Report": "attnspec.analysis.report.report",

@@ -19,6 +19,7 @@ from attnspec.backends.planner import AUTO
 from attnspec.backends.plugins import installed_names
 from attnspec.cli import console, options
 from attnspec.cli.failures import WRONG_SPEC, LimitReached, fitting
+from attnspec.cli.running_model import verify_running
 from attnspec.cli.specs import length_of, shown_path, spec_at
 from attnspec.compile.emit import MARK, SPEC, class_name
 from attnspec.graphs.stack import Stack, blamed
@@ -31,6 +32,8 @@ from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
     import torch
+
+    from attnspec.verification import Verification
 
 DEFAULT_LENGTH = 512
 
@@ -50,6 +53,22 @@ _LOADED = "emitted_module"
     default=AUTO,
     help="Use this backend or fail with its reason; `all` tries each one and says which refuse.",
 )
+@click.option(
+    "--model",
+    "factory",
+    metavar="PACKAGE.MODULE:FACTORY",
+    help="Hold a running model against SPEC: FACTORY() returns it, or (model, args, kwargs). A"
+    " model alone is given N random `input_ids`.",
+)
+@click.option(
+    "--seconds",
+    metavar="S",
+    type=click.FloatRange(min=0.1),
+    default=600.0,
+    show_default="600",
+    help="Look at no further layer of the model after so long.",
+)
+@options.input_option
 @options.name_option
 @options.set_option
 @options.json_option
@@ -60,6 +79,9 @@ def command(
     length: int | None,
     queries: int | None,
     backend: str,
+    factory: str | None,
+    seconds: float,
+    inputs: Mapping[str, str],
     name: str | None,
     parameters: Mapping[str, str],
     as_json: bool,
@@ -71,8 +93,36 @@ def command(
     sampled, and the report says of how many each line speaks. A module is a file that `attnspec
     compile` wrote; it is run.
 
+    With --model the attention layers of any PyTorch model are held against SPEC: which key
+    influences which query is measured in each of them. Ctrl-C prints what was looked at.
+
     Example: attnspec verify bigbird_attn.py -n 512
     """
+    if factory is not None:
+        if spec.endswith(".py") or backend != AUTO or queries is not None:
+            raise click.UsageError("--model takes a SPEC, and neither --backend nor -m")
+        loaded = spec_at(spec, name, parameters)
+        n = length_of(loaded.program, length, DEFAULT_LENGTH)
+        verify_running(ctx, factory, loaded, n, inputs, seconds, as_json)
+    if inputs:
+        raise click.UsageError("--input is for --model: inputs of a SPEC alone are drawn")
+    found = _verified(spec, name, parameters, backend, length, queries)
+    if as_json:
+        console.result_json(found.to_dict())
+    else:
+        console.result(str(found))
+    ctx.exit(0 if found.ok else WRONG_SPEC)
+
+
+def _verified(
+    spec: str,
+    name: str | None,
+    parameters: Mapping[str, str],
+    backend: str,
+    length: int | None,
+    queries: int | None,
+) -> Verification:
+    """What was found of a spec, or of a module that `attnspec compile` wrote."""
     module = None
     if spec.endswith(".py"):
         if name is not None or parameters or backend != AUTO:
@@ -100,16 +150,10 @@ def command(
     with fitting(), blamed(Stack(program), n):
         try:
             if module is None:
-                found = verify_each(program, n, names, queries)
-            else:
-                found = verify(program, n, module=module, m=queries)
+                return verify_each(program, n, names, queries)
+            return verify(program, n, module=module, m=queries)
         except TooLong as error:
             raise LimitReached(str(error)) from None
-    if as_json:
-        console.result_json(found.to_dict())
-    else:
-        console.result(str(found))
-    ctx.exit(0 if found.ok else WRONG_SPEC)
 
 
 def emitted(path: str) -> tuple[Program, torch.nn.Module]:

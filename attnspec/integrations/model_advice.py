@@ -36,10 +36,11 @@ _OTHERS = {
     '`model.set_attn_implementation("eager")` shows those of the model\'s own attention',
 }
 
-_PACKED = (
-    "give an `attention_mask` and say the documents in the spec, "
-    "`input document: ids` and `same(document)`, beside `causal` where the model is"
+PACKED = (
+    "say them in the spec, `input document: ids` and `same(document)`, beside `causal` where the"
+    " model is"
 )
+"""The way out where several documents are packed into one sequence."""
 
 
 def of_terms(terms: Mapping[str, object], module: nn.Module) -> str:
@@ -101,7 +102,7 @@ def of_mask(kind: str, module: nn.Module) -> str:
     if kind in REPLACED:
         return f"write it in the spec and {_full_layers(module)}"
     return (
-        _PACKED if kind == "packed" else "no spec takes its place, keep this model's own attention"
+        PACKED if kind == "packed" else "no spec takes its place, keep this model's own attention"
     )
 
 

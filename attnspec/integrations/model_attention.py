@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import warnings
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
@@ -28,6 +30,7 @@ from attnspec.integrations.causality import (
 from attnspec.integrations.model_advice import (
     COUNTS_REAL,
     CROSS,
+    PACKED,
     READS_BOTH_WAYS,
     extra_tokens_need_places,
     joins_two,
@@ -71,6 +74,7 @@ from attnspec.integrations.real_positions import RealRunning
 from attnspec.ir.program import Leaf, Program, leaves
 from attnspec.ir.scalars import symbols
 from attnspec.lower.lower import stand_ins, works_of
+from attnspec.model_check.packing import labels
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
@@ -88,6 +92,8 @@ _HARMLESS = frozenset(
     }
 )
 """Keywords of models that change nothing of what is computed here."""
+
+_LOG = logging.getLogger("attnspec")
 
 _SHORT = 64
 """The length at which causality is looked at before a first call."""
@@ -110,6 +116,7 @@ class ModelAttention:
         self._unstable = lru_cache(maxsize=1024)(unstable)
         self._padded = lru_cache(maxsize=1024)(changed_by_padding)
         self._said: set[str] = set()
+        self._looked_at: Callable[[], object] = lambda: None
         # every layer computes the same, and what traces one has traced them all
         self._same = self.program.layers is None and not module.engine.binder.alike(1)
         self._variants: dict[tuple[int | None, bool], CompiledAttention] = {}
@@ -149,26 +156,19 @@ class ModelAttention:
         attention_mask, selected = _selection(module, attention_mask, terms, key.shape[2])
         lists = lists_of(module, terms, selected)
         mask = self._mask(attention_mask, module, query, key, is_causal)
-        self.require_heads(query.shape[1])
-        causal = must_read_back(place, mask.kind == "causal" or bool(is_causal))
-        traced = is_recorded(query)
-        if traced:
-            about = (layer, query.shape[1], causal, bool(mask.q_offset), mask.padding is not None)
-            untraced(self, "_check_form", place, *about)
-        else:
-            if causal:
-                self._past_only(self.program, layer, query.shape[1], mask.end, mask.q_length)
-            self._require_same_rows(mask, layer, query.shape[1], place)
+        of, traced = (layer, query.shape[1]), is_recorded(query)
+        self._require_meant(place, mask, of, bool(is_causal), traced)
         query = self.scaled(query, scaling, layer, mask.end)
         sink = cast("torch.Tensor | None", terms[SINK])
+        about = mask, others.get("position_ids"), len(query)
+        attnspec_inputs = self.with_documents(attnspec_inputs, *about)
         inputs = self.inputs_of(attnspec_inputs, mask, lists is not None, place)
         cached = getattr(key, CACHED, None)
         if not traced:
-            of = (layer, query.shape[1])
             self._require_rows_done(place, mask, of, inputs, cached is not None)
         dropout = dropout if module.training else 0.0
         run, inputs = self._run_of(place, lists, sink is not None, inputs)
-        running = self._counting(run, place, mask, (layer, query.shape[1]))
+        running = self._counting(run, place, mask, of)
         settings: dict[str, Any] = {"layer": layer, "return_lse": sink is not None}
         if traced and mask.offset is not None:
             settings["keys"] = mask.offset + mask.q_length
@@ -176,11 +176,28 @@ class ModelAttention:
             self._require_no_dropout(dropout)
             found = cached.of(module).go_on(running, (query, key, value), mask, inputs, settings)
         else:
-            self._require_within(module, mask, layer, query.shape[1], lists is not None)
+            self._require_within(module, mask, *of, lists is not None)
             settings |= {"dropout_p": dropout, "inputs": inputs}
             found = self._called(running, (query, key, value), mask, settings)
-        out = found if sink is None else with_sink(found[0], found[1], sink)
+        out = found if sink is None else with_sink(*found, sink)
         return out.transpose(1, 2).contiguous(), None
+
+    def _require_meant(
+        self, place: Place | None, mask: ModelMask, of: tuple[int, int], asked: bool, traced: bool
+    ) -> None:
+        """Raise unless a layer, `of` so many heads, reads back where it must, and rows that a cache
+        holds are those of the whole sequence."""
+        self.require_heads(of[1])
+        causal = must_read_back(place, mask.kind == "causal" or asked)
+        if traced:
+            about = (*of, causal, bool(mask.q_offset), mask.padding is not None)
+            # no place itself: each layer has its own, and a trace would be for one of them
+            settings = None if place is None else (place.causal, place.real)
+            untraced(self, "_check_form", settings, *about)
+            return
+        if causal:
+            self._past_only(self.program, *of, mask.end, mask.q_length)
+        self._require_same_rows(mask, *of, place)
 
     def _called(
         self,
@@ -305,7 +322,7 @@ class ModelAttention:
 
     def _check_form(
         self,
-        place: Place | None,
+        asked: tuple[bool | None, bool] | None,
         layer: int,
         heads: int,
         causal: bool,
@@ -313,7 +330,9 @@ class ModelAttention:
         padded: bool,
     ) -> None:
         """Raise, or warn, where a program that is traced would compute something else than the
-        model at some length, or behind a cache, or beside padding."""
+        model at some length, or behind a cache, or beside padding; `asked` of `convert` were
+        `causal` and `real`, of a place."""
+        place = None if asked is None else Place(None, None, causal=asked[0], real=asked[1])
         if causal:
             require_past_only_by_form(self.program, layer)
         if _reads_ahead(place) and cached:
@@ -483,24 +502,16 @@ class ModelAttention:
                 f"query reads which key is said by `{self.program.name}`"
             )
         if given is None:
-            # a model that asks for no mask has no padding and no cache
-            if q_length != kv_length:
-                raise AttnSpecError(
-                    f"without a mask as many queries as keys are needed, got {q_length} and "
-                    f"{kv_length}: nothing says where the queries stand"
-                )
-            past = getattr(module, "is_causal", True) if is_causal is None else is_causal
-            kind = "causal" if past else "bidirectional"
-            given = ModelMask(kind, q_length, 0, kv_length, 0, None)
+            given = _without_mask(module, q_length, kv_length, is_causal)
         place = place_of(module)
         both = _reads_ahead(place)
         # a mask of its own that reads later positions is replaced where the model means it to
         ways = both or (place is not None and getattr(module, "is_causal", None) is False)
         if is_recorded(query):
             given = given.of_slots()
-            if given.single is not None:
+            if given.single is not None and not self._replaces("packed", place):
                 torch._assert_async(given.single, self._asks_for("packed", module))
-        if given.kind in REPLACED and place is not None:
+        if self._replaces(given.kind, place):
             given = replace(given, kind="causal" if given.past else "bidirectional")
         elif given.kind in WIDENED and ways and not given.past:
             given = replace(given, kind="bidirectional")
@@ -575,6 +586,47 @@ class ModelAttention:
                 f"`{self.program.name}` has {declared} heads, the model {heads}: "
                 f"write `heads {heads}`"
             )
+
+    def _replaces(self, kind: str, place: Place | None) -> bool:
+        """Whether the spec takes the place of what a mask of the model's own is for."""
+        documents = any(entry.kind == "ids" for entry in self.program.inputs)
+        return (kind == "packed" and documents) or (kind in REPLACED and place is not None)
+
+    def with_documents(
+        self,
+        given: Mapping[str, torch.Tensor] | None,
+        mask: ModelMask,
+        position_ids: object,
+        batch: int,
+    ) -> Mapping[str, torch.Tensor] | None:
+        """The run-time inputs, with the documents that `position_ids` show where the spec has one
+        input, of kind `ids`, that is not given; says what was found in the log of this package, and
+        warns, once, where the spec does not tell documents apart."""
+        kinds = [entry.kind for entry in self.program.inputs]
+        taken = kinds == ["ids"] and given is None and self.standing is None
+        traced = torch.compiler.is_compiling()
+        # a trace has no warnings, and must know no more than it needs
+        if not taken and (traced or "ids" in kinds):
+            return given
+        if not isinstance(position_ids, torch.Tensor):
+            return given
+        if mask.q_offset or position_ids.ndim != 2 or position_ids.shape[1] != mask.end:
+            return given
+        name = self.program.name
+        found = labels(position_ids.expand(batch, -1), mask.padding)
+        # the layers of one pass are given the same tensor, which a GPU is waited for once
+        if not traced and self._looked_at() is not position_ids and bool(found.any()):
+            count = f"`position_ids` show up to {int(found.max()) + 1} packed documents a sample"
+            if taken:
+                # just what is meant: nothing to warn of
+                own = self.program.inputs[0].name
+                _LOG.info("%s; they are the input `%s` of `%s`", count, own, name)
+            else:
+                words = f"{count}, which read each other by `{name}`: {PACKED}"
+                self.warn_once("packed documents", words)
+        if not traced:
+            self._looked_at = weakref.ref(position_ids)
+        return {self.program.inputs[0].name: found} if taken else given
 
     def inputs_of(
         self,
@@ -690,6 +742,19 @@ def reads_back(module: torch.nn.Module) -> bool:
     return bool(getattr(module, "is_causal", False)) and getattr(config, "is_causal", True)
 
 
+def _without_mask(
+    module: torch.nn.Module, q_length: int, kv_length: int, is_causal: bool | None
+) -> ModelMask:
+    """The facts of a model that asks for no mask: it has no padding and no cache."""
+    if q_length != kv_length:
+        raise AttnSpecError(
+            f"without a mask as many queries as keys are needed, got {q_length} and "
+            f"{kv_length}: nothing says where the queries stand"
+        )
+    past = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    return ModelMask("causal" if past else "bidirectional", q_length, 0, kv_length, 0, None)
+
+
 def own_attention(
     module: torch.nn.Module,
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
@@ -713,7 +778,7 @@ def _is_same(scale: float, other: float) -> bool:
     return abs(scale - other) <= _SAME_SCALE * abs(other)
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def untraced(attention: ModelAttention, method: str, *arguments: object) -> Any:
     """What a method returns of what is no tensor, called outside of a trace: for good."""
     return getattr(attention, method)(*arguments)

@@ -29,6 +29,7 @@ from attnspec.ir.scalars import (
     Scalar,
     ScalarError,
     Symbol,
+    parts_of,
     symbols,
 )
 
@@ -38,6 +39,14 @@ READ = ("ids", "numbers")
 INEXACT = ("sqrt", "isqrt", "log2")
 """Functions that no input is given to: libraries differ in their last bits, or they have no value
 for some numbers."""
+
+
+def computes_in_tensors(scalar: Scalar) -> bool:
+    """Whether every operation of a predicate is one of tensors, too, with the same numbers."""
+    return all(
+        part.op not in (*INEXACT, "item") and (part.op != "**" or isinstance(part.args[1], int))
+        for part in parts_of(scalar)
+    )
 
 
 def reading(name: str, side: str) -> Symbol:

@@ -1,0 +1,250 @@
+"""A model is run on the arguments that are given, and each of its attention layers compared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from attnspec.model_check.call import Call
+from attnspec.model_check.compare import compared
+from attnspec.model_check.report import LayerCheck, ModelVerification
+from attnspec.model_check.setting import copied, setting_of
+from attnspec.model_check.wanted import NoPlace, Wanted
+from attnspec.model_check.watch import Frame, Watch
+from attnspec.text.diagnostics import AttnSpecError
+
+if TYPE_CHECKING:
+    from attnspec.spec import Spec
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C; `partial` is what had been looked at by then."""
+
+    def __init__(self, partial: ModelVerification) -> None:
+        super().__init__(str(partial))
+        self.partial = partial
+
+
+class OutOfTime(Exception):
+    """The time that was given is over."""
+
+
+def verify_model(
+    model: nn.Module,
+    spec: Spec,
+    *args: Any,
+    inputs: Mapping[str, object] | None = None,
+    layers: Sequence[int | str] | int | str | None = None,
+    exact: bool | None = None,
+    positions: str = "absolute",
+    call: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> ModelVerification:
+    """Hold a running model against a spec: which key influences which query in which layer.
+
+        print(verify_model(model, spec, input_ids, attention_mask=mask))
+
+    The model is run on `args` and `kwargs`, in evaluation and without gradients; `call` has those
+    of its arguments that are named like one of ours. `inputs` are the run-time inputs of the spec,
+    [B, n]; documents are taken from `position_ids` where they are not given. A spec of one layer
+    holds for every attention layer, else its layers are theirs in the order of calls. `layers` are
+    the numbers of those to look at, or dotted names of modules to be taken as attention layers.
+    With `positions="real"` the spec counts from the first real token of each sample.
+
+    Every weight is looked at, in n / e calls of each attention for values of e elements; where that
+    is more than 16, all rows at once in one call, which misses a row that differs by one pair with
+    a probability of at most 1e-6, and weights where a row differs. `exact` chooses one of both.
+    Nothing of the model, its arguments or caches is changed. Raises AttnSpecError where spec and
+    arguments do not fit, and what the model itself raises.
+    """
+    chosen = (layers,) if isinstance(layers, int | str) else layers or ()
+    given = {**kwargs, **(call or {})}
+    return Run(model, spec, args, given, inputs, chosen, exact, positions).verified()
+
+
+@dataclass
+class Run:
+    """One run of a model, asked as `verify_model` is, and what was seen of each layer; `seconds` is
+    a limit of time, and `progress` gets how many layers were looked at, and which is next."""
+
+    model: nn.Module
+    spec: Spec
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    inputs: Mapping[str, object] | None = None
+    layers: Sequence[int | str] = ()
+    exact: bool | None = None
+    positions: str = "absolute"
+    seconds: float = float("inf")
+    progress: Callable[[int, str], None] = lambda count, doing: None
+    checks: list[LayerCheck] = field(init=False)
+    faults: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        given: object = self.model
+        if not isinstance(given, nn.Module):
+            raise TypeError(f"a model, a torch.nn.Module, is needed, got {type(given).__name__}")
+        self.model = getattr(self.model, "_orig_mod", self.model)
+        names = dict(self.model.named_modules())
+        for path in self.layers:
+            if isinstance(path, str) and path not in names:
+                raise AttnSpecError(f"`layers` must be numbers or modules, got {path!r}")
+        self.setting = setting_of(self.model, self.args, self.kwargs)
+        self.wanted = Wanted(self.spec, self.setting, self.inputs, self.positions)
+        self.checks, self.faults, self.start = [], [], time.monotonic()
+
+    def verified(self) -> ModelVerification:
+        """What was found, and where pairs differ, the settings in which they do not; raises
+        Interrupted."""
+        found = self._looked_at()
+        if not found.differing or found.interrupted:
+            return found
+        try:
+            return replace(found, equal_with=tuple(self._equal_settings()))
+        except KeyboardInterrupt:
+            words = "every layer was looked at, other settings were not"
+            raise Interrupted(replace(found, interrupted=words)) from None
+
+    def _looked_at(self) -> ModelVerification:
+        """What was found with this setting; raises Interrupted."""
+        watch = Watch(self.model, self._see, tuple(x for x in self.layers if isinstance(x, str)))
+        try:
+            with _quiet(self.model):
+                plain = self._called()
+                with watch.watching():
+                    watched = self._called()
+        except KeyboardInterrupt:
+            raise Interrupted(self._report(f"after {len(self.checks)} layers")) from None
+        except OutOfTime:
+            return self._report(f"the time is over, after {len(self.checks)} layers")
+        self._compare_outputs(plain, watched)
+        for path, module in watch.uncalled():
+            kind = type(module).__name__
+            self.checks.append(LayerCheck(None, path, kind, reason="it was never called"))
+        layers, ran = self.spec.layers, sum(check.layer is not None for check in self.checks)
+        if not ran:
+            self.faults.append("no attention layer was found: name modules, `layers=[…]`")
+        elif ran < layers:
+            self.faults.append(f"the spec has {layers} layers, {ran} ran")
+        return self._report()
+
+    def _see(self, frame: Frame, call: Call) -> None:
+        """Look at one attention layer."""
+        if time.monotonic() - self.start > self.seconds:
+            raise OutOfTime
+        number = sum(check.layer is not None for check in self.checks)
+        self.progress(number, frame.path)
+        check, layers = LayerCheck(number, frame.path, call.kind), self.spec.layers
+        numbers = [x for x in self.layers if isinstance(x, int)]
+        if frame.crosses != self.wanted.program.cross:
+            one, other = ("another", "is of one") if frame.crosses else ("one", "says `cross`")
+            reason = f"it reads {one} sequence, and the spec {other}"
+            check = replace(check, layer=None, reason=reason, excused=True)
+        elif numbers and number not in numbers:
+            check = replace(check, reason="not asked for", excused=True)
+        elif number >= layers > 1:
+            check = replace(check, reason=f"the spec has {layers} layers")
+        elif self.wanted.mixes:
+            check = replace(check, reason="the spec is a formula without pairs")
+        else:
+            try:
+                check = compared(call, self.wanted, check, self.exact)
+            except NoPlace as fault:
+                check = replace(check, reason=str(fault))
+        self.checks.append(check)
+
+    def _called(self) -> Any:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(0)
+            return self.model(*copied(self.args), **copied(dict(self.kwargs)))
+
+    def _compare_outputs(self, plain: Any, watched: Any) -> None:
+        """The model was looked at as it runs only if its outputs are what they are without us: a
+        fused kernel or compiled code may compute something else."""
+        real = self.setting.own
+        for before, after in zip(_tensors(plain), _tensors(watched), strict=True):
+            apart = (before.double() - after.double()).abs()
+            if real is not None and apart.shape[:2] == real.shape:
+                apart, before = apart[real], before[real]
+            size = 1 + before.double().abs().nan_to_num().amax() if before.numel() else 1.0
+            if bool((apart > torch.finfo(after.dtype).eps ** (2 / 3) * size).any()):
+                self.faults.append(
+                    "what runs otherwise (a fused kernel, compiled code) gives other outputs than"
+                    f" what was looked at, by {float(apart.nan_to_num().max()):.2g}"
+                )
+                return
+
+    def _report(self, interrupted: str | None = None) -> ModelVerification:
+        return ModelVerification(
+            spec=self.spec.name,
+            model=type(self.model).__name__,
+            setting=self.setting.words,
+            layers=tuple(self.checks),
+            faults=tuple(self.faults),
+            notes=tuple(self.wanted.notes),
+            interrupted=interrupted,
+        )
+
+    def _equal_settings(self) -> Iterator[str]:
+        """The settings, other than this in one or two things, in which the model reads the pairs of
+        the spec."""
+        named, model, own = self.setting.arguments, self.model, self.setting.own
+        unmasked = {name: x for name, x in named.items() if name != "attention_mask"}
+        uncached, words = {"use_cache": False}, ("without `attention_mask`", "`use_cache=False`")
+        changes: dict[str, dict[str, object]] = {}
+        if own is not None and bool(own.all()):
+            changes[words[0]] = unmasked
+        if self.setting.past is None and hasattr(model, "generate"):
+            changes[f"with {words[1]}"] = {**named, **uncached}
+        if len(changes) == 2:
+            changes[f"{words[0]} and with {words[1]}"] = {**unmasked, **uncached}
+        for change, kwargs in changes.items():
+            if self._is_equal((), kwargs):
+                yield change
+        switch: Any = getattr(model, "set_attn_implementation", None)
+        now = getattr(getattr(model, "config", None), "_attn_implementation", None)
+        for name in {"eager", "sdpa"} - {now} if switch and now else ():
+            try:
+                switch(name)
+                if self._is_equal(self.args, self.kwargs):
+                    yield f"with attn_implementation = {name!r}"
+            except Exception:
+                # an implementation that is refused explains nothing
+                continue
+            finally:
+                switch(now)
+
+    def _is_equal(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        try:
+            return replace(self, args=args, kwargs=kwargs)._looked_at().ok
+        except Exception:
+            # a setting that does not run explains nothing
+            return False
+
+
+@contextmanager
+def _quiet(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation, where nothing is dropped; each part is as before afterwards."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The floating point tensors of an output on the CPU, in order, caches left out."""
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point():
+            yield value.cpu()
+    elif isinstance(value, Mapping | tuple | list):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(each)

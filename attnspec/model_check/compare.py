@@ -1,0 +1,103 @@
+"""What a layer reads held against the pairs that the spec allows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from attnspec.model_check.call import NARROWEST, READ, Call
+from attnspec.model_check.report import LayerCheck, Pair
+from attnspec.model_check.wanted import Pairs, Wanted
+from attnspec.text.diagnostics import AttnSpecError
+
+LISTED = 1000
+"""So many leaks, and as many missing pairs, of a layer are listed."""
+
+FEW = 16
+"""Up to so many calls all weights are asked for, unless another way is chosen."""
+
+LONGEST_WHOLE = 2048
+"""The longest sequence of a module that is looked at as a whole, in a call for each position."""
+
+
+def compared(call: Call, wanted: Wanted, check: LayerCheck, exact: bool | None) -> LayerCheck:
+    """A layer with what was found; `check` has its number and names. Raises NoPlace, and
+    AttnSpecError for heads that are not those of the spec."""
+    reason = call.reason or _obstacle(call, wanted)
+    if reason is not None:
+        return replace(check, reason=reason)
+    heads, declared = call.shape[1], wanted.program.heads
+    if declared not in (None, heads) and not call.together:
+        raise AttnSpecError(
+            f"`{wanted.program.name}` has {declared} heads, the model {heads} in {check.path}"
+        )
+    pairs = wanted.pairs(call, check)
+    check = replace(check, heads=None if call.together else heads)
+    together = "heads are compared together, and (q, q) is not: no query stands still there"
+    wrong = call.wrong_group()
+    check = replace(
+        check,
+        pairs=int((pairs.allowed & pairs.compared).sum()),
+        notes=(together,) * call.together,
+        faults=() if wrong is None else (wrong,),
+    )
+    if _is_long(call, exact) and not wanted.decided:
+        differing = call.rows_differ(
+            pairs.allowed.to(call.q.device if call.q is not None else "cpu")
+        )
+        if not bool((differing[..., None].cpu() & pairs.compared).any()):
+            return replace(check, passes=call.passes)
+    return replace(_by_weights(call, pairs, check), passes=call.passes)
+
+
+def _is_long(call: Call, exact: bool | None) -> bool:
+    """Whether all rows are compared before weights are."""
+    if call.run is None or call.v is None or call.v.shape[3] < NARROWEST:
+        return False
+    return call.v.shape[2] > FEW * call.v.shape[3] if exact is None else not exact
+
+
+def _obstacle(call: Call, wanted: Wanted) -> str | None:
+    """Why a call cannot be compared with the spec, if it cannot."""
+    if call.together:
+        reasons = {
+            "it has one sequence": wanted.program.cross,
+            "queries and keys, which decide pairs, are not seen": wanted.decided,
+            f"{call.shape[2]:,} positions take as many calls": call.shape[2] > LONGEST_WHOLE,
+        }
+        return next((f"as a whole: {words}" for words, holds in reasons.items() if holds), None)
+    if wanted.decided and call.run is None:
+        return "queries and keys, which decide pairs, are not seen"
+    named = {"queries": call.q, "keys": call.k, "values": call.v}
+    odd = (what for what, x in named.items() if x is not None and not bool(x.isfinite().all()))
+    return next((f"its {what} are not finite" for what in odd), None)
+
+
+def _by_weights(call: Call, pairs: Pairs, check: LayerCheck) -> LayerCheck:
+    """Weight by weight."""
+    sizes, allowed = call.weights().cpu(), pairs.allowed
+    reads = sizes > READ
+    if bool((allowed & ~reads).any()) and not call.together:
+        # weights that a score makes tiny are read all the same
+        reads |= call.weights(double=True).cpu() > 0
+    leaks, missing = reads & ~allowed & pairs.compared, allowed & ~reads & pairs.compared
+    counts = {what: int((leaks & where).sum()) for what, where in pairs.never.items()}
+    return replace(
+        check,
+        leaks=_listed(leaks, pairs, check),
+        leak_count=int(leaks.sum()),
+        weight=float(sizes[tuple(leaks.nonzero()[0])]) if bool(leaks.any()) else 0.0,
+        causes=tuple((f"{what} is read", count) for what, count in counts.items() if count),
+        missing=_listed(missing, pairs, check),
+        missing_count=int(missing.sum()),
+    )
+
+
+def _listed(differing: torch.Tensor, pairs: Pairs, check: LayerCheck) -> tuple[Pair, ...]:
+    """The first pairs, by positions; a slot that nothing was written to by its own number."""
+    keys = torch.where(pairs.keys < 0, torch.arange(len(pairs.keys)), pairs.keys)
+    return tuple(
+        (b, check.layer or 0, None if check.heads is None else h, pairs.first + q, int(keys[k]))
+        for b, h, q, k in differing.nonzero()[:LISTED].tolist()
+    )

@@ -1,0 +1,256 @@
+"""The attention of a model while it runs: which calls of queries, keys and values are made where.
+
+Outermost calls are seen: of transformers' attention functions, whatever implementation a config
+names; of the attention of this package; of `scaled_dot_product_attention` and `flex_attention`; and
+a softmax whose result is multiplied with values. A module that is an attention by its name and
+makes no such call, or several, is looked at as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
+
+from attnspec.model_check.call import Call
+from attnspec.model_check.written import four_axes, written_out
+from attnspec.runtime.module import CompiledAttention
+
+_NAMED = re.compile(r"attn|attention", re.IGNORECASE)
+_CROSS = re.compile(r"cross|encoder_att|encdec|multihead_attn", re.IGNORECASE)
+_OTHER = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
+"""Arguments by which an attention is given another sequence to read."""
+
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads", "h")
+"""Attributes in which modules keep how many query heads they have."""
+
+_FUNCTIONS = ("scaled_dot_product_attention", "flex_attention")
+
+
+@dataclass
+class Frame:
+    """A module that is running: its path, what it was called with, whether it is an attention and
+    another one runs inside it, and the calls that it made."""
+
+    path: str
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    attention: bool
+    inner: bool = False
+    calls: list[Call] = field(default_factory=list)
+
+    @property
+    def crosses(self) -> bool:
+        """Whether it reads another sequence, by its name or by what it was given."""
+        given = any(isinstance(self.kwargs.get(name), torch.Tensor) for name in _OTHER)
+        return given or _CROSS.search(self.path) is not None
+
+
+class Watch(TorchFunctionMode):
+    """Looks at a model while it runs within `watching`: `see(frame, call)` gets each call of a
+    module that ends. `chosen` are the paths of modules that are the attentions, whatever their
+    names."""
+
+    def __init__(
+        self, model: nn.Module, see: Callable[[Frame, Call], None], chosen: tuple[str, ...]
+    ) -> None:
+        super().__init__()
+        self.model, self.see, self.chosen = model, see, chosen
+        self.stack: list[Frame] = []
+        self.called: set[str] = set()
+        self.busy = False
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """The time in which the model is looked at."""
+        with ExitStack() as stack:
+            for path, module in self.model.named_modules():
+                before = module.register_forward_pre_hook(self._enter(path), with_kwargs=True)
+                after = module.register_forward_hook(self._leave, with_kwargs=True)
+                stack.callback(before.remove)
+                stack.callback(after.remove)
+            for target, name, function in self._replaced():
+                stack.enter_context(patch.object(target, name, function))
+            # what is compiled would be traced with us in it; the plain run compares it
+            set_stance: Any = getattr(torch.compiler, "set_stance", nullcontext)
+            eager: AbstractContextManager[object] = set_stance("force_eager")
+            stack.enter_context(eager)
+            stack.enter_context(self)
+            yield
+
+    def uncalled(self) -> Iterator[tuple[str, nn.Module]]:
+        """The innermost attentions of the model that did not run, nor what they are a part of."""
+        attentions = {p: m for p, m in self.model.named_modules() if self._is_attention(p, m)}
+        for path, module in attentions.items():
+            inner = any(other.startswith(f"{path}.") for other in attentions)
+            if not inner and not any(f"{path}.".startswith(f"{x}.") for x in self.called):
+                yield path, module
+
+    # --- modules ---------------------------------------------------------------------------------
+
+    def _is_attention(self, path: str, module: nn.Module) -> bool:
+        """Whether a module is chosen, or one of ours, or an attention by its name with weights."""
+        if self.chosen:
+            return path in self.chosen
+        named = _NAMED.search(type(module).__name__) is not None
+        weighs = named and next(module.parameters(), None) is not None
+        return weighs or isinstance(module, CompiledAttention)
+
+    def _enter(self, path: str) -> Callable[..., None]:
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self.busy:
+                return
+            attention = self._is_attention(path, module)
+            if attention:
+                self.called.add(path)
+                for frame in self.stack:
+                    frame.inner = True
+            self.stack.append(Frame(path, module, args, kwargs, attention))
+
+        return enter
+
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self.busy:
+            return
+        frame = self.stack.pop()
+        if frame.attention and not frame.inner and len(frame.calls) != 1:
+            frame.calls = [_whole(frame, output)]
+        with self._aside(), _pop_mode_temporarily():
+            for call in frame.calls:
+                self.see(frame, call)
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """While something is run as it would be without us."""
+        self.busy = True
+        try:
+            yield
+        finally:
+            self.busy = False
+
+    # --- functions -------------------------------------------------------------------------------
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Sees each function of torch that the model calls."""
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if self.busy:
+            return func(*args, **kwargs)
+        if name in _FUNCTIONS:
+            return self._around(func, name)(*args, **kwargs)
+        out, call = written_out(func, args, kwargs, self._heads)
+        self._made(call)
+        return out
+
+    def _made(self, call: Call | None) -> None:
+        """A call that was made in the innermost attention that runs, else the innermost module."""
+        owner = next((frame for frame in reversed(self.stack) if frame.attention), None)
+        if call is not None and self.stack and (owner or not self.chosen):
+            (owner or self.stack[-1]).calls.append(call)
+
+    @property
+    def _heads(self) -> int | None:
+        """How many query heads the innermost module has that says so."""
+        counts = (getattr(f.module, name, None) for f in reversed(self.stack) for name in _HEADS)
+        return next((count for count in counts if isinstance(count, int) and count), None)
+
+    def _replaced(self) -> Iterator[tuple[object, str, Callable[..., Any]]]:
+        """What is put in the place of functions meanwhile: of which object, by which name."""
+        for name in ("forward", "masked"):
+            around = self._around(vars(CompiledAttention)[name], "attnspec", 1)
+            yield CompiledAttention, name, around
+        # torch's own functions of several steps show each of them
+        for name in ("", "_unary", "_variadic"):
+            yield nn.functional, f"has_torch_function{name}", lambda *_: False
+        modeling: Any = sys.modules.get("transformers.modeling_utils")
+        if modeling is None:
+            return
+        original = modeling.AttentionInterface.get_interface
+
+        def looked_up(interface: Any, name: Any, default: Any) -> Any:
+            function = original(interface, name, default)
+            return self._around(function, f"{name or 'eager'} of transformers", 1, turned=True)
+
+        yield modeling.AttentionInterface, "get_interface", looked_up
+
+    def _around(
+        self, function: Callable[..., Any], kind: str, skipped: int = 0, turned: bool = False
+    ) -> Callable[..., Any]:
+        """A function that is seen when it is called with queries, keys and values, its first
+        arguments but for those skipped; `turned` says that it gives [B, n_q, H, e]."""
+
+        @wraps(function)
+        def seen(*args: Any, **kwargs: Any) -> Any:
+            rest, tensors = dict(kwargs), list(args[skipped : skipped + 3])
+            for names in (("q", "query"), ("k", "key"), ("v", "value"))[len(tensors) :]:
+                tensors += [rest.pop(name) for name in names if name in rest]
+            if self.busy or len(tensors) < 3:
+                return function(*args, **kwargs)
+            before, after, ndim = args[:skipped], args[skipped + 3 :], tensors[0].ndim
+
+            def run(*qkv: Any, cast: Callable[[Any], Any]) -> Any:
+                flat = [x.flatten(0, 1) if ndim == 3 else x for x in qkv]
+                found = function(*before, *flat, *cast(after), **cast(rest))
+                out = found[0] if isinstance(found, tuple) else found
+                return out.transpose(1, 2) if turned else four_axes(out, qkv[0].shape[1])
+
+            q, k, v = (four_axes(x.detach(), self._heads) for x in tensors)
+            cached = "it goes on from what `SpecCache` has kept, at each call"
+            reason = cached if hasattr(tensors[1], "attnspec_cached") else None
+            if q.ndim == 4:
+                shape = (*q.shape[:3], k.shape[2])
+                self._made(Call(kind, shape, q, k, v, run, reason=reason))
+            with self._aside():
+                return function(*args, **kwargs)
+
+        return seen
+
+
+def _whole(frame: Frame, output: Any) -> Call:
+    """A module as a whole, that was called with hidden states [B, n, D] and has given an output:
+    which of its rows move with which positions, in a call for each."""
+    given: dict[Any, Any] = {**dict(enumerate(frame.args)), **frame.kwargs}
+    states = [x for x in given.values() if isinstance(x, torch.Tensor) and x.ndim == 3]
+    first = output[0] if isinstance(output, tuple | list) and output else output
+    kind, reason = "the module as a whole", None
+    if not states or not isinstance(first, torch.Tensor) or first.shape[:2] != states[0].shape[:2]:
+        reason = "it does not take hidden states [B, n, D] and give [B, n, …]"
+    elif any(callable(getattr(x, "get_seq_length", None)) for x in given.values()):
+        reason = "it keeps a cache, which another call would change"
+    if reason is not None:
+        return Call(kind, together=True, reason=reason)
+    x = states[0].detach()
+    batch, n, width = x.shape
+
+    def run(moved: torch.Tensor) -> torch.Tensor:
+        named = {name: moved if each is states[0] else each for name, each in given.items()}
+        args = [named.pop(at) for at in range(len(frame.args))]
+        found: Any = frame.module(*args, **named)
+        out: torch.Tensor = found[0] if isinstance(found, tuple | list) else found
+        return out
+
+    def sizes(double: bool) -> torch.Tensor:
+        noise = (
+            torch.randn(batch, width, generator=torch.Generator().manual_seed(0)).to(x) * x.std()
+        )
+        before = run(x)
+        # what moves by less than rounding stands still
+        still = 4 * torch.finfo(before.dtype).eps * before.abs().nan_to_num().max()
+        columns = []
+        for at in range(n):
+            moved = x.clone()
+            moved[:, at] += noise
+            change = (run(moved) - before).abs().nan_to_num().flatten(2).amax(-1)
+            columns.append(change > still)
+        return torch.stack(columns, -1)[:, None].float()
+
+    return Call(kind, (batch, 1, n, n), sizes=sizes, together=True)

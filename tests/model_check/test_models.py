@@ -1,0 +1,347 @@
+"""Running models held against specs: what is right is equal, and each fault is found and named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from random_specs import spec_text
+from torch import nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+import attnspec
+from attnspec import verify_model
+from attnspec.model_check import Interrupted, Run, documents
+from attnspec.testing import assert_attends
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:flex_attention called without"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
+    pytest.mark.filterwarnings("ignore:enable_nested_tensor is True"),
+]
+
+FULL = attnspec.parse("attention all { attend full }")
+CAUSAL = attnspec.parse("attention past { causal attend full }")
+NEAR = attnspec.parse("attention near { causal attend window(before = 3, after = 0) }")
+PER_HEAD = attnspec.parse(
+    "attention per_head { heads 4 head 0 { attend window(radius = 2) } head 1..3 { attend full } }"
+)
+DOCUMENTS = attnspec.parse("attention docs { input document: ids causal attend same(document) }")
+B, N, H, D = 2, 10, 4, 16
+Attend = Callable[..., Any]
+
+
+def mask_of(spec: attnspec.Spec, n: int = N, layer: int = 0) -> torch.Tensor:
+    """bool [1, H, n, n]."""
+    masks = [spec.mask(n, layer, head if spec.heads else 0) for head in range(spec.heads or H)]
+    return torch.from_numpy(np.stack(masks))[None]
+
+
+def sdpa(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def written(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    scores = (q @ k.transpose(-1, -2) / 2).masked_fill(~mask, float("-inf"))
+    return scores.softmax(-1) @ v
+
+
+def letters(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    scores = torch.einsum("bhqd,bhkd->bhqk", q, k) + torch.where(mask, 0.0, -1e9)
+    return torch.einsum("bhqk,bhkd->bhqd", nn.functional.softmax(scores, dim=-1), v)
+
+
+def masked_after(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    return ((q @ k.transpose(-1, -2)).softmax(-1) * mask) @ v
+
+
+def renormalised(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    weights = (q @ k.transpose(-1, -2)).softmax(-1) * mask
+    return (weights / weights.sum(-1, keepdim=True)) @ v
+
+
+def exponentials(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    weights = (q @ k.transpose(-1, -2)).exp() * mask
+    return (weights / weights.sum(-1, keepdim=True)) @ v
+
+
+def flex(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    mask = mask.expand(len(q), q.shape[1], -1, -1)
+    inside: Any = lambda b, h, i, j: mask[b, h, i, j]  # noqa: E731
+    scored: Any = lambda s, *at: torch.where(inside(*at), s, -torch.inf)  # noqa: E731
+    return flex_attention(q, k, v, score_mod=scored)
+
+
+class SomeAttention(nn.Module):
+    """Projections around an attention with a mask [1, H, n, n]; G heads of keys, repeated by
+    `repeat`."""
+
+    def __init__(self, attend: Attend, mask: torch.Tensor, groups: int = 0, size: int = 4) -> None:
+        super().__init__()
+        heads = mask.shape[1]
+        groups = groups or heads
+        self.q, self.kv, self.out = (
+            nn.Linear(D, size * heads),
+            nn.Linear(D, 2 * size * groups),
+            nn.Linear(size * heads, D),
+        )
+        self.attend, self.mask, self.groups = attend, mask, groups
+        self.repeat: Any = lambda x: x.repeat_interleave(heads // groups, 1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        q = self.q(x).unflatten(2, (self.mask.shape[1], -1)).transpose(1, 2)
+        k, v = self.kv(x).unflatten(2, (2 * self.groups, -1)).transpose(1, 2).chunk(2, 1)
+        out = self.attend(q, self.repeat(k), self.repeat(v), self.mask)
+        # of rows that read nothing some give NaN
+        return self.out(out.transpose(1, 2).flatten(2).nan_to_num())
+
+
+class Net(nn.Module):
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def net(
+    spec: attnspec.Spec, wrong: torch.Tensor | None = None, attend: Attend = sdpa, n: int = N
+) -> Net:
+    """Three layers of a spec, the second with a wrong mask."""
+    torch.manual_seed(0)
+    masks = [mask_of(spec, n, layer) for layer in range(3)]
+    masks[1] = masks[1] if wrong is None else wrong
+    return Net(*(SomeAttention(attend, mask) for mask in masks))
+
+
+def states(n: int = N) -> torch.Tensor:
+    return torch.randn(B, n, D, generator=torch.Generator().manual_seed(1))
+
+
+def changed(spec: attnspec.Spec, *pairs: tuple[int, int], n: int = N) -> torch.Tensor:
+    """The mask of a spec with some pairs of head 2 turned round."""
+    mask = mask_of(spec, n)
+    for q, k in pairs:
+        mask[0, 2, q, k] ^= True
+    return mask
+
+
+@pytest.mark.parametrize("attend", [sdpa, written, letters, flex, renormalised, exponentials])
+@pytest.mark.parametrize("spec", [CAUSAL, NEAR], ids=["past", "near"])
+def test_right_models_are_equal_and_wrong_pairs_found(attend: Attend, spec: attnspec.Spec) -> None:
+    assert str(verify_model(net(spec, attend=attend), spec, states())).count("equal, ") == 3
+    found = verify_model(net(spec, changed(spec, (4, 7), (9, 8)), attend), spec, states())
+    together = attend is exponentials
+    head = None if together else 2
+    assert found.leaks == [(b, 1, head, 4, 7) for b in range(B)]
+    # where heads are compared together the others still read it
+    assert found.missing == [(b, 1, head, 9, 8) for b in range(B) if not together]
+    assert [layer.ok for layer in found.layers] == [True, False, True]
+    if attend is letters:
+        # adding to scores is as good a mask, and what it leaves is the weight
+        assert "with weight" in str(found)
+        assert "a later position is read" in str(found)
+
+
+FAULTS: dict[str, tuple[attnspec.Spec, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "a mask off by one": (CAUSAL, lambda m: m.roll(1, -1)),
+    "causality dropped": (CAUSAL, torch.ones_like),
+    "a window ignored": (NEAR, lambda m: torch.ones_like(m).tril()),
+    "heads in another order": (PER_HEAD, lambda m: m.flip(1)),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found_in_its_layer_alone(name: str) -> None:
+    spec, fault = FAULTS[name]
+    assert verify_model(net(spec), spec, states()).ok
+    right = mask_of(spec)
+    found = verify_model(net(spec, fault(right)), spec, states())
+    assert [layer.ok for layer in found.layers] == [True, False, True]
+    for pairs, differs in (
+        (found.leaks, fault(right) & ~right),
+        (found.missing, right & ~fault(right)),
+    ):
+        expected = [(b, 1, h, q, k) for b in range(B) for _, h, q, k in differs.nonzero().tolist()]
+        assert pairs == expected
+
+
+def test_grouped_heads_repeated_wrongly_are_found() -> None:
+    def built(repeat: Any, attend: Attend = sdpa) -> SomeAttention:
+        layer = SomeAttention(attend, mask_of(CAUSAL), groups=2)
+        layer.repeat = repeat or layer.repeat
+        return layer
+
+    def kept(q: Any, k: Any, v: Any, mask: Any, order: Any = slice(None)) -> torch.Tensor:
+        q = q[:, order]
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[
+            :, order
+        ]
+
+    tiled = lambda x: x.repeat(1, 2, 1, 1)  # noqa: E731
+    for layer in (built(None), built(lambda x: x, kept)):
+        assert verify_model(Net(layer), CAUSAL, states()).ok
+    found = verify_model(Net(built(None), built(tiled)), CAUSAL, states())
+    assert [layer.ok for layer in found.layers] == [True, False]
+    assert "grouped heads are repeated wrongly" in str(found)
+
+
+def test_a_block_list_that_is_ignored_is_found() -> None:
+    # uncompiled, FlexAttention goes by the function alone, which lets everything through
+    lists = torch.zeros(1, 1, 1, 1, dtype=torch.int32)
+    blocks = BlockMask.from_kv_blocks(lists, lists, BLOCK_SIZE=N, seq_lengths=(N, N))
+    model = Net(
+        SomeAttention(lambda q, k, v, m: flex_attention(q, k, v, block_mask=blocks), mask_of(FULL))
+    )
+    nothing = attnspec.parse("attention none { attend full - full }")
+    found = verify_model(model, nothing, states())
+    assert found.leaks[0] == (0, 0, 0, 0, 0)
+    assert found.layers[0].leak_count == B * H * N * N
+
+
+def test_keys_in_the_denominator_are_read() -> None:
+    found = verify_model(net(CAUSAL, attend=masked_after), CAUSAL, states())
+    assert found.leaks[0] == (0, 0, 0, 0, 1)
+
+
+@pytest.mark.parametrize("pair", [(999, 0), (3, 998)])
+def test_one_pair_of_a_million_is_found_in_a_few_passes(pair: tuple[int, int]) -> None:
+    n, x = 1000, states(1000)[:1]
+    right, wrong = mask_of(CAUSAL, n), changed(CAUSAL, pair, n=n)
+    model = Net(*(SomeAttention(sdpa, mask, size=32) for mask in (right, wrong)))
+    found = verify_model(model, CAUSAL, x, exact=False)
+    assert (found.missing or found.leaks) == [(0, 1, 2, *pair)]
+    # all rows at once; where they differ 32 keys at once, again in float64 where a pair is missing
+    assert [layer.passes for layer in found.layers] == [1, 1 + 32 * (1 + bool(found.missing))]
+
+
+def test_uneven_weights_are_no_fault_in_a_long_sequence() -> None:
+    n = 200
+    distance = (torch.arange(n)[:, None] - torch.arange(n)).abs()
+    bias = torch.where(mask_of(CAUSAL, n), -0.9 * distance, -torch.inf)
+    model = Net(SomeAttention(sdpa, bias))
+    for exact in (None, True, False):
+        assert verify_model(model, CAUSAL, states(n), exact=exact).ok
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(s, marks=pytest.mark.slow) for s in range(6, 200))]
+)
+def test_random_specs_raise_no_false_alarm(seed: int) -> None:
+    spec = attnspec.parse(spec_text(seed))
+    model = net(spec, attend=(sdpa, written)[seed % 2])
+    assert verify_model(model, spec, states(), exact=seed % 3 == 0).ok, spec.source
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_layers_of_torch(norm_first: bool) -> None:
+    layer = nn.TransformerEncoderLayer(D, H, 32, batch_first=True, norm_first=norm_first)
+    model, padding = nn.TransformerEncoder(layer, 2), torch.zeros(B, N, dtype=torch.bool)
+    padding[0, 7:] = True
+    found = verify_model(model, FULL, states(), src_key_padding_mask=padding)
+    assert found.ok
+    assert [layer.path for layer in found.layers] == [f"layers.{i}.self_attn" for i in (0, 1)]
+    assert model.training
+    later = torch.ones(N, N, dtype=torch.bool).triu(1)
+    assert verify_model(model, CAUSAL, states(), mask=later, is_causal=True).ok
+    attention = nn.MultiheadAttention(D, H)
+    x = states().transpose(0, 1)
+    assert verify_model(attention, CAUSAL, x, x, x, attn_mask=later).layers[0].heads == H
+
+
+def test_attentions_of_this_package() -> None:
+    chosen = attnspec.parse("attention few { causal attend topk(keys = 3) }")
+    sums = attnspec.parse("attention sums { causal attend linear() }")
+    for spec, meant in ((NEAR, NEAR), (chosen, chosen), (sums, CAUSAL), (NEAR, CAUSAL)):
+        found = verify_model(attnspec.SelfAttention(spec, D, H), meant, states())
+        assert found.ok is (spec is not NEAR or meant is NEAR)
+    model, x = attnspec.MultiheadAttention(D, H, spec=NEAR, batch_first=True), states()
+    assert verify_model(model, NEAR, x, x, x).ok
+
+
+class FusedOtherwise(Net):
+    """Computes something else as long as nobody looks."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen = torch.overrides.has_torch_function([x])
+        return super().forward(x) if seen else super().forward(x) + x.sum(1, keepdim=True)
+
+
+def test_what_cannot_be_looked_at_is_never_ok() -> None:
+    unused = net(CAUSAL)
+    unused.spare = SomeAttention(sdpa, mask_of(CAUSAL))
+    found = verify_model(unused, CAUSAL, states())
+    assert not found.ok
+    assert "not checked: spare (SomeAttention): it was never called" in str(found)
+    fused = verify_model(FusedOtherwise(*net(CAUSAL).layers), CAUSAL, states())
+    assert not fused.ok
+    assert "gives other outputs" in str(fused)
+    assert not verify_model(nn.Linear(D, D), CAUSAL, states()).ok
+    pooled = type("PoolAttention", (nn.Linear,), {"forward": lambda self, x: x.mean(1)[:, None]})
+    assert "does not take hidden states" in str(verify_model(Net(pooled(D, D)), CAUSAL, states()))
+    broken: Any = net(CAUSAL)
+    nn.init.constant_(broken.layers[0].kv.bias, torch.nan)
+    assert "are not finite" in str(verify_model(broken, CAUSAL, states()))
+
+
+def test_layers_that_are_asked_for() -> None:
+    model = net(CAUSAL, torch.ones(1, H, N, N, dtype=torch.bool))
+    assert verify_model(model, CAUSAL, states(), layers=[0, 2]).ok
+    assert not verify_model(model, CAUSAL, states(), layers=1).ok
+    assert verify_model(model, CAUSAL, states(), layers="layers.2").ok
+    with pytest.raises(attnspec.AttnSpecError, match="numbers or modules"):
+        verify_model(model, CAUSAL, states(), layers=["layers.7"])
+    mixed = attnspec.parse(
+        "attention m { layers 3 layer 0, 2 { attend full } layer 1 { attend self } }"
+    )
+    right = net(FULL, torch.eye(N, dtype=torch.bool).expand(1, H, N, N))
+    assert verify_model(right, mixed, states()).ok
+    assert "the spec has 3 layers, 2 ran" in str(
+        verify_model(Net(*right.layers[:2]), mixed, states())
+    )
+
+
+def test_the_fixture_and_what_is_handed_in() -> None:
+    assert_attends(net(CAUSAL), CAUSAL, states())
+    with pytest.raises(AssertionError, match="read and not allowed"):
+        assert_attends(net(FULL), CAUSAL, states())
+    found = verify_model(net(FULL), CAUSAL, call={"x": states()})
+    assert json.loads(json.dumps(found.to_dict()))["layers"][0]["leak_count"] == B * H * 45
+    with pytest.raises(attnspec.AttnSpecError, match="not given: `document`"):
+        verify_model(net(CAUSAL), DOCUMENTS, states())
+    ids = torch.arange(N).ge(4).long().expand(B, -1)
+    packed = mask_of(CAUSAL) & (ids[0] == ids[0][:, None])
+    assert_attends(net(CAUSAL, packed), DOCUMENTS, states(), inputs={"document": ids}, layers=1)
+    with pytest.raises(attnspec.AttnSpecError, match="4 heads, the model 2"):
+        verify_model(nn.MultiheadAttention(D, 2, batch_first=True), PER_HEAD, *[states()] * 3)
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
+        verify_model(None, CAUSAL)  # type: ignore[arg-type]
+
+
+def test_what_was_looked_at_is_told_when_it_ends_early() -> None:
+    def stop(count: int, path: str) -> None:
+        if count == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as end:
+        Run(net(CAUSAL), CAUSAL, (states(),), {}, progress=stop).verified()
+    assert [layer.ok for layer in end.value.partial.layers] == [True]
+    assert not end.value.partial.ok
+    late = Run(net(CAUSAL), CAUSAL, (states(),), {}, seconds=0.0).verified()
+    assert not late.ok
+    assert "the time is over" in str(late)
+
+
+def test_documents_begin_where_positions_start_again() -> None:
+    positions = torch.tensor([[0, 1, 2, 0, 1], [3, 4, 5, 6, 8], [0, 0, 0, 1, 2]])
+    found = documents(positions, torch.tensor([[1] * 5, [1] * 5, [0, 0, 1, 1, 1]]).bool())
+    assert found is not None
+    assert found.tolist() == [[0, 0, 0, 1, 1], [0] * 5, [0] * 5]
+    assert documents(positions[1:2]) is None
