@@ -58,6 +58,7 @@ class Where(Relation):
     extra_tokens: int = context("extra_tokens")
 
     name: ClassVar = "where"
+
     def __post_init__(self) -> None:
         asked = {name for name in symbols(self.predicate) if "." in name}
         if asked:

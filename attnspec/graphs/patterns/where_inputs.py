@@ -116,7 +116,9 @@ class WhereInputs(Relation):
         """Raise RelationError where whole numbers in arrays may not be exact; of the tensors of a
         call whoever calls asks once."""
         given = (data.values for data in self.inputs)
-        if self.inputs and all(isinstance(values, np.ndarray | np.integer | int) for values in given):
+        if self.inputs and all(
+            isinstance(values, np.ndarray | np.integer | int) for values in given
+        ):
             _exact(self, n)
 
     def _at(self, n: int) -> Scalar:
