@@ -14,7 +14,8 @@ def divided(sums: Tensor, log: Tensor) -> Tensor:
     """Sums of values, the last of them of the weights, divided by that one: with ADDED to it, and
     LEAST or FLOOR as the least that it may be. Sums times exp(log) are what is meant."""
     total, unit = sums[..., -1:], torch.exp(-log)
-    total = total + ADDED * unit
+    if ADDED:
+        total = total + ADDED * unit
     if FLOOR:
         total = torch.maximum(total, FLOOR * unit)
     elif LEAST:
@@ -49,19 +50,16 @@ def all_sums(f: Tensor, g: Tensor, w: Tensor) -> Tensor:
 
 
 def causal_sums(f: Tensor, g: Tensor, w: Tensor) -> Tensor:
-    """f_i . sum_j g_j w_j over j <= i, the queries being the last positions; 128 at a time."""
-    n, last = w.shape[2], f.shape[2]
-    # queries and keys at the same places, and zeros up to whole chunks: more than one, so that a
-    # trace is for every n
-    end = (n // 128 + 2) * 128 - n
-    f, g, w = (
-        torch.nn.functional.pad(x, (0, 0, n - x.shape[2], end)).unflatten(2, (-1, 128))
-        for x in (f, g, w)
-    )
-    states = g.mT @ w
-    before = states.cumsum(2) - states
-    found = f @ before + (f @ g.mT).tril() @ w
-    return found.flatten(2, 3)[:, :, n - last : n]
+    """f_i . sum_j g_j w_j over j <= i, the queries being the last positions; some at a time."""
+    state, first = g.new_zeros(*g.shape[:2], g.shape[3], w.shape[3]), w.shape[2] - f.shape[2]
+    found = []
+    for low in range(0, w.shape[2], 128):
+        some, more = g[:, :, low : low + 128], w[:, :, low : low + 128]
+        rows = f[:, :, max(0, low - first) : max(0, low + 128 - first)]
+        before = max(0, first - low)
+        found.append(rows @ state + (rows @ some.mT).tril(before) @ more)
+        state = state + some.mT @ more
+    return torch.cat(found, 2)
 
 
 def gated_sums(f: Tensor, g: Tensor, w: Tensor, gate: Tensor) -> Tensor:
