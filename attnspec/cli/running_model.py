@@ -32,7 +32,7 @@ def verify_running(
     """Print what was found in the model that a factory makes, and leave with its status."""
     import torch
 
-    from attnspec.model_check import Interrupted, Question, check_model
+    from attnspec.model_check import Interrupted, Run
 
     model, args, kwargs = _made(factory, n)
     needed = {name for name in spec.inputs if name in texts}
@@ -47,10 +47,8 @@ def verify_running(
             show(count / (count + 8), f"layer {count}: {path}")
 
         try:
-            question = Question(
-                spec, args, kwargs, inputs=inputs, seconds=seconds, progress=progress
-            )
-            found = check_model(model, question)
+            settings: dict[str, Any] = {"seconds": seconds, "progress": progress}
+            found = Run(model, spec, args, kwargs, inputs=inputs, **settings).verified()
         except Interrupted as stopped:
             found, status = stopped.partial, INTERRUPTED
     if as_json:

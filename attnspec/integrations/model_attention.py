@@ -156,32 +156,19 @@ class ModelAttention:
         attention_mask, selected = _selection(module, attention_mask, terms, key.shape[2])
         lists = lists_of(module, terms, selected)
         mask = self._mask(attention_mask, module, query, key, is_causal)
-        self.require_heads(query.shape[1])
-        causal = must_read_back(place, mask.kind == "causal" or bool(is_causal))
-        traced = is_recorded(query)
-        if traced:
-            # `bool` of a symbol would be another one, and what is asked must be plain
-            offset = 1 if mask.q_offset else 0
-            about = (layer, query.shape[1], causal, offset, mask.padding is not None)
-            # no place itself: each layer has its own, and a trace would be for one of them
-            asked = None if place is None else (place.causal, place.real)
-            untraced(self, "_check_form", asked, *about)
-        else:
-            if causal:
-                self._past_only(self.program, layer, query.shape[1], mask.end, mask.q_length)
-            self._require_same_rows(mask, layer, query.shape[1], place)
+        of, traced = (layer, query.shape[1]), is_recorded(query)
+        self._require_meant(place, mask, of, bool(is_causal), traced)
         query = self.scaled(query, scaling, layer, mask.end)
         sink = cast("torch.Tensor | None", terms[SINK])
-        positions = others.get("position_ids")
-        attnspec_inputs = self.with_documents(attnspec_inputs, mask, positions, len(query))
+        about = mask, others.get("position_ids"), len(query)
+        attnspec_inputs = self.with_documents(attnspec_inputs, *about)
         inputs = self.inputs_of(attnspec_inputs, mask, lists is not None, place)
         cached = getattr(key, CACHED, None)
         if not traced:
-            of = (layer, query.shape[1])
             self._require_rows_done(place, mask, of, inputs, cached is not None)
         dropout = dropout if module.training else 0.0
         run, inputs = self._run_of(place, lists, sink is not None, inputs)
-        running = self._counting(run, place, mask, (layer, query.shape[1]))
+        running = self._counting(run, place, mask, of)
         settings: dict[str, Any] = {"layer": layer, "return_lse": sink is not None}
         if traced and mask.offset is not None:
             settings["keys"] = mask.offset + mask.q_length
@@ -189,11 +176,30 @@ class ModelAttention:
             self._require_no_dropout(dropout)
             found = cached.of(module).go_on(running, (query, key, value), mask, inputs, settings)
         else:
-            self._require_within(module, mask, layer, query.shape[1], lists is not None)
+            self._require_within(module, mask, *of, lists is not None)
             settings |= {"dropout_p": dropout, "inputs": inputs}
             found = self._called(running, (query, key, value), mask, settings)
-        out = found if sink is None else with_sink(found[0], found[1], sink)
+        out = found if sink is None else with_sink(*found, sink)
         return out.transpose(1, 2).contiguous(), None
+
+    def _require_meant(
+        self, place: Place | None, mask: ModelMask, of: tuple[int, int], asked: bool, traced: bool
+    ) -> None:
+        """Raise unless a layer, `of` so many heads, reads back where it must, and rows that a cache
+        holds are those of the whole sequence."""
+        self.require_heads(of[1])
+        causal = must_read_back(place, mask.kind == "causal" or asked)
+        if traced:
+            # `bool` of a symbol would be another one, and what is asked must be plain
+            offset = 1 if mask.q_offset else 0
+            about = (*of, causal, offset, mask.padding is not None)
+            # no place itself: each layer has its own, and a trace would be for one of them
+            settings = None if place is None else (place.causal, place.real)
+            untraced(self, "_check_form", settings, *about)
+            return
+        if causal:
+            self._past_only(self.program, *of, mask.end, mask.q_length)
+        self._require_same_rows(mask, *of, place)
 
     def _called(
         self,
@@ -498,15 +504,7 @@ class ModelAttention:
                 f"query reads which key is said by `{self.program.name}`"
             )
         if given is None:
-            # a model that asks for no mask has no padding and no cache
-            if q_length != kv_length:
-                raise AttnSpecError(
-                    f"without a mask as many queries as keys are needed, got {q_length} and "
-                    f"{kv_length}: nothing says where the queries stand"
-                )
-            past = getattr(module, "is_causal", True) if is_causal is None else is_causal
-            kind = "causal" if past else "bidirectional"
-            given = ModelMask(kind, q_length, 0, kv_length, 0, None)
+            given = _without_mask(module, q_length, kv_length, is_causal)
         place = place_of(module)
         both = _reads_ahead(place)
         # a mask of its own that reads later positions is replaced where the model means it to
@@ -744,6 +742,19 @@ def reads_back(module: torch.nn.Module) -> bool:
     """Whether a layer says that it reads no later position, and its config does not deny it."""
     config = getattr(module, "config", None)
     return bool(getattr(module, "is_causal", False)) and getattr(config, "is_causal", True)
+
+
+def _without_mask(
+    module: torch.nn.Module, q_length: int, kv_length: int, is_causal: bool | None
+) -> ModelMask:
+    """The facts of a model that asks for no mask: it has no padding and no cache."""
+    if q_length != kv_length:
+        raise AttnSpecError(
+            f"without a mask as many queries as keys are needed, got {q_length} and "
+            f"{kv_length}: nothing says where the queries stand"
+        )
+    past = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    return ModelMask("causal" if past else "bidirectional", q_length, 0, kv_length, 0, None)
 
 
 def own_attention(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TypeAlias
 
@@ -16,11 +15,11 @@ class LayerCheck:
 
     `layer` is its number among those that the spec speaks of, None for any other; `path` the module
     that called it and `kind` what was called; `heads` None where heads cannot be told apart.
-    `leaks` and `missing` have the first pairs, `leak_count` and `missing_count` count all, for some
-    rows alone where `at_least`. `weight` is that of the first leak in its row; `causes` says how
-    many leaks read a later position, another document, padding or an unused slot. `faults` are
-    other things that are wrong, `notes` what to know. `reason` says why a layer was not checked;
-    `excused` that this is no fault: the spec does not speak of it, or it was not asked for.
+    `leaks` and `missing` have the first pairs, `leak_count` and `missing_count` count all. `weight`
+    is that of the first leak in its row; `causes` says how many leaks read a later position,
+    another document, padding or an unused slot. `faults` are other things that are wrong, `notes`
+    what to know. `reason` says why a layer was not checked; `excused` that this is no fault: the
+    spec does not speak of it, or it was not asked for. `passes` counts the calls that were made.
     """
 
     layer: int | None
@@ -35,7 +34,6 @@ class LayerCheck:
     causes: tuple[tuple[str, int], ...] = ()
     missing: tuple[Pair, ...] = ()
     missing_count: int = 0
-    at_least: bool = False
     faults: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     reason: str | None = None
@@ -59,14 +57,13 @@ class LayerCheck:
             return [f"not checked: {place}: {self.reason}"]
         heads = "heads together" if self.heads is None else _count(self.heads, "head")
         lines = [f"{place}: {heads}, {'equal, ' if self.ok else ''}{_count(self.pairs, 'pair')}"]
-        least = "at least " if self.at_least else ""
         if self.leak_count:
             first = f"{_words(self.leaks[0])} with weight {self.weight:.3g}"
-            lines.append(f"  read and not allowed: {least}{self.leak_count:,}; first: {first}")
+            lines.append(f"  read and not allowed: {self.leak_count:,}; first: {first}")
             lines += [f"    {count:,} of them: {what}" for what, count in self.causes]
         if self.missing_count:
             first = _words(self.missing[0])
-            lines.append(f"  allowed and not read: {least}{self.missing_count:,}; first: {first}")
+            lines.append(f"  allowed and not read: {self.missing_count:,}; first: {first}")
         lines += [f"  {fault}" for fault in self.faults]
         return [*lines, *(f"  note: {note}" for note in self.notes)]
 
@@ -125,10 +122,9 @@ class ModelVerification:
 
     def to_dict(self) -> dict[str, object]:
         """As plain data."""
-        found: Mapping[str, object] = asdict(self)
         layers = [{"ok": x.ok, "checked": x.checked, **asdict(x)} for x in self.layers]
         pairs = {"leaks": self.leaks, "missing": self.missing}
-        return {"ok": self.ok, **found, **pairs, "layers": layers}
+        return {"ok": self.ok, **asdict(self), **pairs, "layers": layers}
 
 
 def _words(pair: Pair) -> str:

@@ -54,20 +54,14 @@ def setting_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     signature = inspect.signature(model.forward)
     named: dict[str, object] = {}
     for name, value in signature.bind(*args, **kwargs).arguments.items():
-        kind = signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_KEYWORD:
-            named.update(value)
-        elif kind is inspect.Parameter.VAR_POSITIONAL:
-            named.update({f"{name}[{at}]": each for at, each in enumerate(value)})
-        else:
-            named[name] = value
+        many = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+        named.update(value if many else {name: value})
     own, position_ids = _real(named, _OWN), named.get("position_ids")
     packed = documents(position_ids, own) if isinstance(position_ids, torch.Tensor) else None
-    cache = next(filter(_is_cache, named.values()), None)
-    past = None if cache is None else int(cache.get_seq_length())  # type: ignore[attr-defined]
-    words = tuple(_words(model, own, packed, cache, past))
-    decoder, other = _real(named, _DECODER), _real(named, _OTHER)
-    return Setting(named, own, decoder, other, packed, past, words)
+    cache: Any = next(filter(_is_cache, named.values()), None)
+    past = None if cache is None else int(cache.get_seq_length())
+    words = tuple(_words(model, own, packed, cache))
+    return Setting(named, own, _real(named, _DECODER), _real(named, _OTHER), packed, past, words)
 
 
 def copied(value: Any) -> Any:
@@ -98,11 +92,7 @@ def _real(named: Mapping[str, object], names: tuple[str, ...]) -> torch.Tensor |
 
 
 def _words(
-    model: nn.Module,
-    real: torch.Tensor | None,
-    packed: torch.Tensor | None,
-    cache: object,
-    past: int | None,
+    model: nn.Module, real: torch.Tensor | None, packed: torch.Tensor | None, cache: Any
 ) -> Iterator[str]:
     implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if isinstance(implementation, str):
@@ -110,9 +100,6 @@ def _words(
     if packed is not None:
         yield f"up to {int(packed.max()) + 1} packed documents a sample, by `position_ids`"
     if real is not None:
-        sides = (("left", real[:, 0]), ("right", real[:, -1]))
-        padded = [side for side, column in sides if not bool(column.all())]
-        where = f"on the {' and '.join(padded)}" if padded else "in between"
-        yield f"a 2-D mask, {'no padding' if bool(real.all()) else f'padding {where}'}"
+        yield f"a 2-D mask, {'no padding' if bool(real.all()) else 'padding'}"
     if cache is not None:
-        yield f"{type(cache).__name__} with {past:,} positions"
+        yield f"{type(cache).__name__} with {int(cache.get_seq_length()):,} positions"

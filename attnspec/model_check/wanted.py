@@ -12,7 +12,8 @@ import torch
 from attnspec.graphs.stack import Sample, Stack, decides, influence
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import POSITIONS, Program, inputs_of
-from attnspec.model_check.probe import Call
+from attnspec.model_check.call import Call
+from attnspec.model_check.report import LayerCheck
 from attnspec.model_check.setting import Setting
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -25,23 +26,26 @@ class NoPlace(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a call has its tokens: queries from position `first` on, up to `end`; for each key its
-    position `keys` [n_k], -1 for a slot that nothing was written to yet. `queries_real` [B, n_q]
-    and `keys_real` [B, n_k] say which are no padding, None where all are."""
+class Pairs:
+    """The pairs of one call: those `allowed`, bool [B | 1, H | 1, n_q, n_k], of those `compared`.
+
+    Queries stand from position `first` on, the keys at `keys` [n_k], -1 for a slot that nothing was
+    written to yet. `never` has the pairs that no query may read, by what their keys are.
+    """
 
     first: int
-    end: int
     keys: torch.Tensor
-    queries_real: torch.Tensor | None
-    keys_real: torch.Tensor | None
+    allowed: torch.Tensor
+    compared: torch.Tensor
+    never: Mapping[str, torch.Tensor]
 
 
 class Wanted:
     """The pairs of a spec for the samples of one call of a model.
 
     Raises AttnSpecError for run-time inputs that are missing; documents are taken from
-    `position_ids` where they are. `notes` says what to know of them.
+    `position_ids` where they are. `notes` says what to know of them, `mixes` whether the spec has
+    no pairs to hold a model against, `decided` whether queries and keys decide them.
     """
 
     def __init__(
@@ -53,12 +57,9 @@ class Wanted:
         self.program: Program = influence(spec.program)
         self.notes: list[str] = []
         self.inputs = self._completed(dict(inputs or {}))
-        self._masks: dict[object, np.ndarray] = {}
         graphs = [attend.graph for attend in self.program.attends]
         self.mixes = None in graphs
-        """Whether the spec has no pairs to hold a model against."""
         self.decided = any(g is not None and decides(g) and not inputs_of(g) for g in graphs)
-        """Whether queries and keys decide pairs."""
 
     def _completed(self, inputs: dict[str, object]) -> dict[str, torch.Tensor]:
         declared = {entry.name: entry.kind for entry in self.program.inputs}
@@ -85,10 +86,11 @@ class Wanted:
         Stack(self.program, found)
         return found
 
-    def place(self, n_q: int, n_k: int, path: str) -> Place:
-        """Where a call has its tokens; raises NoPlace."""
-        cross, past = self.program.cross, self.setting.past
-        queries_real, keys_real = self.setting.real(path, cross)
+    def pairs(self, call: Call, check: LayerCheck) -> Pairs:
+        """The pairs of a call; raises NoPlace. Keys at padding and in slots that nothing was
+        written to belong to none; those of queries at padding are not compared, and of a module as
+        a whole not what a token reads of itself."""
+        (batch, _, n_q, n_k), cross, past = call.shape, self.program.cross, self.setting.past
         if past is None and n_q > n_k and not cross:
             raise NoPlace(f"{n_q} queries and {n_k} keys are not those of one sequence")
         first = 0 if cross else max(0, n_k - n_q) if past is None else past
@@ -97,66 +99,66 @@ class Wanted:
             # fewer keys are the last ones: those of a window that moves on
             keys += max(0, end - n_k)
             keys[keys >= end] = -1
-        if queries_real is not None:
-            queries_real = self._padded(queries_real, end)[:, first:end]
-        if keys_real is not None:
-            keys_real = self._padded(keys_real, n_k if cross else end)[:, keys.clamp_min(0)]
-        return Place(first, end, keys, queries_real, keys_real)
+        at, used = keys.clamp_min(0), keys >= 0
+        queries_real, keys_real = self.setting.real(check.path, cross)
+        keys_real = self._padded(keys_real, n_k if cross else end)[:, at]
+        compared = self._padded(queries_real, end)[:, None, first:end, None]
+        if call.together:
+            compared = compared & ~torch.eye(n_q, dtype=torch.bool)
+        layer = check.layer or 0
+        if self.decided:
+            allowed = self._of_tensors(call, keys_real, layer)
+        else:
+            samples = batch if self.inputs or self.positions == "real" else 1
+            heads = range(self.program.heads or 1)
+            masks = [[self._mask(end, n_k, layer, h, b) for h in heads] for b in range(samples)]
+            allowed = torch.from_numpy(np.array(masks))[:, :, first:end, at]
+            allowed = allowed.any(1, keepdim=True) if call.together else allowed
+        allowed = allowed & (keys_real & used)[:, None, None]
+        never = {} if cross else {"a slot that nothing is in": ~used}
+        later = keys > torch.arange(first, end)[:, None]
+        if not cross and not bool((allowed & later).any()):
+            never["a later position"] = later
+        if not cross:
+            never["padding"] = (~keys_real & used)[:, None, None]
+        documents = self.setting.documents
+        if documents is not None and documents.shape[1] == end and not cross:
+            others = documents[:, first:, None] != documents[:, None, at]
+            never["another document"] = (others & used)[:, None]
+        return Pairs(first, keys, allowed, compared, never)
 
-    def _padded(self, real: torch.Tensor, n: int) -> torch.Tensor:
+    def _padded(self, real: torch.Tensor | None, n: int) -> torch.Tensor:
         """Which of n positions are real: what a mask is too short for is padding."""
+        if real is None:
+            return torch.ones(1, n, dtype=torch.bool)
         if real.shape[1] > n and self.setting.past is None and not bool(real.all()):
             raise NoPlace(f"padding is told of {real.shape[1]} positions, and it has {n}")
         return torch.nn.functional.pad(real[:, :n], (0, max(0, n - real.shape[1])))
 
-    def allowed(self, place: Place, layer: int, batch: int, heads: int | None) -> torch.Tensor:
-        """bool [B | 1, H | 1, n_q, n_k]: the pairs of a layer; with `heads` None those of any head.
-
-        Keys at padding and in slots that nothing was written to belong to no pair.
-        """
-        alike = not self.inputs and self.positions == "absolute"
-        found = torch.stack(
-            [
-                torch.stack(
-                    [
-                        torch.from_numpy(self._mask(place, layer, head, sample))
-                        for head in range(self.program.heads or 1)
-                    ]
-                )
-                for sample in range(1 if alike else batch)
-            ]
-        )
-        if heads is None:
-            found = found.any(1, keepdim=True)
-        found = found[:, :, place.first : place.end, place.keys.clamp_min(0)] & (place.keys >= 0)
-        return found if place.keys_real is None else found & place.keys_real[:, None, None]
-
-    def of_tensors(self, call: Call, place: Place, layer: int) -> torch.Tensor:
+    def _of_tensors(self, call: Call, keys_real: torch.Tensor, layer: int) -> torch.Tensor:
         """The pairs that the queries and keys of a call decide, bool [B, H, n_q, n_k]."""
-        device = call.q.device
-        padding = None if place.keys_real is None else place.keys_real.to(device)
+        if call.q is None or call.k is None:
+            raise NoPlace("its queries and keys, which decide pairs, are not seen")
+        device, padding = call.q.device, keys_real.expand(len(call.q), -1)
         given = {name: x.to(device) for name, x in self.inputs.items()} or None
-        module = self.spec.compile(device=device)
-        settings = {"layer": layer, "inputs": given, "key_padding_mask": padding}
-        return module.pairs(call.q, call.k, **settings).cpu()  # type: ignore[arg-type]
+        return (
+            self.spec.compile(device=device)
+            .pairs(call.q, call.k, layer=layer, inputs=given, key_padding_mask=padding.to(device))
+            .cpu()
+        )
 
-    def _mask(self, place: Place, layer: int, head: int, sample: int) -> np.ndarray:
+    def _mask(self, end: int, n_k: int, layer: int, head: int, sample: int) -> np.ndarray:
         """bool [end, end] of a sample, of a spec with `cross` [n_q, n_k]."""
-        real, at = self.setting.real("", crosses=False)[0], np.arange(place.end)
-        if self.positions == "real" and real is not None:
-            at = np.flatnonzero(self._padded(real, place.end)[sample].numpy())
+        at = np.arange(end)
+        if self.positions == "real" and not self.program.cross:
+            real = self._padded(self.setting.own, end)
+            at = np.flatnonzero(real[min(sample, len(real) - 1)].numpy())
         program, length = self.program, len(at)
         if program.cross:
-            program, length = crossed(program, len(place.keys), place.end)
-        inputs = self._sample(sample, at)
-        key = (length, len(place.keys), layer, head, sample if inputs else None)
-        if key not in self._masks:
-            self._masks[key] = Stack(program, inputs).mask(length, layer, head)
-        mask = self._masks[key]
-        if program.cross:
-            return mask[: place.end, : len(place.keys)]
-        whole = np.zeros((place.end, place.end), bool)
-        whole[np.ix_(at, at)] = mask
+            program, length = crossed(program, n_k, end)
+            return Stack(program, self._sample(sample, at)).mask(length, layer, head)[:end, :n_k]
+        whole = np.zeros((end, end), bool)
+        whole[np.ix_(at, at)] = Stack(program, self._sample(sample, at)).mask(length, layer, head)
         return whole
 
     def _sample(self, sample: int, at: np.ndarray) -> Sample | None:
@@ -171,7 +173,6 @@ class Wanted:
                         f" {value.shape[axis]}"
                     )
                 value = value.index_select(axis, torch.from_numpy(at))
-            found[entry.name] = (
-                value[min(sample, len(value) - 1)] if value.ndim else value
-            ).numpy()
+            value = value[min(sample, len(value) - 1)] if value.ndim else value
+            found[entry.name] = value.numpy()
         return found or None

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
+from functools import wraps
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -139,6 +140,26 @@ def followed() -> Iterator[None]:
     passed_by = torch._C._dispatch_tls_local_exclude_set() - autograd
     with torch.enable_grad(), torch._C._ForceDispatchKeyGuard(seen, passed_by):
         yield
+
+
+class Function(torch.autograd.Function):
+    """A function whose backward computes in the types of its tensors: autocast, in which
+    `backward()` may be called, would round what is summed in float32."""
+
+    def __init_subclass__(cls) -> None:
+        cls.backward = staticmethod(_not_cast(cls.backward))  # type: ignore[method-assign]
+
+
+def _not_cast(backward: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(backward)
+    def run(ctx: Any, *grads: Any) -> Any:
+        kinds = {x.device.type for x in grads if isinstance(x, torch.Tensor)}
+        if not kinds or not torch._C._is_any_autocast_enabled():
+            return backward(ctx, *grads)
+        with torch.autocast(kinds.pop(), enabled=False):
+            return backward(ctx, *grads)
+
+    return run
 
 
 def derivatives(

@@ -488,6 +488,12 @@ def test_calls_that_do_not_fit_are_refused() -> None:
         run(spec_of("attend linear()"))["Sample"]()(q, q, q, dropout_p=0.1)
 
 
+def test_sums_in_frames_that_are_far_are_numbers() -> None:
+    module = run(parse("attention a { attend rbf(features = 32) }"))["A"]()
+    q, k, v = torch.randn(3, 1, 1, 50, 64)
+    assert module(q, k, v).isfinite().all()
+
+
 def test_edges_of_shapes() -> None:
     for body in (
         "attend window(radius = 2)",
