@@ -190,7 +190,9 @@ class ModelAttention:
         self.require_heads(of[1])
         causal = must_read_back(place, mask.kind == "causal" or asked)
         if traced:
-            about = (*of, causal, bool(mask.q_offset), mask.padding is not None)
+            # `bool` of a symbol would be another one, and what is asked must be plain
+            offset = 1 if mask.q_offset else 0
+            about = (*of, causal, offset, mask.padding is not None)
             # no place itself: each layer has its own, and a trace would be for one of them
             settings = None if place is None else (place.causal, place.real)
             untraced(self, "_check_form", settings, *about)
@@ -326,7 +328,7 @@ class ModelAttention:
         layer: int,
         heads: int,
         causal: bool,
-        cached: bool,
+        offset: int,
         padded: bool,
     ) -> None:
         """Raise, or warn, where a program that is traced would compute something else than the
@@ -335,13 +337,13 @@ class ModelAttention:
         place = None if asked is None else Place(None, None, causal=asked[0], real=asked[1])
         if causal:
             require_past_only_by_form(self.program, layer)
-        if _reads_ahead(place) and cached:
+        if _reads_ahead(place) and offset:
             raise AttnSpecError(
                 f"`{self.program.name}` reads later positions, and whether rows that a cache holds"
                 " are done goes by their pairs, which a traced program does not have: call the"
                 " model untraced"
             )
-        facts = ModelMask("causal", 1, int(cached), 1, 0, torch.ones(1, 1) if padded else None)
+        facts = ModelMask("causal", 1, offset, 1, 0, torch.ones(1, 1) if padded else None)
         self._require_same_rows(facts, layer, heads, place)
 
     def _require_same_rows(

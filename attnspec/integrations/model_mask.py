@@ -87,7 +87,8 @@ class ModelMask:
         if self.offset is None:
             return self
         first = self.kv_length - self.q_length
-        return replace(self, q_offset=first, padding=self.slots, left_padded=False)
+        # the arguments say where the queries of this step stand, and a trace is for every step
+        return replace(self, q_offset=first, padding=self.slots, left_padded=False, arguments={})
 
     @property
     def end(self) -> int:

@@ -118,8 +118,9 @@ def apart(build: Callable[[], Value]) -> Value:
 def composed() -> Iterator[None]:
     """Kernels go where every derivative and every trace can follow.
 
-    What `torch.export` or `torch.onnx` writes down meanwhile, not strictly, holds plain operations
-    at the length that it was given, where else there is one operator.
+    What `torch.export` or `torch.onnx` writes down meanwhile, not strictly, holds plain operations,
+    where else there is one operator: those of kernels for the length that it was given, or, where n
+    is dynamic, of the definition.
     """
     token = _composed.set(True)
     try:

@@ -263,6 +263,9 @@ def _applied(op: str, found: list[Elementwise]) -> Elementwise:
     match op:
         case "/":
             return found[0] / found[1]
+        case "//" | "%" if any(hasattr(x, "new_full") for x in found):
+            # whether a tensor holds a 0 is not asked: a trace has no numbers
+            return found[0] // found[1] if op == "//" else found[0] % found[1]
         case "**":
             base, times = found[0], int(found[1])
             return reduce(mul, [base] * times) if times else base * 0 + 1
