@@ -15,8 +15,7 @@ from torch.utils._pytree import tree_leaves
 from attnspec.model_check.call import Call
 from attnspec.model_check.compare import compared
 from attnspec.model_check.report import LayerCheck, ModelVerification
-from attnspec.model_check.setting import Setting, copied
-from attnspec.model_check.wanted import NoPlace, Wanted
+from attnspec.model_check.wanted import NoPlace, Setting, Wanted, copied
 from attnspec.model_check.watch import Frame, Watch
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -57,18 +56,17 @@ def verify_model(
 
         print(verify_model(model, spec, input_ids, attention_mask=mask))
 
-    The model is run on `args` and `kwargs`, in evaluation and without gradients; `call` has those
-    of its arguments that are named like one of ours. `inputs` are the run-time inputs of the spec,
-    [B, n]; documents are taken from `position_ids` where they are not given. A spec of one layer
-    holds for every attention layer, else its layers are theirs in the order of calls. `layers` are
-    the numbers of those to look at, or dotted names of modules to be taken as attention layers.
-    With `positions="real"` the spec counts from the first real token of each sample.
+    The model is run on `args` and `kwargs`, in evaluation and without gradients, and stays as it
+    was, with its caches; `call` has arguments named like ours. `inputs` are the run-time inputs of
+    the spec, [B, n]; documents are taken from `position_ids`. A spec of one layer holds for every
+    attention layer, else its layers are theirs in the order of calls. `layers` are the numbers of
+    those to look at, or dotted names of modules to be taken as attention layers. With
+    `positions="real"` the spec counts from the first real token of each sample.
 
     Every weight is looked at, in n / e calls of each attention for values of e elements; where that
-    is more than 16, all rows at once in one call, which misses a row that differs by one pair with
-    a probability of at most 1e-6, and weights where a row differs. `exact` chooses one of both.
-    Nothing of the model, its arguments or caches is changed. Raises AttnSpecError where spec and
-    arguments do not fit, and what the model itself raises.
+    is more than 16, or not `exact`, all rows at once, and weights where a row differs: this misses
+    one pair with a probability of at most 1e-6. Raises AttnSpecError where spec and arguments do
+    not fit, and what the model itself raises.
     """
     chosen = (layers,) if isinstance(layers, int | str) else layers or ()
     given = {**kwargs, **(call or {})}
@@ -147,24 +145,23 @@ class Run:
             raise TimeoutError
         number = sum(check.layer is not None for check in self.checks)
         self.progress(number, frame.path)
-        check, layers = LayerCheck(number, frame.path, call.kind), self.spec.layers
+        layers, other = self.spec.layers, frame.crosses != self.wanted.program.cross
+        words = ("another", "is of one") if frame.crosses else ("one", "says `cross`")
         numbers = [x for x in self.layers if isinstance(x, int)]
-        if frame.crosses != self.wanted.program.cross:
-            one, other = ("another", "is of one") if frame.crosses else ("one", "says `cross`")
-            reason = f"it reads {one} sequence, and the spec {other}"
-            check = replace(check, layer=None, reason=reason, excused=True)
-        elif numbers and number not in numbers:
-            check = replace(check, reason="not asked for", excused=True)
-        elif number >= layers > 1:
-            check = replace(check, reason=f"the spec has {layers} layers")
-        elif self.wanted.mixes:
-            check = replace(check, reason="the spec is a formula without pairs")
-        else:
-            try:
-                check = compared(call, self.wanted, check, self.exact)
-            except NoPlace as fault:
-                check = replace(check, reason=str(fault))
-        self.checks.append(check)
+        reasons = {
+            f"it reads {words[0]} sequence, and the spec {words[1]}": other,
+            "not asked for": numbers and number not in numbers,
+            f"the spec has {layers} layers": number >= layers > 1,
+        }
+        reason = next((words for words, holds in reasons.items() if holds), None)
+        excused = reason in list(reasons)[:2]
+        at = None if other else number
+        check = LayerCheck(at, frame.path, call.kind, reason=reason, excused=excused)
+        try:
+            done = check if reason else compared(call, self.wanted, check, self.exact)
+        except NoPlace as fault:
+            done = replace(check, reason=str(fault))
+        self.checks.append(done)
 
     def _called(self) -> Any:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -177,14 +174,14 @@ class Run:
         fused kernel or compiled code may compute something else."""
         real = self.setting.own
         for before, after in zip(_tensors(plain), _tensors(watched), strict=True):
-            apart = (before.double() - after.double()).abs()
-            if real is not None and apart.shape[:2] == real.shape:
-                apart, before = apart[real], before[real]
-            size = 1 + before.double().abs().nan_to_num().amax() if before.numel() else 1.0
-            if bool((apart > torch.finfo(after.dtype).eps ** (2 / 3) * size).any()):
+            gap = (before - after).abs()
+            if real is not None and gap.shape[:2] == real.shape:
+                gap = gap[real]
+            size = torch.cat([before.float().flatten().abs().nan_to_num(), torch.ones(1)]).max()
+            if bool((gap > 2 * torch.finfo(after.dtype).eps ** (2 / 3) * size).any()):
                 self.faults.append(
                     "what runs otherwise (a fused kernel, compiled code) gives other outputs than"
-                    f" what was looked at, by {float(apart.nan_to_num().max()):.2g}"
+                    f" what was looked at, by {float(gap.nan_to_num().max()):.2g}"
                 )
                 return
 
@@ -234,5 +231,5 @@ def _quiet(model: nn.Module) -> Iterator[None]:
 
 def _tensors(output: Any) -> list[torch.Tensor]:
     """The floating point tensors of an output, on the CPU."""
-    found = (x for x in tree_leaves(output) if isinstance(x, torch.Tensor))
-    return [x.cpu() for x in found if x.is_floating_point()]
+    tensors = (x for x in tree_leaves(output) if isinstance(x, torch.Tensor))
+    return [x.cpu() for x in tensors if x.is_floating_point()]

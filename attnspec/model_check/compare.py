@@ -30,20 +30,19 @@ def compared(call: Call, wanted: Wanted, check: LayerCheck, exact: bool | None) 
             f"`{wanted.program.name}` has {declared} heads, the model {heads} in {check.path}"
         )
     pairs = wanted.pairs(call, check.path, check.layer or 0)
-    wrong = call.wrong_group()
     check = replace(
         check,
         heads=None if call.together else heads,
         pairs=int((pairs.allowed & pairs.compared).sum()),
         notes=("note: (q, q) is not compared: no query stands still there",) * call.together,
-        faults=() if wrong is None else (wrong,),
+        faults=call.grouped_wrongly(),
     )
-    if call.q is not None and call.v is not None and call.v.shape[3] >= NARROWEST:
-        few = call.v.shape[2] <= FEW * call.v.shape[3] if exact is None else exact
-        if not few and not wanted.decided:
-            differing = call.rows_differ(pairs.allowed.to(call.q.device)).cpu()
-            if not bool((differing[..., None] & pairs.compared).any()):
-                return replace(check, passes=call.passes)
+    n_k, width = (0, 0) if call.sizes else call.v.shape[2:]
+    few = n_k <= FEW * width if exact is None else exact
+    if not few and width >= NARROWEST and not wanted.decided:
+        differing = call.rows_differ(pairs.allowed.to(call.q.device)).cpu()
+        if not bool((differing[..., None] & pairs.compared).any()):
+            return replace(check, passes=call.passes)
     return replace(_by_weights(call, pairs, check), passes=call.passes)
 
 
@@ -51,10 +50,10 @@ def _obstacle(call: Call, wanted: Wanted) -> str | None:
     """Why a call cannot be compared with the spec, if it cannot."""
     if call.together and wanted.program.cross:
         return "as a whole it has one sequence"
-    if call.q is None and wanted.decided:
+    if call.sizes and wanted.decided:
         return "its queries and keys, which decide pairs, are not seen"
     named = {"queries": call.q, "keys": call.k, "values": call.v}
-    odd = (what for what, x in named.items() if x is not None and not bool(x.isfinite().all()))
+    odd = (what for what, x in named.items() if not bool(x.isfinite().all()))
     return next((f"its {what} are not finite" for what in odd), None)
 
 

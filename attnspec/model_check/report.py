@@ -13,13 +13,12 @@ Pair: TypeAlias = "tuple[int, int, int | None, int, int]"
 class LayerCheck:
     """One attention layer: what was compared, or why it was not.
 
-    `layer` is its number among those that the spec speaks of, None for any other; `path` the module
-    that called it and `kind` what was called; `heads` None where heads cannot be told apart.
-    `leaks` and `missing` have the first pairs, `leak_count` and `missing_count` count all. `weight`
-    is that of the first leak in its row; `causes` says how many leaks read a later position,
-    another document, padding or an unused slot. `faults` are other things that are wrong, `notes`
-    what to know. `reason` says why a layer was not checked; `excused` that this is no fault: the
-    spec does not speak of it, or it was not asked for. `passes` counts the calls that were made.
+    `layer` is its number, None where the spec does not speak of it; `path` the module that called
+    it and `kind` what was called; `heads` None where heads cannot be told apart. `leaks` and
+    `missing` have the first pairs, `leak_count` and `missing_count` all, `weight` is that of the
+    first leak; `causes` says how many read a later position, another document, padding or an unused
+    slot. `faults` are other wrongs, `reason` says why it was not checked, and `excused` that this
+    is no fault. `passes` counts the calls that were made.
     """
 
     layer: int | None
@@ -40,14 +39,9 @@ class LayerCheck:
     excused: bool = False
 
     @property
-    def checked(self) -> bool:
-        """Whether its pairs were compared."""
-        return self.reason is None
-
-    @property
     def ok(self) -> bool:
         """Whether it was checked and reads just the pairs of the spec."""
-        return self.checked and not (self.leak_count or self.missing_count or self.faults)
+        return self.reason is None and not (self.leak_count or self.missing_count or self.faults)
 
     def lines(self) -> list[str]:
         """What there is to say of it."""
@@ -66,7 +60,7 @@ class LayerCheck:
                 weight = f" with weight {self.weight:.3g}" * (pairs is self.leaks)
                 first = f"sample {b}, {head}query {q:,} and key {k:,}{weight}"
                 lines.append(f"  {what}: {count:,}; first: {first}")
-        lines += [f"    {count:,} of those: {what}" for what, count in self.causes]
+        lines += [f"    {count:,} of them: {what}" for what, count in self.causes]
         return [*lines, *(f"  {each}" for each in (*self.faults, *self.notes))]
 
 
@@ -95,8 +89,7 @@ class ModelVerification:
 
     @property
     def leaks(self) -> list[Pair]:
-        """Pairs that are read and not allowed: (sample, layer, head, query, key), the first ones of
-        each layer."""
+        """Pairs (sample, layer, head, query, key) that are read and not allowed, first ones."""
         return [pair for layer in self.layers for pair in layer.leaks]
 
     @property
@@ -107,14 +100,14 @@ class ModelVerification:
     @property
     def differing(self) -> tuple[LayerCheck, ...]:
         """The layers whose pairs are not the spec's."""
-        return tuple(x for x in self.layers if x.checked and not x.ok)
+        return tuple(x for x in self.layers if x.reason is None and not x.ok)
 
     def __str__(self) -> str:
-        checked = sum(layer.checked for layer in self.layers)
+        checked = sum(layer.reason is None for layer in self.layers)
         verdict = "equal" if self.ok else "not equal" if self.differing else "not shown to be equal"
         return "\n".join(
             [
-                f"`{self.spec}` and {self.model}: {verdict}; attention layers checked: {checked}",
+                f"`{self.spec}` and {self.model}: {verdict}; {checked} attention layers checked",
                 *(f"setting: {'; '.join(self.setting)}" for _ in self.setting[:1]),
                 *(f"interrupted: {self.interrupted}" for _ in (self.interrupted or "")[:1]),
                 *self.faults,
@@ -126,6 +119,6 @@ class ModelVerification:
 
     def to_dict(self) -> dict[str, object]:
         """As plain data."""
-        layers = [{"ok": x.ok, "checked": x.checked, **asdict(x)} for x in self.layers]
+        layers = [{"ok": x.ok, "checked": x.reason is None, **asdict(x)} for x in self.layers]
         pairs = {"leaks": self.leaks, "missing": self.missing}
         return {"ok": self.ok, **asdict(self), **pairs, "layers": layers}

@@ -149,7 +149,7 @@ class Watch(TorchFunctionMode):
 
     def _replaced(self) -> Iterator[tuple[object, str, Callable[..., Any]]]:
         """What is put in the place of functions meanwhile: of which object, by which name."""
-        # compiled and wrapped modules go by one or the other
+        # modules that are compiled go by one or the other
         for name in ("__call__", "_call_impl"):
             yield nn.Module, name, self._module(getattr(nn.Module, name))
         for name in ("forward", "masked"):
@@ -205,39 +205,31 @@ class Watch(TorchFunctionMode):
 def _whole(frame: Frame, output: Any) -> Call:
     """A module as a whole, that was called with hidden states [B, n, D] and has given an output:
     which of its rows move with which positions, in a call for each."""
-    given: dict[Any, Any] = {**dict(enumerate(frame.args)), **frame.kwargs}
-    states = [x for x in given.values() if isinstance(x, torch.Tensor) and x.ndim == 3]
+    named: dict[Any, Any] = {**dict(enumerate(frame.args)), **frame.kwargs}
+    states = [x for x in named.values() if isinstance(x, torch.Tensor) and x.ndim == 3]
     first = output[0] if isinstance(output, tuple | list) and output else output
-    kind, reason = "the module as a whole", None
-    if not states or not isinstance(first, torch.Tensor) or first.shape[:2] != states[0].shape[:2]:
-        reason = "it does not take hidden states [B, n, D] and give [B, n, …]"
-    elif any(callable(getattr(x, "get_seq_length", None)) for x in given.values()):
-        reason = "it keeps a cache, which another call would change"
-    if reason is not None:
+    cached = any(callable(getattr(x, "get_seq_length", None)) for x in named.values())
+    kind, x = "the module as a whole", states[0].detach() if states else torch.empty(0)
+    if cached or getattr(first, "shape", ())[:2] != x.shape[:2]:
+        reason = "it does not take hidden states [B, n, D] alone, without a cache, for [B, n, …]"
         return Call(kind, together=True, reason=reason)
-    x = states[0].detach()
-    batch, n, width = x.shape
 
-    def run(moved: torch.Tensor) -> torch.Tensor:
-        named = {name: moved if each is states[0] else each for name, each in given.items()}
-        args = [named.pop(at) for at in range(len(frame.args))]
-        found: Any = frame.module(*args, **named)
+    def moved(noise: torch.Tensor, at: slice) -> torch.Tensor:
+        other = x.clone()
+        other[:, at] += noise
+        given = {name: other if each is states[0] else each for name, each in named.items()}
+        args = [given.pop(at) for at in range(len(frame.args))]
+        found: Any = frame.module(*args, **given)
         out: torch.Tensor = found[0] if isinstance(found, tuple | list) else found
-        return out
+        return out.flatten(2)
 
     def sizes(double: bool) -> torch.Tensor:
-        noise = (
-            torch.randn(batch, width, generator=torch.Generator().manual_seed(0)).to(x) * x.std()
-        )
-        before = run(x)
+        noise = torch.randn(x[:, :1].shape, generator=torch.Generator().manual_seed(0)).to(x)
+        before = moved(noise, slice(0))
         # what moves by less than rounding stands still
         still = 4 * torch.finfo(before.dtype).eps * before.abs().nan_to_num().max()
-        columns = []
-        for at in range(n):
-            moved = x.clone()
-            moved[:, at] += noise
-            change = (run(moved) - before).abs().nan_to_num().flatten(2).amax(-1)
-            columns.append(change > still)
-        return torch.stack(columns, -1)[:, None].float()
+        after = (moved(noise * x.std(), slice(at, at + 1)) for at in range(x.shape[1]))
+        rows = [(out - before).abs().nan_to_num().amax(-1) > still for out in after]
+        return torch.stack(rows, -1)[:, None].float()
 
-    return Call(kind, (batch, 1, n, n), sizes=sizes, together=True)
+    return Call(kind, (len(x), 1, x.shape[1], x.shape[1]), sizes=sizes, together=True)
