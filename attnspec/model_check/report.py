@@ -39,9 +39,14 @@ class LayerCheck:
     excused: bool = False
 
     @property
+    def checked(self) -> bool:
+        """Whether its pairs were compared."""
+        return self.reason is None
+
+    @property
     def ok(self) -> bool:
         """Whether it was checked and reads just the pairs of the spec."""
-        return self.reason is None and not (self.leak_count or self.missing_count or self.faults)
+        return self.checked and not (self.leak_count or self.missing_count or self.faults)
 
     def lines(self) -> list[str]:
         """What there is to say of it."""
@@ -100,10 +105,10 @@ class ModelVerification:
     @property
     def differing(self) -> tuple[LayerCheck, ...]:
         """The layers whose pairs are not the spec's."""
-        return tuple(x for x in self.layers if x.reason is None and not x.ok)
+        return tuple(x for x in self.layers if x.checked and not x.ok)
 
     def __str__(self) -> str:
-        checked = sum(layer.reason is None for layer in self.layers)
+        checked = sum(layer.checked for layer in self.layers)
         verdict = "equal" if self.ok else "not equal" if self.differing else "not shown to be equal"
         return "\n".join(
             [
@@ -119,6 +124,6 @@ class ModelVerification:
 
     def to_dict(self) -> dict[str, object]:
         """As plain data."""
-        layers = [{"ok": x.ok, "checked": x.reason is None, **asdict(x)} for x in self.layers]
+        layers = [{"ok": x.ok, "checked": x.checked, **asdict(x)} for x in self.layers]
         pairs = {"leaks": self.leaks, "missing": self.missing}
         return {"ok": self.ok, **asdict(self), **pairs, "layers": layers}

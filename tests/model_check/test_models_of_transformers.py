@@ -70,6 +70,17 @@ def test_a_window_that_is_ignored_beside_a_cache_is_found(monkeypatch: pytest.Mo
     assert "DynamicCache with 9 positions" in str(found)
 
 
+def test_grouped_heads_repeated_wrongly_by_transformers_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = mistral(attn_implementation="eager")
+    assert verify_model(model, RECENT, tokens(2, 12)).ok
+    modeling: Any = transformers.models.mistral.modeling_mistral
+    monkeypatch.setattr(modeling, "repeat_kv", lambda x, count: x.repeat(1, count, 1, 1))
+    found = verify_model(model, RECENT, tokens(2, 12))
+    assert "query head 1 reads the values of head 1" in str(found)
+
+
 @pytest.mark.filterwarnings("ignore:`sinks` names positions")
 def test_padding_on_either_side_and_where_positions_count_from() -> None:
     every, sinks = (
