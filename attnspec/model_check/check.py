@@ -10,17 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from attnspec.model_check.call import Call
 from attnspec.model_check.compare import compared
 from attnspec.model_check.report import LayerCheck, ModelVerification
-from attnspec.model_check.setting import copied, setting_of
-from attnspec.model_check.wanted import NoPlace, Wanted
+from attnspec.model_check.wanted import NoPlace, Setting, Wanted, copied
 from attnspec.model_check.watch import Frame, Watch
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
     from attnspec.spec import Spec
+
+_MASK, _CACHE = ("attention_mask",), {"use_cache": False}
+_CHANGES: tuple[tuple[str, tuple[str, ...], Mapping[str, object], str | None], ...] = (
+    ("without `attention_mask`", _MASK, {}, None),
+    ("with `use_cache=False`", (), _CACHE, None),
+    ("without `attention_mask` and with `use_cache=False`", _MASK, _CACHE, None),
+    ("with attn_implementation = 'eager'", (), {}, "eager"),
+    ("with attn_implementation = 'sdpa'", (), {}, "sdpa"),
+)
+"""Other settings: in words, the arguments left out, those added, and the implementation."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -29,10 +39,6 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, partial: ModelVerification) -> None:
         super().__init__(str(partial))
         self.partial = partial
-
-
-class OutOfTime(Exception):
-    """The time that was given is over."""
 
 
 def verify_model(
@@ -50,18 +56,17 @@ def verify_model(
 
         print(verify_model(model, spec, input_ids, attention_mask=mask))
 
-    The model is run on `args` and `kwargs`, in evaluation and without gradients; `call` has those
-    of its arguments that are named like one of ours. `inputs` are the run-time inputs of the spec,
-    [B, n]; documents are taken from `position_ids` where they are not given. A spec of one layer
-    holds for every attention layer, else its layers are theirs in the order of calls. `layers` are
-    the numbers of those to look at, or dotted names of modules to be taken as attention layers.
-    With `positions="real"` the spec counts from the first real token of each sample.
+    The model is run on `args` and `kwargs`, in evaluation and without gradients, and stays as it
+    was, with its caches; `call` has arguments named like ours. `inputs` are the run-time inputs of
+    the spec, [B, n]; documents are taken from `position_ids`. A spec of one layer holds for every
+    attention layer, else its layers are theirs in the order of calls. `layers` are the numbers of
+    those to look at, or dotted names of modules to be taken as attention layers. With
+    `positions="real"` the spec counts from the first real token of each sample.
 
     Every weight is looked at, in n / e calls of each attention for values of e elements; where that
-    is more than 16, all rows at once in one call, which misses a row that differs by one pair with
-    a probability of at most 1e-6, and weights where a row differs. `exact` chooses one of both.
-    Nothing of the model, its arguments or caches is changed. Raises AttnSpecError where spec and
-    arguments do not fit, and what the model itself raises.
+    is more than 16, or not `exact`, all rows at once, and weights where a row differs: this misses
+    one pair with a probability of at most 1e-6. Raises AttnSpecError where spec and arguments do
+    not fit, and what the model itself raises.
     """
     chosen = (layers,) if isinstance(layers, int | str) else layers or ()
     given = {**kwargs, **(call or {})}
@@ -95,7 +100,7 @@ class Run:
         for path in self.layers:
             if isinstance(path, str) and path not in names:
                 raise AttnSpecError(f"`layers` must be numbers or modules, got {path!r}")
-        self.setting = setting_of(self.model, self.args, self.kwargs)
+        self.setting = Setting(self.model, self.args, self.kwargs)
         self.wanted = Wanted(self.spec, self.setting, self.inputs, self.positions)
         self.checks, self.faults, self.start = [], [], time.monotonic()
 
@@ -108,7 +113,7 @@ class Run:
         try:
             return replace(found, equal_with=tuple(self._equal_settings()))
         except KeyboardInterrupt:
-            words = "every layer was looked at, other settings were not"
+            words = "other settings were not looked at"
             raise Interrupted(replace(found, interrupted=words)) from None
 
     def _looked_at(self) -> ModelVerification:
@@ -121,7 +126,7 @@ class Run:
                     watched = self._called()
         except KeyboardInterrupt:
             raise Interrupted(self._report(f"after {len(self.checks)} layers")) from None
-        except OutOfTime:
+        except TimeoutError:
             return self._report(f"the time is over, after {len(self.checks)} layers")
         self._compare_outputs(plain, watched)
         for path, module in watch.uncalled():
@@ -137,46 +142,46 @@ class Run:
     def _see(self, frame: Frame, call: Call) -> None:
         """Look at one attention layer."""
         if time.monotonic() - self.start > self.seconds:
-            raise OutOfTime
+            raise TimeoutError
         number = sum(check.layer is not None for check in self.checks)
         self.progress(number, frame.path)
-        check, layers = LayerCheck(number, frame.path, call.kind), self.spec.layers
+        layers, other = self.spec.layers, frame.crosses != self.wanted.program.cross
+        words = ("another", "is of one") if frame.crosses else ("one", "says `cross`")
         numbers = [x for x in self.layers if isinstance(x, int)]
-        if frame.crosses != self.wanted.program.cross:
-            one, other = ("another", "is of one") if frame.crosses else ("one", "says `cross`")
-            reason = f"it reads {one} sequence, and the spec {other}"
-            check = replace(check, layer=None, reason=reason, excused=True)
-        elif numbers and number not in numbers:
-            check = replace(check, reason="not asked for", excused=True)
-        elif number >= layers > 1:
-            check = replace(check, reason=f"the spec has {layers} layers")
-        elif self.wanted.mixes:
-            check = replace(check, reason="the spec is a formula without pairs")
-        else:
-            try:
-                check = compared(call, self.wanted, check, self.exact)
-            except NoPlace as fault:
-                check = replace(check, reason=str(fault))
-        self.checks.append(check)
+        reasons = {
+            f"it reads {words[0]} sequence, and the spec {words[1]}": other,
+            "not asked for": numbers and number not in numbers,
+            f"the spec has {layers} layers": number >= layers > 1,
+        }
+        reason = next((words for words, holds in reasons.items() if holds), None)
+        excused = reason in list(reasons)[:2]
+        at = None if other else number
+        check = LayerCheck(at, frame.path, call.kind, reason=reason, excused=excused)
+        try:
+            done = check if reason else compared(call, self.wanted, check, self.exact)
+        except NoPlace as fault:
+            done = replace(check, reason=str(fault))
+        self.checks.append(done)
 
     def _called(self) -> Any:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
-            return self.model(*copied(self.args), **copied(dict(self.kwargs)))
+            kwargs = {name: copied(x) for name, x in self.kwargs.items()}
+            return self.model(*map(copied, self.args), **kwargs)
 
     def _compare_outputs(self, plain: Any, watched: Any) -> None:
         """The model was looked at as it runs only if its outputs are what they are without us: a
         fused kernel or compiled code may compute something else."""
         real = self.setting.own
         for before, after in zip(_tensors(plain), _tensors(watched), strict=True):
-            apart = (before.double() - after.double()).abs()
-            if real is not None and apart.shape[:2] == real.shape:
-                apart, before = apart[real], before[real]
-            size = 1 + before.double().abs().nan_to_num().amax() if before.numel() else 1.0
-            if bool((apart > torch.finfo(after.dtype).eps ** (2 / 3) * size).any()):
+            gap = (before - after).abs()
+            if real is not None and gap.shape[:2] == real.shape:
+                gap = gap[real]
+            size = torch.cat([before.float().flatten().abs().nan_to_num(), torch.ones(1)]).max()
+            if bool((gap > 2 * torch.finfo(after.dtype).eps ** (2 / 3) * size).any()):
                 self.faults.append(
                     "what runs otherwise (a fused kernel, compiled code) gives other outputs than"
-                    f" what was looked at, by {float(apart.nan_to_num().max()):.2g}"
+                    f" what was looked at, by {float(gap.nan_to_num().max()):.2g}"
                 )
                 return
 
@@ -184,7 +189,7 @@ class Run:
         return ModelVerification(
             spec=self.spec.name,
             model=type(self.model).__name__,
-            setting=self.setting.words,
+            setting=tuple(self.setting.words),
             layers=tuple(self.checks),
             faults=tuple(self.faults),
             notes=tuple(self.wanted.notes),
@@ -194,38 +199,22 @@ class Run:
     def _equal_settings(self) -> Iterator[str]:
         """The settings, other than this in one or two things, in which the model reads the pairs of
         the spec."""
-        named, model, own = self.setting.arguments, self.model, self.setting.own
-        unmasked = {name: x for name, x in named.items() if name != "attention_mask"}
-        uncached, words = {"use_cache": False}, ("without `attention_mask`", "`use_cache=False`")
-        changes: dict[str, dict[str, object]] = {}
-        if own is not None and bool(own.all()):
-            changes[words[0]] = unmasked
-        if self.setting.past is None and hasattr(model, "generate"):
-            changes[f"with {words[1]}"] = {**named, **uncached}
-        if len(changes) == 2:
-            changes[f"{words[0]} and with {words[1]}"] = {**unmasked, **uncached}
-        for change, kwargs in changes.items():
-            if self._is_equal((), kwargs):
-                yield change
-        switch: Any = getattr(model, "set_attn_implementation", None)
-        now = getattr(getattr(model, "config", None), "_attn_implementation", None)
-        for name in {"eager", "sdpa"} - {now} if switch and now else ():
+        arguments = self.setting.arguments
+        for words, left_out, added, name in _CHANGES:
+            kept = {n: x for n, x in arguments.items() if n not in left_out}
+            now = getattr(getattr(self.model, "config", None), "_attn_implementation", None)
+            if len(kept) + len(left_out) != len(arguments) or (name and now in (None, name)):
+                continue
+            switch: Any = getattr(self.model, "set_attn_implementation", lambda name: None)
             try:
-                switch(name)
-                if self._is_equal(self.args, self.kwargs):
-                    yield f"with attn_implementation = {name!r}"
+                switch(name or now)
+                if replace(self, args=(), kwargs={**kept, **added})._looked_at().ok:
+                    yield words
             except Exception:
-                # an implementation that is refused explains nothing
+                # a setting that is refused explains nothing
                 continue
             finally:
                 switch(now)
-
-    def _is_equal(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        try:
-            return replace(self, args=args, kwargs=kwargs)._looked_at().ok
-        except Exception:
-            # a setting that does not run explains nothing
-            return False
 
 
 @contextmanager
@@ -240,11 +229,7 @@ def _quiet(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The floating point tensors of an output on the CPU, in order, caches left out."""
-    if isinstance(value, torch.Tensor):
-        if value.is_floating_point():
-            yield value.cpu()
-    elif isinstance(value, Mapping | tuple | list):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(each)
+def _tensors(output: Any) -> list[torch.Tensor]:
+    """The floating point tensors of an output, on the CPU."""
+    tensors = (x for x in tree_leaves(output) if isinstance(x, torch.Tensor))
+    return [x.cpu() for x in tensors if x.is_floating_point()]

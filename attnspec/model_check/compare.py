@@ -17,9 +17,6 @@ LISTED = 1000
 FEW = 16
 """Up to so many calls all weights are asked for, unless another way is chosen."""
 
-LONGEST_WHOLE = 2048
-"""The longest sequence of a module that is looked at as a whole, in a call for each position."""
-
 
 def compared(call: Call, wanted: Wanted, check: LayerCheck, exact: bool | None) -> LayerCheck:
     """A layer with what was found; `check` has its number and names. Raises NoPlace, and
@@ -32,45 +29,31 @@ def compared(call: Call, wanted: Wanted, check: LayerCheck, exact: bool | None) 
         raise AttnSpecError(
             f"`{wanted.program.name}` has {declared} heads, the model {heads} in {check.path}"
         )
-    pairs = wanted.pairs(call, check)
-    check = replace(check, heads=None if call.together else heads)
-    together = "heads are compared together, and (q, q) is not: no query stands still there"
-    wrong = call.wrong_group()
+    pairs = wanted.pairs(call, check.path, check.layer or 0)
     check = replace(
         check,
+        heads=None if call.together else heads,
         pairs=int((pairs.allowed & pairs.compared).sum()),
-        notes=(together,) * call.together,
-        faults=() if wrong is None else (wrong,),
+        notes=("note: (q, q) is not compared: no query stands still there",) * call.together,
+        faults=call.grouped_wrongly(),
     )
-    if _is_long(call, exact) and not wanted.decided:
-        differing = call.rows_differ(
-            pairs.allowed.to(call.q.device if call.q is not None else "cpu")
-        )
-        if not bool((differing[..., None].cpu() & pairs.compared).any()):
+    n_k, width = (0, 0) if call.sizes else call.v.shape[2:]
+    few = n_k <= FEW * width if exact is None else exact
+    if not few and width >= NARROWEST and not wanted.decided:
+        differing = call.rows_differ(pairs.allowed.to(call.q.device)).cpu()
+        if not bool((differing[..., None] & pairs.compared).any()):
             return replace(check, passes=call.passes)
     return replace(_by_weights(call, pairs, check), passes=call.passes)
 
 
-def _is_long(call: Call, exact: bool | None) -> bool:
-    """Whether all rows are compared before weights are."""
-    if call.run is None or call.v is None or call.v.shape[3] < NARROWEST:
-        return False
-    return call.v.shape[2] > FEW * call.v.shape[3] if exact is None else not exact
-
-
 def _obstacle(call: Call, wanted: Wanted) -> str | None:
     """Why a call cannot be compared with the spec, if it cannot."""
-    if call.together:
-        reasons = {
-            "it has one sequence": wanted.program.cross,
-            "queries and keys, which decide pairs, are not seen": wanted.decided,
-            f"{call.shape[2]:,} positions take as many calls": call.shape[2] > LONGEST_WHOLE,
-        }
-        return next((f"as a whole: {words}" for words, holds in reasons.items() if holds), None)
-    if wanted.decided and call.run is None:
-        return "queries and keys, which decide pairs, are not seen"
+    if call.together and wanted.program.cross:
+        return "as a whole it has one sequence"
+    if call.sizes and wanted.decided:
+        return "its queries and keys, which decide pairs, are not seen"
     named = {"queries": call.q, "keys": call.k, "values": call.v}
-    odd = (what for what, x in named.items() if x is not None and not bool(x.isfinite().all()))
+    odd = (what for what, x in named.items() if not bool(x.isfinite().all()))
     return next((f"its {what} are not finite" for what in odd), None)
 
 

@@ -13,13 +13,12 @@ Pair: TypeAlias = "tuple[int, int, int | None, int, int]"
 class LayerCheck:
     """One attention layer: what was compared, or why it was not.
 
-    `layer` is its number among those that the spec speaks of, None for any other; `path` the module
-    that called it and `kind` what was called; `heads` None where heads cannot be told apart.
-    `leaks` and `missing` have the first pairs, `leak_count` and `missing_count` count all. `weight`
-    is that of the first leak in its row; `causes` says how many leaks read a later position,
-    another document, padding or an unused slot. `faults` are other things that are wrong, `notes`
-    what to know. `reason` says why a layer was not checked; `excused` that this is no fault: the
-    spec does not speak of it, or it was not asked for. `passes` counts the calls that were made.
+    `layer` is its number, None where the spec does not speak of it; `path` the module that called
+    it and `kind` what was called; `heads` None where heads cannot be told apart. `leaks` and
+    `missing` have the first pairs, `leak_count` and `missing_count` all, `weight` is that of the
+    first leak; `causes` says how many read a later position, another document, padding or an unused
+    slot. `faults` are other wrongs, `reason` says why it was not checked, and `excused` that this
+    is no fault. `passes` counts the calls that were made.
     """
 
     layer: int | None
@@ -55,17 +54,19 @@ class LayerCheck:
         place = f"{name}{self.path or 'the model'} ({self.kind})"
         if self.reason is not None:
             return [f"not checked: {place}: {self.reason}"]
-        heads = "heads together" if self.heads is None else _count(self.heads, "head")
-        lines = [f"{place}: {heads}, {'equal, ' if self.ok else ''}{_count(self.pairs, 'pair')}"]
-        if self.leak_count:
-            first = f"{_words(self.leaks[0])} with weight {self.weight:.3g}"
-            lines.append(f"  read and not allowed: {self.leak_count:,}; first: {first}")
-            lines += [f"    {count:,} of them: {what}" for what, count in self.causes]
-        if self.missing_count:
-            first = _words(self.missing[0])
-            lines.append(f"  allowed and not read: {self.missing_count:,}; first: {first}")
-        lines += [f"  {fault}" for fault in self.faults]
-        return [*lines, *(f"  note: {note}" for note in self.notes)]
+        heads = "heads together" if self.heads is None else f"{self.heads} heads"
+        lines = [f"{place}: {heads}, {'equal, ' * self.ok}{self.pairs:,} pairs"]
+        for what, pairs, count in (
+            ("read and not allowed", self.leaks, self.leak_count),
+            ("allowed and not read", self.missing, self.missing_count),
+        ):
+            for b, _, h, q, k in pairs[:1]:
+                head = "" if h is None else f"head {h}, "
+                weight = f" with weight {self.weight:.3g}" * (pairs is self.leaks)
+                first = f"sample {b}, {head}query {q:,} and key {k:,}{weight}"
+                lines.append(f"  {what}: {count:,}; first: {first}")
+        lines += [f"    {count:,} of them: {what}" for what, count in self.causes]
+        return [*lines, *(f"  {each}" for each in (*self.faults, *self.notes))]
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,7 @@ class ModelVerification:
 
     @property
     def leaks(self) -> list[Pair]:
-        """Pairs that are read and not allowed: (sample, layer, head, query, key), the first ones of
-        each layer."""
+        """Pairs (sample, layer, head, query, key) that are read and not allowed, first ones."""
         return [pair for layer in self.layers for pair in layer.leaks]
 
     @property
@@ -110,28 +110,20 @@ class ModelVerification:
     def __str__(self) -> str:
         checked = sum(layer.checked for layer in self.layers)
         verdict = "equal" if self.ok else "not equal" if self.differing else "not shown to be equal"
-        layers = f"{_count(checked, 'attention layer')} checked"
-        lines = [f"`{self.spec}` and {self.model}: {verdict}; {layers}"]
-        lines += [f"setting: {'; '.join(self.setting)}"] * bool(self.setting)
-        lines += [f"interrupted: {self.interrupted}"] * (self.interrupted is not None)
-        lines += self.faults
-        for layer in self.layers:
-            lines += layer.lines()
-        lines += [f"equal {change}" for change in self.equal_with]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+        return "\n".join(
+            [
+                f"`{self.spec}` and {self.model}: {verdict}; {checked} attention layers checked",
+                *(f"setting: {'; '.join(self.setting)}" for _ in self.setting[:1]),
+                *(f"interrupted: {self.interrupted}" for _ in (self.interrupted or "")[:1]),
+                *self.faults,
+                *(line for layer in self.layers for line in layer.lines()),
+                *(f"equal {change}" for change in self.equal_with),
+                *(f"note: {note}" for note in self.notes),
+            ]
+        )
 
     def to_dict(self) -> dict[str, object]:
         """As plain data."""
         layers = [{"ok": x.ok, "checked": x.checked, **asdict(x)} for x in self.layers]
         pairs = {"leaks": self.leaks, "missing": self.missing}
         return {"ok": self.ok, **asdict(self), **pairs, "layers": layers}
-
-
-def _words(pair: Pair) -> str:
-    sample, _, head, query, key = pair
-    of_head = "" if head is None else f"head {head}, "
-    return f"sample {sample}, {of_head}query {query:,} and key {key:,}"
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -1,24 +1,96 @@
-"""The pairs that a spec allows, put where a call of a model has its queries and keys."""
+"""The pairs that a spec allows, put where a call of a model has its queries and keys: by the
+arguments of the model, which show padding, packed documents and a cache."""
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
+from torch import nn
 
 from attnspec.graphs.stack import Sample, Stack, decides, influence
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import POSITIONS, Program, inputs_of
 from attnspec.model_check.call import Call
-from attnspec.model_check.report import LayerCheck
-from attnspec.model_check.setting import Setting
+from attnspec.model_check.packing import documents
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
     from attnspec.spec import Spec
+
+
+_OWN = ("attention_mask", "padding_mask", "src_key_padding_mask", "key_padding_mask")
+_DECODER = ("decoder_attention_mask", "tgt_key_padding_mask")
+_OTHER = ("encoder_attention_mask", "memory_key_padding_mask")
+"""Arguments [B, n] that say which tokens are real; those of torch, `…key_padding_mask`, say which
+are padding."""
+
+
+class Setting:
+    """The `arguments` of one call of a model, by name, and what they say.
+
+    `own`, `decoder` and `other` are bool [B, positions], True = real, of the sequence, of a decoder
+    beside an encoder, and of what cross-attention reads; None where nothing says so. `documents` is
+    int64 [B, positions] or None, `past` how many positions a cache holds, None where none tells.
+    `words` describes all that. Raises TypeError for arguments that the model does not take.
+    """
+
+    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        signature = inspect.signature(model.forward)
+        self.arguments: dict[str, Any] = {}
+        for name, value in signature.bind(*args, **kwargs).arguments.items():
+            many = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+            self.arguments.update(value if many else {name: value})
+        self.own, self.decoder, self.other = map(self._real, (_OWN, _DECODER, _OTHER))
+        self.documents = documents(self.arguments.get("position_ids"), self.own)
+        cache = next(filter(_is_cache, self.arguments.values()), None)
+        self.past = None if cache is None else int(cache.get_seq_length())
+        implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
+        self.words: list[str] = [f"attn_implementation = {implementation!r}"] * bool(implementation)
+        if self.documents is not None:
+            count = int(self.documents.max()) + 1
+            self.words.append(f"up to {count} packed documents a sample, by `position_ids`")
+        if self.own is not None:
+            self.words.append(f"a 2-D mask, {'no ' * bool(self.own.all())}padding")
+        if cache is not None:
+            self.words.append(f"{type(cache).__name__} with {self.past:,} positions")
+
+    def real(self, path: str, crosses: bool) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Which queries and which keys of a layer are real."""
+        pair = "decoder_input_ids" in self.arguments or "tgt" in self.arguments
+        if crosses:
+            keys = self.own if self.other is None and pair else self.other
+            return (self.decoder if pair else self.own), keys
+        own = self.decoder if pair and "decoder" in path else self.own
+        return own, own
+
+    def _real(self, names: tuple[str, ...]) -> torch.Tensor | None:
+        for name in names:
+            mask = self.arguments.get(name)
+            if isinstance(mask, torch.Tensor) and mask.ndim == 2:
+                if not name.endswith("key_padding_mask"):
+                    return mask.bool().cpu()
+                return (mask == 0 if mask.is_floating_point() else ~mask.bool()).cpu()
+        return None
+
+
+def copied(value: Any) -> Any:
+    """An argument, a cache as a copy, so that a run leaves what was handed in as it was."""
+    if not _is_cache(value):
+        return value
+    # keys that were computed with gradients are copied, too
+    with patch.object(torch.Tensor, "__deepcopy__", lambda x, memo: x.detach().clone()):
+        return copy.deepcopy(value)
+
+
+def _is_cache(value: object) -> bool:
+    return callable(getattr(value, "get_seq_length", None))
 
 
 class NoPlace(Exception):
@@ -43,9 +115,9 @@ class Pairs:
 class Wanted:
     """The pairs of a spec for the samples of one call of a model.
 
-    Raises AttnSpecError for run-time inputs that are missing; documents are taken from
-    `position_ids` where they are. `notes` says what to know of them, `mixes` whether the spec has
-    no pairs to hold a model against, `decided` whether queries and keys decide them.
+    Raises AttnSpecError for specs without pairs, and run-time inputs that are missing; documents
+    are taken from `position_ids`, as `notes` say. `decided` says that queries and keys decide
+    pairs.
     """
 
     def __init__(
@@ -53,40 +125,34 @@ class Wanted:
     ) -> None:
         if positions not in ("absolute", "real"):
             raise AttnSpecError(f'`positions` must be "absolute" or "real", got {positions!r}')
-        self.spec, self.setting, self.positions = spec, setting, positions
+        self.spec, self.setting, self.counts_real = spec, setting, positions == "real"
         self.program: Program = influence(spec.program)
         self.notes: list[str] = []
-        self.inputs = self._completed(dict(inputs or {}))
+        self.inputs = self._completed(inputs or {})
         graphs = [attend.graph for attend in self.program.attends]
-        self.mixes = None in graphs
+        if None in graphs:
+            raise AttnSpecError(f"`{self.program.name}` is a formula without pairs")
         self.decided = any(g is not None and decides(g) and not inputs_of(g) for g in graphs)
 
-    def _completed(self, inputs: dict[str, object]) -> dict[str, torch.Tensor]:
-        declared = {entry.name: entry.kind for entry in self.program.inputs}
+    def _completed(self, inputs: Mapping[str, object]) -> dict[str, torch.Tensor]:
         given, documents = self.setting.arguments.get("attnspec_inputs"), self.setting.documents
-        inputs = {**(dict(given) if isinstance(given, Mapping) else {}), **inputs}
-        ids = [name for name, kind in declared.items() if kind == "ids" and name not in inputs]
-        if len(ids) == 1 and documents is not None:
-            inputs[ids[0]] = documents
-            self.notes.append(f"`{ids[0]}` was taken from `position_ids`")
-        if documents is not None and "ids" not in declared.values():
-            self.notes.append(
-                f"`position_ids` show packed documents, which `{self.program.name}` does not tell"
-                " apart: `input document: ids`, `attend … & same(document)`"
-            )
-        missing = [name for name in declared if name not in inputs]
-        if missing:
-            names = ", ".join(f"`{name}` ({declared[name]})" for name in missing)
+        every = {**(dict(given) if isinstance(given, Mapping) else {}), **inputs}
+        missing = {x.name: x.kind for x in self.program.inputs if x.name not in every}
+        if documents is not None and list(missing.values()) == ["ids"]:
+            every |= {name: documents for name in missing}
+            self.notes += [f"`{name}` was taken from `position_ids`" for name in missing]
+        elif missing:
+            names = ", ".join(f"`{name}` ({kind})" for name, kind in missing.items())
             raise AttnSpecError(
                 f"`{self.program.name}` reads run-time inputs that are not given: {names}; pass"
-                f" `inputs={{{missing[0]!r}: …}}`, [B, n]"
+                f" `inputs={{{next(iter(missing))!r}: …}}`, [B, n]"
             )
+        found = {name: torch.as_tensor(value).cpu() for name, value in every.items()}
         # refuses names that the spec does not declare
-        found = {name: torch.as_tensor(value).cpu() for name, value in inputs.items()}
         Stack(self.program, found)
         return found
 
-    def pairs(self, call: Call, check: LayerCheck) -> Pairs:
+    def pairs(self, call: Call, path: str, layer: int) -> Pairs:
         """The pairs of a call; raises NoPlace. Keys at padding and in slots that nothing was
         written to belong to none; those of queries at padding are not compared, and of a module as
         a whole not what a token reads of itself."""
@@ -94,38 +160,33 @@ class Wanted:
         if past is None and n_q > n_k and not cross:
             raise NoPlace(f"{n_q} queries and {n_k} keys are not those of one sequence")
         first = 0 if cross else max(0, n_k - n_q) if past is None else past
+        # fewer keys are the last ones: those of a window that moves on
         end, keys = first + n_q, torch.arange(n_k)
-        if not cross:
-            # fewer keys are the last ones: those of a window that moves on
-            keys += max(0, end - n_k)
-            keys[keys >= end] = -1
-        at, used = keys.clamp_min(0), keys >= 0
-        queries_real, keys_real = self.setting.real(check.path, cross)
+        keys += 0 if cross else max(0, first + n_q - n_k)
+        used = (keys < end) | cross
+        at = keys * used
+        queries_real, keys_real = self.setting.real(path, cross)
         keys_real = self._padded(keys_real, n_k if cross else end)[:, at]
         compared = self._padded(queries_real, end)[:, None, first:end, None]
         if call.together:
             compared = compared & ~torch.eye(n_q, dtype=torch.bool)
-        layer = check.layer or 0
         if self.decided:
-            allowed = self._of_tensors(call, keys_real, layer)
+            allowed = self._of_tensors(call.q, call.k, keys_real, layer)
         else:
-            samples = batch if self.inputs or self.positions == "real" else 1
+            samples = range(batch if self.inputs or self.counts_real else 1)
             heads = range(self.program.heads or 1)
-            masks = [[self._mask(end, n_k, layer, h, b) for h in heads] for b in range(samples)]
+            masks = [[self._mask(end, n_k, layer, h, b) for h in heads] for b in samples]
             allowed = torch.from_numpy(np.array(masks))[:, :, first:end, at]
             allowed = allowed.any(1, keepdim=True) if call.together else allowed
         allowed = allowed & (keys_real & used)[:, None, None]
-        never = {} if cross else {"a slot that nothing is in": ~used}
-        later = keys > torch.arange(first, end)[:, None]
-        if not cross and not bool((allowed & later).any()):
+        later, documents = keys > torch.arange(first, end)[:, None], self.setting.documents
+        never = {"a slot that nothing is in": ~used, "padding": (~keys_real & used)[:, None, None]}
+        if not bool((allowed & later).any()):
             never["a later position"] = later
-        if not cross:
-            never["padding"] = (~keys_real & used)[:, None, None]
-        documents = self.setting.documents
-        if documents is not None and documents.shape[1] == end and not cross:
+        if documents is not None and documents.shape[1] == end:
             others = documents[:, first:, None] != documents[:, None, at]
             never["another document"] = (others & used)[:, None]
-        return Pairs(first, keys, allowed, compared, never)
+        return Pairs(first, keys * used - ~used * 1, allowed, compared, {} if cross else never)
 
     def _padded(self, real: torch.Tensor | None, n: int) -> torch.Tensor:
         """Which of n positions are real: what a mask is too short for is padding."""
@@ -135,44 +196,34 @@ class Wanted:
             raise NoPlace(f"padding is told of {real.shape[1]} positions, and it has {n}")
         return torch.nn.functional.pad(real[:, :n], (0, max(0, n - real.shape[1])))
 
-    def _of_tensors(self, call: Call, keys_real: torch.Tensor, layer: int) -> torch.Tensor:
-        """The pairs that the queries and keys of a call decide, bool [B, H, n_q, n_k]."""
-        if call.q is None or call.k is None:
-            raise NoPlace("its queries and keys, which decide pairs, are not seen")
-        device, padding = call.q.device, keys_real.expand(len(call.q), -1)
-        given = {name: x.to(device) for name, x in self.inputs.items()} or None
-        return (
-            self.spec.compile(device=device)
-            .pairs(call.q, call.k, layer=layer, inputs=given, key_padding_mask=padding.to(device))
-            .cpu()
-        )
+    def _of_tensors(
+        self, q: torch.Tensor, k: torch.Tensor, real: torch.Tensor, layer: int
+    ) -> torch.Tensor:
+        """The pairs that queries and keys decide, bool [B, H, n_q, n_k]."""
+        inputs = {name: x.to(q.device) for name, x in self.inputs.items()} or None
+        real, module = real.expand(len(q), -1).to(q.device), self.spec.compile(device=q.device)
+        return module.pairs(q, k, layer=layer, inputs=inputs, key_padding_mask=real).cpu()
 
     def _mask(self, end: int, n_k: int, layer: int, head: int, sample: int) -> np.ndarray:
         """bool [end, end] of a sample, of a spec with `cross` [n_q, n_k]."""
         at = np.arange(end)
-        if self.positions == "real" and not self.program.cross:
+        if self.counts_real:
             real = self._padded(self.setting.own, end)
             at = np.flatnonzero(real[min(sample, len(real) - 1)].numpy())
-        program, length = self.program, len(at)
-        if program.cross:
-            program, length = crossed(program, n_k, end)
-            return Stack(program, self._sample(sample, at)).mask(length, layer, head)[:end, :n_k]
-        whole = np.zeros((end, end), bool)
-        whole[np.ix_(at, at)] = Stack(program, self._sample(sample, at)).mask(length, layer, head)
+        if self.program.cross:
+            program, length = crossed(self.program, n_k, end)
+            return Stack(program, self._sample(sample, None)).mask(length, layer, head)[:end, :n_k]
+        whole, stack = np.zeros((end, end), bool), Stack(self.program, self._sample(sample, at))
+        whole[np.ix_(at, at)] = stack.mask(len(at), layer, head)
         return whole
 
-    def _sample(self, sample: int, at: np.ndarray) -> Sample | None:
+    def _sample(self, sample: int, at: np.ndarray | None) -> Sample | None:
         """The run-time inputs of one sample, at some positions."""
         found = {}
         for entry in self.program.inputs:
-            value, axis = self.inputs[entry.name], POSITIONS.get(entry.kind)
-            if axis is not None and value.ndim > axis and not self.program.cross:
-                if value.shape[axis] <= at.max(initial=-1):
-                    raise AttnSpecError(
-                        f"the input `{entry.name}` must have {at.max() + 1} positions, got"
-                        f" {value.shape[axis]}"
-                    )
-                value = value.index_select(axis, torch.from_numpy(at))
-            value = value[min(sample, len(value) - 1)] if value.ndim else value
-            found[entry.name] = value.numpy()
+            value, axis = self.inputs[entry.name].numpy(), POSITIONS.get(entry.kind)
+            if at is not None and axis is not None and value.ndim > axis:
+                # one that is too short is refused with the lengths
+                value = value.take(at[at < value.shape[axis]], axis)
+            found[entry.name] = value[min(sample, len(value) - 1)] if value.ndim else value
         return found or None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
@@ -65,7 +65,8 @@ class Watch(TorchFunctionMode):
         self, model: nn.Module, see: Callable[[Frame, Call], None], chosen: tuple[str, ...]
     ) -> None:
         super().__init__()
-        self.model, self.see, self.chosen = model, see, chosen
+        self.see, self.chosen = see, chosen
+        self.paths = {module: path for path, module in model.named_modules()}
         self.stack: list[Frame] = []
         self.called: set[str] = set()
         self.busy = False
@@ -74,29 +75,21 @@ class Watch(TorchFunctionMode):
     def watching(self) -> Iterator[None]:
         """The time in which the model is looked at."""
         with ExitStack() as stack:
-            for path, module in self.model.named_modules():
-                before = module.register_forward_pre_hook(self._enter(path), with_kwargs=True)
-                after = module.register_forward_hook(self._leave, with_kwargs=True)
-                stack.callback(before.remove)
-                stack.callback(after.remove)
             for target, name, function in self._replaced():
                 stack.enter_context(patch.object(target, name, function))
             # what is compiled would be traced with us in it; the plain run compares it
             set_stance: Any = getattr(torch.compiler, "set_stance", nullcontext)
-            eager: AbstractContextManager[object] = set_stance("force_eager")
-            stack.enter_context(eager)
+            stack.enter_context(set_stance("force_eager"))
             stack.enter_context(self)
             yield
 
     def uncalled(self) -> Iterator[tuple[str, nn.Module]]:
         """The innermost attentions of the model that did not run, nor what they are a part of."""
-        attentions = {p: m for p, m in self.model.named_modules() if self._is_attention(p, m)}
+        attentions = {p: m for m, p in self.paths.items() if self._is_attention(p, m)}
         for path, module in attentions.items():
             inner = any(other.startswith(f"{path}.") for other in attentions)
             if not inner and not any(f"{path}.".startswith(f"{x}.") for x in self.called):
                 yield path, module
-
-    # --- modules ---------------------------------------------------------------------------------
 
     def _is_attention(self, path: str, module: nn.Module) -> bool:
         """Whether a module is chosen, or one of ours, or an attention by its name with weights."""
@@ -106,39 +99,30 @@ class Watch(TorchFunctionMode):
         weighs = named and next(module.parameters(), None) is not None
         return weighs or isinstance(module, CompiledAttention)
 
-    def _enter(self, path: str) -> Callable[..., None]:
-        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self.busy:
-                return
-            attention = self._is_attention(path, module)
-            if attention:
+    def _module(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """What calls a module, and looks at the calls of queries, keys and values that it made."""
+
+        def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            path = self.paths.get(module)
+            again = self.stack and self.stack[-1].module is module
+            if self.busy or again or path is None:
+                return original(module, *args, **kwargs)
+            frame = Frame(path, module, args, kwargs, self._is_attention(path, module))
+            if frame.attention:
                 self.called.add(path)
-                for frame in self.stack:
-                    frame.inner = True
-            self.stack.append(Frame(path, module, args, kwargs, attention))
+                for outer in self.stack:
+                    outer.inner = True
+            self.stack.append(frame)
+            output = original(module, *args, **kwargs)
+            self.stack.pop()
+            if frame.attention and not frame.inner and len(frame.calls) != 1:
+                frame.calls = [_whole(frame, output)]
+            with patch.object(self, "busy", True), _pop_mode_temporarily():
+                for call in frame.calls:
+                    self.see(frame, call)
+            return output
 
-        return enter
-
-    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if self.busy:
-            return
-        frame = self.stack.pop()
-        if frame.attention and not frame.inner and len(frame.calls) != 1:
-            frame.calls = [_whole(frame, output)]
-        with self._aside(), _pop_mode_temporarily():
-            for call in frame.calls:
-                self.see(frame, call)
-
-    @contextmanager
-    def _aside(self) -> Iterator[None]:
-        """While something is run as it would be without us."""
-        self.busy = True
-        try:
-            yield
-        finally:
-            self.busy = False
-
-    # --- functions -------------------------------------------------------------------------------
+        return called
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Sees each function of torch that the model calls."""
@@ -165,6 +149,9 @@ class Watch(TorchFunctionMode):
 
     def _replaced(self) -> Iterator[tuple[object, str, Callable[..., Any]]]:
         """What is put in the place of functions meanwhile: of which object, by which name."""
+        # modules that are compiled go by one or the other
+        for name in ("__call__", "_call_impl"):
+            yield nn.Module, name, self._module(getattr(nn.Module, name))
         for name in ("forward", "masked"):
             around = self._around(vars(CompiledAttention)[name], "attnspec", 1)
             yield CompiledAttention, name, around
@@ -209,7 +196,7 @@ class Watch(TorchFunctionMode):
             if q.ndim == 4:
                 shape = (*q.shape[:3], k.shape[2])
                 self._made(Call(kind, shape, q, k, v, run, reason=reason))
-            with self._aside():
+            with patch.object(self, "busy", True):
                 return function(*args, **kwargs)
 
         return seen
@@ -218,39 +205,31 @@ class Watch(TorchFunctionMode):
 def _whole(frame: Frame, output: Any) -> Call:
     """A module as a whole, that was called with hidden states [B, n, D] and has given an output:
     which of its rows move with which positions, in a call for each."""
-    given: dict[Any, Any] = {**dict(enumerate(frame.args)), **frame.kwargs}
-    states = [x for x in given.values() if isinstance(x, torch.Tensor) and x.ndim == 3]
+    named: dict[Any, Any] = {**dict(enumerate(frame.args)), **frame.kwargs}
+    states = [x for x in named.values() if isinstance(x, torch.Tensor) and x.ndim == 3]
     first = output[0] if isinstance(output, tuple | list) and output else output
-    kind, reason = "the module as a whole", None
-    if not states or not isinstance(first, torch.Tensor) or first.shape[:2] != states[0].shape[:2]:
-        reason = "it does not take hidden states [B, n, D] and give [B, n, …]"
-    elif any(callable(getattr(x, "get_seq_length", None)) for x in given.values()):
-        reason = "it keeps a cache, which another call would change"
-    if reason is not None:
+    cached = any(callable(getattr(x, "get_seq_length", None)) for x in named.values())
+    kind, x = "the module as a whole", states[0].detach() if states else torch.empty(0)
+    if cached or getattr(first, "shape", ())[:2] != x.shape[:2]:
+        reason = "it does not take hidden states [B, n, D] alone, without a cache, for [B, n, …]"
         return Call(kind, together=True, reason=reason)
-    x = states[0].detach()
-    batch, n, width = x.shape
 
-    def run(moved: torch.Tensor) -> torch.Tensor:
-        named = {name: moved if each is states[0] else each for name, each in given.items()}
-        args = [named.pop(at) for at in range(len(frame.args))]
-        found: Any = frame.module(*args, **named)
+    def moved(noise: torch.Tensor, at: slice) -> torch.Tensor:
+        other = x.clone()
+        other[:, at] += noise
+        given = {name: other if each is states[0] else each for name, each in named.items()}
+        args = [given.pop(at) for at in range(len(frame.args))]
+        found: Any = frame.module(*args, **given)
         out: torch.Tensor = found[0] if isinstance(found, tuple | list) else found
-        return out
+        return out.flatten(2)
 
     def sizes(double: bool) -> torch.Tensor:
-        noise = (
-            torch.randn(batch, width, generator=torch.Generator().manual_seed(0)).to(x) * x.std()
-        )
-        before = run(x)
+        noise = torch.randn(x[:, :1].shape, generator=torch.Generator().manual_seed(0)).to(x)
+        before = moved(noise, slice(0))
         # what moves by less than rounding stands still
         still = 4 * torch.finfo(before.dtype).eps * before.abs().nan_to_num().max()
-        columns = []
-        for at in range(n):
-            moved = x.clone()
-            moved[:, at] += noise
-            change = (run(moved) - before).abs().nan_to_num().flatten(2).amax(-1)
-            columns.append(change > still)
-        return torch.stack(columns, -1)[:, None].float()
+        after = (moved(noise * x.std(), slice(at, at + 1)) for at in range(x.shape[1]))
+        rows = [(out - before).abs().nan_to_num().amax(-1) > still for out in after]
+        return torch.stack(rows, -1)[:, None].float()
 
-    return Call(kind, (batch, 1, n, n), sizes=sizes, together=True)
+    return Call(kind, (len(x), 1, x.shape[1], x.shape[1]), sizes=sizes, together=True)

@@ -28,19 +28,17 @@ def written_out(
             out = function(scores, *args[1:], **kwargs)
         setattr(out, _OF, scores)
         return out, None
-    listed = len(args) > 1 and isinstance(args[1], list | tuple)
-    factors = (args[1] if listed else args[1:]) if name == "einsum" else args
-    at = next((at for at, x in enumerate(factors) if hasattr(x, _OF)), None)
-    if at is None:
+    by_letters = name == "einsum"
+    listed = by_letters and isinstance(args[1], list | tuple)
+    factors = (args[1] if listed else args[1:]) if by_letters else args
+    weights = next((x for x in factors if hasattr(x, _OF)), None)
+    if weights is None:
         return function(*args, **kwargs), None
-    weights = factors[at]
     if name in _PRODUCTS:
         still = [x.detach() for x in factors]
-        if name == "einsum":
-            order = _order(args[0], at, len(factors))
-            return function(args[0], *still), order and _call(weights, None, order, heads)
-        call = None if at else _call(weights, still[1], "...qk->...qk", heads)
-        return function(*still, **kwargs), call
+        sums_keys = _sums_keys(args[0]) if by_letters else weights is factors[0]
+        call = _call(weights, still[1], heads) if sums_keys else None
+        return function(*(args[:1] * by_letters), *still, **kwargs), call
     with torch.enable_grad():
         out = function(*args, **kwargs)
     if isinstance(out, torch.Tensor) and out.numel() == weights.numel():
@@ -48,8 +46,8 @@ def written_out(
     return out, None
 
 
-def _call(weights: torch.Tensor, v: Any, order: str, heads: int | None) -> Call | None:
-    """The call of a product with weights whose axes an einsum puts in `order`."""
+def _call(weights: torch.Tensor, v: torch.Tensor, heads: int | None) -> Call | None:
+    """The call of a product with weights [..., n_q, n_k]."""
     scores, sizes = getattr(weights, _OF), weights.detach().abs().nan_to_num(nan=0.0)
     alike = weights.requires_grad and weights.shape[-2:] == scores.shape[-2:]
     try:
@@ -62,20 +60,16 @@ def _call(weights: torch.Tensor, v: Any, order: str, heads: int | None) -> Call 
         slope = slope.abs().nan_to_num(nan=0.0).reshape(sizes.shape)
         sizes = sizes.maximum(slope * (slope > 256 * torch.finfo(slope.dtype).eps))
 
-    def ordered(double: bool) -> torch.Tensor:
-        found = sizes
-        if double and alike:
-            # what the softmax itself rounds to 0 in its own type
-            rounded = scores.detach().softmax(-1) == 0
-            fine = (scores.detach().double().softmax(-1) * rounded).reshape(sizes.shape)
-            found = sizes.double().where(~rounded.reshape(sizes.shape), fine)
-        return four_axes(torch.einsum(order, found), heads)
+    def sized(double: bool) -> torch.Tensor:
+        if not (double and alike):
+            return four_axes(sizes, heads)
+        # what the softmax itself rounds to 0 in its own type
+        fine, rounded = scores.detach().double().softmax(-1), scores.detach().softmax(-1) == 0
+        return four_axes(sizes.maximum((fine * rounded).reshape(sizes.shape)), heads)
 
-    shape = ordered(False).shape
-    if len(shape) != 4:
-        return None
-    v = v if isinstance(v, torch.Tensor) and v.shape[:2] == shape[:2] else None
-    return Call("softmax and a product", tuple(shape), v=v, sizes=ordered)
+    shape = tuple(sized(False).shape)
+    v = v if v.ndim == 4 and v.shape[:2] == shape[:2] else v.new_empty(0)
+    return Call("softmax and a product", shape, v=v, sizes=sized) if len(shape) == 4 else None
 
 
 def four_axes(x: torch.Tensor, heads: int | None) -> torch.Tensor:
@@ -86,17 +80,9 @@ def four_axes(x: torch.Tensor, heads: int | None) -> torch.Tensor:
     return x.unflatten(0, (-1, count)) if x.ndim == 3 else x
 
 
-def _order(equation: str, at: int, count: int) -> str | None:
-    """The einsum that puts the axes of weights, a factor of a product by letters, in the order of
-    samples and heads, queries, keys; None where they are no weights of rows."""
-    left, _, out = equation.replace(" ", "").partition("->")
-    terms = left.split(",")
-    if count != 2 or len(terms) != 2:
-        return None
-    own, other = terms[at], terms[1 - at]
-    keys = [x for x in own if x in other and x not in out]
-    queries = [x for x in own if x not in other and x in out]
-    rest = [x for x in out if x in own and x in other and x != "."]
-    if len(keys) != 1 or len(queries) != 1:
-        return None
-    return f"{own}->{'...' * ('...' in own)}{''.join((*rest, *queries, *keys))}"
+def _sums_keys(equation: str) -> bool:
+    """Whether a product by letters is that of weights, whose last axes are queries and keys, with
+    values: the key is summed over, and the query is none of the values'."""
+    own, other, out = (equation.replace(" ", "").replace("->", ",").split(",") * 3)[:3]
+    query, key = own[-2:]
+    return key in other and key not in out and query in out and query not in other

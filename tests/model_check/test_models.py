@@ -46,8 +46,7 @@ def sdpa(q: Any, k: Any, v: Any, mask: Any) -> Any:
 
 
 def written(q: Any, k: Any, v: Any, mask: Any) -> Any:
-    scores = (q @ k.transpose(-1, -2) / 2).masked_fill(~mask, float("-inf"))
-    return scores.softmax(-1) @ v
+    return (q @ k.mT / 2).masked_fill(~mask, float("-inf")).softmax(-1) @ v
 
 
 def letters(q: Any, k: Any, v: Any, mask: Any) -> Any:
@@ -55,24 +54,20 @@ def letters(q: Any, k: Any, v: Any, mask: Any) -> Any:
     return torch.einsum("bhqk,bhkd->bhqd", nn.functional.softmax(scores, dim=-1), v)
 
 
-def masked_after(q: Any, k: Any, v: Any, mask: Any) -> Any:
-    return ((q @ k.transpose(-1, -2)).softmax(-1) * mask) @ v
+def masked_after(weigh: Any, divided: bool = True) -> Attend:
+    def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        weights = weigh(q @ k.mT) * mask
+        return (weights / weights.sum(-1, keepdim=True) if divided else weights) @ v
+
+    return attend
 
 
-def renormalised(q: Any, k: Any, v: Any, mask: Any) -> Any:
-    weights = (q @ k.transpose(-1, -2)).softmax(-1) * mask
-    return (weights / weights.sum(-1, keepdim=True)) @ v
-
-
-def exponentials(q: Any, k: Any, v: Any, mask: Any) -> Any:
-    weights = (q @ k.transpose(-1, -2)).exp() * mask
-    return (weights / weights.sum(-1, keepdim=True)) @ v
+renormalised, exponentials = masked_after(lambda x: x.softmax(-1)), masked_after(torch.exp)
 
 
 def flex(q: Any, k: Any, v: Any, mask: Any) -> Any:
     mask = mask.expand(len(q), q.shape[1], -1, -1)
-    inside: Any = lambda b, h, i, j: mask[b, h, i, j]  # noqa: E731
-    scored: Any = lambda s, *at: torch.where(inside(*at), s, -torch.inf)  # noqa: E731
+    scored: Any = lambda s, *at: torch.where(mask[at], s, -torch.inf)  # noqa: E731
     return flex_attention(q, k, v, score_mod=scored)
 
 
@@ -150,64 +145,49 @@ def test_right_models_are_equal_and_wrong_pairs_found(attend: Attend, spec: attn
         assert "a later position is read" in str(found)
 
 
-FAULTS: dict[str, tuple[attnspec.Spec, Callable[[torch.Tensor], torch.Tensor]]] = {
-    "a mask off by one": (CAUSAL, lambda m: m.roll(1, -1)),
-    "causality dropped": (CAUSAL, torch.ones_like),
-    "a window ignored": (NEAR, lambda m: torch.ones_like(m).tril()),
-    "heads in another order": (PER_HEAD, lambda m: m.flip(1)),
-}
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_found_in_its_layer_alone(name: str) -> None:
-    spec, fault = FAULTS[name]
+@pytest.mark.parametrize(
+    ("spec", "fault"),
+    [
+        pytest.param(CAUSAL, lambda m: m.roll(1, -1), id="a mask off by one"),
+        pytest.param(CAUSAL, torch.ones_like, id="causality dropped"),
+        pytest.param(NEAR, lambda m: torch.ones_like(m).tril(), id="a window ignored"),
+        pytest.param(PER_HEAD, lambda m: m.flip(1), id="heads in another order"),
+    ],
+)
+def test_a_fault_is_found_in_its_layer_alone(spec: attnspec.Spec, fault: Any) -> None:
     assert verify_model(net(spec), spec, states()).ok
     right = mask_of(spec)
     found = verify_model(net(spec, fault(right)), spec, states())
     assert [layer.ok for layer in found.layers] == [True, False, True]
-    for pairs, differs in (
-        (found.leaks, fault(right) & ~right),
-        (found.missing, right & ~fault(right)),
-    ):
+    leaks, missing = fault(right) & ~right, right & ~fault(right)
+    for pairs, differs in ((found.leaks, leaks), (found.missing, missing)):
         expected = [(b, 1, h, q, k) for b in range(B) for _, h, q, k in differs.nonzero().tolist()]
         assert pairs == expected
 
 
-def test_grouped_heads_repeated_wrongly_are_found() -> None:
-    def built(repeat: Any, attend: Attend = sdpa) -> SomeAttention:
-        layer = SomeAttention(attend, mask_of(CAUSAL), groups=2)
-        layer.repeat = repeat or layer.repeat
-        return layer
-
-    def kept(q: Any, k: Any, v: Any, mask: Any, order: Any = slice(None)) -> torch.Tensor:
-        q = q[:, order]
-        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[
-            :, order
-        ]
-
-    tiled = lambda x: x.repeat(1, 2, 1, 1)  # noqa: E731
-    for layer in (built(None), built(lambda x: x, kept)):
-        assert verify_model(Net(layer), CAUSAL, states()).ok
-    found = verify_model(Net(built(None), built(tiled)), CAUSAL, states())
+@pytest.mark.parametrize("attend", [sdpa, written])
+def test_grouped_heads_repeated_wrongly_are_found(attend: Attend) -> None:
+    right, wrong = (SomeAttention(attend, mask_of(CAUSAL), groups=2) for _ in range(2))
+    wrong.repeat = lambda x: x.repeat(1, 2, 1, 1)
+    found = verify_model(Net(right, wrong), CAUSAL, states())
     assert [layer.ok for layer in found.layers] == [True, False]
-    assert "grouped heads are repeated wrongly" in str(found)
+    assert "query head 1 reads the values of head 1: grouped heads are repeated" in str(found)
 
 
 def test_a_block_list_that_is_ignored_is_found() -> None:
     # uncompiled, FlexAttention goes by the function alone, which lets everything through
     lists = torch.zeros(1, 1, 1, 1, dtype=torch.int32)
     blocks = BlockMask.from_kv_blocks(lists, lists, BLOCK_SIZE=N, seq_lengths=(N, N))
-    model = Net(
-        SomeAttention(lambda q, k, v, m: flex_attention(q, k, v, block_mask=blocks), mask_of(FULL))
-    )
+    attend: Attend = lambda q, k, v, m: flex_attention(q, k, v, block_mask=blocks)  # noqa: E731
     nothing = attnspec.parse("attention none { attend full - full }")
-    found = verify_model(model, nothing, states())
+    found = verify_model(Net(SomeAttention(attend, mask_of(FULL))), nothing, states())
     assert found.leaks[0] == (0, 0, 0, 0, 0)
     assert found.layers[0].leak_count == B * H * N * N
 
 
 def test_keys_in_the_denominator_are_read() -> None:
-    found = verify_model(net(CAUSAL, attend=masked_after), CAUSAL, states())
+    attend = masked_after(lambda x: x.softmax(-1), divided=False)
+    found = verify_model(net(CAUSAL, attend=attend), CAUSAL, states())
     assert found.leaks[0] == (0, 0, 0, 0, 1)
 
 
@@ -275,20 +255,20 @@ class FusedOtherwise(Net):
 
 
 def test_what_cannot_be_looked_at_is_never_ok() -> None:
-    unused = net(CAUSAL)
+    unused, broken = net(CAUSAL), net(CAUSAL)
     unused.spare = SomeAttention(sdpa, mask_of(CAUSAL))
-    found = verify_model(unused, CAUSAL, states())
-    assert not found.ok
-    assert "not checked: spare (SomeAttention): it was never called" in str(found)
-    fused = verify_model(FusedOtherwise(*net(CAUSAL).layers), CAUSAL, states())
-    assert not fused.ok
-    assert "gives other outputs" in str(fused)
-    assert not verify_model(nn.Linear(D, D), CAUSAL, states()).ok
+    nn.init.constant_(next(iter(broken.layers)).kv.bias, torch.nan)  # type: ignore[arg-type,union-attr]
     pooled = type("PoolAttention", (nn.Linear,), {"forward": lambda self, x: x.mean(1)[:, None]})
-    assert "does not take hidden states" in str(verify_model(Net(pooled(D, D)), CAUSAL, states()))
-    broken: Any = net(CAUSAL)
-    nn.init.constant_(broken.layers[0].kv.bias, torch.nan)
-    assert "are not finite" in str(verify_model(broken, CAUSAL, states()))
+    for model, words in (
+        (unused, "not checked: spare (SomeAttention): it was never called"),
+        (FusedOtherwise(*net(CAUSAL).layers), "gives other outputs"),
+        (nn.Linear(D, D), "no attention layer was found"),
+        (Net(pooled(D, D)), "does not take hidden states"),
+        (broken, "are not finite"),
+    ):
+        found = verify_model(model, CAUSAL, states())
+        assert not found.ok
+        assert words in str(found)
 
 
 def test_layers_that_are_asked_for() -> None:
