@@ -179,7 +179,7 @@ class ModelAttention:
             self._require_within(module, mask, *of, lists is not None)
             settings |= {"dropout_p": dropout, "inputs": inputs}
             found = self._called(running, (query, key, value), mask, settings)
-        out = found if sink is None else with_sink(*found, sink)
+        out = found if sink is None else with_sink(found[0], found[1], sink)
         return out.transpose(1, 2).contiguous(), None
 
     def _require_meant(

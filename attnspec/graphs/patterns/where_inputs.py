@@ -63,12 +63,12 @@ class WhereInputs(Relation):
                 values[reading(name, side).name] = wide(data.values[..., position])
         self._require_whole({name for name, data in self._read.items() if is_real(data.values)})
         self._require_exact(n)
-        predicate = self.predicate
-        if isinstance(n, int):
+        number: object = n
+        if isinstance(number, int):
             predicate = self._at(n)
         else:
             # a symbol of a trace, whose operations are those of tensors
-            values["n"] = q.new_full((1, 1), n)
+            predicate, values["n"] = self.predicate, q.new_full((1, 1), n)
         try:
             held = evaluated(predicate, values)
         except ScalarError as error:
