@@ -147,7 +147,7 @@ def tried(case: Case, mesh: Any, rank: int) -> dict[str, Any]:
     spec = (
         attnspec.parse(case.text)
         if case.text
-        else attnspec.load(case.file, name=case.name, **case.settings)
+        else attnspec.load(case.file, name=case.name, parameters=case.settings)
     )
     torch.manual_seed(5)
     module = spec.compile(head_size=6)

@@ -128,7 +128,7 @@ def small_zoo() -> dict[str, Small]:
             if key in wanted and not isinstance(value, str)
         }
         if changed:
-            spec = load(path, name=name, **changed)
+            spec = load(path, name=name, parameters=changed)
         n = spec.stack().program.fixed_length or 48
         small = Small(spec, n, sample(spec, n) or None)
         if small.stack.unknown is None and not spec.program.cross:

@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,9 +152,7 @@ class Dump:
                 for head in range(min(spec.heads or 1, 3)):
                     self.record(
                         f"n={n} mask layer {layer} head {head}",
-                        lambda layer=layer, head=head: spec.mask(
-                            n, layer=layer, head=head, inputs=inputs or None
-                        ),
+                        partial(spec.mask, n, layer=layer, head=head, inputs=inputs or None),
                     )
         if "plan" in self.parts:
             self.record(f"n={n} plan", lambda: chosen_kernels(spec, n))

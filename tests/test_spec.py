@@ -77,7 +77,7 @@ def test_the_source_says_the_same_with_other_parameters(path: Path, name: str) -
         else:
             other = f"2 * ({value})"
         try:
-            given = load(path, name=name, **{parameter: other})
+            given = load(path, name=name, parameters={parameter: other})
         except SpecError:
             # an odd box, a layer count that scopes speak of
             continue

@@ -82,7 +82,7 @@ def loaded(path: Path, name: str) -> Spec:
 @cache
 def smaller(path: Path, name: str | None = None) -> Spec:
     """An attention of the zoo, on a smaller grid where it has one."""
-    return load(path, name=name, **SMALLER.get(path.stem, {}))
+    return load(path, name=name, parameters=SMALLER.get(path.stem, {}))
 
 
 def _kind(value: object) -> Hashable:

@@ -92,8 +92,8 @@ def judge(program: Program) -> list[Verdict]:
 
 
 def evenly(diagnostic: Diagnostic) -> Diagnostic:
-    """What is said of two sequences of one length, with a note that these were looked at alone."""
-    note = "looked at with as many queries as keys, m = n, and with no other numbers of them"
+    """The diagnostic with a note that it was found with as many queries as keys."""
+    note = "checked with as many queries as keys, m = n; other m are not checked"
     return replace(diagnostic, notes=(*diagnostic.notes, note))
 
 

@@ -156,13 +156,12 @@ class ModelAttention:
         attention_mask, selected = _selection(module, attention_mask, terms, key.shape[2])
         lists = lists_of(module, terms, selected)
         mask = self._mask(attention_mask, module, query, key, is_causal)
-        self.require_heads(query.shape[1])
         of, traced = (layer, query.shape[1]), is_recorded(query)
         self._require_meant(place, mask, of, bool(is_causal), traced)
         query = self.scaled(query, scaling, layer, mask.end)
         sink = cast("torch.Tensor | None", terms[SINK])
-        positions = others.get("position_ids")
-        attnspec_inputs = self.with_documents(attnspec_inputs, mask, positions, len(query))
+        about = mask, others.get("position_ids"), len(query)
+        attnspec_inputs = self.with_documents(attnspec_inputs, *about)
         inputs = self.inputs_of(attnspec_inputs, mask, lists is not None, place)
         cached = getattr(key, CACHED, None)
         if not traced:
@@ -180,7 +179,7 @@ class ModelAttention:
             self._require_within(module, mask, *of, lists is not None)
             settings |= {"dropout_p": dropout, "inputs": inputs}
             found = self._called(running, (query, key, value), mask, settings)
-        out = found if sink is None else with_sink(found[0], found[1], sink)
+        out = found if sink is None else with_sink(*found, sink)
         return out.transpose(1, 2).contiguous(), None
 
     def _require_meant(
@@ -188,10 +187,15 @@ class ModelAttention:
     ) -> None:
         """Raise unless a layer, `of` so many heads, reads back where it must, and rows that a cache
         holds are those of the whole sequence."""
+        self.require_heads(of[1])
         causal = must_read_back(place, mask.kind == "causal" or asked)
         if traced:
-            about = (*of, causal, bool(mask.q_offset), mask.padding is not None)
-            untraced(self, "_check_form", place, *about)
+            # `bool` of a symbol would be another one, and what is asked must be plain
+            offset = 1 if mask.q_offset else 0
+            about = (*of, causal, offset, mask.padding is not None)
+            # no place itself: each layer has its own, and a trace would be for one of them
+            settings = None if place is None else (place.causal, place.real)
+            untraced(self, "_check_form", settings, *about)
             return
         if causal:
             self._past_only(self.program, *of, mask.end, mask.q_length)
@@ -320,24 +324,26 @@ class ModelAttention:
 
     def _check_form(
         self,
-        place: Place | None,
+        asked: tuple[bool | None, bool] | None,
         layer: int,
         heads: int,
         causal: bool,
-        cached: bool,
+        offset: int,
         padded: bool,
     ) -> None:
         """Raise, or warn, where a program that is traced would compute something else than the
-        model at some length, or behind a cache, or beside padding."""
+        model at some length, or behind a cache, or beside padding; `asked` of `convert` were
+        `causal` and `real`, of a place."""
+        place = None if asked is None else Place(None, None, causal=asked[0], real=asked[1])
         if causal:
             require_past_only_by_form(self.program, layer)
-        if _reads_ahead(place) and cached:
+        if _reads_ahead(place) and offset:
             raise AttnSpecError(
                 f"`{self.program.name}` reads later positions, and whether rows that a cache holds"
                 " are done goes by their pairs, which a traced program does not have: call the"
                 " model untraced"
             )
-        facts = ModelMask("causal", 1, int(cached), 1, 0, torch.ones(1, 1) if padded else None)
+        facts = ModelMask("causal", 1, offset, 1, 0, torch.ones(1, 1) if padded else None)
         self._require_same_rows(facts, layer, heads, place)
 
     def _require_same_rows(
@@ -774,7 +780,7 @@ def _is_same(scale: float, other: float) -> bool:
     return abs(scale - other) <= _SAME_SCALE * abs(other)
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def untraced(attention: ModelAttention, method: str, *arguments: object) -> Any:
     """What a method returns of what is no tensor, called outside of a trace: for good."""
     return getattr(attention, method)(*arguments)

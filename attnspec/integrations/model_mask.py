@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from types import FunctionType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -19,7 +19,7 @@ from attnspec.backends.common.torch_modes import is_recorded
 from attnspec.ir.program import POSITIONS, Program
 from attnspec.text.diagnostics import AttnSpecError
 
-IndexMask = Callable[..., object]
+IndexMask = Callable[..., Any]
 """transformers' mask functions: (batch, head, query, key) -> whether the pair is allowed."""
 
 _KINDS = {
@@ -87,7 +87,8 @@ class ModelMask:
         if self.offset is None:
             return self
         first = self.kv_length - self.q_length
-        return replace(self, q_offset=first, padding=self.slots, left_padded=False)
+        # the arguments say where the queries of this step stand, and a trace is for every step
+        return replace(self, q_offset=first, padding=self.slots, left_padded=False, arguments={})
 
     @property
     def end(self) -> int:
@@ -153,27 +154,26 @@ def model_mask(
     if isinstance(attention_mask, ModelMask):
         return attention_mask
     indexed = INDEXED in (getattr(config, "layer_types", None) or ())
+    asked = {
+        **_settings,
+        "q_length": q_length,
+        "kv_length": kv_length,
+        "q_offset": q_offset,
+        "kv_offset": kv_offset,
+        "mask_function": mask_function,
+        "attention_mask": attention_mask,
+        "config": config,
+    }
     if is_recorded(attention_mask):
         if indexed:
             raise AttnSpecError(
                 "layers that choose keys by themselves go by numbers, which a traced program does"
                 " not have: call the model untraced"
             )
-        lengths = (q_length, kv_length, q_offset, kv_offset)
-        return _traced(lengths, mask_function, attention_mask, config, _settings)
+        return _traced(asked)
     at = q_offset if isinstance(q_offset, torch.Tensor) else None
     # with a static cache this is a view of a counter that moves on before the attention runs
     offset, kind = int(q_offset), kind_of(mask_function)
-    asked = {
-        **_settings,
-        "q_length": q_length,
-        "kv_length": kv_length,
-        "q_offset": offset,
-        "kv_offset": kv_offset,
-        "mask_function": mask_function,
-        "attention_mask": attention_mask,
-        "config": config,
-    }
     # a sequence that reads another has no positions among its keys
     end = offset + q_length if kind != "bidirectional" else max(kv_length, offset + q_length)
     padding = _padding(attention_mask, end)
@@ -187,9 +187,11 @@ def model_mask(
         left_padded=padding is not None and not bool(padding[:, :1].all()),
         parted=padding is not None and _is_parted(padding),
         past=reads_the_past(mask_function),
-        arguments=asked,
+        arguments={**asked, "q_offset": offset},
         offset=None if at is None else at.clone(),
-        slots=None if at is None or padding is None else _whole(attention_mask, kv_length),
+        slots=None
+        if at is None or attention_mask is None or padding is None
+        else _whole(attention_mask, kv_length),
     )
     return written_out(found, _settings) if indexed and found.kind == "causal" else found
 
@@ -198,49 +200,47 @@ _WRITTEN = "and_masks.<locals>.and_mask"
 """The function of transformers that joins a causal mask with windows, or with documents."""
 
 
-def _traced(
-    lengths: tuple[int, int, int | torch.Tensor, int],
-    mask_function: IndexMask,
-    attention_mask: torch.Tensor | None,
-    config: object,
-    settings: Mapping[str, object],
-) -> ModelMask:
+def _traced(asked: dict[str, Any]) -> ModelMask:
     """The facts in a traced program, which can neither read numbers nor look into a function. What
     a function is called is known, and it is asked whether queries read the key before: where models
     are traced, transformers takes every sequence for several packed ones."""
-    q_length, kv_length, at, kv_offset = lengths
+    q_length, kv_length, at = asked["q_length"], asked["kv_length"], asked["q_offset"]
+    mask_function, attention_mask = asked["mask_function"], asked["attention_mask"]
     offset = at.clone() if isinstance(at, torch.Tensor) else None
     first = kv_length - q_length if isinstance(at, torch.Tensor) else at
     name = mask_function.__code__.co_qualname if isinstance(mask_function, FunctionType) else ""
-    past, single = "allow_is_bidirectional_skip" not in settings, None
+    past, single = "allow_is_bidirectional_skip" not in asked, None
     if name in ("causal_mask_function", "bidirectional_mask_function"):
         kind = name.partition("_")[0]
-    elif name != _WRITTEN or settings.get("use_vmap"):
+    elif name != _WRITTEN or asked.get("use_vmap"):
         kind = "custom"
     else:
-        kind = "causal" if settings.get("local_size") is None else "sliding"
-        if past and attention_mask is None and getattr(config, "attention_chunk_size", None):
+        kind = "causal" if asked.get("local_size") is None else "sliding"
+        if (
+            past
+            and attention_mask is None
+            and getattr(asked["config"], "attention_chunk_size", None)
+        ):
             # a chunk does not read the one before
             kind = "packed"
         elif past:
-            q = torch.arange(q_length, device=settings.get("device"))
-            batch = torch.arange(settings["batch_size"], device=q.device)[:, None]
+            q = torch.arange(q_length, device=asked.get("device"))
+            batch = torch.arange(asked["batch_size"], device=q.device)[:, None]
             single = mask_function(batch, 0, q + first, (q + first - 1).clamp(min=0)).all()
     end = first + q_length if kind != "bidirectional" else max(kv_length, first + q_length)
     padding = None if attention_mask is None else _whole(attention_mask, end)
-    facts = (kind, q_length, first, kv_length, kv_offset, padding)
-    asked = {
-        **settings,
-        "q_length": q_length,
-        "kv_length": kv_length,
-        "q_offset": first if offset is None else offset,
-        "kv_offset": kv_offset,
-        "mask_function": mask_function,
-        "attention_mask": attention_mask,
-        "config": config,
-    }
     return ModelMask(
-        *facts, past=past, arguments=asked, offset=offset, slots=padding, single=single
+        kind,
+        q_length,
+        first,
+        kv_length,
+        asked["kv_offset"],
+        padding,
+        past=past,
+        arguments={**asked, "q_offset": first if offset is None else offset},
+        offset=offset,
+        slots=padding,
+        single=single,
     )
 
 

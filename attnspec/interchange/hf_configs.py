@@ -40,9 +40,9 @@ _CAUSAL = (
     (_BY_TYPES - {"modernbert"})
     | _BY_WINDOW
     | _names(
-        "arcee biogpt bloom codegen cohere ernie4_5 falcon gemma glm glm4 gpt2 gpt_neox gptj"
-        " granite granitemoe helium llama mpt nemotron olmo olmo2 olmoe opt phi seed_oss stablelm"
-        " xglm"
+        "apertus arcee biogpt bitnet bloom codegen cohere ernie4_5 ernie4_5_moe falcon gemma glm"
+        " glm4 gpt2 gpt_neox gptj granite granitemoe helium hunyuan_v1_dense llama mpt nemotron"
+        " olmo olmo2 olmoe opt persimmon phi seed_oss stablelm xglm"
     )
 )
 """Types whose layers read no later token, unless the config says `is_causal = False`."""
@@ -162,6 +162,11 @@ class Config:
         return str(self.get("model_type", ""))
 
     @property
+    def has_a_class(self) -> bool:
+        """Whether transformers knows the type."""
+        return not isinstance(self._fields, Mapping)
+
+    @property
     def layers_differ(self) -> bool:
         """Whether layers have fields of their own."""
         if isinstance(self._fields, Mapping):
@@ -277,6 +282,8 @@ def _reads_back(config: Config, causal: bool | None) -> bool:
             f"the model type {kind!r} is not known here: say `causal = True` or False if its layers"
             " are what `layer_types` and `sliding_window` say"
         )
+        if config.has_a_class:  # no misspelling
+            raise AttnSpecError(message)
         raise AttnSpecError(hinted(message, kind, sorted(_KNOWN)))
     back = kind in _CAUSAL or (kind in _DECODERS and config.get("is_decoder") is True)
     if back and kind not in _ONE_WAY and config.get("is_causal") is False:

@@ -16,7 +16,7 @@ from attnspec.graphs.bind import (
 )
 from attnspec.graphs.look_back import counted_blocks
 from attnspec.graphs.patterns import BY_NAME
-from attnspec.graphs.relation import DataDependent, is_of_any_length
+from attnspec.graphs.relation import DataDependent, is_of_any_length, takes_tensors
 from attnspec.graphs.stack import MOST_PATTERNS, patterns_in
 from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
@@ -30,13 +30,13 @@ from attnspec.ir.program import (
     Term,
     inputs_of,
     leaves,
-    symbols_of,
+    scalars_of,
 )
 from attnspec.ir.scalars import Scalar, ScalarError, evaluate, symbols
 from attnspec.lower.cache import Cache
 from attnspec.lower.mechanism_sizes import bind_mechanism, require_length, symbols_in
 from attnspec.lower.ranges import longest_of
-from attnspec.lower.work import Alibi, Bias, Change, Softcap, Work, alibi_slopes
+from attnspec.lower.work import Alibi, BackendError, Bias, Change, Softcap, Work, alibi_slopes
 from attnspec.text.diagnostics import Diagnostic, SpecError
 from attnspec.text.source import Span
 
@@ -162,6 +162,25 @@ class Binder:
             groups.setdefault(replace(work, n_q=n_q, n_k=held), []).extend(members)
         return [(work, tuple(sorted(members))) for work, members in groups.items()]
 
+    def open_works(self, layer: int, heads: int) -> list[tuple[Work, tuple[int, ...]]]:
+        """The works of a layer, of no length, whose pairs tensors of positions tell at every
+        length. Raises BackendError, with the reason, where some do not."""
+        attends = [self.program.attends[slot] for slot in self.program.row(layer)]
+        if self.program.cross or self.program.grid is not None:
+            raise BackendError("a grid, or a second sequence, has a length of its own")
+        for attend in attends:
+            if attend.mechanism is not None:
+                raise BackendError(f"`{attend.mechanism.name}` is computed in pieces of a length")
+            if "n" in _asks(attend, predicates=False):
+                raise BackendError("a size or a factor reads n")
+        works = self.works(layer, heads, 1, 1)
+        for work, _ in works:
+            if work.decided:
+                raise BackendError(f"`{work.decided[0].name}` goes by numbers")
+            if not takes_tensors(work.relation):
+                raise BackendError("its pairs are drawn, or looked up in tables")
+        return works
+
     def longest(self, layer: int, heads: int, n: int) -> int | None:
         """The longest sequence of the range of n, n perhaps, in which a layer's works have the same
         pairs between the first n positions; None where it is not plain that there is one."""
@@ -230,8 +249,9 @@ def works_of(
     return Binder(program, inputs).works(layer, heads, n_q, n_k)
 
 
-def _asks(attend: Attend) -> set[str]:
-    """What the work of an attend depends on: `n`, `grid`, `layer`, `head` and other symbols."""
+def _asks(attend: Attend, predicates: bool = True) -> set[str]:
+    """What the work of an attend depends on: `n`, `grid`, `layer`, `head` and other symbols, those
+    of its `predicates` as well."""
     scalars = [value for score in attend.scores for _, value in score.arguments]
     if attend.scale is not None:
         scalars.append(attend.scale)
@@ -241,7 +261,9 @@ def _asks(attend: Attend) -> set[str]:
         if MECHANISMS_BY_NAME[attend.mechanism.name].drawn:
             found.add("layer")
     if attend.graph is not None:
-        found |= symbols_of(attend.graph)
+        for _, argument, scalar in scalars_of(attend.graph):
+            if predicates or argument != "predicate":
+                found.update(symbols(scalar))
         for leaf in leaves(attend.graph):
             entries = fields(BY_NAME[leaf.pattern])  # type: ignore[arg-type]
             parameters = (entry.metadata["parameter"] for entry in entries)

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
+from attnspec.backends.common.torch_modes import is_recorded
 from attnspec.graphs.across import reads_m
 from attnspec.graphs.predicates.inputs import require_exact
 from attnspec.ir.api_checks import index_of
@@ -372,6 +373,7 @@ def check_promise(name: str, at_most: int, marked: torch.Tensor) -> None:
     """Raises ValueError where an input marks more tokens of a sample, [B], than it promises."""
     if marked.device.type == "meta":
         return
+    _require_numbers(name, marked)
     most = int(marked.amax())
     if most > at_most:
         raise ValueError(f"`{name}` promises at most {at_most} tokens, got {most}")
@@ -431,8 +433,19 @@ def check_exact(
         whole = {x: data[x] for x in names if data[x].numel() and not data[x].is_floating_point()}
         if any(x.device.type == "meta" for x in whole.values()):
             continue
+        for name, x in whole.items():
+            _require_numbers(name, x)
         ranges = {name: (int(x.min()), int(x.max())) for name, x in whole.items()}
         require_exact(predicate, n, ranges, m)
+
+
+def _require_numbers(name: str, values: torch.Tensor) -> None:
+    """Raises ValueError where a trace has none that a check goes by."""
+    if is_recorded(values):
+        raise ValueError(
+            f"the numbers of `{name}` are checked, and a program of plain operations does not have"
+            " them when it is traced: export it without `composed()`, as one operator"
+        )
 
 
 def _check_input(

@@ -22,12 +22,14 @@ from attnspec.backends.common.torch_modes import (
     composed,
     derivatives,
     followed,
+    is_open,
     is_recorded,
     is_transformed,
     values_of,
 )
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.dense.masked import MaskedKernel
+from attnspec.backends.dense.open_length import OpenKernel
 from attnspec.backends.planner import AUTO, ROWS, TORCH, check_backend, choose
 from attnspec.backends.rows.keys import FEW
 from attnspec.graphs.bind import extents_of
@@ -326,7 +328,10 @@ class Engine:
         device: str,
         query_start: int = 0,
     ) -> Prepared:
-        """The kernels that run a layer for so many heads and positions, built or kept."""
+        """The kernels that run a layer for so many heads and positions, built or kept; for
+        positions that a trace does not count, the definition."""
+        if is_open(n_q) or is_open(n_k):
+            return self._open(layer, heads, key_heads, n_q, n_k, torch.device(device))
         key = (self.binder.alike(layer), heads, key_heads, n_q, n_k, device, query_start)
         if n_q > FEW:
             return self.prepared.get(key, lambda: apart(lambda: self._build(key)))
@@ -334,6 +339,28 @@ class Engine:
             # this costs less than a thread that is apart, and nothing of it outlives the call
             return self._build(key)
         return self.steps.get(key, lambda: apart(lambda: self._build(key)))
+
+    def _open(
+        self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: torch.device
+    ) -> Prepared:
+        """The definition for lengths that are symbols; ValueError where there is none of them."""
+        groups = []
+        try:
+            works = self.binder.open_works(layer, heads)
+        except BackendError as error:
+            raise ValueError(
+                f"plain operations of `{self.program.name}` are laid out for one length, since"
+                f" {error}, and this trace is for many: leave out `composed()`, and the program has"
+                " one operator for all of them, or try a file that `attnspec compile --standalone`"
+                " writes"
+            ) from None
+        for work, members in works:
+            work = replace(work, n_q=n_q, n_k=n_k)
+            kernel, tables = OpenKernel(work, members, device), self.tables_of(work)
+            groups.append(
+                group_of(kernel, work, members, heads, heads // key_heads, tables, device)
+            )
+        return together(groups, heads, device)
 
     def _build(self, key: Key) -> Prepared:
         layer, heads, key_heads, n_q, n_k, device, _ = key

@@ -345,13 +345,6 @@ class CompiledAttention(Learner):
                 q, k, v, *given, layer, dropout_p, seed, *draws, return_lse, start, keys
             )
         else:
-            if isinstance(q.shape[2], torch.SymInt) or isinstance(k.shape[2], torch.SymInt):
-                raise ValueError(
-                    f"plain operations of `{self.program.name}` are laid out for one length, and"
-                    " this trace is for many: leave out `composed()`, and the program has one"
-                    " operator for all of them, or trace a file that `attnspec compile"
-                    " --standalone` writes, of plain operations at every length"
-                )
             parts, call = (q, k, v), Call(padding, dropout_p, learned, data)
             if keys is not None:
                 if is_recorded(q):

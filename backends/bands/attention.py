@@ -28,6 +28,7 @@ from attnspec.backends.bands.views import (
 )
 from attnspec.backends.common.flash import flash, flash_backward
 from attnspec.backends.common.merging import merge, with_zero
+from attnspec.backends.common.score_formula import HALF, widened
 from attnspec.backends.common.torch_modes import apart
 from attnspec.layout.batches import strips_of
 from attnspec.layout.stacking import stacked
@@ -146,6 +147,11 @@ class SteppedAttention:
         """q [B, K, R, n_q, d], k and v [B, K, n_k, d], padding bool [B, n_k], learned tables
         [K R, buckets] -> the output like q and the log-sum-exps [B, K, R, n_q], -inf where a query
         has no key."""
+        if self.one_more and q.dtype in HALF:
+            # the share of the other keys is rounded once, with the output
+            parts = widened(q), widened(k), widened(v)
+            out, lse = self.forward(*parts, padding, scale, tables)
+            return out.to(q.dtype), lse
         several = self._stacked(q, k, padding)
         if several is not None and padding is not None:
             parts = _as_one(q, QUERIES), _as_one(k, KEYS), _as_one(v, KEYS)

@@ -19,7 +19,12 @@ from attnspec.backends.common.contention import shared
 from attnspec.backends.common.dropping import with_seed
 from attnspec.backends.common.flash import in_rows, rows_of_size
 from attnspec.backends.common.score_formula import scale_of
-from attnspec.backends.common.torch_modes import apart, derivatives, is_transformed
+from attnspec.backends.common.torch_modes import (
+    Function,
+    apart,
+    derivatives,
+    is_transformed,
+)
 from attnspec.lower.work import Call, Work
 
 Value = TypeVar("Value")
@@ -218,7 +223,7 @@ class JoinedKernel(SoftmaxKernel):
             low += count
 
 
-class _Differentiable(torch.autograd.Function):
+class _Differentiable(Function):
     """The fast way, with the composed one for derivatives of its derivative."""
 
     @staticmethod

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
+from functools import wraps
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -43,6 +44,11 @@ def is_watched(x: torch.Tensor) -> bool:
 def is_recorded(x: torch.Tensor | None = None) -> bool:
     """Whether what is done, with x, is written down, for numbers that come later."""
     return (_is_tracing() if x is None else _is_traced(x)) or active_fake_mode() is not None
+
+
+def is_open(length: object) -> bool:
+    """Whether a length is a symbol of a trace, which numbers replace when it runs."""
+    return isinstance(length, torch.SymInt)
 
 
 def _is_tracing() -> bool:
@@ -112,8 +118,9 @@ def apart(build: Callable[[], Value]) -> Value:
 def composed() -> Iterator[None]:
     """Kernels go where every derivative and every trace can follow.
 
-    What `torch.export` or `torch.onnx` writes down meanwhile, not strictly, holds plain operations
-    at the length that it was given, where else there is one operator.
+    What `torch.export` or `torch.onnx` writes down meanwhile, not strictly, holds plain operations,
+    where else there is one operator: those of kernels for the length that it was given, or, where n
+    is dynamic, of the definition.
     """
     token = _composed.set(True)
     try:
@@ -133,6 +140,26 @@ def followed() -> Iterator[None]:
     passed_by = torch._C._dispatch_tls_local_exclude_set() - autograd
     with torch.enable_grad(), torch._C._ForceDispatchKeyGuard(seen, passed_by):
         yield
+
+
+class Function(torch.autograd.Function):
+    """A function whose backward computes in the types of its tensors: autocast, in which
+    `backward()` may be called, would round what is summed in float32."""
+
+    def __init_subclass__(cls) -> None:
+        cls.backward = staticmethod(_not_cast(cls.backward))  # type: ignore[method-assign]
+
+
+def _not_cast(backward: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(backward)
+    def run(ctx: Any, *grads: Any) -> Any:
+        kinds = {x.device.type for x in grads if isinstance(x, torch.Tensor)}
+        if not kinds or not torch._C._is_any_autocast_enabled():
+            return backward(ctx, *grads)
+        with torch.autocast(kinds.pop(), enabled=False):
+            return backward(ctx, *grads)
+
+    return run
 
 
 def derivatives(

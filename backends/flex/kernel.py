@@ -112,10 +112,8 @@ class FlexKernel(ByTiles):
             found = (out, lse) if found is None else merged(found, (out, lse))
         if found is None:
             raise ValueError("a graph without pairs goes the composed way")
-        out, lse = found[0].to(q.dtype), found[1]
-        if self.work.normalize == "softmax1":
-            out, lse = with_zero((out, lse))
-        return out[..., :out_size].reshape(*shape, out_size), lse.reshape(shape)
+        out, lse = with_zero(found) if self.work.normalize == "softmax1" else found
+        return out.to(q.dtype)[..., :out_size].reshape(*shape, out_size), lse.reshape(shape)
 
     def asked(self, step: FlexStep, call: Call, samples: int) -> Asked:
         """What inputs ask of the pairs of a step."""

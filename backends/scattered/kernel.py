@@ -27,7 +27,12 @@ from attnspec.backends.common.score_formula import (
     shares,
     widened,
 )
-from attnspec.backends.common.torch_modes import apart, derivatives, is_transformed
+from attnspec.backends.common.torch_modes import (
+    Function,
+    apart,
+    derivatives,
+    is_transformed,
+)
 from attnspec.backends.scattered.products import EdgeProducts, scores, to_queries
 from attnspec.layout.edge_list import EdgeLayout, Rows
 from attnspec.lower.work import Call, Work
@@ -326,7 +331,7 @@ class ScatteredKernel:
         return lse if self.back is None else lse.index_select(3, self.back)
 
 
-class _Plain(torch.autograd.Function):
+class _Plain(Function):
     """Plain softmax head by head; differentiable products give derivatives of its derivative."""
 
     @staticmethod

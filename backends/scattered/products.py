@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from attnspec.backends.common.torch_modes import Function
 from attnspec.layout.edge_list import EdgeLayout
 
 
@@ -103,7 +104,7 @@ def _product(products: EdgeProducts, *three: torch.Tensor | None) -> torch.Tenso
     return found
 
 
-class _Product(torch.autograd.Function):
+class _Product(Function):
     """The derivative of f = sum of w (a . b) over places by the one of w, a and b that is None.
 
     f is linear in each of them, so that derivatives of this one are such products again.

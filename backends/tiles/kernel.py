@@ -75,8 +75,9 @@ class TiledKernel:
             q, k, v = widened(q), widened(k), widened(v)
         outs = []
         for piece in self._pieces(q, k):
-            parts = rows_of(q, piece), keys_of(k, piece), keys_of(v, piece)
-            outs.append(self._sdpa(*(x.to(kind) for x in parts), piece, call))
+            own = rows_of(q, piece), keys_of(k, piece), keys_of(v, piece)
+            rows, keys, values = (x.to(kind) for x in own)
+            outs.append(self._sdpa(rows, keys, values, piece, call))
         if not outs:
             return self._nothing(q, k, v, call)[0]
         return self._in_order([out.flatten(3, 4) for out in outs])

@@ -22,7 +22,7 @@ from torch.nn import functional
 from attnspec.backends.common.exact import JoinedKernel, Partial, SoftmaxKernel
 from attnspec.backends.common.flash import flash, flash_backward
 from attnspec.backends.common.merging import with_zero
-from attnspec.backends.common.score_formula import scale_of, slopes_of
+from attnspec.backends.common.score_formula import HALF, scale_of, slopes_of, widened
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.torch_call.forms import Form, all_pairs, form_below
@@ -136,6 +136,10 @@ class TorchCallKernel(SoftmaxKernel):
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
+        if self.work.normalize == "softmax1" and q.dtype in HALF:
+            # the share of the other keys is rounded once, with the output
+            out, lse = self.forward(widened(q), widened(k), widened(v), call, scale)
+            return out.to(q.dtype), lse
         parts = self._parts(q, call)
         if len(parts) == 1 and parts[0].is_whole:
             out, lse = _attended(parts[0], q, k, v, scale)

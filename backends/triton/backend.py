@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
@@ -27,6 +28,7 @@ from attnspec.lower.cost_model import current
 from attnspec.lower.mechanism_costs import flops_of, row_flops_of
 from attnspec.lower.rates import Amounts
 from attnspec.lower.work import MERGED, Bias, Kernel, Work, graph_of, mechanism_of
+from attnspec.version import is_older
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 INTERPRETED = "TRITON_INTERPRET"
 """The environment variable under which kernels run on the CPU."""
 
+
+TRITON, NUMPY = (3, 7), (2, 4)
+"""From this numpy on, older interpreters than this Triton's run no kernels."""
 
 TABLES = "scores have two learned tables, and the kernels read one"
 """Why such a work is refused."""
@@ -65,6 +70,8 @@ class TritonBackend:
             return f"its kernels run on a GPU of type cuda, not on {device}"
         if find_spec("triton") is None:
             return "the package triton is not installed"
+        if device == "cpu" and not _interprets():
+            return "the interpreter of Triton before 3.7 needs a numpy before 2.4"
         if work.mechanism is not None:
             return _refuses_mechanism(work, device)
         if work.normalize not in MERGED:
@@ -131,6 +138,14 @@ class TritonBackend:
         if not bands:
             return ReadingLists(work, heads, device, math.inf)
         return tile_kernel(work, heads, device, bands)
+
+
+def _interprets() -> bool:
+    """Whether Triton's interpreter runs kernels with the numpy that is installed."""
+    try:
+        return not is_older(version("triton"), TRITON) or is_older(version("numpy"), NUMPY)
+    except PackageNotFoundError:
+        return True  # a Triton that no package manager knows speaks for itself
 
 
 def _refuses_mechanism(work: Work, device: str) -> str | None:

@@ -50,7 +50,8 @@ def queries_of(side, heads, group, tile, part):
 
 @triton.jit
 def in_slot(slot, group, count: tl.constexpr):
-    """The rows of a slot, which of them there are, and their heads."""
+    """The rows of a slot, less than 0 where there is none, which of them there are, and their
+    heads."""
     rows = slot * count + tl.arange(0, count)
     return (rows, rows, rows >= 0), tl.zeros([count], tl.int32) + group
 
@@ -116,7 +117,8 @@ def attend(q, k, v, out, lse, slots, sides, lists, heads, look):
     queries = queries_of(sides[0], heads, group, tile, part)
     q_rows, q_heads = queries
     rows = taken(q, sample, q_heads, q_rows[1], q_rows[2])
-    own = q_rows[2] & (slot < 0)
+    s_rows, s_heads = in_slot(slot, group, sides[0].count)
+    own = q_rows[2] & (s_rows[1] < 0)
     state = begun(out, lse, sample, q_rows, q_heads, own, look)
     ids, parts = (sample, group // heads.ratio), sides[1].parts
     for place in range(span[0] * parts, span[1] * parts):
@@ -129,7 +131,6 @@ def attend(q, k, v, out, lse, slots, sides, lists, heads, look):
     found = state[2] / some[:, None]
     put(out, sample, q_heads, q_rows[1], own, found)
     tl.store(numbers_at(lse, sample, q_heads, q_rows[1]), sums, mask=own)
-    s_rows, s_heads = in_slot(slot, group, sides[0].count)
     put(slots[0], sample, s_heads, s_rows[1], s_rows[2], found)
     tl.store(numbers_at(slots[1], sample, s_heads, s_rows[1]), sums, mask=s_rows[2])
 
@@ -239,8 +240,8 @@ def of_queries(q, k, v, tensors, into, slots, shares, sides, lists, heads, look)
         entry = entry_of(lists, place, parts, True)
         state = queries_back(state, rows, k, v, above, queries, entry, ids, sides, look, True)
     found = state[0] * look.scale
-    added(into, sample, q_heads, q_rows[1], q_rows[2] & (slot < 0), found)
     s_rows, s_heads = in_slot(slot, group, sides[0].count)
+    added(into, sample, q_heads, q_rows[1], q_rows[2] & (s_rows[1] < 0), found)
     put(slots, sample, s_heads, s_rows[1], s_rows[2], found)
     if look.changes.learned > 1:
         place = tl.program_id(0).to(tl.int64) * look.changes.learned
@@ -291,9 +292,9 @@ def of_keys(q, k, v, tensors, into, slots, sides, lists, heads, look):
             state = keys_back(
                 state, q, rows, values, tensors, task, entry, k_rows, sides, heads, look, True
             )
-    own = k_rows[2] & (slot < 0)
+    s_rows, s_heads = in_slot(slot, key_head, sides[1].count)
+    own = k_rows[2] & (s_rows[1] < 0)
     added(into[0], sample, own_head, k_rows[1], own, state[0] * look.scale)
     added(into[1], sample, own_head, k_rows[1], own, state[1])
-    s_rows, s_heads = in_slot(slot, key_head, sides[1].count)
     put(slots[0], sample, s_heads, s_rows[1], s_rows[2], state[0] * look.scale)
     put(slots[1], sample, s_heads, s_rows[1], s_rows[2], state[1])

@@ -1,4 +1,5 @@
-"""Plain operations of every length: files that stand alone under torch.export, with a dynamic n."""
+"""Plain operations under torch.export with a dynamic n: files that stand alone, and those of this
+process."""
 
 from __future__ import annotations
 
@@ -35,6 +36,7 @@ BODIES = (
     "causal attend window(before = 3, after = 0) normalize relu",
     "attend linear()",
     "attend fourier()",
+    "input x: numbers attend where(x(k) + 1 < x(q))",
 )
 
 
@@ -79,20 +81,55 @@ def standalone(body: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> nn.M
 
 @pytest.mark.parametrize("strict", [False, pytest.param(True, marks=SLOW)])
 @pytest.mark.parametrize(
-    "body", [pytest.param(x, marks=[SLOW] * (i > 1)) for i, x in enumerate(BODIES)]
+    "body", [pytest.param(x, marks=[SLOW] * (i > 0)) for i, x in enumerate(BODIES)]
 )
 def test_a_file_that_stands_alone_is_exported_for_every_length(
     body: str, strict: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = standalone(body, tmp_path, monkeypatch)
     program = exported(module, body, strict)
+    for n in (2, 9, 150):
+        given = (*torch.randn(3, 1, 2, n, 8), inputs_of(body, n))
+        torch.testing.assert_close(program(*given), module(*given))
+
+
+HERE = [
+    *(
+        body
+        for body in BODIES
+        if not any(x in body for x in ("linear", "fourier", "powers", "size =", "x(k)"))
+    ),
+    "attend where(k % n < max(1, n // 4) or q >= n / 2)",
+]
+
+
+@pytest.mark.parametrize(
+    "body", [pytest.param(x, marks=[SLOW] * (i != len(HERE) - 1)) for i, x in enumerate(HERE)]
+)
+def test_plain_operations_in_this_process_are_exported_for_every_length(body: str) -> None:
+    module = Positional(attnspec.parse(f"attention plain {{ {body} }}").compile())
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    with composed():
+        program = exported(module, body, False)
     for n in (2, 9, 40):
         given = (*torch.randn(3, 1, 2, n, 8), inputs_of(body, n))
         torch.testing.assert_close(program(*given), module(*given))
 
 
-def test_plain_operations_in_this_process_are_of_one_length() -> None:
-    body = BODIES[0]
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("attend linear()", "laid out for one length, since `linear` is"),
+        ("attend random(keys = 2, seed = 1)", "since its pairs are drawn"),
+        ("attend powers(base = 3)", "since its pairs are drawn"),
+        ("attend block(size = max(1, n // 8))", "since a size or a factor reads n"),
+        ("attend topk(keys = 3)", "since `topk` goes by numbers"),
+        ("sequence grid(1, n) attend axial", "since a grid, or a second sequence, has a length"),
+        ("input x: numbers attend where(x(k) + 1 < x(q))", "the numbers of `x` are checked"),
+    ],
+)
+def test_what_goes_by_a_length_or_numbers_is_refused(body: str, words: str) -> None:
     module = Positional(attnspec.parse(f"attention plain {{ {body} }}").compile())
-    with composed(), pytest.raises(ValueError, match="`plain` are laid out for one length"):
+    with composed(), pytest.raises(ValueError, match=words):
         exported(module, body, False)

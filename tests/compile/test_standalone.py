@@ -56,7 +56,7 @@ def zoo() -> dict[str, Spec]:
     for (path, name), label in zip(ATTENTIONS, IDS, strict=True):
         spec = loaded(path, name)
         small = {key: value for key, value in SMALL.items() if key in spec.parameters}
-        spec = load(path, name=name, **small) if small else spec
+        spec = load(path, name=name, parameters=small) if small else spec
         if not decided_leaves(spec.program) and path.stem not in REFUSED:
             found[label] = spec
     return found
@@ -486,6 +486,12 @@ def test_calls_that_do_not_fit_are_refused() -> None:
         run(spec_of("attend gmlp(max_length = 8)"))["Sample"](4)(q, q, q)
     with pytest.raises(ValueError, match="no weights to drop"):
         run(spec_of("attend linear()"))["Sample"]()(q, q, q, dropout_p=0.1)
+
+
+def test_sums_in_frames_that_are_far_are_numbers() -> None:
+    module = run(parse("attention a { attend rbf(features = 32) }"))["A"]()
+    q, k, v = torch.randn(3, 1, 1, 50, 64)
+    assert module(q, k, v).isfinite().all()
 
 
 def test_edges_of_shapes() -> None:

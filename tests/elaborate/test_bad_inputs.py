@@ -257,7 +257,7 @@ ROWS = [
     Row(34, "causal »causal attend full", ("A406",), ("said twice",)),
     Row(34, "attend linear() »attend full", ("A404",), ("same depth",)),
     Row(35, "attend self | self | window(radius = 0) require edges == n"),
-    Row(35, "»require edges == 2 * n at n = 7 attend self | self", ("A606",), ("it is 7",)),
+    Row(35, "»require edges == 2 * n at n = 7 attend self | self", ("A606",), ("edges are 7",)),
     Row(36, "heads »0 attend full", ("A306",), ("between 1 and 4,096",)),
     Row(36, "heads »-1 attend full", ("A306",)),
     Row(36, "heads »2.0 attend full", ("A305",)),

@@ -392,7 +392,7 @@ def test_a_wrong_value_is_shown_as_it_was_given() -> None:
         ),
     ):
         with pytest.raises(SpecError) as caught:
-            parse(text, **given)
+            parse(text, parameters=given)
         assert str(caught.value) == shown
 
 

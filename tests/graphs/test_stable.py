@@ -204,7 +204,7 @@ def small(path: Path, name: str) -> Spec:
     }
     for tried in (sizes, {key: 2 for key in sizes}):
         try:
-            return load(path, name=name, **tried)
+            return load(path, name=name, parameters=tried)
         except AttnSpecError:
             continue
     return spec

@@ -456,7 +456,8 @@ def assert_expected(spec: attnspec.Spec, row: Row) -> None:
 
 @pytest.mark.parametrize("row", cases(ZOO))
 def test_the_zoo_means_what_the_papers_say(row: Row) -> None:
-    assert_expected(attnspec.load(EXAMPLES / f"{row.spec}.attn", name=None, **row.parameters), row)
+    spec = attnspec.load(EXAMPLES / f"{row.spec}.attn", parameters=row.parameters)
+    assert_expected(spec, row)
 
 
 @pytest.mark.parametrize("row", cases(TRANSLATIONS))

@@ -109,7 +109,8 @@ def test_a_dynamic_length_is_exported(make: Callable[[], Any], text: str, strict
     torch.testing.assert_close(found, model(**other)[0][real], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("left", [pytest.param(0, marks=SLOW), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("left", [0, 3])
 def test_a_step_with_a_static_cache_is_one_graph(left: int) -> None:
     model = llama("sdpa")
     convert(model, attnspec.parse(WINDOW))

@@ -263,7 +263,11 @@ def test_numbers_of_samples_are_lengths_and_names_are_kept(name: str) -> None:
     spec = from_mask_mod(mask_mod, name="found")
     assert " ".join(spec.source.split()) == f"attention found {{ {text} }}"
     meant = create_mask(lambda b, h, q, k: mask_mod(b, h, q, k), 3, 1, 24, 24, device="cpu")[:, 0]
-    values = {"lengths": LENGTHS, "seq_lens": LENGTHS, "ends": [Padded().ends.numpy()] * 3}
+    values: dict[str, Any] = {
+        "lengths": LENGTHS,
+        "seq_lens": LENGTHS,
+        "ends": [Padded().ends.numpy()] * 3,
+    }
     for sample in range(3):
         read = {key: values[key][sample] for key in spec.inputs}
         assert (spec.mask(24, inputs=read) == meant[sample].numpy()).all()

@@ -323,8 +323,9 @@ def test_a_length_has_no_position_and_is_not_known_in_a_step() -> None:
     with pytest.raises(attnspec.SpecError, match="`p` is a number"):
         attnspec.parse("attention a { input p: length attend where(k < p(k)) }")
     module = attnspec.parse("attention a { causal input p: length attend where(k < p) }").compile()
+    q, k, v = (x[:, :, :1] for x in tensors(4))
     with pytest.raises(ValueError, match="the length `p`, a number of the whole sequence"):
-        module.step(*(x[:, :, :1] for x in tensors(4)), inputs={"p": torch.tensor([1, 1])})
+        module.step(q, k, v, inputs={"p": torch.tensor([1, 1])})
 
 
 @pytest.mark.parametrize("graph", ["axial", "neighborhood(3, 3)", "where(q.col >= k.col)"])

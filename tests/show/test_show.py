@@ -125,7 +125,7 @@ def picture(spec: Spec, n: int, signs: Signs, width: int = 80, **options: int) -
 
 
 def example(name: str, **parameters: int) -> Spec:
-    return attnspec.load(EXAMPLES / f"{name}.attn", name=None, **parameters)
+    return attnspec.load(EXAMPLES / f"{name}.attn", parameters=parameters)
 
 
 def test_small_pairs(golden: Golden) -> None:

@@ -28,7 +28,7 @@ def parsed(trial: Trial) -> Spec | None:
     """The spec as the package reads it; None where it is refused, as it must be then."""
     written = text(trial.spec)
     try:
-        spec = attnspec.parse(written, name=None, **dict(trial.spec.overrides))
+        spec = attnspec.parse(written, parameters=dict(trial.spec.overrides))
     except attnspec.SpecError as error:
         trial.checks["parse"] += 1
         if not _meaningless(trial.spec):

@@ -233,7 +233,8 @@ class ChoicesHere:
         at = torch.from_numpy(kept).to(self.device)[None, None]
         placed = {leaf: SomeKeys(call.data[leaf], at, first) for leaf in work.decided}
         mine = replace(call, data={**call.data, **placed})
-        return finished(work, region.partial(q[:, heads], k[:, read], v[:, read], mine))
+        out, lse = finished(work, region.partial(q[:, heads], k[:, read], v[:, read], mine))
+        return out.to(q.dtype), lse
 
 
 def _numbers(taken: torch.Tensor) -> torch.Tensor:

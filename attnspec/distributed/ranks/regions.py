@@ -120,6 +120,9 @@ class Region:
         if more:
             k, v = (pad(x, (0, 0, 0, more)) for x in (k, v))
         mine = replace(call, padding=padding)
+        if self.work.normalize == "softmax1":
+            # outputs get the share of the zero logit before they are rounded
+            q, k, v = widened(q), widened(k), widened(v)
         if not merges:
             return self.kernel(q, k, v, mine), None
         return cast(Mergeable, self.kernel).partial(q, k, v, mine)

@@ -30,6 +30,7 @@ class Powers(Toeplitz):
     base: int = argument("integer", "ratio of one distance to the next", default=2, least=2)
 
     name: ClassVar = "powers"
+    numpy_only: ClassVar = True
     reads_itself: ClassVar = True
     symmetric: ClassVar = True
     moves_by: ClassVar = 1

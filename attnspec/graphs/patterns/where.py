@@ -15,6 +15,8 @@ from typing import ClassVar
 import numpy as np
 
 from attnspec.graphs.grid import AXES, Grid, grid_for
+from attnspec.graphs.patterns.where_inputs import WhereInputs
+from attnspec.graphs.predicates.inputs import computes_in_tensors
 from attnspec.graphs.predicates.listable import listable
 from attnspec.graphs.predicates.periods import comparisons, period_of
 from attnspec.graphs.predicates.predicates import conjuncts, disjuncts, taken_apart
@@ -36,6 +38,9 @@ from attnspec.ir.scalars import (
     symbols,
 )
 
+_LONG = 1 << 20
+"""Positions up to which a predicate of tensors must be exact."""
+
 MOST_COMBS = 16
 """The most residues of keys that are progressions of their own."""
 
@@ -53,7 +58,6 @@ class Where(Relation):
     extra_tokens: int = context("extra_tokens")
 
     name: ClassVar = "where"
-    numpy_only: ClassVar = True
 
     def __post_init__(self) -> None:
         asked = {name for name in symbols(self.predicate) if "." in name}
@@ -63,7 +67,14 @@ class Where(Relation):
             for name in sorted(asked - known):
                 raise RelationError(f"`{name}` needs `sequence grid(T, H, W)`")
 
+    @property
+    def numpy_only(self) -> bool:  # type: ignore[override]
+        """Whether the predicate has what is no operation of tensors, or numbers beyond them."""
+        return not computes_in_tensors(self.predicate) or _largest(self, _LONG) > LARGEST
+
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+        if hasattr(q, "new_full"):
+            return WhereInputs(self.predicate, (), self.extents, self.extra_tokens).holds(q, k, n)
         predicate = _at(self.predicate, n)
         values: dict[str, Value] = {"q": _plain(q), "k": _plain(k)}
         allowed: Elementwise = True

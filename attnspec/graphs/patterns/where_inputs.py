@@ -63,8 +63,14 @@ class WhereInputs(Relation):
                 values[reading(name, side).name] = wide(data.values[..., position])
         self._require_whole({name for name, data in self._read.items() if is_real(data.values)})
         self._require_exact(n)
+        predicate = self.predicate
+        if isinstance(n, int):
+            predicate = self._at(n)
+        else:
+            # a symbol of a trace, whose operations are those of tensors
+            values["n"] = q.new_full((1, 1), n)
         try:
-            held = evaluated(self._at(n), values)
+            held = evaluated(predicate, values)
         except ScalarError as error:
             raise RelationError(f"`where` has no value: {error}") from None
         return held & allowed & (q == q) & (k == k)
@@ -109,7 +115,10 @@ class WhereInputs(Relation):
     def _require_exact(self, n: int) -> None:
         """Raise RelationError where whole numbers in arrays may not be exact; of the tensors of a
         call whoever calls asks once."""
-        if all(isinstance(data.values, np.ndarray | np.integer | int) for data in self.inputs):
+        given = (data.values for data in self.inputs)
+        if self.inputs and all(
+            isinstance(values, np.ndarray | np.integer | int) for values in given
+        ):
             _exact(self, n)
 
     def _at(self, n: int) -> Scalar:

@@ -29,6 +29,7 @@ from attnspec.ir.scalars import (
     Scalar,
     ScalarError,
     Symbol,
+    parts_of,
     symbols,
 )
 
@@ -38,6 +39,14 @@ READ = ("ids", "numbers")
 INEXACT = ("sqrt", "isqrt", "log2")
 """Functions that no input is given to: libraries differ in their last bits, or they have no value
 for some numbers."""
+
+
+def computes_in_tensors(scalar: Scalar) -> bool:
+    """Whether every operation of a predicate is one of tensors, too, with the same numbers."""
+    return all(
+        part.op not in (*INEXACT, "item") and (part.op != "**" or isinstance(part.args[1], int))
+        for part in parts_of(scalar)
+    )
 
 
 def reading(name: str, side: str) -> Symbol:
@@ -254,6 +263,9 @@ def _applied(op: str, found: list[Elementwise]) -> Elementwise:
     match op:
         case "/":
             return found[0] / found[1]
+        case "//" | "%" if any(hasattr(x, "new_full") for x in found):
+            # whether a tensor holds a 0 is not asked: a trace has no numbers
+            return found[0] // found[1] if op == "//" else found[0] % found[1]
         case "**":
             base, times = found[0], int(found[1])
             return reduce(mul, [base] * times) if times else base * 0 + 1

@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import pad
 
 from attnspec.backends.common.merging import LOWEST
+from attnspec.backends.common.torch_modes import Function
 from attnspec.backends.factored.features.chunks import Room
 from attnspec.backends.factored.features.quotients import Quotient
 from attnspec.backends.factored.features.spans import Given, Share, Summing, Sums, shares
@@ -66,10 +67,11 @@ def summed_onward(how: Summing, given: Given, before: State) -> torch.Tensor:
 def outputs(
     how: Summing, given: Given, before: State
 ) -> tuple[torch.Tensor, torch.Tensor, list[list[State]]]:
-    """The same, the sums of the weights [B, K, R, n_q], and, for each share, the states before its
+    """The same in float32 at least, since gradients of queries may be small beside what is rounded
+    in an output; the sums of the weights [B, K, R, n_q], and, for each share, the states before its
     spans."""
-    out = given.q.new_empty(*given.q.shape[:-1], given.v.shape[-1])
-    kind = torch.promote_types(out.dtype, torch.float32)
+    kind = torch.promote_types(given.q.dtype, torch.float32)
+    out = given.q.new_empty(*given.q.shape[:-1], given.v.shape[-1], dtype=kind)
     totals = torch.zeros(given.q.shape[:-1], dtype=kind, device=out.device)
     states: list[list[State]] = []
     room = Room()
@@ -88,7 +90,7 @@ def outputs(
     return out, totals, states
 
 
-class _OfKeys(torch.autograd.Function):
+class _OfKeys(Function):
     @staticmethod
     def forward(ctx, how, padding, names, q, k, v, *tables):  # type: ignore[no-untyped-def]
         given = Given(q, k, v, padding, None, dict(zip(names, tables, strict=True)))
@@ -118,14 +120,14 @@ class _OfKeys(torch.autograd.Function):
         return None, None, None, None, into.k, into.v, *(into.tables[name] for name in ctx.names)
 
 
-class _Onward(torch.autograd.Function):
+class _Onward(Function):
     @staticmethod
     def forward(ctx, how, padding, names, base, before, *parts):  # type: ignore[no-untyped-def]
         given = given_of(padding, names, parts)
         out, totals, ctx.states = outputs(how, given, State(before, base))
         ctx.how, ctx.padding, ctx.names = how, padding, names
         ctx.save_for_backward(*parts, out, totals)
-        return out
+        return out.to(given.q.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable

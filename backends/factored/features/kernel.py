@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from attnspec.backends.common.torch_modes import derivatives, is_transformed
+from attnspec.backends.common.torch_modes import Function, derivatives, is_transformed
 from attnspec.backends.factored.features.chunks import Room
 from attnspec.backends.factored.features.halves import (
     forgetting_sums_of_keys,
@@ -192,7 +192,7 @@ def summed_up(how: Summing, given: Given, way: Way = BLOCKWISE) -> torch.Tensor:
             way, how, given.padding, names, *parts
         )
         return out
-    return way.outputs(how, given)[0]
+    return way.outputs(how, given)[0].to(given.q.dtype)
 
 
 def composed(how: Summing, given: Given) -> torch.Tensor:
@@ -203,7 +203,7 @@ def composed(how: Summing, given: Given) -> torch.Tensor:
     return torch.cat(outs, 3).to(given.q.dtype)
 
 
-class _Summed(torch.autograd.Function):
+class _Summed(Function):
     """A way, and composed for derivatives of the derivative."""
 
     @staticmethod
@@ -212,7 +212,7 @@ class _Summed(torch.autograd.Function):
         out, totals, ctx.kept = way.outputs(how, given)
         ctx.way, ctx.how, ctx.padding, ctx.names = way, how, padding, names
         ctx.save_for_backward(*parts, out, totals)
-        return out
+        return out.to(given.q.dtype)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]

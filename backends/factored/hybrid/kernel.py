@@ -27,7 +27,12 @@ from attnspec.backends.common.flash import in_rows, rows_of_size
 from attnspec.backends.common.kv_keeper import Keeper
 from attnspec.backends.common.merging import LOWEST, in_one_frame
 from attnspec.backends.common.score_formula import Formula, scale_of
-from attnspec.backends.common.torch_modes import apart, derivatives, is_transformed
+from attnspec.backends.common.torch_modes import (
+    Function,
+    apart,
+    derivatives,
+    is_transformed,
+)
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.maps import Tables
 from attnspec.backends.factored.features.quotients import Merged
@@ -321,7 +326,7 @@ class HybridKernel(Beside):
         return grads, {**into.tables, **dict(zip(tables, of_tables[3:], strict=True))}
 
 
-class _Merging(torch.autograd.Function):
+class _Merging(Function):
     """The merged computation, and its formula for derivatives of the derivative."""
 
     @staticmethod

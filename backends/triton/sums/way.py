@@ -68,7 +68,9 @@ class Launched:
         return is_taken(given.q) and all(x.numel() for x in (given.q, given.k, given.v))
 
     def outputs(self, how: Summing, given: Given) -> tuple[torch.Tensor, torch.Tensor, None]:
-        out = given.q.new_empty(*given.q.shape[:-1], given.v.shape[-1])
+        # gradients of queries may be small beside what is rounded in an output
+        kind = torch.promote_types(given.q.dtype, torch.float32)
+        out = given.q.new_empty(*given.q.shape[:-1], given.v.shape[-1], dtype=kind)
         return out, self.fill(how, given, out)[0], None
 
     def fill(

@@ -113,12 +113,15 @@ def attend_shifted(
 
     if blocks:
         return flex()(q, k, v, score_mod, mask, scale, enable_gqa=True)
+    # half types would round what is added to the scores of far keys
+    kind, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
+    q, k, v = q.to(wide), k.to(wide), v.to(wide)
     h, rows, keys = (torch.arange(count, device=q.device) for count in (heads, n_q, n))
     zero, none = q.new_zeros(heads, n_q, n), ~mask.any(-1, keepdim=True)
     added = score_mod(zero, zero, h[:, None, None], rows[:, None], keys)
     added = added.masked_fill(~(mask | none), -torch.inf)
     out = scaled_dot_product_attention(q, k, v, added, dropout_p, scale=scale, enable_gqa=True)
-    return out.masked_fill(none, 0.0)
+    return out.masked_fill(none, 0.0).to(kind)
 
 
 def attend_weighed(
@@ -208,5 +211,7 @@ class Biased(nn.Module):
         far = distance.abs() if TWO_SIDED else distance.clamp_min(0)
         bucket = torch.bucketize(far, torch.tensor(STEPS, device=q.device), right=True)
         bucket = bucket + (distance < 0) * TWO_SIDED * (len(STEPS) + 1)
-        bias = self.bias_0[layer if LAYERS else 0][:, bucket].expand(q.shape[1], -1).to(q.dtype)
+        # in half types the gradients of all pairs would not add up
+        table = self.bias_0[layer if LAYERS else 0].to(torch.promote_types(q.dtype, torch.float32))
+        bias = table[:, bucket].expand(q.shape[1], -1)
         return attend_shifted(q, k, v, layer, dropout_p, x, {"bias": bias})

@@ -33,7 +33,7 @@ def listed(tables: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
     """Whether k stands in row q of the table of head h, [H, rows, keys]."""
     held = (q != q) & (k != k)
     for place in range(tables.shape[2]):
-        held = held | (tables[h, q, place] == k)
+        held = held | (tables[h, q, q - q + place] == k)  # vmap indexes by tensors alone
     return held
 
 
@@ -51,7 +51,11 @@ def numbers(
         found = torch.where(real, found, torch.where(real.any(), known, 1).to(found.dtype))
     if found.is_floating_point() and whole:
         raise ValueError(f"`//` and `%` divide whole numbers, and what `{name}` says is real")
-    if most is not None and not found.is_floating_point() and found.numel():
-        if int(found.amin()) < -most or int(found.amax()) > most:
-            raise ValueError(f"`{name}` must be within {most}, where whole numbers are exact")
+    if most is not None and not found.is_floating_point():
+        exact = ((found >= -most) & (found <= most)).all()
+        words = f"`{name}` must be within {most}, where whole numbers are exact"
+        if torch.compiler.is_compiling():
+            torch._assert_async(exact, words)
+        elif not exact:
+            raise ValueError(words)
     return found

@@ -14,7 +14,8 @@ def divided(sums: Tensor, log: Tensor) -> Tensor:
     """Sums of values, the last of them of the weights, divided by that one: with ADDED to it, and
     LEAST or FLOOR as the least that it may be. Sums times exp(log) are what is meant."""
     total, unit = sums[..., -1:], torch.exp(-log)
-    total = total + ADDED * unit
+    if ADDED:
+        total = total + ADDED * unit
     if FLOOR:
         total = torch.maximum(total, FLOOR * unit)
     elif LEAST:
