@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -119,15 +118,19 @@ class Run:
     def _looked_at(self) -> ModelVerification:
         """What was found with this setting; raises Interrupted."""
         watch = Watch(self.model, self._see, tuple(x for x in self.layers if isinstance(x, str)))
+        trained = [module for module in self.model.modules() if module.training]
+        self.model.eval()
         try:
-            with _quiet(self.model):
-                plain = self._called()
-                with watch.watching():
-                    watched = self._called()
+            plain = self._called()
+            with watch.watching():
+                watched = self._called()
         except KeyboardInterrupt:
             raise Interrupted(self._report(f"after {len(self.checks)} layers")) from None
         except TimeoutError:
             return self._report(f"the time is over, after {len(self.checks)} layers")
+        finally:
+            for module in trained:
+                module.training = True
         self._compare_outputs(plain, watched)
         for path, module in watch.uncalled():
             kind = type(module).__name__
@@ -215,18 +218,6 @@ class Run:
                 continue
             finally:
                 switch(now)
-
-
-@contextmanager
-def _quiet(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation, where nothing is dropped; each part is as before afterwards."""
-    before = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:

@@ -33,7 +33,7 @@ def compared(call: Call, wanted: Wanted, check: LayerCheck, exact: bool | None) 
     check = replace(
         check,
         heads=None if call.together else heads,
-        pairs=int((pairs.allowed & pairs.compared).sum()),
+        pairs=int((pairs.allowed & pairs.compared).expand(call.shape).sum()),
         notes=("note: (q, q) is not compared: no query stands still there",) * call.together,
         faults=call.grouped_wrongly(),
     )

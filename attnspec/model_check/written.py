@@ -41,7 +41,9 @@ def written_out(
         return function(*(args[:1] * by_letters), *still, **kwargs), call
     with torch.enable_grad():
         out = function(*args, **kwargs)
-    if isinstance(out, torch.Tensor) and out.numel() == weights.numel():
+    # the column of a sink may be cut off
+    cut = name == "__getitem__"
+    if isinstance(out, torch.Tensor) and (cut or out.numel() == weights.numel()):
         setattr(out, _OF, getattr(weights, _OF))
     return out, None
 
@@ -49,7 +51,7 @@ def written_out(
 def _call(weights: torch.Tensor, v: torch.Tensor, heads: int | None) -> Call | None:
     """The call of a product with weights [..., n_q, n_k]."""
     scores, sizes = getattr(weights, _OF), weights.detach().abs().nan_to_num(nan=0.0)
-    alike = weights.requires_grad and weights.shape[-2:] == scores.shape[-2:]
+    alike = weights.requires_grad and weights.numel() == scores.numel()
     try:
         noise = torch.randn_like(sizes)
         slope = torch.autograd.grad(weights, scores, noise, retain_graph=True)[0] if alike else None
@@ -77,12 +79,12 @@ def four_axes(x: torch.Tensor, heads: int | None) -> torch.Tensor:
     if x.ndim == 2:
         return x[None, None]
     count = heads if heads and len(x) % heads == 0 else 1
-    return x.unflatten(0, (-1, count)) if x.ndim == 3 else x
+    return torch.unflatten(x, 0, (-1, count)) if x.ndim == 3 else x
 
 
 def _sums_keys(equation: str) -> bool:
     """Whether a product by letters is that of weights, whose last axes are queries and keys, with
     values: the key is summed over, and the query is none of the values'."""
     own, other, out = (equation.replace(" ", "").replace("->", ",").split(",") * 3)[:3]
-    query, key = own[-2:]
+    query, key = own[-2], own[-1]
     return key in other and key not in out and query in out and query not in other

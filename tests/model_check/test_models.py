@@ -293,7 +293,8 @@ def test_the_fixture_and_what_is_handed_in() -> None:
     with pytest.raises(AssertionError, match="read and not allowed"):
         assert_attends(net(FULL), CAUSAL, states())
     found = verify_model(net(FULL), CAUSAL, call={"x": states()})
-    assert json.loads(json.dumps(found.to_dict()))["layers"][0]["leak_count"] == B * H * 45
+    layer = json.loads(json.dumps(found.to_dict()))["layers"][0]
+    assert (layer["pairs"], layer["leak_count"]) == (B * H * 55, B * H * 45)
     with pytest.raises(attnspec.AttnSpecError, match="not given: `document`"):
         verify_model(net(CAUSAL), DOCUMENTS, states())
     ids = torch.arange(N).ge(4).long().expand(B, -1)
