@@ -10,7 +10,6 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from attnspec.backends.common.torch_modes import is_recorded
-from attnspec.graphs.across import reads_m
 from attnspec.graphs.predicates.inputs import require_exact
 from attnspec.ir.api_checks import index_of
 from attnspec.ir.program import POSITIONS, Input, Program
@@ -185,8 +184,9 @@ def in_type_of_autocast(
         return run(*(narrowed(x, narrow) for x in (q, k, v)), *rest)
 
 
-def check_query_start(program: Program, query_start: int) -> int:
-    """The number of a call's first query as an integer; ValueError where that says nothing."""
+def check_query_start(program: Program, query_start: int, reads_m: bool) -> int:
+    """The number of a call's first query as an integer; ValueError where that says nothing.
+    `reads_m` says whether the pairs depend on the number of all queries."""
     start = index_of("query_start", query_start)
     if start < 0:
         raise ValueError(f"query_start must be at least 0, got {start}")
@@ -197,7 +197,7 @@ def check_query_start(program: Program, query_start: int) -> int:
             f"`{program.name}` has one sequence, of which queries are the last n_q positions: only"
             f" a spec that says `cross` takes a query_start, got {start}"
         )
-    if start and reads_m(program):
+    if start and reads_m:
         raise ValueError(
             f"`{program.name}` reads m, the number of all queries, which a call that starts at"
             f" query {start} does not know: call it with all queries at once"

@@ -19,6 +19,7 @@ from attnspec.backends.common.torch_modes import (
 )
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.cluster import moved_centroids
+from attnspec.graphs.across import reads_m
 from attnspec.graphs.relation import DataDependent
 from attnspec.ir.program import Mechanism, Program
 from attnspec.lower.cache import Cache
@@ -74,6 +75,8 @@ class CompiledAttention(Learner):
         self.engine, self.backend = engine, engine.backend
         redraws = any(_may_redraw(attend.mechanism) for attend in self.program.attends)
         self.draws = Draws(self.program.layers or 1) if redraws else None
+        # a trace could not look into the program
+        self._reads_m = reads_m(self.program)
         self._keeps = any(part.kept for _, part in self._parts)
         self._before: dict[tuple[str, int], torch.Tensor] = {}
         self._streams: Cache[tuple[object, ...], tuple[Works, Prepared]] = Cache(KEPT)
@@ -278,7 +281,7 @@ class CompiledAttention(Learner):
         """
         if unknown:
             refuse_unknown(self.program, unknown, CompiledAttention.forward)
-        start = check_query_start(self.program, query_start)
+        start = check_query_start(self.program, query_start, self._reads_m)
         rest = key_padding_mask, dropout_p, inputs, return_lse, start, None, keys
         return self._called(q, k, v, layer, *rest)
 
@@ -445,7 +448,7 @@ class CompiledAttention(Learner):
 
         Raises ValueError above n_k = `LONGEST_PAIRS`, else as a call does.
         """
-        start = check_query_start(self.program, query_start)
+        start = check_query_start(self.program, query_start, self._reads_m)
         works, data, decisions, choices = self._looked_at(
             q, k, layer, inputs, key_padding_mask, start
         )
@@ -473,7 +476,7 @@ class CompiledAttention(Learner):
         Raises ValueError above n_k = `LONGEST_PAIRS`, and where the data decide nothing; else as a
         call does.
         """
-        start = check_query_start(self.program, query_start)
+        start = check_query_start(self.program, query_start, self._reads_m)
         _, _, decisions, choices = self._looked_at(q, k, layer, inputs, key_padding_mask, start)
         if not decisions:
             raise ValueError(f"the data decide nothing in layer {layer} of `{self.program.name}`")

@@ -89,8 +89,7 @@ def attend_plain(
     blocks = q.is_cuda and q.dtype != torch.float64 and min(q.shape[3], v.shape[3]) >= 16
     blocks = blocks and not dropout_p
     # a trace computes the mask, at every length
-    every = x or torch.compiler.is_compiling()
-    mask = masked(*at, blocks, x) if every else kept(*at, blocks)
+    mask = masked(*at, blocks, x) if x or torch.compiler.is_compiling() else kept(*at, blocks)
     if blocks:
         return flex()(q, k, v, block_mask=mask, scale=scale, enable_gqa=True)
     none = ~mask.any(-1, keepdim=True)
