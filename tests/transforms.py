@@ -180,7 +180,7 @@ def in_models(kind: Kind) -> None:
     for model in models:
         convert(model.eval(), attnspec.parse(f"attention sample {{ {kind.body} }}"))
         torch._dynamo.reset()
-        traced = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")
+        traced: Any = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")
         for n in (LENGTH, OTHER):
             given = {"input_ids": torch.arange(n).repeat(2, 1), "attention_mask": torch.ones(2, n)}
             rest = {"attnspec_inputs": kind.inputs(n)} if kind.inputs() else {}

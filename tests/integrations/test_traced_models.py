@@ -60,6 +60,10 @@ def called(n: int, masked: bool, pad: int = 0) -> dict[str, Any]:
     return given if masked else {"input_ids": ids}
 
 
+def compiled(model: Any, **settings: Any) -> Any:
+    return torch.compile(model, fullgraph=True, backend="eager", **settings)
+
+
 def graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
@@ -79,7 +83,7 @@ def test_one_graph_serves_every_length(make: Callable[[], Any], text: str, maske
     model.config.use_cache = False
     convert(model, attnspec.parse(text))
     torch._dynamo.reset()
-    traced, before = torch.compile(model, fullgraph=True, dynamic=True, backend="eager"), graphs()
+    traced, before = compiled(model, dynamic=True), graphs()
     for n in (20, 33):
         given = called(n, masked, pad=4)
         real = given["attention_mask"].bool() if masked else ...
@@ -119,7 +123,7 @@ def test_a_step_with_a_static_cache_is_one_graph(left: int) -> None:
     cache = transformers.StaticCache(config=model.config, max_cache_len=24)
     own = transformers.DynamicCache()
     torch._dynamo.reset()
-    traced, before = torch.compile(model, fullgraph=True, backend="eager"), graphs()
+    traced, before = compiled(model), graphs()
     with torch.no_grad():
         for each in (cache, own):
             model(input_ids=ids[:, :10], attention_mask=mask[:, :10], past_key_values=each)
@@ -152,7 +156,7 @@ def test_packed_documents_are_refused_by_what_was_traced() -> None:
     model.config.use_cache = False
     convert(model, attnspec.parse(WINDOW))
     torch._dynamo.reset()
-    traced, given = torch.compile(model, fullgraph=True, backend="eager"), called(8, False)
+    traced, given = compiled(model), called(8, False)
     traced(**given, position_ids=torch.arange(8)[None])
     with pytest.raises(RuntimeError, match="this one asks for a packed mask"):
         traced(**given, position_ids=(torch.arange(8) % 5)[None])
