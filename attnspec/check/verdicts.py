@@ -167,7 +167,9 @@ def _domain(claim: Claim, stack: Stack) -> Domain:
         return Domain(wanted, faults, everywhere)
     there = wanted if stack.unknown else stack.lengths(wanted)
     lengths = tuple(n for n in there if n not in faults and n >= (claim.since or 0))
-    return Domain(lengths, faults, everywhere and lengths == wanted)
+    # a grid has no other lengths than its own
+    whole = lengths == wanted or stack.program.grid is not None
+    return Domain(lengths, faults, everywhere and whole)
 
 
 def lengths_of(claim: Claim) -> tuple[int, ...]:
