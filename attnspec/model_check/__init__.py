@@ -9,7 +9,7 @@ its queries and keys. `setting` reads the arguments of the model: padding, packe
 from __future__ import annotations
 
 from attnspec.model_check.check import Interrupted, Run, verify_model
-from attnspec.model_check.packing import documents
 from attnspec.model_check.report import LayerCheck, ModelVerification
+from attnspec.model_check.wanted import documents
 
 __all__ = ["Interrupted", "LayerCheck", "ModelVerification", "Run", "documents", "verify_model"]

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from attnspec.model_check.call import Call
 from attnspec.model_check.compare import compared
 from attnspec.model_check.report import LayerCheck, ModelVerification
-from attnspec.model_check.wanted import NoPlace, Setting, Wanted, copied
+from attnspec.model_check.wanted import NotComparable, Wanted, copied
 from attnspec.model_check.watch import Frame, Watch
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -99,8 +99,8 @@ class Run:
         for path in self.layers:
             if isinstance(path, str) and path not in names:
                 raise AttnSpecError(f"`layers` must be numbers or modules, got {path!r}")
-        self.setting = Setting(self.model, self.args, self.kwargs)
-        self.wanted = Wanted(self.spec, self.setting, self.inputs, self.positions)
+        arguments = self.args, self.kwargs, self.inputs
+        self.wanted = Wanted(self.spec, self.model, *arguments, self.positions)
         self.checks, self.faults, self.start = [], [], time.monotonic()
 
     def verified(self) -> ModelVerification:
@@ -162,7 +162,7 @@ class Run:
         check = LayerCheck(at, frame.path, call.kind, reason=reason, excused=excused)
         try:
             done = check if reason else compared(call, self.wanted, check, self.exact)
-        except NoPlace as fault:
+        except NotComparable as fault:
             done = replace(check, reason=str(fault))
         self.checks.append(done)
 
@@ -175,7 +175,7 @@ class Run:
     def _compare_outputs(self, plain: Any, watched: Any) -> None:
         """The model was looked at as it runs only if its outputs are what they are without us: a
         fused kernel or compiled code may compute something else."""
-        real = self.setting.own
+        real = self.wanted.own
         for before, after in zip(_tensors(plain), _tensors(watched), strict=True):
             gap = (before - after).abs()
             if real is not None and gap.shape[:2] == real.shape:
@@ -192,7 +192,7 @@ class Run:
         return ModelVerification(
             spec=self.spec.name,
             model=type(self.model).__name__,
-            setting=tuple(self.setting.words),
+            setting=tuple(self.wanted.words),
             layers=tuple(self.checks),
             faults=tuple(self.faults),
             notes=tuple(self.wanted.notes),
@@ -202,7 +202,7 @@ class Run:
     def _equal_settings(self) -> Iterator[str]:
         """The settings, other than this in one or two things, in which the model reads the pairs of
         the spec."""
-        arguments = self.setting.arguments
+        arguments = self.wanted.arguments
         for words, left_out, added, name in _CHANGES:
             kept = {n: x for n, x in arguments.items() if n not in left_out}
             now = getattr(getattr(self.model, "config", None), "_attn_implementation", None)

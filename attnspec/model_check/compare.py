@@ -19,7 +19,7 @@ FEW = 16
 
 
 def compared(call: Call, wanted: Wanted, check: LayerCheck, exact: bool | None) -> LayerCheck:
-    """A layer with what was found; `check` has its number and names. Raises NoPlace, and
+    """A layer with what was found; `check` has its number and names. Raises NotComparable, and
     AttnSpecError for heads that are not those of the spec."""
     reason = call.reason or _obstacle(call, wanted)
     if reason is not None:
@@ -78,9 +78,14 @@ def _by_weights(call: Call, pairs: Pairs, check: LayerCheck) -> LayerCheck:
 
 
 def _listed(differing: torch.Tensor, pairs: Pairs, check: LayerCheck) -> tuple[Pair, ...]:
-    """The first pairs, by positions; a slot that nothing was written to by its own number."""
-    keys = torch.where(pairs.keys < 0, torch.arange(len(pairs.keys)), pairs.keys)
+    """The first pairs, by positions."""
     return tuple(
-        (b, check.layer or 0, None if check.heads is None else h, pairs.first + q, int(keys[k]))
+        (
+            b,
+            check.layer or 0,
+            None if check.heads is None else h,
+            pairs.first + q,
+            int(pairs.keys[k]),
+        )
         for b, h, q, k in differing.nonzero()[:LISTED].tolist()
     )
