@@ -72,7 +72,7 @@ class Call:
         return torch.cat(columns, -1).abs().nan_to_num(nan=0.0)
 
     def rows_differ(self, allowed: torch.Tensor) -> torch.Tensor:
-        """bool [B, H, n_q]: the rows whose keys are not those allowed, bool [B | 1, H | 1, n_q,
+        """bool [B, H, n_q, 1]: the rows whose keys are not those allowed, bool [B | 1, H | 1, n_q,
         n_k], or whose weights are uneven.
 
         With queries of zero every key that is read weighs the same, so that random values give in
@@ -80,6 +80,7 @@ class Call:
         x / (keys + 1), x normal in each element, and less than `_MOVED` of that comes by chance in
         2 of 100.
         """
+        allowed = allowed.to(self.v.device)
         degree = allowed.sum(-1, keepdim=True)
         double = 16 * torch.finfo(self.v.dtype).eps * (1 + int(degree.max())) > _MOVED
         values = torch.randn(self.v.shape, generator=torch.Generator().manual_seed(0)).to(self.v)
@@ -92,7 +93,7 @@ class Call:
         moved = (means - sums / degree.clamp_min(1)) * (degree + 1)
         still = moved[..., 1:].abs().amax(-1) < _MOVED
         reads, reading = out[..., 0] > READ, degree[..., 0] > 0
-        return torch.where(reading, ~(still & reads), reads)
+        return torch.where(reading, ~(still & reads), reads)[..., None].cpu()
 
     def grouped_wrongly(self) -> tuple[str, ...]:
         """What is wrong with the head of values that each query head reads: as outputs show, or as

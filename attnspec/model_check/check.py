@@ -11,15 +11,20 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from attnspec.model_check.call import Call
-from attnspec.model_check.compare import compared
+from attnspec.model_check.call import NARROWEST, READ, Call
 from attnspec.model_check.report import LayerCheck, ModelVerification
-from attnspec.model_check.wanted import NotComparable, Wanted, copied
+from attnspec.model_check.wanted import NotComparable, Pairs, Wanted, copied
 from attnspec.model_check.watch import Frame, Watch
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
     from attnspec.spec import Spec
+
+_LISTED = 1000
+"""So many leaks, and as many missing pairs, of a layer are listed."""
+
+_FEW = 16
+"""Up to so many calls all weights are asked for, unless another way is chosen."""
 
 _MASK, _CACHE = ("attention_mask",), {"use_cache": False}
 _CHANGES: tuple[tuple[str, tuple[str, ...], Mapping[str, object], str | None], ...] = (
@@ -91,32 +96,31 @@ class Run:
     faults: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        given: object = self.model
-        if not isinstance(given, nn.Module):
-            raise TypeError(f"a model, a torch.nn.Module, is needed, got {type(given).__name__}")
-        self.model = getattr(self.model, "_orig_mod", self.model)
-        names = dict(self.model.named_modules())
+        model: Any = getattr(self.model, "_orig_mod", self.model)
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"a model, a torch.nn.Module, is needed, got {type(model).__name__}")
+        self.model, names = model, dict(model.named_modules())
         for path in self.layers:
             if isinstance(path, str) and path not in names:
                 raise AttnSpecError(f"`layers` must be numbers or modules, got {path!r}")
         arguments = self.args, self.kwargs, self.inputs
-        self.wanted = Wanted(self.spec, self.model, *arguments, self.positions)
+        self.wanted = Wanted(self.spec, model, *arguments, self.positions)
         self.checks, self.faults, self.start = [], [], time.monotonic()
 
     def verified(self) -> ModelVerification:
         """What was found, and where pairs differ, the settings in which they do not; raises
         Interrupted."""
-        found = self._looked_at()
-        if not found.differing or found.interrupted:
-            return found
         try:
-            return replace(found, equal_with=tuple(self._equal_settings()))
+            self._look()
+            differ = any(x.reason is None and not x.ok for x in self.checks)
+            return self._report(equal_with=tuple(self._equal_settings()) if differ else ())
         except KeyboardInterrupt:
-            words = "other settings were not looked at"
-            raise Interrupted(replace(found, interrupted=words)) from None
+            raise Interrupted(self._report(f"after {len(self.checks)} layers")) from None
+        except TimeoutError:
+            return self._report(f"the time is over, after {len(self.checks)} layers")
 
-    def _looked_at(self) -> ModelVerification:
-        """What was found with this setting; raises Interrupted."""
+    def _look(self) -> None:
+        """Run the model and look at its layers."""
         watch = Watch(self.model, self._see, tuple(x for x in self.layers if isinstance(x, str)))
         trained = [module for module in self.model.modules() if module.training]
         self.model.eval()
@@ -124,10 +128,6 @@ class Run:
             plain = self._called()
             with watch.watching():
                 watched = self._called()
-        except KeyboardInterrupt:
-            raise Interrupted(self._report(f"after {len(self.checks)} layers")) from None
-        except TimeoutError:
-            return self._report(f"the time is over, after {len(self.checks)} layers")
         finally:
             for module in trained:
                 module.training = True
@@ -135,36 +135,61 @@ class Run:
         for path, module in watch.uncalled():
             kind = type(module).__name__
             self.checks.append(LayerCheck(None, path, kind, reason="it was never called"))
-        layers, ran = self.spec.layers, sum(check.layer is not None for check in self.checks)
+        layers, ran = self.spec.layers, self._count
         if not ran:
             self.faults.append("no attention layer was found: name modules, `layers=[…]`")
         elif ran < layers:
             self.faults.append(f"the spec has {layers} layers, {ran} ran")
-        return self._report()
+
+    @property
+    def _count(self) -> int:
+        """How many layers were seen that are of the kind of the spec's."""
+        return sum(check.layer is not None for check in self.checks)
 
     def _see(self, frame: Frame, call: Call) -> None:
         """Look at one attention layer."""
         if time.monotonic() - self.start > self.seconds:
             raise TimeoutError
-        number = sum(check.layer is not None for check in self.checks)
+        number, layers = self._count, self.spec.layers
         self.progress(number, frame.path)
-        layers, other = self.spec.layers, frame.crosses != self.wanted.program.cross
-        words = ("another", "is of one") if frame.crosses else ("one", "says `cross`")
+        check = LayerCheck(number, frame.path, call.kind)
         numbers = [x for x in self.layers if isinstance(x, int)]
-        reasons = {
-            f"it reads {words[0]} sequence, and the spec {words[1]}": other,
-            "not asked for": numbers and number not in numbers,
-            f"the spec has {layers} layers": number >= layers > 1,
-        }
-        reason = next((words for words, holds in reasons.items() if holds), None)
-        excused = reason in list(reasons)[:2]
-        at = None if other else number
-        check = LayerCheck(at, frame.path, call.kind, reason=reason, excused=excused)
-        try:
-            done = check if reason else compared(call, self.wanted, check, self.exact)
-        except NotComparable as fault:
-            done = replace(check, reason=str(fault))
-        self.checks.append(done)
+        if frame.crosses != self.wanted.program.cross:
+            words = ("another", "is of one") if frame.crosses else ("one", "says `cross`")
+            reason = f"it reads {words[0]} sequence, and the spec {words[1]}"
+            check = replace(check, layer=None, reason=reason, excused=True)
+        elif numbers and number not in numbers:
+            check = replace(check, reason="not asked for", excused=True)
+        elif number >= layers > 1:
+            check = replace(check, reason=f"the spec has {layers} layers")
+        else:
+            try:
+                check = self._compared(call, check)
+            except NotComparable as reason:
+                check = replace(check, reason=str(reason))
+        self.checks.append(check)
+
+    def _compared(self, call: Call, check: LayerCheck) -> LayerCheck:
+        """A layer with what was found; raises NotComparable, and AttnSpecError for heads that are
+        not those of the spec."""
+        wanted, heads, declared = self.wanted, call.shape[1], self.wanted.program.heads
+        pairs = wanted.pairs(call, check.path, check.layer or 0)
+        if declared not in (None, heads) and not call.together:
+            raise AttnSpecError(
+                f"`{self.spec.name}` has {declared} heads, the model {heads} in {check.path}"
+            )
+        check = replace(
+            check,
+            heads=None if call.together else heads,
+            pairs=int((pairs.allowed & pairs.compared).expand(call.shape).sum()),
+            faults=call.grouped_wrongly(),
+        )
+        n_k, width = (0, 0) if call.sizes else call.v.shape[2:]
+        few = n_k <= _FEW * width if self.exact is None else self.exact
+        by_rows = not few and width >= NARROWEST and not wanted.decided
+        if not by_rows or bool((call.rows_differ(pairs.allowed) & pairs.compared).any()):
+            check = _by_weights(call, pairs, check)
+        return replace(check, passes=call.passes)
 
     def _called(self) -> Any:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -173,8 +198,8 @@ class Run:
             return self.model(*map(copied, self.args), **kwargs)
 
     def _compare_outputs(self, plain: Any, watched: Any) -> None:
-        """The model was looked at as it runs only if its outputs are what they are without us: a
-        fused kernel or compiled code may compute something else."""
+        """A fault where outputs are others without us: a fused kernel or compiled code may compute
+        something else than what was looked at."""
         real = self.wanted.own
         for before, after in zip(_tensors(plain), _tensors(watched), strict=True):
             gap = (before - after).abs()
@@ -182,42 +207,66 @@ class Run:
                 gap = gap[real]
             size = torch.cat([before.float().flatten().abs().nan_to_num(), torch.ones(1)]).max()
             if bool((gap > 2 * torch.finfo(after.dtype).eps ** (2 / 3) * size).any()):
-                self.faults.append(
+                self.faults = [
                     "what runs otherwise (a fused kernel, compiled code) gives other outputs than"
                     f" what was looked at, by {float(gap.nan_to_num().max()):.2g}"
-                )
-                return
+                ]
 
-    def _report(self, interrupted: str | None = None) -> ModelVerification:
-        return ModelVerification(
-            spec=self.spec.name,
-            model=type(self.model).__name__,
-            setting=tuple(self.wanted.words),
-            layers=tuple(self.checks),
-            faults=tuple(self.faults),
-            notes=tuple(self.wanted.notes),
-            interrupted=interrupted,
-        )
+    def _report(
+        self, interrupted: str | None = None, equal_with: tuple[str, ...] = ()
+    ) -> ModelVerification:
+        names, wanted = (self.spec.name, type(self.model).__name__), self.wanted
+        lists = map(tuple, (wanted.words, self.checks, self.faults, wanted.notes))
+        return ModelVerification(*names, *lists, equal_with, interrupted)
 
     def _equal_settings(self) -> Iterator[str]:
         """The settings, other than this in one or two things, in which the model reads the pairs of
         the spec."""
         arguments = self.wanted.arguments
+        now = getattr(getattr(self.model, "config", None), "_attn_implementation", None)
+        switch: Any = getattr(self.model, "set_attn_implementation", lambda name: None)
         for words, left_out, added, name in _CHANGES:
             kept = {n: x for n, x in arguments.items() if n not in left_out}
-            now = getattr(getattr(self.model, "config", None), "_attn_implementation", None)
             if len(kept) + len(left_out) != len(arguments) or (name and now in (None, name)):
                 continue
-            switch: Any = getattr(self.model, "set_attn_implementation", lambda name: None)
             try:
                 switch(name or now)
-                if replace(self, args=(), kwargs={**kept, **added})._looked_at().ok:
+                other = replace(self, args=(), kwargs={**kept, **added})
+                other._look()
+                if other._report().ok:
                     yield words
             except Exception:
                 # a setting that is refused explains nothing
                 continue
             finally:
                 switch(now)
+
+
+def _by_weights(call: Call, pairs: Pairs, check: LayerCheck) -> LayerCheck:
+    """Weight by weight."""
+    sizes, allowed = call.weights().cpu(), pairs.allowed
+    reads = sizes > READ
+    if bool((allowed & ~reads).any()) and not call.together:
+        # weights that a score makes tiny are read all the same
+        reads |= call.weights(double=True).cpu() > 0
+    leaks, missing = reads & ~allowed & pairs.compared, allowed & ~reads & pairs.compared
+    counts = {what: int((leaks & where).sum()) for what, where in pairs.never.items()}
+
+    def listed(differing: torch.Tensor) -> tuple[tuple[int, int, int | None, int, int], ...]:
+        return tuple(
+            (b, check.layer or 0, None if call.together else h, pairs.first + q, int(pairs.keys[k]))
+            for b, h, q, k in differing.nonzero()[:_LISTED].tolist()
+        )
+
+    return replace(
+        check,
+        leaks=listed(leaks),
+        leak_count=int(leaks.sum()),
+        weight=float(sizes[leaks][0]) if bool(leaks.any()) else 0.0,
+        causes=tuple((f"{what} is read", count) for what, count in counts.items() if count),
+        missing=listed(missing),
+        missing_count=int(missing.sum()),
+    )
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:

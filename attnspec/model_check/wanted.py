@@ -130,8 +130,20 @@ class Wanted:
         written to belong to none; those of queries at padding are not compared, and of a module as
         a whole not what a token reads of itself."""
         (batch, _, n_q, n_k), cross, past = call.shape, self.program.cross, self.past
-        if past is None and n_q > n_k and not cross:
-            raise NotComparable(f"{n_q} queries and {n_k} keys are not those of one sequence")
+        tensors = {"queries": call.q, "keys": call.k, "values": call.v}
+        odd = [what for what, x in tensors.items() if not bool(x.isfinite().all())]
+        for reason, holds in (
+            (call.reason, call.reason),
+            ("as a whole it has one sequence", call.together and cross),
+            ("its queries and keys, which decide pairs, are not seen", call.sizes and self.decided),
+            (f"its {', '.join(odd)} are not finite", odd),
+            (
+                f"{n_q} queries, {n_k} keys: not one sequence",
+                past is None and n_q > n_k and not cross,
+            ),
+        ):
+            if holds:
+                raise NotComparable(reason)
         first = 0 if cross else max(0, n_k - n_q) if past is None else past
         # fewer keys are the last ones: those of a window that moves on
         end, keys = first + n_q, torch.arange(n_k)
