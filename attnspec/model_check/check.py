@@ -26,15 +26,15 @@ _LISTED = 1000
 _FEW = 16
 """Up to so many calls all weights are asked for, unless another way is chosen."""
 
-_MASK, _CACHE = ("attention_mask",), {"use_cache": False}
-_CHANGES: tuple[tuple[str, tuple[str, ...], Mapping[str, object], str | None], ...] = (
-    ("without `attention_mask`", _MASK, {}, None),
-    ("with `use_cache=False`", (), _CACHE, None),
-    ("without `attention_mask` and with `use_cache=False`", _MASK, _CACHE, None),
-    ("with attn_implementation = 'eager'", (), {}, "eager"),
-    ("with attn_implementation = 'sdpa'", (), {}, "sdpa"),
-)
-"""Other settings: in words, the arguments left out, those added, and the implementation."""
+_MASK, _CACHE = "attention_mask", {"use_cache": False}
+_CHANGES: Mapping[str, tuple[str, Mapping[str, object], str]] = {
+    "without `attention_mask`": (_MASK, {}, ""),
+    "with `use_cache=False`": ("", _CACHE, ""),
+    "without `attention_mask` and with `use_cache=False`": (_MASK, _CACHE, ""),
+    "with attn_implementation = 'eager'": ("", {}, "eager"),
+    "with attn_implementation = 'sdpa'": ("", {}, "sdpa"),
+}
+"""Other settings: the argument left out, those added, and the implementation."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -135,22 +135,17 @@ class Run:
         for path, module in watch.uncalled():
             kind = type(module).__name__
             self.checks.append(LayerCheck(None, path, kind, reason="it was never called"))
-        layers, ran = self.spec.layers, self._count
+        layers, ran = self.spec.layers, sum(check.layer is not None for check in self.checks)
         if not ran:
             self.faults.append("no attention layer was found: name modules, `layers=[…]`")
         elif ran < layers:
             self.faults.append(f"the spec has {layers} layers, {ran} ran")
 
-    @property
-    def _count(self) -> int:
-        """How many layers were seen that are of the kind of the spec's."""
-        return sum(check.layer is not None for check in self.checks)
-
     def _see(self, frame: Frame, call: Call) -> None:
         """Look at one attention layer."""
         if time.monotonic() - self.start > self.seconds:
             raise TimeoutError
-        number, layers = self._count, self.spec.layers
+        number = sum(check.layer is not None for check in self.checks)
         self.progress(number, frame.path)
         check = LayerCheck(number, frame.path, call.kind)
         numbers = [x for x in self.layers if isinstance(x, int)]
@@ -160,8 +155,8 @@ class Run:
             check = replace(check, layer=None, reason=reason, excused=True)
         elif numbers and number not in numbers:
             check = replace(check, reason="not asked for", excused=True)
-        elif number >= layers > 1:
-            check = replace(check, reason=f"the spec has {layers} layers")
+        elif number >= self.spec.layers > 1:
+            check = replace(check, reason=f"the spec has {self.spec.layers} layers")
         else:
             try:
                 check = self._compared(call, check)
@@ -225,9 +220,9 @@ class Run:
         arguments = self.wanted.arguments
         now = getattr(getattr(self.model, "config", None), "_attn_implementation", None)
         switch: Any = getattr(self.model, "set_attn_implementation", lambda name: None)
-        for words, left_out, added, name in _CHANGES:
-            kept = {n: x for n, x in arguments.items() if n not in left_out}
-            if len(kept) + len(left_out) != len(arguments) or (name and now in (None, name)):
+        for words, (left_out, added, name) in _CHANGES.items():
+            kept = {n: x for n, x in arguments.items() if n != left_out}
+            if (left_out and left_out not in arguments) or (name and now in (None, name)):
                 continue
             try:
                 switch(name or now)
@@ -236,8 +231,7 @@ class Run:
                 if other._report().ok:
                     yield words
             except Exception:
-                # a setting that is refused explains nothing
-                continue
+                pass  # a setting that is refused explains nothing
             finally:
                 switch(now)
 

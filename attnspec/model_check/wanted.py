@@ -79,13 +79,13 @@ class Wanted:
             self.arguments.update(value if many else {name: value})
         self.own, self.decoder, self.other = map(self._real, (_OWN, _DECODER, _OTHER))
         self.documents = documents(self.arguments.get("position_ids"), self.own)
-        cache = next(filter(_is_cache, self.arguments.values()), None)
+        cache = next(filter(is_cache, self.arguments.values()), None)
         self.past = None if cache is None else int(cache.get_seq_length())
         implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
         self.words = [f"attn_implementation = {implementation!r}"] * bool(implementation)
         if self.documents is not None:
             count = int(self.documents.max()) + 1
-            self.words.append(f"up to {count} packed documents a sample, by `position_ids`")
+            self.words += [f"up to {count} packed documents a sample, by `position_ids`"]
         if self.own is not None:
             self.words.append(f"a 2-D mask, {'no ' * bool(self.own.all())}padding")
         if cache is not None:
@@ -102,9 +102,7 @@ class Wanted:
         for name in names:
             mask = self.arguments.get(name)
             if isinstance(mask, torch.Tensor) and mask.ndim == 2:
-                if not name.endswith("key_padding_mask"):
-                    return mask.bool().cpu()
-                return (mask == 0 if mask.is_floating_point() else ~mask.bool()).cpu()
+                return (mask == 0 if name.endswith("key_padding_mask") else mask != 0).cpu()
         return None
 
     def _inputs(self, inputs: Mapping[str, object]) -> dict[str, torch.Tensor]:
@@ -116,34 +114,30 @@ class Wanted:
             self.notes += [f"`{name}` was taken from `position_ids`" for name in missing]
         elif missing:
             names = ", ".join(f"`{name}` ({kind})" for name, kind in missing.items())
-            raise AttnSpecError(
-                f"`{self.program.name}` reads run-time inputs that are not given: {names}; pass"
-                f" `inputs={{{next(iter(missing))!r}: …}}`, [B, n]"
-            )
+            raise AttnSpecError(f"run-time inputs are not given: {names}; pass `inputs`, [B, n]")
         tensors = {name: torch.as_tensor(value).cpu() for name, value in every.items()}
         # refuses names that the spec does not declare
         Stack(self.program, tensors)
         return tensors
 
     def pairs(self, call: Call, path: str, layer: int) -> Pairs:
-        """The pairs of a call; raises NotComparable. Keys at padding and in slots that nothing was
-        written to belong to none; those of queries at padding are not compared, and of a module as
-        a whole not what a token reads of itself."""
+        """The pairs of a call; raises NotComparable."""
         (batch, _, n_q, n_k), cross, past = call.shape, self.program.cross, self.past
         tensors = {"queries": call.q, "keys": call.k, "values": call.v}
-        odd = [what for what, x in tensors.items() if not bool(x.isfinite().all())]
-        for reason, holds in (
-            (call.reason, call.reason),
-            ("as a whole it has one sequence", call.together and cross),
-            ("its queries and keys, which decide pairs, are not seen", call.sizes and self.decided),
-            (f"its {', '.join(odd)} are not finite", odd),
-            (
-                f"{n_q} queries, {n_k} keys: not one sequence",
-                past is None and n_q > n_k and not cross,
+        reasons = (
+            call.reason,
+            "as a whole it has one sequence" * (call.together and cross),
+            "queries and keys, which decide pairs, are not seen"
+            * bool(call.sizes and self.decided),
+            *(
+                f"its {what} are not finite"
+                for what, x in tensors.items()
+                if not x.isfinite().all()
             ),
-        ):
-            if holds:
-                raise NotComparable(reason)
+            "it has more queries than keys" * (past is None and n_q > n_k and not cross),
+        )
+        for reason in filter(None, reasons):
+            raise NotComparable(reason)
         first = 0 if cross else max(0, n_k - n_q) if past is None else past
         # fewer keys are the last ones: those of a window that moves on
         end, keys = first + n_q, torch.arange(n_k)
@@ -152,12 +146,11 @@ class Wanted:
         at = keys * used
         pair = "decoder_input_ids" in self.arguments or "tgt" in self.arguments
         queries_real = self.decoder if pair and (cross or "decoder" in path) else self.own
-        keys_real = queries_real
-        if cross:
-            keys_real = self.own if self.other is None and pair else self.other
-        real = self._padded(keys_real, n_k if cross else end)[:, at]
+        read = self.own if self.other is None and pair else self.other
+        real = self._padded(*((read, n_k) if cross else (queries_real, end)))[:, at]
         compared = self._padded(queries_real, end)[:, None, first:end, None]
         if call.together:
+            # no query stands still while its own key moves
             compared = compared & ~torch.eye(n_q, dtype=torch.bool)
         if self.decided:
             allowed = self._of_tensors(call.q, call.k, real, layer)
@@ -168,12 +161,12 @@ class Wanted:
             allowed = torch.from_numpy(np.array(masks))[:, :, first:end, at]
             allowed = allowed.any(1, keepdim=True) if call.together else allowed
         allowed = allowed & (real & used)[:, None, None]
-        later, labels = keys > torch.arange(first, end)[:, None], self.documents
+        later, labelled = keys > torch.arange(first, end)[:, None], self.documents
         never = {"a slot that nothing is in": ~used, "padding": (~real & used)[:, None, None]}
         if not bool((allowed & later).any()):
             never["a later position"] = later
-        if labels is not None and labels.shape[1] == end:
-            others = labels[:, first:, None] != labels[:, None, at]
+        if labelled is not None and labelled.shape[1] == end:
+            others = labelled[:, first:, None] != labelled[:, None, at]
             never["another document"] = (others & used)[:, None]
         return Pairs(first, keys, allowed, compared, {} if cross else never)
 
@@ -220,14 +213,14 @@ class Wanted:
 
 def copied(value: Any) -> Any:
     """An argument, a cache as a copy, so that a run leaves what was handed in as it was."""
-    if not _is_cache(value):
+    if not is_cache(value):
         return value
     # keys that were computed with gradients are copied, too
     with patch.object(torch.Tensor, "__deepcopy__", lambda x, memo: x.detach().clone()):
         return copy.deepcopy(value)
 
 
-def _is_cache(value: object) -> bool:
+def is_cache(value: object) -> bool:
     return callable(getattr(value, "get_seq_length", None))
 
 
@@ -235,7 +228,7 @@ def labels(position_ids: torch.Tensor, real: torch.Tensor | None = None) -> torc
     """int64 [B, n], the number of the document that each token belongs to.
 
     A document begins where positions start again: at 0, or below the position before. Tokens that
-    are not `real`, bool [B, n], are padding and begin none. A gap is no boundary.
+    are not `real`, bool [B, n], begin none.
     """
     starts = (position_ids[:, 1:] == 0) | (position_ids[:, 1:] < position_ids[:, :-1])
     if real is not None:
@@ -251,7 +244,7 @@ def documents(
         return None
     # of the axes of several rotations that of the text comes first
     positions = position_ids if position_ids.ndim == 2 else position_ids.flatten(0, -3)[0]
-    if real is not None and real.shape[-1] != positions.shape[-1]:
-        return None
-    numbers = labels(positions, real)
-    return numbers if bool(numbers.any()) else None
+    if real is None or real.shape[-1] == positions.shape[-1]:
+        numbers = labels(positions, real)
+        return numbers if bool(numbers.any()) else None
+    return None
