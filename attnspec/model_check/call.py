@@ -14,23 +14,19 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
+# the weight from which on a pair is read: what is less changes no sum of float64 numbers
 READ = 2.0**-52
-"""The weight from which on a pair is read: what is less changes no sum of float64 numbers."""
-
+# the largest product of a query and a key that is asked with: weights stay far above `READ`
 STEEPEST = 16.0
-"""The largest product of a query and a key that is asked with: weights stay far above `READ`."""
-
+# the fewest elements of values with which rows are compared: each random one misses 2 in 100 rows
+# that differ by one pair, so that 4 miss fewer than 1e-6
 NARROWEST = 5
-"""The fewest elements of values with which rows are compared: each random one misses 2 in 100 rows
-that differ by one pair, so that 4 miss fewer than 1e-6."""
-
+# what a mean must move by, in units of one key of a row, to count: what is less is rounding
 _MOVED = 0.02
-"""What a mean must move by, in units of one key of a row, to count: what is less is rounding."""
-
-_NONE = torch.empty(0)
-_PRODUCTS = {"matmul", "__matmul__", "bmm", "mm", "einsum"}
+# the attribute by which what comes of a softmax has the scores that it was of
 _OF = "attnspec_softmax_of"
-"""The attribute by which what comes of a softmax has the scores that it was of."""
+_PRODUCTS = {"matmul", "__matmul__", "bmm", "mm", "einsum"}
+_NONE = torch.empty(0)
 
 
 @dataclass
@@ -78,10 +74,9 @@ class Call:
         """bool [B, H, n_q, 1]: the rows whose keys are not those allowed, bool [B | 1, H | 1, n_q,
         n_k], or whose weights are uneven.
 
-        With queries of zero every key that is read weighs the same, so that random values give in
-        each row the mean of those that are read. A row that differs by one pair moves by
-        x / (keys + 1), x normal in each element, and less than `_MOVED` of that comes by chance in
-        2 of 100.
+        With queries of zero every key that is read weighs the same, so that random values show
+        their mean. A row that differs by one pair moves by x / (keys + 1), x normal, and by less
+        than `_MOVED` of that in 2 of 100 elements.
         """
         allowed = allowed.to(self.v.device)
         degree = allowed.sum(-1, keepdim=True)
@@ -115,9 +110,9 @@ class Call:
             out = self.outputs(numbers, STEEPEST, double=False).nan_to_num()
             means = (out[..., 1] / out[..., 0].clamp_min(READ)).amax((0, 2))
             read = [round(float(x)) for x in means]
-        at = [h for h in range(heads) if read[h] != h * groups // heads][:1]
+        wrong = [h for h in range(heads) if read[h] != h * groups // heads][:1]
         words = "query head {} reads the values of head {}: grouped heads are repeated wrongly"
-        return tuple(words.format(h, read[h]) for h in at)
+        return tuple(words.format(h, read[h]) for h in wrong)
 
 
 def in_double(value: Any) -> Any:
@@ -141,8 +136,8 @@ def written_out(
         setattr(out, _OF, scores)
         return out, None
     by_letters = name == "einsum"
-    listed = by_letters and isinstance(args[1], list | tuple)
-    factors = (args[1] if listed else args[1:]) if by_letters else args
+    factors = args[by_letters:]
+    factors = factors[0] if by_letters and isinstance(factors[0], list | tuple) else factors
     weights = next((x for x in factors if hasattr(x, _OF)), None)
     if weights is None:
         return function(*args, **kwargs), None
@@ -154,8 +149,8 @@ def written_out(
     with torch.enable_grad():
         out = function(*args, **kwargs)
     # the column of a sink may be cut off
-    cut = name == "__getitem__"
-    if isinstance(out, torch.Tensor) and (cut or out.numel() == weights.numel()):
+    kept = isinstance(out, torch.Tensor) and out.numel() == weights.numel()
+    if kept or name == "__getitem__":
         setattr(out, _OF, getattr(weights, _OF))
     return out, None
 
@@ -195,8 +190,7 @@ def four_axes(x: torch.Tensor, heads: int | None) -> torch.Tensor:
 
 
 def _sums_keys(equation: str) -> bool:
-    """Whether a product by letters is that of weights, whose last axes are queries and keys, with
-    values: the key is summed over, and the query is none of the values'."""
+    """Whether a product by letters is that of weights, [..., query, key], with values."""
     own, other, out = (equation.replace(" ", "").replace("->", ",").split(",") * 3)[:3]
     query, key = own[-2], own[-1]
     return key in other and key not in out and query in out and query not in other

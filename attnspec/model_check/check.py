@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,12 +20,10 @@ from attnspec.text.diagnostics import AttnSpecError
 if TYPE_CHECKING:
     from attnspec.spec import Spec
 
+# so many leaks, and as many missing pairs, of a layer are listed
 _LISTED = 1000
-"""So many leaks, and as many missing pairs, of a layer are listed."""
-
+# up to so many calls all weights are asked for, unless another way is chosen
 _FEW = 16
-"""Up to so many calls all weights are asked for, unless another way is chosen."""
-
 _MASK, _CACHE = "attention_mask", {"use_cache": False}
 _CHANGES: Mapping[str, tuple[str, Mapping[str, object], str]] = {
     "without `attention_mask`": (_MASK, {}, ""),
@@ -60,17 +58,16 @@ def verify_model(
 
         print(verify_model(model, spec, input_ids, attention_mask=mask))
 
-    The model is run on `args` and `kwargs`, in evaluation and without gradients, and stays as it
-    was, with its caches; `call` has arguments named like ours. `inputs` are the run-time inputs of
-    the spec, [B, n]; documents are taken from `position_ids`. A spec of one layer holds for every
-    attention layer, else its layers are theirs in the order of calls. `layers` are the numbers of
-    those to look at, or dotted names of modules to be taken as attention layers. With
-    `positions="real"` the spec counts from the first real token of each sample.
+    The model is run on `args` and `kwargs`, without gradients, and stays as it was, with its
+    caches; `call` has arguments named like ours. `inputs` are the run-time inputs of the spec,
+    [B, n]; documents are taken from `position_ids`. A spec of one layer holds for every attention
+    layer, else its layers are theirs in the order of calls. `layers` are numbers of those to look
+    at, or dotted names of modules to be taken as attention layers. With `positions="real"` the spec
+    counts from the first real token of each sample.
 
-    Every weight is looked at, in n / e calls of each attention for values of e elements; where that
-    is more than 16, or not `exact`, all rows at once, and weights where a row differs: this misses
-    one pair with a probability of at most 1e-6. Raises AttnSpecError where spec and arguments do
-    not fit, and what the model itself raises.
+    Every weight is looked at, in n / e calls for values of e elements; where that is more than 16,
+    or not `exact`, all rows at once, which misses one pair with a probability of at most 1e-6.
+    Raises AttnSpecError where spec and arguments do not fit, and what the model raises.
     """
     chosen = (layers,) if isinstance(layers, int | str) else layers or ()
     given = {**kwargs, **(call or {})}
@@ -92,8 +89,6 @@ class Run:
     positions: str = "absolute"
     seconds: float = float("inf")
     progress: Callable[[int, str], None] = lambda count, doing: None
-    checks: list[LayerCheck] = field(init=False)
-    faults: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
         model: Any = getattr(self.model, "_orig_mod", self.model)
@@ -105,7 +100,8 @@ class Run:
                 raise AttnSpecError(f"`layers` must be numbers or modules, got {path!r}")
         arguments = self.args, self.kwargs, self.inputs
         self.wanted = Wanted(self.spec, model, *arguments, self.positions)
-        self.checks, self.faults, self.start = [], [], time.monotonic()
+        self.checks, self.faults = list[LayerCheck](), list[str]()
+        self.start = time.monotonic()
 
     def verified(self) -> ModelVerification:
         """What was found, and where pairs differ, the settings in which they do not; raises
@@ -132,8 +128,7 @@ class Run:
             for module in trained:
                 module.training = True
         self._compare_outputs(plain, watched)
-        for path, module in watch.uncalled():
-            kind = type(module).__name__
+        for path, kind in watch.uncalled():
             self.checks.append(LayerCheck(None, path, kind, reason="it was never called"))
         layers, ran = self.spec.layers, sum(check.layer is not None for check in self.checks)
         if not ran:
@@ -211,7 +206,7 @@ class Run:
         self, interrupted: str | None = None, equal_with: tuple[str, ...] = ()
     ) -> ModelVerification:
         names, wanted = (self.spec.name, type(self.model).__name__), self.wanted
-        lists = map(tuple, (wanted.words, self.checks, self.faults, wanted.notes))
+        lists = map(tuple, (wanted.words, self.checks, self.faults))
         return ModelVerification(*names, *lists, equal_with, interrupted)
 
     def _equal_settings(self) -> Iterator[str]:

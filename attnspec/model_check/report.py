@@ -63,18 +63,14 @@ class LayerCheck:
 
 @dataclass(frozen=True)
 class ModelVerification:
-    """A model held against a spec; printed, what was looked at and what differs.
-
-    `setting` says what the model ran with, `equal_with` with which other setting the same pairs are
-    equal; `faults` are those of no layer. `interrupted` says why not everything was looked at.
-    """
+    """A model held against a spec: with which `setting`, with which others (`equal_with`) it is
+    equal, `faults` that are of no layer, and why not everything was looked at (`interrupted`)."""
 
     spec: str
     model: str
     setting: tuple[str, ...]
     layers: tuple[LayerCheck, ...]
     faults: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
     equal_with: tuple[str, ...] = ()
     interrupted: str | None = None
 
@@ -103,7 +99,7 @@ class ModelVerification:
         lines += [f"interrupted: {self.interrupted}"] * bool(self.interrupted)
         lines += [*self.faults, *(line for layer in self.layers for line in layer.lines())]
         lines += [f"equal {change}" for change in self.equal_with]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+        return "\n".join(lines)
 
     def to_dict(self) -> dict[str, object]:
         """As plain data."""

@@ -55,7 +55,7 @@ class Wanted:
     `arguments` are those of the model, by name. `own`, `decoder` and `other` are bool
     [B, positions], True = real, of the sequence, of a decoder beside an encoder, and of what
     cross-attention reads, `past` is how many positions a cache holds; None where nothing tells.
-    `decided` says that queries and keys decide pairs. `words` and `notes` describe all that.
+    `decided` says that queries and keys decide pairs. `words` describe all that.
 
     Raises TypeError for arguments that the model does not take, AttnSpecError for specs without
     pairs and run-time inputs that are missing.
@@ -90,7 +90,7 @@ class Wanted:
             self.words.append(f"a 2-D mask, {'no ' * bool(self.own.all())}padding")
         if cache is not None:
             self.words.append(f"{type(cache).__name__} with {self.past:,} positions")
-        self.spec, self.counts_real, self.notes = spec, positions == "real", list[str]()
+        self.spec, self.counts_real = spec, positions == "real"
         self.program: Program = influence(spec.program)
         self.inputs = self._inputs(inputs or {})
         graphs = [attend.graph for attend in self.program.attends]
@@ -111,7 +111,7 @@ class Wanted:
         missing = {x.name: x.kind for x in self.program.inputs if x.name not in every}
         if self.documents is not None and list(missing.values()) == ["ids"]:
             every |= dict.fromkeys(missing, self.documents)
-            self.notes += [f"`{name}` was taken from `position_ids`" for name in missing]
+            self.words += [f"`{name}` taken from `position_ids`" for name in missing]
         elif missing:
             names = ", ".join(f"`{name}` ({kind})" for name, kind in missing.items())
             raise AttnSpecError(f"run-time inputs are not given: {names}; pass `inputs`, [B, n]")

@@ -60,12 +60,9 @@ class Frame:
 
 class Watch(TorchFunctionMode):
     """Looks at a model while it runs within `watching`: `see(frame, call)` gets each call of a
-    module that ends. `chosen` are the paths of modules that are the attentions, whatever their
-    names."""
+    module that ends. `chosen` are the paths of those that are attentions, whatever their names."""
 
-    def __init__(
-        self, model: nn.Module, see: Callable[[Frame, Call], None], chosen: tuple[str, ...]
-    ) -> None:
+    def __init__(self, model: nn.Module, see: Callable[..., None], chosen: tuple[str, ...]) -> None:
         super().__init__()
         self.see, self.chosen = see, chosen
         self.paths = {module: path for path, module in model.named_modules()}
@@ -85,13 +82,13 @@ class Watch(TorchFunctionMode):
             stack.enter_context(self)
             yield
 
-    def uncalled(self) -> Iterator[tuple[str, nn.Module]]:
-        """The innermost attentions of the model that did not run, nor what they are a part of."""
+    def uncalled(self) -> Iterator[tuple[str, str]]:
+        """Paths and classes of the innermost attentions that did not run, as parts neither."""
         attentions = {p: m for m, p in self.paths.items() if self._is_attention(p, m)}
         for path, module in attentions.items():
             inner = any(other.startswith(f"{path}.") for other in attentions)
             if not inner and not any(f"{path}.".startswith(f"{x}.") for x in self.called):
-                yield path, module
+                yield path, type(module).__name__
 
     def _is_attention(self, path: str, module: nn.Module) -> bool:
         """Whether a module is chosen, or one of ours, or an attention by its name with weights."""
@@ -155,8 +152,8 @@ class Watch(TorchFunctionMode):
         for name in ("__call__", "_call_impl"):
             yield nn.Module, name, self._module(getattr(nn.Module, name))
         for name in ("forward", "masked"):
-            around = self._around(vars(CompiledAttention)[name], "attnspec", 1)
-            yield CompiledAttention, name, around
+            function = vars(CompiledAttention)[name]
+            yield CompiledAttention, name, self._around(function, "attnspec", 1)
         # torch's own functions of several steps show each of them
         for name in ("", "_unary", "_variadic"):
             yield nn.functional, f"has_torch_function{name}", lambda *_: False
@@ -195,8 +192,7 @@ class Watch(TorchFunctionMode):
             cached = hasattr(tensors[1], "attnspec_cached")
             reason = "it goes on from what `SpecCache` has kept, at each call" if cached else None
             if q.ndim == 4:
-                shape = (*q.shape[:3], k.shape[2])
-                self._made(Call(kind, shape, q, k, v, run, reason=reason))
+                self._made(Call(kind, (*q.shape[:3], k.shape[2]), q, k, v, run, reason=reason))
             with patch.object(self, "busy", True):
                 return function(*args, **kwargs)
 
@@ -204,8 +200,7 @@ class Watch(TorchFunctionMode):
 
 
 def _whole(frame: Frame, output: Any) -> Call:
-    """A module as a whole, that was called with hidden states [B, n, D] and has given an output:
-    which of its rows move with which positions, in a call for each."""
+    """A module as a whole: which rows of its output move with which positions of its states."""
     given: Any = (frame.args, frame.kwargs)
     tensors = [x for x in tree_leaves(given) if isinstance(x, torch.Tensor) and x.ndim == 3]
     states = tensors[0] if tensors else torch.empty(0)
