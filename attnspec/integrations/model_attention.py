@@ -74,7 +74,7 @@ from attnspec.integrations.real_positions import RealRunning
 from attnspec.ir.program import Leaf, Program, leaves
 from attnspec.ir.scalars import symbols
 from attnspec.lower.lower import stand_ins, works_of
-from attnspec.model_check.packing import labels
+from attnspec.model_check.wanted import labels
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:

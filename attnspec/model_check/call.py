@@ -14,19 +14,18 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
+# the weight from which on a pair is read: what is less changes no sum of float64 numbers
 READ = 2.0**-52
-"""The weight from which on a pair is read: what is less changes no sum of float64 numbers."""
-
+# the largest product of a query and a key that is asked with: weights stay far above `READ`
 STEEPEST = 16.0
-"""The largest product of a query and a key that is asked with: weights stay far above `READ`."""
-
+# the fewest elements of values with which rows are compared: each random one misses 2 in 100 rows
+# that differ by one pair, so that 4 miss fewer than 1e-6
 NARROWEST = 5
-"""The fewest elements of values with which rows are compared: each random one misses 2 in 100 rows
-that differ by one pair, so that 4 miss fewer than 1e-6."""
-
+# what a mean must move by, in units of one key of a row, to count: what is less is rounding
 _MOVED = 0.02
-"""What a mean must move by, in units of one key of a row, to count: what is less is rounding."""
-
+# the attribute by which what comes of a softmax has the scores that it was of
+_OF = "attnspec_softmax_of"
+_PRODUCTS = {"matmul", "__matmul__", "bmm", "mm", "einsum"}
 _NONE = torch.empty(0)
 
 
@@ -72,14 +71,14 @@ class Call:
         return torch.cat(columns, -1).abs().nan_to_num(nan=0.0)
 
     def rows_differ(self, allowed: torch.Tensor) -> torch.Tensor:
-        """bool [B, H, n_q]: the rows whose keys are not those allowed, bool [B | 1, H | 1, n_q,
+        """bool [B, H, n_q, 1]: the rows whose keys are not those allowed, bool [B | 1, H | 1, n_q,
         n_k], or whose weights are uneven.
 
-        With queries of zero every key that is read weighs the same, so that random values give in
-        each row the mean of those that are read. A row that differs by one pair moves by
-        x / (keys + 1), x normal in each element, and less than `_MOVED` of that comes by chance in
-        2 of 100.
+        With queries of zero every key that is read weighs the same, so that random values show
+        their mean. A row that differs by one pair moves by x / (keys + 1), x normal, and by less
+        than `_MOVED` of that in 2 of 100 elements.
         """
+        allowed = allowed.to(self.v.device)
         degree = allowed.sum(-1, keepdim=True)
         double = 16 * torch.finfo(self.v.dtype).eps * (1 + int(degree.max())) > _MOVED
         values = torch.randn(self.v.shape, generator=torch.Generator().manual_seed(0)).to(self.v)
@@ -92,7 +91,7 @@ class Call:
         moved = (means - sums / degree.clamp_min(1)) * (degree + 1)
         still = moved[..., 1:].abs().amax(-1) < _MOVED
         reads, reading = out[..., 0] > READ, degree[..., 0] > 0
-        return torch.where(reading, ~(still & reads), reads)
+        return torch.where(reading, ~(still & reads), reads)[..., None].cpu()
 
     def grouped_wrongly(self) -> tuple[str, ...]:
         """What is wrong with the head of values that each query head reads: as outputs show, or as
@@ -101,21 +100,97 @@ class Call:
         if v.ndim != 4 or v.shape[3] < 2:
             return ()
         if groups == heads:
-            equal = [next(g for g in range(heads) if v[:, g].equal(v[:, h])) for h in range(heads)]
-            groups = len(set(equal))
-            read = [h % groups for h in range(heads)]
-            wrong = groups < heads and equal == read
+            read = [next(g for g in range(heads) if v[:, g].equal(v[:, h])) for h in range(heads)]
+            groups = len(set(read))
+            if read != [h % groups for h in range(heads)]:
+                return ()
         else:
             numbers = torch.ones_like(v)
             numbers[..., 1] = torch.arange(groups).to(v)[:, None]
             out = self.outputs(numbers, STEEPEST, double=False).nan_to_num()
             means = (out[..., 1] / out[..., 0].clamp_min(READ)).amax((0, 2))
-            read, wrong = [round(float(x)) for x in means], True
-        at = [h for h in range(heads) if read[h] != h * groups // heads and wrong][:1]
+            read = [round(float(x)) for x in means]
+        wrong = [h for h in range(heads) if read[h] != h * groups // heads][:1]
         words = "query head {} reads the values of head {}: grouped heads are repeated wrongly"
-        return tuple(words.format(h, read[h]) for h in at)
+        return tuple(words.format(h, read[h]) for h in wrong)
 
 
 def in_double(value: Any) -> Any:
     """Arguments with their floating point tensors in float64."""
     return tree_map_only(torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, value)
+
+
+def written_out(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], heads: int | None
+) -> tuple[Any, Call | None]:
+    """What a function of torch returns, and a call where it is such a product.
+
+    A score that is masked after the softmax weighs nothing and still moves its row, by the
+    denominator: so the softmax is differentiated, and a pair is read where either is not 0.
+    """
+    name, first = getattr(function, "__name__", ""), args[0] if args else None
+    if name in ("softmax", "_softmax") and isinstance(first, torch.Tensor) and first.ndim > 1:
+        scores = first.detach().requires_grad_(first.is_floating_point())
+        with torch.enable_grad():
+            out = function(scores, *args[1:], **kwargs)
+        setattr(out, _OF, scores)
+        return out, None
+    by_letters = name == "einsum"
+    factors = args[by_letters:]
+    factors = factors[0] if by_letters and isinstance(factors[0], list | tuple) else factors
+    weights = next((x for x in factors if hasattr(x, _OF)), None)
+    if weights is None:
+        return function(*args, **kwargs), None
+    if name in _PRODUCTS:
+        still = [x.detach() for x in factors]
+        sums_keys = _sums_keys(args[0]) if by_letters else weights is factors[0]
+        call = _call(weights, still[1], heads) if sums_keys else None
+        return function(*(args[:1] * by_letters), *still, **kwargs), call
+    with torch.enable_grad():
+        out = function(*args, **kwargs)
+    # the column of a sink may be cut off
+    kept = isinstance(out, torch.Tensor) and out.numel() == weights.numel()
+    if kept or name == "__getitem__":
+        setattr(out, _OF, getattr(weights, _OF))
+    return out, None
+
+
+def _call(weights: torch.Tensor, v: torch.Tensor, heads: int | None) -> Call | None:
+    """The call of a product with weights [..., n_q, n_k]."""
+    scores, sizes = getattr(weights, _OF), weights.detach().abs().nan_to_num(nan=0.0)
+    alike = weights.requires_grad and weights.numel() == scores.numel()
+    try:
+        noise = torch.randn_like(sizes)
+        slope = torch.autograd.grad(weights, scores, noise, retain_graph=True)[0] if alike else None
+    except RuntimeError:
+        # written over in place: the weights alone are left to look at
+        slope = None
+    if slope is not None:
+        slope = slope.abs().nan_to_num(nan=0.0).reshape(sizes.shape)
+        sizes = sizes.maximum(slope * (slope > 256 * torch.finfo(slope.dtype).eps))
+
+    def sized(double: bool) -> torch.Tensor:
+        if not (double and alike):
+            return four_axes(sizes, heads)
+        # what the softmax itself rounds to 0 in its own type
+        fine, rounded = scores.detach().double().softmax(-1), scores.detach().softmax(-1) == 0
+        return four_axes(sizes.maximum((fine * rounded).reshape(sizes.shape)), heads)
+
+    shape = tuple(sized(False).shape)
+    v = v if v.ndim == 4 and v.shape[:2] == shape[:2] else v.new_empty(0)
+    return Call("softmax and a product", shape, v=v, sizes=sized) if len(shape) == 4 else None
+
+
+def four_axes(x: torch.Tensor, heads: int | None) -> torch.Tensor:
+    """A tensor [B * H, …] or of one sample with samples and heads as axes of their own."""
+    if x.ndim == 2:
+        return x[None, None]
+    count = heads if heads and len(x) % heads == 0 else 1
+    return torch.unflatten(x, 0, (-1, count)) if x.ndim == 3 else x
+
+
+def _sums_keys(equation: str) -> bool:
+    """Whether a product by letters is that of weights, [..., query, key], with values."""
+    own, other, out = (equation.replace(" ", "").replace("->", ",").split(",") * 3)[:3]
+    query, key = own[-2], own[-1]
+    return key in other and key not in out and query in out and query not in other

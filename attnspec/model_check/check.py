@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from attnspec.model_check.call import Call
-from attnspec.model_check.compare import compared
+from attnspec.model_check.call import NARROWEST, READ, Call
 from attnspec.model_check.report import LayerCheck, ModelVerification
-from attnspec.model_check.wanted import NoPlace, Setting, Wanted, copied
+from attnspec.model_check.wanted import NotComparable, Pairs, Wanted, copied
 from attnspec.model_check.watch import Frame, Watch
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
     from attnspec.spec import Spec
 
-_MASK, _CACHE = ("attention_mask",), {"use_cache": False}
-_CHANGES: tuple[tuple[str, tuple[str, ...], Mapping[str, object], str | None], ...] = (
-    ("without `attention_mask`", _MASK, {}, None),
-    ("with `use_cache=False`", (), _CACHE, None),
-    ("without `attention_mask` and with `use_cache=False`", _MASK, _CACHE, None),
-    ("with attn_implementation = 'eager'", (), {}, "eager"),
-    ("with attn_implementation = 'sdpa'", (), {}, "sdpa"),
-)
-"""Other settings: in words, the arguments left out, those added, and the implementation."""
+# so many leaks, and as many missing pairs, of a layer are listed
+_LISTED = 1000
+# up to so many calls all weights are asked for, unless another way is chosen
+_FEW = 16
+_MASK, _CACHE = "attention_mask", {"use_cache": False}
+_CHANGES: Mapping[str, tuple[str, Mapping[str, object], str]] = {
+    "without `attention_mask`": (_MASK, {}, ""),
+    "with `use_cache=False`": ("", _CACHE, ""),
+    "without `attention_mask` and with `use_cache=False`": (_MASK, _CACHE, ""),
+    "with attn_implementation = 'eager'": ("", {}, "eager"),
+    "with attn_implementation = 'sdpa'": ("", {}, "sdpa"),
+}
+"""Other settings: the argument left out, those added, and the implementation."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -55,17 +58,16 @@ def verify_model(
 
         print(verify_model(model, spec, input_ids, attention_mask=mask))
 
-    The model is run on `args` and `kwargs`, in evaluation and without gradients, and stays as it
-    was, with its caches; `call` has arguments named like ours. `inputs` are the run-time inputs of
-    the spec, [B, n]; documents are taken from `position_ids`. A spec of one layer holds for every
-    attention layer, else its layers are theirs in the order of calls. `layers` are the numbers of
-    those to look at, or dotted names of modules to be taken as attention layers. With
-    `positions="real"` the spec counts from the first real token of each sample.
+    The model is run on `args` and `kwargs`, without gradients, and stays as it was, with its
+    caches; `call` has arguments named like ours. `inputs` are the run-time inputs of the spec,
+    [B, n]; documents are taken from `position_ids`. A spec of one layer holds for every attention
+    layer, else its layers are theirs in the order of calls. `layers` are numbers of those to look
+    at, or dotted names of modules to be taken as attention layers. With `positions="real"` the spec
+    counts from the first real token of each sample.
 
-    Every weight is looked at, in n / e calls of each attention for values of e elements; where that
-    is more than 16, or not `exact`, all rows at once, and weights where a row differs: this misses
-    one pair with a probability of at most 1e-6. Raises AttnSpecError where spec and arguments do
-    not fit, and what the model itself raises.
+    Every weight is looked at, in n / e calls for values of e elements; where that is more than 16,
+    or not `exact`, all rows at once, which misses one pair with a probability of at most 1e-6.
+    Raises AttnSpecError where spec and arguments do not fit, and what the model raises.
     """
     chosen = (layers,) if isinstance(layers, int | str) else layers or ()
     given = {**kwargs, **(call or {})}
@@ -87,36 +89,34 @@ class Run:
     positions: str = "absolute"
     seconds: float = float("inf")
     progress: Callable[[int, str], None] = lambda count, doing: None
-    checks: list[LayerCheck] = field(init=False)
-    faults: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        given: object = self.model
-        if not isinstance(given, nn.Module):
-            raise TypeError(f"a model, a torch.nn.Module, is needed, got {type(given).__name__}")
-        self.model = getattr(self.model, "_orig_mod", self.model)
-        names = dict(self.model.named_modules())
+        model: Any = getattr(self.model, "_orig_mod", self.model)
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"a model, a torch.nn.Module, is needed, got {type(model).__name__}")
+        self.model, names = model, dict(model.named_modules())
         for path in self.layers:
             if isinstance(path, str) and path not in names:
                 raise AttnSpecError(f"`layers` must be numbers or modules, got {path!r}")
-        self.setting = Setting(self.model, self.args, self.kwargs)
-        self.wanted = Wanted(self.spec, self.setting, self.inputs, self.positions)
-        self.checks, self.faults, self.start = [], [], time.monotonic()
+        arguments = self.args, self.kwargs, self.inputs
+        self.wanted = Wanted(self.spec, model, *arguments, self.positions)
+        self.checks, self.faults = list[LayerCheck](), list[str]()
+        self.start = time.monotonic()
 
     def verified(self) -> ModelVerification:
         """What was found, and where pairs differ, the settings in which they do not; raises
         Interrupted."""
-        found = self._looked_at()
-        if not found.differing or found.interrupted:
-            return found
         try:
-            return replace(found, equal_with=tuple(self._equal_settings()))
+            self._look()
+            differ = any(x.reason is None and not x.ok for x in self.checks)
+            return self._report(equal_with=tuple(self._equal_settings()) if differ else ())
         except KeyboardInterrupt:
-            words = "other settings were not looked at"
-            raise Interrupted(replace(found, interrupted=words)) from None
+            raise Interrupted(self._report(f"after {len(self.checks)} layers")) from None
+        except TimeoutError:
+            return self._report(f"the time is over, after {len(self.checks)} layers")
 
-    def _looked_at(self) -> ModelVerification:
-        """What was found with this setting; raises Interrupted."""
+    def _look(self) -> None:
+        """Run the model and look at its layers."""
         watch = Watch(self.model, self._see, tuple(x for x in self.layers if isinstance(x, str)))
         trained = [module for module in self.model.modules() if module.training]
         self.model.eval()
@@ -124,23 +124,17 @@ class Run:
             plain = self._called()
             with watch.watching():
                 watched = self._called()
-        except KeyboardInterrupt:
-            raise Interrupted(self._report(f"after {len(self.checks)} layers")) from None
-        except TimeoutError:
-            return self._report(f"the time is over, after {len(self.checks)} layers")
         finally:
             for module in trained:
                 module.training = True
         self._compare_outputs(plain, watched)
-        for path, module in watch.uncalled():
-            kind = type(module).__name__
+        for path, kind in watch.uncalled():
             self.checks.append(LayerCheck(None, path, kind, reason="it was never called"))
         layers, ran = self.spec.layers, sum(check.layer is not None for check in self.checks)
         if not ran:
             self.faults.append("no attention layer was found: name modules, `layers=[…]`")
         elif ran < layers:
             self.faults.append(f"the spec has {layers} layers, {ran} ran")
-        return self._report()
 
     def _see(self, frame: Frame, call: Call) -> None:
         """Look at one attention layer."""
@@ -148,23 +142,44 @@ class Run:
             raise TimeoutError
         number = sum(check.layer is not None for check in self.checks)
         self.progress(number, frame.path)
-        layers, other = self.spec.layers, frame.crosses != self.wanted.program.cross
-        words = ("another", "is of one") if frame.crosses else ("one", "says `cross`")
+        check = LayerCheck(number, frame.path, call.kind)
         numbers = [x for x in self.layers if isinstance(x, int)]
-        reasons = {
-            f"it reads {words[0]} sequence, and the spec {words[1]}": other,
-            "not asked for": numbers and number not in numbers,
-            f"the spec has {layers} layers": number >= layers > 1,
-        }
-        reason = next((words for words, holds in reasons.items() if holds), None)
-        excused = reason in list(reasons)[:2]
-        at = None if other else number
-        check = LayerCheck(at, frame.path, call.kind, reason=reason, excused=excused)
-        try:
-            done = check if reason else compared(call, self.wanted, check, self.exact)
-        except NoPlace as fault:
-            done = replace(check, reason=str(fault))
-        self.checks.append(done)
+        if frame.crosses != self.wanted.program.cross:
+            words = ("another", "is of one") if frame.crosses else ("one", "says `cross`")
+            reason = f"it reads {words[0]} sequence, and the spec {words[1]}"
+            check = replace(check, layer=None, reason=reason, excused=True)
+        elif numbers and number not in numbers:
+            check = replace(check, reason="not asked for", excused=True)
+        elif number >= self.spec.layers > 1:
+            check = replace(check, reason=f"the spec has {self.spec.layers} layers")
+        else:
+            try:
+                check = self._compared(call, check)
+            except NotComparable as reason:
+                check = replace(check, reason=str(reason))
+        self.checks.append(check)
+
+    def _compared(self, call: Call, check: LayerCheck) -> LayerCheck:
+        """A layer with what was found; raises NotComparable, and AttnSpecError for heads that are
+        not those of the spec."""
+        wanted, heads, declared = self.wanted, call.shape[1], self.wanted.program.heads
+        pairs = wanted.pairs(call, check.path, check.layer or 0)
+        if declared not in (None, heads) and not call.together:
+            raise AttnSpecError(
+                f"`{self.spec.name}` has {declared} heads, the model {heads} in {check.path}"
+            )
+        check = replace(
+            check,
+            heads=None if call.together else heads,
+            pairs=int((pairs.allowed & pairs.compared).expand(call.shape).sum()),
+            faults=call.grouped_wrongly(),
+        )
+        n_k, width = (0, 0) if call.sizes else call.v.shape[2:]
+        few = n_k <= _FEW * width if self.exact is None else self.exact
+        by_rows = not few and width >= NARROWEST and not wanted.decided
+        if not by_rows or bool((call.rows_differ(pairs.allowed) & pairs.compared).any()):
+            check = _by_weights(call, pairs, check)
+        return replace(check, passes=call.passes)
 
     def _called(self) -> Any:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -173,51 +188,74 @@ class Run:
             return self.model(*map(copied, self.args), **kwargs)
 
     def _compare_outputs(self, plain: Any, watched: Any) -> None:
-        """The model was looked at as it runs only if its outputs are what they are without us: a
-        fused kernel or compiled code may compute something else."""
-        real = self.setting.own
+        """A fault where outputs are others without us: a fused kernel or compiled code may compute
+        something else than what was looked at."""
+        real = self.wanted.own
         for before, after in zip(_tensors(plain), _tensors(watched), strict=True):
             gap = (before - after).abs()
             if real is not None and gap.shape[:2] == real.shape:
                 gap = gap[real]
             size = torch.cat([before.float().flatten().abs().nan_to_num(), torch.ones(1)]).max()
             if bool((gap > 2 * torch.finfo(after.dtype).eps ** (2 / 3) * size).any()):
-                self.faults.append(
+                self.faults = [
                     "what runs otherwise (a fused kernel, compiled code) gives other outputs than"
                     f" what was looked at, by {float(gap.nan_to_num().max()):.2g}"
-                )
-                return
+                ]
 
-    def _report(self, interrupted: str | None = None) -> ModelVerification:
-        return ModelVerification(
-            spec=self.spec.name,
-            model=type(self.model).__name__,
-            setting=tuple(self.setting.words),
-            layers=tuple(self.checks),
-            faults=tuple(self.faults),
-            notes=tuple(self.wanted.notes),
-            interrupted=interrupted,
-        )
+    def _report(
+        self, interrupted: str | None = None, equal_with: tuple[str, ...] = ()
+    ) -> ModelVerification:
+        names, wanted = (self.spec.name, type(self.model).__name__), self.wanted
+        lists = map(tuple, (wanted.words, self.checks, self.faults))
+        return ModelVerification(*names, *lists, equal_with, interrupted)
 
     def _equal_settings(self) -> Iterator[str]:
         """The settings, other than this in one or two things, in which the model reads the pairs of
         the spec."""
-        arguments = self.setting.arguments
-        for words, left_out, added, name in _CHANGES:
-            kept = {n: x for n, x in arguments.items() if n not in left_out}
-            now = getattr(getattr(self.model, "config", None), "_attn_implementation", None)
-            if len(kept) + len(left_out) != len(arguments) or (name and now in (None, name)):
+        arguments = self.wanted.arguments
+        now = getattr(getattr(self.model, "config", None), "_attn_implementation", None)
+        switch: Any = getattr(self.model, "set_attn_implementation", lambda name: None)
+        for words, (left_out, added, name) in _CHANGES.items():
+            kept = {n: x for n, x in arguments.items() if n != left_out}
+            if (left_out and left_out not in arguments) or (name and now in (None, name)):
                 continue
-            switch: Any = getattr(self.model, "set_attn_implementation", lambda name: None)
             try:
                 switch(name or now)
-                if replace(self, args=(), kwargs={**kept, **added})._looked_at().ok:
+                other = replace(self, args=(), kwargs={**kept, **added})
+                other._look()
+                if other._report().ok:
                     yield words
             except Exception:
-                # a setting that is refused explains nothing
-                continue
+                pass  # a setting that is refused explains nothing
             finally:
                 switch(now)
+
+
+def _by_weights(call: Call, pairs: Pairs, check: LayerCheck) -> LayerCheck:
+    """Weight by weight."""
+    sizes, allowed = call.weights().cpu(), pairs.allowed
+    reads = sizes > READ
+    if bool((allowed & ~reads).any()) and not call.together:
+        # weights that a score makes tiny are read all the same
+        reads |= call.weights(double=True).cpu() > 0
+    leaks, missing = reads & ~allowed & pairs.compared, allowed & ~reads & pairs.compared
+    counts = {what: int((leaks & where).sum()) for what, where in pairs.never.items()}
+
+    def listed(differing: torch.Tensor) -> tuple[tuple[int, int, int | None, int, int], ...]:
+        return tuple(
+            (b, check.layer or 0, None if call.together else h, pairs.first + q, int(pairs.keys[k]))
+            for b, h, q, k in differing.nonzero()[:_LISTED].tolist()
+        )
+
+    return replace(
+        check,
+        leaks=listed(leaks),
+        leak_count=int(leaks.sum()),
+        weight=float(sizes[leaks][0]) if bool(leaks.any()) else 0.0,
+        causes=tuple((f"{what} is read", count) for what, count in counts.items() if count),
+        missing=listed(missing),
+        missing_count=int(missing.sum()),
+    )
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:

@@ -11,14 +11,12 @@ Pair: TypeAlias = "tuple[int, int, int | None, int, int]"
 
 @dataclass(frozen=True)
 class LayerCheck:
-    """One attention layer: what was compared, or why it was not.
+    """One attention layer: what was compared, or the `reason` why not, `excused` if no fault.
 
     `layer` is its number, None where the spec does not speak of it; `path` the module that called
-    it and `kind` what was called; `heads` None where heads cannot be told apart. `leaks` and
-    `missing` have the first pairs, `leak_count` and `missing_count` all, `weight` is that of the
-    first leak; `causes` says how many read a later position, another document, padding or an unused
-    slot. `faults` are other wrongs, `reason` says why it was not checked, and `excused` that this
-    is no fault. `passes` counts the calls that were made.
+    it and `kind` what was called, in so many `passes`; `heads` None where heads cannot be told
+    apart. `leaks` and `missing` have the first pairs, `leak_count` and `missing_count` all,
+    `weight` is that of the first leak; `causes` says how many read what no query may read.
     """
 
     layer: int | None
@@ -34,19 +32,13 @@ class LayerCheck:
     missing: tuple[Pair, ...] = ()
     missing_count: int = 0
     faults: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
     reason: str | None = None
     excused: bool = False
 
     @property
-    def checked(self) -> bool:
-        """Whether its pairs were compared."""
-        return self.reason is None
-
-    @property
     def ok(self) -> bool:
         """Whether it was checked and reads just the pairs of the spec."""
-        return self.checked and not (self.leak_count or self.missing_count or self.faults)
+        return self.reason is None and not (self.leak_count or self.missing_count or self.faults)
 
     def lines(self) -> list[str]:
         """What there is to say of it."""
@@ -54,35 +46,31 @@ class LayerCheck:
         place = f"{name}{self.path or 'the model'} ({self.kind})"
         if self.reason is not None:
             return [f"not checked: {place}: {self.reason}"]
-        heads = "heads together" if self.heads is None else f"{self.heads} heads"
+        heads = f"{self.heads} heads" if self.heads else "heads together, (q, q) not compared"
         lines = [f"{place}: {heads}, {'equal, ' * self.ok}{self.pairs:,} pairs"]
-        for what, pairs, count in (
-            ("read and not allowed", self.leaks, self.leak_count),
-            ("allowed and not read", self.missing, self.missing_count),
+        weight = f" with weight {self.weight:.3g}"
+        for what, pairs, count, end in (
+            ("read and not allowed", self.leaks, self.leak_count, weight),
+            ("allowed and not read", self.missing, self.missing_count, ""),
         ):
             for b, _, h, q, k in pairs[:1]:
                 head = "" if h is None else f"head {h}, "
-                weight = f" with weight {self.weight:.3g}" * (pairs is self.leaks)
-                first = f"sample {b}, {head}query {q:,} and key {k:,}{weight}"
+                first = f"sample {b}, {head}query {q:,} and key {k:,}{end}"
                 lines.append(f"  {what}: {count:,}; first: {first}")
         lines += [f"    {count:,} of them: {what}" for what, count in self.causes]
-        return [*lines, *(f"  {each}" for each in (*self.faults, *self.notes))]
+        return [*lines, *(f"  {fault}" for fault in self.faults)]
 
 
 @dataclass(frozen=True)
 class ModelVerification:
-    """A model held against a spec; printed, what was looked at and what differs.
-
-    `setting` says what the model ran with, `equal_with` with which other setting the same pairs are
-    equal; `faults` are those of no layer. `interrupted` says why not everything was looked at.
-    """
+    """A model held against a spec: with which `setting`, with which others (`equal_with`) it is
+    equal, `faults` that are of no layer, and why not everything was looked at (`interrupted`)."""
 
     spec: str
     model: str
     setting: tuple[str, ...]
     layers: tuple[LayerCheck, ...]
     faults: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
     equal_with: tuple[str, ...] = ()
     interrupted: str | None = None
 
@@ -102,28 +90,19 @@ class ModelVerification:
         """Pairs that are allowed and not read, likewise."""
         return [pair for layer in self.layers for pair in layer.missing]
 
-    @property
-    def differing(self) -> tuple[LayerCheck, ...]:
-        """The layers whose pairs are not the spec's."""
-        return tuple(x for x in self.layers if x.checked and not x.ok)
-
     def __str__(self) -> str:
-        checked = sum(layer.checked for layer in self.layers)
-        verdict = "equal" if self.ok else "not equal" if self.differing else "not shown to be equal"
-        return "\n".join(
-            [
-                f"`{self.spec}` and {self.model}: {verdict}; {checked} attention layers checked",
-                *(f"setting: {'; '.join(self.setting)}" for _ in self.setting[:1]),
-                *(f"interrupted: {self.interrupted}" for _ in (self.interrupted or "")[:1]),
-                *self.faults,
-                *(line for layer in self.layers for line in layer.lines()),
-                *(f"equal {change}" for change in self.equal_with),
-                *(f"note: {note}" for note in self.notes),
-            ]
-        )
+        checked = [layer for layer in self.layers if layer.reason is None]
+        otherwise = "not shown to be equal" if all(x.ok for x in checked) else "not equal"
+        count = f"{len(checked)} attention layers checked"
+        lines = [f"`{self.spec}` and {self.model}: {'equal' if self.ok else otherwise}; {count}"]
+        lines += [f"setting: {'; '.join(self.setting)}"] * bool(self.setting)
+        lines += [f"interrupted: {self.interrupted}"] * bool(self.interrupted)
+        lines += [*self.faults, *(line for layer in self.layers for line in layer.lines())]
+        lines += [f"equal {change}" for change in self.equal_with]
+        return "\n".join(lines)
 
     def to_dict(self) -> dict[str, object]:
         """As plain data."""
-        layers = [{"ok": x.ok, "checked": x.checked, **asdict(x)} for x in self.layers]
+        layers = [{"ok": layer.ok, **asdict(layer)} for layer in self.layers]
         pairs = {"leaks": self.leaks, "missing": self.missing}
         return {"ok": self.ok, **asdict(self), **pairs, "layers": layers}

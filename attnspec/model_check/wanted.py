@@ -18,12 +18,10 @@ from attnspec.graphs.stack import Sample, Stack, decides, influence
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import POSITIONS, Program, inputs_of
 from attnspec.model_check.call import Call
-from attnspec.model_check.packing import documents
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
     from attnspec.spec import Spec
-
 
 _OWN = ("attention_mask", "padding_mask", "src_key_padding_mask", "key_padding_mask")
 _DECODER = ("decoder_attention_mask", "tgt_key_padding_mask")
@@ -32,77 +30,16 @@ _OTHER = ("encoder_attention_mask", "memory_key_padding_mask")
 are padding."""
 
 
-class Setting:
-    """The `arguments` of one call of a model, by name, and what they say.
-
-    `own`, `decoder` and `other` are bool [B, positions], True = real, of the sequence, of a decoder
-    beside an encoder, and of what cross-attention reads; None where nothing says so. `documents` is
-    int64 [B, positions] or None, `past` how many positions a cache holds, None where none tells.
-    `words` describes all that. Raises TypeError for arguments that the model does not take.
-    """
-
-    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        signature = inspect.signature(model.forward)
-        self.arguments: dict[str, Any] = {}
-        for name, value in signature.bind(*args, **kwargs).arguments.items():
-            many = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
-            self.arguments.update(value if many else {name: value})
-        self.own, self.decoder, self.other = map(self._real, (_OWN, _DECODER, _OTHER))
-        self.documents = documents(self.arguments.get("position_ids"), self.own)
-        cache = next(filter(_is_cache, self.arguments.values()), None)
-        self.past = None if cache is None else int(cache.get_seq_length())
-        implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
-        self.words: list[str] = [f"attn_implementation = {implementation!r}"] * bool(implementation)
-        if self.documents is not None:
-            count = int(self.documents.max()) + 1
-            self.words.append(f"up to {count} packed documents a sample, by `position_ids`")
-        if self.own is not None:
-            self.words.append(f"a 2-D mask, {'no ' * bool(self.own.all())}padding")
-        if cache is not None:
-            self.words.append(f"{type(cache).__name__} with {self.past:,} positions")
-
-    def real(self, path: str, crosses: bool) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Which queries and which keys of a layer are real."""
-        pair = "decoder_input_ids" in self.arguments or "tgt" in self.arguments
-        if crosses:
-            keys = self.own if self.other is None and pair else self.other
-            return (self.decoder if pair else self.own), keys
-        own = self.decoder if pair and "decoder" in path else self.own
-        return own, own
-
-    def _real(self, names: tuple[str, ...]) -> torch.Tensor | None:
-        for name in names:
-            mask = self.arguments.get(name)
-            if isinstance(mask, torch.Tensor) and mask.ndim == 2:
-                if not name.endswith("key_padding_mask"):
-                    return mask.bool().cpu()
-                return (mask == 0 if mask.is_floating_point() else ~mask.bool()).cpu()
-        return None
-
-
-def copied(value: Any) -> Any:
-    """An argument, a cache as a copy, so that a run leaves what was handed in as it was."""
-    if not _is_cache(value):
-        return value
-    # keys that were computed with gradients are copied, too
-    with patch.object(torch.Tensor, "__deepcopy__", lambda x, memo: x.detach().clone()):
-        return copy.deepcopy(value)
-
-
-def _is_cache(value: object) -> bool:
-    return callable(getattr(value, "get_seq_length", None))
-
-
-class NoPlace(Exception):
-    """A call whose queries and keys are not those of the sequence that the spec speaks of."""
+class NotComparable(Exception):
+    """Why a call cannot be held against the spec."""
 
 
 @dataclass(frozen=True)
 class Pairs:
     """The pairs of one call: those `allowed`, bool [B | 1, H | 1, n_q, n_k], of those `compared`.
 
-    Queries stand from position `first` on, the keys at `keys` [n_k], -1 for a slot that nothing was
-    written to yet. `never` has the pairs that no query may read, by what their keys are.
+    Queries stand from position `first` on, the keys at `keys` [n_k]. `never` has the pairs that no
+    query may read, by what their keys are.
     """
 
     first: int
@@ -115,85 +52,130 @@ class Pairs:
 class Wanted:
     """The pairs of a spec for the samples of one call of a model.
 
-    Raises AttnSpecError for specs without pairs, and run-time inputs that are missing; documents
-    are taken from `position_ids`, as `notes` say. `decided` says that queries and keys decide
-    pairs.
+    `arguments` are those of the model, by name. `own`, `decoder` and `other` are bool
+    [B, positions], True = real, of the sequence, of a decoder beside an encoder, and of what
+    cross-attention reads, `past` is how many positions a cache holds; None where nothing tells.
+    `decided` says that queries and keys decide pairs. `words` describe all that.
+
+    Raises TypeError for arguments that the model does not take, AttnSpecError for specs without
+    pairs and run-time inputs that are missing.
     """
 
     def __init__(
-        self, spec: Spec, setting: Setting, inputs: Mapping[str, object] | None, positions: str
+        self,
+        spec: Spec,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        inputs: Mapping[str, object] | None,
+        positions: str,
     ) -> None:
         if positions not in ("absolute", "real"):
             raise AttnSpecError(f'`positions` must be "absolute" or "real", got {positions!r}')
-        self.spec, self.setting, self.counts_real = spec, setting, positions == "real"
+        signature = inspect.signature(model.forward)
+        self.arguments: dict[str, Any] = {}
+        for name, value in signature.bind(*args, **kwargs).arguments.items():
+            many = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+            self.arguments.update(value if many else {name: value})
+        self.own, self.decoder, self.other = map(self._real, (_OWN, _DECODER, _OTHER))
+        self.documents = documents(self.arguments.get("position_ids"), self.own)
+        cache = next(filter(is_cache, self.arguments.values()), None)
+        self.past = None if cache is None else int(cache.get_seq_length())
+        implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
+        self.words = [f"attn_implementation = {implementation!r}"] * bool(implementation)
+        if self.documents is not None:
+            count = int(self.documents.max()) + 1
+            self.words += [f"up to {count} packed documents a sample, by `position_ids`"]
+        if self.own is not None:
+            self.words.append(f"a 2-D mask, {'no ' * bool(self.own.all())}padding")
+        if cache is not None:
+            self.words.append(f"{type(cache).__name__} with {self.past:,} positions")
+        self.spec, self.counts_real = spec, positions == "real"
         self.program: Program = influence(spec.program)
-        self.notes: list[str] = []
-        self.inputs = self._completed(inputs or {})
+        self.inputs = self._inputs(inputs or {})
         graphs = [attend.graph for attend in self.program.attends]
         if None in graphs:
             raise AttnSpecError(f"`{self.program.name}` is a formula without pairs")
         self.decided = any(g is not None and decides(g) and not inputs_of(g) for g in graphs)
 
-    def _completed(self, inputs: Mapping[str, object]) -> dict[str, torch.Tensor]:
-        given, documents = self.setting.arguments.get("attnspec_inputs"), self.setting.documents
-        every = {**(dict(given) if isinstance(given, Mapping) else {}), **inputs}
+    def _real(self, names: tuple[str, ...]) -> torch.Tensor | None:
+        for name in names:
+            mask = self.arguments.get(name)
+            if isinstance(mask, torch.Tensor) and mask.ndim == 2:
+                return (mask == 0 if name.endswith("key_padding_mask") else mask != 0).cpu()
+        return None
+
+    def _inputs(self, inputs: Mapping[str, object]) -> dict[str, torch.Tensor]:
+        """The run-time inputs, documents from `position_ids` where they are not given."""
+        every = {**(self.arguments.get("attnspec_inputs") or {}), **inputs}
         missing = {x.name: x.kind for x in self.program.inputs if x.name not in every}
-        if documents is not None and list(missing.values()) == ["ids"]:
-            every |= {name: documents for name in missing}
-            self.notes += [f"`{name}` was taken from `position_ids`" for name in missing]
+        if self.documents is not None and list(missing.values()) == ["ids"]:
+            every |= dict.fromkeys(missing, self.documents)
+            self.words += [f"`{name}` taken from `position_ids`" for name in missing]
         elif missing:
             names = ", ".join(f"`{name}` ({kind})" for name, kind in missing.items())
-            raise AttnSpecError(
-                f"`{self.program.name}` reads run-time inputs that are not given: {names}; pass"
-                f" `inputs={{{next(iter(missing))!r}: …}}`, [B, n]"
-            )
-        found = {name: torch.as_tensor(value).cpu() for name, value in every.items()}
+            raise AttnSpecError(f"run-time inputs are not given: {names}; pass `inputs`, [B, n]")
+        tensors = {name: torch.as_tensor(value).cpu() for name, value in every.items()}
         # refuses names that the spec does not declare
-        Stack(self.program, found)
-        return found
+        Stack(self.program, tensors)
+        return tensors
 
     def pairs(self, call: Call, path: str, layer: int) -> Pairs:
-        """The pairs of a call; raises NoPlace. Keys at padding and in slots that nothing was
-        written to belong to none; those of queries at padding are not compared, and of a module as
-        a whole not what a token reads of itself."""
-        (batch, _, n_q, n_k), cross, past = call.shape, self.program.cross, self.setting.past
-        if past is None and n_q > n_k and not cross:
-            raise NoPlace(f"{n_q} queries and {n_k} keys are not those of one sequence")
+        """The pairs of a call; raises NotComparable."""
+        (batch, _, n_q, n_k), cross, past = call.shape, self.program.cross, self.past
+        tensors = {"queries": call.q, "keys": call.k, "values": call.v}
+        reasons = (
+            call.reason,
+            "as a whole it has one sequence" * (call.together and cross),
+            "queries and keys, which decide pairs, are not seen"
+            * bool(call.sizes and self.decided),
+            *(
+                f"its {what} are not finite"
+                for what, x in tensors.items()
+                if not x.isfinite().all()
+            ),
+            "it has more queries than keys" * (past is None and n_q > n_k and not cross),
+        )
+        for reason in filter(None, reasons):
+            raise NotComparable(reason)
         first = 0 if cross else max(0, n_k - n_q) if past is None else past
         # fewer keys are the last ones: those of a window that moves on
         end, keys = first + n_q, torch.arange(n_k)
         keys += 0 if cross else max(0, first + n_q - n_k)
         used = (keys < end) | cross
         at = keys * used
-        queries_real, keys_real = self.setting.real(path, cross)
-        keys_real = self._padded(keys_real, n_k if cross else end)[:, at]
+        pair = "decoder_input_ids" in self.arguments or "tgt" in self.arguments
+        queries_real = self.decoder if pair and (cross or "decoder" in path) else self.own
+        read = self.own if self.other is None and pair else self.other
+        real = self._padded(*((read, n_k) if cross else (queries_real, end)))[:, at]
         compared = self._padded(queries_real, end)[:, None, first:end, None]
         if call.together:
+            # no query stands still while its own key moves
             compared = compared & ~torch.eye(n_q, dtype=torch.bool)
         if self.decided:
-            allowed = self._of_tensors(call.q, call.k, keys_real, layer)
+            allowed = self._of_tensors(call.q, call.k, real, layer)
         else:
             samples = range(batch if self.inputs or self.counts_real else 1)
             heads = range(self.program.heads or 1)
             masks = [[self._mask(end, n_k, layer, h, b) for h in heads] for b in samples]
             allowed = torch.from_numpy(np.array(masks))[:, :, first:end, at]
             allowed = allowed.any(1, keepdim=True) if call.together else allowed
-        allowed = allowed & (keys_real & used)[:, None, None]
-        later, documents = keys > torch.arange(first, end)[:, None], self.setting.documents
-        never = {"a slot that nothing is in": ~used, "padding": (~keys_real & used)[:, None, None]}
+        allowed = allowed & (real & used)[:, None, None]
+        later, labelled = keys > torch.arange(first, end)[:, None], self.documents
+        never = {"a slot that nothing is in": ~used, "padding": (~real & used)[:, None, None]}
         if not bool((allowed & later).any()):
             never["a later position"] = later
-        if documents is not None and documents.shape[1] == end:
-            others = documents[:, first:, None] != documents[:, None, at]
+        if labelled is not None and labelled.shape[1] == end:
+            others = labelled[:, first:, None] != labelled[:, None, at]
             never["another document"] = (others & used)[:, None]
-        return Pairs(first, keys * used - ~used * 1, allowed, compared, {} if cross else never)
+        return Pairs(first, keys, allowed, compared, {} if cross else never)
 
     def _padded(self, real: torch.Tensor | None, n: int) -> torch.Tensor:
         """Which of n positions are real: what a mask is too short for is padding."""
         if real is None:
             return torch.ones(1, n, dtype=torch.bool)
-        if real.shape[1] > n and self.setting.past is None and not bool(real.all()):
-            raise NoPlace(f"padding is told of {real.shape[1]} positions, and it has {n}")
+        if real.shape[1] > n and self.past is None and not bool(real.all()):
+            raise NotComparable(f"padding is told of {real.shape[1]} positions, and it has {n}")
         return torch.nn.functional.pad(real[:, :n], (0, max(0, n - real.shape[1])))
 
     def _of_tensors(
@@ -208,7 +190,7 @@ class Wanted:
         """bool [end, end] of a sample, of a spec with `cross` [n_q, n_k]."""
         at = np.arange(end)
         if self.counts_real:
-            real = self._padded(self.setting.own, end)
+            real = self._padded(self.own, end)
             at = np.flatnonzero(real[min(sample, len(real) - 1)].numpy())
         if self.program.cross:
             program, length = crossed(self.program, n_k, end)
@@ -227,3 +209,42 @@ class Wanted:
                 value = value.take(at[at < value.shape[axis]], axis)
             found[entry.name] = value[min(sample, len(value) - 1)] if value.ndim else value
         return found or None
+
+
+def copied(value: Any) -> Any:
+    """An argument, a cache as a copy, so that a run leaves what was handed in as it was."""
+    if not is_cache(value):
+        return value
+    # keys that were computed with gradients are copied, too
+    with patch.object(torch.Tensor, "__deepcopy__", lambda x, memo: x.detach().clone()):
+        return copy.deepcopy(value)
+
+
+def is_cache(value: object) -> bool:
+    return callable(getattr(value, "get_seq_length", None))
+
+
+def labels(position_ids: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
+    """int64 [B, n], the number of the document that each token belongs to.
+
+    A document begins where positions start again: at 0, or below the position before. Tokens that
+    are not `real`, bool [B, n], begin none.
+    """
+    starts = (position_ids[:, 1:] == 0) | (position_ids[:, 1:] < position_ids[:, :-1])
+    if real is not None:
+        starts = starts & real[:, 1:] & real[:, :-1]
+    return torch.nn.functional.pad(starts.long().cumsum(1), (1, 0))
+
+
+def documents(
+    position_ids: torch.Tensor | None, real: torch.Tensor | None = None
+) -> torch.Tensor | None:
+    """The labels of packed documents; None where every sample is one document."""
+    if position_ids is None or position_ids.ndim < 2 or position_ids.is_floating_point():
+        return None
+    # of the axes of several rotations that of the text comes first
+    positions = position_ids if position_ids.ndim == 2 else position_ids.flatten(0, -3)[0]
+    if real is None or real.shape[-1] == positions.shape[-1]:
+        numbers = labels(positions, real)
+        return numbers if bool(numbers.any()) else None
+    return None

@@ -20,9 +20,10 @@ from unittest.mock import patch
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from attnspec.model_check.call import Call
-from attnspec.model_check.written import four_axes, written_out
+from attnspec.model_check.call import Call, four_axes, written_out
+from attnspec.model_check.wanted import is_cache
 from attnspec.runtime.module import CompiledAttention
 
 _NAMED = re.compile(r"attn|attention", re.IGNORECASE)
@@ -33,6 +34,7 @@ _OTHER = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads", "h")
 """Attributes in which modules keep how many query heads they have."""
 
+_WHOLE = "the module as a whole"
 _FUNCTIONS = ("scaled_dot_product_attention", "flex_attention")
 
 
@@ -58,12 +60,9 @@ class Frame:
 
 class Watch(TorchFunctionMode):
     """Looks at a model while it runs within `watching`: `see(frame, call)` gets each call of a
-    module that ends. `chosen` are the paths of modules that are the attentions, whatever their
-    names."""
+    module that ends. `chosen` are the paths of those that are attentions, whatever their names."""
 
-    def __init__(
-        self, model: nn.Module, see: Callable[[Frame, Call], None], chosen: tuple[str, ...]
-    ) -> None:
+    def __init__(self, model: nn.Module, see: Callable[..., None], chosen: tuple[str, ...]) -> None:
         super().__init__()
         self.see, self.chosen = see, chosen
         self.paths = {module: path for path, module in model.named_modules()}
@@ -83,13 +82,13 @@ class Watch(TorchFunctionMode):
             stack.enter_context(self)
             yield
 
-    def uncalled(self) -> Iterator[tuple[str, nn.Module]]:
-        """The innermost attentions of the model that did not run, nor what they are a part of."""
+    def uncalled(self) -> Iterator[tuple[str, str]]:
+        """Paths and classes of the innermost attentions that did not run, as parts neither."""
         attentions = {p: m for m, p in self.paths.items() if self._is_attention(p, m)}
         for path, module in attentions.items():
             inner = any(other.startswith(f"{path}.") for other in attentions)
             if not inner and not any(f"{path}.".startswith(f"{x}.") for x in self.called):
-                yield path, module
+                yield path, type(module).__name__
 
     def _is_attention(self, path: str, module: nn.Module) -> bool:
         """Whether a module is chosen, or one of ours, or an attention by its name with weights."""
@@ -153,8 +152,8 @@ class Watch(TorchFunctionMode):
         for name in ("__call__", "_call_impl"):
             yield nn.Module, name, self._module(getattr(nn.Module, name))
         for name in ("forward", "masked"):
-            around = self._around(vars(CompiledAttention)[name], "attnspec", 1)
-            yield CompiledAttention, name, around
+            function = vars(CompiledAttention)[name]
+            yield CompiledAttention, name, self._around(function, "attnspec", 1)
         # torch's own functions of several steps show each of them
         for name in ("", "_unary", "_variadic"):
             yield nn.functional, f"has_torch_function{name}", lambda *_: False
@@ -186,16 +185,14 @@ class Watch(TorchFunctionMode):
 
             def run(*qkv: Any, cast: Callable[[Any], Any]) -> Any:
                 flat = [x.flatten(0, 1) if ndim == 3 else x for x in qkv]
-                found = function(*before, *flat, *cast(after), **cast(rest))
-                out = found[0] if isinstance(found, tuple) else found
+                out = tree_leaves(function(*before, *flat, *cast(after), **cast(rest)))[0]
                 return out.transpose(1, 2) if turned else four_axes(out, qkv[0].shape[1])
 
             q, k, v = (four_axes(x.detach(), self._heads) for x in tensors)
-            cached = "it goes on from what `SpecCache` has kept, at each call"
-            reason = cached if hasattr(tensors[1], "attnspec_cached") else None
+            cached = hasattr(tensors[1], "attnspec_cached")
+            reason = "it goes on from what `SpecCache` has kept, at each call" if cached else None
             if q.ndim == 4:
-                shape = (*q.shape[:3], k.shape[2])
-                self._made(Call(kind, shape, q, k, v, run, reason=reason))
+                self._made(Call(kind, (*q.shape[:3], k.shape[2]), q, k, v, run, reason=reason))
             with patch.object(self, "busy", True):
                 return function(*args, **kwargs)
 
@@ -203,24 +200,21 @@ class Watch(TorchFunctionMode):
 
 
 def _whole(frame: Frame, output: Any) -> Call:
-    """A module as a whole, that was called with hidden states [B, n, D] and has given an output:
-    which of its rows move with which positions, in a call for each."""
-    named: dict[Any, Any] = {**dict(enumerate(frame.args)), **frame.kwargs}
-    states = [x for x in named.values() if isinstance(x, torch.Tensor) and x.ndim == 3]
-    first = output[0] if isinstance(output, tuple | list) and output else output
-    cached = any(callable(getattr(x, "get_seq_length", None)) for x in named.values())
-    kind, x = "the module as a whole", states[0].detach() if states else torch.empty(0)
-    if cached or getattr(first, "shape", ())[:2] != x.shape[:2]:
+    """A module as a whole: which rows of its output move with which positions of its states."""
+    given: Any = (frame.args, frame.kwargs)
+    tensors = [x for x in tree_leaves(given) if isinstance(x, torch.Tensor) and x.ndim == 3]
+    states = tensors[0] if tensors else torch.empty(0)
+    cached = any(is_cache(x) for x in tree_leaves(given))
+    if cached or getattr(tree_leaves(output)[0], "shape", ())[:2] != states.shape[:2]:
         reason = "it does not take hidden states [B, n, D] alone, without a cache, for [B, n, …]"
-        return Call(kind, together=True, reason=reason)
+        return Call(_WHOLE, together=True, reason=reason)
+    x = states.detach()
 
     def moved(noise: torch.Tensor, at: slice) -> torch.Tensor:
         other = x.clone()
         other[:, at] += noise
-        given = {name: other if each is states[0] else each for name, each in named.items()}
-        args = [given.pop(at) for at in range(len(frame.args))]
-        found: Any = frame.module(*args, **given)
-        out: torch.Tensor = found[0] if isinstance(found, tuple | list) else found
+        args, kwargs = tree_map_only(torch.Tensor, lambda t: other if t is states else t, given)
+        out: torch.Tensor = tree_leaves(frame.module(*args, **kwargs))[0]
         return out.flatten(2)
 
     def sizes(double: bool) -> torch.Tensor:
@@ -232,4 +226,4 @@ def _whole(frame: Frame, output: Any) -> Call:
         rows = [(out - before).abs().nan_to_num().amax(-1) > still for out in after]
         return torch.stack(rows, -1)[:, None].float()
 
-    return Call(kind, (len(x), 1, x.shape[1], x.shape[1]), sizes=sizes, together=True)
+    return Call(_WHOLE, (len(x), 1, x.shape[1], x.shape[1]), sizes=sizes, together=True)

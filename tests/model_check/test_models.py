@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
+from model_families import FAMILIES
+from model_settings import IMPLEMENTATIONS, MODELS, PAGE, SETTINGS, build, outcome, uncompiled
 from random_specs import spec_text
+from tiny_models import bert, llama, names_restored, padded, tokens, transformers
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 import attnspec
 from attnspec import verify_model
+from attnspec.cli import main
+from attnspec.integrations.transformers import convert, register
 from attnspec.model_check import Interrupted, Run, documents
 from attnspec.testing import assert_attends
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:flex_attention called without"),
-    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
-    pytest.mark.filterwarnings("ignore:enable_nested_tensor is True"),
-]
+_WARNINGS = ("flex_attention called without", "The PyTorch API of nested", "enable_nested_tensor")
+pytestmark = [pytest.mark.filterwarnings(f"ignore:{words}") for words in _WARNINGS]
 
 FULL = attnspec.parse("attention all { attend full }")
 CAUSAL = attnspec.parse("attention past { causal attend full }")
@@ -31,7 +36,11 @@ PER_HEAD = attnspec.parse(
     "attention per_head { heads 4 head 0 { attend window(radius = 2) } head 1..3 { attend full } }"
 )
 DOCUMENTS = attnspec.parse("attention docs { input document: ids causal attend same(document) }")
+CROSS = attnspec.parse("attention both { cross attend full }")
 B, N, H, D = 2, 10, 4, 16
+POSITIONS = torch.cat([torch.arange(5), torch.arange(7)])[None]
+ONES = torch.ones(2, 12, dtype=torch.long)
+BY_STEM = {family.stem: family for family in FAMILIES}
 Attend = Callable[..., Any]
 
 
@@ -72,18 +81,14 @@ def flex(q: Any, k: Any, v: Any, mask: Any) -> Any:
 
 
 class SomeAttention(nn.Module):
-    """Projections around an attention with a mask [1, H, n, n]; G heads of keys, repeated by
-    `repeat`."""
+    """Projections around an attention with a mask [1, H, n, n]; G heads of keys are repeated."""
 
     def __init__(self, attend: Attend, mask: torch.Tensor, groups: int = 0, size: int = 4) -> None:
         super().__init__()
         heads = mask.shape[1]
         groups = groups or heads
-        self.q, self.kv, self.out = (
-            nn.Linear(D, size * heads),
-            nn.Linear(D, 2 * size * groups),
-            nn.Linear(size * heads, D),
-        )
+        self.q, self.kv = nn.Linear(D, size * heads), nn.Linear(D, 2 * size * groups)
+        self.out = nn.Linear(size * heads, D)
         self.attend, self.mask, self.groups = attend, mask, groups
         self.repeat: Any = lambda x: x.repeat_interleave(heads // groups, 1)
 
@@ -106,12 +111,10 @@ class Net(nn.Module):
         return x
 
 
-def net(
-    spec: attnspec.Spec, wrong: torch.Tensor | None = None, attend: Attend = sdpa, n: int = N
-) -> Net:
+def net(spec: attnspec.Spec, wrong: torch.Tensor | None = None, attend: Attend = sdpa) -> Net:
     """Three layers of a spec, the second with a wrong mask."""
     torch.manual_seed(0)
-    masks = [mask_of(spec, n, layer) for layer in range(3)]
+    masks = [mask_of(spec, layer=layer) for layer in range(3)]
     masks[1] = masks[1] if wrong is None else wrong
     return Net(*(SomeAttention(attend, mask) for mask in masks))
 
@@ -161,7 +164,7 @@ def test_a_fault_is_found_in_its_layer_alone(spec: attnspec.Spec, fault: Any) ->
     assert [layer.ok for layer in found.layers] == [True, False, True]
     leaks, missing = fault(right) & ~right, right & ~fault(right)
     for pairs, differs in ((found.leaks, leaks), (found.missing, missing)):
-        expected = [(b, 1, h, q, k) for b in range(B) for _, h, q, k in differs.nonzero().tolist()]
+        expected = [(b, 1, *at[1:]) for b in range(B) for at in differs.nonzero().tolist()]
         assert pairs == expected
 
 
@@ -174,7 +177,7 @@ def test_grouped_heads_repeated_wrongly_are_found(attend: Attend) -> None:
     assert "query head 1 reads the values of head 1: grouped heads are repeated" in str(found)
 
 
-def test_a_block_list_that_is_ignored_is_found() -> None:
+def test_a_block_list_that_is_ignored_and_keys_in_the_denominator_are_found() -> None:
     # uncompiled, FlexAttention goes by the function alone, which lets everything through
     lists = torch.zeros(1, 1, 1, 1, dtype=torch.int32)
     blocks = BlockMask.from_kv_blocks(lists, lists, BLOCK_SIZE=N, seq_lengths=(N, N))
@@ -183,11 +186,8 @@ def test_a_block_list_that_is_ignored_is_found() -> None:
     found = verify_model(Net(SomeAttention(attend, mask_of(FULL))), nothing, states())
     assert found.leaks[0] == (0, 0, 0, 0, 0)
     assert found.layers[0].leak_count == B * H * N * N
-
-
-def test_keys_in_the_denominator_are_read() -> None:
-    attend = masked_after(lambda x: x.softmax(-1), divided=False)
-    found = verify_model(net(CAUSAL, attend=attend), CAUSAL, states())
+    undivided = masked_after(lambda x: x.softmax(-1), divided=False)
+    found = verify_model(net(CAUSAL, attend=undivided), CAUSAL, states())
     assert found.leaks[0] == (0, 0, 0, 0, 1)
 
 
@@ -278,14 +278,12 @@ def test_layers_that_are_asked_for() -> None:
     assert verify_model(model, CAUSAL, states(), layers="layers.2").ok
     with pytest.raises(attnspec.AttnSpecError, match="numbers or modules"):
         verify_model(model, CAUSAL, states(), layers=["layers.7"])
-    mixed = attnspec.parse(
-        "attention m { layers 3 layer 0, 2 { attend full } layer 1 { attend self } }"
-    )
+    text = "attention m { layers 3 layer 0, 2 { attend full } layer 1 { attend self } }"
+    mixed = attnspec.parse(text)
     right = net(FULL, torch.eye(N, dtype=torch.bool).expand(1, H, N, N))
     assert verify_model(right, mixed, states()).ok
-    assert "the spec has 3 layers, 2 ran" in str(
-        verify_model(Net(*right.layers[:2]), mixed, states())
-    )
+    found = verify_model(Net(*right.layers[:2]), mixed, states())
+    assert "the spec has 3 layers, 2 ran" in str(found)
 
 
 def test_the_fixture_and_what_is_handed_in() -> None:
@@ -326,3 +324,136 @@ def test_documents_begin_where_positions_start_again() -> None:
     assert found is not None
     assert found.tolist() == [[0, 0, 0, 1, 1], [0] * 5, [0] * 5]
     assert documents(positions[1:2]) is None
+
+
+def test_the_known_leak_of_packed_documents_is_reported() -> None:
+    call: dict[str, Any] = {"input_ids": tokens(2, 12), "position_ids": POSITIONS}
+    model = llama("sdpa")
+    assert verify_model(model, DOCUMENTS, **call, use_cache=False).ok
+    for leaking, way_out in (
+        ({}, "equal with `use_cache=False`"),
+        ({"attention_mask": ONES, "use_cache": False}, "equal without `attention_mask`"),
+        ({"attention_mask": ONES}, "equal without `attention_mask` and with `use_cache=False`"),
+    ):
+        found = verify_model(model, DOCUMENTS, **call, **leaking)
+        assert found.leaks[0] == (0, 0, 0, 5, 0)
+        assert "another document is read" in str(found)
+        assert way_out in str(found)
+
+
+def test_faults_inside_transformers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = build("Mistral", "eager"), tokens(2, 16)
+    caches = transformers.DynamicCache(config=model.config), transformers.DynamicCache()
+    for cache in caches:
+        model(ids[:, :9], past_key_values=cache)
+    assert verify_model(model, NEAR, ids[:, 9:], past_key_values=caches[0]).ok
+    assert caches[0].get_seq_length() == 9
+    monkeypatch.setattr(model.config, "sliding_window", None)
+    found = verify_model(model, NEAR, ids[:, 9:], past_key_values=caches[1])
+    assert found.leaks[0] == (0, 0, 0, 9, 0)
+    assert "DynamicCache with 9 positions" in str(found)
+    modeling: Any = transformers.models.mistral.modeling_mistral
+    monkeypatch.setattr(modeling, "repeat_kv", lambda x, count: x.repeat(1, count, 1, 1))
+    found = verify_model(model, CAUSAL, ids)
+    assert "query head 1 reads the values of head 1" in str(found)
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_padding_on_either_side(left: bool) -> None:
+    call = {"input_ids": tokens(3, 12), "attention_mask": padded(12, left=left)}
+    assert verify_model(llama("eager"), CAUSAL, **call).ok
+    model = bert("sdpa")
+    assert verify_model(model, FULL, **call).ok
+    # a mask of ones: padding is read, and the spec is told which that is
+    read = {**call, "attention_mask": torch.ones_like(call["attention_mask"])}
+    model.forward = lambda *args, _call=model.forward, **kwargs: _call(**read)
+    assert "padding is read" in str(verify_model(model, FULL, **call))
+
+
+@pytest.mark.filterwarnings("ignore:`sinks` names positions")
+def test_positions_count_from_the_first_real_token() -> None:
+    sinks = attnspec.parse("attention sinks { causal attend columns(first(2)) | self }")
+    call = {"input_ids": tokens(3, 12), "attention_mask": padded(12, left=True)}
+    with names_restored(), convert(llama("eager"), sinks) as done:
+        assert verify_model(done.model, sinks, **call).ok
+        assert verify_model(done.model, sinks, **call, positions="real").missing
+
+
+def test_cross_attention_needs_a_spec_that_says_so() -> None:
+    family = BY_STEM["Bart"]
+    model, call = family.build(), family.inputs()
+    found = verify_model(model, CROSS, call=call)
+    assert found.ok
+    assert [layer.layer for layer in found.layers if layer.reason is None] == [0, 1]
+    found = verify_model(model, CAUSAL, call=call, layers=[2, 3])
+    assert found.ok
+    assert "it reads another sequence, and the spec is of one" in str(found)
+
+
+@pytest.mark.parametrize("stem", ["DebertaV2", "XLNet", "Falcon", "Longformer", "Albert", "ViT"])
+def test_families_with_code_of_their_own(stem: str) -> None:
+    family = BY_STEM[stem]
+    text = {"Falcon": "causal attend full", "Longformer": "attend window(radius = 2)"}
+    spec = attnspec.parse(f"attention own {{ {text.get(stem, 'attend full')} }}")
+    found = verify_model(family.build(), spec, call=family.inputs())
+    assert found.ok, found
+    assert (found.layers[0].heads is None) is (stem == "Longformer")
+
+
+def test_converted_and_registered_models_find_packed_documents(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    log = logging.getLogger("attnspec")
+    monkeypatch.setattr(log, "info", lambda words, *parts: said.append(words % parts))
+    call: dict[str, Any] = {"input_ids": tokens(2, 12)}
+    with names_restored():
+        model, other = llama("eager"), llama("eager")
+        convert(model, DOCUMENTS)
+        convert(other, CAUSAL)
+        for built in (model, llama(register(DOCUMENTS, "attnspec_packed"))):
+            for settings in ({}, {"attention_mask": ONES}, {"use_cache": False}):
+                said.clear()
+                call["position_ids"] = POSITIONS.clone()
+                assert verify_model(built, DOCUMENTS, **call, **settings).ok
+                assert "2 packed documents a sample; they are the input" in said[0]
+        with pytest.warns(UserWarning, match="2 packed documents a sample, which read each other"):
+            assert not verify_model(other, DOCUMENTS, **call, attention_mask=ONES).ok
+        # said once
+        assert verify_model(other, CAUSAL, **call).ok
+
+
+@pytest.mark.parametrize("model", ["Llama", "GptOss", "Bert"])
+def test_the_table_of_the_page_is_what_happens(model: str) -> None:
+    rows = [line.strip("| \n").split(" | ") for line in PAGE.read_text("utf-8").splitlines()]
+    table = {(row[0], row[1].strip("`")): row[2:] for row in rows if len(row) == 2 + len(SETTINGS)}
+    assert {name for name, _ in table} - {"model", "---"} == set(MODELS)
+    with names_restored(), uncompiled():
+        for at, implementation in enumerate(IMPLEMENTATIONS):
+            for setting in SETTINGS[at::3]:
+                cell = table[model, implementation][SETTINGS.index(setting)]
+                assert outcome(model, implementation, setting) == cell, (implementation, setting)
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "past.attn").write_text(CAUSAL.source)
+    (tmp_path / "docs.attn").write_text(DOCUMENTS.source)
+    (tmp_path / "made_here.py").write_text(
+        "import torch\nfrom tiny_models import llama, tokens\n"
+        "def alone(): return llama('sdpa')\n"
+        "def called(): return alone(), (tokens(1, 8),), {'use_cache': False}\n"
+        "def nothing(): return torch.nn.Linear(2, 2)\n"
+    )
+    for line, code, words in (
+        ("alone past.attn -n 9", 0, ""),
+        ("called past.attn", 0, "3 attention layers checked"),
+        ("called docs.attn -n 8 --input document=0*3,1*5 --json", 1, "[ [ 0, 0, 0, 3, 0 ]"),
+        ("nothing past.attn", 2, "no `vocab_size`"),
+        ("missing past.attn", 2, "makes no model"),
+        ("x: past.attn", 2, ""),
+        ("alone docs.attn", 2, ""),
+    ):
+        ran = CliRunner().invoke(main, f"verify --model made_here:{line}".split())
+        shown = " ".join(ran.output.split())
+        assert (ran.exit_code, words in shown) == (code, True), shown
