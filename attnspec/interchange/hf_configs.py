@@ -15,7 +15,7 @@ import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 from attnspec.spec import Spec, parse
 from attnspec.text.diagnostics import AttnSpecError, hinted, ranges
@@ -28,7 +28,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 _BY_TYPES = _names(
-    "cohere2 exaone4 gemma2 gemma3_text gemma3n_text gemma4_text gpt_oss lfm2 llama4_text ministral"
+    "cohere2 exaone4 gemma2 gemma3_text gemma3n_text gpt_oss lfm2 llama4_text ministral"
     " modernbert olmo3 qwen2 qwen2_moe qwen3 smollm3"
 )
 """Types that read `layer_types`."""
@@ -65,10 +65,6 @@ _PLAIN_TEXTS = _names(
     " llava llava_next llava_next_video llava_onevision mistral3 smolvlm video_llava vipllava"
 )
 """Types whose text model reads images and text alike, as its own config says."""
-
-
-_SIZES = _names("head_dim intermediate_size num_key_value_heads")
-"""Fields that layers may have for themselves: they change neither pairs nor how scores are made."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +105,7 @@ _REFUSED = (
     Refused(
         "use_bidirectional_attention",
         "is read by some of transformers' implementations of attention alone",
-        ("gemma", "gemma2", "gemma3", "gemma3n_text", "gemma4_text"),
+        ("gemma", "gemma2", "gemma3", "gemma3n_text"),
         unless=("paligemma",),
     ),
     Refused("use_relative_position_bias", _A_TABLE, ("beit",)),
@@ -138,7 +134,6 @@ _SCORES = (
 
 _ALWAYS = {
     "gemma3n_text": ("scale 1",),
-    "gemma4_text": ("scale 1",),
     # the model hands the logit of each head over, as `s_aux`
     "gpt_oss": ("normalize softmax1",),
     "bloom": ("score alibi()",),
@@ -172,14 +167,11 @@ class Config:
         return not isinstance(self._fields, Mapping)
 
     @property
-    def fields_of_layers(self) -> set[str]:
-        """The names of the fields that single layers have for themselves."""
-        fields = self._fields
-        if not isinstance(fields, Mapping):
-            if not getattr(fields, "is_heterogeneous", False):
-                return set()
-            fields = cast("Any", fields).to_dict()
-        return {name for own in (fields.get("per_layer_config") or {}).values() for name in own}
+    def layers_differ(self) -> bool:
+        """Whether layers have fields of their own."""
+        if isinstance(self._fields, Mapping):
+            return bool(self._fields.get("per_layer_config"))
+        return bool(getattr(self._fields, "is_heterogeneous", False))
 
 
 @dataclass(frozen=True)
@@ -253,11 +245,8 @@ def _as_its_class_reads_it(config: object) -> object:
 
 def _require_sayable(config: Config, within: str = "") -> None:
     """Refuse fields that no spec says."""
-    differing = sorted(config.fields_of_layers - _SIZES)
-    if differing:
-        raise AttnSpecError(
-            f"`per_layer_config` gives layers a `{differing[0]}` of their own, which no spec says"
-        )
+    if config.layers_differ:
+        raise AttnSpecError("`per_layer_config` gives layers other fields, which are not read here")
     for rule in _REFUSED:
         if rule.applies(config, within):
             raise AttnSpecError(f"`{rule.name} = {config.get(rule.name)}` {rule.why}")

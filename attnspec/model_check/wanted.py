@@ -107,7 +107,8 @@ class Wanted:
 
     def _inputs(self, inputs: Mapping[str, object]) -> dict[str, torch.Tensor]:
         """The run-time inputs, documents from `position_ids` where they are not given."""
-        every = {**(self.arguments.get("attnspec_inputs") or {}), **inputs}
+        own = self.arguments.get("attnspec_inputs")
+        every = {**(own if isinstance(own, Mapping) else {}), **inputs}
         missing = {x.name: x.kind for x in self.program.inputs if x.name not in every}
         if self.documents is not None and list(missing.values()) == ["ids"]:
             every |= dict.fromkeys(missing, self.documents)

@@ -411,7 +411,10 @@ def test_converted_and_registered_models_find_packed_documents(
         model, other = llama("eager"), llama("eager")
         convert(model, DOCUMENTS)
         convert(other, CAUSAL)
-        for built in (model, llama(register(DOCUMENTS, "attnspec_packed"))):
+        for built in (
+            model,
+            llama(register(DOCUMENTS, "attnspec_packed_by_positions", override=True)),
+        ):
             for settings in ({}, {"attention_mask": ONES}, {"use_cache": False}):
                 said.clear()
                 call["position_ids"] = POSITIONS.clone()
