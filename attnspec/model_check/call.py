@@ -136,7 +136,7 @@ def written_out(
         setattr(out, _OF, scores)
         return out, None
     by_letters = name == "einsum"
-    factors = args[by_letters:]
+    factors: Any = args[by_letters:]
     factors = factors[0] if by_letters and isinstance(factors[0], list | tuple) else factors
     weights = next((x for x in factors if hasattr(x, _OF)), None)
     if weights is None:

@@ -205,9 +205,9 @@ class Run:
     def _report(
         self, interrupted: str | None = None, equal_with: tuple[str, ...] = ()
     ) -> ModelVerification:
-        names, wanted = (self.spec.name, type(self.model).__name__), self.wanted
-        lists = map(tuple, (wanted.words, self.checks, self.faults))
-        return ModelVerification(*names, *lists, equal_with, interrupted)
+        names, words = (self.spec.name, type(self.model).__name__), tuple(self.wanted.words)
+        checks, faults = tuple(self.checks), tuple(self.faults)
+        return ModelVerification(*names, words, checks, faults, equal_with, interrupted)
 
     def _equal_settings(self) -> Iterator[str]:
         """The settings, other than this in one or two things, in which the model reads the pairs of

@@ -360,7 +360,7 @@ def test_faults_inside_transformers_are_found(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("left", [True, False])
 def test_padding_on_either_side(left: bool) -> None:
-    call = {"input_ids": tokens(3, 12), "attention_mask": padded(12, left=left)}
+    call: dict[str, Any] = {"input_ids": tokens(3, 12), "attention_mask": padded(12, left=left)}
     assert verify_model(llama("eager"), CAUSAL, **call).ok
     model = bert("sdpa")
     assert verify_model(model, FULL, **call).ok
@@ -373,7 +373,7 @@ def test_padding_on_either_side(left: bool) -> None:
 @pytest.mark.filterwarnings("ignore:`sinks` names positions")
 def test_positions_count_from_the_first_real_token() -> None:
     sinks = attnspec.parse("attention sinks { causal attend columns(first(2)) | self }")
-    call = {"input_ids": tokens(3, 12), "attention_mask": padded(12, left=True)}
+    call: dict[str, Any] = {"input_ids": tokens(3, 12), "attention_mask": padded(12, left=True)}
     with names_restored(), convert(llama("eager"), sinks) as done:
         assert verify_model(done.model, sinks, **call).ok
         assert verify_model(done.model, sinks, **call, positions="real").missing
