@@ -163,9 +163,9 @@ def bytes_alive() -> int:
     """The bytes of all tensors that live, each storage once."""
     gc.collect()
     tensors = (x for x in gc.get_objects() if type(x) is torch.Tensor)
-    # a tensor that vmap made, kept by the error of another test, has no storage
-    batched = torch._C._functorch.is_batchedtensor
-    storages = (x.untyped_storage() for x in tensors if not batched(x))
+    # what a transform wrapped, kept by the error of another test, has no storage
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    storages = (x.untyped_storage() for x in tensors if not wrapped(x))
     return sum({x.data_ptr(): x.nbytes() for x in storages}.values())
 
 
