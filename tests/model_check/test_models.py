@@ -460,3 +460,5 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ran = CliRunner().invoke(main, f"verify --model made_here:{line}".split())
         shown = " ".join(ran.output.split())
         assert (ran.exit_code, words in shown) == (code, True), shown
+        if "--json" in line:
+            assert json.loads(ran.stdout)["ok"] is False
