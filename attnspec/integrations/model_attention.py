@@ -370,7 +370,7 @@ class ModelAttention:
                 f"`{name}` names positions or draws by them, and they count from the padding, so "
                 f"that the first tokens are not those of the text: {COUNTS_REAL}",
             )
-        if mask.parted and self._apart:
+        if mask.parted and self._reads_positions:
             self.warn_once(
                 "padding in between",
                 f"`{name}` reads by distances or positions, and padding between tokens counts, so "
@@ -614,10 +614,13 @@ class ModelAttention:
             return given
         if mask.q_offset or position_ids.ndim != 2 or position_ids.shape[1] != mask.end:
             return given
+        # the layers of one pass are given the same tensor, which a GPU is waited for once
+        first = not traced and self._looked_at() is not position_ids
+        if not (taken or first):
+            return given
         name = self.program.name
         found = labels(position_ids.expand(batch, -1), mask.padding)
-        # the layers of one pass are given the same tensor, which a GPU is waited for once
-        if not traced and self._looked_at() is not position_ids and bool(found.any()):
+        if first and bool(found.any()):
             count = f"`position_ids` show up to {int(found.max()) + 1} packed documents a sample"
             if taken:
                 # just what is meant: nothing to warn of
@@ -717,7 +720,7 @@ class ModelAttention:
         return any(BY_NAME[leaf.pattern].anchors(dict(leaf.arguments)) for leaf in self._leaves)
 
     @property
-    def _apart(self) -> bool:
+    def _reads_positions(self) -> bool:
         """Whether the pairs depend on more than the order of positions."""
         return any(leaf.pattern not in ("full", "causal") for leaf in self._leaves)
 

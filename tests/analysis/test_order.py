@@ -74,7 +74,7 @@ def test_measured_orders(graph: str) -> None:
         ("input marked: tokens attend global(marked)", "n**2", "run-time inputs"),
     ],
 )
-def test_what_cannot_be_counted_has_a_bound(body: str, most: str, note: str) -> None:
+def test_orders_without_counts_are_bounds(body: str, most: str, note: str) -> None:
     found = order_of(spec_of(body))
     assert (found.value, found.quality) == (most, "bound")
     assert note in found.note

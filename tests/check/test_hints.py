@@ -18,7 +18,7 @@ CASES = (
 
 
 @pytest.mark.parametrize("body", CASES)
-def test_what_is_named_can_be_pasted_and_holds(body: str) -> None:
+def test_hints_can_be_pasted_and_hold(body: str) -> None:
     text = f"attention a {{\n{body}\n}}"
     (refuted,) = [d for d in parse(text).check() if d.code == "A606"]
     found = re.match(

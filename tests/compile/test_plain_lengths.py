@@ -129,7 +129,7 @@ def test_plain_operations_in_this_process_are_exported_for_every_length(body: st
         ("input x: numbers attend where(x(k) + 1 < x(q))", "the numbers of `x` are checked"),
     ],
 )
-def test_what_goes_by_a_length_or_numbers_is_refused(body: str, words: str) -> None:
+def test_sizes_and_checks_that_read_numbers_are_refused_in_a_trace(body: str, words: str) -> None:
     module = Positional(attnspec.parse(f"attention plain {{ {body} }}").compile())
     with composed(), pytest.raises(ValueError, match=words):
         exported(module, body, False)

@@ -86,7 +86,7 @@ assert AutoModel.from_pretrained({str(tmp_path)!r}).config.attnspec"""
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_what_a_config_cannot_hold_is_warned_of(tmp_path: Path) -> None:
+def test_saving_warns_of_settings_that_no_config_holds(tmp_path: Path) -> None:
     convert(model := bert("eager"), attnspec.parse(WINDOW).compile())
     model.save_pretrained(tmp_path)
     with pytest.warns(UserWarning, match="was saved with a sparse attention"):

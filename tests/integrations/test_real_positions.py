@@ -123,7 +123,7 @@ def test_padded_samples_write_as_alone(how: str) -> None:
     assert (write(ids, mask) == torch.cat(rows)).all()
 
 
-def test_what_is_written_behind_padding_on_the_right() -> None:
+def test_tokens_after_padding_on_the_right() -> None:
     model, mask, more = llama("eager"), real_of(left=False), torch.ones(4, 3, dtype=torch.long)
     ids, new, spec = tokens(4, N) * mask, tokens(4, 3), f"attention s {{ {TEXTS['sinks']} }}"
     with convert(model, attnspec.parse(spec), positions="real"):

@@ -169,7 +169,7 @@ def test_packed_documents_are_refused_by_what_was_traced() -> None:
         ("attention s { causal attend full scale 1 / sqrt(n) }", "it reads n"),
     ],
 )
-def test_what_only_numbers_show_is_refused_in_a_trace(text: str, words: str) -> None:
+def test_a_trace_refuses_causality_that_only_pairs_show(text: str, words: str) -> None:
     model, given = llama("sdpa"), called(8, False)
     model.set_attn_implementation(named(text))
     torch._dynamo.reset()

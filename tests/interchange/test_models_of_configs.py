@@ -411,7 +411,7 @@ def test_gemma3_halves_its_window_where_it_reads_both_ways() -> None:
         assert "window(radius = 8)" in from_hf_config(form).source
 
 
-def test_what_a_class_computes_may_be_null() -> None:
+def test_computed_fields_may_be_null() -> None:
     saved = {
         "model_type": "modernbert",
         "num_hidden_layers": LAYERS,

@@ -254,7 +254,7 @@ class FusedOtherwise(Net):
         return super().forward(x) if seen else super().forward(x) + x.sum(1, keepdim=True)
 
 
-def test_what_cannot_be_looked_at_is_never_ok() -> None:
+def test_unchecked_layers_are_never_ok() -> None:
     unused, broken = net(CAUSAL), net(CAUSAL)
     unused.spare = SomeAttention(sdpa, mask_of(CAUSAL))
     nn.init.constant_(next(iter(broken.layers)).kv.bias, torch.nan)  # type: ignore[arg-type,union-attr]
@@ -304,7 +304,7 @@ def test_the_fixture_and_what_is_handed_in() -> None:
         verify_model(None, CAUSAL)  # type: ignore[arg-type]
 
 
-def test_what_was_looked_at_is_told_when_it_ends_early() -> None:
+def test_an_early_end_reports_the_layers_checked() -> None:
     def stop(count: int, path: str) -> None:
         if count == 1:
             raise KeyboardInterrupt
