@@ -21,7 +21,7 @@ MUTANTS ?=
 SPEC ?= examples/sparse_strided.attn
 EMITTED := $(notdir $(SPEC:.attn=_attn.py))
 
-.PHONY: help setup demo test quick lint types format slow soak replay house reference docs minilm lm bench bench-quick accuracy clean mutants versions
+.PHONY: help setup demo test quick lint types format slow soak tiny replay house reference docs minilm lm bench bench-quick accuracy clean mutants versions
 
 help:  ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -98,6 +98,9 @@ SOAK_ARGS ?=
 soak: $(INSTALLED)  ## random specs against a meaning of their own, for MINUTES=10 from SEED=0
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m soak \
 		--minutes $(MINUTES) --seed $(SEED) --processes $(WORKERS) $(SOAK_ARGS)
+
+tiny: $(INSTALLED)  ## the tests that hold under limits made tiny, under those
+	ATTNSPEC_LIMITS=tiny $(PYTEST) tests
 
 REPLAY ?=
 

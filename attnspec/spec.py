@@ -20,6 +20,7 @@ from attnspec.ir.api_checks import index_of, joined_parameters, length_of, param
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Input, ParameterValue, Program
 from attnspec.ir.serial import fingerprint
+from attnspec.limits import LIMITS
 from attnspec.lower.devices import device_of
 from attnspec.lower.lower import require_built
 from attnspec.lower.work import Shape
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
     from attnspec.show.differences import Difference
     from attnspec.show.picture import Picture
     from attnspec.verification.given_masks import MaskComparison
-
-MOST_NODES = 4096
-"""The longest sequence that `Spec.graph` builds: networkx spends some 200 bytes on an edge."""
 
 
 def load(
@@ -237,7 +235,7 @@ class Spec:
     ) -> networkx.DiGraph[int]:
         """networkx.DiGraph on the nodes 0 .. n - 1; an edge q -> k says that q reads k.
 
-        Raises AttnSpecError above n = `MOST_NODES`, and for a spec with `cross`.
+        Raises AttnSpecError above n = `LIMITS.matrix`, and for a spec with `cross`.
         """
         import networkx
 
@@ -247,9 +245,9 @@ class Spec:
                 " use `adjacency`"
             )
         n = length_of(n)
-        if n > MOST_NODES:
+        if n > LIMITS.matrix:
             raise AttnSpecError(
-                f"a networkx graph is built up to n = {MOST_NODES:,}, got {n:,}: use `adjacency`"
+                f"a networkx graph is built up to n = {LIMITS.matrix:,}, got {n:,}: use `adjacency`"
             )
         graph: networkx.DiGraph[int] = networkx.DiGraph()
         graph.add_nodes_from(range(n))

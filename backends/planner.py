@@ -15,11 +15,12 @@ from attnspec.backends import BACKENDS
 from attnspec.backends.plugins import installed, installed_names
 from attnspec.backends.rows.backend import RowsBackend
 from attnspec.backends.torch_call.backend import TorchCall
-from attnspec.backends.torch_call.forms import SHORT, form_of
+from attnspec.backends.torch_call.forms import form_of
 from attnspec.graphs.bind import BindError, extents_of, located
 from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program
+from attnspec.limits import LIMITS
 from attnspec.lower.cost_model import MEASURED, current, origin
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.lower.ranges import as_planned
@@ -37,10 +38,6 @@ from attnspec.text.diagnostics import AttnSpecError, ranges
 
 AUTO = "auto"
 """Stands in place of a backend's name for the cheapest."""
-
-LONGEST = 1 << 20
-"""The longest sequence that is planned ahead: every tile size is tried, which takes some gigabytes
-for a graph whose pairs are spread out."""
 
 ON_REQUEST = "here it runs where it is asked for by name"
 """What stands for the refusal of a backend that is not."""
@@ -218,13 +215,14 @@ def plan(
     """The backends of all layers and heads at n positions, by estimates for a shape.
 
     Raises BackendError for a backend that is unknown or refuses, SpecError where a size has no
-    admissible value at n, AttnSpecError above `LONGEST` and for lengths that a spec does not have.
+    admissible value at n, AttnSpecError above `LIMITS.planned` and for lengths that a spec does
+    not have.
     """
     check_backend(backend)
     heads = shape.heads_of(program)
     shape = replace(shape, heads=heads)
-    if n > LONGEST:
-        raise AttnSpecError(f"plans are made up to n = {LONGEST:,}, got {n:,}")
+    if n > LIMITS.planned:
+        raise AttnSpecError(f"plans are made up to n = {LIMITS.planned:,}, got {n:,}")
     kind = device.partition(":")[0]
     inputs = stand_ins(program)
     if n == 0:
@@ -383,7 +381,7 @@ def _evident(work: Work, device: str) -> Backend | None:
     if refusal_of(ROWS, work, device) is None:
         # nothing reads fewer keys
         return ROWS
-    if work.n_q * work.n_k > SHORT or refusal_of(TORCH, work, device) is not None:
+    if work.n_q * work.n_k > LIMITS.pairs_short or refusal_of(TORCH, work, device) is not None:
         return None
     # what has no value says so now, not when it runs
     form_of(work)

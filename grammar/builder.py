@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from lark import Token, Tree
 
 from attnspec.grammar import nodes
-from attnspec.grammar.scanner import MAX_NESTING, too_deep
+from attnspec.grammar.scanner import too_deep
+from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import SpecError
 from attnspec.text.source import Source, Span
 
@@ -35,7 +36,7 @@ _LEVELS = frozenset("attention parameters scope chain prefix call range members 
 def build(tree: Tree[Token], source: Source) -> Any:
     """The syntax tree of a text that the grammar accepts, a file or an expression.
 
-    Raises SpecError (A191) where the tree would be more than `MAX_NESTING` levels deep.
+    Raises SpecError (A191) where the tree would be more than `LIMITS.nesting` levels deep.
     """
     stack = [_Frame(str(tree.data), iter(tree.children), [], 0)]
     while True:
@@ -46,7 +47,7 @@ def build(tree: Tree[Token], source: Source) -> Any:
         elif child is not None:
             rule = str(child.data)
             depth = frame.depth + (rule in _LEVELS)
-            if depth > MAX_NESTING:
+            if depth > LIMITS.nesting:
                 raise SpecError(too_deep(_first_word(child, source).span))
             stack.append(_Frame(rule, iter(child.children), [], depth))
         else:

@@ -13,16 +13,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from attnspec.grammar.numbers import number_problem
+from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import Diagnostic, SpecError
 from attnspec.text.source import Source, Span
 
-MAX_CHARACTERS = 1 << 20
-MAX_TOKENS = 40_000
-MAX_NESTING = 64
 MAX_NAME = 64
-
-MAX_PROBLEMS = 100
-"""Far more than are shown; a text with so many mistakes is something else, and not read on."""
 
 
 class Word(NamedTuple):
@@ -127,14 +122,15 @@ def scan(source: Source) -> Scan:
     """Reads the whole text once. Problems that leave the rest readable are in `problems`.
 
     Raises SpecError where a limit is exceeded (A190, A191, A192), or with the first problems where
-    they are MAX_PROBLEMS.
+    they are `LIMITS.problems`.
     """
     text = source.text
-    if len(text) > MAX_CHARACTERS:
+    if len(text) > LIMITS.text_size:
         raise SpecError(
             Diagnostic(
                 "A190",
-                f"a text of at most {MAX_CHARACTERS:,} characters is required, found {len(text):,}",
+                f"a text of at most {LIMITS.text_size:,} characters is required,"
+                f" found {len(text):,}",
                 Span(source, 0, 0),
             )
         )
@@ -158,17 +154,18 @@ def scan(source: Source) -> Scan:
         if kind in ("semicolon", "other"):
             continue
         index = len(result.words)
-        if index >= MAX_TOKENS:
+        if index >= LIMITS.words_read:
             raise SpecError(
                 Diagnostic(
                     "A192",
-                    f"a text has at most {MAX_TOKENS:,} words, numbers and signs, found more",
+                    f"a text has at most {LIMITS.words_read:,} words, numbers and signs,"
+                    " found more",
                     Span(source, start, end),
                     help="split the spec into files and import them",
                 )
             )
         prefixes = prefixes + 1 if value in ("-", "~", "not") else 0
-        if prefixes > MAX_NESTING + 1:
+        if prefixes > LIMITS.nesting + 1:
             raise SpecError(too_deep(Span(source, start, end)))
         result.words.append(Word(kind, value, start, end, first))
         first = False
@@ -182,7 +179,7 @@ def scan(source: Source) -> Scan:
 
 def _bracket(result: Scan, index: int, value: str, open_brackets: list[int]) -> None:
     if value in "({[":
-        if len(open_brackets) == MAX_NESTING:
+        if len(open_brackets) == LIMITS.nesting:
             raise SpecError(too_deep(result.span(index)))
         open_brackets.append(index)
         return
@@ -206,7 +203,7 @@ def is_members(result: Scan, opener: int) -> bool:
 def too_deep(span: Span) -> Diagnostic:
     return Diagnostic(
         "A191",
-        f"at most {MAX_NESTING} brackets, prefixes and operators may be nested, found more",
+        f"at most {LIMITS.nesting} brackets, prefixes and operators may be nested, found more",
         span,
         help="give parts a name with `let` or `graph`",
     )
@@ -217,7 +214,7 @@ def _mend(result: Scan, kind: str, value: str, span: Span) -> str:
     problem = _problem(kind, value, span)
     if problem is not None:
         result.problems.append(problem)
-        if len(result.problems) == MAX_PROBLEMS:
+        if len(result.problems) == LIMITS.problems:
             raise SpecError(result.problems)
     if problem is None or kind == "name":
         return value

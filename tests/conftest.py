@@ -55,7 +55,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # taken before -k and -m deselect, so that a narrow run does not see orphans
     config.stash[EVERY_ITEM] = tuple(items)
+    _leave_out_what_has_other_limits(config, items)
     _skip_what_needs_another_version(items)
+
+
+def _leave_out_what_has_other_limits(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of `limits("", "tiny")` a run takes what names its own: the package reads them once."""
+    own = os.environ.get("ATTNSPEC_LIMITS", "")
+    marks = [(item, item.get_closest_marker("limits")) for item in items]
+    kept = [item for item, mark in marks if own in (mark.args if mark else ("",))]
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
 
 
 def _skip_what_needs_another_version(items: list[pytest.Item]) -> None:

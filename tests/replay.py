@@ -3,7 +3,7 @@
 The specs are those of the zoo with small parameters and random ones, drawn once, by the newer
 checkout. A process of each checkout writes down masks, chosen kernels, values and gradients in
 float64, the figures of reports and the verdicts on claims, at five lengths, by public calls alone,
-so that any commit can be the base. Arrays are compared with a tolerance, everything else exactly.
+so that any commit can be the base. Numbers are compared with a tolerance, everything else exactly.
 Nothing is kept. The exit status is 1 where something differs that no option explains.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import pickle
 import re
@@ -31,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 LENGTHS = (1, 7, 40, 130, 520)
 
 SECONDS = 90
-"""What one part of one spec at one length may take."""
+"""Of processor time, what one part of one spec at one length may take."""
 
 PARTS = ("mask", "plan", "values", "report", "verdicts")
 
@@ -112,7 +113,7 @@ class Dump:
         self.answers: dict[str, Any] = {}
 
     def record(self, key: str, ask: Callable[[], Any]) -> Any:
-        signal.alarm(SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
             answer = ask()
         except Exception as error:
@@ -121,7 +122,7 @@ class Dump:
         else:
             self.answers[key] = answer
         finally:
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
         return answer
 
     def run(self) -> dict[str, Any]:
@@ -241,7 +242,7 @@ def dump(tasks: list[dict[str, Any]], folder: Path, parts: tuple[str, ...]) -> N
     import torch
 
     torch.set_num_threads(1)
-    signal.signal(signal.SIGALRM, late)
+    signal.signal(signal.SIGPROF, late)
     for task in tasks:
         answers = Dump(task, parts).run()
         (folder / f"{task['number']}.pickle").write_bytes(pickle.dumps(answers))
@@ -259,7 +260,8 @@ def differences(
         if any(word in key.split() for word in dropped):
             continue
         if key not in new or key not in old:
-            yield key, "only in the " + ("base" if key in old else "newer checkout")
+            side, answers = ("base", old) if key in old else ("newer checkout", new)
+            yield key, f"only in the {side}: {as_text(answers[key], [])[:80]}"
             continue
         a, b = old[key], new[key]
         if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
@@ -269,6 +271,9 @@ def differences(
                 yield key, f"{count:,} of {a.size:,} pairs differ, first {np.argwhere(a != b)[0]}"
             elif a.dtype != bool and not np.allclose(a, b, TOLERANCE, TOLERANCE, equal_nan=True):
                 yield key, f"values differ by up to {np.nanmax(np.abs(a - b)):.1e}"
+        elif isinstance(a, float) and isinstance(b, float):
+            if not math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+                yield key, f"{a}  ->  {b}"
         elif as_text(a, renamed) != as_text(b, []):
             yield key, f"{as_text(a, renamed)[:300]}  ->  {as_text(b, [])[:300]}"
 

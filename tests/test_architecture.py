@@ -30,6 +30,7 @@ from import_graph import (
 from package_map import MODULES, PACKAGE_DIR, PACKAGES, ROOT
 
 FLOORS: tuple[tuple[str, ...], ...] = (
+    ("limits",),
     ("version", "awaited", "text"),
     ("grammar", "ir"),
     ("graphs",),

@@ -19,6 +19,7 @@ from soak.tree import Attention, Claim, Input, Node, Scope, name, number, patter
 SPECS = 40
 
 
+@pytest.mark.limits("", "tiny")
 def test_a_few_random_specs_mean_what_the_contract_says() -> None:
     checks: Counter[str] = Counter()
     for index in range(SPECS):

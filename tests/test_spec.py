@@ -24,9 +24,9 @@ import attnspec
 from attnspec.cli import main
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import DataDependent
-from attnspec.graphs.stack import LONGEST_MASK
 from attnspec.ir.program import leaves
-from attnspec.spec import MOST_NODES, Spec, load, parse
+from attnspec.limits import LIMITS
+from attnspec.spec import Spec, load, parse
 from attnspec.text.diagnostics import AttnSpecError, SpecError
 
 EVERY = pytest.mark.parametrize(("path", "name"), zoo.ATTENTIONS, ids=zoo.IDS)
@@ -392,9 +392,9 @@ def test_lengths_have_limits(n: int) -> None:
 
 def test_what_is_too_large_is_refused_with_a_way_out() -> None:
     with pytest.raises(AttnSpecError, match="up to n = 32,768, got 32,769: use `adjacency`"):
-        SPEC.mask(LONGEST_MASK + 1)
+        SPEC.mask(LIMITS.mask + 1)
     with pytest.raises(AttnSpecError, match="up to n = 4,096, got 4,097: use `adjacency`"):
-        SPEC.graph(MOST_NODES + 1)
+        SPEC.graph(LIMITS.matrix + 1)
     full = parse("attention a { attend full }")
     with pytest.raises(AttnSpecError, match=r"up to 2,147,483,647 edges, .* 10,000,000,000"):
         full.adjacency(100_000)

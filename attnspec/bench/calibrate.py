@@ -31,8 +31,9 @@ from attnspec.graphs.stack import Stack
 from attnspec.ir.program import Program
 from attnspec.layout.orders import NATURAL, Order
 from attnspec.layout.runs import runs_of
-from attnspec.layout.steps import TARGETS, amounts_of, banded, layouts_of
+from attnspec.layout.steps import amounts_of, banded, layouts_of
 from attnspec.layout.tile_layout import tile_layout
+from attnspec.limits import LIMITS
 from attnspec.lower.cost_model import Calibration, shipped
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.lower.rates import SHARED, Amounts, GpuRates, Rates
@@ -228,7 +229,7 @@ def _on_cpu() -> Iterator[Trial]:
             yield _trial(f"tiles of {tile}", text, work, tiles.amounts(work, tile), kernel)
     for text, n, step in BANDED:
         work = _work(text, n)
-        for target in TARGETS:
+        for target in LIMITS.tile_sizes:
             whole = (banded(work.relation, n, n, _order(step), target),)
             kernel = SteppedKernel(work, _HEADS, CPU, layouts_of(whole, n, n))
             yield _trial(f"bands of {target}", text, work, amounts_of(whole, n), kernel)
@@ -236,7 +237,8 @@ def _on_cpu() -> Iterator[Trial]:
         text = " | ".join(part for part, _ in parts)
         work = _work(text, n)
         bands = tuple(
-            banded(_work(part, n).relation, n, n, _order(step), TARGETS[0]) for part, step in parts
+            banded(_work(part, n).relation, n, n, _order(step), LIMITS.tile_sizes[0])
+            for part, step in parts
         )
         kernel = SteppedKernel(work, _HEADS, CPU, layouts_of(bands, n, n))
         yield _trial("bands", text, work, amounts_of(bands, n), kernel)
@@ -322,7 +324,7 @@ def _packed(n: int) -> Callable[[], object]:
     def run() -> object:
         # inputs are compared by identity, so these are new each time
         relation = with_data(work.relation, {"ids": ids})
-        tried = [banded(relation, n, n, NATURAL, target) for target in TARGETS]
+        tried = [banded(relation, n, n, NATURAL, target) for target in LIMITS.tile_sizes]
         return layouts_of((tried[0],), n, n)
 
     return run

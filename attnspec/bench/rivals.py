@@ -20,12 +20,12 @@ from attnspec.backends.common.masks import with_data
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.planner import AUTO, backend_of, choose
 from attnspec.graphs.relation import Relation
-from attnspec.graphs.stack import LONGEST_MASK
 from attnspec.layout.edge_count import edges_of
+from attnspec.limits import LIMITS
 from attnspec.lower.cost_model import dense_seconds
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.lower.work import Backend, BackendError, Work, is_on_request
-from attnspec.runtime.module import LONGEST_PAIRS, CompiledAttention
+from attnspec.runtime.module import CompiledAttention
 from attnspec.spec import Spec
 from attnspec.verification import sample_inputs
 
@@ -38,9 +38,6 @@ _OWN = [backend.name for backend in BACKENDS if not is_on_request(backend, "cpu"
 
 RIVALS = (SDPA, MASK, FLEX, *_OWN)
 """Dense attention without a mask, with the spec's mask, FlexAttention, and our backends."""
-
-MASK_BYTES = 1 << 30
-"""Of the largest dense masks."""
 
 COUNTED = 1 << 30
 """Pairs that are looked at to count edges; beyond, the number is estimated."""
@@ -114,8 +111,8 @@ class Problem:
     @cached_property
     def pairs(self) -> torch.Tensor:
         """The pairs that the tensors decide, bool [batch, heads, n, n]; raises Refused."""
-        if self.n > LONGEST_PAIRS:
-            raise Refused(f"its pairs are looked at up to n = {LONGEST_PAIRS:,}")
+        if self.n > LIMITS.pairs_shown:
+            raise Refused(f"its pairs are looked at up to n = {LIMITS.pairs_shown:,}")
         q, k, _ = (x.detach() for x in self.tensors)
         return self.module(AUTO).pairs(q, k, layer=self.setting.layer, inputs=self.inputs or None)
 
@@ -130,7 +127,7 @@ class Problem:
         where tensors decide more of them than are looked at."""
         if self.decided:
             shape = self.setting.batch * self.setting.heads
-            return float(self.pairs.sum()) / shape if self.n <= LONGEST_PAIRS else None
+            return float(self.pairs.sum()) / shape if self.n <= LIMITS.pairs_shown else None
         total = 0.0
         for work, heads in self.works:
             relation = self.given(work.relation)
@@ -198,8 +195,8 @@ def _backend(work: Work, name: str) -> Backend:
 def ours(problem: Problem, backend: str) -> Attention:
     """The compiled module, by a backend or the planner's choice; raises Refused."""
     problem.predicted(backend)
-    if backend == "dense" and problem.n > LONGEST_MASK:
-        raise Refused(f"its mask is built up to n = {LONGEST_MASK:,}")
+    if backend == "dense" and problem.n > LIMITS.mask:
+        raise Refused(f"its mask is built up to n = {LIMITS.mask:,}")
     module, layer = problem.module(backend), problem.setting.layer
     inputs = problem.inputs or None
     return lambda q, k, v: module(q, k, v, layer=layer, inputs=inputs)
@@ -226,7 +223,7 @@ def _masked(problem: Problem) -> Attention:
         )
     n = problem.n
     size = n * n * len(problem.works)
-    if n > LONGEST_MASK or size > MASK_BYTES:
+    if n > LIMITS.mask or size > LIMITS.mask_bytes:
         raise Refused(f"its masks take {size / 2**30:,.1f} GiB, one at most is built")
     inputs = {name: x.numpy() for name, x in problem.sample.items()}
     masks = torch.empty(len(problem.works), n, n, dtype=torch.bool)
@@ -247,8 +244,8 @@ def _flex(problem: Problem) -> Attention:
         raise Refused("FlexAttention has no backward on the CPU")
     if problem.decided:
         raise Refused("queries and keys decide the pairs, and its block mask is made before")
-    if problem.n > LONGEST_MASK:
-        raise Refused(f"its block mask is made up to n = {LONGEST_MASK:,} here")
+    if problem.n > LIMITS.mask:
+        raise Refused(f"its block mask is made up to n = {LIMITS.mask:,} here")
     from torch.nn.attention.flex_attention import flex_attention
 
     # one mask serves heads that are alike

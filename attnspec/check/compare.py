@@ -23,10 +23,11 @@ from attnspec.graphs.forms.conditions import equal
 from attnspec.graphs.forms.dnf import form_of, place_of
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import Relation
-from attnspec.graphs.stack import MOST_POSITIONS, MOST_RELATIONS, Sample, Stack, TooMuch
+from attnspec.graphs.stack import Sample, Stack, TooMuch
 from attnspec.ir.api_checks import length_of
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Attend, Crossing, inputs_of, leaves
+from attnspec.limits import LIMITS
 from attnspec.lower.mechanism_sizes import symbols_in
 from attnspec.text.diagnostics import AttnSpecError, hinted
 
@@ -195,8 +196,8 @@ def compare(
     keys = length_of(n)
     (first, n), (second, _) = (crossed(spec.program, n, m) for spec in (a, b))
     a, b = replace(a, program=first), replace(b, program=second)
-    if n > MOST_POSITIONS:
-        raise TooMuch(f"lengths above {MOST_POSITIONS:,} are not looked into, got {n:,}")
+    if n > LIMITS.positions:
+        raise TooMuch(f"lengths above {LIMITS.positions:,} are not looked into, got {n:,}")
     for spec in (a, b):
         # a length that a grid does not have is an error, not a difference
         extents_of(spec.program, n)
@@ -240,8 +241,8 @@ def _slots(a: Elaborated, b: Elaborated) -> list[tuple[Slot, ...]]:
         numbers = tuple(_attend_number(spec, *slot) for spec in (a, b))
         own = any(here[number] for here, number in zip(differs, numbers, strict=True))
         found.setdefault((*numbers, slot if own else None), []).append(slot)
-        if len(found) > MOST_RELATIONS:
-            raise TooMuch(f"more than {MOST_RELATIONS:,} graphs are not looked into")
+        if len(found) > LIMITS.graphs:
+            raise TooMuch(f"more than {LIMITS.graphs:,} graphs are not looked into")
     return [tuple(slots) for slots in found.values()]
 
 

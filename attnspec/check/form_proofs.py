@@ -41,9 +41,7 @@ from attnspec.graphs.stack import Stack, TooMuch
 from attnspec.ir.intervals import bounds
 from attnspec.ir.program import Claim, Program, Tokens
 from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol, symbols
-
-MOST_GRAPHS = 64
-"""The most different graphs of one spec for which a proof is tried."""
+from attnspec.limits import LIMITS
 
 LINE = "n - 1"
 """A bound by the length of the sequence, where no number is known."""
@@ -103,7 +101,7 @@ def layer_forms(stack: Stack) -> list[Form] | None:
                 continue
             own = (layer, head) if stack.differs(number) else None
             if (number, own) not in known:
-                if len(known) == MOST_GRAPHS:
+                if len(known) == LIMITS.proofs:
                     return None
                 found = form_of(graph, place_of(program, layer, head))
                 # of a form that is not known no pair is used

@@ -13,12 +13,12 @@ from dataclasses import replace
 
 from attnspec.analysis.counting.degrees import total_edges
 from attnspec.analysis.reach.leaks import leak
-from attnspec.analysis.reach.spread import EVERY_PAIR
 from attnspec.check.verdicts import Verdict, verdict_on
 from attnspec.elaborate import Elaborated, elaborate
 from attnspec.graphs.stack import Stack, influence
 from attnspec.ir.program import Program
 from attnspec.ir.scalars import ScalarError
+from attnspec.limits import LIMITS
 from attnspec.text.decoding import source_of
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic
 
@@ -32,7 +32,7 @@ def with_hint(
     """The diagnostics of a verdict, the last with a hint where one is found."""
     claim = verdict.claim
     mendable = claim.kind == "reach" or (claim.kind in FIGURES and claim.compare in ("<", "<="))
-    if verdict.failed_at is None or not mendable or max(verdict.lengths) > EVERY_PAIR:
+    if verdict.failed_at is None or not mendable or max(verdict.lengths) > LIMITS.every_pair:
         return verdict.diagnostics
     *others, refuted = verdict.diagnostics
     try:

@@ -22,15 +22,7 @@ from attnspec.graphs.bind import BindError
 from attnspec.graphs.stack import Part, Stack, TooMuch, asks_for
 from attnspec.ir.program import Claim, symbols_of
 from attnspec.ir.scalars import Scalar, ScalarError, evaluate, fold, symbols
-
-MOST_PLACES = 1 << 14
-"""The most layers and heads that one claim is judged for."""
-
-MOST_PROVEN = 64
-"""The most of them for which a proof is tried one by one."""
-
-MOST_COMPARED = 256
-"""The most different pairs of graphs that are compared at one length for one claim."""
+from attnspec.limits import LIMITS
 
 GRAPHS = frozenset({"subset", "=="})
 """The kinds of claims about graphs."""
@@ -80,8 +72,8 @@ def places(claim: Claim, stack: Stack) -> Iterator[Place]:
     asked = _named(claim).union(*(asks_for(term) for term in claim.terms))
     layers = range(stack.program.layer_count) if "layer" in asked else (None,)
     heads = range(stack.program.heads or 1) if "head" in asked else (None,)
-    if len(layers) * len(heads) > MOST_PLACES:
-        raise TooMuch(f"a claim is judged for at most {MOST_PLACES:,} layers and heads")
+    if len(layers) * len(heads) > LIMITS.places:
+        raise TooMuch(f"a claim is judged for at most {LIMITS.places:,} layers and heads")
     yield from (Place(layer, head) for layer in layers for head in heads)
 
 
@@ -91,10 +83,10 @@ def few_places(claim: Claim, stack: Stack) -> list[tuple[int, int]]:
     if without_end(claim, stack) is not None:
         return []
     try:
-        few = list(islice(places(claim, stack), MOST_PROVEN + 1))
+        few = list(islice(places(claim, stack), LIMITS.proofs + 1))
     except TooMuch:
         return []
-    return [(each.layer or 0, each.head or 0) for each in few] if len(few) <= MOST_PROVEN else []
+    return [(each.layer or 0, each.head or 0) for each in few] if len(few) <= LIMITS.proofs else []
 
 
 def reads_by_head(stack: Stack) -> str | None:
@@ -170,8 +162,10 @@ def _of_graphs(claim: Claim, stack: Stack, n: int) -> Iterator[tuple[Place, Clai
             graphs = graph_claims.relations(claim, part.situation(n))
         if graphs not in seen:
             seen.add(graphs)
-            if len(seen) > MOST_COMPARED:
-                raise TooMuch(f"more than {MOST_COMPARED} different graphs are not compared")
+            if len(seen) > LIMITS.graphs_compared:
+                raise TooMuch(
+                    f"more than {LIMITS.graphs_compared} different graphs are not compared"
+                )
             yield place, claim, part
 
 

@@ -32,11 +32,8 @@ from attnspec.ir.scalars import (
     parts_of,
     symbols,
 )
+from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import Diagnostic, SpecError
-
-MOST_PAIRS = 1 << 20
-"""The most pairs for which a predicate is evaluated: of a longer sequence, queries spread over it
-with all keys, and all queries with keys spread over it."""
 
 
 def _is_power(a: list[Bounds]) -> object:
@@ -115,7 +112,7 @@ def _require_value(predicate: Scalar, leaf: Leaf, at: Situation, program: Progra
 def _positions(at: Situation) -> Iterator[dict[str, Value]]:
     """What a predicate may ask for, of as many pairs as are looked at."""
     everywhere = np.arange(at.n)
-    count = min(at.n, max(1, MOST_PAIRS // at.n))
+    count = min(at.n, max(1, LIMITS.values // at.n))
     some = np.linspace(0, at.n - 1, count, dtype=np.int64)
     for q, k in {count: ((everywhere, some), (some, everywhere)), at.n: ((some, some),)}[count]:
         values = {**at.values, "q": q[:, None], "k": k[None]}

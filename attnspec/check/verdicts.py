@@ -38,13 +38,11 @@ from attnspec.graphs.stack import Stack, TooMuch, has_mechanism, influence
 from attnspec.ir.crossing import evened
 from attnspec.ir.program import Claim, Program, Term, inputs_of, leaves
 from attnspec.ir.scalars import ScalarError, evaluate
+from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
 
 LENGTHS = (1, 2, 64, 257, 1024)
 """The lengths at which a claim about every n is checked."""
-
-LONGEST = 4096
-"""Claims that need all pairs of a graph written out are checked up to this length."""
 
 _LONG = frozenset(
     (
@@ -53,7 +51,7 @@ _LONG = frozenset(
         *"symmetric rows_nonempty causal reach depth diameter path_length subset ==".split(),
     )
 )
-"""Claims that are checked at lengths above `LONGEST` too, as far as the graphs allow it."""
+"""Claims that are checked at lengths above `LIMITS.matrix` too, as far as the graphs allow it."""
 
 
 @dataclass(frozen=True)
@@ -244,8 +242,10 @@ def _at_lengths(
         why = "the spec has no such length" if fault is None else fault.message
         yield _unchecked(claim, why, f" at n = {_listed(missing)}")
     for n in lengths:
-        if n > LONGEST and claim.kind not in _LONG:
-            yield _unchecked(claim, f"lengths above {LONGEST:,} are not looked into, got n = {n:,}")
+        if n > LIMITS.matrix and claim.kind not in _LONG:
+            yield _unchecked(
+                claim, f"lengths above {LIMITS.matrix:,} are not looked into, got n = {n:,}"
+            )
             continue
         if n in domain.faults:
             yield domain.faults[n]

@@ -11,7 +11,7 @@ from attnspec.analysis.report.report import NAMES, Report
 from attnspec.cli import console, options
 from attnspec.cli.failures import LimitReached, fitting
 from attnspec.cli.specs import example_of, length_of, needed_inputs, read_inputs, spec_at
-from attnspec.graphs.stack import MOST_POSITIONS
+from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import hinted
 
 DEFAULT_LENGTH = 4096
@@ -81,9 +81,9 @@ def command(
     for spec in specs:
         loaded = spec_at(spec, name, parameters)
         for n in asked or (length_of(loaded.program, None, DEFAULT_LENGTH),):
-            if max(n, queries or 0) > MOST_POSITIONS:
+            if max(n, queries or 0) > LIMITS.positions:
                 raise LimitReached(
-                    f"lengths up to {min(options.MOST, MOST_POSITIONS):,} are analysed"
+                    f"lengths up to {min(LIMITS.length, LIMITS.positions):,} are analysed"
                 )
             given = None
             needed = needed_inputs(loaded, range(loaded.layers))

@@ -14,6 +14,7 @@ from attnspec.cli.failures import INTERRUPTED, LimitReached, fitting
 from attnspec.cli.show_command import require_slot
 from attnspec.cli.specs import length_of, spec_at
 from attnspec.graphs.stack import blamed
+from attnspec.limits import LIMITS
 from attnspec.lower.lower import require_built
 from attnspec.text.diagnostics import hinted
 
@@ -135,7 +136,6 @@ def command(
     """
     import torch
 
-    from attnspec.backends.planner import LONGEST
     from attnspec.bench.rivals import Setting
 
     loaded = spec_at(spec, name, parameters)
@@ -151,9 +151,9 @@ def command(
         backend=backend,
     )
     chosen = lengths or [length_of(loaded.program, None, DEFAULT_LENGTH)]
-    if max(chosen) > LONGEST:
+    if max(chosen) > LIMITS.planned:
         # what a call takes is estimated by its plan
-        raise LimitReached(f"lengths up to n = {LONGEST:,} are timed, got {max(chosen):,}")
+        raise LimitReached(f"lengths up to n = {LIMITS.planned:,} are timed, got {max(chosen):,}")
     with fitting():
         problems = [_planned(loaded, n, setting) for n in chosen]
     rows, interrupted = _timed(problems, rivals, rounds, seconds)

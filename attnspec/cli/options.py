@@ -8,8 +8,7 @@ from typing import TypeVar
 
 import click
 
-MOST = 2**31 - 1
-"""The longest sequence."""
+from attnspec.limits import LIMITS
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -28,7 +27,7 @@ def positive(ctx: click.Context, param: click.Parameter, text: str | None) -> in
 
 def _whole(ctx: click.Context, param: click.Parameter, text: str, least: int) -> int:
     required = f"an integer from {least} to 2**31 - 1 is required, got {text[:40]!r}"
-    if not re.fullmatch(r"[0-9]{1,20}", text) or not least <= int(text) <= MOST:
+    if not re.fullmatch(r"[0-9]{1,20}", text) or not least <= int(text) <= LIMITS.length:
         meant = "" if text == "0" else _meant(text)
         raise click.BadParameter(required + meant, ctx, param)
     return int(text)
@@ -50,7 +49,7 @@ def _meant(text: str) -> str:
         return f": write {re.sub('[^0-9]', '', text)}"
     if re.fullmatch(r"[0-9]{1,10}(\.[0-9]{1,10})?([eE]\+?[0-9]{1,2})?", text):
         number = float(text)
-        return f": write {int(number)}" if number == int(number) <= MOST else ""
+        return f": write {int(number)}" if number == int(number) <= LIMITS.length else ""
     return ""
 
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 
 import click
 
-from attnspec.backends.planner import LONGEST, Plan
+from attnspec.backends.planner import Plan
 from attnspec.cli import console, options
 from attnspec.cli.failures import LimitReached, fitting
 from attnspec.cli.specs import length_of, read_inputs, spec_at
+from attnspec.limits import LIMITS
 
 DEFAULT_LENGTH = 4096
 
@@ -108,8 +109,8 @@ def command(
         if said:
             raise click.UsageError(f"{option} is about what travels: give --devices, too")
     longest = max(n, queries or 0)
-    if longest > LONGEST:
-        raise LimitReached(f"plans are made up to n = {LONGEST:,}, got {longest:,}")
+    if longest > LIMITS.planned:
+        raise LimitReached(f"plans are made up to n = {LIMITS.planned:,}, got {longest:,}")
     with fitting():
         plan = loaded.plan(n, device, batch, heads, head_size, backend, queries)
     if as_json:

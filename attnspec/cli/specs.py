@@ -13,7 +13,8 @@ import click
 import numpy as np
 
 from attnspec.ir.program import inputs_of
-from attnspec.text.decoding import MAX_BYTES, read_source, source_of, source_of_bytes
+from attnspec.limits import LIMITS
+from attnspec.text.decoding import read_source, source_of, source_of_bytes
 from attnspec.text.diagnostics import Diagnostic, SpecError, did_you_mean, hinted
 from attnspec.text.source import Source
 
@@ -86,7 +87,7 @@ def length_of(program: Program, asked: int | None, default: int) -> int:
 def _standard_input() -> Source:
     # sys.stdin is None where the shell closed it
     try:
-        data = b"" if sys.stdin is None else sys.stdin.buffer.read(MAX_BYTES + 1)
+        data = b"" if sys.stdin is None else sys.stdin.buffer.read(LIMITS.text_size + 1)
     except OSError as error:
         reason = os.strerror(error.errno).lower() if error.errno else str(error)
         raise SpecError(

@@ -25,6 +25,7 @@ from attnspec.compile.emit import MARK, SPEC, class_name
 from attnspec.graphs.stack import Stack, blamed
 from attnspec.ir.program import Program
 from attnspec.ir.serial import from_data
+from attnspec.limits import LIMITS
 from attnspec.lower.lower import require_built
 from attnspec.lower.work import is_on_request
 from attnspec.spec import parse
@@ -134,11 +135,11 @@ def _verified(
         program = loaded.program
     n = length_of(program, length, DEFAULT_LENGTH)
     # it loads torch, which no help text and no error of the spec should wait for
-    from attnspec.verification import LONGEST, TooLong, verify, verify_each
+    from attnspec.verification import TooLong, verify, verify_each
 
     longest = max(n, queries or 0)
-    if longest > LONGEST:
-        message = f"sequences of up to {LONGEST:,} positions are verified, got {longest:,}"
+    if longest > LIMITS.planned:
+        message = f"sequences of up to {LIMITS.planned:,} positions are verified, got {longest:,}"
         raise LimitReached(message)
     if 0 in (n, queries):
         name = "m" if n else "n"

@@ -23,6 +23,7 @@ from attnspec.graphs.bind import BindError
 from attnspec.graphs.stack import Stack
 from attnspec.ir.program import Program
 from attnspec.ir.serial import fingerprint, plan_data
+from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.devices import device_of
 from attnspec.lower.mechanism_sizes import longest_of
@@ -30,14 +31,13 @@ from attnspec.lower.work import BackendError, is_on_request
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import AttnSpecError, InternalError
 from attnspec.verification import (
-    EXHAUSTIVE,
     Verification,
     beyond,
     mask_alone,
     verify,
     verify_alone,
 )
-from attnspec.verification.trial import QUERIES, Known
+from attnspec.verification.trial import Known
 from attnspec.verification.verify import Depth
 from attnspec.version import __version__
 
@@ -67,10 +67,6 @@ pairs and by the values of some queries."""
 
 LONGEST = 1024
 """No values are looked at where its one length is longer than this."""
-
-
-MEANT = 1024
-"""Answers of the definition that are kept while one backend after the other is verified."""
 
 
 def compile_program(
@@ -212,7 +208,7 @@ def _verified(spec: Elaborated, backend: str) -> str:
     tried: list[str] = []
     few: list[str] = []
     refused = ""
-    known: Known = Cache(MEANT)
+    known: Known = Cache(LIMITS.answers)
     for program, name in product(programs, names):
         try:
             found = verify(program, n, backend=name, depth="once", known=known)
@@ -260,13 +256,13 @@ def _by_kind(program: Program) -> tuple[Program, ...]:
 
 def _verified_in_part(programs: Sequence[Program], names: Sequence[str], n: int) -> str:
     """Verify a module of one long length: every pair, and values as far as that is quick."""
-    pairs = _held(programs, names, n, "pairs") if n <= EXHAUSTIVE else []
+    pairs = _held(programs, names, n, "pairs") if n <= LIMITS.every_pair else []
     values = _held(programs, names, n, "values") if n <= LONGEST else []
     if not pairs and not values:
         return f"Not verified when it was compiled: it has one length, {n:,}."
     told = [f"every pair of {', '.join(pairs)}"] if pairs else []
     told.append(
-        f"values and gradients of {QUERIES} queries of {', '.join(values)}"
+        f"values and gradients of {LIMITS.queries_sampled} queries of {', '.join(values)}"
         if values
         else "no values"
     )
@@ -276,7 +272,7 @@ def _verified_in_part(programs: Sequence[Program], names: Sequence[str], n: int)
 def _held(programs: Sequence[Program], names: Sequence[str], n: int, depth: Depth) -> list[str]:
     """Verify the pairs that backends hold, or values; those that have any and do not refuse."""
     held: list[str] = []
-    known: Known = Cache(MEANT)
+    known: Known = Cache(LIMITS.answers)
     for program, name in product(programs, names):
         try:
             found = verify(program, n, backend=name, depth=depth, known=known)

@@ -19,8 +19,8 @@ from attnspec.graphs.stack import Sample, Stack, decides
 from attnspec.graphs.written_pairs import WrittenPairs
 from attnspec.ir.api_checks import length_of
 from attnspec.ir.program import Input, Program, leaves
+from attnspec.limits import LIMITS
 from attnspec.runtime.call_checks import PER_HEAD
-from attnspec.runtime.module import LONGEST_PAIRS
 from attnspec.text.diagnostics import AttnSpecError
 
 SIZE = 16
@@ -76,8 +76,10 @@ def sample_pairs(
     later = Stack(program, inputs).decides_later
     if not n or not any(later(leaf) for graph in chosen if graph for leaf in leaves(graph)):
         return {}
-    if n > LONGEST_PAIRS:
-        raise AttnSpecError(f"samples of choices are drawn up to n = {LONGEST_PAIRS:,}, got {n:,}")
+    if n > LIMITS.pairs_shown:
+        raise AttnSpecError(
+            f"samples of choices are drawn up to n = {LIMITS.pairs_shown:,}, got {n:,}"
+        )
     draws = torch.Generator().manual_seed(0)
     heads = len(_heads(program))
     q = torch.randn(1, heads, n, SIZE, generator=draws)

@@ -25,10 +25,8 @@ from attnspec.graphs.predicates.inputs import reads_inputs
 from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import InputRef, Leaf, Mechanism, Term, Tokens
 from attnspec.ir.scalars import FUNCTIONS, Apply, Scalar, symbols
+from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import did_you_mean
-
-MOST_NESTED = 64
-"""Named graphs inside one another."""
 
 _ANY = Parameter("any", "", positional=True)
 
@@ -257,8 +255,8 @@ def _named_graph(node: nodes.Call, scope: Scope) -> Term:
         chain = [*chain[chain.index(definition.name) :], definition.name]
         message = f"`{node.name}` is defined by itself: {' -> '.join(chain)}"
         scope.fail("A211", message, node.name_span, related=here)
-    if len(scope.expanding) >= MOST_NESTED:
-        message = f"named graphs may be nested at most {MOST_NESTED} deep"
+    if len(scope.expanding) >= LIMITS.nesting:
+        message = f"named graphs may be nested at most {LIMITS.nesting} deep"
         scope.fail("A197", message, node.name_span)
     scope.work.used_graphs[(id(home), definition.name)] = (definition, home)
     parameters = dict.fromkeys((each.name for each in definition.parameters), _ANY)

@@ -24,13 +24,10 @@ from attnspec.grammar.printer import print_expression
 from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import Claim, Score
 from attnspec.ir.scalars import Apply, Scalar, Symbol, symbols
+from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import did_you_mean
 
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
-
-MOST_LENGTH = 2**31 - 1
-"""The longest sequence."""
-
 
 # --- claims --------------------------------------------------------------------------------------
 
@@ -38,7 +35,7 @@ MOST_LENGTH = 2**31 - 1
 def claims_of(statement: nodes.Require, scope: Scope) -> list[Claim]:
     """The claims of one `require`; a chain such as `1 <= degree <= 4` makes two."""
     for length in statement.at or ():
-        if not 1 <= length.value <= MOST_LENGTH:
+        if not 1 <= length.value <= LIMITS.length:
             message = f"a claim is checked at lengths from 1 to 2**31 - 1, got {length.value}"
             scope.work.collector.add("A603", message, length.span)
     at = None if statement.at is None else tuple(length.value for length in statement.at)
@@ -66,7 +63,7 @@ def _since(node: nodes.Expression, scope: Scope) -> int:
         message = f"the n of `for n >= …` must be one number for the whole claim, it reads {shown}"
         advice = "say it of the largest of them, `min` and `max` take parameters and numbers"
         scope.fail("A603", message, node.span, help=advice)
-    if not 1 <= value <= MOST_LENGTH - 1:
+    if not 1 <= value <= LIMITS.length - 1:
         message = f"a claim is made for lengths from 1 to 2**31 - 2, got {value}"
         scope.fail("A603", message, node.span)
     return value

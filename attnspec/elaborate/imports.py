@@ -8,12 +8,10 @@ from attnspec.elaborate.names import RESERVED
 from attnspec.elaborate.scope import Collector, Failed, Module
 from attnspec.grammar import nodes
 from attnspec.grammar.parser import parse
+from attnspec.limits import LIMITS
 from attnspec.text.decoding import read_source
 from attnspec.text.diagnostics import SpecError, did_you_mean
 from attnspec.text.source import Source, Span
-
-MOST_FILES = 256
-MOST_DEPTH = 32
 
 
 class Loader:
@@ -126,9 +124,9 @@ class Loader:
             raise Failed
         if path in self.loaded:
             return self.loaded[path]
-        if len(self.loaded) >= MOST_FILES or len(self.loading) >= MOST_DEPTH:
-            message = f"a spec may import at most {MOST_FILES} files"
-            fail("A195", f"{message}, nested at most {MOST_DEPTH} deep", span)
+        if len(self.loaded) >= LIMITS.files or len(self.loading) >= LIMITS.files_deep:
+            message = f"a spec may import at most {LIMITS.files} files"
+            fail("A195", f"{message}, nested at most {LIMITS.files_deep} deep", span)
         return self._load_file(path, item, span)
 
     def _load_file(self, path: Path, item: nodes.Import, span: Span) -> Module:

@@ -13,6 +13,7 @@ from attnspec.graphs.relation import Relation
 from attnspec.ir.program import Input
 from attnspec.ir.scalars import Scalar
 from attnspec.ir.weights import Weights
+from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import Diagnostic
 from attnspec.text.source import Source, Span
 
@@ -33,12 +34,8 @@ class Stopped(Exception):
     """The whole elaboration ends here, because a limit is reached; a diagnostic says which."""
 
 
-MOST_ERRORS = 100
-"""Far more than are shown; a text with so many errors is not elaborated further."""
-
-
 class Collector:
-    """The diagnostics of one elaboration; MOST_ERRORS of them end it."""
+    """The diagnostics of one elaboration; `LIMITS.problems` of them end it."""
 
     def __init__(self) -> None:
         self.diagnostics: list[Diagnostic] = []
@@ -50,7 +47,7 @@ class Collector:
     def add(self, code: str, message: str, span: Span | None, **more: Any) -> None:
         """Record a diagnostic, `more` being its other fields, and go on."""
         self.diagnostics.append(Diagnostic(code, message, span, **more))
-        if sum(d.severity == "error" for d in self.diagnostics) >= MOST_ERRORS:
+        if sum(d.severity == "error" for d in self.diagnostics) >= LIMITS.problems:
             raise Stopped
 
     def fail(self, code: str, message: str, span: Span | None, **more: Any) -> NoReturn:

@@ -16,13 +16,11 @@ from attnspec.graphs.bind import check_value
 from attnspec.ir.normal_form import substitute
 from attnspec.ir.program import Attend, Leaf, Mechanism, Score, Term, leaves, symbols_of
 from attnspec.ir.scalars import Scalar, ScalarError, fold, symbols
+from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import ranges
 from attnspec.text.source import Span
 
 V = TypeVar("V")
-
-MOST_CLASHES = 50
-"""More than are shown; the search for them ends there."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ def resolve(
     for number, ruling in sorted(enumerate(rulings), key=lambda pair: pair[1].where.depth):
         rows, columns = sorted(ruling.where.layers), sorted(ruling.where.heads)
         cells = np.ix_(rows, columns)
-        for other in sorted({*table[cells].flat}) if clashes < MOST_CLASHES else []:
+        for other in sorted({*table[cells].flat}) if clashes < LIMITS.clashes else []:
             if other >= 0 and rulings[other].where.depth == ruling.where.depth:
                 row, column = np.argwhere(table[cells] == other)[0]
                 collector.add(

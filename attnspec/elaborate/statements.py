@@ -28,13 +28,9 @@ from attnspec.ir.crossing import QUERIES
 from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import Claim, Input, InputRef, Mechanism, Term, leaves
 from attnspec.ir.scalars import Scalar
+from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import did_you_mean
 from attnspec.text.source import Span
-
-MOST_LAYERS = 4096
-MOST_HEADS = 4096
-MOST_SLOTS = 1 << 18
-MOST_SCOPES = 16
 
 SCALE = Parameter("real", "what scores are multiplied by")
 
@@ -71,8 +67,8 @@ class Statements:
         work = scope.work
         everywhere = Where(frozenset(range(work.layers or 1)), frozenset(range(work.heads or 1)))
         slots = len(everywhere.layers) * len(everywhere.heads)
-        if slots > MOST_SLOTS:
-            message = f"layers times heads may be at most {MOST_SLOTS:,}, got {slots:,}"
+        if slots > LIMITS.slots:
+            message = f"layers times heads may be at most {LIMITS.slots:,}, got {slots:,}"
             work.collector.add("A194", message, attention.name_span)
             return
         self._scope(attention.body, scope, everywhere, top=True)
@@ -179,9 +175,9 @@ class Statements:
         if value is None:
             return
         if keyword == "layers":
-            work.layers = count(value, scope, "`layers`", 1, MOST_LAYERS)
+            work.layers = count(value, scope, "`layers`", 1, LIMITS.layers)
         elif keyword == "heads":
-            work.heads = count(value, scope, "`heads`", 1, MOST_HEADS)
+            work.heads = count(value, scope, "`heads`", 1, LIMITS.layers)
         elif keyword == "extra_tokens":
             work.extra_tokens = count(value, scope, "`extra_tokens`", 0, 2**31 - 1)
         else:
@@ -191,8 +187,8 @@ class Statements:
 
     def _enter(self, block: nodes.Scope, scope: Scope, where: Where) -> None:
         kind, work = block.kind, scope.work
-        if where.depth >= MOST_SCOPES:
-            message = f"scopes may be nested at most {MOST_SCOPES} deep"
+        if where.depth >= LIMITS.scopes:
+            message = f"scopes may be nested at most {LIMITS.scopes} deep"
             scope.fail("A197", message, block.span)
         if f"{kind}s" in work.broken:
             raise Failed

@@ -19,19 +19,8 @@ from attnspec.ir.program import (
     leaves,
 )
 from attnspec.ir.scalars import LARGEST, Apply, Scalar, ScalarError, Symbol, fold
+from attnspec.limits import LIMITS
 from attnspec.text.source import Span
-
-MOST_TERMS = 100_000
-"""Patterns and operators of one graph, names written out."""
-
-MOST_OPERATIONS = 1000
-"""Operators and functions of one scalar or token set, names written out."""
-
-MOST_DEEP = 100
-"""Patterns, operators and functions inside one another, names written out."""
-
-MOST_WORK = 1_000_000
-"""What building all terms of a spec may cost: the sum of the sizes of the terms on the way."""
 
 CALL = 32
 """What a call of a named graph, or a copy for one head, costs beside its result, in that unit."""
@@ -149,14 +138,14 @@ def folded(value: Scalar, span: Span | None, scope: Scope) -> Scalar:
             scope.fail("A308", f"this expression has no value: {error}", span)
     if isinstance(value, int) and abs(value) > LARGEST:
         scope.fail("A308", "this expression has no value: a number above 2**62", span)
-    _limit(value, MOST_OPERATIONS, "operations of one expression", span, scope)
+    _limit(value, LIMITS.operations, "operations of one expression", span, scope)
     return value
 
 
 def token_compound(op: str, terms: tuple[TokenTerm, ...], span: Span, scope: Scope) -> TokenTerm:
     """A compound token set."""
     compound = TokenCompound(op, terms)
-    _limit(compound, MOST_OPERATIONS, "parts of one token set", span, scope)
+    _limit(compound, LIMITS.operations, "parts of one token set", span, scope)
     return compound
 
 
@@ -166,7 +155,7 @@ def compound(
     """A compound term, flattened where an operator repeats, without repeated operands."""
     whole = Compound(op, terms, by, span=span)
     # before anything walks the term
-    _limit(whole, MOST_TERMS, "patterns and operators of one graph", span, scope)
+    _limit(whole, LIMITS.term_size, "patterns and operators of one graph", span, scope)
     if op not in ("|", "&"):
         return whole
     flat: dict[Term, None] = {}
@@ -186,14 +175,14 @@ def leaf(
     """A pattern with its arguments."""
     places = tuple(sorted(spans.items(), key=lambda pair: pair[0]))
     found = Leaf(name, tuple(sorted(arguments.items())), span, places)
-    _limit(found, MOST_TERMS, "patterns and operators of one graph", span, scope)
+    _limit(found, LIMITS.term_size, "patterns and operators of one graph", span, scope)
     return found
 
 
 def spend(size: int, span: Span | None, work: Work) -> None:
     """Count what is built against the limit, so that names cannot multiply it without end."""
     work.spent += size
-    if work.spent > MOST_WORK:
+    if work.spent > LIMITS.term_work:
         message = "this spec is too large when its names are written out"
         work.collector.stop("A196", message, span)
 
@@ -203,7 +192,7 @@ def _limit(item: object, most: int, what: str, span: Span | None, scope: Scope) 
     if weight.size > most:
         message = f"at most {most:,} {what} are allowed, names written out, got {weight.size:,}"
         stop("A196", message, span)
-    if weight.depth > MOST_DEEP:
-        message = f"operators and patterns may be nested at most {MOST_DEEP} deep"
+    if weight.depth > LIMITS.term_depth:
+        message = f"operators and patterns may be nested at most {LIMITS.term_depth} deep"
         stop("A197", f"{message}, names written out", span)
     spend(weight.size, span, scope.work)

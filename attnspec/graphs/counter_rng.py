@@ -50,6 +50,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from attnspec.limits import LIMITS
+
 Words: TypeAlias = "tuple[int, int, int, int]"
 
 RANDOM, RANDOM_BLOCKS, EXPANDER, HASHES, CENTROIDS, DROPOUT = 1, 2, 3, 4, 5, 6
@@ -61,11 +63,6 @@ MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 WEYL = 0x9E3779B9, 0xBB67AE85
 _MASK = 0xFFFFFFFF
 _MOST_INDEX, _MOST_ATTEMPT = 1 << 24, 1 << 8
-
-_BATCH = 1 << 14
-"""Counters worked on at a time: their words stay in the cache."""
-
-_ROWS = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -113,8 +110,8 @@ def philox_array(row: np.ndarray, place: np.ndarray, stream: Stream) -> np.ndarr
     row, place = np.broadcast_arrays(row, place)
     words = np.empty((4, row.size), np.uint64)
     flat_row, flat_place = row.ravel(), place.ravel()
-    for first in range(0, row.size, _BATCH):
-        part = slice(first, first + _BATCH)
+    for first in range(0, row.size, LIMITS.drawn_at_once):
+        part = slice(first, first + LIMITS.drawn_at_once)
         _rounds(flat_row[part], flat_place[part], stream, words[:, part])
     return words.reshape(4, *row.shape)
 
@@ -169,8 +166,8 @@ def distinct(stream: Stream, row: np.ndarray, population: np.ndarray, count: int
     it and begins with -1 in the places left over.
     """
     answer = np.empty((len(row), count), np.int32)
-    for first in range(0, len(row), _ROWS):
-        part = slice(first, first + _ROWS)
+    for first in range(0, len(row), LIMITS.rows_drawn):
+        part = slice(first, first + LIMITS.rows_drawn)
         answer[part] = _distinct(stream, row[part], population[part], count)
     return answer
 

@@ -12,12 +12,7 @@ import numpy as np
 
 from attnspec.graphs.relation import SOME, Edges, Elementwise, Relation, Tiles
 from attnspec.graphs.tile_cover import covered
-
-_ROWS = 1 << 13
-"""Rows that are sorted in one go."""
-
-_TILE = 1024
-"""Looking up the keys of this many rows takes as long as sorting those of one tile."""
+from attnspec.limits import LIMITS
 
 _MANY = 64
 """Edges that are expected in a tile from which on there surely is one."""
@@ -97,7 +92,7 @@ class EdgeTable:
         )
         tiles, member = np.unique(q_start * self.n + q_last, return_inverse=True)
         high = int(np.max((q_last - q_start) // q.step, initial=0)) + 1
-        if k.step == 1 and high * size.size <= _TILE * len(tiles):
+        if k.step == 1 and high * size.size <= LIMITS.lookups * len(tiles):
             count = self._counted(q_start, q_last, q.step, k_start, k_count, high)
             return covered(count == size, count > 0)
         # keys in the order of their residues: what a tile of keys covers is then one range
@@ -174,14 +169,14 @@ def table_from(drawn: np.ndarray) -> EdgeTable:
     """The table of keys [n, m] in any order; sorts them in place."""
     degrees = np.full(len(drawn), drawn.shape[1])
     parts = [np.zeros(0, np.int32)]
-    for first in range(0, len(drawn), _ROWS):
-        part = drawn[first : first + _ROWS]
+    for first in range(0, len(drawn), LIMITS.rows_drawn):
+        part = drawn[first : first + LIMITS.rows_drawn]
         if (part[:, 1:] < part[:, :-1]).any():
             part.sort(axis=1)
         kept = part >= 0
         kept[:, 1:] &= part[:, 1:] != part[:, :-1]
         if not kept.all():
-            degrees[first : first + _ROWS] = kept.sum(axis=1)
+            degrees[first : first + LIMITS.rows_drawn] = kept.sum(axis=1)
             part = part[kept]
         parts.append(part.ravel())
     starts = np.concatenate([[0], np.cumsum(degrees)])

@@ -26,9 +26,7 @@ from attnspec.graphs.relation import (
     phase_of,
 )
 from attnspec.graphs.token_sets import reads_data
-
-FEW_RUNS = 8
-"""Runs of keys up to which rows are given in closed form."""
+from attnspec.limits import LIMITS
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +100,7 @@ class Gathered(Relation):
         starts, stops, before = self.keys.runs
         single = len(starts) == 1
         if not (
-            single or (len(starts) <= FEW_RUNS and self.keys.step == 1 and self.keys.ascending)
+            single or (len(starts) <= LIMITS.runs and self.keys.step == 1 and self.keys.ascending)
         ):
             return None
         real = q >= self.first

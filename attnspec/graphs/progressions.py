@@ -7,12 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from attnspec.graphs.relation import Progressions
+from attnspec.limits import LIMITS
 
 BEYOND = 1 << 31
 """A step from one position beyond the end of every sequence; longer ones say no more."""
-
-MOST = 64
-"""The most progressions per row that a closed form is worth."""
 
 
 def union_progressions(parts: Sequence[Progressions | None]) -> Progressions | None:
@@ -25,7 +23,7 @@ def union_progressions(parts: Sequence[Progressions | None]) -> Progressions | N
     if len(stepped) > 1:
         return None
     width = sum(_width(part) for part in ranges)
-    if width + sum(_width(part) for part in stepped) * (width + 1) > MOST:
+    if width + sum(_width(part) for part in stepped) * (width + 1) > LIMITS.width:
         return None
     if not ranges:
         return stepped[0]
@@ -73,7 +71,7 @@ def shared_progressions(parts: Sequence[Progressions | None]) -> Progressions | 
     for part in parts[1:]:
         if answer is None or part is None:
             return None
-        if min(_width(answer), _width(part)) > 1 and _width(answer) * _width(part) > MOST:
+        if min(_width(answer), _width(part)) > 1 and _width(answer) * _width(part) > LIMITS.width:
             return None
         answer = _meet(answer, part)
     return answer

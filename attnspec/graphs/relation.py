@@ -20,6 +20,7 @@ from attnspec.ir.mechanisms.declaration import Part
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Crossing
 from attnspec.ir.scalars import Scalar, Symbol
+from attnspec.limits import LIMITS
 
 EMPTY, SOME, FULL = 0, 1, 2
 """What a relation says of a tile: no pair, undecided, every pair. `&` is min, `|` is max."""
@@ -29,15 +30,6 @@ Elementwise: TypeAlias = Any
 
 Progressions: TypeAlias = "tuple[np.ndarray, np.ndarray, np.ndarray | int]"
 Edges: TypeAlias = "tuple[np.ndarray, np.ndarray]"
-
-_CHUNK = 1 << 22
-"""Pairs looked at in one go by the defaults: a few tens of megabytes of temporaries."""
-
-_PARTS = _CHUNK // 16
-"""Progressions of rows that are asked for in one go."""
-
-_FEW = 256
-"""Rows that are listed in one go, however many progressions each has."""
 
 
 @dataclass(frozen=True)
@@ -281,13 +273,15 @@ class Relation:
             parts.append(lengths(closed))
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
-    def closed_rows(self, n: int, most: int = _PARTS) -> Iterator[tuple[int, Progressions | None]]:
+    def closed_rows(
+        self, n: int, most: int = LIMITS.listed_at_once
+    ) -> Iterator[tuple[int, Progressions | None]]:
         """The progressions of all rows, about `most` at a time, each with the first of its rows.
 
         A closed form may exist for some rows alone, so that any of them may be None.
         """
         step = n
-        if n > _FEW:
+        if n > LIMITS.rows_listed:
             sample = self.progressions(np.zeros(1, np.int64), n)
             width = 1 if sample is None else max(1, np.broadcast(*sample).size)
             step = max(1, most // width)
@@ -295,8 +289,8 @@ class Relation:
             yield first, self.progressions(np.arange(first, min(n, first + step)), n)
 
     def chunks(self, n: int) -> Iterator[tuple[int, int]]:
-        """Ranges of queries that together have about `_CHUNK` edges, judged from sampled rows."""
-        size = max(1, min(n, int(_CHUNK / max(1.0, self.typical_degree(n))), 1 << 18))
+        """Ranges of queries that together have about so many edges, judged from sampled rows."""
+        size = max(1, min(n, int(LIMITS.pairs_at_once / max(1.0, self.typical_degree(n))), 1 << 18))
         for first in range(0, n, size):
             yield first, min(n, first + size)
 
@@ -308,7 +302,7 @@ class Relation:
         closed = self.progressions(sample, n)
         if closed is not None:
             return float(np.mean(lengths(closed)))
-        if len(sample) * n <= _SAMPLED and type(self).holds is not DataDependent.holds:
+        if len(sample) * n <= LIMITS.pairs_sampled and type(self).holds is not DataDependent.holds:
             # one look at all keys of all samples, where tiles would be looked for row by row
             held = evaluate_pairs(self, sample[:, None], np.arange(n)[None], n)
             return float(held.sum(axis=1).mean())
@@ -601,40 +595,30 @@ def probes(n: int, count: int = 9) -> np.ndarray:
     return np.array(sorted(places), np.int64)
 
 
-_LOOKED = 1 << 22
-"""Pairs looked at in one go."""
-
-_SAMPLED = 1 << 18
-"""Pairs up to which a sample of rows is counted by looking at all of them."""
-
-_SIDE = 128
-_FANOUT = 8
-
-
 def rows_by_cover(relation: Relation, first: int, last: int, n: int) -> Edges:
     """The edges of queries first <= q < last, as `Relation.rows` has them."""
     none = np.zeros(0, np.int64)
     if n == 0 or first >= last:
         return none, none
-    size = _SIDE
+    size = LIMITS.side
     closed = type(relation).cover is not Relation.cover
-    while closed and size * _SIDE < n:
-        size *= _FANOUT
-    tiles = np.arange(first, last, _SIDE)
+    while closed and size * LIMITS.side < n:
+        size *= LIMITS.fanout
+    tiles = np.arange(first, last, LIMITS.side)
     q, k = np.repeat(tiles, -(-n // size)), np.tile(np.arange(0, n, size), len(tiles))
     while closed:
-        ends = np.minimum(q + _SIDE, last), np.minimum(k + size, n)
+        ends = np.minimum(q + LIMITS.side, last), np.minimum(k + size, n)
         some = relation.cover(Tiles(q, ends[0]), Tiles(k, ends[1]), n) != EMPTY
         q, k = q[some], k[some]
-        if size == _SIDE:
+        if size == LIMITS.side:
             break
-        size //= _FANOUT
-        q, k = np.repeat(q, _FANOUT), (k[:, None] + size * np.arange(_FANOUT)).ravel()
+        size //= LIMITS.fanout
+        q, k = np.repeat(q, LIMITS.fanout), (k[:, None] + size * np.arange(LIMITS.fanout)).ravel()
         q, k = q[k < n], k[k < n]
     found = [(none, none)]
     # often a single query is asked for
-    down, across = np.arange(min(_SIDE, last - first)), np.arange(_SIDE)
-    step = _LOOKED // (len(down) * _SIDE)
+    down, across = np.arange(min(LIMITS.side, last - first)), np.arange(LIMITS.side)
+    step = LIMITS.pairs_at_once // (len(down) * LIMITS.side)
     for low in range(0, len(q), step):
         part = np.s_[low : low + step]
         q_at, k_at = q[part, None, None] + down[:, None], k[part, None, None] + across

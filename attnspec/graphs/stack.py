@@ -29,6 +29,7 @@ from attnspec.ir.program import (
     leaves,
     symbols_of,
 )
+from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError, did_you_mean
 
 if TYPE_CHECKING:
@@ -36,30 +37,6 @@ if TYPE_CHECKING:
 
 Sample = Mapping[str, npt.ArrayLike]
 """One sample of the run-time inputs: arrays of length n, or a count."""
-
-LONGEST_MASK = 32_768
-"""The longest sequence whose mask is written out densely: one gibibyte of booleans."""
-
-LONGEST_ADJACENCY = 1 << 26
-"""The longest sequence of an adjacency."""
-
-MOST_EDGES = 2**31 - 1
-"""The most edges of an adjacency that is written out: about ten gigabytes."""
-
-MOST_PATTERNS = 100
-"""The most patterns of one graph that is looked into, planned or compiled."""
-
-MOST_RELATIONS = 1024
-"""The most different graphs of one spec that are looked into."""
-
-MOST_POSITIONS = 1 << 22
-"""The longest sequence that is looked into."""
-
-MOST_WORK = 1 << 31
-"""The most pairs, counted for every pattern of a graph, that are looked at for one length."""
-
-MOST_AT_ONCE = 1 << 28
-"""The same for a single graph, whose patterns are written out beside each other."""
 
 
 class TooMuch(AttnSpecError):
@@ -120,9 +97,9 @@ def patterns_in(graph: Term | None) -> int:
 def require_few_patterns(graph: Term | None) -> None:
     """Raise TooMuch where looking at a single pair takes too long."""
     size = patterns_in(graph)
-    if size > MOST_PATTERNS:
+    if size > LIMITS.patterns:
         raise TooMuch(
-            f"graphs of at most {MOST_PATTERNS} patterns are looked into, got one of {size:,}"
+            f"graphs of at most {LIMITS.patterns} patterns are looked into, got one of {size:,}"
         )
 
 
@@ -239,12 +216,12 @@ class Stack:
     def mask(self, n: int, layer: int = 0, head: int = 0) -> npt.NDArray[np.bool_]:
         """bool [n, n]: True where the query of the row reads the key of the column.
 
-        Raises AttnSpecError above n = `LONGEST_MASK`.
+        Raises AttnSpecError above n = `LIMITS.mask`.
         """
         n = length_of(n)
-        if n > LONGEST_MASK:
+        if n > LIMITS.mask:
             raise AttnSpecError(
-                f"a dense mask is built up to n = {LONGEST_MASK:,}, got {n:,}: use `adjacency`"
+                f"a dense mask is built up to n = {LIMITS.mask:,}, got {n:,}: use `adjacency`"
             )
         mask = np.zeros((n, n), dtype=bool)
         for q, k in self.pairs(n, layer, head):
@@ -254,13 +231,15 @@ class Stack:
     def adjacency(self, n: int, layer: int = 0, head: int = 0) -> csr_array:
         """scipy.sparse.csr_array [n, n] of bool with sorted indices; never dense on the way.
 
-        Raises AttnSpecError above `MOST_EDGES` edges and above n = `LONGEST_ADJACENCY`.
+        Raises AttnSpecError above `LIMITS.edges` edges and above n = `LIMITS.positions_listed`.
         """
         from scipy.sparse import csr_array
 
         n = length_of(n)
-        if n > LONGEST_ADJACENCY:
-            raise AttnSpecError(f"an adjacency is built up to n = {LONGEST_ADJACENCY:,}, got {n:,}")
+        if n > LIMITS.positions_listed:
+            raise AttnSpecError(
+                f"an adjacency is built up to n = {LIMITS.positions_listed:,}, got {n:,}"
+            )
         layer, head = self._slot(layer, head)
         if n == 0:
             extents_of(self.program, n)
@@ -271,9 +250,9 @@ class Stack:
         with located(span):
             np.cumsum(relation.degrees(n), out=pointers[1:])
         edges = int(pointers[-1])
-        if edges > MOST_EDGES:
+        if edges > LIMITS.edges:
             raise AttnSpecError(
-                f"an adjacency is built up to {MOST_EDGES:,} edges, this one has {edges:,}"
+                f"an adjacency is built up to {LIMITS.edges:,} edges, this one has {edges:,}"
             )
         keys = np.empty(edges, np.int32)
         with located(span):
@@ -349,8 +328,8 @@ class Stack:
             return
 
     def _bind(self, n: int) -> Bound:
-        if n > MOST_POSITIONS:
-            raise TooMuch(f"lengths above {MOST_POSITIONS:,} are not looked into, got n = {n:,}")
+        if n > LIMITS.positions:
+            raise TooMuch(f"lengths above {LIMITS.positions:,} are not looked into, got n = {n:,}")
         if n == 0 or (self.program.crossing is not None and self.program.crossing.empty):
             extents_of(self.program, n)
             return Bound((), (), ())
@@ -372,8 +351,8 @@ class Stack:
                     index = found.setdefault(relation, (len(found), layer, head))[0]
                     if not self.differs(attend):
                         everywhere[attend] = index
-                if len(found) > MOST_RELATIONS:
-                    raise TooMuch(f"more than {MOST_RELATIONS:,} graphs are not looked into")
+                if len(found) > LIMITS.graphs:
+                    raise TooMuch(f"more than {LIMITS.graphs:,} graphs are not looked into")
                 indices.append(index)
             chosen.append(tuple(indices))
             if everywhere.keys() >= set(slots):
@@ -409,7 +388,7 @@ class Stack:
                 closed = False
             pairs = patterns * n * (1 if closed else n)
             work += pairs
-            if pairs > MOST_AT_ONCE or work > MOST_WORK:
+            if pairs > LIMITS.pairs_evaluated or work > LIMITS.pairs_passed:
                 raise TooMuch(f"so many pairs are not looked at, n = {n:,}")
 
     def relations(self, n: int) -> Iterator[tuple[int, int, Relation]]:

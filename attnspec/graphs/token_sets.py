@@ -23,16 +23,7 @@ from attnspec.graphs.relation import (
 )
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.scalars import Apply, Scalar, Symbol
-
-_LOOKED = 1 << 22
-"""Positions looked at in one go."""
-
-
-FEW_RUNS = 16
-"""The most progressions as which members are given."""
-
-MOST_MEMBERS = 1 << 26
-"""The most positions that are listed, or looked at one by one."""
+from attnspec.limits import LIMITS
 
 Runs: TypeAlias = "tuple[np.ndarray, np.ndarray, int]"
 """Progressions start, stop and their common step: disjoint, ascending, none of them empty."""
@@ -78,8 +69,8 @@ class TokenSet:
             np.broadcast_to(tiles.stop, tiles.start.shape).ravel()[first],
         )
         held = np.zeros((len(start), -(-int(np.max(stop - start, initial=0)) // tiles.step)), bool)
-        for low in range(0, len(start), max(1, _LOOKED // max(1, held.shape[1]))):
-            part = np.s_[low : low + max(1, _LOOKED // max(1, held.shape[1]))]
+        for low in range(0, len(start), max(1, LIMITS.pairs_at_once // max(1, held.shape[1]))):
+            part = np.s_[low : low + max(1, LIMITS.pairs_at_once // max(1, held.shape[1]))]
             at = start[part, None] + np.arange(held.shape[1]) * tiles.step
             real = at < stop[part, None]
             held[part] = np.asarray(self.contains(np.where(real, at, 0), n), dtype=bool) & real
@@ -121,7 +112,7 @@ class TokenSet:
         runs = self.runs(n)
         if runs is None:
             return _progressions(self, n)
-        if len(runs[0]) > FEW_RUNS:
+        if len(runs[0]) > LIMITS.runs:
             return None
         if len(runs[0]) == 0:
             return np.zeros(1, np.int64), np.zeros(1, np.int64), 1
@@ -340,8 +331,10 @@ def _ranges(tokens: TokenSet, n: int) -> list[tuple[int, int]] | None:
 
 
 def _require_listed(count: int) -> None:
-    if count > MOST_MEMBERS:
-        raise RelationError(f"at most {MOST_MEMBERS:,} tokens are looked at, found {count:,}")
+    if count > LIMITS.positions_listed:
+        raise RelationError(
+            f"at most {LIMITS.positions_listed:,} tokens are looked at, found {count:,}"
+        )
 
 
 def member(kind: str, values: Sequence[Scalar], i: Symbol) -> Scalar:
@@ -385,7 +378,7 @@ def _members_before(tokens: TokenSet, n: int) -> np.ndarray:
 
 @lru_cache(maxsize=32)
 def _progressions(tokens: TokenSet, n: int) -> tuple[np.ndarray, np.ndarray, int] | None:
-    if n > MOST_MEMBERS:
+    if n > LIMITS.positions_listed:
         return None
     return progressions_of(tokens.members(n))
 
@@ -396,7 +389,7 @@ def progressions_of(members: np.ndarray) -> tuple[np.ndarray, np.ndarray, int] |
     if len(gaps) and gaps[0] > 1 and (gaps == gaps[0]).all():
         return members[:1], members[-1:] + 1, int(gaps[0])
     breaks = np.flatnonzero(gaps > 1)
-    if len(breaks) >= FEW_RUNS:
+    if len(breaks) >= LIMITS.runs:
         return None
     if len(members) == 0:
         return np.zeros(1, np.int64), np.zeros(1, np.int64), 1

@@ -14,15 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnspec.layout.tile_layout import FULL_TILE, NOTHING, StepLayout
+from attnspec.limits import LIMITS
 
 LONE = 3
 """Query tiles that read equally many key tiles, up to which they are like no others."""
 
 WASTED = 1.3
 """How many times the tiles that they read neighbours may compute as one block."""
-
-UNFOLDED = 1 << 20
-"""Numbers in the mask of such a block, at most."""
 
 SHARED = 8
 """One in how many blocks, or how many in number, must have a mask for it to be kept unfolded."""
@@ -74,7 +72,7 @@ def _neighbours(layout: StepLayout, lengths: np.ndarray, tallest: int) -> list[n
             together = np.union1d(read, keys)
             area = (len(found[-1]) + 1) * len(together)
             numbers = area * layout.q.size * layout.k.size
-            if area <= WASTED * (tiles + len(keys)) and numbers <= UNFOLDED:
+            if area <= WASTED * (tiles + len(keys)) and numbers <= LIMITS.mask_kept:
                 found[-1].append(row)
                 read, tiles = together, tiles + len(keys)
                 continue

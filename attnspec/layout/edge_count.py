@@ -17,21 +17,11 @@ from attnspec.graphs.relation import (
     is_scattered,
     lengths,
 )
-
-SAMPLE = 64
-"""Queries whose keys are counted where a relation does not know its number of edges."""
-
-WRITTEN = 1 << 11
-"""Queries up to which all edges of a scattered graph are written down sooner than a sample."""
+from attnspec.limits import LIMITS
 
 RUN = 4
 """Queries that follow one another in a sample of a scattered graph: what is drawn is drawn for all
 of them at once."""
-
-_FANOUT = 8
-_SIDE = 64
-_MOST = 1 << 13
-_LOOKED = 1 << 20
 
 
 @lru_cache(maxsize=256)
@@ -46,9 +36,9 @@ def edges_of(relation: Relation, n_q: int, n_k: int) -> float:
     if isinstance(relation, Union) and scattered:
         # what is drawn seldom meets the rest, and drawing it takes long
         return min(n_q * n_k, sum(edges_of(term, n_q, n_k) for term in relation.terms))
-    if scattered and n_q <= WRITTEN:
+    if scattered and n_q <= LIMITS.rows_written:
         return len(relation.rows(n_k - n_q, n_k, n_k)[0])
-    count = min(n_q, SAMPLE // RUN if scattered else SAMPLE)
+    count = min(n_q, LIMITS.queries_sampled // RUN if scattered else LIMITS.queries_sampled)
     # one of each of equal ranges; at equal distances all would stand alike in blocks of a power
     # of two
     sample = n_k - n_q + ((np.arange(count) + _drawn(count)) * n_q / max(1, count)).astype(int)
@@ -64,7 +54,7 @@ def _keys(relation: Relation, queries: np.ndarray, n: int) -> float:
     closed = relation.progressions(queries, n)
     if closed is not None:
         return float(lengths(closed).sum())
-    if len(queries) * n <= _LOOKED:
+    if len(queries) * n <= LIMITS.pairs_counted:
         # one look at all of them is sooner done than a list of each
         return float(evaluate_pairs(relation, queries[:, None], np.arange(n)[None], n).sum())
     if not is_closed(relation):
@@ -75,28 +65,29 @@ def _keys(relation: Relation, queries: np.ndarray, n: int) -> float:
 def _covered(relation: Relation, queries: np.ndarray, n: int) -> float:
     """As `_keys`, by the cover of ranges of keys, coarse ones first; of a sample where many are
     undecided."""
-    size = _SIDE
-    while size * _SIDE < n:
-        size *= _FANOUT
+    size = LIMITS.side
+    while size * LIMITS.side < n:
+        size *= LIMITS.fanout
     q = np.repeat(queries, -(-n // size))
     k = np.tile(np.arange(0, n, size), len(queries))
     found, weight = 0.0, 1.0
+    most = LIMITS.tiles_followed
     while True:
-        if len(q) > _MOST:
-            chosen = ((np.arange(_MOST) + _drawn(_MOST)) * len(q) / _MOST).astype(int)
-            weight *= len(q) / _MOST
+        if len(q) > most:
+            chosen = ((np.arange(most) + _drawn(most)) * len(q) / most).astype(int)
+            weight *= len(q) / most
             q, k = q[chosen], k[chosen]
         stop = np.minimum(k + size, n)
         kinds = relation.cover(Tiles(q, q + 1), Tiles(k, stop), n)
         found += weight * float((stop - k)[kinds == FULL].sum())
         q, k = q[kinds == SOME], k[kinds == SOME]
-        if size == _SIDE:
+        if size == LIMITS.side:
             at = k[:, None] + np.arange(size)
             held = evaluate_pairs(relation, q[:, None], np.minimum(at, n - 1), n) & (at < n)
             return found + weight * float(held.sum())
-        size //= _FANOUT
-        k = (k[:, None] + size * np.arange(_FANOUT)).ravel()
-        q = np.repeat(q, _FANOUT)
+        size //= LIMITS.fanout
+        k = (k[:, None] + size * np.arange(LIMITS.fanout)).ravel()
+        q = np.repeat(q, LIMITS.fanout)
         q, k = q[k < n], k[k < n]
 
 

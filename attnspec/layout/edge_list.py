@@ -16,16 +16,10 @@ from attnspec.graphs.edge_table import Drawn, table_of
 from attnspec.graphs.predicates.listable import listable
 from attnspec.graphs.relation import Edges, Progressions, Relation, lengths, sort_edges
 from attnspec.layout.edge_count import edges_of
+from attnspec.limits import LIMITS
 
 SPARE = 0.125
 """Padding allowed for keeping all queries in one matrix and in natural order, per edge."""
-
-_AT_ONCE = 1 << 18
-"""Edges that are listed, and places that are filled, in one go: they stay in the cache."""
-
-_LEAST = 16
-"""Queries whose edges are listed in one go, however many keys they seem to have."""
-
 
 _LONG = 4
 """Keys of a progression, in the mean, from which on its ends are asked for twice."""
@@ -177,7 +171,7 @@ def _closed_degrees(relation: Relation, n_q: int, n_k: int) -> np.ndarray | None
     if isinstance(relation, Drawn) or not n_q:
         return None
     found = []
-    step = _AT_ONCE // 16
+    step = LIMITS.listed_at_once // 16
     for first in range(n_k - n_q, n_k, step):
         closed = relation.progressions(np.arange(first, min(first + step, n_k)), n_k)
         if closed is None:
@@ -199,7 +193,9 @@ def _closed_parts(
     low = 0
     while low < len(queries):
         before = filled[low - 1] if low else 0
-        high = max(low + 1, int(np.searchsorted(filled, before + _AT_ONCE, side="right")))
+        high = max(
+            low + 1, int(np.searchsorted(filled, before + LIMITS.listed_at_once, side="right"))
+        )
         closed = relation.progressions(queries[low:high], n)
         if closed is None:
             raise TypeError("all rows of this relation were progressions before")
@@ -245,7 +241,7 @@ def _placed(parts: Iterable[Edges], order: np.ndarray, offsets: np.ndarray) -> n
 def _listed_parts(relation: Relation, n_q: int, n_k: int) -> Iterator[Edges]:
     """Ranges of queries one after the other: their numbers of keys, and these keys, int32."""
     degree = edges_of(relation, n_q, n_k) / max(1, n_q)
-    step = max(_LEAST, int(_AT_ONCE / max(1.0, degree)))
+    step = max(LIMITS.rows_least, int(LIMITS.listed_at_once / max(1.0, degree)))
     for first in range(n_k - n_q, n_k, step):
         counts, found = _listed(relation, first, min(first + step, n_k), n_k)
         yield counts, found.astype(np.int32, copy=False)

@@ -18,18 +18,7 @@ import numpy as np
 
 from attnspec.graphs.operators import Complement, Intersection, Union
 from attnspec.graphs.relation import Relation
-
-MOST_TERMS = 12
-"""Terms of a union that are told apart; a union of more stays in natural order."""
-
-MOST_CLASSES = 2048
-"""The most residue classes that an order may have."""
-
-MOST_ORDERS = 16
-"""The most orders that are tried for one term."""
-
-MOST_LISTED = 4096
-"""The most tokens that an order lists."""
+from attnspec.limits import LIMITS
 
 BOXES = (32, 64)
 """Cells of the boxes of queries on offer."""
@@ -104,20 +93,20 @@ def terms_of(relation: Relation) -> tuple[Relation, ...]:
     """The relation as a union of terms that need not be disjoint.
 
     Patterns that are unions themselves are taken apart, and `&` is pushed inward over `|`, as far
-    as `MOST_TERMS` allows.
+    as `LIMITS.parts` allows.
     """
     parts = relation.parts()
     if parts is not None:
         relation = Union(parts)
     if isinstance(relation, Union):
         found = tuple(dict.fromkeys(t for term in relation.terms for t in terms_of(term)))
-        return found if len(found) <= MOST_TERMS else (relation,)
+        return found if len(found) <= LIMITS.parts else (relation,)
     if isinstance(relation, Intersection):
         factors = [terms_of(term) for term in relation.terms]
         count = 1
         for factor in factors:
             count *= len(factor)
-        if 1 < count <= MOST_TERMS:
+        if 1 < count <= LIMITS.parts:
             return tuple(dict.fromkeys(_intersection(chosen) for chosen in product(*factors)))
     return (relation,)
 
@@ -137,7 +126,7 @@ def orders_of(term: Relation, n: int) -> tuple[Order, ...]:
     steps = []
     for leaf in leaves:
         for q, k in leaf.strides(n):
-            if max(q, k) <= MOST_CLASSES:
+            if max(q, k) <= LIMITS.classes:
                 found[Order(q, k)] = None
             if q == k:
                 steps.append(q)
@@ -151,10 +140,10 @@ def orders_of(term: Relation, n: int) -> tuple[Order, ...]:
                 found[Order(Boxed(*grid, _box(grid[0], cells)), keys)] = None
     common = lcm(*steps)
     whole = [NATURAL]
-    if len(steps) > 1 and common <= MOST_CLASSES:
+    if len(steps) > 1 and common <= LIMITS.classes:
         # an intersection of residues is a residue of the least common multiple
         whole.append(Order(common, common))
-    return tuple(dict.fromkeys([*whole, *found]))[:MOST_ORDERS]
+    return tuple(dict.fromkeys([*whole, *found]))[: LIMITS.orders]
 
 
 def _box(extents: tuple[int, ...], cells: int) -> tuple[int, ...]:
@@ -170,7 +159,7 @@ def _box(extents: tuple[int, ...], cells: int) -> tuple[int, ...]:
 
 
 def _listed(positions: np.ndarray | None) -> Side:
-    if positions is None or len(positions) > MOST_LISTED:
+    if positions is None or len(positions) > LIMITS.tokens_ordered:
         return 1
     return Listed(tuple(positions.tolist()))
 

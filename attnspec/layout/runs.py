@@ -14,9 +14,7 @@ import numpy as np
 
 from attnspec.layout.batches import unfolded
 from attnspec.layout.tile_layout import FULL_TILE, TileLayout
-
-_UNFOLDED = 1 << 22
-"""Numbers that a mask which all blocks of a run share has at most."""
+from attnspec.limits import LIMITS
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +133,7 @@ def _batch(layout: TileLayout, rows: list[int], shared: bool) -> Run:
     width = _width(tiles, layout.tile, layout.n_k)
     if (kinds == FULL_TILE).all():
         return Run(queries, tiles, layout.tile, width, None, None)
-    if shared and kinds.shape[1] * layout.tile**2 <= _UNFOLDED:
+    if shared and kinds.shape[1] * layout.tile**2 <= LIMITS.mask_shared:
         mask = unfolded(layout.masks, kinds[:1, None])[0]
         return Run(queries, tiles, layout.tile, width, mask[: queries.shape[1], :width], None)
     return Run(queries, tiles, layout.tile, width, None, kinds[:, None])

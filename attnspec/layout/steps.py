@@ -27,19 +27,14 @@ from attnspec.layout.orders import (
 )
 from attnspec.layout.tile_layout import StepLayout, parted, step_layout
 from attnspec.layout.tiling import Survey, TooFine, classify, survey
+from attnspec.limits import LIMITS
 from attnspec.lower.cost_model import current, dense_seconds
 from attnspec.lower.ranges import drawn_alike, planned_length
 from attnspec.lower.rates import Amounts
 from attnspec.lower.work import Work
 
-TARGETS = (32, 64, 128, 256)
-"""Tile sizes on offer; a residue class is cut into equal tiles of about this size."""
-
 LARGE = (512, 1024, 2048, 4096)
-"""Tile sizes for graphs of which smaller ones would be more than `MOST`."""
-
-MOST = 1 << 20
-"""Tiles that a step lists at most."""
+"""Tile sizes for graphs of which smaller ones would be more than `LIMITS.tiles`."""
 
 READING = 0.5
 """What run-time inputs are taken to leave of the dense cost before they are seen."""
@@ -140,7 +135,7 @@ def members_of(length: int, side: Side) -> int:
     return max(1, -(-length // (side if isinstance(side, int) else 1)))
 
 
-BANDS = Means("bands", "cpu", TARGETS, LARGE, _of_bands, about)
+BANDS = Means("bands", "cpu", LIMITS.tile_sizes, LARGE, _of_bands, about)
 """The flash kernel of the CPU."""
 
 
@@ -317,6 +312,6 @@ def banded(
     sizes = means.size(n_q, order.q, targets[0]), means.size(n_k, order.k, targets[1])
     step = OrderedRelation(relation, order)
     band = Banded(step, relation if term is None else term, (n_q, n_k), sizes, means)
-    if band.tiles.tiles > MOST:
-        raise TooFine(f"about {band.tiles.tiles:,.0f} tiles, at most {MOST:,} are listed")
+    if band.tiles.tiles > LIMITS.tiles:
+        raise TooFine(f"about {band.tiles.tiles:,.0f} tiles, at most {LIMITS.tiles:,} are listed")
     return band

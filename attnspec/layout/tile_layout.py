@@ -15,6 +15,7 @@ from attnspec.graphs.relation import Relation, Tiles, evaluate_pairs, is_closed,
 from attnspec.layout.axes import Axis
 from attnspec.layout.orders import NATURAL, Listed
 from attnspec.layout.tiling import Classified, classify
+from attnspec.limits import LIMITS
 
 FULL_TILE = -1
 """Stands in place of a mask's number for a tile whose every pair is an edge."""
@@ -24,18 +25,6 @@ NOTHING = -2
 
 _CODES = 1 << 62
 """Phases of several kinds are one number as long as there are no more than these."""
-
-_UNFOLDED = 1 << 25
-"""Numbers that the masks of rows of tiles may have together."""
-
-_ROW = 1 << 22
-"""Numbers that the mask of one row may have where those of all are too many."""
-
-_RECTANGLES = 16
-"""Kinds of rectangles that are computed apart at most."""
-
-_LOOKED = 1 << 22
-"""Pairs evaluated in one go."""
 
 
 class Places(Protocol):
@@ -139,11 +128,11 @@ def parted(layout: StepLayout) -> list[StepLayout]:
     a causal graph that would be n² numbers. Where those of the others are too large still, tiles
     whose masks are rectangles are FULL ones that are smaller, and long rows are cut.
     """
-    if _unfolded(layout) <= _UNFOLDED:
+    if _unfolded(layout) <= LIMITS.masks:
         return [layout]
     full = _chosen(layout, layout.kinds == FULL_TILE)
     masked = _chosen(layout, layout.kinds != FULL_TILE)
-    if _unfolded(masked) <= _UNFOLDED:
+    if _unfolded(masked) <= LIMITS.masks:
         return [full, masked]
     rectangles, rest = _rectangles(masked)
     return [full, *rectangles, *_cut(rest)]
@@ -161,7 +150,7 @@ def _rectangles(layout: StepLayout) -> tuple[list[StepLayout], StepLayout]:
     rest = np.ones(len(layout.keys), bool)
     for (low, high, left, right), numbers in found.items():
         q, k = _trimmed(layout.q, low, high), _trimmed(layout.k, left, right)
-        if q is None or k is None or len(parts) == _RECTANGLES:
+        if q is None or k is None or len(parts) == LIMITS.rectangles:
             continue
         here = np.isin(layout.kinds, numbers)
         part = _chosen(layout, here)
@@ -189,7 +178,7 @@ def _cut(layout: StepLayout) -> list[StepLayout]:
     """Parts in which no row has more tiles than its mask may have numbers."""
     if not len(layout.keys):
         return []
-    wide = max(1, _ROW // (layout.q.size * layout.k.size))
+    wide = max(1, LIMITS.mask_shared // (layout.q.size * layout.k.size))
     within = np.arange(len(layout.keys)) - np.repeat(layout.starts[:-1], np.diff(layout.starts))
     part = within // wide
     return [_chosen(layout, part == number) for number in range(int(part.max()) + 1)]
@@ -251,7 +240,7 @@ def looked_into(
     q_at = q.positions.reshape(-1, q.size)
     k_at = k.positions.reshape(-1, k.size)
     kinds = np.full(len(rows), NOTHING)
-    step = max(1, _LOOKED // (q.size * k.size))
+    step = max(1, LIMITS.pairs_at_once // (q.size * k.size))
     for low in range(0, len(rows), step):
         part = np.s_[low : low + step]
         queries, keys = q_at[rows[part]][:, :, None], k_at[columns[part]][:, None, :]

@@ -16,23 +16,13 @@ from attnspec.graphs.relation import EMPTY, FULL, SOME, Relation, is_closed, is_
 from attnspec.layout.axes import Axis, axis
 from attnspec.layout.edge_count import edges_of
 from attnspec.layout.orders import Order, Side
+from attnspec.limits import LIMITS
 
 _FANOUT = 4
 """A coarse tile is as long as this many tiles of the next finer level."""
 
-_COARSEST = 64
-"""The coarsest level has at most this many tiles on a side, or one for each class."""
-
-_PAIRS = 1 << 23
-"""Pairs of tiles that are looked at on one level, at most."""
-
-_SURVEYED = 1 << 16
-"""Pairs of tiles on one level above which a survey looks at a sample."""
-
 _SEEN = 1 << 14
 """Pairs of tiles of which it is asked whether they follow one another, about."""
-
-_AT_ONCE = 1 << 18
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,10 +186,13 @@ def _surveyed(
     q, k = _axes(n_q, n_k, order, sizes)
     if _is_coarsest(relation, order, q, k):
         # queries are sampled with all their keys: classes that meet only themselves weigh alike
-        chosen, weight = _thinned(q.count, max(1, _SURVEYED // max(1, k.count)))
+        chosen, weight = _thinned(q.count, max(1, LIMITS.tile_pairs_surveyed // max(1, k.count)))
         return (_coarse(relation, q, k, chosen, weight, n_k),)
     levels = _surveyed(relation, n_q, n_k, order, _coarser(sizes))
-    return (*levels, _finer_level(relation, levels[-1], q, k, _SURVEYED // _FANOUT**2, n_k))
+    return (
+        *levels,
+        _finer_level(relation, levels[-1], q, k, LIMITS.tile_pairs_surveyed // _FANOUT**2, n_k),
+    )
 
 
 def _exact(
@@ -211,11 +204,11 @@ def _exact(
         return levels
     q, k = _axes(n_q, n_k, order, sizes)
     if _is_coarsest(relation, order, q, k):
-        if q.count * k.count > _PAIRS:
-            raise TooFine(f"more than {_PAIRS:,} pairs of tiles")
+        if q.count * k.count > LIMITS.tile_pairs:
+            raise TooFine(f"more than {LIMITS.tile_pairs:,} pairs of tiles")
         return (_coarse(relation, q, k, np.arange(q.count), 1.0, n_k),)
     levels = _exact(relation, n_q, n_k, order, _coarser(sizes))
-    return (*levels, _finer_level(relation, levels[-1], q, k, _PAIRS, n_k))
+    return (*levels, _finer_level(relation, levels[-1], q, k, LIMITS.tile_pairs, n_k))
 
 
 def _axes(n_q: int, n_k: int, order: Order, sizes: tuple[int, int]) -> tuple[Axis, Axis]:
@@ -250,8 +243,8 @@ def _finer_level(relation: Relation, above: _Level, q: Axis, k: Axis, most: int,
     raises TooFine."""
     rows, columns = above.undecided
     chosen, times = _thinned(len(rows), most)
-    if len(chosen) * _FANOUT**2 > _PAIRS:
-        raise TooFine(f"more than {_PAIRS:,} pairs of tiles")
+    if len(chosen) * _FANOUT**2 > LIMITS.tile_pairs:
+        raise TooFine(f"more than {LIMITS.tile_pairs:,} pairs of tiles")
     # what is known of one side alone is looked at once for all tiles of the other
     rows = _finer(above.q, q, rows[chosen])[:, :, None]
     columns = _finer(above.k, k, columns[chosen])[:, None, :]
@@ -271,7 +264,7 @@ def _thinned(count: int, most: int) -> tuple[np.ndarray, float]:
 
 
 def _coarsest(side: Side) -> int:
-    return max(_COARSEST, side) if isinstance(side, int) else _COARSEST
+    return max(LIMITS.coarsest, side) if isinstance(side, int) else LIMITS.coarsest
 
 
 def _cover(
@@ -280,7 +273,7 @@ def _cover(
     """The cover of pairs of tiles whose numbers broadcast against each other."""
     shape = np.broadcast_shapes(rows.shape, columns.shape)
     kinds = np.empty(shape, np.uint8)
-    step = max(1, _AT_ONCE // max(1, kinds[:1].size))
+    step = max(1, LIMITS.listed_at_once // max(1, kinds[:1].size))
     for low in range(0, shape[0], step):
         part = np.s_[low : low + step]
         both = columns if len(columns) == 1 < shape[0] else columns[part]

@@ -17,7 +17,7 @@ from attnspec.graphs.bind import (
 from attnspec.graphs.look_back import counted_blocks
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import DataDependent, is_of_any_length, takes_tensors
-from attnspec.graphs.stack import MOST_PATTERNS, patterns_in
+from attnspec.graphs.stack import patterns_in
 from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
 from attnspec.ir.parameters import RelationError
@@ -33,15 +33,13 @@ from attnspec.ir.program import (
     scalars_of,
 )
 from attnspec.ir.scalars import Scalar, ScalarError, evaluate, symbols
+from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.mechanism_sizes import bind_mechanism, require_length, symbols_in
 from attnspec.lower.ranges import longest_of
 from attnspec.lower.work import Alibi, BackendError, Bias, Change, Softcap, Work, alibi_slopes
 from attnspec.text.diagnostics import Diagnostic, SpecError
 from attnspec.text.source import Span
-
-KEPT = 1024
-"""How many works of no length a binder keeps, for that many groups of layers and heads."""
 
 
 def stand_ins(program: Program) -> dict[str, StandIn]:
@@ -78,13 +76,13 @@ def too_large(program: Program) -> list[Diagnostic]:
     return [
         Diagnostic(
             "A196",
-            f"a graph of at most {MOST_PATTERNS} patterns is planned and compiled,"
+            f"a graph of at most {LIMITS.patterns} patterns is planned and compiled,"
             f" this one has {size:,}",
             span,
             help="one `where` may hold many conditions, joined by `or` and `and`",
         )
         for size, span in sizes
-        if size > MOST_PATTERNS
+        if size > LIMITS.patterns
     ]
 
 
@@ -124,8 +122,8 @@ class Binder:
         self._tables = bias_tables(program)
         self._decides = bool(decided_leaves(program))
         self._asks = [_asks(attend) for attend in program.attends]
-        self._kept: Cache[tuple[int, int, int, int, int], Work] = Cache(KEPT)
-        self._counted: Cache[tuple[int, int], tuple[int, ...] | None] = Cache(KEPT)
+        self._kept: Cache[tuple[int, int, int, int, int], Work] = Cache(LIMITS.answers)
+        self._counted: Cache[tuple[int, int], tuple[int, ...] | None] = Cache(LIMITS.answers)
 
     def alike(self, layer: int) -> int:
         """The first layer that computes the same as this one, but for its learned tables."""

@@ -7,16 +7,14 @@ chunks, of the way back and of single pairs.
 from __future__ import annotations
 
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
-
-CHUNK = 64
-"""Positions of a chunk, whose pairs are computed one by one."""
+from attnspec.limits import LIMITS
 
 
 def flops_of(declaration: MechanismDeclaration, n: int, size: int, causal: bool = False) -> int:
     """The operations of a mechanism whose arguments are known."""
     found = declaration.flops(n, size)
     if causal and declaration.sums:
-        found += 2 * n * CHUNK * (declaration.feature_width(size) + size)
+        found += 2 * n * LIMITS.feature_chunk * (declaration.feature_width(size) + size)
     return found
 
 
@@ -33,7 +31,7 @@ def backward_flops_of(
         found += 2 * n * declaration.row_flops(size)
     if causal:
         # the states; of the pairs of a chunk three products of features and two of values
-        found += 2 * n * width * size + 2 * n * CHUNK * (3 * width + 2 * size)
+        found += 2 * n * width * size + 2 * n * LIMITS.feature_chunk * (3 * width + 2 * size)
     return found
 
 

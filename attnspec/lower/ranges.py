@@ -8,27 +8,25 @@ from dataclasses import replace
 from functools import lru_cache
 
 from attnspec.graphs.relation import Relation, heads_in, is_of_any_length, with_head
+from attnspec.limits import LIMITS
 from attnspec.lower.work import Work
 
 RANGES = 8
 """Ranges of lengths between a power of two and the next."""
 
-OWN = 256
-"""Positions up to which every length is planned by itself."""
-
 
 def planned_length(relation: Relation, n_q: int, n_k: int) -> int:
     """The length at which a relation is planned for n_k: the longest of its range, n_k itself where
     queries are the last ones alone or the relation has a length of its own."""
-    if n_q != n_k or n_k <= OWN or not is_of_any_length(relation):
+    if n_q != n_k or n_k <= LIMITS.planned_alone or not is_of_any_length(relation):
         return n_k
     return longest_of(n_k)
 
 
 def longest_of(n: int) -> int:
     """The longest sequence of the range of n; the shortest are one range."""
-    if n <= OWN:
-        return OWN
+    if n <= LIMITS.planned_alone:
+        return LIMITS.planned_alone
     step = (1 << (n.bit_length() - 1)) // RANGES
     return -(-n // step) * step
 

@@ -16,6 +16,7 @@ import numpy as np
 from attnspec.graphs.relation import DataDependent, Relation, decided_in
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
 from attnspec.ir.program import Program
+from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
@@ -66,10 +67,6 @@ class BackendError(AttnSpecError):
 Change: TypeAlias = Softcap | Alibi | Bias
 
 
-LARGEST_SHAPE = 1 << 20
-"""The most samples, heads and numbers of a head that are asked about."""
-
-
 @dataclass(frozen=True)
 class Shape:
     """What plans and costs are for: samples, heads where a spec declares none, a head's size."""
@@ -81,9 +78,9 @@ class Shape:
     def __post_init__(self) -> None:
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if value is not None and (type(value) is not int or not 1 <= value <= LARGEST_SHAPE):
+            if value is not None and (type(value) is not int or not 1 <= value <= LIMITS.shape):
                 raise AttnSpecError(
-                    f"`{entry.name}` must be an integer from 1 to {LARGEST_SHAPE:,}, got {value!r}"
+                    f"`{entry.name}` must be an integer from 1 to {LIMITS.shape:,}, got {value!r}"
                 )
 
     def heads_of(self, program: Program) -> int:

@@ -14,6 +14,7 @@ from attnspec.graphs.predicates.inputs import require_exact
 from attnspec.ir.api_checks import index_of
 from attnspec.ir.program import POSITIONS, Input, Program
 from attnspec.ir.scalars import Scalar
+from attnspec.limits import LIMITS
 from attnspec.lower.work import Call
 from attnspec.text.diagnostics import did_you_mean
 
@@ -25,9 +26,6 @@ Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 PER_HEAD = ("choices", "scores", "buckets")
 """Kinds of inputs with an axis of heads."""
-
-LONGEST = 2**31 - 1
-"""Positions are numbered up to here, as lengths are counted."""
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -190,7 +188,7 @@ def check_query_start(program: Program, query_start: int, reads_m: bool) -> int:
     start = index_of("query_start", query_start)
     if start < 0:
         raise ValueError(f"query_start must be at least 0, got {start}")
-    if start > LONGEST:
+    if start > LIMITS.length:
         raise ValueError(f"query_start must be at most 2**31 - 1, got {start}")
     if start and not program.cross:
         raise ValueError(

@@ -31,7 +31,6 @@ from attnspec.backends.decided.choice import Choice
 from attnspec.backends.dense.masked import MaskedKernel
 from attnspec.backends.dense.open_length import OpenKernel
 from attnspec.backends.planner import AUTO, ROWS, TORCH, check_backend, choose
-from attnspec.backends.rows.keys import FEW
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.predicates.inputs import READ, computed
 from attnspec.graphs.relation import DataDependent, Relation
@@ -40,10 +39,10 @@ from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program
 from attnspec.ir.serial import FORMAT, Plain, from_data
 from attnspec.layout.tiling import TooFine
+from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.lower import Binder, bias_tables, stand_ins
 from attnspec.lower.mechanism_sizes import learned_parts
-from attnspec.lower.ranges import OWN
 from attnspec.lower.work import (
     MERGED,
     Backend,
@@ -67,20 +66,6 @@ if is_older(torch.__version__, LEAST_TORCH):
         f"attnspec needs torch {'.'.join(map(str, LEAST_TORCH))} or newer, got {torch.__version__}:"
         " before it, gradients on the CPU are wrong where several query heads share a key head"
     )
-
-KEPT = 64
-"""How many layouts an engine keeps, for that many combinations of layer, heads, lengths and device.
-The type of the tensors is not among them: kernels keep what every type has in common."""
-
-STEPS = 8
-"""How many layouts it keeps of a few queries each. The next step of generation has another length,
-so that more of them would be of no use, and among the others they would drive out those."""
-
-WHOLE = 32
-"""How many it keeps of the longest sequences of ranges of lengths, of which others are cut."""
-
-PROGRAMS = 32
-"""How many engines are kept of programs that no module here has."""
 
 Key: TypeAlias = "tuple[int, int, int, int, int, str, int]"
 """Layer, heads, key heads, n_q, n_k, device and first query."""
@@ -108,9 +93,9 @@ class Engine:
         self.learned = (*bias_tables(self.program).values(), *self._parts.values())
         graphs = (attend.graph for attend in self.program.attends)
         self.computed = {x: y for g in graphs if g is not None for x, y in computed(g).items()}
-        self.prepared: Cache[Key, Prepared] = Cache(KEPT)
-        self.steps: Cache[Key, Prepared] = Cache(STEPS)
-        self._whole: Cache[tuple[int, int, int, int], Prepared | None] = Cache(WHOLE)
+        self.prepared: Cache[Key, Prepared] = Cache(LIMITS.layouts)
+        self.steps: Cache[Key, Prepared] = Cache(LIMITS.layouts_of_steps)
+        self._whole: Cache[tuple[int, int, int, int], Prepared | None] = Cache(LIMITS.layouts_few)
         # the newest of a text: the operator shares what a module has laid out
         _living[self.text] = self
 
@@ -333,7 +318,7 @@ class Engine:
         if is_open(n_q) or is_open(n_k):
             return self._open(layer, heads, key_heads, n_q, n_k, torch.device(device))
         key = (self.binder.alike(layer), heads, key_heads, n_q, n_k, device, query_start)
-        if n_q > FEW:
+        if n_q > LIMITS.rows_looked_up:
             return self.prepared.get(key, lambda: apart(lambda: self._build(key)))
         if self.backend in (AUTO, ROWS.name):
             # this costs less than a thread that is apart, and nothing of it outlives the call
@@ -364,7 +349,7 @@ class Engine:
 
     def _build(self, key: Key) -> Prepared:
         layer, heads, key_heads, n_q, n_k, device, _ = key
-        if n_q != n_k or n_q <= FEW or device != "cpu":
+        if n_q != n_k or n_q <= LIMITS.rows_looked_up or device != "cpu":
             return self._new(key)
         longest = self.binder.longest(layer, heads, n_k)
         if longest is None:
@@ -382,7 +367,7 @@ class Engine:
         try:
             for work, _, backend in self._chosen(key):
                 # the shortest sequences are planned each by itself, unless it is evident how
-                if work.n_k <= OWN and backend is not TORCH:
+                if work.n_k <= LIMITS.planned_alone and backend is not TORCH:
                     return None
                 if not isinstance(backend, Cutting) or not backend.cuts(work):
                     return None
@@ -420,14 +405,14 @@ class Engine:
         return together(groups, heads, place)
 
 
-@lru_cache(maxsize=PROGRAMS)
+@lru_cache(maxsize=LIMITS.layouts_few)
 def _binder(program: Program) -> Binder:
     """What binds a program, whatever backend is asked for: engines of one program share it."""
     return Binder(program, stand_ins(program))
 
 
 _living: WeakValueDictionary[str, Engine] = WeakValueDictionary()
-_kept: Cache[str, Engine] = Cache(PROGRAMS)
+_kept: Cache[str, Engine] = Cache(LIMITS.layouts_few)
 
 
 def text_of(plan: Mapping[str, object]) -> str:

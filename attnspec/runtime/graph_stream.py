@@ -9,17 +9,12 @@ import torch
 from torch.nn import functional
 
 from attnspec.backends.common.kv_keeper import Keeper, Kept
-from attnspec.backends.common.kv_ring import TURN, Ring, Rows
+from attnspec.backends.common.kv_ring import Ring, Rows
 from attnspec.backends.common.score_formula import Blocks, Formula, scale_of
 from attnspec.backends.common.torch_modes import apart, is_transformed
+from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Streamable, Work
-
-PIECE = 256
-"""Positions that meet all keys that are kept and their own at once."""
-
-KEPT_ROWS = 2
-"""How many `Rows` are kept of a graph: layers and samples go on at one position after another."""
 
 Outputs: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
 """The output [B, H, t, d_v], and its log-sum-exps [B, H, t] if there are any."""
@@ -41,11 +36,11 @@ class InPieces:
         state: object,
         with_lse: bool = False,
     ) -> tuple[Outputs, object]:
-        if q.shape[2] <= PIECE:
+        if q.shape[2] <= LIMITS.stream:
             return self.stream.step(q, k, v, call, state, with_lse)
         outs, sums = [], []
-        for low in range(0, q.shape[2], PIECE):
-            at = slice(low, low + PIECE)
+        for low in range(0, q.shape[2], LIMITS.stream):
+            at = slice(low, low + LIMITS.stream)
             padding = None if call.padding is None else call.padding[:, at]
             data = {name: values[:, at] for name, values in call.data.items()}
             here = replace(call, padding=padding, data=data)
@@ -63,7 +58,7 @@ class GraphStream:
 
     work: Work
     keeper: Keeper
-    rows: Cache[int, Rows] = field(default_factory=lambda: Cache(KEPT_ROWS))
+    rows: Cache[int, Rows] = field(default_factory=lambda: Cache(LIMITS.rows_kept))
 
     def step(
         self,
@@ -78,7 +73,7 @@ class GraphStream:
         ring = self._ring(state, k, v) if call.in_place and q.shape[2] == 1 else None
         if ring is not None:
             ring = ring.written(k, v, call.padding)
-            number = (ring.count - 1) // TURN
+            number = (ring.count - 1) // LIMITS.ring
             rows = self.rows.get(number, lambda: apart(lambda: self._rows(number)))
             given = ring.keys, ring.values, rows.formula, rows.blocks(ring)
             return self._attended(q, *given, call, fused), ring

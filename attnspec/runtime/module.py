@@ -22,6 +22,7 @@ from attnspec.backends.decided.cluster import moved_centroids
 from attnspec.graphs.across import reads_m
 from attnspec.graphs.relation import DataDependent
 from attnspec.ir.program import Mechanism, Program
+from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.lower import decided_leaves
 from attnspec.lower.work import Call, Streamable
@@ -42,7 +43,7 @@ from attnspec.runtime.call_checks import (
     require_unchanged,
 )
 from attnspec.runtime.decisions import Decision, data_of, decisions_of
-from attnspec.runtime.engine import KEPT, Engine, no_log_sum_exps
+from attnspec.runtime.engine import Engine, no_log_sum_exps
 from attnspec.runtime.head_groups import Prepared, group_of, together
 from attnspec.runtime.parameters import Draws, Learner, again
 from attnspec.runtime.streaming import (
@@ -52,9 +53,6 @@ from attnspec.runtime.streaming import (
     stream_kernel,
     streamed_works,
 )
-
-LONGEST_PAIRS = 8192
-"""The longest sequence of which pairs and choices are shown."""
 
 
 class CompiledAttention(Learner):
@@ -79,7 +77,7 @@ class CompiledAttention(Learner):
         self._reads_m = reads_m(self.program)
         self._keeps = any(part.kept for _, part in self._parts)
         self._before: dict[tuple[str, int], torch.Tensor] = {}
-        self._streams: Cache[tuple[object, ...], tuple[Works, Prepared]] = Cache(KEPT)
+        self._streams: Cache[tuple[object, ...], tuple[Works, Prepared]] = Cache(LIMITS.layouts)
 
     def redraw(self) -> None:
         """Draws the random features of mechanisms that redraw them anew; ValueError where none
@@ -446,7 +444,7 @@ class CompiledAttention(Learner):
     ) -> torch.Tensor:
         """bool [B, H, n_q, n_k]: which keys a call with these tensors reads, by the definition.
 
-        Raises ValueError above n_k = `LONGEST_PAIRS`, else as a call does.
+        Raises ValueError above n_k = `LIMITS.pairs_shown`, else as a call does.
         """
         start = check_query_start(self.program, query_start, self._reads_m)
         works, data, decisions, choices = self._looked_at(
@@ -473,8 +471,8 @@ class CompiledAttention(Learner):
         `heads` that have it and its lists, buckets, clusters or matchings, [B, H or 1, …]; no lists
         of no tokens.
 
-        Raises ValueError above n_k = `LONGEST_PAIRS`, and where the data decide nothing; else as a
-        call does.
+        Raises ValueError above n_k = `LIMITS.pairs_shown`, and where the data decide nothing; else
+        as a call does.
         """
         start = check_query_start(self.program, query_start, self._reads_m)
         _, _, decisions, choices = self._looked_at(q, k, layer, inputs, key_padding_mask, start)
@@ -504,9 +502,9 @@ class CompiledAttention(Learner):
         check_padding(padding, q.shape[0], k.shape[2], q.device)
         data = check_inputs(self.program, inputs, q, k, padding)
         longest = max(q.shape[2], k.shape[2])
-        if longest > LONGEST_PAIRS:
+        if longest > LIMITS.pairs_shown:
             raise ValueError(
-                f"pairs and choices are shown up to n = {LONGEST_PAIRS:,}, got {longest:,}"
+                f"pairs and choices are shown up to n = {LIMITS.pairs_shown:,}, got {longest:,}"
             )
         if self._waits:
             self.make_parameters(q.shape[3], k.shape[3], q.device)

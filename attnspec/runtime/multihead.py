@@ -15,9 +15,10 @@ from attnspec.backends.common.torch_modes import is_transformed, is_watched
 from attnspec.backends.planner import require_willing
 from attnspec.ir.program import Leaf, Program
 from attnspec.ir.serial import plan_data
+from attnspec.limits import LIMITS
 from attnspec.lower.work import MERGED
 from attnspec.runtime.call_checks import FLOATS, check_dropout, check_layer
-from attnspec.runtime.module import LONGEST_PAIRS, CompiledAttention
+from attnspec.runtime.module import CompiledAttention
 from attnspec.runtime.one_layer import (
     WHOLE,
     HasProgram,
@@ -27,9 +28,6 @@ from attnspec.runtime.one_layer import (
     sizes_of,
     with_shared_keys,
 )
-
-LONGEST_WEIGHTS = LONGEST_PAIRS
-"""The most keys of which `need_weights` returns weights."""
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -132,7 +130,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         `attn_mask` takes pairs away from the spec's: with it every pair is computed. With the hint
         `is_causal` it is not looked at where the spec is causal. Numbers in key_padding_mask other
         than 0 and -inf are added to scores in the same way. Weights are returned for up to
-        `LONGEST_WEIGHTS` keys.
+        `LIMITS.pairs_shown` keys.
         """
         _check_tokens(query, key, value)
         self._check_widths(query, key, value)
@@ -140,9 +138,9 @@ class MultiheadAttention(nn.MultiheadAttention):
             raise ValueError(self.one_sequence)
         self._check_shards(need_weights, attn_mask)
         q, k, v = self._heads(query, key, value)
-        if need_weights and k.shape[2] > LONGEST_WEIGHTS:
+        if need_weights and k.shape[2] > LIMITS.pairs_shown:
             raise ValueError(
-                f"weights are returned for up to {LONGEST_WEIGHTS:,} keys, got {k.shape[2]:,}:"
+                f"weights are returned for up to {LIMITS.pairs_shown:,} keys, got {k.shape[2]:,}:"
                 " need_weights=False returns the output alone"
             )
         real, added = self._masks(attn_mask, is_causal, key_padding_mask, q, k)

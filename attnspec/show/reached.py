@@ -13,17 +13,9 @@ from attnspec.analysis.report.inquiry import APART
 from attnspec.analysis.report.report import Report
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack, TooMuch
+from attnspec.limits import LIMITS
 from attnspec.show.places import Slot, places
 from attnspec.text.diagnostics import AttnSpecError
-
-LONGEST = 4096
-"""The longest sequence of which a page says what is reached."""
-
-MOST_NUMBERS = 60_000
-"""The most numbers of a page that say who reads whom; above, it finds no paths."""
-
-MOST_EDGES = 1 << 20
-"""The most edges that are looked at one by one for that."""
 
 Rows = list[list[int]]
 """For each query its keys: first key, how many, step, and again."""
@@ -53,8 +45,8 @@ def reach_of(report: Report, side: int) -> Reach:
         raise AttnSpecError(APART)
     if n == 0:
         raise AttnSpecError("there are no positions")
-    if n > LONGEST:
-        raise AttnSpecError(f"what is reached is shown up to n = {LONGEST:,}, got {n:,}")
+    if n > LIMITS.matrix:
+        raise AttnSpecError(f"what is reached is shown up to n = {LIMITS.matrix:,}, got {n:,}")
     if stack.unknown is not None:
         raise AttnSpecError(stack.unknown)
     cells = -(-n // side)
@@ -86,8 +78,8 @@ def _graphs(
     for _, _, relation in bound.found:
         rows = _rows(relation, n)
         numbers += sum(map(len, rows))
-        if numbers > MOST_NUMBERS:
-            raise TooMuch(f"the graphs are more than {MOST_NUMBERS:,} numbers")
+        if numbers > LIMITS.page_numbers:
+            raise TooMuch(f"the graphs are more than {LIMITS.page_numbers:,} numbers")
         graphs.append(rows)
     slots = list(bound.slots)
     while len(slots) > 1 and set(slots[-1]) == set(slots[-2]):
@@ -116,8 +108,8 @@ def _rows(relation: Relation, n: int) -> Rows:
     for query in range(n):
         keys = relation.rows(query, query + 1, n)[1]
         edges += len(keys)
-        if edges > MOST_EDGES:
-            raise TooMuch(f"there are more than {MOST_EDGES:,} pairs")
+        if edges > LIMITS.page_edges:
+            raise TooMuch(f"there are more than {LIMITS.page_edges:,} pairs")
         rows.append(_progressions(keys))
     return rows
 

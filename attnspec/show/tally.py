@@ -11,27 +11,14 @@ import numpy.typing as npt
 from attnspec.graphs.predicates.listable import lists_rows
 from attnspec.graphs.relation import Relation
 from attnspec.ir.program import Crossing
+from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError, InternalError
-
-SHORT = 4096
-"""Up to this length every pair is looked at, however the relation is made."""
 
 LONGEST = 1 << 23
 """The longest sequence; random patterns draw for every position, also where few are looked at."""
 
-LONGEST_OPEN = 1 << 20
-"""The longest sequence for relations whose rows have no closed form."""
-
-FEW_EDGES = 1 << 21
-"""Up to so many edges they are written out: that is the quickest."""
-
-MOST_WORK = 1 << 26
-"""The most progressions, times cells, that are counted one by one: about a second."""
-
 SAMPLED_ROWS = 8
 """Queries that stand for those of a row of cells where counting them all would take too long."""
-
-_CHUNK = 1 << 21
 
 
 class TooLong(AttnSpecError):
@@ -92,15 +79,15 @@ def tally(
         counts, degrees = np.zeros((cells, cells), np.int64), np.zeros(n, np.int64)
     else:
         width = _progressions(relation, n) if n <= LONGEST else None
-        most = LONGEST_OPEN if width is None and n <= LONGEST else LONGEST
+        most = LIMITS.planned if width is None and n <= LONGEST else LONGEST
         if n > most:
             raise TooLong(f"this pattern is drawn up to n = {most:,}, got {n:,}")
         listed = lists_rows(relation, n)
-        if listed and relation.typical_degree(n) * n <= FEW_EDGES:
+        if listed and relation.typical_degree(n) * n <= LIMITS.edges_cut:
             counts, degrees = _written(relation, n, side, cells)
-        elif width is not None and n * width * cells <= MOST_WORK:
+        elif width is not None and n * width * cells <= LIMITS.tally_work:
             counts, degrees = _closed(relation, n, starts, stops)
-        elif n <= SHORT:
+        elif n <= LIMITS.every_pair:
             counts, degrees = _written(relation, n, side, cells)
         else:
             counts, degrees = _sampled(relation, n, starts, np.minimum(stops, sides.queries))
@@ -152,8 +139,8 @@ def _closed(
     borders = np.append(starts, n)
     each = max(1, (_progressions(relation, n) or 1) * len(borders))
     for row, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
-        for first in range(start, stop, max(1, _CHUNK // each)):
-            last = min(stop, first + max(1, _CHUNK // each))
+        for first in range(start, stop, max(1, LIMITS.listed_at_once // each)):
+            last = min(stop, first + max(1, LIMITS.listed_at_once // each))
             inside = _inside(relation, np.arange(first, last), n, borders)
             if inside is None:
                 raise InternalError("a relation has progressions for some of its rows only")

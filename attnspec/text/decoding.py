@@ -11,14 +11,9 @@ from collections import deque
 from functools import lru_cache
 from pathlib import Path
 
+from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import Diagnostic, SpecError
 from attnspec.text.source import Source, Span
-
-MAX_BYTES = 1 << 20
-"""The largest text that is read."""
-
-MAX_PROBLEMS = 100
-"""Far more than are shown; a text with more of them is not a spec."""
 
 
 def read_source(path: str | os.PathLike[str], shown_name: str | None = None) -> Source:
@@ -26,7 +21,7 @@ def read_source(path: str | os.PathLike[str], shown_name: str | None = None) -> 
 
     Raises SpecError: A180 to A184 where the file cannot be read, A190 where it is too large, A101
     where it is no UTF-8, A102 to A106 for characters that a spec may not hold. Never waits on a
-    device or a pipe, and never reads more than `MAX_BYTES`.
+    device or a pipe, and never reads more than `LIMITS.text_size`.
     """
     name = os.fspath(path) if shown_name is None else shown_name
     return source_of_bytes(_read_bytes(path, name), name, Path(path))
@@ -35,11 +30,11 @@ def read_source(path: str | os.PathLike[str], shown_name: str | None = None) -> 
 # the same text is the same source, of which a syntax tree may be kept
 @lru_cache(maxsize=64)
 def source_of_bytes(data: bytes, name: str, path: Path | None = None) -> Source:
-    """The text of bytes, of which one more than `MAX_BYTES` is as good as all.
+    """The text of bytes, of which one more than `LIMITS.text_size` is as good as all.
 
     Raises SpecError as `read_source` does for what a file holds.
     """
-    if len(data) > MAX_BYTES:
+    if len(data) > LIMITS.text_size:
         raise SpecError(_too_large(name, None))
     return _checked(Source(name, _normalised(_decoded(data, name)), path))
 
@@ -52,9 +47,9 @@ def source_of(text: str, name: str = "<text>") -> Source:
     """
     # a character takes a byte or more, so this bounds the work before the exact count
     size = len(text)
-    if size <= MAX_BYTES:
+    if size <= LIMITS.text_size:
         size = len(text.encode("utf-8", "surrogatepass"))
-    if size > MAX_BYTES:
+    if size > LIMITS.text_size:
         raise SpecError(_too_large(name, size))
     return _checked(Source(name, _normalised(text)))
 
@@ -84,9 +79,9 @@ def _read_bytes(path: str | os.PathLike[str], name: str) -> bytes:
         with open(os.open(path, flags), "rb") as file:
             status = os.fstat(file.fileno())
             _require_regular(status.st_mode, name)
-            if status.st_size > MAX_BYTES:
+            if status.st_size > LIMITS.text_size:
                 raise SpecError(_too_large(name, status.st_size))
-            return file.read(MAX_BYTES + 1)
+            return file.read(LIMITS.text_size + 1)
     except (OSError, ValueError) as error:
         if isinstance(error, SpecError):
             raise
@@ -128,7 +123,7 @@ def _too_large(name: str, size: int | None) -> Diagnostic:
     found = "more" if size is None else f"{size:,}"
     return Diagnostic(
         "A190",
-        f"a text of at most {MAX_BYTES:,} bytes is required, {name} has {found}",
+        f"a text of at most {LIMITS.text_size:,} bytes is required, {name} has {found}",
         None,
         help="split the spec into files and import them",
     )
@@ -248,7 +243,7 @@ def _checked(source: Source) -> Source:
         word = _FOREIGN_WORD.match(text, start) if kind == "other" else None
         end = word.end() if word else match.end()
         problems.append(_problem(kind or "", Span(source, start, end)))
-        if len(problems) == MAX_PROBLEMS:
+        if len(problems) == LIMITS.problems:
             break
     if problems:
         raise SpecError(problems)

@@ -16,14 +16,12 @@ from __future__ import annotations
 
 from attnspec.verification.alone import Alone, beyond, mask_alone, verify_alone
 from attnspec.verification.numbers import error_bound
-from attnspec.verification.pairs import EXHAUSTIVE, LONGEST, TooLong
+from attnspec.verification.pairs import TooLong
 from attnspec.verification.report import Check, Verification
 from attnspec.verification.trial import sample_inputs
 from attnspec.verification.verify import verify, verify_each
 
 __all__ = [
-    "EXHAUSTIVE",
-    "LONGEST",
     "Alone",
     "Check",
     "TooLong",

@@ -17,15 +17,13 @@ from attnspec.graphs.stack import Stack
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Program, leaves
 from attnspec.ir.serial import plan_data
+from attnspec.limits import LIMITS
 from attnspec.runtime.module import CompiledAttention
 from attnspec.verification.numbers import SIZE
-from attnspec.verification.pairs import EXHAUSTIVE, held_rows
+from attnspec.verification.pairs import held_rows
 from attnspec.verification.report import Verification
 from attnspec.verification.trial import sample_inputs
 from attnspec.verification.verify import verify
-
-COMPARED = 1 << 22
-"""About how many pairs of a mask are compared, of all heads and layers together."""
 
 
 class Alone(CompiledAttention):
@@ -66,7 +64,7 @@ def beyond(program: Program) -> int:
         if attend.graph is not None
         for leaf in leaves(attend.graph)
     ]
-    return min(EXHAUSTIVE, 2 * max(sizes, default=1) + 1)
+    return min(LIMITS.every_pair, 2 * max(sizes, default=1) + 1)
 
 
 def mask_alone(program: Program, n: int, mask_mod_of: Callable[..., Any]) -> tuple[int, str | None]:
@@ -79,7 +77,9 @@ def mask_alone(program: Program, n: int, mask_mod_of: Callable[..., Any]) -> tup
     data = sample_inputs(program, n)
     stack = Stack(lengths, {name: x[0].numpy() for name, x in data.items()})
     heads, layers = program.heads or 1, program.layer_count
-    rows = np.linspace(0, n - 1, min(n, max(8, COMPARED // (heads * layers * n))), dtype=np.int64)
+    rows = np.linspace(
+        0, n - 1, min(n, max(8, LIMITS.pairs_at_once // (heads * layers * n))), dtype=np.int64
+    )
     axes = torch.arange(1), torch.arange(heads), torch.as_tensor(rows), torch.arange(n)
     at = [each.view(*[1] * axis, -1, *[1] * (3 - axis)) for axis, each in enumerate(axes)]
     for layer in range(layers):

@@ -9,10 +9,8 @@ import numpy as np
 import torch
 
 from attnspec.backends.common.score_formula import Formula, Shares, scale_of, shares
+from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
-
-AREA = 1 << 22
-"""Scores in one go."""
 
 NAMES = ("output", "dq", "dk", "dv")
 """What every attention has; learned tables follow."""
@@ -84,7 +82,7 @@ class Definition:
 
     def _parts(self) -> Iterator[slice]:
         """Parts of the rows that are computed in one go."""
-        step = max(1, AREA // max(1, len(self.heads) * self.held.shape[1]))
+        step = max(1, LIMITS.pairs_at_once // max(1, len(self.heads) * self.held.shape[1]))
         for low in range(0, len(self.rows), step):
             yield slice(low, low + step)
 

@@ -15,13 +15,11 @@ from attnspec.backends.factored.definitions import (
     totals_of,
     weights_of,
 )
+from attnspec.limits import LIMITS
 from attnspec.lower.work import Work
 from attnspec.runtime.module import CompiledAttention
 from attnspec.verification.definition import NAMES, Results, gradients
 from attnspec.verification.numbers import ROUNDINGS, SIZE, Heads, moderate, numbers_fault
-
-COLUMNS = 512
-"""Unit vectors tried in one go."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +63,8 @@ class FormulaTrial:
             return
         q, k = self.run.scored(self.works)
         parts = []
-        for low in range(0, self.run.n, COLUMNS):
-            v = torch.eye(self.run.n, dtype=torch.float64)[:, low : low + COLUMNS]
+        for low in range(0, self.run.n, LIMITS.unit_vectors):
+            v = torch.eye(self.run.n, dtype=torch.float64)[:, low : low + LIMITS.unit_vectors]
             parts.append(self.run(q, k, v.expand(1, self.run.heads, -1, -1))[0])
         found = torch.cat(parts, -1)
         for work, heads in weighed:

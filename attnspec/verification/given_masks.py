@@ -11,11 +11,12 @@ import numpy as np
 
 from attnspec.analysis.counting.differences import Pairs, only_in, row_text
 from attnspec.graphs.relation import Relation
-from attnspec.graphs.stack import LONGEST_MASK, Sample, Stack
+from attnspec.graphs.stack import Sample, Stack
 from attnspec.graphs.written_pairs import WrittenPairs
 from attnspec.ir.api_checks import index_of
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Crossing, Program
+from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError
 
 
@@ -152,8 +153,8 @@ def compare_mask(
         raise ValueError("a mask function has a mask at every length: `compare(mask_mod, n)`")
     whole, length = crossed(program, n, m)
     sides = whole.crossing or Crossing(length, length)
-    if length > LONGEST_MASK:
-        raise AttnSpecError(f"masks are compared up to n = {LONGEST_MASK:,}, got {length:,}")
+    if length > LIMITS.mask:
+        raise AttnSpecError(f"masks are compared up to n = {LIMITS.mask:,}, got {length:,}")
     wanted = _heads(program.heads, mask, head)
     found = given_mask(mask, (sides.queries, sides.keys), max(wanted) + 1)
     _require_heads(program.heads, mask, head)

@@ -16,13 +16,11 @@ import numpy as np
 import torch
 
 from attnspec.backends.common.pieces import Piece, keys_of, rows_of
+from attnspec.limits import LIMITS
 from attnspec.lower.work import Call
 
 if TYPE_CHECKING:
     from attnspec.lower.work import Kernel
-
-AREA = 1 << 22
-"""Pairs unfolded in one go."""
 
 SIZE = 64
 """The size of the heads for which steps are cut into pieces."""
@@ -49,8 +47,8 @@ class Blocks:
     tile: tuple[int, int]
 
     def chunks(self, low: int, high: int) -> Iterator[tuple[int, int]]:
-        """Ranges of blocks low <= b < high with about AREA pairs each."""
-        step = max(1, AREA // max(1, self.queries.shape[1] * self.width))
+        """Ranges of blocks low <= b < high with about `LIMITS.pairs_at_once` pairs each."""
+        step = max(1, LIMITS.pairs_at_once // max(1, self.queries.shape[1] * self.width))
         for first in range(low, high, step):
             yield first, min(first + step, high)
 

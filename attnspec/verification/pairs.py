@@ -16,22 +16,17 @@ from attnspec.backends.planner import choose
 from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
 from attnspec.graphs.relation import Relation, evaluate_pairs
 from attnspec.layout.steps import bands_of, seconds_of
+from attnspec.limits import LIMITS
 from attnspec.lower.cost_model import dense_seconds
 from attnspec.lower.work import Work
 from attnspec.text.diagnostics import AttnSpecError
-from attnspec.verification.kernel_pairs import AREA, Blocks, Layout
-
-LISTED = 1 << 25
-"""The most pairs that are listed and looked up one by one."""
-
-COUNTED = 1 << 28
-"""The most pairs of a graph whose queries' keys are counted by going through them."""
+from attnspec.verification.kernel_pairs import Blocks, Layout
 
 
 def held_rows(relation: Relation, rows: np.ndarray, n: int) -> np.ndarray:
     """The definition for all keys of some queries, bool [rows, n]."""
     found = np.empty((len(rows), n), bool)
-    step = max(1, AREA // max(1, n))
+    step = max(1, LIMITS.pairs_at_once // max(1, n))
     for low in range(0, len(rows), step):
         part = rows[low : low + step]
         found[low : low + step] = evaluate_pairs(relation, part[:, None], np.arange(n)[None], n)
@@ -103,7 +98,7 @@ def is_counted(relation: Relation, n: int) -> bool:
     """Whether the keys of every query can be counted without looking at all pairs."""
     if relation.progressions(np.unique([0, n // 2, n - 1]), n) is not None:
         return True
-    return _lists(relation, n) and relation.typical_degree(n) * n <= COUNTED
+    return _lists(relation, n) and relation.typical_degree(n) * n <= LIMITS.pairs_evaluated
 
 
 def _lists(relation: Relation, n: int) -> bool:
@@ -171,26 +166,11 @@ def _is_masked(mask: np.ndarray | None, row: int, column: int, tile: tuple[int, 
     return not mask[0, top : top + tile[0], left : left + tile[1]].all()
 
 
-EXHAUSTIVE = 4096
-"""The longest sequence whose pairs are all looked at."""
-
-LONGEST = 1 << 20
-"""The longest sequence that is looked into."""
-
-WEIGHED = 1 << 28
-"""The most pairs of all heads whose weights are looked at one by one: 2 GiB of them."""
-
 LAID_OUT = 5.0
 """Seconds that the forward of a head may be estimated to take for its layout to be built."""
 
 RUN = 20.0
 """Seconds that the forward of all heads may be estimated to take for it to be run."""
-
-POSITIONS = 1 << 21
-"""The most positions, counted for each head, whose outputs and gradients are computed."""
-
-DENSE = 1 << 27
-"""The most pairs of a head for which every score is computed: a mask of 1 GiB in float64."""
 
 
 class TooLong(AttnSpecError):
@@ -214,14 +194,14 @@ def chosen_for(work: Work, relation: Relation, backend: str, forced: bool) -> Ch
         seconds = seconds_of(bands_of(relation, work.n_q, work.n_k), work.n_q)
         if not forced and seconds > dense_seconds(work):
             name, seconds = "dense", dense_seconds(work)
-    elif work.n_k > EXHAUSTIVE:
+    elif work.n_k > LIMITS.every_pair:
         seconds = found.cost(replace(work, relation=relation, reads=()) if work.reads else work)
-    if work.n_k > EXHAUSTIVE:
+    if work.n_k > LIMITS.every_pair:
         pairs = work.n_q * work.n_k
-        if name == "dense" and pairs > DENSE:
+        if name == "dense" and pairs > LIMITS.pairs_listed:
             raise TooLong(
                 f"n = {work.n_k:,} is too long for the backend dense, which computes every score:"
-                f" up to {DENSE:,} are allowed, and there are {pairs:,}"
+                f" up to {LIMITS.pairs_listed:,} are allowed, and there are {pairs:,}"
             )
         if not seconds <= LAID_OUT:
             raise TooLong(

@@ -14,23 +14,17 @@ import torch
 from attnspec.backends.common.masks import with_data
 from attnspec.graphs.relation import Relation
 from attnspec.ir.program import Input, Program
+from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import Bias, Call, Work
 from attnspec.runtime.call_checks import PER_HEAD, check_inputs
 from attnspec.runtime.module import CompiledAttention
 from attnspec.verification import pairs
-from attnspec.verification.definition import AREA, Definition, Results, gradients
-from attnspec.verification.formulas import COLUMNS, FormulaTrial, Run
+from attnspec.verification.definition import Definition, Results, gradients
+from attnspec.verification.formulas import FormulaTrial, Run
 from attnspec.verification.kernel_pairs import Blocks, Layout, layouts_of
 from attnspec.verification.numbers import SIZE, numbers_fault, support_fault, weights_fault
 from attnspec.verification.report import Check
-
-QUERIES = 64
-"""Queries that are sampled where not all are looked at."""
-
-SCORES = 1 << 24
-"""The most scores of sampled queries that the definition computes for one head: fewer queries of a
-sequence that is very long."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +148,8 @@ class Trial:
     def exhaustive(self) -> bool:
         """Whether every pair is looked at, and weighed."""
         if not self.parts:
-            return self.shape.n <= pairs.EXHAUSTIVE
-        return self.shape.n <= pairs.EXHAUSTIVE and len(self.rows) == self.shape.n_q
+            return self.shape.n <= LIMITS.every_pair
+        return self.shape.n <= LIMITS.every_pair and len(self.rows) == self.shape.n_q
 
     def pair_checks(self) -> Iterator[Check]:
         """What is compared without running anything: the pairs that kernels hold."""
@@ -168,11 +162,11 @@ class Trial:
         if not self.only_values:
             yield from self.pair_checks()
         seconds = sum(part.chosen.seconds * len(part.heads) for part in self.parts)
-        if n > pairs.EXHAUSTIVE and (seconds > pairs.RUN or n * heads > pairs.POSITIONS):
+        if n > LIMITS.every_pair and (seconds > pairs.RUN or n * heads > LIMITS.positions_computed):
             self.skipped.append(
                 f"weights, outputs and gradients: {heads} heads of {n:,} positions, estimated to"
-                f" take {seconds:,.3g} s (up to {pairs.POSITIONS:,} positions of all heads, and"
-                f" {pairs.RUN:,.3g} s, are run)"
+                f" take {seconds:,.3g} s (up to {LIMITS.positions_computed:,} positions of all"
+                f" heads, and {pairs.RUN:,.3g} s, are run)"
             )
             return
         if self.formulas:
@@ -190,9 +184,9 @@ class Trial:
 
     def _formula_checks(self) -> Iterator[Check]:
         shape = self.shape
-        if shape.n > pairs.EXHAUSTIVE:
+        if shape.n > LIMITS.every_pair:
             self.skipped.append(
-                f"mechanisms: their formulas are written out up to n = {pairs.EXHAUSTIVE:,}"
+                f"mechanisms: their formulas are written out up to n = {LIMITS.every_pair:,}"
             )
             return
         seen = [replace(part.work, relation=part.relation, reads=()) for part in self.formulas]
@@ -212,8 +206,8 @@ class Trial:
         n, n_q = self.shape.n, self.shape.n_q
         for layout in part.layouts or ():
             rows = np.arange(n - n_q, n)
-            if n > pairs.EXHAUSTIVE:
-                rows = sample_rows(n_q, QUERIES, layout.parts, n - n_q)
+            if n > LIMITS.every_pair:
+                rows = sample_rows(n_q, LIMITS.queries_sampled, layout.parts, n - n_q)
             fault = pairs.rows_fault(layout, rows, self._held(part, rows))
             what = f"each pair lies once in {layout.what}, no other pair"
             yield self._check(part, what, len(rows), fault)
@@ -226,13 +220,13 @@ class Trial:
                 yield self._check(part, what, n_q, fault)
             else:
                 self.skipped.append(f"how many keys {layout.what} hold: the graph does not say")
-            if counts.sum() <= pairs.LISTED:
+            if counts.sum() <= LIMITS.edges_kept:
                 fault = pairs.list_fault(layout, part.relation, n)
                 what = f"{layout.what} hold no pair but those of the graph, and none twice"
                 yield self._check(part, what, n_q, fault)
             else:
                 found = f"the {counts.sum():,} pairs of {layout.what}"
-                self.skipped.append(f"{found} one by one (up to {pairs.LISTED:,})")
+                self.skipped.append(f"{found} one by one (up to {LIMITS.edges_kept:,})")
 
     # --- the numbers ---------------------------------------------------------------------------
 
@@ -241,18 +235,20 @@ class Trial:
         """The positions whose numbers are looked at."""
         n, n_q = self.shape.n, self.shape.n_q
         rows = np.arange(n - n_q, n)
-        few = n <= pairs.EXHAUSTIVE and self.shape.heads * n_q * n <= pairs.WEIGHED
+        few = n <= LIMITS.every_pair and self.shape.heads * n_q * n <= LIMITS.pairs_evaluated
         if few and not self.only_values:
             return rows
         blocks = [b for part in self.parts for layout in part.layouts or () for b in layout.parts]
-        return sample_rows(n_q, min(QUERIES, SCORES // n), blocks, n - n_q)
+        return sample_rows(
+            n_q, min(LIMITS.queries_sampled, LIMITS.scores_sampled // n), blocks, n - n_q
+        )
 
     def _definitions(self) -> Definitions:
         """The definition of each part, as many heads in one go as fit."""
         found = []
         for part in self.parts:
             held = self._held(part, self.rows)
-            step = max(1, AREA // max(1, held.size))
+            step = max(1, LIMITS.pairs_at_once // max(1, held.size))
             groups = (part.heads[low : low + step] for low in range(0, len(part.heads), step))
             found.append((part, [Definition(part.work, some, self.rows, held) for some in groups]))
         return found
@@ -269,8 +265,8 @@ class Trial:
         q, k = self._scored()
         meant = {each: self._meant(each, q, k) for _, some in definitions for each in some}
         faults: dict[int, list[tuple[bool, int, int, str]]] = {}
-        for low in range(0, self.shape.n, COLUMNS):
-            part = slice(low, min(low + COLUMNS, self.shape.n))
+        for low in range(0, self.shape.n, LIMITS.unit_vectors):
+            part = slice(low, min(low + LIMITS.unit_vectors, self.shape.n))
             v = torch.eye(self.shape.n, dtype=torch.float64)[:, part]
             found = self.run(q, k, v.expand(1, self.shape.heads, -1, -1))[0]
             for each, weights in meant.items():
@@ -289,7 +285,7 @@ class Trial:
         """One query's gradient in each column of the values: the weights, as backward has them."""
         n, n_q, heads = self.shape.n, self.shape.n_q, self.shape.heads
         # more columns than the heads have would be padded, which costs most where n is large
-        at = sample_rows(len(self.rows), QUERIES if n <= pairs.EXHAUSTIVE else SIZE)
+        at = sample_rows(len(self.rows), LIMITS.queries_sampled if n <= LIMITS.every_pair else SIZE)
         rows = self.rows[at]
         q, k = self._scored()
         v = torch.zeros(1, heads, n, len(rows), dtype=torch.float64, requires_grad=True)

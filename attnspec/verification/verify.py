@@ -17,6 +17,7 @@ from attnspec.backends.rows.backend import RowsBackend
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Program
 from attnspec.ir.serial import plan_data
+from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.lower import Binder, stand_ins
 from attnspec.lower.mechanism_sizes import learned_parts
@@ -24,7 +25,7 @@ from attnspec.lower.work import BackendError, Work
 from attnspec.runtime.module import CompiledAttention
 from attnspec.verification.decided import decided_checks
 from attnspec.verification.numbers import SIZE
-from attnspec.verification.pairs import LONGEST, TooLong
+from attnspec.verification.pairs import TooLong
 from attnspec.verification.report import Check, Verification, together
 from attnspec.verification.trial import Computed, Known, Shape, Trial, sample_inputs, words_of
 
@@ -32,9 +33,6 @@ Depth: TypeAlias = Literal["whole", "once", "pairs", "values"]
 
 FEW = 5
 """Queries at the end that are tried of the backend that takes only a few."""
-
-KEPT = 64
-"""Answers of the definition that are kept for what is asked next."""
 
 HEADS = 2
 """The heads that are tried where the spec declares none."""
@@ -60,13 +58,13 @@ def verify(
     Of a program with `cross` n are the keys, and m, n if it is not given, the queries.
     With `known` of another call what the definition says is not computed again.
 
-    Raises ValueError for n above LONGEST, for one that the spec does not have, and where it is too
-    long for what would run it; BackendError for a backend that refuses.
+    Raises ValueError for n above `LIMITS.planned`, for one that the spec does not have, and where
+    it is too long for what would run it; BackendError for a backend that refuses.
     """
     forced = module is None and backend == BandsBackend.name
     own = CompiledAttention(plan_data(program, backend)) if module is None else module
     # an empty one is kept, too
-    meant = Cache(KEPT) if known is None else known
+    meant = Cache(LIMITS.layouts) if known is None else known
     lengths, _ = crossed(program, n, m)
     return _tried(lengths, cast(CompiledAttention, own), n, forced, depth, meant)
 
@@ -79,7 +77,7 @@ def verify_each(
     found: list[Verification] = []
     refused: list[tuple[str, str]] = []
     last: BackendError | TooLong | None = None
-    known: Known = Cache(KEPT)
+    known: Known = Cache(LIMITS.layouts)
     for backend in backends:
         try:
             found.append(verify(program, n, backend=backend, known=known, m=m))
@@ -101,8 +99,8 @@ def _tried(
 ) -> Verification:
     sides = program.crossing
     for name, count in (("n", n), ("m", n if sides is None else sides.queries)):
-        if not 1 <= count <= LONGEST:
-            raise ValueError(f"{name} must be between 1 and {LONGEST}, got {count}")
+        if not 1 <= count <= LIMITS.planned:
+            raise ValueError(f"{name} must be between 1 and {LIMITS.planned}, got {count}")
     attention.make_parameters(SIZE, SIZE)
     few = attention.backend == RowsBackend.name and n > FEW and sides is None
     n_q = FEW if few else n if sides is None else sides.queries

@@ -33,17 +33,9 @@ from attnspec.backends.common.torch_modes import apart
 from attnspec.layout.batches import strips_of
 from attnspec.layout.stacking import stacked
 from attnspec.layout.tile_layout import Places, StepLayout
+from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import Standing
-
-STACKS = 4
-"""Numbers of samples for which layouts are kept, where samples are padded differently."""
-
-HELD = 1 << 22
-"""Numbers of queries or keys that are computed together, about: what is put in order is a copy."""
-
-TALLEST = 2048
-"""Queries of a tall block: more would not make its products faster."""
 
 REREAD = 1.5
 """How often a key is read from which on a copy in order pays."""
@@ -55,7 +47,7 @@ class Step:
 
     def __init__(self, layout: StepLayout, standing: Standing | None = None) -> None:
         self.layout = layout
-        cuts = strips_of(layout, max(1, TALLEST // layout.q.size))
+        cuts = strips_of(layout, max(1, LIMITS.tallest // layout.q.size))
         q, k = frame_of(layout.q), frame_of(layout.k)
         every = int(q.real.sum()) == layout.q.last - layout.q.first
         # rows that follow no progression are put in order once, if that is all of them
@@ -125,14 +117,18 @@ class SteppedAttention:
         self.steps = [Step(layout, standing) for layout in layouts]
         self.changes, self.one_more = changes, one_more
         self._longer: tuple[SteppedAttention, int] | None = None
-        self._several: Cache[int, SteppedAttention] = Cache(STACKS)
+        self._several: Cache[int, SteppedAttention] = Cache(LIMITS.paddings_laid_out)
 
     def below(self, n: int, changes: ScoreChanges | None = None) -> SteppedAttention:
         """That of the first n positions of every sequence, between which pairs are the same; raises
         Uncut."""
         found = copy(self)
         found.steps = [step.below(n) for step in self.steps]
-        found.changes, found._longer, found._several = changes, (self, n), Cache(STACKS)
+        found.changes, found._longer, found._several = (
+            changes,
+            (self, n),
+            Cache(LIMITS.paddings_laid_out),
+        )
         return found
 
     def forward(
@@ -181,7 +177,9 @@ class SteppedAttention:
         batch = len(q)
         if padding is None or self.changes is not None or not self.steps:
             return None
-        if batch * k.shape[2:].numel() > HELD or bool((padding == padding[:1]).all()):
+        if batch * k.shape[2:].numel() > LIMITS.heads_together or bool(
+            (padding == padding[:1]).all()
+        ):
             return None
         return self._of_several(batch)
 
@@ -263,7 +261,7 @@ class SteppedAttention:
         for; scores are changed sample by sample."""
         batch, heads, ratio = q.shape[:3]
         each = max(1, ratio * max(k.shape[2:].numel(), q.shape[3:].numel()))
-        room = max(1, HELD // each)
+        room = max(1, LIMITS.heads_together // each)
         for samples, real in _samples(batch, padding, self.changes is not None):
             many = max(1, room // heads)
             for first in range(samples.start, samples.stop, many):

@@ -13,15 +13,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnspec.layout.steps import aligned_layouts, bands_of, layouts_of, reading_seconds, seconds_of
+from attnspec.limits import LIMITS
 from attnspec.lower.cost_model import current, dense_seconds
 from attnspec.lower.work import MERGED, Kernel, Softcap, Work, differ_in_pairs_alone
 
 if TYPE_CHECKING:
     import torch
-
-JOINED = 1 << 16
-"""Positions of all heads together up to which those of different graphs are laid out as one: each
-of longer ones fills its calls."""
 
 
 class BandsBackend:
@@ -64,7 +61,7 @@ class BandsBackend:
         first = works[0]
         if first.reads or first.changes or not differ_in_pairs_alone(works):
             return False
-        if len(works) * first.n_k > JOINED:
+        if len(works) * first.n_k > LIMITS.joined:
             return False
         relations = list(dict.fromkeys(work.relation for work in works))
         return aligned_layouts(relations, first.n_q, first.n_k) is not None

@@ -23,19 +23,10 @@ from attnspec.backends.bands.views import (
 )
 from attnspec.layout.batches import Strip
 from attnspec.layout.cutting import Cut, Side, Whole, cut
-
-PIECE = 1 << 20
-"""Numbers in the largest temporary of a piece, half as many backward: what stays in the cache and
-costs no page faults."""
+from attnspec.limits import LIMITS
 
 SINGLE = 8
 """One in how many of the blocks for which there is room a run must have to be a piece by itself."""
-
-OWN = 1 << 20
-"""Numbers in the masks of a strip's blocks up to which they are kept."""
-
-TALL = 256
-"""Queries that a block is taken to have at least where its keys are cut."""
 
 
 class Piece:
@@ -95,9 +86,9 @@ class Piece:
     @cached_property
     def patches(self) -> tuple[Patch, ...]:
         """The same pairs by parts of the keys, so that the scores of a single block, which may be
-        large, take about PIECE numbers."""
+        large, take about `LIMITS.piece` numbers."""
         count = self.k.tiles.shape[1]
-        most = max(1, PIECE // (max(self.q.height, TALL) * self.k.frame.size))
+        most = max(1, LIMITS.piece // (max(self.q.height, LIMITS.tall_cut) * self.k.frame.size))
         parts = 1 if self.q.count > 1 else -(-count // most)
         cuts = [count * part // parts for part in range(parts + 1)]
         return tuple(Patch(self, low, high) for low, high in pairwise(cuts))
@@ -147,7 +138,7 @@ class TensorStrip:
         self.cut = False
         self._whole: Whole | None = None
         # masks of blocks, each its own, are kept from call to call as long as they are small
-        self.affordable = self.blocks * self.height * self.width <= OWN
+        self.affordable = self.blocks * self.height * self.width <= LIMITS.mask_kept
         self._pieces: dict[tuple[int, int, int, bool], Piece] = {}
         self._lattices: dict[bool, Lattice | None] = {}
         self._run()
@@ -268,8 +259,8 @@ class TensorStrip:
     def pieces(
         self, keys: Read, heads: int, size: int, back: bool, scored: bool = False
     ) -> Iterator[Piece]:
-        """Blocks in parts whose temporaries stay below PIECE numbers; `scored` where the scores
-        are among them."""
+        """Blocks in parts whose temporaries stay below `LIMITS.piece` numbers; `scored` where
+        scores are among them."""
         if self.blocks == 1:
             yield self._piece(keys, 0, 1, heads, back)
             return
@@ -285,7 +276,7 @@ class TensorStrip:
         if scored:
             per_block = max(per_block, heads * self.height * self.width)
         # backward there are twice as many temporaries: keys and values, and the gradients of both
-        most = max(1, (PIECE // 2 if back else PIECE) // max(1, per_block))
+        most = max(1, (LIMITS.piece // 2 if back else LIMITS.piece) // max(1, per_block))
         if lattice is not None and lattice.many > 1 < heads and SINGLE * self.run >= most:
             # several heads lie where they are for one run alone
             most = min(most, self.run)

@@ -16,10 +16,8 @@ from attnspec.layout.cutting import Uncut
 from attnspec.layout.runs import runs_of
 from attnspec.layout.stacking import stacked
 from attnspec.layout.tile_layout import StepLayout, tile_layout
+from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
-
-TILE = 64
-"""The tile size of the stand-in."""
 
 
 class ByTiles(SoftmaxKernel):
@@ -33,7 +31,7 @@ class ByTiles(SoftmaxKernel):
         work = self.work
         if work.reads:
             return DenseKernel(work, self.heads, self.device)
-        layout = tile_layout(work.relation, work.n_q, work.n_k, TILE)
+        layout = tile_layout(work.relation, work.n_q, work.n_k, LIMITS.tile)
         return TiledKernel(work, self.heads, self.device, runs_of(layout), layout.masks)
 
     def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:

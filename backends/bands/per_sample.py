@@ -22,11 +22,9 @@ from attnspec.backends.torch_call.backend import TorchCall
 from attnspec.backends.torch_call.forms import Form
 from attnspec.backends.torch_call.kernel import TorchCallKernel
 from attnspec.layout.steps import bands_of, layouts_of, seconds_of
+from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Kernel, Mergeable, Work, refusal_of
-
-KEPT = 32
-"""How many samples' layouts a kernel keeps."""
 
 
 class ReadingKernel:
@@ -38,7 +36,7 @@ class ReadingKernel:
     def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
         self.work, self.heads, self.device = work, heads, device
         self._dense: Kernel | None = None
-        self._kernels: Cache[tuple[bytes, ...], Kernel | None] = Cache(KEPT)
+        self._kernels: Cache[tuple[bytes, ...], Kernel | None] = Cache(LIMITS.layouts_few)
 
     def known(self, work: Work) -> Kernel | None:
         """What runs the work with inputs in place; None for the definition."""

@@ -17,12 +17,7 @@ import torch
 
 from attnspec.layout.cutting import Side
 from attnspec.layout.tile_layout import Places
-
-KEPT = 1 << 24
-"""Numbers in the largest buffer that is kept for the next call."""
-
-WIDEST = 16
-"""Tiles of a block up to which gradients are added tile by tile, without an index."""
+from attnspec.limits import LIMITS
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,7 +292,7 @@ class Blocks:
     @cached_property
     def columns(self) -> tuple[Blocks, ...] | None:
         """The first, second, … tile of all blocks, where no tile stands twice among them."""
-        if self.cut or self.tiles.shape[1] > WIDEST:
+        if self.cut or self.tiles.shape[1] > LIMITS.tiles_added:
             return None
         places = range(self.tiles.shape[1])
         found = tuple(Blocks(self.frame, self.tiles[:, [place]]) for place in places)
@@ -306,7 +301,7 @@ class Blocks:
     def add_overlapping(self, into: torch.Tensor, found: torch.Tensor, to: Arrangement) -> None:
         """The same where several blocks may have one tile."""
         size = self.frame.size
-        if self.count <= min(WIDEST, self.tiles.shape[1]) and self.single is not None:
+        if self.count <= min(LIMITS.tiles_added, self.tiles.shape[1]) and self.single is not None:
             each = to.back(found)
             for number, block in enumerate(self.single):
                 block.add(into, each[:, number][None], side_by_side(block))
@@ -363,7 +358,7 @@ def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tenso
         # a buffer made in inference mode could not be written to outside of it
         with torch.inference_mode(False):
             found = torch.empty(count, dtype=dtype, device="cpu")
-        if count <= KEPT:
+        if count <= LIMITS.buffer:
             _scratch.kept[use, dtype] = found
     return found[:count].view(shape)
 

@@ -11,10 +11,8 @@ import torch
 from attnspec.backends.common.kv_keeper import Keeper, Kept
 from attnspec.backends.common.score_formula import Blocks, Formula
 from attnspec.graphs.relation import evaluate_pairs
+from attnspec.limits import LIMITS
 from attnspec.lower.work import Work
-
-TURN = 32
-"""Positions whose rows are looked at together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +77,8 @@ class Ring:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """How `TURN` positions read a ring of w places, the first of them a multiple of `TURN`: masks
-    bool [TURN, w], None for those of whole rows, distances int64 [TURN, w] where scores ask."""
+    """How r = `LIMITS.ring` positions read a ring of w places, the first a multiple of r: masks
+    bool [r, w], None for those of whole rows, distances int64 [r, w] where scores ask."""
 
     formula: Formula
     masks: torch.Tensor
@@ -89,9 +87,9 @@ class Rows:
 
     @staticmethod
     def of(work: Work, keeper: Keeper, number: int) -> Rows:
-        """The rows of the positions from `TURN` times a number on."""
+        """The rows of the positions from `LIMITS.ring` times a number on."""
         first, turn = keeper.reach.first, keeper.reach.before + 1
-        q = np.arange(number * TURN, (number + 1) * TURN)[:, None]
+        q = np.arange(number * LIMITS.ring, (number + 1) * LIMITS.ring)[:, None]
         place = np.arange(first + turn)[None]
         # the last position up to q that stands at a place
         k = np.where(place < first, place, q - (q - place) % turn)
@@ -106,7 +104,7 @@ class Rows:
 
     def blocks(self, ring: Ring) -> Blocks:
         """How the last position of a ring reads it, as one block."""
-        row = (ring.count - 1) % TURN
+        row = (ring.count - 1) % LIMITS.ring
         mask = None if self.whole[row] else self.masks[row].view(1, 1, 1, 1, 1, -1)
         if ring.padding is not None:
             real = ring.padding[:, None, None, None, None]

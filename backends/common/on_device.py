@@ -6,12 +6,10 @@ import torch
 
 from attnspec.backends.common.torch_modes import apart
 from attnspec.graphs.relation import Relation, evaluate_pairs, takes_tensors
+from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 
-KEPT = 64
-"""How many small tables are kept on devices."""
-
-_kept: Cache[tuple[tuple[int | float, ...], str], torch.Tensor] = Cache(KEPT)
+_kept: Cache[tuple[tuple[int | float, ...], str], torch.Tensor] = Cache(LIMITS.layouts)
 
 
 def table_of(values: tuple[int | float, ...], device: torch.device) -> torch.Tensor:

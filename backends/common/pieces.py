@@ -10,9 +10,7 @@ import torch
 
 from attnspec.layout.runs import Run
 from attnspec.layout.tile_layout import FULL_TILE
-
-PIECE = 1 << 20
-"""Numbers in the largest temporary of a piece: what stays in the cache and costs no page faults."""
+from attnspec.limits import LIMITS
 
 
 @dataclass(frozen=True)
@@ -56,14 +54,14 @@ class TensorRun:
         self.masks = masks
 
     def pieces(self, per_block: int, per_row: int) -> Iterator[Piece]:
-        """Parts whose temporaries stay below PIECE numbers, if a block takes `per_block` of them
+        """Parts whose temporaries stay below `LIMITS.piece` numbers, `per_block` of them a block
         or a single row `per_row`."""
-        if self.blocks > 1 or (self.height <= self.tile and per_block <= PIECE):
-            step = max(1, PIECE // max(1, per_block))
+        if self.blocks > 1 or (self.height <= self.tile and per_block <= LIMITS.piece):
+            step = max(1, LIMITS.piece // max(1, per_block))
             for low in range(0, self.blocks, step):
                 yield Piece(self, low, min(low + step, self.blocks), 0, self.height)
             return
-        step = max(1, PIECE // max(1, per_row))
+        step = max(1, LIMITS.piece // max(1, per_row))
         if step > self.tile:
             step -= step % self.tile
         for first in range(0, self.height, step):

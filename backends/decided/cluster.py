@@ -21,6 +21,7 @@ from attnspec.backends.decided.labels import NONE_K, NONE_Q, LabelChoice
 from attnspec.backends.decided.ranking import best, first_greatest, listed, marked
 from attnspec.graphs.counter_rng import CENTROIDS, Stream, distinct
 from attnspec.graphs.patterns.cluster import Cluster
+from attnspec.limits import LIMITS
 from attnspec.lower.cache import DRAWS, Cache
 
 KEPT = 0.999
@@ -28,16 +29,10 @@ KEPT = 0.999
 
 ROUNDS = 10
 
-KEPT_DRAWS = 8
-"""How many draws of first centroids are kept."""
-
 _kept: Cache[tuple[int, int, tuple[int, ...], int, int, str], torch.Tensor] = Cache(
-    KEPT_DRAWS, DRAWS
+    LIMITS.draws, DRAWS
 )
 """The numbers drawn [1, heads, count] for seed, layer, heads, points, count and device."""
-
-MOST = 1 << 22
-"""Numbers of one product that are looked at together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +87,7 @@ def nearest(points: Points, centroids: torch.Tensor, exists: torch.Tensor) -> to
     """The nearest centroid of every point, int64 [B, H, N]; ties go to the lower one, vectors of
     length 0 to the first."""
     batch, heads, count, _ = points.at.shape
-    together = max(1, MOST // max(1, batch * heads * centroids.shape[2]))
+    together = max(1, LIMITS.pairs_at_once // max(1, batch * heads * centroids.shape[2]))
     parts, every = [], bool(exists.all())
     for low in range(0, count, together):
         near = points.at[:, :, low : low + together] @ centroids.transpose(-1, -2)
@@ -208,7 +203,7 @@ def _balanced(leaf: Cluster, given: Given, q_real: torch.Tensor) -> Choice:
 def _taken(points: Points, centroids: torch.Tensor, width: int) -> torch.Tensor:
     """The centroids that take each point, lists int64 [B, H, N, r]; ties go to earlier points."""
     batch, heads, count, _ = points.at.shape
-    together = max(1, MOST // max(1, batch * heads * count))
+    together = max(1, LIMITS.pairs_at_once // max(1, batch * heads * count))
     tables = []
     for low in range(0, centroids.shape[1], together):
         near = centroids[:, low : low + together] @ points.at.transpose(-1, -2)

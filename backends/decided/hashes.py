@@ -11,22 +11,13 @@ import torch
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.graphs.counter_rng import HASHES, Stream, normals
 from attnspec.graphs.patterns.lsh import Lsh
+from attnspec.limits import LIMITS
 from attnspec.lower.cache import DRAWS, Cache
-
-KEPT = 8
-"""How many sets of rotations are kept."""
-
-MOST = 1 << 19
-"""Numbers of one product that are looked at together: what stays in the cache."""
-
-WIDE = 1 << 10
-"""Columns of one product, about: those of some rounds, or of one that has more. Of more columns
-too few rows would be looked at together."""
 
 Wanted: TypeAlias = "tuple[int, int, tuple[int, ...], int, int, int]"
 """Seed, layer, heads, rounds, size of a head, columns."""
 
-_kept: Cache[tuple[Wanted, str], torch.Tensor] = Cache(KEPT, DRAWS)
+_kept: Cache[tuple[Wanted, str], torch.Tensor] = Cache(LIMITS.draws, DRAWS)
 
 
 def rotations(wanted: Wanted, device: torch.device) -> torch.Tensor:
@@ -49,8 +40,8 @@ def buckets_of(leaf: Lsh, x: torch.Tensor, heads: tuple[int, ...], count: int) -
     batch, _, n, size = x.shape
     columns = count.bit_length() - 1 if leaf.hash == "hyperplanes" else count // 2
     drawn = rotations((leaf.seed, leaf.layer, heads, leaf.rounds, size, columns), x.device)
-    turns = min(leaf.rounds, max(1, WIDE // max(1, columns)))
-    together = max(1, MOST // max(1, turns * columns))
+    turns = min(leaf.rounds, max(1, LIMITS.columns // max(1, columns)))
+    together = max(1, LIMITS.product // max(1, turns * columns))
     found = x.new_empty(batch, len(heads), leaf.rounds, n, dtype=torch.int64)
     room = x.new_empty(min(n, together) * turns * columns, dtype=torch.float32)
     parts = product(range(batch), range(len(heads)), range(0, leaf.rounds, turns))

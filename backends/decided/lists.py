@@ -18,9 +18,7 @@ from attnspec.backends.decided.ranking import marked, rising
 from attnspec.graphs.patterns.chosen import Chosen
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.token_sets import reads_data
-
-MOST = 1 << 26
-"""Entries of the largest table that says of every row and block whether it is read."""
+from attnspec.limits import LIMITS
 
 TILE = 64
 """Positions that a tile has at least, where rows and blocks are smaller."""
@@ -87,7 +85,7 @@ class ListChoice(Choice):
             torch.arange(size, device=row.device).view(-1, *(1,) * (row.dim() - 1 - axis))
             for axis, size in enumerate((batch, heads))
         )
-        if batch * heads * rows * self.count <= MOST:
+        if batch * heads * rows * self.count <= LIMITS.table:
             if row.dim() == 4 and row.shape[3] == block.shape[2] == 1:
                 # all pairs of some rows and blocks: what is looked up one by one takes ten times
                 # as long

@@ -14,12 +14,10 @@ import torch
 from torch.nn import functional
 
 from attnspec.backends.common.torch_modes import array_of
+from attnspec.limits import LIMITS
 
 FORCED = 1 << 62
 NONE = -(1 << 62)
-
-LEAST = 4
-"""Scores of a group for which it is worth to look at their maxima first."""
 
 
 def ranks(scores: torch.Tensor, forced: torch.Tensor | None) -> torch.Tensor:
@@ -86,7 +84,7 @@ def _few(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor |
     They lie in as many groups as they are, those with the greatest maxima.
     """
     size = math.isqrt(scores.shape[-1] // max(1, count))
-    if size < LEAST:
+    if size < LIMITS.grouped:
         return scores, None
     # a group has every so many-th score: maxima are those of long rows
     scores = functional.pad(scores, (0, -scores.shape[-1] % size), value=-math.inf)

@@ -15,9 +15,7 @@ from attnspec.backends.decided.ranking import NONE, above, best, listed, prefix,
 from attnspec.backends.decided.rows import Part, Rows
 from attnspec.graphs.patterns.topk import TopK
 from attnspec.graphs.relation import Relation
-
-MOST = 1 << 19
-"""Numbers of one tensor that are looked at together."""
+from attnspec.limits import LIMITS
 
 
 @torch.no_grad()
@@ -76,7 +74,7 @@ class Chooser:
         graphs = [self.leaf.within, self.leaf.always]
         if any(graph is not None for graph in graphs):
             width = max(width, self.rows.queries * self.rows.slots)
-        return max(1, MOST // max(1, batch * heads * width))
+        return max(1, LIMITS.product // max(1, batch * heads * width))
 
     @property
     def share(self) -> str:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attnspec.limits import LIMITS
 from attnspec.lower.cost_model import current
 from attnspec.lower.rates import Amounts
 from attnspec.lower.work import Kernel, Work
 
 if TYPE_CHECKING:
     import torch
-
-MOST = 1 << 36
-"""Pairs above which a mask, let alone scores, is out of the question: 64 gigabytes for a head."""
 
 
 class Dense:
@@ -32,8 +30,10 @@ class Dense:
 
     def refuses(self, work: Work, device: str) -> str | None:
         pairs = work.n_q * work.n_k
-        if pairs > MOST:
-            return f"at most {MOST:,} pairs are looked at one by one, and there are {pairs:,}"
+        if pairs > LIMITS.dense:
+            return (
+                f"at most {LIMITS.dense:,} pairs are looked at one by one, and there are {pairs:,}"
+            )
         return None
 
     def cost(self, work: Work) -> float:

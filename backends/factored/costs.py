@@ -19,21 +19,9 @@ from attnspec.ir.mechanisms.nystrom import Nystrom
 from attnspec.ir.mechanisms.synthesizer import Synthesizer
 from attnspec.layout.steps import bands_of
 from attnspec.layout.tiling import survey
-from attnspec.lower.mechanism_costs import (
-    CHUNK,
-    backward_flops_of,
-    flops_of,
-    pair_flops_of,
-    row_flops_of,
-)
+from attnspec.limits import LIMITS
+from attnspec.lower.mechanism_costs import backward_flops_of, flops_of, pair_flops_of, row_flops_of
 from attnspec.lower.work import Work, mechanism_of
-
-BLOCK = 1 << 20
-"""About as many numbers as the features of a block have: four megabytes."""
-
-FUSED = 1 << 22
-"""Weights from which on attention is fused, and keeps none. Without a mask it always is, where
-nothing is differentiated."""
 
 LANES = 16
 """Keys from which on it may be: with fewer than a vector has lanes torch's kernel makes zeros of
@@ -72,12 +60,14 @@ def moved(declaration: MechanismDeclaration, shape: Shape) -> int:
 
 def _summed(shape: Shape, declared: MechanismDeclaration) -> int:
     width, size = declared.feature_width(shape.size), shape.size
-    rows = min(shape.heads * shape.n, max(1, BLOCK // max(width, size)))
+    rows = min(shape.heads * shape.n, max(1, LIMITS.piece // max(width, size)))
     together = min(shape.heads, max(1, -(-rows // max(1, shape.n))))
     # features of queries and keys; values with a 1 behind, sums, and what maps are made of
     found = rows * (2 * width + 3 * size) + 2 * together * width * (size + 1)
     if shape.causal:
-        found += rows * (3 * CHUNK // 2 + 2 * width * (size + 1) // CHUNK)
+        found += rows * (
+            3 * LIMITS.feature_chunk // 2 + 2 * width * (size + 1) // LIMITS.feature_chunk
+        )
     return found
 
 
@@ -85,7 +75,7 @@ def _features(shape: Shape, declared: MechanismDeclaration) -> int:
     width, n = declared.feature_width(shape.size), shape.n
     found = 2 * n * width + width * (shape.size + 1)
     if shape.causal:
-        found += n * CHUNK + -(-n // CHUNK) * width * (shape.size + 1)
+        found += n * LIMITS.feature_chunk + -(-n // LIMITS.feature_chunk) * width * (shape.size + 1)
     return found
 
 
@@ -110,7 +100,7 @@ def _nystrom_held(shape: Shape, declared: Nystrom) -> int:
 
 
 def _synthesizer_held(shape: Shape, declared: Synthesizer) -> int:
-    fused = not shape.causal or shape.heads * shape.n * shape.n >= FUSED
+    fused = not shape.causal or shape.heads * shape.n * shape.n >= LIMITS.fused
     if fused and declared.kind in ("dense", "factorized_random"):
         # rows, columns and values of one width, and what comes of them
         return 4 * shape.heads * shape.tensor
@@ -157,10 +147,6 @@ _BETWEEN: dict[str, Callable[[Shape, Any], int]] = {
 }
 
 
-PIECE = 1 << 19
-"""Numbers in the largest temporary of the pairs of a graph."""
-
-
 @dataclass(frozen=True)
 class Products:
     """Operations forward and backward, and numbers moved, of one head; numbers that all heads hold
@@ -203,7 +189,7 @@ def products_of(work: Work, heads: int, size: int) -> Products:
         return found
     # sums of some heads, and what is kept of all of them
     sums = work.n_q * (size + 1)
-    beside = min(heads, max(2, PIECE // max(1, sums))) * sums + 4 * heads * work.n_q
+    beside = min(heads, max(2, LIMITS.product // max(1, sums))) * sums + 4 * heads * work.n_q
     return replace(found, moved=found.moved + 3 * sums, held=found.held + beside)
 
 
@@ -225,5 +211,5 @@ def _with_pairs(
         flops=before.flops + count * forward + features[0],
         backward_flops=before.backward_flops + count * backward + features[1],
         moved=before.moved + 2 * sum(parts) + 2 * count,
-        held=max(before.held, sum(min(PIECE, heads * part) for part in parts)),
+        held=max(before.held, sum(min(LIMITS.product, heads * part) for part in parts)),
     )

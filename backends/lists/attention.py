@@ -20,15 +20,7 @@ from attnspec.backends.bands.views import scratch
 from attnspec.backends.lists.batches import Batch, Batches, by_keys, by_queries
 from attnspec.backends.lists.changes import Changes
 from attnspec.backends.lists.partials import Partials, rows_of_tiles
-
-PIECE = 1 << 19
-"""Numbers in the largest temporary of a product: what stays in the cache."""
-
-CHUNK = 1 << 23
-"""Numbers in the partial results of a chunk, about."""
-
-TALL = 48
-"""Rows of a query tile from which on it meets all its key tiles in one product."""
+from attnspec.limits import LIMITS
 
 LOG2E = math.log2(math.e)
 """The score 1 in units of ln 2."""
@@ -88,12 +80,12 @@ class Tiles:
     def chunks(self) -> Iterator[Chunk]:
         """The query tiles of all lists from a first to a last, in chunks."""
         count, tiles, width = self.lists.shape
-        parts = 1 if self.height >= TALL else width
+        parts = 1 if self.height >= LIMITS.tall else width
         size = max(self.q.shape[3], self.v.shape[2])
         each = max(1, count * parts * self.height * size)
         if self.pairs.masked is not None:
             each = max(each, count * self.height * width * self.k.shape[1] // 4)
-        step = max(1, CHUNK // each)
+        step = max(1, LIMITS.partials // each)
         for low in range(0, tiles, step):
             yield Chunk(self, low, min(low + step, tiles))
 
@@ -108,7 +100,7 @@ class Chunk:
         masked = None if masked is None else masked[:, low:high].flatten(0, 1)
         if masked is not None and not bool(masked.any()):
             masked = None
-        batches = by_queries if tiles.height >= TALL else by_keys
+        batches = by_queries if tiles.height >= LIMITS.tall else by_keys
         self.batches: Batches = batches(lists, masked)
         self._masks = None if masked is None else self._held(masked)
 
@@ -170,7 +162,7 @@ class Chunk:
         """The batches in pieces."""
         per_pair = self.tiles.height * self.tiles.k.shape[1]
         for batch in self.batches.each:
-            yield from batch.pieces(per_pair, PIECE)
+            yield from batch.pieces(per_pair, LIMITS.product)
 
     # --- results -------------------------------------------------------------------------------
 

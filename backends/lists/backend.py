@@ -14,14 +14,12 @@ from attnspec.backends.bands.backend import BandsBackend
 from attnspec.backends.lists.products import Parts, parts_of
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.token_sets import inputs_in
+from attnspec.limits import LIMITS
 from attnspec.lower.cost_model import current
 from attnspec.lower.work import MERGED, Kernel, Work
 
 if TYPE_CHECKING:
     import torch
-
-TILE = 64
-"""Keys of a tile, about."""
 
 
 class ListsBackend:
@@ -59,7 +57,7 @@ class ListsBackend:
         # the tensors of a call decide what it is
         reads = [min(work.n_k, leaf.about_keys(work.n_k)) for leaf in work.decided]
         pairs = work.n_q * sum(reads)
-        entries = work.n_q * sum(-(-count // TILE) for count in reads)
+        entries = work.n_q * sum(-(-count // LIMITS.tile) for count in reads)
         amounts = {"bands_layout": 1, "bands_pair": pairs, "bands_merge": entries}
         parts = _parts(work.relation)
         if parts.rest is None:

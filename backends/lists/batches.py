@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-TILES = 16
-"""Key tiles that a tall query tile meets at once, at most."""
+from attnspec.limits import LIMITS
 
 LEVELS = 8
 """Levels of an octave: key tiles whose numbers of entries are on one are computed together, with as
@@ -145,16 +144,20 @@ def _grouped(counts: np.ndarray, span: int) -> tuple[list[tuple[np.ndarray, int]
 
 
 def by_queries(lists: torch.Tensor, masked: torch.Tensor | None) -> Batches:
-    """The entries of lists int64 [L, r], -1 for none, query tile by query tile, at most `TILES` of
-    them at once; the tiles with a mask, bool [L, r], apart."""
+    """The entries of lists int64 [L, r], -1 for none, query tile by query tile, at most
+    `LIMITS.tiles_together` of them at once; the tiles with a mask, bool [L, r], apart."""
     count, width = lists.shape
-    if 0 < width <= TILES and int(lists.min()) >= 0 and (masked is None or bool(masked.all())):
+    if (
+        0 < width <= LIMITS.tiles_together
+        and int(lists.min()) >= 0
+        and (masked is None or bool(masked.all()))
+    ):
         # one batch has them all
         rows = torch.arange(count, device="cpu")[:, None]
         slots = torch.arange(width, device="cpu")
         batch = Batch(rows, lists, (rows * width + slots)[:, None], None, masked is not None, 0)
         return Batches([batch], count, rows, slots.expand(count, width))
-    places = lists.new_full((count, -(-width // TILES)), -1)
+    places = lists.new_full((count, -(-width // LIMITS.tiles_together)), -1)
     lengths = (lists >= 0).sum(1)
     slots = torch.sort((lists < 0).to(torch.int8), dim=1, stable=True)[1]
     slots = slots[:, : int(lengths.max())]
@@ -164,8 +167,8 @@ def by_queries(lists: torch.Tensor, masked: torch.Tensor | None) -> Batches:
     each: list[Batch] = []
     first = 0
     for part in range(places.shape[1]):
-        low = part * TILES
-        kind = (lengths - low).clamp(0, TILES) * 2 + some
+        low = part * LIMITS.tiles_together
+        kind = (lengths - low).clamp(0, LIMITS.tiles_together) * 2 + some
         for which in np.unique(kind[lengths > low].numpy()).tolist():
             rows = (kind == which).nonzero()[:, 0]
             these = slice(low, low + which // 2)

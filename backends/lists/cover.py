@@ -7,12 +7,7 @@ import torch
 
 from attnspec.backends.common.torch_modes import apart
 from attnspec.graphs.relation import FULL, Relation, Tiles
-
-BLOCK = 64
-"""Positions of a block, at least."""
-
-BLOCKS = 2048
-"""Blocks of a side at most: more of them are larger."""
+from attnspec.limits import LIMITS
 
 
 class Cover:
@@ -21,7 +16,7 @@ class Cover:
     that asked."""
 
     def __init__(self, relation: Relation, n: int, size: int) -> None:
-        self.size = max(size, -(-n // BLOCKS))
+        self.size = max(size, -(-n // LIMITS.blocks_covered))
         starts = np.arange(0, n, self.size)
         stops = np.minimum(starts + self.size, n)
         count = len(starts)
@@ -57,7 +52,7 @@ class Covers:
 
     def of(self, relation: Relation, height: int) -> Cover:
         """The cover for query tiles of so many positions."""
-        key = relation, max(BLOCK, height)
+        key = relation, max(LIMITS.tile, height)
         found = self._kept.get(key)
         if found is None:
             # it is kept, so the modes of this call must not reach it

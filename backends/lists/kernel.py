@@ -32,10 +32,8 @@ from attnspec.backends.lists.products import Parts
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.token_sets import inputs_in
 from attnspec.layout.steps import bands_of, layouts_of
+from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
-
-TOGETHER = 8
-"""Layouts whose results are merged at once, at most: so many times the output is held."""
 
 WEIGHT = "weight of a choice"
 """What stands for it among the tables of a call."""
@@ -203,7 +201,7 @@ class ListedKernel(SoftmaxKernel):
     def _together(self, part: Part) -> Iterator[list[Placed]]:
         """The layouts of a part, some at a time."""
         each = self._placed(part)
-        while some := list(islice(each, TOGETHER)):
+        while some := list(islice(each, LIMITS.merged)):
             yield some
 
     def _parts(self, q: torch.Tensor, call: Call) -> Iterator[Part]:

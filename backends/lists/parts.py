@@ -16,10 +16,8 @@ from attnspec.backends.lists.changes import Changes, ScoreChanges
 from attnspec.backends.lists.cover import Covers
 from attnspec.backends.lists.placed import Condition, Conditions, Placed
 from attnspec.backends.lists.products import Product
+from attnspec.limits import LIMITS
 from attnspec.lower.work import Call
-
-PART = 1 << 18
-"""Numbers of queries that are computed together, about; one head may have more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +113,7 @@ class Part:
 def parts_of(q: torch.Tensor, n_k: int, call: Call, products: Sequence[Product]) -> Iterator[Part]:
     """The parts of a call with q [B, K, R, n_q, d]."""
     batch, keys, repeat, n_q, size = q.shape
-    many = max(1, PART // (repeat * n_q * size))
+    many = max(1, LIMITS.queries_together // (repeat * n_q * size))
     step, heads = max(1, many // keys), min(keys, many)
     for first in range(0, batch, step):
         for low in range(0, keys, heads):

@@ -12,9 +12,7 @@ from itertools import product
 from attnspec.graphs.operators import Complement, Intersection, Union
 from attnspec.graphs.relation import DataDependent, Relation, decided_in
 from attnspec.graphs.token_sets import reads_data
-
-MOST = 16
-"""Products of a graph at most."""
+from attnspec.limits import LIMITS
 
 
 @dataclass(frozen=True)
@@ -98,4 +96,4 @@ def _products(relation: Relation) -> list[tuple[Relation, ...]] | None:
         products = [
             tuple(factor for factors in some for factor in factors) for some in product(*parts)
         ]
-    return products if len(products) <= MOST else None
+    return products if len(products) <= LIMITS.products else None

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnspec.backends.rows.keys import FEW, row_layout
+from attnspec.backends.rows.keys import row_layout
+from attnspec.limits import LIMITS
 from attnspec.lower.cost_model import current
 from attnspec.lower.rates import Amounts
 from attnspec.lower.work import Kernel, Work
@@ -29,8 +30,9 @@ class RowsBackend:
         return current().torch_call
 
     def refuses(self, work: Work, device: str) -> str | None:
-        if work.n_q > FEW:
-            return f"it takes the last {FEW} queries at most, the steps of generation"
+        if work.n_q > LIMITS.rows_looked_up:
+            most = LIMITS.rows_looked_up
+            return f"it takes the last {most} queries at most, the steps of generation"
         return None
 
     def cost(self, work: Work) -> float:

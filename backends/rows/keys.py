@@ -16,17 +16,8 @@ import numpy as np
 from attnspec.backends.common.labels import ALL, possible
 from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
 from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.limits import LIMITS
 from attnspec.lower.work import Work
-
-FEW = 16
-"""The most queries whose keys are looked up one by one: a step of generation has one, and one that
-tries several tokens at once has a few more."""
-
-PIECES = 8
-"""The most ranges that are read one after the other; more are listed key by key."""
-
-KEPT = 16
-"""Layouts that are kept, so that the layers of a model share those of a step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +52,7 @@ def row_layout(work: Work) -> RowLayout:
     return replace(_laid_out(bound, work.n_q, work.n_k), held=None)
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=LIMITS.layouts_few)
 def _laid_out(relation: Relation, n_q: int, n_k: int) -> RowLayout:
     if n_q == 1:
         return RowLayout(_simple(row_keys(relation, n_k - 1, n_k)))
@@ -77,7 +68,7 @@ def _laid_out(relation: Relation, n_q: int, n_k: int) -> RowLayout:
 def _simple(keys: Keys) -> Keys:
     """Few ranges, or a list that is none."""
     if isinstance(keys, list):
-        return keys if len(keys) <= PIECES else np.sort(members(keys))
+        return keys if len(keys) <= LIMITS.ranges_read else np.sort(members(keys))
     if len(keys) and keys[-1] - keys[0] == len(keys) - 1:
         return [range(int(keys[0]), int(keys[-1]) + 1)]
     return keys

@@ -8,21 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnspec.layout.edge_count import edges_of
+from attnspec.limits import LIMITS
 from attnspec.lower.cost_model import current
 from attnspec.lower.rates import Amounts
 from attnspec.lower.work import Kernel, Work, inputs_read
 
 if TYPE_CHECKING:
     import torch
-
-MOST = 1 << 27
-"""Edges above which listing them one by one is out of the question: some gigabytes."""
-
-FEW = 1 << 22
-"""Edges below which their density does not matter."""
-
-SHARED = 1 << 21
-"""Edges of the longest sequence of a range up to which those of the others are cut from them."""
 
 DENSE = 1 / 8
 """The share of all pairs from which on the edges are not scattered but fill tiles."""
@@ -41,9 +33,10 @@ class ScatteredBackend:
         if work.reads:
             return f"the graph reads {inputs_read(work)}, and edges are listed before"
         edges = edges_of(work.relation, work.n_q, work.n_k)
-        if edges > MOST:
-            return f"at most {MOST:,} edges are listed one by one, and there are about {edges:,.0f}"
-        if edges > max(FEW, DENSE * work.n_q * work.n_k):
+        if edges > LIMITS.pairs_listed:
+            most = f"at most {LIMITS.pairs_listed:,} edges are listed one by one"
+            return f"{most}, and there are about {edges:,.0f}"
+        if edges > max(LIMITS.edges_few, DENSE * work.n_q * work.n_k):
             mean = edges / work.n_q
             return f"edges are listed one by one, and a query reads about {mean:,.0f} keys"
         return None
@@ -65,7 +58,7 @@ class ScatteredBackend:
 
     def cuts(self, work: Work) -> bool:
         """Whether kernels of fewer positions are cut from that of the work."""
-        return edges_of(work.relation, work.n_q, work.n_k) <= SHARED
+        return edges_of(work.relation, work.n_q, work.n_k) <= LIMITS.edges_cut
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.scattered.kernel import ScatteredKernel

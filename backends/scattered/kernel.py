@@ -18,7 +18,6 @@ from torch.nn import functional
 
 from attnspec.backends.common.contention import shared
 from attnspec.backends.common.exact import grouped
-from attnspec.backends.common.pieces import PIECE
 from attnspec.backends.common.score_formula import (
     HALF,
     Blocks,
@@ -35,6 +34,7 @@ from attnspec.backends.common.torch_modes import (
 )
 from attnspec.backends.scattered.products import EdgeProducts, scores, to_queries
 from attnspec.layout.edge_list import EdgeLayout, Rows
+from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
 
 _softmax_backward = torch.ops.aten._softmax_backward_data
@@ -290,7 +290,7 @@ class ScatteredKernel:
         for group in self.groups:
             count, width = group.shape
             per_query = max(1, batch * keys * width * max(size, v.shape[-1], repeat))
-            step = max(1, PIECE // per_query)
+            step = max(1, LIMITS.piece // per_query)
             for low in range(0, count, step):
                 part = slice(low, min(low + step, count))
                 at = group.keys[part].flatten()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from attnspec.layout.orders import NATURAL
 from attnspec.layout.tiling import survey
+from attnspec.limits import LIMITS
 from attnspec.lower.cost_model import current
 from attnspec.lower.ranges import as_planned
 from attnspec.lower.rates import Amounts
@@ -23,11 +24,8 @@ TILES = (32, 64, 128)
 """Tile sizes on offer, each with a rate of its own."""
 
 LARGE = (512, 2048, 8192)
-"""Tile sizes for graphs of which smaller ones would be more than `MOST`; their rate is that of the
-last of `TILES`."""
-
-MOST = 1 << 20
-"""Tiles that a layout lists at most."""
+"""Tile sizes for graphs of which smaller ones would be more than `LIMITS.tiles`; their rate is that
+of the last of `TILES`."""
 
 
 class TilesBackend:
@@ -44,7 +42,8 @@ class TilesBackend:
         if work.reads:
             return f"the graph reads {inputs_read(work)}, and tiles are laid out before"
         if not self._costs(work):
-            return f"in tiles of {LARGE[-1]:,} x {LARGE[-1]:,} there would be more than {MOST:,}"
+            size = f"{LARGE[-1]:,} x {LARGE[-1]:,}"
+            return f"in tiles of {size} there would be more than {LIMITS.tiles:,}"
         return None
 
     def cost(self, work: Work) -> float:
@@ -59,7 +58,10 @@ class TilesBackend:
         """The seconds in tiles of every size that does not make too many of them."""
         found = {}
         for tile in (*TILES, *LARGE):
-            if survey(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile)).tiles <= MOST:
+            if (
+                survey(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile)).tiles
+                <= LIMITS.tiles
+            ):
                 found[tile] = current(work.device).seconds(self.amounts(work, tile), work.copies)
                 if tile >= TILES[-1]:
                     break

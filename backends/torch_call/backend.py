@@ -11,15 +11,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnspec.backends.torch_call.forms import Form, form_of
+from attnspec.limits import LIMITS
 from attnspec.lower.cost_model import current
 from attnspec.lower.rates import Amounts
 from attnspec.lower.work import MERGED, Alibi, Kernel, Work, differ_in_pairs_alone
 
 if TYPE_CHECKING:
     import torch
-
-MOST = 1 << 24
-"""Numbers of the largest mask that is kept."""
 
 
 class TorchCall:
@@ -45,8 +43,8 @@ class TorchCall:
             if leaf.averages or not leaf.beside(vars(leaf)):
                 return f"`{leaf.name}` changes more than pairs"
         pairs = work.n_q * work.n_k
-        if pairs > MOST and (work.changes or form_of(work) is Form.MASK):
-            return f"a mask of at most {MOST:,} pairs is kept, and there are {pairs:,}"
+        if pairs > LIMITS.mask_call and (work.changes or form_of(work) is Form.MASK):
+            return f"a mask of at most {LIMITS.mask_call:,} pairs is kept, and there are {pairs:,}"
         return None
 
     def cost(self, work: Work) -> float:
@@ -68,7 +66,7 @@ class TorchCall:
         first = works[0]
         numbers = len(works) * first.n_q * first.n_k
         plain = not first.changes and not any(work.reads or work.decided for work in works)
-        return plain and numbers <= MOST and differ_in_pairs_alone(works)
+        return plain and numbers <= LIMITS.mask_call and differ_in_pairs_alone(works)
 
     def build_joined(
         self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device

@@ -8,16 +8,8 @@ from functools import lru_cache
 import numpy as np
 
 from attnspec.graphs.relation import EMPTY, FULL, Relation, Tiles, evaluate_pairs, is_closed
+from attnspec.limits import LIMITS
 from attnspec.lower.work import Work
-
-SHORT = 1 << 16
-"""Pairs up to which nothing is quicker than one call: its mask is looked at, nothing is planned."""
-
-TILE = 128
-"""Positions of the tiles whose cover is asked for."""
-
-LONGEST = 1 << 17
-"""Positions up to which a graph is compared with the causal one: a million pairs of tiles."""
 
 
 class Form(Enum):
@@ -44,14 +36,14 @@ def _of_scale(work: Work, form: Form) -> Form:
 
 @lru_cache(maxsize=256)
 def _form(relation: Relation, n_q: int, n_k: int) -> Form:
-    if n_q * n_k <= SHORT:
+    if n_q * n_k <= LIMITS.pairs_short:
         return _short_form(relation, n_q, n_k)
     if not is_closed(relation):
         return Form.MASK
     q, k = (Tiles(np.array([low]), np.array([n_k])) for low in (n_k - n_q, 0))
     if relation.cover(q, k, n_k)[0] == FULL:
         return Form.NOTHING
-    if n_q == n_k <= LONGEST and _is_causal(relation, n_k):
+    if n_q == n_k <= LIMITS.compared and _is_causal(relation, n_k):
         return Form.CAUSAL
     return Form.MASK
 
@@ -95,16 +87,16 @@ def all_pairs(relation: Relation, n_q: int, n_k: int) -> np.ndarray:
 def _is_causal(relation: Relation, n: int) -> bool:
     """Whether the pairs are those with k <= q: in closed form for tiles off the diagonal, by the
     definition for those on it."""
-    starts = np.arange(0, n, TILE)
+    starts = np.arange(0, n, LIMITS.tile_compared)
     # most graphs differ in the last row already
     for rows in (starts[-1:], starts[:-1]):
-        q = Tiles(rows[:, None], np.minimum(rows + TILE, n)[:, None])
-        k = Tiles(starts[None], np.minimum(starts + TILE, n)[None])
+        q = Tiles(rows[:, None], np.minimum(rows + LIMITS.tile_compared, n)[:, None])
+        k = Tiles(starts[None], np.minimum(starts + LIMITS.tile_compared, n)[None])
         found = relation.cover(q, k, n)
         below, above = starts < rows[:, None], starts > rows[:, None]
         if (found[below] != FULL).any() or (found[above] != EMPTY).any():
             return False
-    inside = np.arange(TILE)
+    inside = np.arange(LIMITS.tile_compared)
     q_at, k_at = starts[:, None, None] + inside[:, None], starts[:, None, None] + inside
     held = evaluate_pairs(relation, np.minimum(q_at, n - 1), np.minimum(k_at, n - 1), n)
     return bool((held == (np.minimum(k_at, n - 1) <= np.minimum(q_at, n - 1))).all())

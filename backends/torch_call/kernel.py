@@ -26,22 +26,9 @@ from attnspec.backends.common.score_formula import HALF, scale_of, slopes_of, wi
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.torch_call.forms import Form, all_pairs, form_below
+from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import Alibi, Call, Work
-
-SMALL = 1 << 20
-"""Numbers of a mask for every sample up to which it is made: cutting calls takes longer."""
-
-LARGE = 1 << 22
-"""Scores from which on plain softmax goes through `scaled_dot_product_attention` on other devices:
-it keeps none of them, but has no second derivative."""
-
-PADDED = 32
-"""Paddings whose masks are kept, of at most `SMALL` numbers each, of all kernels together: layers
-are called with one, and each asks for it again in its backward."""
-
-RANGED = 4
-"""Paddings whose ranges a kernel keeps where masks would be larger."""
 
 EVERY = slice(None)
 
@@ -106,7 +93,9 @@ class TorchCallKernel(SoftmaxKernel):
         # how many there are for the heads of a sample
         self.masks = len(heads) if work.changes else 1
         # with parts of the kernel's own mask, and so gone when it is
-        self._ranged: Cache[tuple[object, ...], tuple[Part, ...] | None] = Cache(RANGED)
+        self._ranged: Cache[tuple[object, ...], tuple[Part, ...] | None] = Cache(
+            LIMITS.paddings_laid_out
+        )
         self.padded: dict[tuple[object, ...], tuple[Part, ...]] = {}
         self._longer: TorchCallKernel | None = None
 
@@ -120,7 +109,7 @@ class TorchCallKernel(SoftmaxKernel):
     def _cut(self, n: int) -> Self:
         found = self.at(n)
         found._longer, found._biases, found._whole = self, {}, {}
-        found._ranged, found.padded = Cache(RANGED), {}
+        found._ranged, found.padded = Cache(LIMITS.paddings_laid_out), {}
         return found
 
     def build_differentiable(self) -> DenseKernel:
@@ -201,7 +190,7 @@ class TorchCallKernel(SoftmaxKernel):
         if bool(padding.all()):
             return self._unpadded(kind)
         key = kind, padding.shape, padding.numpy().tobytes()
-        if len(padding) * self.masks * self.work.n_q * self.work.n_k <= SMALL:
+        if len(padding) * self.masks * self.work.n_q * self.work.n_k <= LIMITS.mask_kept:
             build = partial(self._masked, padding, kind)
             return _padded_masks.get(self, key, lambda: apart(build))
         found = self._ranged.get(key, lambda: apart(partial(self._in_ranges, padding, kind)))
@@ -273,7 +262,7 @@ class TorchCallKernel(SoftmaxKernel):
     # --- where it cannot go --------------------------------------------------------------------
 
     def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-        large = q.shape[:-1].numel() * self.work.n_k >= LARGE
+        large = q.shape[:-1].numel() * self.work.n_k >= LIMITS.fused
         if not (self.work.plain and large and q.shape[-1] and v.shape[-1]) or is_transformed():
             return super().traced(q, k, v, call)
         mask = None
@@ -338,7 +327,7 @@ class PaddedMasks:
             kernel.padded[key] = parts
             self._last[ref(kernel), key] = None
             self._last.move_to_end((ref(kernel), key))
-            while len(self._last) > PADDED:
+            while len(self._last) > LIMITS.layouts_few:
                 (of, oldest), _ = self._last.popitem(last=False)
                 owner = of()
                 if owner is not None:

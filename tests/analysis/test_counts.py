@@ -16,7 +16,6 @@ from relation_checks import definition
 from zoo import loaded, of_each_kind, sample
 
 from attnspec.analysis.counting import degrees, differences, progressions
-from attnspec.analysis.counting.affordable import MOST_LOOKED
 from attnspec.analysis.counting.degrees import (
     degrees_of,
     edges_of,
@@ -25,7 +24,6 @@ from attnspec.analysis.counting.degrees import (
     weighted,
 )
 from attnspec.analysis.counting.head_counts import head_counts
-from attnspec.analysis.reach import mirrored
 from attnspec.analysis.reach.mirrored import asymmetry, one_way
 from attnspec.graphs.operators import Complement, Intersection, Transpose, Union
 from attnspec.graphs.patterns.causal import Causal
@@ -42,6 +40,7 @@ from attnspec.graphs.relation import Elementwise, Progressions, Relation, evalua
 from attnspec.graphs.stack import TooMuch
 from attnspec.graphs.token_sets import Every
 from attnspec.ir.scalars import Apply, Symbol
+from attnspec.limits import LIMITS
 from attnspec.spec import Spec, parse
 
 LENGTHS = (1, 2, 13, 37, 64)
@@ -99,14 +98,10 @@ def test_random_compositions(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(80, 92))
+@pytest.mark.limits("", "tiny")
 def test_what_is_too_large_to_list_is_counted_alike(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    seed: int,
 ) -> None:
-    monkeypatch.setattr(degrees, "SOON_LOOKED", 0)
-    monkeypatch.setattr(mirrored, "FEW", 0)
-    monkeypatch.setattr(mirrored, "DRAWS", 3)
-    monkeypatch.setattr(degrees, "WIDE", 2)
-    degrees_of.cache_clear()
     spec = parse(spec_text(seed))
     for n in ((1, 29), (2, 40))[seed % 2]:
         for _, _, relation in spec.stack().bound(n).found:
@@ -149,13 +144,11 @@ def test_what_has_no_closed_form_is_counted_as_far_as_it_can_be() -> None:
     held = at[:, None] * at % 7 == 3
     np.testing.assert_array_equal(degrees_of(odd, n), held.sum(axis=1))
     with pytest.raises(TooMuch, match="not looked at"):
-        degrees_of(odd, int(MOST_LOOKED**0.5) + 1)
+        degrees_of(odd, int(LIMITS.pairs_evaluated**0.5) + 1)
 
 
-def test_a_drawn_part_beside_what_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(degrees, "SOON_LOOKED", 0)
-    monkeypatch.setattr(degrees, "_listed", None)
-    degrees_of.cache_clear()
+@pytest.mark.limits("", "tiny")
+def test_a_drawn_part_beside_what_is_not_listed() -> None:
     body = "attend where((q - k) % n <= 3) | random(keys = 3, seed = 2) | expander(degree = 2)"
     assert_counts(parse(f"attention a {{ {body} }}"), 90)
 
@@ -257,13 +250,10 @@ def test_what_is_shared_is_counted_where_what_is_not_cannot_be(
     assert differences.only_in(first, second, 40) == wanted
 
 
-@pytest.mark.parametrize("few", [0, 3, progressions.FEW])
-def test_a_group_of_progressions_answers_as_its_members_do(
-    few: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.limits("", "tiny")
+def test_a_group_of_progressions_answers_as_its_members_do() -> None:
     """Sums, tallies and marks of ranges of places, in the order of positions or in another."""
-    monkeypatch.setattr(progressions, "FEW", few)
-    draws = np.random.default_rng(few)
+    draws = np.random.default_rng(0)
     for turn in range(300):
         n = int(draws.integers(1, 90))
         step = int(draws.integers(1, min(n, 9) + 1))

@@ -10,8 +10,9 @@ from reach_brute import small_zoo
 from attnspec.analysis.quality import Figure
 from attnspec.analysis.reach.leaks import Leak, later_pair, leak
 from attnspec.graphs.forms.properties import never_reads_later
-from attnspec.graphs.stack import MOST_POSITIONS, Stack, TooMuch
+from attnspec.graphs.stack import Stack, TooMuch
 from attnspec.ir.mechanisms import MECHANISMS, MechanismDeclaration
+from attnspec.limits import LIMITS
 from attnspec.spec import Spec, parse
 
 
@@ -167,7 +168,7 @@ def test_predicates_that_keep_the_order(predicate: str, proven: bool) -> None:
 
 
 def test_the_first_positions_of_longer_sequences_are_looked_at() -> None:
-    n = MOST_POSITIONS + 1
+    n = LIMITS.positions + 1
     assert later_pair(spec_of("attend full").relation(n), n) == (0, 1)
     with pytest.raises(TooMuch, match="are not looked into"):
         # a query that reads itself reads nothing later

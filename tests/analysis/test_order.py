@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 from random_specs import spec_text
-from zoo import ATTENTIONS, loaded
+from zoo import ATTENTIONS, EXAMPLES, loaded
 
 from attnspec.analysis.counting.degrees import total_edges
 from attnspec.analysis.growth import order as order_module
@@ -53,6 +53,11 @@ MEASURED = {
     "where(q == 3 and k == 4)": "1",
     "self & shift(self, by = 1) & where(q > k)": "0",
 }
+
+
+def test_rows_of_closed_form_at_short_lengths_alone_are_counted_there() -> None:
+    spec = loaded(EXAMPLES / "deepspeed_fixed.attn", "deepspeed_fixed")
+    assert order_of(spec).value == "n**2"
 
 
 @pytest.mark.parametrize("graph", MEASURED)

@@ -21,6 +21,7 @@ from attnspec.analysis.reach.chain import Chain, layers_of, union_of
 from attnspec.analysis.reach.period import period
 from attnspec.analysis.reach.spans import layers_needed, spans_of
 from attnspec.graphs.stack import Stack
+from attnspec.limits import LIMITS
 from attnspec.spec import parse
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -235,22 +236,21 @@ def test_what_is_only_sampled_says_so() -> None:
     assert reach.depth(split, 10_000).quality == "exact"
 
 
-def test_long_sequences_are_not_looked_at_pair_by_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.limits("tiny")
+def test_long_sequences_are_not_looked_at_pair_by_pair() -> None:
     """What is said of lengths at which not every pair is looked at, at lengths where each is."""
-    for module in (reach, spread):
-        monkeypatch.setattr(module, "EVERY_PAIR", 8)
-    monkeypatch.setattr(spread, "FEW_QUERIES", 0)
+    n = LIMITS.every_pair + 6
     qualities: Counter[str] = Counter()
     bodies = ("causal attend causal | random(keys = 2)", "attend full | random(keys = 2)")
-    specs = [parse(spec_text(seed)) for seed in range(30)]
+    specs = [parse(spec_text(seed)) for seed in range(12)]
     for spec in (*specs, *(parse(f"attention a {{ {body} }}") for body in (*bodies, *BODIES))):
-        small = Small(spec, 19)
+        small = Small(spec, n)
         for figure, chain, hops in (
-            (reach.depth, layers_of(small.stack, 19), small.hops),
-            (reach.diameter, union_of(small.stack, 19), small.distances),
+            (reach.depth, layers_of(small.stack, n), small.hops),
+            (reach.diameter, union_of(small.stack, n), small.distances),
         ):
             most = int(hops[small.allowed].max())
-            found = figure(small.stack, 19)
+            found = figure(small.stack, n)
             qualities[found.quality] += 1
             if found.value is None:
                 # a pair that is never joined is named
@@ -265,7 +265,7 @@ def test_long_sequences_are_not_looked_at_pair_by_pair(monkeypatch: pytest.Monke
                 assert hops[query, key] == after == found.value <= most
             bound = reach._at_most(chain)
             assert bound is None or bound >= most
-            whole = any(definition(one, 19)[small.allowed].all() for one in chain.at(0))
+            whole = any(definition(one, n)[small.allowed].all() for one in chain.at(0))
             assert (bound == 1) == (whole and chain.distinct == 1)
     assert min(qualities["exact"], qualities["estimate"]) > 10
 
@@ -321,15 +321,6 @@ def test_terms_that_heads_share_are_read_once() -> None:
     assert len(graph.readings) == 1 + 4
     apart = long("heads 2 attend columns(positions(head)) | rows(positions(0))")
     assert len(layers_of(apart, 50).graph(0).readings) == 2 + 1
-
-
-def test_many_keys_are_taken_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    chain = layers_of(long("attend window(radius = 3) | columns(last(1))"), 300)
-    whole = bitsets.levels(chain, 1000)
-    monkeypatch.setattr(bitsets, "BLOCK", 1)
-    assert [(level.missing, level.first) for level in bitsets.levels(chain, 1000)] == [
-        (level.missing, level.first) for level in whole
-    ]
 
 
 def test_positions_are_checked() -> None:

@@ -7,17 +7,17 @@ import random
 import numpy as np
 import numpy.typing as npt
 import pytest
+from limited import REFUSING
 from random_specs import spec_text
 from random_terms import term
 from reach_brute import small_zoo
 from relation_checks import definition
 from sweeps import thinned
 
-from attnspec.analysis.counting import conjunctions
 from attnspec.analysis.counting.conjunctions import Banded, Listed, Turned, shared
 from attnspec.analysis.counting.neighbours import Neighbours, neighbours
 from attnspec.analysis.counting.progressions import grouped, merged
-from attnspec.analysis.counting.rectangles import MOST_TERMS, terms_of
+from attnspec.analysis.counting.rectangles import terms_of
 from attnspec.graphs.bind import Situation, bind
 from attnspec.graphs.operators import Intersection, Shift, Union, transpose_of
 from attnspec.graphs.patterns import BY_NAME, PATTERNS
@@ -33,6 +33,7 @@ from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import TooMuch
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.scalars import Apply, Symbol
+from attnspec.limits import LIMITS
 from attnspec.spec import parse
 
 Mask = npt.NDArray[np.bool_]
@@ -260,7 +261,7 @@ def test_too_many_terms_are_one() -> None:
         + " & ".join(f"(residue(step = {2 + i}) | block(size = {3 + i}))" for i in range(7))
         + " }"
     )
-    assert 2 ** len(parts) > MOST_TERMS
+    assert 2 ** len(parts) > LIMITS.terms
     assert len(terms_of(crossed.relation(60), 60)) == 1
     assert_reads(neighbours([crossed.relation(60)], 60), crossed.mask(60))
 
@@ -310,7 +311,7 @@ def test_what_has_no_form_is_refused_where_it_is_long() -> None:
     assert found.read(np.ones(1 << 16, bool)).sum() > 1 << 15
 
 
-def test_the_number_of_listed_edges_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conjunctions, "MOST_LISTED", 100)
-    with pytest.raises(TooMuch, match="100 pairs"):
-        Listed(Causal(), 64)
+@pytest.mark.limits(REFUSING)
+def test_the_number_of_listed_edges_is_limited() -> None:
+    with pytest.raises(TooMuch, match="1,000,000 pairs"):
+        Listed(Causal(), 2048)

@@ -26,7 +26,6 @@ from package_map import ROOT
 from sweeps import checkered
 from torch.nn import functional
 
-import attnspec.backends.common.pieces
 from attnspec.backends import BACKENDS
 from attnspec.backends.common.score_formula import bucket_of, thresholds
 from attnspec.backends.planner import candidates, plan
@@ -371,11 +370,9 @@ def test_dropout_keeps_the_mean_and_follows_the_seed(backend: str) -> None:
     assert not module(q, k, v, dropout_p=1.0).any()
 
 
+@pytest.mark.limits("", "tiny")
 @every_backend
-def test_pieces_and_large_sizes_change_nothing(
-    backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attnspec.backends.common.pieces, "PIECE", 1 << 12)
+def test_pieces_and_large_sizes_change_nothing(backend: str) -> None:
     for name in ("blocks", "random", "causal"):
         spec, module = spec_of(GRAPHS[name]), module_of(GRAPHS[name], backend)
         given = tensors(1, 4, 300, 300, key_heads=2)

@@ -9,13 +9,13 @@ import pytest
 import torch
 from relation_checks import definition
 
-from attnspec.backends.lists import cover
 from attnspec.backends.lists.cover import Cover, Covers
 from attnspec.graphs.operators import Complement
 from attnspec.graphs.patterns.block import Block
 from attnspec.graphs.patterns.causal import Causal
 from attnspec.graphs.patterns.window import Window
 from attnspec.graphs.relation import Relation
+from attnspec.limits import LIMITS
 
 
 @pytest.mark.parametrize(
@@ -23,14 +23,12 @@ from attnspec.graphs.relation import Relation
     [Causal(), Window(before=9, after=2), Block(size=6, before=1), Complement(Window(radius=3))],
     ids=str,
 )
-def test_tiles_are_full_where_every_pair_is_held(
-    relation: Relation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for n, size, most in product((1, 2, 9, 30), (1, 3, 4), (2048, 3)):
-        monkeypatch.setattr(cover, "BLOCKS", most)
+@pytest.mark.limits("", "tiny")
+def test_tiles_are_full_where_every_pair_is_held(relation: Relation) -> None:
+    for n, size in product((1, 2, 9, 30), (1, 3, 4)):
         found, held = Cover(relation, n, size), definition(relation, n)
         # as few blocks as there may be, of the size that was asked for or larger
-        assert found.size == max(size, -(-n // most))
+        assert found.size == max(size, -(-n // LIMITS.blocks_covered))
         starts = np.arange(0, n, found.size)
         tiles = [(a, b) for a in range(n) for b in range(a, min(n, a + 7))]
         first, last = torch.tensor(tiles).T
@@ -51,7 +49,7 @@ def test_tiles_are_full_where_every_pair_is_held(
 def test_covers_are_kept_by_their_relation_and_the_height_of_tiles() -> None:
     covers = Covers(200)
     found = covers.of(Causal(), 16)
-    assert found.size == cover.BLOCK
+    assert found.size == LIMITS.tile
     assert covers.of(Causal(), 8) is found
     assert covers.of(Causal(), 128).size == 128
     assert covers.of(Window(radius=3), 16) is not found

@@ -9,12 +9,12 @@ from sweeps import checkered
 
 from attnspec.backends.bands.kernel import JoinedSteps
 from attnspec.backends.planner import backend_of
-from attnspec.backends.torch_call.backend import MOST
 from attnspec.backends.torch_call.kernel import JoinedCall
 from attnspec.layout.orders import NATURAL
 from attnspec.layout.stacking import stacked
 from attnspec.layout.tile_layout import StepLayout, step_layout
 from attnspec.layout.tiling import classify
+from attnspec.limits import LIMITS
 from attnspec.lower.work import Joining, Work
 
 BODIES = {
@@ -118,6 +118,6 @@ def test_as_many_heads_are_one_call_of_torch_as_their_masks_have_room() -> None:
     found = backend_of("torch")
     assert isinstance(found, Joining)
     near, far = (spec_of(f"attend window(radius = {r})").relation(100) for r in (3, 30))
-    wide = MOST // 2
+    wide = LIMITS.mask_call // 2
     for n_q, n_k, joined in [(1, wide, True), (1, wide + 1, False), (wide, 2, False)]:
         assert found.joins([Work(near, n_q, n_k), Work(far, n_q, n_k)]) == joined

@@ -11,10 +11,10 @@ import torch
 from attention_checks import spec_of
 from relation_checks import definition
 
-from attnspec.backends.common import kv_ring
 from attnspec.backends.common.kv_keeper import Keeper, Kept
 from attnspec.backends.common.kv_ring import Ring, Rows
 from attnspec.graphs.look_back import look_back
+from attnspec.limits import LIMITS
 from attnspec.lower.work import Alibi, Call, Work
 
 N = 60
@@ -86,10 +86,8 @@ def test_what_is_kept_may_still_be_read(name: str, padded: bool) -> None:
 
 @pytest.mark.parametrize("since", [None, 0, 33], ids=["no padding", "padded", "padded later"])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_a_ring_is_read_as_the_keys_in_order(
-    name: str, since: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kv_ring, "TURN", 8)
+@pytest.mark.limits("", "tiny")
+def test_a_ring_is_read_as_the_keys_in_order(name: str, since: int | None) -> None:
     work, keeper, held = graph(name)
     first, before = keeper.reach.first, keeper.reach.before
     *_, kept = states(name, padded=since == 0)
@@ -102,7 +100,7 @@ def test_a_ring_is_read_as_the_keys_in_order(
         padded = since is not None and at >= since
         ring = ring.written(*numbered(at, at + 1), every[:, at : at + 1] if padded else None)
         assert ring.count == at + 1
-        rows = Rows.of(work, keeper, at // 8)
+        rows = Rows.of(work, keeper, at // LIMITS.ring)
         blocks = rows.blocks(ring)
         assert ring.keys.shape[2] == first + before + 1
         # the last position reads each key that it should, at one place

@@ -9,6 +9,7 @@ import torch
 
 from attnspec.backends.lists import batches
 from attnspec.backends.lists.batches import Batch, Batches, by_keys, by_queries, step_of
+from attnspec.limits import LIMITS
 
 
 def drawn() -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
@@ -65,11 +66,9 @@ def checked(
     assert sorted(known) == sorted(results.items())
 
 
-@pytest.mark.parametrize("together", [1, 2, 16])
-def test_tall_tiles_meet_their_key_tiles_at_once(
-    together: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batches, "TILES", together)
+@pytest.mark.limits("", "tiny")
+def test_tall_tiles_meet_their_key_tiles_at_once() -> None:
+    together = LIMITS.tiles_together
     for lists, masked in drawn():
         found = by_queries(lists, masked)
         checked(found, lists, masked, whole=True)

@@ -17,7 +17,6 @@ from attnspec.backends.decided.given import Given
 from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.lists import attention, batches
 from attnspec.backends.lists import backend as lists_backend
-from attnspec.backends.lists import kernel as lists_kernel
 from attnspec.backends.lists.backend import ListsBackend
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.patterns.causal import Causal
@@ -151,47 +150,38 @@ def test_sorted(name: str, padded: bool, n: int) -> None:
         agree(work, 2, tensors, call)
 
 
-def test_pieces_and_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.limits("", "tiny")
+def test_pieces_and_chunks() -> None:
     """The same however small the pieces are."""
     torch.manual_seed(0)
     leaf, data = chosen(90, 90, 16, 5, 2)
     work = Work(Intersection((Causal(), leaf)), 90, 90)
     tensors, call = a_call(work, 2, 1, None, data)
-    monkeypatch.setattr(attention, "CHUNK", 1 << 9)
-    monkeypatch.setattr(attention, "PIECE", 1 << 7)
-    for tall in (1, 48):
-        monkeypatch.setattr(attention, "TALL", tall)
-        monkeypatch.setattr(batches, "TILES", 2)
-        agree(work, 2, tensors, call)
+    agree(work, 2, tensors, call)
 
 
-def test_a_piece_of_nothing_but_rows_that_fill_up_leaves_the_others_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.limits("", "tiny")
+def test_a_piece_of_nothing_but_rows_that_fill_up_leaves_the_others_alone() -> None:
     torch.manual_seed(2)
     leaf, data = chosen(70, 70, 8, 3, 2)
     work = Work(Intersection((Causal(), leaf)), 70, 70)
     tensors, call = a_call(work, 2, 1, None, data)
-    monkeypatch.setattr(attention, "PIECE", 1)
     agree(work, 2, tensors, call)
 
 
 @pytest.mark.parametrize("name", ["lsh, multiplied", "lsh, beside", "lsh, in buckets"])
-def test_layouts_are_merged_some_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.limits("", "tiny")
+def test_layouts_are_merged_some_at_a_time(name: str) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(lists_kernel, "TOGETHER", 2)
     work = Work(sorted_graphs()[name], 40, 65, unit_keys=True)
     padding = torch.arange(65) >= torch.tensor([0, 20])[:, None]
     tensors, call = a_call(work, 2, 1, padding, {})
     agree(work, 2, tensors, call)
 
 
-@pytest.mark.parametrize("tall", [1, 48])
-def test_a_query_without_keys_takes_nothing_of_others(
-    tall: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.limits("", "tiny")
+def test_a_query_without_keys_takes_nothing_of_others() -> None:
     """Not even where what others read is infinite."""
-    monkeypatch.setattr(attention, "TALL", tall)
     torch.manual_seed(0)
     leaf, data = chosen(40, 40, 8, 3, 1)
     data["sel"][0, 0, 0] = 0
@@ -205,12 +195,9 @@ def test_a_query_without_keys_takes_nothing_of_others(
     assert lse[0, 0, 20] == -torch.inf
 
 
-@pytest.mark.parametrize("tall", [1, 48])
-def test_without_any_key_nothing_is_left_of_an_earlier_call(
-    tall: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.limits("", "tiny")
+def test_without_any_key_nothing_is_left_of_an_earlier_call() -> None:
     """Whose numbers, here NaN, still stand in the buffers."""
-    monkeypatch.setattr(attention, "TALL", tall)
     leaf, data = chosen(40, 40, 8, 3, 1)
     work = Work(leaf, 40, 40)
     kernel = ListsBackend().build(work, (0,), CPU)

@@ -39,18 +39,11 @@ NYSTROM = [
 every_body = pytest.mark.parametrize("body", [*LINFORMER, *NYSTROM])
 
 
-@pytest.fixture(params=["plain", "fused"])
-def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways in which attention is computed, whatever the size."""
-    monkeypatch.setattr(softmax, "FUSED", 1 if request.param == "fused" else 1 << 60)
-    monkeypatch.setattr(softmax, "LANES", 1 if request.param == "fused" else 1 << 60)
-
-
 # --- the formulas ---------------------------------------------------------------------------------
 
 
 @every_body
-@pytest.mark.usefixtures("either_way")
+@pytest.mark.limits("", "tiny")
 def test_values_and_gradients_are_those_of_the_formula(body: str) -> None:
     # a pseudo-inverse of a matrix that is nearly singular is known to fewer digits
     tolerance = 1e-5 if "iterations = 0" in body else 1e-9

@@ -10,7 +10,6 @@ from attention_checks import check_transforms, spec_of, tensors
 from formula_checks import assert_errs_by_roundings, assert_follows_formula, learner_of, ragged
 from torch.nn import functional
 
-from attnspec.backends.factored.low_rank import softmax
 from attnspec.backends.factored.low_rank.mixing import fourier
 from attnspec.cli.specs import length_of
 from attnspec.lower.mechanism_sizes import longest_of
@@ -32,18 +31,11 @@ every_body = pytest.mark.parametrize("body", [*SYNTHESIZERS, *MIXINGS])
 every_causal_body = pytest.mark.parametrize("body", CAUSAL)
 
 
-@pytest.fixture(params=["plain", "fused"])
-def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways in which attention is computed, whatever the size."""
-    monkeypatch.setattr(softmax, "FUSED", 1 if request.param == "fused" else 1 << 60)
-    monkeypatch.setattr(softmax, "LANES", 1 if request.param == "fused" else 1 << 60)
-
-
 # --- the formulas ---------------------------------------------------------------------------------
 
 
 @every_body
-@pytest.mark.usefixtures("either_way")
+@pytest.mark.limits("", "tiny")
 def test_values_and_gradients_are_those_of_the_formula(body: str) -> None:
     for n, size in zip(LENGTHS, (6, 5, 6, 5), strict=True):
         assert_follows_formula(f"heads 4 attend {body}", n, size=size, out_size=size)
@@ -54,7 +46,7 @@ def test_values_and_gradients_are_those_of_the_formula(body: str) -> None:
 
 
 @every_causal_body
-@pytest.mark.usefixtures("either_way")
+@pytest.mark.limits("", "tiny")
 def test_causal_forms_are_those_of_the_formula(body: str) -> None:
     for n in LENGTHS:
         assert_follows_formula(f"heads 4 causal attend {body}", n, size=6, out_size=6)

@@ -12,16 +12,14 @@ import torch
 from attention_checks import GRAPHS, spec_of, tensors
 from torch.nn import functional
 
-from attnspec.backends.common import pieces
 from attnspec.backends.common.score_formula import Formula
-from attnspec.backends.scattered import kernel as scattered
 from attnspec.backends.scattered.backend import ScatteredBackend
 from attnspec.backends.tiles.backend import TilesBackend
 from attnspec.backends.tiles.kernel import TiledKernel
+from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
 
 CPU = torch.device("cpu")
-PIECE = 3000
 
 
 @contextmanager
@@ -37,14 +35,13 @@ def noted() -> Iterator[list[tuple[int, int, int]]]:
         return partial(self, q, k, v, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "PIECE", PIECE)
-        patch.setattr(scattered, "PIECE", PIECE)
         patch.setattr(Formula, "partial", run)
         yield found
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 3), (3, 2, 2, 4), (2, 4, 1, 9)])
 @pytest.mark.parametrize("name", ["window", "random", "blocks", "full"])
+@pytest.mark.limits("tiny")
 def test_temporaries_are_of_one_block_or_small(name: str, sizes: tuple[int, int, int, int]) -> None:
     batch, key_heads, repeat, size = sizes
     n, heads = 70, key_heads * repeat
@@ -62,10 +59,12 @@ def test_temporaries_are_of_one_block_or_small(name: str, sizes: tuple[int, int,
         for blocks, tall, numbers in found:
             # a row of scores is whole, and the keys of a block are read at once
             one = batch * key_heads * n * max(size, repeat)
-            assert numbers <= PIECE or (blocks == 1 and (tall == 1 or numbers <= one)), backend.name
+            assert numbers <= LIMITS.piece or (blocks == 1 and (tall == 1 or numbers <= one)), (
+                backend.name
+            )
         # nor are they far smaller than they may be
         whole = max(batch * key_heads * n * n * max(repeat, size), 1)
-        assert len(found) <= 4 * whole // PIECE + 12
+        assert len(found) <= 4 * whole // LIMITS.piece + 12
 
 
 @pytest.mark.parametrize("graded", [False, True])

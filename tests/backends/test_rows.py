@@ -22,12 +22,21 @@ from attention_checks import (
 from test_backends import SCORES, changed_scores, formula
 
 from attnspec.backends.planner import candidates, choose, plan
-from attnspec.backends.rows.keys import FEW
 from attnspec.graphs.patterns.window import Window
+from attnspec.limits import LIMITS
 from attnspec.lower.work import BackendError, Work
 from attnspec.verification import verify
 
-SHAPES = ((1, 1), (1, 2), (1, 130), (2, 130), (FEW, 130), (FEW, FEW), (1, 257), (5, 64))
+SHAPES = (
+    (1, 1),
+    (1, 2),
+    (1, 130),
+    (2, 130),
+    (LIMITS.rows_looked_up, 130),
+    (LIMITS.rows_looked_up, LIMITS.rows_looked_up),
+    (1, 257),
+    (5, 64),
+)
 
 INPUTS = (
     "input important: tokens(at_most = 9) input doc: ids input size: length"
@@ -245,14 +254,19 @@ def test_emitted_modules_take_steps_too(name: str) -> None:
 
 def test_few_queries_are_chosen_and_many_refused() -> None:
     window = Window(radius=9)
-    for n_q, n_k in ((1, 4096), (FEW, 4096), (FEW, FEW), (1, 1)):
+    for n_q, n_k in (
+        (1, 4096),
+        (LIMITS.rows_looked_up, 4096),
+        (LIMITS.rows_looked_up, LIMITS.rows_looked_up),
+        (1, 1),
+    ):
         work = Work(window, n_q, n_k)
         assert choose(work, "cpu").name == "rows"
         ranked = candidates(work, "cpu")
         assert ranked[0].backend.name == "rows"
         seconds = [each.seconds for each in ranked if each.seconds is not None]
         assert seconds == sorted(seconds)
-    assert choose(Work(window, FEW + 1, 4096), "cpu").name != "rows"
+    assert choose(Work(window, LIMITS.rows_looked_up + 1, 4096), "cpu").name != "rows"
     refusal = {c.backend.name: c.refusal for c in candidates(Work(window, 17, 99), "cpu")}["rows"]
     assert refusal == "it takes the last 16 queries at most, the steps of generation"
     with pytest.raises(BackendError, match="rows refuses: it takes the last 16 queries at most"):
@@ -272,7 +286,7 @@ def test_a_named_backend_takes_steps_itself() -> None:
         assert len(module.engine.prepared) == 0
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, FEW])
+@pytest.mark.parametrize("n", [1, 2, 7, LIMITS.rows_looked_up])
 def test_short_sequences_are_verified(n: int) -> None:
     for name in ("strided", "blocks", "random", "where", "nothing"):
         found = verify(spec_of(GRAPHS[name]).program, n, backend="rows")
@@ -296,7 +310,7 @@ def test_padding_alone_is_the_mask_of_all_rows(body: str) -> None:
     padding = torch.ones(2, 33, dtype=torch.bool)
     padding[0, :4] = padding[1, 30:] = False
     for heads, key_heads in ((4, 2), (3, 1), (2, 2)):
-        for n_q in (1, 2, 5, FEW):
+        for n_q in (1, 2, 5, LIMITS.rows_looked_up):
             given = tensors(2, heads, n_q, 33, key_heads=key_heads)
             exact = with_gradients(defined(spec, *given, padding=padding), given)
             assert_all_ways(module, given, exact, key_padding_mask=padding)

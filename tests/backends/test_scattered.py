@@ -19,13 +19,14 @@ from attention_checks import (
 )
 
 from attnspec.backends.dense.backend import Dense
-from attnspec.backends.scattered.backend import MOST, ScatteredBackend
+from attnspec.backends.scattered.backend import ScatteredBackend
 from attnspec.backends.scattered.kernel import ScatteredKernel
 from attnspec.backends.scattered.products import EdgeProducts, scores, to_keys, to_queries
 from attnspec.graphs.patterns.random_ import Random
 from attnspec.graphs.relation import Relation, evaluate_pairs
 from attnspec.layout.edge_count import edges_of
 from attnspec.layout.edge_list import EdgeLayout, edge_layout
+from attnspec.limits import LIMITS
 from attnspec.lower.work import Alibi, Call, Softcap, Work
 
 SCATTERED = {
@@ -237,7 +238,9 @@ def test_refusals() -> None:
     dense = spec_of("attend full").relation(1 << 12)
     assert "a query reads about 4,096" in (backend.refuses(Work(dense, 4096, 4096), "cpu") or "")
     many = spec_of("attend window(radius = 4096)").relation(1 << 16)
-    assert f"{MOST:,} edges" in (backend.refuses(Work(many, 1 << 16, 1 << 16), "cpu") or "")
+    assert f"{LIMITS.pairs_listed:,} edges" in (
+        backend.refuses(Work(many, 1 << 16, 1 << 16), "cpu") or ""
+    )
     few = Work(Random(32), 4096, 4096)
     assert backend.refuses(few, "cpu") is None
     assert backend.steps(few) == ("about 131,072 edges, 32.0 to a query",)

@@ -7,8 +7,9 @@ import gc
 import pytest
 import torch
 from attention_checks import module_of, spec_of, tensors, with_gradients
+from limited import REFUSING
 
-from attnspec.backends.torch_call import backend, forms, kernel
+from attnspec.backends.torch_call import forms, kernel
 from attnspec.backends.torch_call.backend import TorchCall
 from attnspec.lower.work import Work
 from attnspec.runtime import CompiledAttention
@@ -31,8 +32,8 @@ def kernel_of(module: CompiledAttention, heads: int, n: int) -> kernel.TorchCall
 
 @pytest.mark.parametrize("holes", [False, True])
 @pytest.mark.parametrize("name", BODIES)
-def test_padding_cuts_calls(name: str, holes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "SMALL", 0)
+@pytest.mark.limits("", "tiny")
+def test_padding_cuts_calls(name: str, holes: bool) -> None:
     module, same = module_of(BODIES[name], "torch"), module_of(BODIES[name], "dense")
     for n_q, n in ((1, 1), (33, 33), (20, 33)):
         given = tensors(5, 4, n_q, n, key_heads=2, out_size=5)
@@ -116,8 +117,8 @@ def test_heads_are_one_call_whose_pairs_are_known_before() -> None:
     assert not call.joins([work_of("attend full", 9), work_of("attend full scale 2.0", 9)])
 
 
-def test_what_needs_a_larger_mask_than_is_kept_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "MOST", 40 * 40)
+@pytest.mark.limits(REFUSING)
+def test_what_needs_a_larger_mask_than_is_kept_is_refused() -> None:
     for body in BODIES.values():
         is_mask = "window" in body or "alibi" in body
         assert refusal(body, 40) is None, body

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from attnspec.backends.bands.views import (
-    KEPT,
     Arrangement,
     Blocks,
     Frame,
@@ -26,6 +25,7 @@ from attnspec.backends.bands.views import (
 from attnspec.layout.axes import axis
 from attnspec.layout.orders import Listed
 from attnspec.layout.stacking import StackedAxis
+from attnspec.limits import LIMITS
 
 SHUFFLED = Listed(tuple(np.random.default_rng(1).permutation(20).tolist()))
 
@@ -282,5 +282,5 @@ def test_small_buffers_are_kept_for_their_use_and_type() -> None:
     assert larger.data_ptr() != first.data_ptr()
     assert not larger.is_inference()
     assert scratch("a buffer", (40,), torch.float32).data_ptr() == larger.data_ptr()
-    scratch("a buffer", (KEPT + 1,), torch.float32)
+    scratch("a buffer", (LIMITS.buffer + 1,), torch.float32)
     assert scratch("a buffer", (40,), torch.float32).data_ptr() == larger.data_ptr()

@@ -9,9 +9,10 @@ from attnspec.backends.common.torch_modes import unseen
 from attnspec.backends.factored.costs import LANES
 from attnspec.backends.factored.low_rank import softmax
 from attnspec.backends.factored.low_rank.linformer import projected
-from attnspec.backends.factored.low_rank.mixing import LONG, fourier
+from attnspec.backends.factored.low_rank.mixing import fourier
 from attnspec.backends.factored.low_rank.nystrom import along
 from attnspec.backends.factored.low_rank.softmax import attend
+from attnspec.limits import LIMITS
 from attnspec.spec import parse
 
 
@@ -97,7 +98,7 @@ def test_projections_of_all_heads_and_of_each() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8])
-@pytest.mark.parametrize("n", [LONG, LONG + 1])
+@pytest.mark.parametrize("n", [LIMITS.transformed, LIMITS.transformed + 1])
 def test_transforms_by_channels(size: int, n: int) -> None:
     x = numbers(1, 2, n, size)
     meant = torch.fft.fft2(x.double()).real

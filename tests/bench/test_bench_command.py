@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from limited import REFUSING
 
 from attnspec.bench import bench as benching
 from attnspec.bench import rivals, timing
@@ -160,15 +161,14 @@ def test_a_mechanism_is_no_mask() -> None:
             rival(problem(text), name)
 
 
-def test_masks_that_are_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rivals, "MASK_BYTES", 48 * 48)
+@pytest.mark.limits(REFUSING)
+def test_masks_that_are_too_large_are_refused() -> None:
     rival(problem(WINDOW), "mask")
     with pytest.raises(Refused, match="GiB"):
         rival(problem(HEADS), "mask")
-    monkeypatch.setattr(rivals, "LONGEST_MASK", 47)
     for name in ("mask", "flex", "dense"):
-        with pytest.raises(Refused, match=r"n = 47|GiB"):
-            rival(problem(WINDOW), name)
+        with pytest.raises(Refused, match=r"n = 48|GiB"):
+            rival(problem(WINDOW, n=49), name)
 
 
 def test_a_compiler_that_fails_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from random_specs import spec_text
+from sweeps import sometimes
 from zoo import of_each_kind, sample, smaller
 
 import attnspec
-from attnspec.analysis.counting import degrees, differences
+from attnspec.analysis.counting import differences
 from attnspec.check.other_differences import asides, mechanisms_of
 from attnspec.cli import main
 from attnspec.difference import Difference, diff
@@ -68,31 +69,13 @@ def against_masks(a: Spec, b: Spec, n: int, sample_a: object = None) -> None:
     assert str(found)
 
 
-@pytest.mark.parametrize(
-    ("part", "closed"),
-    [
-        (0, False),
-        (1, True),
-        *(
-            pytest.param(part, closed, marks=pytest.mark.slow)
-            for part in range(6)
-            for closed in (False, True)
-            if (part, closed) not in ((0, False), (1, True))
-        ),
-    ],
-)
-def test_random_specs_against_masks(
-    part: int, closed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if closed:
-        # closed forms instead of a look at all pairs, as at long lengths
-        monkeypatch.setattr(degrees, "SOON_LOOKED", 0)
-        degrees.degrees_of.cache_clear()
+@pytest.mark.limits("", "tiny")
+@pytest.mark.parametrize("part", sometimes(range(6), {0}))
+def test_random_specs_against_masks(part: int) -> None:
     texts = [spec_text(seed) for seed in range(8 * part, 8 * part + 9)]
     for first, second in pairwise(texts):
         for n in (7, 64):
             against_masks(parse(first), parse(second), n)
-    degrees.degrees_of.cache_clear()
 
 
 @of_each_kind

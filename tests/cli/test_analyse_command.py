@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from attnspec.analysis.report.report import Report
 from attnspec.cli import console, main
-from attnspec.graphs.stack import MOST_POSITIONS
+from attnspec.limits import LIMITS
 
 GOOD = "attention good(r = 3) { causal attend window(before = r, after = 0) }\n"
 WIDE = "attention wide { attend full }\n"
@@ -151,7 +151,7 @@ def test_inputs() -> None:
             "an integer from 1 to 2**31 - 1 is required, got '0'",
         ),
         (("good.attn", "--head-size", "no"), 2, "an integer from 1 to"),
-        (("good.attn", "-n", str(MOST_POSITIONS + 1)), 4, "are analysed"),
+        (("good.attn", "-n", str(LIMITS.positions + 1)), 4, "are analysed"),
         (("good.attn", "-n", ",".join(map(str, range(17)))), 2, "up to 16 columns"),
         (("gone.attn",), 3, "gone.attn"),
         ((), 2, "SPEC"),

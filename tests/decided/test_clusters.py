@@ -134,15 +134,6 @@ def test_each_centroid_moves_towards_its_own_tokens(
     assert np.abs(after - wanted).max() < 1e-6
 
 
-def test_tokens_are_compared_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = module_of("attend cluster(count = 5)")
-    q, k, _ = tensors()
-    whole = module.pairs(q, k, key_padding_mask=LEFT)
-    # 7 of the 46 tokens at once
-    monkeypatch.setattr(cluster, "MOST", 7 * 2 * 2 * 5)
-    assert torch.equal(module.pairs(q, k, key_padding_mask=LEFT), whole)
-
-
 def test_what_does_not_exist_is_nearest_to_nothing() -> None:
     points = cluster.Points.of(torch.eye(3)[None, None], torch.ones(1, 3, dtype=torch.bool), True)
     exists = torch.tensor([[[True, True, False]]])

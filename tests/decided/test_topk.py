@@ -332,31 +332,6 @@ def test_a_choice_beyond_the_blocks_is_refused(wrong: int) -> None:
         module(q, q, q, inputs={"sel": torch.full((1, 1, 18, 2), wrong)})
 
 
-def test_lists_may_be_longer_than_a_table() -> None:
-    from attnspec.backends.decided import lists
-
-    module = module_of("attend topk(keys = 3)")
-    q, k, _ = tensors(23, 23, 2, 2)
-    wanted = module.pairs(q, k)
-    before, lists.MOST = lists.MOST, 0
-    try:
-        assert torch.equal(module.pairs(q, k), wanted)
-    finally:
-        lists.MOST = before
-
-
-def test_rows_in_parts_choose_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnspec.backends.decided import topk as deciding
-
-    q, k, _ = tensors(23, 23, 2, 2)
-    for call in CASES:
-        module = module_of(f"causal attend {call}")
-        wanted = module.pairs(q, k)
-        monkeypatch.setattr(deciding, "MOST", 1)
-        assert torch.equal(module.pairs(q, k), wanted)
-        monkeypatch.undo()
-
-
 @pytest.mark.parametrize("graph", ["", ", within = window(radius = 40)"])
 @pytest.mark.parametrize("scorer", ["mean", "max", "mass", "bound"])
 def test_no_more_numbers_are_looked_at_together_than_said(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from attnspec.elaborate import imports as modules
+from attnspec.limits import LIMITS
 from attnspec.spec import Spec, load, parse
 from attnspec.text.decoding import read_source
 from attnspec.text.diagnostics import Diagnostic, SpecError
@@ -292,8 +292,8 @@ def chain(folder: Path, length: int) -> Path:
 
 
 def test_the_depth_of_imports_is_bounded(tmp_path: Path) -> None:
-    assert load(chain(tmp_path, modules.MOST_DEPTH - 1)).mask(3).sum() == 7
-    assert codes(chain(tmp_path, modules.MOST_DEPTH)) == ["A195"]
+    assert load(chain(tmp_path, LIMITS.files_deep - 1)).mask(3).sum() == 7
+    assert codes(chain(tmp_path, LIMITS.files_deep)) == ["A195"]
     assert codes(chain(tmp_path, 1000)) == ["A195"]
 
 
@@ -305,8 +305,8 @@ def fan(folder: Path, width: int) -> Path:
 
 
 def test_the_number_of_files_is_bounded(tmp_path: Path) -> None:
-    assert load(fan(tmp_path, modules.MOST_FILES)).mask(3).sum() == 3
-    assert set(codes(fan(tmp_path, modules.MOST_FILES + 50))) == {"A195"}
+    assert load(fan(tmp_path, LIMITS.files)).mask(3).sum() == 3
+    assert set(codes(fan(tmp_path, LIMITS.files + 50))) == {"A195"}
 
 
 def test_a_bad_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,23 +11,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from limited import REFUSING
 from random_terms import tokens
 
 from attnspec.analysis.cost.cost import LONGEST_BREAK, MOST_BREAK, longest_break
 from attnspec.analysis.counting.degrees import degrees_of
-from attnspec.analysis.growth.order import MOST_LOOKS
 from attnspec.analysis.quality import Unknown
 from attnspec.cli.files import write_result
-from attnspec.elaborate.scope import MOST_ERRORS
-from attnspec.grammar import scanner
 from attnspec.graphs.bind import Situation, bind_tokens
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.patterns.residue import Residue
 from attnspec.graphs.patterns.where import Where
 from attnspec.graphs.relation import Edges, Elementwise
-from attnspec.graphs.stack import MOST_PATTERNS
-from attnspec.layout.orders import MOST_ORDERS, orders_of
+from attnspec.layout.orders import orders_of
+from attnspec.limits import LIMITS
 from attnspec.lower.lower import require_built
 from attnspec.spec import Spec, parse
 from attnspec.text.diagnostics import AttnSpecError, SpecError
@@ -42,19 +40,19 @@ def wheres(count: int, operator: str) -> Spec:
 def test_a_text_of_mistakes_is_not_read_to_its_end(text: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse(text)
-    assert len(caught.value.diagnostics) == scanner.MAX_PROBLEMS
+    assert len(caught.value.diagnostics) == LIMITS.problems
 
 
 def test_a_text_of_unknown_names_is_not_elaborated_to_its_end() -> None:
     with pytest.raises(SpecError) as caught:
         parse(f"attention a {{ attend {' | '.join(f'y{i}' for i in range(5000))} }}")
-    assert len(caught.value.diagnostics) == MOST_ERRORS
+    assert len(caught.value.diagnostics) == LIMITS.problems
 
 
 @pytest.mark.parametrize("operator", ["|", "&"])
 def test_graphs_of_many_patterns_are_refused_by_their_limit(operator: str) -> None:
-    require_built(wheres(MOST_PATTERNS, operator).program)
-    large = wheres(MOST_PATTERNS + 1, operator)
+    require_built(wheres(LIMITS.patterns, operator).program)
+    large = wheres(LIMITS.patterns + 1, operator)
     for work in (
         lambda: require_built(large.program),
         lambda: large.plan(8),
@@ -65,27 +63,28 @@ def test_graphs_of_many_patterns_are_refused_by_their_limit(operator: str) -> No
             work()
         (diagnostic,) = caught.value.diagnostics
         assert diagnostic.code == "A196"
-        assert f"at most {MOST_PATTERNS} patterns" in diagnostic.message
+        assert f"at most {LIMITS.patterns} patterns" in diagnostic.message
     # a pattern that is said again is none more
     parse(f"attention a {{ attend {' | '.join(['self'] * 2000)} }}").plan(8)
 
 
 @pytest.mark.parametrize("operator", ["|", "&"])
 def test_graphs_of_many_patterns_are_not_looked_into(operator: str) -> None:
-    large = wheres(MOST_PATTERNS + 1, operator)
+    large = wheres(LIMITS.patterns + 1, operator)
     report = large.analyse(64)
     for name in ("edges", "causal", "order", "depth", "spectral_gap", "kv_cache"):
         said = report.figure(name)
         assert isinstance(said, Unknown)
-        assert f"at most {MOST_PATTERNS} patterns" in said.reason
+        assert f"at most {LIMITS.patterns} patterns" in said.reason
     text = large.source.replace("}", "require degree <= 3 }")
     (warning,) = parse(text).check()
     assert warning.code == "A609"
     assert large.mask(9).shape == (9, 9)
-    assert wheres(MOST_PATTERNS, operator).analyse(8).edges is not None
+    assert wheres(LIMITS.patterns, operator).analyse(8).edges is not None
 
 
 @pytest.mark.parametrize("operator", ["|", "&"])
+@pytest.mark.limits(REFUSING)
 def test_pairs_of_many_patterns_are_looked_at_a_few_times(
     operator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,9 +106,8 @@ def test_pairs_of_many_patterns_are_looked_at_a_few_times(
     assert sum(looks) < 7 * patterns * n * n
     # the growth is not measured at lengths beyond what looks at all their pairs allow
     looks.clear()
-    monkeypatch.setattr("attnspec.analysis.growth.order.MOST_LOOKS", MOST_LOOKS >> 4)
     report.figure("order")
-    assert sum(looks) < 2 * (MOST_LOOKS >> 4)
+    assert sum(looks) < 2 * LIMITS.looks_grown
 
 
 def test_a_union_of_dense_terms_is_not_listed_term_by_term(
@@ -136,7 +134,7 @@ def test_a_union_of_dense_terms_is_not_listed_term_by_term(
 def test_orders_and_lengths_of_many_patterns_are_few() -> None:
     strided = " & ".join(f"where(q % {i} != k % {i + 1})" for i in range(3, 43))
     spec = parse(f"attention a {{ attend {strided} }}")
-    assert len(orders_of(spec.relation(64), 64)) == MOST_ORDERS
+    assert len(orders_of(spec.relation(64), 64)) == LIMITS.orders
     assert longest_break(spec.program) == MOST_BREAK // 40
     assert longest_break(parse("attention a { attend self }").program) == LONGEST_BREAK
 

@@ -10,13 +10,13 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from limited import REFUSING
 from spec_texts import TEXTS
 
 import attnspec.text.decoding
-from attnspec.grammar import scanner
 from attnspec.grammar.parser import parse
 from attnspec.grammar.printer import print_file
-from attnspec.grammar.scanner import MAX_NESTING
+from attnspec.limits import LIMITS
 from attnspec.text.catalogue import Entry, catalogue, marked
 from attnspec.text.decoding import read_source, source_of
 from attnspec.text.diagnostics import Diagnostic, SpecError, render_one
@@ -391,7 +391,7 @@ def test_many_brackets_are_refused_at_once() -> None:
 
 
 def test_the_deepest_nesting() -> None:
-    inner = MAX_NESTING - 1
+    inner = LIMITS.nesting - 1
     for opening, closing in (("(", ")"), ("f(", ")"), ("~", "")):
         text = in_body("attend " + opening * inner + "x" + closing * inner)
         tree = parse(source_of(text))
@@ -400,8 +400,8 @@ def test_the_deepest_nesting() -> None:
         assert [code for code, _ in found_in(deeper)] == ["A191"]
 
 
-def test_the_number_of_words_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scanner, "MAX_TOKENS", 1000)
+@pytest.mark.limits(REFUSING)
+def test_the_number_of_words_is_bounded() -> None:
     # beside the union there are `attention`, a name, two braces and `attend`
     union = " | ".join(["x"] * 498)
     assert parse(source_of(f"attention a {{ attend {union} }}")).items

@@ -6,8 +6,9 @@ import random
 
 import numpy as np
 
-from attnspec.graphs.progressions import MOST, union_progressions
+from attnspec.graphs.progressions import union_progressions
 from attnspec.graphs.relation import Progressions
+from attnspec.limits import LIMITS
 
 N = 60
 
@@ -87,9 +88,9 @@ def test_what_stays_undecided() -> None:
     ranges, stepped = part(draw, 3, 2), part(draw, 3, 2, 4)
     assert union_progressions([ranges, None]) is None
     assert union_progressions([stepped, part(draw, 3, 1, 3)]) is None
-    wide = (np.arange(MOST + 1)[None] * 2, np.arange(MOST + 1)[None] * 2 + 1, 1)
+    wide = (np.arange(LIMITS.width + 1)[None] * 2, np.arange(LIMITS.width + 1)[None] * 2 + 1, 1)
     assert union_progressions([wide]) is None
-    just = (wide[0][:, :MOST], wide[1][:, :MOST], 1)
+    just = (wide[0][:, : LIMITS.width], wide[1][:, : LIMITS.width], 1)
     assert union_progressions([just]) is not None
 
 

@@ -11,7 +11,6 @@ import pytest
 from random_terms import mask, scalar, term, tokens
 
 from attnspec.graphs.forms.conditions import (
-    MOST,
     Among,
     Condition,
     Conjunction,
@@ -31,6 +30,7 @@ from attnspec.graphs.forms.dnf import Place, form_of, place_of
 from attnspec.graphs.forms.properties import is_symmetric, never_reads_later, reads_itself
 from attnspec.ir.program import Compound, Leaf, Term, TokenCompound, Tokens
 from attnspec.ir.scalars import Apply, Scalar, Symbol, evaluate
+from attnspec.limits import LIMITS
 from attnspec.spec import parse
 
 Q, K, N = Symbol("q"), Symbol("k"), Symbol("n")
@@ -461,14 +461,14 @@ def test_bands_beside_other_conditions_stay_apart() -> None:
 def test_forms_have_so_many_conjunctions_and_no_more() -> None:
     few = frozenset(frozenset([Among("k", first(count))]) for count in range(1, 9))
     other = frozenset(frozenset([Among("q", first(count))]) for count in range(1, 9))
-    assert len(crossed([few, other])) == MOST
+    assert len(crossed([few, other])) == LIMITS.terms
     more = other | one_of(Multiple(2))
     with pytest.raises(TooMany):
         crossed([few, more])
-    steps = one_of(*(Multiple(step + 2) for step in range(MOST)))
+    steps = one_of(*(Multiple(step + 2) for step in range(LIMITS.terms)))
     assert joined([steps]) == steps
     with pytest.raises(TooMany):
-        joined([steps, one_of(Multiple(MOST + 2))])
+        joined([steps, one_of(Multiple(LIMITS.terms + 2))])
 
 
 # --- what is proven from how a graph is written ---------------------------------------------------

@@ -13,6 +13,7 @@ from attnspec.layout.batches import Strip, strips_of, unfolded
 from attnspec.layout.orders import NATURAL, Order
 from attnspec.layout.tile_layout import FULL_TILE, StepLayout, step_layout
 from attnspec.layout.tiling import classify
+from attnspec.limits import LIMITS
 
 GRAPHS = {
     "window": ("window(radius = 37)", NATURAL),
@@ -76,14 +77,12 @@ def test_joined_tiles_are_a_little_more_than_they_were(name: str) -> None:
         assert (strip.rows.shape[1] * strip.columns.shape[1] <= batches.WASTED * read + 1e-9).all()
 
 
-def test_blocks_are_no_taller_and_masks_no_larger_than_they_may_be(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.limits("", "tiny")
+def test_blocks_are_no_taller_and_masks_no_larger_than_they_may_be() -> None:
     layout = layout_of("window(radius = 64)", NATURAL, 1000)
-    assert max(strip.rows.shape[1] for strip in strips_of(layout, 3)) == 3
-    monkeypatch.setattr(batches, "UNFOLDED", 2 * 8 * 12 * 8)
+    assert max(strip.rows.shape[1] for strip in strips_of(layout, 3)) <= 3
     for strip in strips_of(layout, 64):
-        assert strip.rows.shape[1] == 1 or strip.mask is None or strip.mask.size <= 2 * 8 * 12 * 8
+        assert strip.rows.shape[1] == 1 or strip.mask is None or strip.mask.size <= LIMITS.mask_kept
 
 
 def test_masks_of_kinds_that_hold_nothing_are_empty() -> None:

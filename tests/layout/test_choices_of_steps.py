@@ -20,6 +20,7 @@ from attnspec.layout import orders, steps, tiling
 from attnspec.layout.orders import NATURAL, Boxed, Listed, orders_of, terms_of, without
 from attnspec.layout.steps import BANDS, Banded, about, amounts_of, fixed, members_of, seconds_of
 from attnspec.layout.tiling import TooFine
+from attnspec.limits import LIMITS
 
 
 def relations(n: int, number: int) -> list[Relation]:
@@ -28,20 +29,17 @@ def relations(n: int, number: int) -> list[Relation]:
     return [bind(term(draw), at) for _ in range(number)]
 
 
-@pytest.mark.parametrize("most", [1, 3, orders.MOST_TERMS])
-def test_terms_are_the_relation_together(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orders, "MOST_TERMS", most)
+@pytest.mark.limits("", "tiny")
+def test_terms_are_the_relation_together() -> None:
     n = 11
-    terms_of.cache_clear()
     for relation in relations(n, 80):
         terms = terms_of(relation)
-        assert 1 <= len(terms) <= max(1, most)
+        assert 1 <= len(terms) <= LIMITS.parts
         held = np.any([definition(each, n) for each in terms], axis=0)
         assert (held == definition(relation, n)).all(), relation
         # what is left of each is the relation, too, each pair once
         left = [definition(without(each, terms[:at]), n) for at, each in enumerate(terms)]
         assert (np.sum(left, axis=0) == held).all()
-    terms_of.cache_clear()
 
 
 def test_unions_inside_intersections_are_terms() -> None:
@@ -57,7 +55,7 @@ def test_a_common_multiple_of_steps_is_an_order() -> None:
     assert found[0] == NATURAL
     assert found[1] == orders.Order(12, 12)
     assert {orders.Order(4, 4), orders.Order(6, 6)} <= set(found)
-    assert len(found) <= orders.MOST_ORDERS
+    assert len(found) <= LIMITS.orders
 
 
 def test_boxes_hold_so_many_cells_and_are_as_even_as_may_be() -> None:

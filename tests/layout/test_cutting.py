@@ -19,8 +19,8 @@ from attnspec.layout import edge_list, steps
 from attnspec.layout.orders import Order
 from attnspec.layout.tile_layout import step_layout
 from attnspec.layout.tiling import classify
+from attnspec.limits import LIMITS
 from attnspec.lower.lower import Binder
-from attnspec.lower.ranges import OWN
 from attnspec.lower.work import Work
 from attnspec.runtime import engine
 
@@ -106,7 +106,7 @@ def test_pairs_that_change_with_the_number_of_blocks_are_cut_up_to_their_next() 
     binder = Binder(blocks.program, {})
     assert [binder.longest(0, 2, n) for n in (96, 97, 257, 287, 300)] == [96, 120, 264, 288, 312]
     causal = parse("attention a { causal attend random_blocks(size = 24, blocks = 1) | self }")
-    assert Binder(causal.program, {}).longest(0, 2, 97) == OWN
+    assert Binder(causal.program, {}).longest(0, 2, 97) == LIMITS.planned_alone
     for body in ("window(radius = n // 9)", "window(radius = 4) | global(last(3))"):
         program = parse(f"attention a {{ attend {body} }}").program
         assert Binder(program, {}).longest(0, 2, 97) is None

@@ -14,6 +14,7 @@ from attnspec.graphs.operators import Union
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import Relation, is_scattered
 from attnspec.layout import edge_count
+from attnspec.limits import LIMITS
 
 edges_of = edge_count.edges_of.__wrapped__
 
@@ -24,15 +25,10 @@ def relations(n: int, number: int) -> list[Relation]:
     return [bind(term(draw), at) for _ in range(number)]
 
 
-@pytest.mark.parametrize("looked", [edge_count._LOOKED, 0], ids=["looked into", "by covers"])
-@pytest.mark.parametrize("n", [1, 6, 40])
-def test_edges_of_few_queries_are_counted(
-    n: int, looked: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.limits("", "tiny")
+@pytest.mark.parametrize("n", [1, 6, 20])
+def test_edges_of_few_queries_are_counted(n: int) -> None:
     """All of them, by what is known of rows, by looking, by covers of ranges of keys, in lists."""
-    monkeypatch.setattr(edge_count, "_LOOKED", looked)
-    monkeypatch.setattr(edge_count, "_SIDE", 4)
-    monkeypatch.setattr(edge_count, "_FANOUT", 2)
     for relation in relations(n, 40):
         held = definition(relation, n)
         for n_q in {n, (n + 1) // 2, 1, 0}:
@@ -57,15 +53,11 @@ MONOTONE = [
 """Graphs whose rows, nearly all, grow or shrink with the query."""
 
 
-@pytest.mark.parametrize("looked", [edge_count._LOOKED, 0], ids=["looked into", "by covers"])
+@pytest.mark.limits("", "tiny")
 @pytest.mark.parametrize("body", MONOTONE)
-def test_edges_of_many_queries_are_those_of_some(
-    body: str, looked: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_edges_of_many_queries_are_those_of_some(body: str) -> None:
     """One query of each range of queries, and where covers are asked one range of keys of some:
     none is further from its range than the ends of that."""
-    for name, value in (("SAMPLE", 20), ("_LOOKED", looked), ("_MOST", 60), ("_SIDE", 16)):
-        monkeypatch.setattr(edge_count, name, value)
     n = 800
     relation = relation_of(body, n)
     for n_q in (n, 333):
@@ -75,7 +67,7 @@ def test_edges_of_many_queries_are_those_of_some(
         assert found == pytest.approx(exact, rel=0.12)
 
 
-def test_edges_of_what_is_drawn_are_estimated_from_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edges_of_what_is_drawn_are_counted_with_what_is_not() -> None:
     n = 500
     drawn, other = relation_of("random(keys = 8)", n), relation_of("window(radius = 4)", n)
     assert edges_of(drawn, 40, n) == 40 * drawn.typical_degree(n)
@@ -85,7 +77,12 @@ def test_edges_of_what_is_drawn_are_estimated_from_runs(monkeypatch: pytest.Monk
     some = relation_of("causal & random(keys = 8)", n)
     exact = len(some.rows(0, n, n)[0])
     assert edges_of(some, n, n) == exact
-    for written, n_q, near in ((n, 300, 0.0), (0, 300, 0.15), (0, n, 0.15)):
-        monkeypatch.setattr(edge_count, "WRITTEN", written)
-        exact = len(some.rows(n - n_q, n, n)[0])
-        assert edges_of(some, n_q, n) == pytest.approx(exact, rel=near)
+
+
+@pytest.mark.limits("", "tiny")
+@pytest.mark.parametrize("n_q", [300, 500])
+def test_edges_of_what_is_drawn_are_estimated_from_runs(n_q: int) -> None:
+    some = relation_of("causal & random(keys = 8)", 500)
+    exact = len(some.rows(500 - n_q, 500, 500)[0])
+    near = 0.0 if n_q <= LIMITS.rows_written else 0.3
+    assert edges_of(some, n_q, 500) == pytest.approx(exact, rel=near)

@@ -11,7 +11,6 @@ import torch
 from attention_checks import GRAPHS, spec_of
 from relation_checks import definition
 
-from attnspec.backends.common import pieces
 from attnspec.backends.common.pieces import TensorRun, keys_of, rows_of
 from attnspec.graphs.patterns import PATTERNS
 from attnspec.graphs.patterns.full import Full
@@ -204,14 +203,10 @@ def test_the_longest_run_of_queries_with_most_keys_has_no_places_to_spare() -> N
 @pytest.mark.parametrize(
     "body", ["block(size = 8)", "window(before = 20, after = 0)", "dilated(radius = 24, step = 3)"]
 )
-@pytest.mark.parametrize("least", [0, 400])
-def test_pieces_have_the_rows_and_keys_of_their_runs(
-    body: str, least: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether rows and keys follow one another, and are a slice, or are gathered; `least` is the
-    size below which a temporary is one piece."""
+@pytest.mark.limits("tiny")
+def test_pieces_have_the_rows_and_keys_of_their_runs(body: str) -> None:
+    """Whether rows and keys follow one another, and are a slice, or are gathered."""
     n = 96
-    monkeypatch.setattr(pieces, "PIECE", least)
     layout = tile_layout(spec_of(f"attend {body}").relation(n), n, n, tile=8)
     runs = [TensorRun(run, 8, None, torch.device("cpu")) for run in runs_of(layout)]
     x = torch.arange(float(n))

@@ -16,6 +16,7 @@ from attnspec.layout.batches import strips_of, unfolded
 from attnspec.layout.runs import runs_of
 from attnspec.layout.stacking import StackedAxis, stacked
 from attnspec.layout.tile_layout import FULL_TILE, Masks, StepLayout, TileLayout, parted
+from attnspec.limits import LIMITS
 
 HEIGHT, WIDTH = 2, 3
 Entries = tuple[np.ndarray, np.ndarray]
@@ -98,9 +99,8 @@ def test_tiles_of_equal_keys_are_as_few_blocks_as_may_be() -> None:
         assert all((np.diff(row) == 1).all() for row in found)
 
 
-@pytest.mark.parametrize("unfolding", [0, 12, 1 << 22])
-def test_runs_hold_each_pair_once(unfolding: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnspec.layout.runs._UNFOLDED", unfolding)
+@pytest.mark.limits("", "tiny")
+def test_runs_hold_each_pair_once() -> None:
     for seed in range(40):
         rng = np.random.default_rng(seed)
         n_q, n_k = rng.integers(1, 20, 2).tolist()
@@ -120,13 +120,8 @@ def test_runs_hold_each_pair_once(unfolding: int, monkeypatch: pytest.MonkeyPatc
         assert (found == layout.pairs()).all()
 
 
-@pytest.mark.parametrize(("unfolded", "row", "kinds"), [(30, 6, 16), (30, 12, 0), (60, 18, 1)])
-def test_parts_hold_each_pair_once(
-    unfolded: int, row: int, kinds: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = {"_UNFOLDED": unfolded, "_ROW": row, "_RECTANGLES": kinds}
-    for name, value in sizes.items():
-        monkeypatch.setattr(tile_layout, name, value)
+@pytest.mark.limits("tiny")
+def test_parts_hold_each_pair_once() -> None:
     for layout in step_layouts(30):
         found = parted(layout)
         assert (times_held(found, 21) == times_held([layout], 21)).all()
@@ -136,7 +131,7 @@ def test_parts_hold_each_pair_once(
         assert all((part.kinds != FULL_TILE).all() for part in masked)
         if len(found) > 2:
             # no row of masks is longer than it may be
-            most = max(1, row // (HEIGHT * WIDTH))
+            most = max(1, LIMITS.mask_shared // (HEIGHT * WIDTH))
             assert all(np.diff(part.starts).max(initial=0) <= most for part in masked)
 
 

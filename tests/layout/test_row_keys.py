@@ -14,16 +14,7 @@ from relation_checks import definition
 from zoo import loaded, of_each_kind, sample
 
 from attnspec.backends.common.labels import ALL, possible
-from attnspec.backends.rows.keys import (
-    FEW,
-    PIECES,
-    Keys,
-    RowLayout,
-    known_keys,
-    members,
-    row_keys,
-    row_layout,
-)
+from attnspec.backends.rows.keys import Keys, RowLayout, known_keys, members, row_keys, row_layout
 from attnspec.graphs.bind import Situation, bind
 from attnspec.graphs.operators import Intersection, Shift, Union
 from attnspec.graphs.patterns import BY_NAME, PATTERNS
@@ -36,6 +27,7 @@ from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import has_mechanism
 from attnspec.graphs.token_sets import InputTokens, StandIn
 from attnspec.ir.scalars import Apply, Symbol
+from attnspec.limits import LIMITS
 from attnspec.lower.lower import decided_leaves, stand_ins, works_of
 from attnspec.lower.work import Work
 
@@ -102,7 +94,7 @@ def assert_layout(work: Work, held: np.ndarray) -> None:
     layout = row_layout(work)
     keys = layout.positions
     assert layout.count == len(keys) == len(set(keys.tolist()))
-    assert isinstance(layout.keys, np.ndarray) or len(layout.keys) <= PIECES
+    assert isinstance(layout.keys, np.ndarray) or len(layout.keys) <= LIMITS.ranges_read
     found = np.zeros((work.n_q, work.n_k), bool)
     found[:, keys] = True if layout.held is None else layout.held
     assert np.array_equal(found, held[work.n_k - work.n_q :])
@@ -112,7 +104,7 @@ def assert_layout(work: Work, held: np.ndarray) -> None:
 def test_layouts_of_several_queries(name: str) -> None:
     for n in SIZES:
         spec = spec_of(GRAPHS[name])
-        for n_q in {1, 2, min(5, n), min(FEW, n)} - {2 if n == 1 else 0}:
+        for n_q in {1, 2, min(5, n), min(LIMITS.rows_looked_up, n)} - {2 if n == 1 else 0}:
             ((work, _),) = works_of(spec.program, 0, 1, n_q, n, {})
             assert_layout(work, spec.mask(n))
 

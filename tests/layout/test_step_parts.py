@@ -50,19 +50,17 @@ def test_two_orders_and_a_rest_hold_each_pair_once(body: str, n_q: int) -> None:
 RECTANGLES = "attend where(abs(q % 12 - k % 12) < 5) - (rows(first(7)) | columns(first(3)))"
 
 
-def rectangles(n: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Relation, list[StepLayout]]:
+def rectangles(n: int) -> tuple[Relation, list[StepLayout]]:
     """A relation by residues with tiles whose masks are rectangles, in parts."""
-    monkeypatch.setattr("attnspec.layout.tile_layout._UNFOLDED", 0)
     relation = spec_of(RECTANGLES).relation(n)
     found = classify(relation, n, n, Order(12, 12), (5, 5))
     return relation, parted(step_layout(found, relation, n))
 
 
 @pytest.mark.parametrize("n", [61, 85, 133])
-def test_trimmed_tiles_say_how_many_places_they_have(
-    n: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, parts = rectangles(n, monkeypatch)
+@pytest.mark.limits("tiny")
+def test_trimmed_tiles_say_how_many_places_they_have(n: int) -> None:
+    _, parts = rectangles(n)
     trimmed = [axis for part in parts for axis in (part.q, part.k) if axis.size < 5]
     assert trimmed
     for axis in trimmed:
@@ -73,8 +71,9 @@ def test_trimmed_tiles_say_how_many_places_they_have(
 
 
 @pytest.mark.parametrize("n", [61, 85, 133])
-def test_gradients_of_trimmed_tiles(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    relation, parts = rectangles(n, monkeypatch)
+@pytest.mark.limits("tiny")
+def test_gradients_of_trimmed_tiles(n: int) -> None:
+    relation, parts = rectangles(n)
     mask = torch.from_numpy(pairs_of(relation, n))
     grad, q, k, v = torch.randn(4, 1, 1, n, 8, dtype=torch.float64).unbind()
     attention = SteppedAttention(parts)

@@ -15,11 +15,10 @@ from attention_checks import GRAPHS, defined, module_of, spec_of, tensors
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnspec.backends.common.torch_modes import apart, composed, is_surrounded
-from attnspec.backends.rows.keys import FEW
+from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.lower import Binder, stand_ins
 from attnspec.runtime import CompiledAttention
-from attnspec.runtime.engine import KEPT, STEPS
 
 TIMEOUT = 30
 
@@ -39,10 +38,10 @@ def test_steps_of_generation_leave_the_prompts_alone() -> None:
         for n in (70, 90):
             step(module, n, n)
         prompts = list(module.engine.prepared.kept.values())
-        for n in range(91, 91 + KEPT + 10):
+        for n in range(91, 91 + LIMITS.layouts + 10):
             step(module, 1, n)
         assert list(module.engine.prepared.kept.values()) == prompts
-        assert len(module.engine.steps) == (0 if backend == "auto" else STEPS)
+        assert len(module.engine.steps) == (0 if backend == "auto" else LIMITS.layouts_of_steps)
 
 
 def test_the_type_is_not_told_apart() -> None:
@@ -102,13 +101,13 @@ def test_what_depends_on_the_length_is_bound_anew() -> None:
 def test_many_lengths_leave_a_bounded_memory() -> None:
     module = module_of("causal attend window(before = 9, after = 0) | columns(first(2))")
     seen: list[weakref.ref[object]] = []
-    for n in range(FEW + 1, FEW + 3 * KEPT):
-        step(module, n % 50 + FEW + 1 if n > 80 else n, n)
+    for n in range(LIMITS.rows_looked_up + 1, LIMITS.rows_looked_up + 3 * LIMITS.layouts):
+        step(module, n % 50 + LIMITS.rows_looked_up + 1 if n > 80 else n, n)
         seen.append(weakref.ref(next(reversed(module.engine.prepared.kept.values()))))
         step(module, 1, n)
     gc.collect()
-    assert len(module.engine.prepared) == KEPT
-    assert sum(ref() is not None for ref in seen) == KEPT
+    assert len(module.engine.prepared) == LIMITS.layouts
+    assert sum(ref() is not None for ref in seen) == LIMITS.layouts
     assert len(module.engine.steps) == 0
 
 

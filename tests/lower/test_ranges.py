@@ -16,7 +16,8 @@ from attnspec.graphs.patterns.random_blocks import RandomBlocks
 from attnspec.graphs.patterns.where import Where
 from attnspec.graphs.relation import Relation, is_of_any_length
 from attnspec.layout.steps import bands_of, chosen_at, layouts_of
-from attnspec.lower.ranges import OWN, RANGES, as_planned, drawn_alike, planned_length
+from attnspec.limits import LIMITS
+from attnspec.lower.ranges import RANGES, as_planned, drawn_alike, planned_length
 from attnspec.lower.work import Work
 
 BODIES = (
@@ -36,7 +37,7 @@ def test_ranges_are_an_eighth_of_an_octave_and_hold_their_lengths() -> None:
     found = [planned_length(window, n, n) for n in range(1, 5000)]
     for n, planned in enumerate(found, 1):
         assert n <= planned <= n + max(0, n - 1) / RANGES
-        assert n > OWN or planned == n
+        assert n > LIMITS.planned_alone or planned == n
     assert all(before <= after for before, after in pairwise(found))
     # 1,000 lengths need few plans
     assert len({planned for n, planned in enumerate(found, 1) if 1024 < n <= 2048}) == RANGES
@@ -75,15 +76,12 @@ def test_one_backend_runs_all_lengths_of_a_range(body: str) -> None:
     assert len(names) == 1
 
 
-def test_a_backend_that_is_asked_for_runs_or_refuses_at_the_length_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_backend_that_is_asked_for_runs_or_refuses_at_the_length_itself() -> None:
     # its edges are few enough to be listed here, and too many at the end of the range
-    monkeypatch.setattr("attnspec.backends.scattered.backend.FEW", 320_000)
-    spec, n = parse("attention a { attend random(keys = 300, seed = 0) }"), 1030
+    spec, n = parse("attention a { attend random(keys = 780, seed = 0) }"), 5200
     work = Work(spec.relation(n), n, n)
     planned = as_planned(work)
-    assert planned.n_k == 1152
+    assert planned.n_k == 5632
     scattered = choose(work, "cpu", "scattered")
     assert scattered.refuses(planned, "cpu") is not None
     assert spec.plan(n, backend="scattered").steps[0].chosen is scattered

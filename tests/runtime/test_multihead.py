@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from attention_checks import spec_of, with_gradients
+from limited import REFUSING
 from torch import nn
 
 from attnspec import MultiheadAttention
 from attnspec.ir.mechanisms import MECHANISMS
-from attnspec.runtime import multihead
 
 WIDTH, HEADS, BATCH, QUERIES, KEYS = 24, 4, 2, 5, 7
 
@@ -397,7 +397,7 @@ def test_one_graph_under_compile() -> None:
         compiled(x, x, x, key_padding_mask=padding + 1)
 
 
-def test_what_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_refused_says_why() -> None:
     window, full, x, y = ours("attend window(radius = 1)"), ours(), tokens(9), tokens(5)
     with pytest.raises(ValueError, match=r"query is not key: .* a spec of two sequences, `cross`"):
         window(y, x, x)
@@ -441,7 +441,11 @@ def test_what_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
         ours("extra_tokens 2 attend full")
     with pytest.raises(ValueError, match="declares 3 heads, got num_heads = 4"):
         ours("heads 3 attend full")
-    monkeypatch.setattr(multihead, "LONGEST_WEIGHTS", 8)
+
+
+@pytest.mark.limits(REFUSING)
+def test_weights_of_many_keys_are_refused() -> None:
+    full, x = ours(), tokens(9)
     with pytest.raises(ValueError, match="up to 8 keys, got 9: need_weights=False returns"):
         full(x, x, x)
     full(x, x, x, need_weights=False)

@@ -22,12 +22,11 @@ from attention_checks import (
 )
 from torch.utils.checkpoint import checkpoint
 
-from attnspec.backends.rows.keys import FEW
 from attnspec.ir.serial import from_data, plan_data, to_data
+from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import BackendError
 from attnspec.runtime import CompiledAttention
-from attnspec.runtime.engine import KEPT
 
 BODIES = {
     "tiles": ("attend window(radius = 20) | global(first(3))", "tiles"),
@@ -416,9 +415,9 @@ def test_the_cache_is_bounded() -> None:
     assert len(cache) == 3
     assert len(copy.deepcopy(cache)) == 0
     module = module_of("attend self")
-    for n in range(FEW + 1, FEW + KEPT + 10):
+    for n in range(LIMITS.rows_looked_up + 1, LIMITS.rows_looked_up + LIMITS.layouts + 10):
         module(*tensors(1, 1, n, n, dtype=torch.float32))
-    assert len(module.engine.prepared) == KEPT
+    assert len(module.engine.prepared) == LIMITS.layouts
 
 
 def test_errors_while_building_reach_the_caller() -> None:

@@ -127,11 +127,8 @@ def test_padding_that_changes_in_place_is_seen() -> None:
         torch.testing.assert_close(module(*given, key_padding_mask=inside), found)
 
 
-@pytest.mark.parametrize("small", [True, False])
-def test_kept_paddings_let_their_kernels_go(small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnspec.backends.torch_call import kernel
-
-    monkeypatch.setattr(kernel, "SMALL", 1 << 20 if small else 0)
+@pytest.mark.limits("", "tiny")
+def test_kept_paddings_let_their_kernels_go() -> None:
     module = module_of("attend random(keys = 3)", "torch")
     for real in (padded(2, 40), padded(2, 40).flip(1), torch.ones(2, 40, dtype=torch.bool)):
         module(*tensors(2, 4, 40, 40), key_padding_mask=real)

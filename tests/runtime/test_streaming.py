@@ -13,7 +13,8 @@ from sweeps import in_turn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnspec.backends.common.kv_keeper import Keeper, Kept, Seen
-from attnspec.runtime import CompiledAttention, graph_stream
+from attnspec.limits import LIMITS
+from attnspec.runtime import CompiledAttention
 from attnspec.runtime.streaming import StreamState
 
 CAUSAL = [f"causal attend {text}" for text, causal in CASES if causal]
@@ -58,12 +59,6 @@ INPUTS = [
     "causal input y: tokens(at_most = 12) attend (window(before = 3, after = 0) | columns(y))"
     " & (block(size = 16) | columns(y))",
 ]
-
-
-@pytest.fixture(autouse=True)
-def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of the lengths here are of one piece, and of several."""
-    monkeypatch.setattr(graph_stream, "PIECE", 16)
 
 
 Given: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -118,6 +113,7 @@ SPLITS = (SINGLE, [83], [70, 1, 1, 11], [3, 64, 16], [5, 0, 78])
 
 
 @pytest.mark.parametrize(("body", "keys"), in_turn([*CAUSAL, *GRAPHS], (1, 2)))
+@pytest.mark.limits("", "tiny")
 def test_steps_are_the_rows_of_one_call(body: str, keys: int) -> None:
     module, given = module_of(body), tensors(83, keys)
     meant = module(*given)
@@ -229,6 +225,7 @@ def test_one_may_go_on_from_a_state_twice() -> None:
     "body",
     ["window(before = 9, after = 0)", "window(before = 9, after = 0) + linear()"],
 )
+@pytest.mark.limits("", "tiny")
 def test_long_steps_meet_few_keys_at_once(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
     met: list[int] = []
 
@@ -240,8 +237,8 @@ def test_long_steps_meet_few_keys_at_once(body: str, monkeypatch: pytest.MonkeyP
     whole = Keeper.seen
     monkeypatch.setattr(Keeper, "seen", seen)
     module_of(f"causal attend {body}").step(*tensors(1000))
-    assert len(met) == 63
-    assert max(met) == 16 + 9
+    assert len(met) == -(-1000 // LIMITS.stream)
+    assert max(met) == LIMITS.stream + 9
 
 
 @pytest.mark.parametrize("body", GRAPHS[:3])

@@ -13,14 +13,15 @@ import browser
 import numpy as np
 import pytest
 from browser import Browser
+from limited import REFUSING
 from sweeps import checkered
 
 import attnspec
 from attnspec.analysis.cost.cost import seconds_at
 from attnspec.backends.planner import shown_seconds
-from attnspec.show import reached
+from attnspec.limits import LIMITS
 from attnspec.show.account import account
-from attnspec.show.reached import MOST_NUMBERS, reach_of
+from attnspec.show.reached import reach_of
 from attnspec.spec import Spec
 
 STACK = """attention a(r = 2) {
@@ -263,10 +264,8 @@ def test_long_sequences_are_counted_and_joined(shown: Browser, tmp_path: Path) -
 
 
 @needs_browser
-def test_graphs_that_do_not_fit_say_so(
-    shown: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reached, "MOST_NUMBERS", 10)
+@pytest.mark.limits(REFUSING)
+def test_graphs_that_do_not_fit_say_so(shown: Browser, tmp_path: Path) -> None:
     shown.open(saved(*spec_of("window"), tmp_path))
     assert "No paths: the graphs are more than 10 numbers" in shown.text("section")
     assert shown.run("document.getElementById('query')") is None
@@ -458,5 +457,8 @@ def test_progressions_are_the_keys(graph: str, n: int) -> None:
 def test_a_page_stays_small() -> None:
     spec = attnspec.parse("attention a { attend random(keys = 60, seed = 1) | full - self }")
     reach = reach_of(spec.analyse(1024), 8)
-    assert reach.no_paths or sum(len(row) for rows in reach.graphs for row in rows) <= MOST_NUMBERS
+    assert (
+        reach.no_paths
+        or sum(len(row) for rows in reach.graphs for row in rows) <= LIMITS.page_numbers
+    )
     assert reach.hops.shape == (128, 128)

@@ -11,8 +11,9 @@ from goldens import Golden
 
 import attnspec
 from attnspec.cli import main
+from attnspec.limits import LIMITS
 from attnspec.show.panels import MOST_PANELS, sheet
-from attnspec.show.tally import SHORT, Tally, tally
+from attnspec.show.tally import Tally, tally
 from attnspec.show.terminal import Panel, Signs, draw, room_for, side_for
 from attnspec.spec import Spec
 
@@ -83,7 +84,7 @@ def test_no_positions() -> None:
 
 
 def test_a_long_predicate_is_estimated_from_rows() -> None:
-    n = 4 * SHORT + 1
+    n = 4 * LIMITS.every_pair + 1
     # every query but the multiples of 59 has one inverse modulo 59, which no closed form tells
     spec = attnspec.parse("attention a { attend where(q * k % 59 == 1) }")
     found = counted(spec, n, 256)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from spec_texts import EVERYTHING, TEXTS
 
-from attnspec.text.decoding import MAX_BYTES, MAX_PROBLEMS, read_source, source_of
+from attnspec.limits import LIMITS
+from attnspec.text.decoding import read_source, source_of
 from attnspec.text.diagnostics import Diagnostic, SpecError
 
 
@@ -149,14 +150,14 @@ def test_other_failures_of_the_system(tmp_path: Path) -> None:
 
 def test_the_largest_text_is_read_and_a_larger_one_is_not(tmp_path: Path) -> None:
     path = tmp_path / "large.attn"
-    path.write_bytes(b"#" * MAX_BYTES)
-    assert len(read_source(path).text) == MAX_BYTES
-    assert len(source_of("#" * MAX_BYTES).text) == MAX_BYTES
-    path.write_bytes(b"#" * (MAX_BYTES + 1))
+    path.write_bytes(b"#" * LIMITS.text_size)
+    assert len(read_source(path).text) == LIMITS.text_size
+    assert len(source_of("#" * LIMITS.text_size).text) == LIMITS.text_size
+    path.write_bytes(b"#" * (LIMITS.text_size + 1))
     assert problem_of_file(path).code == "A190"
-    assert [p.code for p in problems_of("#" * (MAX_BYTES + 1))] == ["A190"]
+    assert [p.code for p in problems_of("#" * (LIMITS.text_size + 1))] == ["A190"]
     # the limit is in bytes
-    assert [p.code for p in problems_of("#" + "é" * (MAX_BYTES // 2))] == ["A190"]
+    assert [p.code for p in problems_of("#" + "é" * (LIMITS.text_size // 2))] == ["A190"]
 
 
 def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
@@ -174,7 +175,7 @@ def test_a_file_that_hides_its_size_is_read_no_further_than_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, small = tmp_path / "grows.attn", tmp_path / "small"
-    path.write_bytes(b"#" * (MAX_BYTES + 1))
+    path.write_bytes(b"#" * (LIMITS.text_size + 1))
     small.touch()
     status = os.stat(small)
     monkeypatch.setattr(os, "fstat", lambda _: status)
@@ -258,7 +259,7 @@ def test_a_foreign_word_is_one_problem() -> None:
 def test_independent_problems_come_together() -> None:
     found = places(problems_of("\0a\n# \u202e é\nb \u2212 \u00e9\n\u200b# \u200b"))
     assert found == [("A102", 1, 1), ("A103", 2, 3), ("A105", 3, 3), ("A106", 3, 5), ("A104", 4, 1)]
-    assert len(problems_of("é " * 5000)) == MAX_PROBLEMS
+    assert len(problems_of("é " * 5000)) == LIMITS.problems
 
 
 def test_tabs_and_line_ends_are_allowed() -> None:

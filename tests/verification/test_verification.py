@@ -30,10 +30,11 @@ from attnspec.layout.edge_list import EdgeLayout
 from attnspec.layout.steps import _layouts, _whole
 from attnspec.layout.tile_layout import StepLayout, step_layout
 from attnspec.layout.tiling import Classified
+from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import BackendError
 from attnspec.text.diagnostics import InternalError
-from attnspec.verification import LONGEST, TooLong, Verification, pairs, verify, verify_each
+from attnspec.verification import TooLong, Verification, pairs, verify, verify_each
 from attnspec.verification.kernel_pairs import Blocks, Layout, layouts_of
 from attnspec.verification.numbers import SIZE
 from attnspec.verification.pairs import (
@@ -44,7 +45,7 @@ from attnspec.verification.pairs import (
     list_fault,
     rows_fault,
 )
-from attnspec.verification.trial import CHOICES, QUERIES, Known, sample_inputs, sample_rows
+from attnspec.verification.trial import CHOICES, Known, sample_inputs, sample_rows
 from attnspec.verification.verify import Depth, learned
 
 INPUTS = (
@@ -120,29 +121,29 @@ def test_heads_that_data_decide_are_verified_with_those_beside_them(body: str) -
             assert not verify(program, 13, module=other).ok, (was, wrong)
 
 
-def test_formulas_of_long_sequences_are_said_to_be_left_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    program, body = spec_of("attend linear()").program, "formulas are written out up to n = 16"
-    monkeypatch.setattr(pairs, "EXHAUSTIVE", 16)
-    for n in (15, 16, 17, 40):
+@pytest.mark.limits("tiny")
+def test_formulas_of_long_sequences_are_said_to_be_left_out() -> None:
+    most = LIMITS.every_pair
+    program, body = spec_of("attend linear()").program, f"formulas are written out up to n = {most}"
+    for n in (most - 1, most, most + 1, 2 * most):
         found = verify(program, n)
         checked = any("formula" in check.what for check in found.checks)
         said = any(body in line for line in found.skipped)
-        assert (checked, said, found.exhaustive) == (n <= 16, n > 16, n <= 16)
+        assert (checked, said, found.exhaustive) == (n <= most, n > most, n <= most)
 
 
-def test_every_pair_is_looked_at_up_to_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.limits("tiny")
+def test_every_pair_is_looked_at_up_to_a_length() -> None:
     """Longer ones by the pairs of some queries, and how many keys each of all has."""
-    monkeypatch.setattr(pairs, "EXHAUSTIVE", 200)
+    most = LIMITS.every_pair
     program = spec_of("attend window(radius = 3)").program
-    for n in (200, 201):
+    for n in (most, 5 * most):
         found = verify(program, n, backend="tiles")
         assert found.ok, str(found)
         laid = [check.queries for check in found.checks if LAYOUT in check.what]
-        assert laid == [n if n <= 200 else 64]
-        assert any("as many keys" in check.what for check in found.checks) == (n > 200)
-        assert found.exhaustive == (n <= 200)
+        assert laid == [n] if n <= most else min(laid) >= LIMITS.queries_sampled
+        assert any("as many keys" in check.what for check in found.checks) == (n > most)
+        assert found.exhaustive == (n <= most)
 
 
 @pytest.mark.parametrize(("name", "n"), checkered(GRAPHS, [1, 130, 2, 65, 7]))
@@ -637,9 +638,8 @@ def test_numbers_of_keys_are_those_of_the_last_queries(graph: str, n_q: int) -> 
     )
 
 
-@pytest.mark.parametrize("area", [1, 20, 50, 1 << 20])
-def test_rows_are_looked_at_some_at_a_time(area: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "AREA", area)
+@pytest.mark.limits("", "tiny")
+def test_rows_are_looked_at_some_at_a_time() -> None:
     for graph in ("random(keys = 3)", "causal", "block(size = 6)"):
         relation = spec_of(f"attend {graph}").relation(20)
         for rows in (np.arange(20), np.array([3, 0, 17, 17, 4]), np.zeros(0, np.int64)):
@@ -708,7 +708,7 @@ def test_samples_have_the_ends_and_are_all_of_few() -> None:
 
 def test_verification_has_limits() -> None:
     program = spec_of("attend self").program
-    for n in (0, LONGEST + 1):
+    for n in (0, LIMITS.planned + 1):
         with pytest.raises(ValueError, match="n must be between 1 and 1048576"):
             verify(program, n)
     with pytest.raises(TooLong, match="too long for the backend dense"):
@@ -864,7 +864,7 @@ def test_values_of_some_queries_show_a_fault_in_all(monkeypatch: pytest.MonkeyPa
     program = spec_of("attend window(radius = 9)").program
     found = verify(program, 320, backend="bands", depth="values")
     assert found.ok
-    assert {check.queries for check in found.checks} == {QUERIES}
+    assert {check.queries for check in found.checks} == {LIMITS.queries_sampled}
     forward = attnspec.backends.bands.attention.SteppedAttention.forward
 
     def wrong(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -901,13 +901,14 @@ def test_what_the_definition_says_is_known_to_the_next_backend() -> None:
 
 
 @pytest.mark.parametrize("m", [150, 40])
-def test_some_queries_of_a_longer_sequence_are_sampled_where_they_are(
-    m: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pairs, "EXHAUSTIVE", 64)
+@pytest.mark.limits("tiny")
+def test_some_queries_of_a_longer_sequence_are_sampled_where_they_are(m: int) -> None:
     found = verify(spec_of("cross attend where(abs(q - k) <= 9)").program, 300, m=m)
     assert found.ok, str(found)
-    assert [check.queries for check in found.checks if LAYOUT in check.what] == [min(64, m)]
+    laid = [check.queries for check in found.checks if LAYOUT in check.what]
+    # those beside the borders of tiles are more
+    assert min(laid) >= min(LIMITS.queries_sampled, m)
+    assert not found.exhaustive
     assert {check.asked for check in found.checks} == {m}
 
 

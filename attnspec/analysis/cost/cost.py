@@ -19,11 +19,12 @@ from attnspec.backends.factored.costs import Products, products_of
 from attnspec.backends.planner import AUTO, choose
 from attnspec.backends.torch_call.backend import TorchCall
 from attnspec.graphs.relation import Relation
-from attnspec.graphs.stack import MOST_POSITIONS, Stack, TooMuch, patterns_in
+from attnspec.graphs.stack import Stack, TooMuch, patterns_in
 from attnspec.ir.program import Crossing, Program
 from attnspec.layout.orders import NATURAL
 from attnspec.layout.steps import bands_of
 from attnspec.layout.tiling import survey
+from attnspec.limits import LIMITS
 from attnspec.lower.cost_model import dense_seconds
 from attnspec.lower.lower import require_built, stand_ins, works_of
 from attnspec.lower.mechanism_sizes import longest_of
@@ -32,15 +33,6 @@ from attnspec.text.diagnostics import AttnSpecError
 
 ELEMENT = 4
 """Bytes of a number where none are given: float32."""
-
-PIECE = 1 << 20
-"""Numbers in the largest temporary of a kernel that works in pieces."""
-
-TILED_PIECE = 1 << 20
-"""The same for tiles in natural order."""
-
-CACHED = 1 << 22
-"""Numbers of keys up to which heads and samples are computed together."""
 
 
 class NotBuilt(AttnSpecError):
@@ -101,8 +93,8 @@ def steps_of(
     """The steps chosen at n on the CPU, of the layers of a stack; raises NotBuilt, TooMuch, or as
     `Spec.plan` does."""
     require_built(stack.program)
-    if n > MOST_POSITIONS:
-        raise TooMuch(f"lengths above {MOST_POSITIONS:,} are not looked into, got n = {n:,}")
+    if n > LIMITS.positions:
+        raise TooMuch(f"lengths above {LIMITS.positions:,} are not looked into, got n = {n:,}")
     program = stack.program
     longest = longest_of(program)
     if longest is not None and n > longest:
@@ -257,7 +249,7 @@ def _decided(work: Work, heads: int, size: int) -> _Amounts:
     """What is computed at most of a choice, its scores and orders left out."""
     pairs = int(most_keys(work.relation, work.n_k).sum())
     moved = 2 * work.n_q * size + 2 * pairs // 64 * size
-    return _Amounts(pairs, moved, min(pairs, PIECE), 0, False, "bound")
+    return _Amounts(pairs, moved, min(pairs, LIMITS.piece), 0, False, "bound")
 
 
 def _torch(work: Work, heads: int, size: int) -> _Amounts:
@@ -289,9 +281,9 @@ def _tiles(work: Work, heads: int, size: int) -> _Amounts:
     # keys and values are gathered for every tile: read, written and read again
     gathered = 2 * 3 * tiles * tile * size
     # the formula keeps scores, distances and weights of a piece; a fused kernel its results
-    held = (6 if work.needs_distance else 4) * min(TILED_PIECE, pairs * heads)
+    held = (6 if work.needs_distance else 4) * min(LIMITS.piece, pairs * heads)
     if work.plain:
-        held = min(2 * TILED_PIECE, 5 * heads * work.n_q * size // 4)
+        held = min(2 * LIMITS.piece, 5 * heads * work.n_q * size // 4)
     masks = tile * tile * min(round(found.undecided), 1 << 12)
     moved = 2 * work.n_q * size + gathered
     return _Amounts(pairs, moved, held, masks, work.plain, "estimate" if found.sampled else "bound")
@@ -314,11 +306,11 @@ def _bands(work: Work, heads: int, size: int) -> _Amounts:
         moved += 8 * work.n_q * size if band.step.order.q != 1 or band.step.order.k != 1 else 0
         shared += 4 * min(undecided, 64 * band.sizes[0] * band.sizes[1])
     # keys in order, and results before they are merged, for as many heads as are computed together
-    together = min(heads, max(1, CACHED // max(1, work.n_k * size)))
-    held = 3 * min(together * work.n_k * size, PIECE) // 2 + heads * work.n_q
+    together = min(heads, max(1, LIMITS.heads_together // max(1, work.n_k * size)))
+    held = 3 * min(together * work.n_k * size, LIMITS.piece) // 2 + heads * work.n_q
     if any(isinstance(change, Softcap) for change in work.changes):
         # scores, what they are changed to step by step, weights
-        held += 12 * min(together * pairs, PIECE)
+        held += 12 * min(together * pairs, LIMITS.piece)
     return _Amounts(pairs, moved, held, shared, True, quality)
 
 

@@ -13,10 +13,10 @@ from functools import lru_cache
 import numpy as np
 
 from attnspec.analysis.counting.affordable import require_listable
-from attnspec.analysis.counting.degrees import CHUNK
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.predicates.listable import lists_rows
 from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.limits import LIMITS
 
 FEW = 4
 """Up to so many keys are named in a rule one by one."""
@@ -78,7 +78,7 @@ def last_readers(relation: Relation, n: int) -> np.ndarray:
 def _last_keys(turned: Relation, n: int) -> np.ndarray | None:
     """The largest member of each row of the reversed relation."""
     found = np.full(n, -1)
-    for first, part in turned.closed_rows(n, CHUNK):
+    for first, part in turned.closed_rows(n, LIMITS.listed_at_once):
         if part is None:
             return None
         start, stop, step = part
@@ -96,7 +96,7 @@ def _listed(relation: Relation, n: int) -> np.ndarray:
             # ascending queries: the last assignment is the largest
             found[k] = q
         return found
-    step = max(1, CHUNK // max(1, n))
+    step = max(1, LIMITS.listed_at_once // max(1, n))
     for first in range(0, n, step):
         rows = np.arange(first, min(n, first + step))
         held = evaluate_pairs(relation, rows[:, None], np.arange(n)[None], n)

@@ -6,13 +6,7 @@ from attnspec.graphs.operators import Intersection, Shift, Transpose, Union
 from attnspec.graphs.predicates.listable import lists_rows
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import TooMuch
-from attnspec.graphs.token_sets import MOST_MEMBERS
-
-MOST_LOOKED = 1 << 28
-"""The most pairs of one graph that are looked at where its rows are not known."""
-
-MOST_LISTED = 1 << 27
-"""The most edges of one graph that are listed: half a gibibyte."""
+from attnspec.limits import LIMITS
 
 
 def to_list(relation: Relation, n: int) -> float:
@@ -31,9 +25,9 @@ def to_list(relation: Relation, n: int) -> float:
 
 def require_listable(relation: Relation, n: int) -> None:
     """Raise TooMuch where finding the rows of a relation means looking at too many pairs."""
-    if n > MOST_MEMBERS:
+    if n > LIMITS.positions_listed:
         raise TooMuch(f"so many pairs are not looked at, n = {n:,}")
-    if n * n <= MOST_LOOKED or to_list(relation, n) <= MOST_LISTED:
+    if n * n <= LIMITS.pairs_evaluated or to_list(relation, n) <= LIMITS.pairs_listed:
         return
     if lists_rows(relation, n):
         raise TooMuch(f"so many pairs are not listed, n = {n:,}")

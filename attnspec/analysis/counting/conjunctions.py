@@ -13,17 +13,15 @@ from typing import Protocol
 
 import numpy as np
 
-from attnspec.analysis.counting.affordable import MOST_LISTED, require_listable
+from attnspec.analysis.counting.affordable import require_listable
 from attnspec.analysis.counting.progressions import Ends, Group, grouped
 from attnspec.graphs.operators import Intersection, Transpose
 from attnspec.graphs.predicates.comparisons import Between, ranked_keys
-from attnspec.graphs.progressions import MOST, shared_progressions
+from attnspec.graphs.progressions import shared_progressions
 from attnspec.graphs.relation import Progressions, Relation
 from attnspec.graphs.stack import TooMuch
+from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import InternalError
-
-CHUNK = 1 << 21
-"""Progressions made in one go."""
 
 
 class Conjunction(Protocol):
@@ -71,11 +69,11 @@ class Banded:
         if part is None:
             return int(self._order is not None)
         width = int(np.broadcast_shapes(*map(np.shape, part))[-1])
-        return width if width <= MOST else 0
+        return width if width <= LIMITS.width else 0
 
     def groups(self, queries: np.ndarray) -> Iterator[Group]:
         """The keys of queries by steps; `row` counts them."""
-        size = max(1, CHUNK // max(1, self.width))
+        size = max(1, LIMITS.listed_at_once // max(1, self.width))
         for first in range(0, len(queries), size):
             some = queries[first : first + size]
             part = self._progressions(some)
@@ -121,8 +119,8 @@ class Listed:
         for first, last in relation.chunks(n):
             q, k = relation.rows(first, last, n)
             total += len(k)
-            if total > MOST_LISTED:
-                raise TooMuch(f"more than {MOST_LISTED:,} pairs are not listed, n = {n:,}")
+            if total > LIMITS.pairs_listed:
+                raise TooMuch(f"more than {LIMITS.pairs_listed:,} pairs are not listed, n = {n:,}")
             counts.append(np.bincount(q - first, minlength=last - first))
             parts.append(k.astype(np.int32))
         self.n = n

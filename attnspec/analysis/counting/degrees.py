@@ -24,18 +24,7 @@ from attnspec.graphs.operators import Complement, Intersection, Transpose, Union
 from attnspec.graphs.predicates.listable import lists_rows
 from attnspec.graphs.relation import Relation, evaluate_pairs, lengths
 from attnspec.graphs.stack import Bound, Stack, TooMuch
-
-SOON_LOOKED = 1 << 24
-"""Pairs that are listed, or looked at, sooner than anything is thought about."""
-
-MOST_SHARED = 64
-"""The most conjunctions that are counted for one union by inclusion and exclusion."""
-
-WIDE = 16
-"""Progressions of a query from which on other ways of counting are looked for."""
-
-CHUNK = 1 << 18
-"""Progressions that are counted in one go: what stays in the cache."""
+from attnspec.limits import LIMITS
 
 
 @lru_cache(maxsize=32)
@@ -91,17 +80,17 @@ def _ways(relation: Relation, n: int) -> Iterator[Counting]:
     wide = _is_wide(relation, n) and any(t.columns is not None for t in terms_of(relation, n))
     yield _by_inclusion if wide else _from_closed
     yield _from_closed if wide else _by_inclusion
-    if to_list(relation, n) > SOON_LOOKED:
+    if to_list(relation, n) > LIMITS.soon:
         # what two terms share may be soon listed where the whole is not
         yield partial(_by_inclusion, sharing=shared)
 
 
 def _is_wide(relation: Relation, n: int) -> bool:
     """Whether rows have many progressions; of a short sequence all of them are few."""
-    if n <= WIDE * WIDE:
+    if n <= LIMITS.wide * LIMITS.wide:
         return False
     sample = relation.progressions(np.zeros(1, np.int64), n)
-    return sample is not None and np.broadcast(*sample).size > WIDE
+    return sample is not None and np.broadcast(*sample).size > LIMITS.wide
 
 
 def _from_closed(relation: Relation, n: int, weights: np.ndarray | None) -> np.ndarray | None:
@@ -111,7 +100,9 @@ def _from_closed(relation: Relation, n: int, weights: np.ndarray | None) -> np.n
     turned = isinstance(relation, Transpose)
     closed = relation.term if isinstance(relation, Transpose) else relation
     # what is counted for keys costs a pass over all of them in each part
-    for first, part in closed.closed_rows(n, 8 * CHUNK if turned else CHUNK):
+    for first, part in closed.closed_rows(
+        n, 8 * LIMITS.listed_at_once if turned else LIMITS.listed_at_once
+    ):
         if part is None:
             return None
         if weights is None and not turned:
@@ -137,7 +128,7 @@ def _by_inclusion(
     """The counts where it is known what the terms share, else None."""
     terms = terms_of(relation, n)
     left_out = max((len(term.left_out) for term in terms), default=0)
-    if (2 ** min(len(terms), 32) - 1) * 2 ** min(left_out, 32) > MOST_SHARED:
+    if (2 ** min(len(terms), 32) - 1) * 2 ** min(left_out, 32) > LIMITS.terms:
         return None
     # what is counted is linear in the values of keys: what reads alike is counted once
     counted: dict[tuple[tuple[Relation, ...], int], _Counted] = {}
@@ -227,7 +218,7 @@ def _looked(relation: Relation, n: int, weights: np.ndarray | None) -> np.ndarra
     """The counts by the definition, pair by pair."""
     found = np.zeros(n, np.int64)
     weights = np.ones(n, np.int64) if weights is None else weights
-    step = max(1, CHUNK // n)
+    step = max(1, LIMITS.listed_at_once // n)
     for first in range(0, n, step):
         rows = np.arange(first, min(n, first + step))
         found[rows] = evaluate_pairs(relation, rows[:, None], np.arange(n)[None], n) @ weights

@@ -16,9 +16,7 @@ from attnspec.analysis.counting.progressions import Ends
 from attnspec.analysis.counting.rectangles import Term, terms_of
 from attnspec.graphs.operators import Complement, Intersection
 from attnspec.graphs.relation import Relation
-
-MOST_LEFT_OUT = 3
-"""The most relations left out by counting, in 2 ** 3 conjunctions; beyond, edges are listed."""
+from attnspec.limits import LIMITS
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +94,7 @@ def _identity(term: Term) -> tuple[object, ...]:
 def _reading(term: Term, n: int) -> Reading:
     parts = (*term.held, *(Complement(relation) for relation in term.left_out))
     pairs = Intersection(parts) if len(parts) > 1 else next(iter(parts), None)
-    if pairs is not None and len(term.left_out) > MOST_LEFT_OUT:
+    if pairs is not None and len(term.left_out) > LIMITS.left_out:
         counted: list[tuple[int, Conjunction]] = [(1, Listed(pairs, n))]
     else:
         counted = [(sign, shared(together, n)) for sign, together in term.counted]

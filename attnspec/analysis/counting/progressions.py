@@ -15,10 +15,7 @@ import numpy as np
 
 from attnspec.graphs.progressions import wide
 from attnspec.graphs.relation import Progressions
-
-FEW = 64
-"""Up to so many ranges are written as slices one by one."""
-
+from attnspec.limits import LIMITS
 
 Ends: TypeAlias = "tuple[int, int]"
 """The least position and one beyond the largest: all that was looked for lies between them."""
@@ -92,7 +89,7 @@ class Group:
         begin, end = merged(self.place, self.place + self.count)
         first, last = self.positions(begin), self.positions(end - 1)
         ends = int(first.min()), int(last.max()) + 1
-        if len(begin) <= FEW:
+        if len(begin) <= LIMITS.slices:
             for low, high in zip(first.tolist(), last.tolist(), strict=True):
                 into[low : high + 1 : self.step] = True
             return ends

@@ -23,9 +23,7 @@ from attnspec.graphs.operators import (
 )
 from attnspec.graphs.patterns.where import Where
 from attnspec.graphs.relation import Relation
-
-MOST_TERMS = 64
-"""The most terms that a relation is split into; beyond, it is one term."""
+from attnspec.limits import LIMITS
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +85,7 @@ def _split(relation: Relation, n: int, wanted: bool) -> list[Term] | None:
 def _joined(parts: list[list[Term] | None]) -> list[Term] | None:
     answer: list[Term] = []
     for part in parts:
-        if part is None or len(answer) + len(part) > MOST_TERMS:
+        if part is None or len(answer) + len(part) > LIMITS.terms:
             return None
         answer += part
     return answer
@@ -96,7 +94,7 @@ def _joined(parts: list[list[Term] | None]) -> list[Term] | None:
 def _crossed(parts: list[list[Term] | None]) -> list[Term] | None:
     answer = [Term()]
     for part in parts:
-        if part is None or len(answer) * len(part) > MOST_TERMS:
+        if part is None or len(answer) * len(part) > LIMITS.terms:
             return None
         answer = _kept([both(first, second) for first in answer for second in part])
     return answer

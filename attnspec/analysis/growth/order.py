@@ -20,6 +20,7 @@ from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.stack import Stack, TooMuch, patterns_in
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
 from attnspec.ir.program import Attend, Term, inputs_of, leaves
+from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
@@ -30,12 +31,6 @@ LONG = tuple(1 << power for power in range(14, 19))
 
 LOOKED_INTO = tuple(1 << power for power in range(8, 13))
 """The same for graphs whose pairs must be looked at."""
-
-MOST_CELLS = 1 << 15
-"""The largest grid that is looked at to see how counts grow."""
-
-MOST_LOOKS = 1 << 27
-"""The most pairs that are looked at there for one length, counted for every pattern."""
 
 ENOUGH = 3
 """The fewest lengths from which a growth is measured."""
@@ -164,21 +159,23 @@ def _values(growth: Growth, lengths: np.ndarray) -> np.ndarray:
 
 
 def _counts(stack: Stack) -> dict[int, int]:
-    """The edges at growing lengths, up to where counting takes too long; raises TooMuch where it
-    does at the shortest."""
+    """The edges at long lengths, as far as rows have a closed form there, else at those where pairs
+    are looked at; raises TooMuch where counting takes too long at the shortest."""
     found: dict[int, int] = {}
-    for n in (*LOOKED_INTO, *LONG):
-        try:
-            quick = _is_quick(stack, n)
-            if quick == (n in LOOKED_INTO) or not (quick or _looks(stack, n) <= MOST_LOOKS):
+    for lengths in (LONG, LOOKED_INTO):
+        for n in lengths:
+            try:
+                beyond = lengths is LONG or _looks(stack, n) > LIMITS.looks_grown
+                if not beyond or _is_quick(stack, n):
+                    found[n] = total_edges(stack, n)
+            except TooMuch:
+                if not found and lengths is LOOKED_INTO:
+                    raise
+                break
+            except AttnSpecError:
                 continue
-            found[n] = total_edges(stack, n)
-        except TooMuch:
-            if not found:
-                raise
+        if len(found) >= ENOUGH:
             break
-        except AttnSpecError:
-            continue
     return found
 
 
@@ -212,7 +209,7 @@ def _grown_grids(elaborated: Elaborated, n: int) -> dict[int, int]:
             length = grown.program.fixed_length
             if length is None or length in found:
                 break
-            if length > (MOST_CELLS if _is_quick(grown, length) else LOOKED_INTO[-1]):
+            if length > (LIMITS.cells_grown if _is_quick(grown, length) else LOOKED_INTO[-1]):
                 break
             found[length] = total_edges(grown, length)
         except AttnSpecError:

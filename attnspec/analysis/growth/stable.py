@@ -31,17 +31,12 @@ from attnspec.graphs.forms.stability import (
 from attnspec.graphs.forms.written import written
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import Relation, evaluate_pairs
-from attnspec.graphs.stack import MOST_RELATIONS, TooMuch, asks_for
+from attnspec.graphs.stack import TooMuch, asks_for
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Attend, Input, Leaf, Program, Term, inputs_of, leaves, symbols_of
 from attnspec.ir.scalars import ScalarError
-
-EVERY = 64
-"""All lengths up to this one are looked at, and some of the longer ones."""
-
-ENOUGH = 1024
-"""The longest sequence that is looked at without being asked for."""
+from attnspec.limits import LIMITS
 
 
 @dataclass(frozen=True)
@@ -196,7 +191,7 @@ def difference_of(
 
 def _lengths(longest: int) -> list[int]:
     powers = {1 << bit for bit in range(longest.bit_length())}
-    every = {*range(1, min(longest, EVERY) + 1), *powers, longest - 1, longest}
+    every = {*range(1, min(longest, LIMITS.every_length) + 1), *powers, longest - 1, longest}
     return sorted(n for n in every if 1 <= n <= longest)
 
 
@@ -272,8 +267,8 @@ def places(program: Program, *, drawn: bool = True) -> Iterator[tuple[int, int]]
             if not differs:
                 seen.add(index)
             count += 1
-            if count > MOST_RELATIONS:
-                raise TooMuch(f"more than {MOST_RELATIONS:,} graphs are not looked into")
+            if count > LIMITS.graphs:
+                raise TooMuch(f"more than {LIMITS.graphs:,} graphs are not looked into")
             yield layer, head
 
 
@@ -325,7 +320,7 @@ def _first_fault(program: Program, layer: int, heads: int, *, whole: bool) -> Fa
         if proven(program, layer, head):
             continue
         try:
-            found = difference_of(program, layer, head, EVERY, whole=whole)
+            found = difference_of(program, layer, head, LIMITS.every_length, whole=whole)
         except TooMuch:
             # neither proven nor refuted: an input or the data might show it
             return fault_of(program, layer, head, whole=whole)

@@ -17,13 +17,8 @@ from attnspec.analysis.counting.conjunctions import Banded, Listed
 from attnspec.analysis.counting.neighbours import Neighbours, Reading
 from attnspec.analysis.counting.progressions import Group
 from attnspec.analysis.reach.chain import Chain
+from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import InternalError
-
-BLOCK = 1 << 19
-"""Words of one block of keys, for all queries together: four mebibytes."""
-
-GATHERED = 1 << 21
-"""Words gathered in one go."""
 
 _ONES = np.array([bin(byte).count("1") for byte in range(256)], np.uint8)
 
@@ -41,7 +36,7 @@ def levels(chain: Chain, most: int) -> list[Level]:
     further layer can join one. A list that ends earlier ends in its last level for ever."""
     n = chain.n
     words = -(-n // 64)
-    wide = max(1, BLOCK // max(1, n))
+    wide = max(1, LIMITS.words // max(1, n))
     found: list[Level] = [Level(0, None)]
     for begin in range(0, words, wide):
         part = list(_block(chain, begin, min(words, begin + wide), most))
@@ -204,8 +199,8 @@ def _gathered(pointers: np.ndarray, keys: np.ndarray, read: np.ndarray, grown: n
     """Or into each row of `grown` the rows of `read` that its keys name."""
     first, rows = 0, len(read)
     while first < rows:
-        # as many rows as have about GATHERED words to gather, but one at least
-        most = int(pointers[first]) + max(1, GATHERED // read.shape[1])
+        # as many rows as have so many words to gather, but one at least
+        most = int(pointers[first]) + max(1, LIMITS.words_gathered // read.shape[1])
         last = max(first + 1, int(np.searchsorted(pointers, most, side="right")) - 1)
         begin, end = pointers[first], pointers[last]
         with_keys = np.flatnonzero(np.diff(pointers[first : last + 1]))

@@ -28,17 +28,11 @@ from attnspec.graphs.forms.stability import FAR, bound_choice
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.patterns.where import Where
 from attnspec.graphs.relation import Relation, evaluate_pairs
-from attnspec.graphs.stack import (
-    MOST_POSITIONS,
-    Stack,
-    TooMuch,
-    decides,
-    require_few_patterns,
-    undecided,
-)
+from attnspec.graphs.stack import Stack, TooMuch, decides, require_few_patterns, undecided
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.api_checks import sampled
 from attnspec.ir.program import Input, Program, inputs_of, leaves
+from attnspec.limits import LIMITS
 
 FIRST = 64
 """Positions that are looked at in sequences too long to be counted."""
@@ -162,13 +156,13 @@ def _by_pairs(stack: Stack, n: int) -> Figure[Leak | None]:
 def later_pair(relation: Relation, n: int) -> tuple[int, int] | None:
     """The first query of a relation that reads a later key, with the first such key; beyond
     MOST_POSITIONS some of the first queries and keys, and TooMuch where they show none."""
-    if n > MOST_POSITIONS:
+    if n > LIMITS.positions:
         first = np.arange(FIRST)
         later = np.triu(evaluate_pairs(relation, first[:, None], first[None], n), 1)
         if later.any():
             query, key = divmod(int(later.argmax()), FIRST)
             return query, key
-        raise TooMuch(f"lengths above {MOST_POSITIONS:,} are not looked into, got n = {n:,}")
+        raise TooMuch(f"lengths above {LIMITS.positions:,} are not looked into, got n = {n:,}")
     return next(iter(only_in(relation, Where(BEHIND), n).examples), None)
 
 

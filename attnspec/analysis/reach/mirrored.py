@@ -7,9 +7,7 @@ import numpy as np
 from attnspec.analysis.counting.degrees import degrees_of, readers_of, weighted
 from attnspec.graphs.operators import transpose_of
 from attnspec.graphs.relation import Relation, evaluate_pairs
-
-FEW = 1 << 24
-"""Up to so many edges they are compared one by one."""
+from attnspec.limits import LIMITS
 
 DRAWS = 2
 """Random weights that must agree, each with a probability of at most 2 ** -31 where it should not.
@@ -27,7 +25,7 @@ def asymmetry(relation: Relation, n: int) -> tuple[int | None, bool]:
     different = _first(degrees, readers)
     if different is not None:
         return different, True
-    if int(degrees.sum()) <= FEW:
+    if int(degrees.sum()) <= LIMITS.soon:
         return _by_edges(relation, n), True
     # random weights, summed over the keys of each query and over the readers of each key, are equal
     # for symmetric relations, and for others hardly ever

@@ -20,9 +20,10 @@ from attnspec.analysis.quality import Figure
 from attnspec.analysis.reach import walks
 from attnspec.analysis.reach.chain import Chain, layers_of, union_of
 from attnspec.analysis.reach.spans import layers_needed, spans_of
-from attnspec.analysis.reach.spread import EVERY_PAIR, Spread, spread
+from attnspec.analysis.reach.spread import Spread, spread
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack
+from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError, InternalError
 
 Step = tuple[int, int, int]
@@ -113,7 +114,7 @@ def eccentricity(stack: Stack, n: int, position: int) -> Figure[int | None]:
 
 
 def _longest(chain: Chain, unit: str) -> Figure[int | None]:
-    if chain.n > EVERY_PAIR:
+    if chain.n > LIMITS.every_pair:
         spans = spans_of(chain)
         if spans is not None:
             needed = layers_needed(chain, spans)

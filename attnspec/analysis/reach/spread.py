@@ -18,15 +18,7 @@ from attnspec.analysis.reach.period import period
 from attnspec.analysis.reach.spans import Spans, spans_of, themselves
 from attnspec.analysis.reach.walks import hops
 from attnspec.graphs.relation import probes
-
-EVERY_PAIR = 4096
-"""Up to this length all pairs are looked at."""
-
-FEW_QUERIES = 8
-"""Periods so short are quicker followed query by query than all pairs at once."""
-
-MOST_HOPS = 1 << 24
-"""The most hops, queries times positions, that are followed for the queries of one period."""
+from attnspec.limits import LIMITS
 
 SAMPLED = 8
 """Queries that stand for all where nothing exact is known."""
@@ -62,17 +54,17 @@ class Spread:
 def spread(chain: Chain, most: int | None = None) -> Spread:
     """The spread over up to `most` layers; raises TooMuch where a graph is too large to look into.
 
-    Exact up to n = EVERY_PAIR, and beyond for causal graphs that repeat themselves.
+    Exact up to n = `LIMITS.every_pair`, and beyond for causal graphs that repeat themselves.
     """
     n = chain.n
     if n == 0:
         return Spread(0, 0, (0,), (None,))
     repeats = period(chain)
     if repeats is not None and repeats <= n:
-        few = repeats <= FEW_QUERIES
-        if few or (n > EVERY_PAIR and repeats * n <= MOST_HOPS):
+        few = repeats <= LIMITS.few_queries
+        if few or (n > LIMITS.every_pair and repeats * n <= LIMITS.soon):
             return _by_period(chain, repeats, most)
-    if n <= EVERY_PAIR:
+    if n <= LIMITS.every_pair:
         most = n * chain.distinct + 1 if most is None else most
         spans = spans_of(chain)
         return _by_bits(chain, most) if spans is None else _by_spans(chain, spans, most)

@@ -15,8 +15,9 @@ from attnspec.analysis.counting.figures import PAIRS
 from attnspec.analysis.quality import Figure, Unknown
 from attnspec.analysis.report import figure_choices as choices
 from attnspec.graphs.across import reads_m
-from attnspec.graphs.stack import MOST_POSITIONS, Stack, has_mechanism
+from attnspec.graphs.stack import Stack, has_mechanism
 from attnspec.ir.crossing import evened
+from attnspec.limits import LIMITS
 
 if TYPE_CHECKING:
     from attnspec.analysis.report.inquiry import Inquiry
@@ -93,13 +94,7 @@ def causal(report: Inquiry) -> Figure[Any]:
 def stable(report: Inquiry) -> Figure[Any]:
     """Whether rows are the same pairs at every length."""
 
-    from attnspec.analysis.growth.stable import (
-        ENOUGH,
-        EVERY,
-        difference,
-        is_stable,
-        unsteady_choices,
-    )
+    from attnspec.analysis.growth.stable import difference, is_stable, unsteady_choices
 
     program = report.program
     if program.cross:
@@ -112,7 +107,7 @@ def stable(report: Inquiry) -> Figure[Any]:
     choice = unsteady_choices(program)
     if choice is not None:
         return Figure(False, note=str(choice[2]))
-    longest = min(max(report.length, EVERY), ENOUGH)
+    longest = min(max(report.length, LIMITS.every_length), LIMITS.longest_stable)
     found = difference(program, longest)
     if found is None:
         return Figure(True, "estimate", f"not proven, the same at lengths up to {longest:,}")
@@ -154,7 +149,7 @@ def order(report: Inquiry) -> Figure[Any]:
 def _counted_length(report: Inquiry) -> int:
     """A length at which graphs are looked into, the asked one if it is; what is said there of every
     length holds for that, too."""
-    return min(report.n, MOST_POSITIONS)
+    return min(report.n, LIMITS.positions)
 
 
 def _at_every_length(report: Inquiry) -> Stack:

@@ -32,18 +32,13 @@ from attnspec.ir.api_checks import length_of
 from attnspec.ir.crossing import crossed
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Crossing
+from attnspec.limits import LIMITS
 from attnspec.lower.lower import stand_ins
 from attnspec.lower.work import ONE, Shape
 
 if TYPE_CHECKING:
     from attnspec.analysis.cost.cost import StepCost
 
-
-LONGEST_REACH = 16_384
-"""Distances of all pairs are printed up to this length without being asked for."""
-
-LONGEST_SPECTRUM = 4096
-"""Spectra are printed up to this length without being asked for."""
 
 REACH = ("depth", "diameter", "path_length")
 SPECTRUM = ("spectral_gap",)
@@ -193,9 +188,9 @@ class Inquiry:
     def on_request(self) -> tuple[str, ...]:
         """The figures that take long at this length, and are printed where they are asked for."""
         late: tuple[str, ...] = ()
-        if self.length > LONGEST_REACH:
+        if self.length > LIMITS.reach_printed:
             late += REACH
-        if self.length > LONGEST_SPECTRUM:
+        if self.length > LIMITS.matrix:
             late += SPECTRUM
         return tuple(name for name in late if not (self.program.cross and name in ONE_SEQUENCE))
 

@@ -4,7 +4,7 @@ The graph is the union of all layers and heads, taken both ways: B = A or A^T, N
 with the degrees D. The largest eigenvalue of N is 1; asked for is the largest absolute value of the
 others. An eigenvalue of 1 comes once for every connected part, -1 for every part that is bipartite.
 
-All eigenvalues of a matrix are found up to `LONGEST_DENSE`, for longer sequences those at the ends
+All eigenvalues of a matrix are found up to n = `LIMITS.eigenvalues`, beyond it those at the ends
 by ARPACK's Lanczos iterations on a sparse matrix: near 1 and near -1 for narrow bands, whose gap is
 small. What these find lies inside the spectrum: the gap is never more than what is found of it.
 """
@@ -23,27 +23,13 @@ from attnspec.analysis.counting.degrees import degrees_of
 from attnspec.analysis.quality import Quality
 from attnspec.graphs.operators import Union, transpose_of
 from attnspec.graphs.stack import Stack, TooMuch
+from attnspec.limits import LIMITS
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-MOST_EDGES = 1 << 25
-"""The most edges that are written out, both ways counted."""
-
-LONGEST_DENSE = 1024
-"""Up to this length all eigenvalues are found."""
-
-MOST_STEPS = 1 << 31
-"""Edges that the iterations pass over in all."""
-
-MOST_ITERATIONS = 2000
-"""The most iterations, each of which a vector is multiplied for."""
-
 KEPT = 20
 """Vectors that the iterations keep, and start again from the best of."""
-
-MOST_BANDED = 1 << 24
-"""Positions times the width of their band up to which a factor of 1 - N is kept."""
 
 ROUNDING = 1e-13
 """Eigenvalues this near to 1 are taken for it."""
@@ -82,7 +68,7 @@ def spectrum(stack: Stack, n: int) -> Spectrum:
     # no degree, no pair: such a position has an eigenvalue 0
     roots = np.sqrt(np.maximum(degrees, 1))
     edges.data = edges.data / (np.repeat(roots, np.diff(edges.indptr)) * roots[edges.indices])
-    if n <= LONGEST_DENSE:
+    if n <= LIMITS.eigenvalues:
         values = np.linalg.eigvalsh(edges.toarray())
         return Spectrum(_rounded(max(values[-2], -values[0])), note="but for rounding")
     slowest, settled = _by_iterations(edges, np.sqrt(degrees / degrees.sum()))
@@ -102,8 +88,8 @@ def edges_both_ways(stack: Stack, n: int) -> csr_array:
 
     relations = {relation for _, _, relation in stack.bound(n).found}
     ways = sorted(relations | {transpose_of(each) for each in relations}, key=repr)
-    if int(degrees_of(Union(tuple(ways)), n).sum()) > MOST_EDGES:
-        raise TooMuch(f"more than {MOST_EDGES:,} pairs are not listed, n = {n:,}")
+    if int(degrees_of(Union(tuple(ways)), n).sum()) > LIMITS.edges_kept:
+        raise TooMuch(f"more than {LIMITS.edges_kept:,} pairs are not listed, n = {n:,}")
     total: Any = csr_array((n, n), dtype=np.int8)
     for relation in ways:
         listed = Listed(relation, n)
@@ -121,7 +107,7 @@ def _by_iterations(matrix: csr_array, first: np.ndarray) -> tuple[float, bool]:
     from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
     n, longest = len(first), 0.0
-    most = min(MOST_ITERATIONS, max(KEPT, MOST_STEPS // (n + matrix.nnz)))
+    most = min(LIMITS.iterations, max(KEPT, LIMITS.pairs_passed // (n + matrix.nnz)))
     settings: dict[str, Any] = {
         "ncv": min(n, KEPT),
         "maxiter": max(1, most // KEPT),
@@ -140,7 +126,7 @@ def _by_iterations(matrix: csr_array, first: np.ndarray) -> tuple[float, bool]:
     if np.linalg.norm(below(settings["v0"])) <= ROUNDING * np.linalg.norm(settings["v0"]):
         return 0.0, True
     try:
-        if n * _width(matrix) <= MOST_BANDED:
+        if n * _width(matrix) <= LIMITS.banded:
             return _of_a_band(matrix, settings), True
         operator = LinearOperator((n, n), matvec=below, dtype=np.float64)
         return abs(float(eigsh(operator, 1, **settings)[0])), True

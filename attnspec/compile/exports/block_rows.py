@@ -9,9 +9,7 @@ import numpy as np
 from attnspec.compile.exports.blocks import cover_of, masks_of
 from attnspec.graphs.relation import EMPTY, FULL, SOME, Relation
 from attnspec.graphs.stack import TooMuch
-
-MOST_BYTES = 1 << 30
-"""Bytes of masks at most."""
+from attnspec.limits import LIMITS
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,16 +48,16 @@ class BlockRows:
 def block_rows(relation: Relation, n: int, size: int, m: int | None = None) -> BlockRows:
     """A relation of n keys and m queries, n where it is None, in blocks of `size` of both.
 
-    Raises TooMuch for more than `MOST_BYTES` of masks.
+    Raises TooMuch for more than `LIMITS.mask_bytes` of masks.
     """
     queries = n if m is None else m
     length = max(queries, n)
     cover = cover_of(relation, length, size, size)
     at = np.argwhere(cover != EMPTY)
-    if len(at) * size * size > MOST_BYTES:
+    if len(at) * size * size > LIMITS.mask_bytes:
         raise TooMuch(
-            f"the masks of {len(at):,} blocks of {size} x {size} are more than {MOST_BYTES:,}"
-            " bytes; take smaller blocks"
+            f"the masks of {len(at):,} blocks of {size} x {size} are more than"
+            f" {LIMITS.mask_bytes:,} bytes; take smaller blocks"
         )
     full = cover[at[:, 0], at[:, 1]] == FULL
     mask = np.zeros((len(at), size, size), bool)

@@ -9,25 +9,20 @@ import numpy as np
 
 from attnspec.graphs.relation import EMPTY, FULL, SOME, Relation, Tiles, evaluate_pairs
 from attnspec.graphs.stack import TooMuch
-
-MOST_BLOCKS = 1 << 24
-"""Pairs of blocks that are classified at most."""
-
-_AT_ONCE = 1 << 22
-"""Pairs that are looked at in one go."""
+from attnspec.limits import LIMITS
 
 
 def cover_of(relation: Relation, n: int, rows: int, columns: int) -> np.ndarray:
     """EMPTY, SOME or FULL, exactly, for each block of `rows` queries and `columns` keys of n
     positions, uint8 [ceil(n / rows), ceil(n / columns)]; the last blocks may be short.
 
-    Raises TooMuch above `MOST_BLOCKS`.
+    Raises TooMuch above `LIMITS.blocks_classified`.
     """
     shape = -(-n // rows), -(-n // columns)
-    if shape[0] * shape[1] > MOST_BLOCKS:
+    if shape[0] * shape[1] > LIMITS.blocks_classified:
         raise TooMuch(
-            f"at most {MOST_BLOCKS:,} pairs of blocks are classified, got {shape[0]:,} x"
-            f" {shape[1]:,}: take larger blocks"
+            f"at most {LIMITS.blocks_classified:,} pairs of blocks are classified, got"
+            f" {shape[0]:,} x {shape[1]:,}: take larger blocks"
         )
     if n == 0:
         return np.zeros(shape, np.uint8)
@@ -52,7 +47,7 @@ def masks_of(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The pairs of some blocks, int [m, 2], a few at a time: their numbers, and bool
     [some, rows, columns], False beyond the last position."""
-    step = max(1, _AT_ONCE // (rows * columns))
+    step = max(1, LIMITS.pairs_at_once // (rows * columns))
     for first in range(0, len(blocks), step):
         at = blocks[first : first + step]
         q = (at[:, 0, None] * rows + np.arange(rows))[:, :, None]

@@ -11,11 +11,12 @@ from attnspec.compile.standalone.alike import Family, families
 from attnspec.compile.standalone.expressions import WIDTH, Expression, flat, lines, name
 from attnspec.compile.standalone.formulas import formula_of, number_of
 from attnspec.compile.standalone.lifting import imported, lifted
-from attnspec.compile.standalone.page import MOST, Page, StandaloneError, argument_of
+from attnspec.compile.standalone.page import Page, StandaloneError, argument_of
 from attnspec.compile.standalone.sources import drawing, graph, helpers, module
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.program import Attend, Program, Term, inputs_of
 from attnspec.ir.scalars import Apply, Scalar, Symbol, symbols
+from attnspec.limits import LIMITS
 
 _IMPORTS = """\
 import math
@@ -171,7 +172,7 @@ def _mask_mod(program: Program, pages: Sequence[Page], masks: Sequence[Family]) 
             f"    if n != {fixed}:",
             f'        raise ValueError(f"the grid has {fixed} positions, got n = {{n}}")',
         ]
-    elif most < MOST:
+    elif most < LIMITS.length:
         longer = "max(m, n)" if program.cross else "n"
         told = f"numbers fit in 64 bits up to n = {most}, got {{{longer}}}"
         found += [f"    if {longer} > {most}:", f'        raise ValueError(f"{told}")']

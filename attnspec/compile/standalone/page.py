@@ -19,10 +19,8 @@ from attnspec.ir.intervals import Bounds
 from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import Input
 from attnspec.ir.scalars import LARGEST
+from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError
-
-MOST = 2**31 - 1
-"""The longest sequence of the language."""
 
 SHORT = 12
 """Characters of an expression that is repeated rather than given a name."""
@@ -62,17 +60,17 @@ class Page:
     helpers: dict[str, None] = field(default_factory=dict)
     symbols: dict[str, None] = field(default_factory=dict)
     numbers: dict[str, tuple[int | None, bool]] = field(default_factory=dict)
-    most: int = MOST
+    most: int = LIMITS.length
 
     @property
     def n(self) -> Expression:
-        low, high = (1, MOST) if self.fixed is None else (self.fixed, self.fixed)
+        low, high = (1, LIMITS.length) if self.fixed is None else (self.fixed, self.fixed)
         return name("n", low=low, high=high)
 
     @property
     def m(self) -> Expression:
         """The number of queries."""
-        return name(QUERIES, low=1, high=MOST) if self.cross else self.n
+        return name(QUERIES, low=1, high=LIMITS.length) if self.cross else self.n
 
     def position(self, side: str) -> Expression:
         length = self.m if side == "q" else self.n
@@ -84,7 +82,7 @@ class Page:
         found = {"n": (n.low, n.high), "layer": (0, COUNTED), "head": (0, COUNTED)}
         found |= {side: (0, n.high - 1) for side in "qk"}
         found |= {f"{side}.{axis}": (0, n.high - 1) for side in "qk" for axis in AXES[3]}
-        found |= {QUERIES: (1, MOST)} if self.cross else {}
+        found |= {QUERIES: (1, LIMITS.length)} if self.cross else {}
         read = (reading(entry.name, side).name for entry in self.inputs for side in "qk")
         found |= dict.fromkeys(read, (-LARGEST, LARGEST))
         return {key: (np.asarray(low), np.asarray(high)) for key, (low, high) in found.items()}

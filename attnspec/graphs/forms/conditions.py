@@ -12,9 +12,7 @@ from typing import TypeAlias
 from attnspec.graphs.forms.properties import asks_for_cells, reads_itself
 from attnspec.ir.program import ArgumentValue, Leaf, Term, Tokens
 from attnspec.ir.scalars import Apply, Scalar, fold, symbols
-
-MOST = 64
-"""The most conjunctions of one form; of what has more nothing is proven."""
+from attnspec.limits import LIMITS
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ EVERY_PAIR: Form = frozenset([frozenset()])
 
 
 class TooMany(Exception):
-    """A form would have more than MOST conjunctions."""
+    """A form would have more than `LIMITS.terms` conjunctions."""
 
 
 def contained(first: Form, second: Form) -> bool:
@@ -141,7 +139,7 @@ def crossed(parts: list[Form]) -> Form:
 
 
 def _bounded(form: Form) -> Form:
-    if len(form) > MOST:
+    if len(form) > LIMITS.terms:
         raise TooMany
     return form
 

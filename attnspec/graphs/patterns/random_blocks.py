@@ -21,9 +21,7 @@ from attnspec.graphs.relation import Changing, Elementwise, Progressions, Relati
 from attnspec.ir.linear import N, product
 from attnspec.ir.parameters import argument, context
 from attnspec.ir.scalars import Scalar
-
-_BLOCKS = 32
-"""Pairs of blocks that a tile touches at most for its mask to be known by them."""
+from attnspec.limits import LIMITS
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class RandomBlocks(Relation):
         first = q.start // self.size, k.start // self.size
         last = q.last // self.size, k.last // self.size
         high, wide = (int(np.max(b - a, initial=0)) + 1 for a, b in zip(first, last, strict=True))
-        if q.step * k.step > 1 or high * wide > _BLOCKS:
+        if q.step * k.step > 1 or high * wide > LIMITS.blocks_touched:
             return super().phase(q, k, n)
         # which of the pairs of blocks that a tile touches are edges, a bit for each
         bits = np.zeros(np.broadcast_shapes(q.start.shape, k.start.shape), np.int64)

@@ -23,9 +23,7 @@ from attnspec.ir.linear import N, product
 from attnspec.ir.parameters import RelationError, argument, context
 from attnspec.ir.program import InputRef
 from attnspec.ir.scalars import Apply, Scalar
-
-MOST = 1 << 22
-"""Pairs of rows and blocks that are looked at for what is forced."""
+from attnspec.limits import LIMITS
 
 
 @dataclass(frozen=True)
@@ -175,7 +173,7 @@ class TopK(DataDependent):
         if self.always is None:
             return self.own_blocks if self.causal and self.block > 1 else 0
         rows, blocks = -(-n // self.shared_by), -(-n // self.block)
-        if rows * blocks > MOST:
+        if rows * blocks > LIMITS.blocks_looked:
             return blocks
         q, k = (np.arange(0, n, size) for size in (self.shared_by, self.block))
         tiles = (

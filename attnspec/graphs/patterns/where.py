@@ -37,12 +37,10 @@ from attnspec.ir.scalars import (
     fold,
     symbols,
 )
+from attnspec.limits import LIMITS
 
 _LONG = 1 << 20
 """Positions up to which a predicate of tensors must be exact."""
-
-MOST_COMBS = 16
-"""The most residues of keys that are progressions of their own."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +286,7 @@ def _columns(relation: Where, n: int) -> tuple[np.ndarray, np.ndarray, int] | No
     held = np.asarray(relation.holds(np.zeros(1, np.int64), np.arange(n), n), bool)
     if 1 < period < n:
         residues = np.flatnonzero(held[:period])
-        if len(residues) <= MOST_COMBS:
+        if len(residues) <= LIMITS.runs:
             return residues, np.full(len(residues), n), period
     return progressions_of(np.flatnonzero(held))
 

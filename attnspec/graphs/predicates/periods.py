@@ -13,9 +13,7 @@ from functools import lru_cache
 from math import lcm, prod
 
 from attnspec.ir.scalars import Apply, Scalar, Symbol, is_whole
-
-LARGEST = 1 << 20
-"""The longest period that is looked for."""
+from attnspec.limits import LIMITS
 
 _STEADY = frozenset(("<", "<=", ">", ">=", "==", "!=", "one_of", "within"))
 _JOINING = frozenset(("and", "or", "not"))
@@ -48,7 +46,7 @@ def period_of(comparison: Scalar) -> Period:
     for name in found:
         moved = {"q", "k"} if name == "both" else {name}
         for step in sorted({1, lcm(*divisors), prod(divisors)}):
-            if step <= LARGEST and _growth(comparison, moved, step) == 0:
+            if step <= LIMITS.period and _growth(comparison, moved, step) == 0:
                 found[name] = step
                 break
     return Period(**found)

@@ -19,12 +19,7 @@ from attnspec.graphs.predicates.comparisons import Among, Between
 from attnspec.graphs.relation import Relation
 from attnspec.ir.intervals import bounds
 from attnspec.ir.scalars import TURNED, Apply, Scalar, ScalarError, fold, is_whole, symbols
-
-MOST_DISJUNCTS = 12
-"""The most parts that a predicate is taken apart into at its `or`."""
-
-MOST_BANDS = 16
-"""The most ranges of a difference that stand for its remainder."""
+from attnspec.limits import LIMITS
 
 _EXACT = 2.0**53
 
@@ -54,7 +49,7 @@ def _disjuncts(predicate: Scalar, wanted: bool) -> list[Scalar] | None:
     known = [part for part in parts if part is not None]
     split = (op == "or") == wanted
     count = sum(map(len, known)) if split else math.prod(map(len, known))
-    if len(known) < len(parts) or count > MOST_DISJUNCTS:
+    if len(known) < len(parts) or count > LIMITS.parts:
         return None
     if split:
         return [each for part in known for each in part]
@@ -231,7 +226,7 @@ def _remainder(
         wanted = Apply("%", (Apply("-", (least, of_query)), modulus))
         return Between(wanted, Apply("%", (of_key, modulus)), wanted, at.extents)
     start, stop = (int(end // modulus) for end in at.range(inner))
-    if stop - start >= MOST_BANDS:
+    if stop - start >= LIMITS.runs:
         return None
     bands = [
         _limited(turn * modulus + least, inner, turn * modulus + most, at)

@@ -23,6 +23,7 @@ from attnspec.backends.factored.features.maps import Features, Tables, unit
 from attnspec.backends.factored.features.quotients import Quotient
 from attnspec.backends.factored.features.spans import Summing
 from attnspec.ir.mechanisms.taylor import CHANNELS, Taylor, products_kept
+from attnspec.limits import LIMITS
 from attnspec.lower.work import Work
 
 SMALL = 1e-6
@@ -40,10 +41,6 @@ class FirstOrder:
 
     def width(self, size: int) -> int:
         return size + 1
-
-
-CHUNK = 512
-"""Positions whose pairs are computed one by one, by the formula that the features are for."""
 
 
 @dataclass(frozen=True)
@@ -111,4 +108,6 @@ def taylor_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> F
     if declared.order == 2:
         features = SecondOrder(None if work.scale is None else math.sqrt(work.scale))
     how = Summing(features, work.causal, Quotient(least=SMALL))
-    return FeatureKernel("taylor", replace(how, chunk=CHUNK) if declared.order == 2 else how)
+    return FeatureKernel(
+        "taylor", replace(how, chunk=LIMITS.taylor_chunk) if declared.order == 2 else how
+    )

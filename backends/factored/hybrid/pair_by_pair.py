@@ -26,10 +26,8 @@ from attnspec.backends.factored.hybrid.merging import (
     shared_quotient,
 )
 from attnspec.graphs.relation import evaluate_pairs
+from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work, graph_of
-
-PAIRS = 1 << 22
-"""About as many pairs are weighed at once."""
 
 
 class PairByPair:
@@ -82,7 +80,7 @@ class PairByPair:
     def _split(self, given: Given, at: torch.Tensor) -> Iterator[torch.Tensor]:
         """As many queries as are weighed at once."""
         each = given.q.shape[:3].numel() * given.k.shape[2]
-        yield from torch.split(at, max(1, PAIRS // each))
+        yield from torch.split(at, max(1, LIMITS.pairs_at_once // each))
 
     def _some(
         self, given: Given, at: torch.Tensor, formula: Formula, tables: Tables

@@ -24,10 +24,8 @@ from attnspec.backends.factored.low_rank.softmax import (
 from attnspec.ir.mechanisms.fourier import Fourier
 from attnspec.ir.mechanisms.gmlp import Gmlp
 from attnspec.ir.mechanisms.mixer import Mixer
+from attnspec.limits import LIMITS
 from attnspec.lower.work import Call
-
-LONG = 1 << 13
-"""Positions from which on transforms along them are taken channel by channel."""
 
 
 class FourierKernel(MechanismKernel[Fourier]):
@@ -44,7 +42,7 @@ class FourierKernel(MechanismKernel[Fourier]):
 def fourier(x: torch.Tensor) -> torch.Tensor:
     """Re(F_n X F_d) of x [..., n, d], the unnormalised transforms along both axes."""
     size = x.shape[-1]
-    if x.shape[-2] >= LONG and unseen(x):
+    if x.shape[-2] >= LIMITS.transformed and unseen(x):
         out = x.new_empty(x.shape)
         for matrix, into in zip(x.flatten(0, -3), out.view(-1, *x.shape[-2:]), strict=True):
             _by_channels(matrix, into)

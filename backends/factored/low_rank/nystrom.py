@@ -23,10 +23,8 @@ from attnspec.backends.factored.low_rank.softmax import (
     without_padding,
 )
 from attnspec.ir.mechanisms.nystrom import Nystrom
+from attnspec.limits import LIMITS
 from attnspec.lower.work import Call
-
-ROWS = 64
-"""Outputs of the convolution that are one product."""
 
 
 class NystromKernel(MechanismKernel[Nystrom]):
@@ -164,7 +162,7 @@ def along(x: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
     batch, heads, n, size = x.shape
     width = kernels.shape[1]
     half = width // 2
-    rows = min(ROWS, n)
+    rows = min(LIMITS.convolved, n)
     x = functional.pad(x, (0, 0, half, half + -n % rows))
     windows = x.unfold(2, rows + width - 1, rows).transpose(-1, -2)
     # row r of the band holds the kernel from column r on

@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from attnspec.backends.common.score_formula import weigh
 from attnspec.backends.common.torch_modes import is_transformed, unseen
-from attnspec.backends.factored.costs import FUSED, LANES
+from attnspec.backends.factored.costs import LANES
+from attnspec.limits import LIMITS
 
 
 def attend(
@@ -37,7 +38,7 @@ def attend(
     if causal and not even:
         earlier = lower_triangle(rows, columns, q.device)
         mask = earlier if mask is None else mask & earlier
-    large = batch * heads * rows * columns >= FUSED and not is_transformed()
+    large = batch * heads * rows * columns >= LIMITS.fused and not is_transformed()
     plain = mask is None and not causal and not dropout_p and q.is_cpu
     empty = not (q.numel() and v.numel())
     if columns >= LANES and (large or (plain and not empty and unseen(q, k, v))):

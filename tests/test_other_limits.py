@@ -1,0 +1,60 @@
+"""The limits: what the variable says, and the suite once more where they are small."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+from limited import REFUSING
+from package_map import MODULES, ROOT
+
+from attnspec.limits import LIMITS, Limits
+
+# each waits for a process of its own
+pytestmark = pytest.mark.xdist_group("limits")
+
+
+@pytest.mark.parametrize("limits", ["tiny", REFUSING])
+def test_the_suite_passes_under_other_limits(limits: str) -> None:
+    word = '"tiny"' if limits == "tiny" else "REFUSING"
+    files = [
+        str(path)
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if re.search(rf"limits\((\"\", )?{word}\)", path.read_text(encoding="utf-8"))
+    ]
+    assert files
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
+        cwd=ROOT,
+        env=os.environ | {"ATTNSPEC_LIMITS": limits},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+
+
+def test_the_variable_sets_all_limits_or_single_ones() -> None:
+    assert Limits.of("") == Limits()
+    tiny = Limits.of("tiny")
+    assert tiny.piece < 1000 < Limits().piece
+    assert tiny.edges == Limits().edges
+    assert Limits.of("tiny,piece=7") == Limits.of("tiny,piece=9,piece=7")
+    assert Limits.of("edges=7").edges == 7
+    for wrong in ("small", "piece", "piece=-1", "pieces=3"):
+        with pytest.raises(ValueError, match="`tiny` or NAME=NUMBER"):
+            Limits.of(wrong)
+
+
+def test_each_limit_is_read_somewhere() -> None:
+    read = {
+        node.attr
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "LIMITS"
+    }
+    assert read == {each.name for each in fields(LIMITS)}
