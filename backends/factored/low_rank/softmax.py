@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from attnspec.backends.common.score_formula import weigh
 from attnspec.backends.common.torch_modes import is_transformed, unseen
-from attnspec.backends.factored.costs import FUSED, LANES
+from attnspec.ir.mechanisms.declaration import FUSED, LANES
 
 
 def attend(
