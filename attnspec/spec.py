@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import networkx
     import scipy.sparse
     import torch
+    from matplotlib.axes import Axes
 
     from attnspec.analysis.report.report import Report
     from attnspec.backends.planner import Plan
@@ -184,6 +185,20 @@ class Spec:
         from attnspec.show.notebook import picture_of
 
         return picture_of(self.elaborated, n, layer, head, inputs, m)
+
+    def plot(
+        self,
+        n: int | None = None,
+        ax: Axes | None = None,
+        layer: int = 0,
+        head: int = 0,
+        inputs: Sample | None = None,
+    ) -> Axes:
+        """The pairs of one head at n positions on matplotlib's axes, by default new ones, which are
+        returned; raises as `show`, and AttnSpecError without the extra `attnspec[plot]`."""
+        from attnspec.show.png import plotted
+
+        return plotted(self.show(n, layer, head, inputs).figure, ax)
 
     # --- the pairs -----------------------------------------------------------------------------
 

@@ -12,8 +12,7 @@ from attnspec.analysis.counting.differences import Pairs, row_text
 from attnspec.check.compare import Comparison
 from attnspec.graphs.operators import Intersection, difference
 from attnspec.show.places import places
-from attnspec.show.tally import tally
-from attnspec.show.terminal import room_for, side_for
+from attnspec.show.tally import room_for, side_for, tally
 
 if TYPE_CHECKING:
     from attnspec.check.compare import Compared
