@@ -61,7 +61,7 @@ def command(
     other are drawn. A sequence too long for the terminal is drawn in cells, each as bright as it is
     full. Of graphs that tensors decide a sample is drawn. In a file, the heads of all layers are
     drawn, each pair in the colour of the term that has it. A page (.html, which needs no network)
-    also says why each pair is, and what is reached after each layer and on which way.
+    also says why each pair is.
 
     Example: attnspec show longformer.attn -n 256 --set radius=16 -o longformer.html
     """

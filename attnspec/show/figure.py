@@ -1,4 +1,4 @@
-"""What a picture shows, wherever it is drawn: the pairs of heads that differ, and whose they are."""
+"""What a picture shows, wherever it is drawn: the pairs of heads that differ, by their terms."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from rich.text import Text
 
-from attnspec.analysis.report.report import Report
 from attnspec.elaborate import Elaborated
 from attnspec.graphs.stack import decides
 from attnspec.ir.crossing import crossed
@@ -19,10 +18,8 @@ from attnspec.show.figure import Figure, figure
 from attnspec.show.html import html
 from attnspec.show.panels import Known, Sample, has_graph
 from attnspec.show.png import png
-from attnspec.show.reached import Reach, reach_of
 from attnspec.show.svg import svg
 from attnspec.show.terminal import Signs, draw
-from attnspec.text.diagnostics import AttnSpecError, InternalError
 
 SUFFIXES = (".png", ".svg", ".html")
 """What a picture may be saved as."""
@@ -112,18 +109,7 @@ class Picture:
             return png(drawing.sheet(self.figure), self.figure.name, self._about)
         if suffix == ".svg":
             return f"<!-- {drawing.MAKER} -->\n{self._repr_svg_()}\n"
-        return html(self.figure, self._reached())
-
-    def _reached(self) -> Reach | str:
-        """What is reached in the cells of the figure, or why that is not known."""
-        known = self._samples(range(self.spec.program.layer_count))
-        try:
-            report = Report(self.spec, self.n, dict(self.inputs), known, m=self.m)
-            return reach_of(report, self.figure.plots[0].tally.side)
-        except InternalError:
-            raise
-        except AttnSpecError as error:
-            return str(error).splitlines()[0]
+        return html(self.figure)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a .png, .svg or .html file, in place of what is there.
