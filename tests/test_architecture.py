@@ -77,7 +77,7 @@ LIGHT = (
     "import attnspec",
     "import attnspec.grammar",
     "import attnspec.backends",
-    "import attnspec.analysis.approximation.low_rank",
+    "import attnspec.analysis.approximation.approximation",
     "run('check', SPEC)",
     "run('show', SPEC, '-n', '64')",
     "run('diff', SPEC, SPEC, '-n', '64')",
