@@ -112,8 +112,8 @@ mutants: $(INSTALLED)  ## change the package in small ways and see whether a tes
 
 reference: $(INSTALLED)  ## write anew what is generated: parser tables, tables of pages, colours for editors, transcripts, picture
 	$(BIN)/python -m attnspec.grammar.tables
-	$(BIN)/python -m attnspec.cli.reference_tables grammar/README.md
-	$(BIN)/python -m attnspec.editor.textmate editors/vscode/syntaxes/attn.tmLanguage.json
+	$(BIN)/python docs/reference_tables.py grammar/README.md
+	$(BIN)/python docs/textmate.py editors/vscode/syntaxes/attn.tmLanguage.json
 	$(BIN)/python tests/transcripts.py README.md docs/*.md
 	$(BIN)/python -m attnspec.examples.picture examples/zoo.svg
 	$(BIN)/python -W ignore tests/model_families.py attnspec/integrations/README.md

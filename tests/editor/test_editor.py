@@ -8,11 +8,12 @@ import re
 from pathlib import Path
 
 import pytest
+import textmate
 from package_map import ROOT
 from pygments.token import Comment, Error, Keyword, Name, Token
 
 import attnspec
-from attnspec.editor import checking, textmate
+from attnspec.editor import checking
 from attnspec.editor.completion import offers
 from attnspec.editor.document import Document, specs_below
 from attnspec.editor.documentation import markdown
