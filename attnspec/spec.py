@@ -20,8 +20,7 @@ from attnspec.ir.api_checks import index_of, joined_parameters, length_of, param
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Input, ParameterValue, Program
 from attnspec.ir.serial import fingerprint
-from attnspec.lower.devices import device_of
-from attnspec.lower.lower import require_built
+from attnspec.lower.lower import device_of, require_built
 from attnspec.lower.work import Shape
 from attnspec.text.decoding import read_source, source_of
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic
@@ -284,7 +283,7 @@ class Spec:
 
     def check(self) -> list[Diagnostic]:
         """What the lints and claims have to say; empty means nothing."""
-        from attnspec.check.check import check
+        from attnspec.check.hints import check
 
         return [*self.elaborated.warnings, *check(self.elaborated, self.verdicts)]
 

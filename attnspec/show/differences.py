@@ -9,7 +9,7 @@ from rich.text import Text
 
 from attnspec.analysis.counting.differences import Pairs, row_text
 from attnspec.check.compare import Comparison
-from attnspec.show.places import places
+from attnspec.show.panels import places
 
 if TYPE_CHECKING:
     from attnspec.check.compare import Compared

@@ -18,6 +18,7 @@ from attnspec.show.panels import (
     Group,
     Known,
     Sample,
+    Slot,
     beside,
     facts,
     grouped,
@@ -25,8 +26,8 @@ from attnspec.show.panels import (
     of_samples,
     other_layers,
     period,
+    places,
 )
-from attnspec.show.places import Slot, places
 from attnspec.show.tally import Tally, room_for, side_for, tally
 from attnspec.text.diagnostics import InternalError
 

@@ -99,7 +99,7 @@ class _Task:
     ) -> np.ndarray:
         """The weights [n, n] by the definition of a method, with what it has learned."""
         # what measures needs torch, what it is compared with does not
-        from attnspec.backends.factored.arrays import weights_array
+        from attnspec.backends.factored.definitions import weights_array
 
         n = len(self.q)
         work = Work(Full(), n, n, self.scale, mechanism=method, causal=self.causal)

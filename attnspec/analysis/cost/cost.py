@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from attnspec.analysis.counting.choices import most_keys
-from attnspec.analysis.counting.degrees import edges_of
+from attnspec.analysis.counting.degrees import edges_of, most_keys
 from attnspec.analysis.quality import Quality
 from attnspec.backends.factored.costs import Products, products_of
 from attnspec.backends.planner import AUTO, choose

@@ -18,7 +18,6 @@ from attnspec.analysis.counting.head_counts import HeadCounts
 from attnspec.analysis.quality import Figure, Quality, Unknown
 from attnspec.analysis.report import figure_choices as choices
 from attnspec.analysis.report import figure_costs as costs
-from attnspec.analysis.report import figure_graph as whole
 from attnspec.analysis.report import figure_pairs as pairs
 from attnspec.analysis.report.inquiry import APART, Entry, Inquiry
 from attnspec.graphs.stack import TooMuch
@@ -149,7 +148,7 @@ class Report(Inquiry):
     path_length = Entry[float]("mean path", "reaches", pairs.reach("path_length"), "never")
     """The mean shortest path between allowed pairs in the union of all layers and heads."""
 
-    spectral_gap = Entry[float]("spectral gap", "mixes", whole.spectral_gap)
+    spectral_gap = Entry[float]("spectral gap", "mixes", pairs.spectral_gap)
     """1 - |second eigenvalue| of the symmetrised, degree-normalised union."""
 
     flops = Entry[int]("operations", "costs", costs.cost("flops"), "flops")
