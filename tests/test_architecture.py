@@ -43,7 +43,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("show",),
     ("spec",),
     ("model_check",),
-    ("difference", "testing", "bench", "integrations", "interchange"),
+    ("testing", "bench", "integrations", "interchange"),
     ("editor",),
     ("cli",),
     ("examples", "__main__"),

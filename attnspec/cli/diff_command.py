@@ -10,11 +10,10 @@ import click
 from attnspec.cli import console, options
 from attnspec.cli.failures import LimitReached, fitting
 from attnspec.cli.specs import STDIN, read_inputs, shown_path, source_at
-from attnspec.difference import diff
 from attnspec.elaborate import attention_names, parameter_names
 from attnspec.graphs.stack import TooMuch
 from attnspec.show.differences import page
-from attnspec.spec import Spec
+from attnspec.spec import Spec, diff
 from attnspec.text.diagnostics import hinted
 from attnspec.text.source import Source
 

@@ -18,9 +18,9 @@ import attnspec
 from attnspec.analysis.counting import degrees, differences
 from attnspec.check.other_differences import asides, mechanisms_of
 from attnspec.cli import main
-from attnspec.difference import Difference, diff
 from attnspec.graphs.stack import TooMuch
-from attnspec.spec import Spec, parse
+from attnspec.show.differences import Difference
+from attnspec.spec import Spec, diff, parse
 from attnspec.text.diagnostics import AttnSpecError
 
 
