@@ -309,7 +309,7 @@ def test_mechanisms_are_compared_by_their_options(
     assert words in str(found)
     assert (", at n = 16" in str(found)) == (", at n" in words)
     assert found.proven == (same and "at n" not in words)
-    (one,) = found.to_dict()["compared"]
+    (one,) = json.loads(json.dumps(found.to_dict()))["compared"]
     assert one["equal"] is same
     assert words.partition(", at n")[0] in one["reason"]
     back = between(f"attend {second}", f"attend {first}", 16)
