@@ -80,7 +80,7 @@ undivided = masked_after(lambda x: x.softmax(-1), divided=False)
 
 def through_a_view(q: Any, k: Any, v: Any, mask: Any) -> Any:
     weights = (q @ k.mT).masked_fill(~mask, float("-inf")).softmax(-1)
-    every = torch.zeros_like(weights)
+    every = torch.zeros(weights.shape)
     every[:, :][:] = weights
     return every @ v
 
@@ -141,10 +141,10 @@ def changed(spec: attnspec.Spec, *pairs: tuple[int, int], n: int = N) -> torch.T
     return mask
 
 
-SEEN = (sdpa, written, letters, flex, renormalised, through_a_view)
+SEEN = (sdpa, written, letters, flex, renormalised)
 
 
-@pytest.mark.parametrize("attend", [*SEEN, exponentials])
+@pytest.mark.parametrize("attend", [*SEEN, exponentials, through_a_view])
 @pytest.mark.parametrize("spec", [CAUSAL, NEAR], ids=["past", "near"])
 def test_right_models_are_equal_and_wrong_pairs_found(attend: Attend, spec: attnspec.Spec) -> None:
     assert_attends(net(spec, attend=attend), spec, states())
