@@ -128,9 +128,9 @@ class Run:
         self._compare_outputs(plain, watched)
         for path, kind in watch.uncalled():
             self.report.layers.append(LayerCheck(None, path, kind, reason="it was never called"))
-        if not self.ran:
+        if not self.report.layers:
             self.report.faults.append("no attention layer ran: name its module in `layers`")
-        elif self.ran < self.spec.layers:
+        elif self.ran < self.spec.layers > 1:
             self.report.faults.append(f"the spec has {self.spec.layers} layers, {self.ran} ran")
 
     def _see(self, frame: Frame, call: Call) -> None:

@@ -149,7 +149,7 @@ class Wanted:
             allowed = torch.from_numpy(np.array(masks))[:, :, first:end, at]
             allowed = allowed.any(1, keepdim=True) if call.together else allowed
         allowed = allowed & (real & used)[:, None, None]
-        later, packed = keys > torch.arange(first, end)[:, None], self.documents
+        later, packed = used & (keys > torch.arange(first, end)[:, None]), self.documents
         never = {"an empty slot of the cache": ~used, "padding": (~real & used)[:, None, None]}
         if not bool((allowed & later).any()):
             never["a later position"] = later

@@ -279,6 +279,7 @@ POOLED = type("PoolAttention", (nn.Linear,), {"forward": lambda self, x: x.mean(
         (Net(*OWN.layers[:2]), MIXED, {}, None),
         (OWN, MIXED, {}, "not checked: layer 2, .*: the spec has 2 layers"),
         (Net(OWN.layers[0]), MIXED, {}, "the spec has 2 layers, 1 ran"),
+        (net(FULL), CROSS, {}, r"checked\nnot checked: layers.0 .*: it reads one sequence"),
         (PACKED, DOCUMENTS, {"inputs": {"document": IDS}, "layers": 1}, None),
         (PACKED, DOCUMENTS, {}, "missing: `document`"),
         (Net(SomeAttention(sdpa, mask_of(CAUSAL)[:, :2])), PER_HEAD, {}, "4 heads, the model 2"),
@@ -305,8 +306,7 @@ def test_an_early_end_reports_the_layers_checked() -> None:
     run = Run(net(CAUSAL), CAUSAL, (states(),), {}, progress=stop)
     with pytest.raises(KeyboardInterrupt, match="interrupted: Ctrl-C, after 1 layers"):
         run.verified()
-    assert [layer.ok for layer in run.report.layers] == [True]
-    assert not run.report.ok
+    assert [run.report.ok, *(layer.ok for layer in run.report.layers)] == [False, True]
     late = Run(net(CAUSAL), CAUSAL, (states(),), {}, seconds=0.0).verified()
     assert (late.ok, late.interrupted) == (False, "the time limit, after 0 layers")
 
