@@ -67,8 +67,6 @@ class Limits:
     blocks_classified: int = 1 << 24  # pairs of blocks of an export
     tiles: int = 1 << 20  # tiles that a layout lists
     tile_pairs: int = 1 << 23  # pairs of tiles that are looked at on one level
-    page_numbers: int = 60_000  # numbers of a page that say who reads whom
-    page_edges: int = 1 << 20  # pairs that are looked at for them
     iterations: int = 2000  # steps of an eigenvalue solver
     banded: int = 1 << 24  # numbers of a banded factor of one
     looks_grown: int = 1 << 27  # pairs that are evaluated at one length to see how counts grow

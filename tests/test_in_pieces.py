@@ -15,6 +15,7 @@ from attention_checks import (
     tensors,
     with_gradients,
 )
+from pattern_samples import samples_of
 from relation_checks import faults
 from sweeps import in_turn
 from zoo import every_attention, smaller
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.limits("tiny")
     "pattern", [p for p in PATTERNS if not p.data_dependent], ids=lambda pattern: pattern.name
 )
 def test_pairs_are_those_of_the_definition(pattern: type[Relation]) -> None:
-    samples = list(pattern.samples())
+    samples = list(samples_of(pattern))
     some = samples[:: 1 + len(samples) // 6]
     found = [fault for sample in some for fault in faults(sample, 45, (3, 16))]
     assert found == []

@@ -107,7 +107,7 @@ def _measured(
     """The growth that counted edges are nearest to, `most` at most."""
     if stack.unknown is not None:
         return Figure(None, note=stack.unknown)
-    counts = _counts(stack) if stack.program.grid is None else _grown_grids(elaborated, n)
+    counts = counted(stack) if stack.program.grid is None else _grown_grids(elaborated, n)
     if len(counts) < ENOUGH:
         return Figure(None, note="too few lengths can be counted")
     lengths = [length for length in sorted(counts) if counts[length]][-5:]
@@ -158,7 +158,7 @@ def _values(growth: Growth, lengths: np.ndarray) -> np.ndarray:
     return found
 
 
-def _counts(stack: Stack) -> dict[int, int]:
+def counted(stack: Stack) -> dict[int, int]:
     """The edges at long lengths, as far as rows have a closed form there, else at those where pairs
     are looked at; raises TooMuch where counting takes too long at the shortest."""
     found: dict[int, int] = {}
