@@ -73,7 +73,7 @@ def total(terms: Sequence[Term], attends: Sequence[Attend], program: Program, le
     ranges = _ranges(program, least, np.inf)
     beside = [pair for attend in attends for pair in numbers_of(attend).items()]
     sizes = [each for term in terms for each in scalars_of(term)]
-    scalars = [scalar for *_, scalar in (*sizes, *beside)]
+    scalars = [*(size[2] for size in sizes), *(number for _, number in beside)]
     return (
         all(_has_value(part, ranges) for scalar in scalars for part in parts_of(scalar))
         and all(name == "scale" or bounds(x, ranges)[0] > 0 for name, x in beside)

@@ -101,8 +101,10 @@ def _spanned(op: str, parts: list[Scalar]) -> list[Scalar]:
 
 def _span(condition: Scalar) -> tuple[Scalar, float, float] | None:
     """A number, and the least and the greatest of the whole numbers that it may be."""
+    low: float
+    high: float
     match condition:
-        case Apply("within", (number, low, high)):
+        case Apply("within", (number, int() as low, int() as high)):
             pass
         case Apply(
             "<" | "<=" | ">" | ">=" | "==" as op, (int() as end, Symbol() | Apply() as number)

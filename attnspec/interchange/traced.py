@@ -175,7 +175,8 @@ class Indexing(TorchFunctionMode):
             tensor, index = args
             parts = index if isinstance(index, tuple) else (index,)
             if isinstance(tensor, Row):
-                tensor, parts = tensor.read[0], tensor.read[1] + parts
+                tensor, before = tensor.read
+                parts = before + parts
             if any(isinstance(part, Traced) for part in parts):
                 return _read(self.captured, tensor, parts)
         found = func(*args, **(kwargs or {}))

@@ -96,9 +96,9 @@ def test_a_file_that_stands_alone_is_exported_for_every_length(
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("causal attend linear()", "a dynamic length, since its mechanism goes through keys"),
+        ("causal attend linear()", "a dynamic length, since its mechanism goes by pieces"),
         ("attend favor(features = 8, seed = 0)", "`strict=False`, since its features are drawn"),
-        ("attend strided(stride = isqrt(n))", "since its mask reads a root or a logarithm"),
+        ("attend strided(stride = isqrt(n))", "since its mask reads a root or logarithm"),
         ("attend window(radius = 3) scale 1 / n score bias()", "since its scale reads n"),
         ("attend expander(degree = 4, seed = 0)", "a dynamic length, since its pairs are drawn"),
         ("attend random(keys = 2, seed = 0)", "this file, since its pairs are drawn"),

@@ -23,6 +23,9 @@ DOC = torch.tensor([0, 0, 0, 3, 3, 1, 1, 1, 1, 4, 4, 4, 4, 4, 2, 2, 2])
 MARKED = torch.arange(17) % 5 == 2
 STEPS, DOUBLED = torch.tensor([4, 8, 12]), torch.tensor([2, 4, 8])
 WIDTHS = torch.tensor([1, 2, 8])
+ids = [torch.stack([DOC, DOC.flip(0)])]
+parts = {"by": (MARKED, DOC.clone())}
+TOGETHER: Any = (DOC.clone(), MARKED, DOC.flip(0))
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 DIAGONAL = torch.eye(17, dtype=torch.bool)
 
@@ -370,7 +373,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "sample": (lambda b, h, q, k: q - k <= b, "number of the sample"),
     "score": (lambda b, h, q, k: q - k, "one boolean for a pair"),
     "row": (lambda b, h, q, k: (ids[0][b] > 1)[q], "`torch.gt` of a row"),
-    "list": (lambda b, h, q, k: TOGETHER[b][q] == 1, "the index of a list"),  # type: ignore[call-overload]
+    "list": (lambda b, h, q, k: TOGETHER[b][q] == 1, "the index of a list"),
     "whole tensor": (lambda b, h, q, k: (DOC == q).any(), "as a whole"),
     "moved index": (lambda b, h, q, k: DOC[q // 2] == DOC[k // 2], "something else than"),
     "table of labels": (lambda b, h, q, k: k - WIDTHS[DOC[k]] < 4, "`starts[document]` for"),
@@ -416,8 +419,6 @@ class Slots:
 
 
 SLOTS = Slots()
-ids, parts = [torch.stack([DOC, DOC.flip(0)])], {"by": (MARKED, DOC.clone())}
-TOGETHER = (DOC.clone(), MARKED, DOC.flip(0))
 CAPTURED: dict[str, tuple[Callable[..., Any], str]] = {
     "a row of a list": (lambda b, h, q, k: ids[0][b][q] == ids[0][b, k], "ids: ids"),
     "the second of a tuple": (

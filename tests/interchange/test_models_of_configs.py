@@ -144,7 +144,7 @@ def config_of(seed: int) -> tuple[Any, dict[str, Any]]:
         # another name of half its `local_attention`
         varied.pop("sliding_window", None)
     heads = {"codegen": 4, "stablelm": 6}.get(kind) or source.choice((2, 3, 4, 6))
-    shape = {**dict.fromkeys(_HEADS + _SIDES, heads), "num_key_value_heads": 1}
+    shape: dict[str, Any] = {**dict.fromkeys(_HEADS + _SIDES, heads), "num_key_value_heads": 1}
     if kind in (*hf_configs._LATENT, "jetmoe"):
         shape["num_key_value_heads"] = heads
     elif kind == "dbrx":

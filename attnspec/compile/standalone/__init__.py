@@ -50,7 +50,7 @@ def _refusal(program: Program) -> str:
         why, unless = "its features are drawn", "not torch.compiler.is_dynamo_compiling()"
         refused = "this file with `strict=False`"
     elif any(each.mechanism for each in program.attends) and program.causal:
-        why = "its mechanism goes through keys piece by piece"
+        why = "its mechanism goes by pieces of keys"
     elif any("n" in symbols(numbers_of(each).get("scale", 0)) for each in program.attends):
         why = "its scale reads n"
     elif any(
@@ -60,13 +60,11 @@ def _refusal(program: Program) -> str:
         for _, _, scalar in scalars_of(each.graph)
         for part in parts_of(scalar)
     ):
-        why = "its mask reads a root or a logarithm of the length"
+        why = "its mask reads a root or logarithm of n"
     else:
         return ""
     asked = " and ".join(filter(None, ("torch.compiler.is_exporting()", unless)))
     return f"""        if {asked}:
-            raise ValueError(
-                "torch.export cannot take {refused}, since {why}:"
-                " what is compiled without --standalone is one operator, of every length"
-            )
+            why = "{why}: without --standalone it is one operator"
+            raise ValueError(f"torch.export cannot take {refused}, since {{why}}")
 """
