@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log, prod
+from math import lcm, log, prod
 from typing import Any
 
 from attnspec.spec import Spec, parse
@@ -531,7 +531,13 @@ def _chunks(config: Config) -> str:
     size = _size(config, "local_attn_chunk_length")
     before = config.get("local_num_chunks_before", 1)
     after = config.get("local_num_chunks_after", 0)
-    return f"block(size = {size}, before = {before}, after = {after})"
+    if config.get("is_decoder"):
+        return f"block(size = {size}, before = {before}, after = {after})"
+    # chunks are a ring: the first reads the last; padding fills up chunks of each type of layer
+    sizes = {_size(config, f"{kind}_attn_chunk_length") for kind in config.get("attn_layers", ())}
+    chunks = f"({lcm(*sizes) // size} * ceil(n / {lcm(*sizes)}))"
+    back, ahead = (f"({a} // {size} - {b} // {size}) % {chunks}" for a, b in ("qk", "kq"))
+    return f"where({back} <= {before} or {ahead} <= {after})"
 
 
 def _hashed_chunks(config: Config) -> str:

@@ -215,7 +215,8 @@ def test_bigbird_has_its_blocks() -> None:
             "attend window(before = 3, after = 0) scale 1",
         ),
         (
-            {"model_type": "reformer", "attn_layers": ["local"], "local_attn_chunk_length": 8},
+            {"model_type": "reformer", "attn_layers": ["local"], "local_attn_chunk_length": 8,
+             "is_decoder": True},
             None,
             "attend block(size = 8, before = 1)",
         ),
