@@ -37,7 +37,7 @@ from attnspec.lower.cache import Cache
 from attnspec.lower.mechanism_sizes import bind_mechanism, require_length, symbols_in
 from attnspec.lower.ranges import longest_of
 from attnspec.lower.work import Alibi, BackendError, Bias, Change, Softcap, Work, alibi_slopes
-from attnspec.text.diagnostics import Diagnostic, SpecError
+from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
 from attnspec.text.source import Span
 
 KEPT = 1024
@@ -353,3 +353,27 @@ def _number(scalar: Scalar, at: Situation, name: str, span: Span | None) -> floa
     if wrong is not None:
         raise BindError(f"{wrong} at n = {at.n}", span)
     return value
+
+
+def device_of(device: object) -> str:
+    """The name of a device, given by it or as a torch.device; "cuda:1" has the type cuda.
+
+    Raises TypeError for anything else, AttnSpecError for a name that torch does not know.
+    """
+    if not isinstance(device, str) and type(device).__module__.partition(".")[0] != "torch":
+        raise TypeError(
+            "the device must be a torch.device or its name, for example 'cpu' or 'cuda',"
+            f" got {type(device).__name__}"
+        )
+    name = str(device)
+    if name not in ("cpu", "cuda"):
+        import torch
+
+        try:
+            torch.device(name)
+        except RuntimeError:
+            raise AttnSpecError(
+                "the device must be one that torch knows, for example 'cpu' or 'cuda',"
+                f" got {name!r:.60}"
+            ) from None
+    return name
