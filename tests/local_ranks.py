@@ -224,7 +224,7 @@ def _at_length(
 def _sums(case: Case, plan: Any, rank: int) -> int:
     """The bytes of log-sum-exps of heads elsewhere, which a call may ask for and no plan counts;
     heads go with their key heads, as even as these allow."""
-    ways = [way.how for layer in plan.layers for way in layer.ways]
+    ways = [layer.how for layer in plan.layers]
     if not case.lse or ways != ["heads"]:
         return 0
     heads, keys = plan.tensors.heads, plan.tensors.key_heads
@@ -431,7 +431,7 @@ LOADED = (
     "torch.distributed.tensor",
     "scipy.sparse.csgraph",
     "attnspec.compile.compiler",
-    "attnspec.distributed.ranks.parallel",
+    "attnspec.distributed.parallel",
     "zoo",
 )
 """What every rank would load; forked, they have it from one process."""

@@ -92,6 +92,14 @@ class Partition:
             [sum(float(values[a : b : self.step].sum()) for a, b in runs) for runs in self.runs]
         )
 
+    def counts(self, mask: np.ndarray) -> np.ndarray:
+        """How many positions of each rank a mask [n] has, int64 [ranks]."""
+        counted = (
+            sum(int(np.count_nonzero(mask[a : b : self.step])) for a, b in runs)
+            for runs in self.runs
+        )
+        return np.array([*counted], np.int64)
+
     def __str__(self) -> str:
         return self.name
 

@@ -8,13 +8,11 @@ that each step ends when the slowest rank is through.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import reduce
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from attnspec.distributed.exchange import Exchange
-from attnspec.distributed.partitions import Partition
 
 
 @dataclass(frozen=True)
@@ -46,35 +44,28 @@ class Pairs:
         return float(total.max() / total.mean()) if total.sum() else None
 
 
-def at_home(pairs: np.ndarray) -> Pairs:
-    """Pairs of which no part waits for what travels meanwhile."""
-    none = np.zeros_like(pairs)
-    return Pairs(pairs, none, none)
+def together(parts: Sequence[Pairs | None]) -> Pairs | None:
+    """The pairs of several groups of heads; None where those of one were not counted."""
+    known = [part for part in parts if part is not None]
+    if not known or len(known) < len(parts):
+        return None
+    return Pairs(*(sum(getattr(part, entry.name) for part in known) for entry in fields(Pairs)))
 
 
-def together(parts: Sequence[Pairs]) -> Pairs:
-    """The pairs of several groups of heads."""
-    return reduce(
-        lambda a, b: Pairs(a.home + b.home, a.answers + b.answers, a.guests + b.guests), parts
-    )
-
-
-def pairs_of(
-    exchange: Exchange, graph: int, heads: int, degrees: np.ndarray, partition: Partition
-) -> Pairs:
-    """The pairs of one graph of an exchange. How many a rank's queries have is exact; those that
-    are not known to lie in one block or another are spread evenly over all of which that holds,
-    and where blocks of several terms hold the same pairs, each has its share."""
-    found = exchange.pairs[graph]
+def pairs_of(exchange: Exchange, graph: int, heads: int) -> Pairs | None:
+    """The pairs of one graph of an exchange, None where nobody counted its keys. How many a rank's
+    queries have is exact; these are spread evenly over the keys that they read."""
+    degrees, partition = exchange.readings[graph].degrees, exchange.partition
+    if degrees is None:
+        return None
+    away = np.zeros(exchange.keys.shape)
     lengths = np.array(partition.lengths, np.float64)
-    known = (found.full + found.full_elsewhere).sum(1)
-    unknown = lengths**2 + (found.some + found.some_elsewhere).sum(1)
-    every = partition.sums(degrees)
-    once = np.minimum(1.0, every / np.maximum(1.0, known))[:, None]
-    density = np.maximum(0.0, every - known) / np.maximum(1.0, unknown)
-    answers = (once * found.full_elsewhere + density[:, None] * found.some_elsewhere).sum(0)
-    guests = (once * found.full + density[:, None] * found.some).sum(1)
-    return Pairs(heads * density * lengths**2, heads * answers, heads * guests)
+    for bar in np.unique(exchange.bars).tolist():
+        sums = partition.sums(degrees * exchange.moves(graph, bar))
+        away += sums[:, None] * (lengths / max(1, partition.n)) * (exchange.bars == bar)
+    here = partition.sums(degrees) - away.sum(1)
+    own = exchange.keys.diagonal() / np.maximum(1, exchange.keys.sum(1))
+    return Pairs(heads * here * own, heads * away.sum(0), heads * here * (1 - own))
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ there and outputs come back (all-to-all over heads)."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,64 +13,14 @@ import torch
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.planner import choose
-from attnspec.distributed.partitions import Partition
-from attnspec.distributed.planning import dealt
-from attnspec.distributed.ranks.collectives import Mesh, anchor, tied, travel, unpacked
-from attnspec.distributed.ranks.regions import Partial, Parts
+from attnspec.distributed.collectives import Mesh, anchor, tied, travel, unpacked
+from attnspec.distributed.planning import DistributedPlan, Works, dealt
+from attnspec.distributed.regions import Partial, Parts
 from attnspec.graphs.relation import DataDependent
-from attnspec.lower.work import Call, Work, key_heads
+from attnspec.lower.work import Call, Work
 from attnspec.runtime.decisions import data_of, decided, decisions_of
 from attnspec.runtime.engine import Engine
 from attnspec.runtime.head_groups import Group, group_of, together
-
-
-@dataclass(frozen=True)
-class SomeHeads:
-    """The heads `chosen`, ascending, of so many query heads and key heads of a layer."""
-
-    chosen: tuple[int, ...]
-    heads: int
-    key_heads: int
-
-    @cached_property
-    def keys(self) -> list[int]:
-        """The key heads that they read: each once where all are read equally often."""
-        return key_heads(self.chosen, self.heads // self.key_heads)
-
-    @property
-    def ratio(self) -> int:
-        """Heads to each of these keys."""
-        return len(self.chosen) // len(self.keys)
-
-    def of(self, parts: Parts) -> Parts:
-        """Their queries, keys and values."""
-        q, k, v = parts
-        if len(self.chosen) == self.heads:
-            return parts
-        return q[:, list(self.chosen)], k[:, self.keys], v[:, self.keys]
-
-    def inputs(self, data: Mapping[Any, Any], first: int, count: int) -> dict[Any, Any]:
-        """Inputs, of those about heads [B, H or H_kv or 1, …] the part of `count` heads from the
-        `first` on."""
-        found, mine = dict(data), slice(first, first + count)
-        keys = slice(first // self.ratio, (first + count) // self.ratio)
-        for name, x in data.items():
-            if x.dim() == 4 and x.shape[1] == self.heads:
-                found[name] = x[:, list(self.chosen[mine])]
-            elif x.dim() == 4 and x.shape[1] > 1:
-                found[name] = x[:, self.keys[keys]]
-        return found
-
-    def works(
-        self, engine: Engine, layer: int, n: int
-    ) -> list[tuple[Work, tuple[int, ...], tuple[int, ...]]]:
-        """What they compute: works with the heads that share each, and their numbers here."""
-        number = {head: at for at, head in enumerate(self.chosen)}
-        return [
-            (work, members, tuple(number[head] for head in members))
-            for work, members in engine.binder.works(layer, self.heads, n, n)
-            if members[0] in number
-        ]
 
 
 class HeadsHere:
@@ -81,48 +30,47 @@ class HeadsHere:
         self,
         engine: Engine,
         layer: int,
-        partition: Partition,
+        plan: DistributedPlan,
         mesh: Mesh,
-        some: SomeHeads,
         device: torch.device,
     ) -> None:
-        self.engine, self.layer, self.partition, self.mesh = engine, layer, partition, mesh
-        self.some = some
-        order = partition.order
+        self.engine, self.partition, self.mesh = engine, plan.partition, mesh
+        self.heads, self.key_heads = plan.tensors.heads, plan.tensors.key_heads
+        self.ratio = self.heads // self.key_heads
+        order = self.partition.order
         self.order = torch.from_numpy(np.argsort(order)).to(device)
         self.back = torch.from_numpy(order).to(device)
         self.device = device
-        self.groups, self.learning = apart(self._built)
+        works = engine.binder.works(layer, self.heads, plan.n, plan.n)
+        self.groups, self.learning = apart(lambda: self._built(works))
         self.decisions = decisions_of(self.learning)
-        works = some.works(engine, layer, partition.n)
-        self.decides = any(work.decided for work, _, _ in works)
+        self.decides = any(work.decided for work, _ in works)
 
     def mine(self, rank: int) -> tuple[int, int, int, int]:
         """The first query head of a rank and how many, the first key head and how many."""
-        keys, ratio = dealt(rank, self.partition.ranks, len(self.some.keys)), self.some.ratio
-        return keys.start * ratio, len(keys) * ratio, keys.start, len(keys)
+        keys = dealt(rank, self.partition.ranks, self.key_heads)
+        return keys.start * self.ratio, len(keys) * self.ratio, keys.start, len(keys)
 
-    def _built(self) -> tuple[list[Group], list[tuple[Work, tuple[int, ...]]]]:
+    def _built(self, works: Works) -> tuple[list[Group], list[tuple[Work, tuple[int, ...]]]]:
         first, count, _, _ = self.mine(self.mesh.rank)
         groups, learning = [], []
-        for work, members, numbers in self.some.works(self.engine, self.layer, self.partition.n):
-            both = zip(members, numbers, strict=True)
-            mine = {head: at - first for head, at in both if first <= at < first + count}
-            if not mine:
+        for work, members in works:
+            here = tuple(head for head in members if first <= head < first + count)
+            if not here:
                 continue
-            here, local = tuple(mine), tuple(mine.values())
+            local = tuple(head - first for head in here)
             work = replace(work, copies=len(here), device=self.device.type)
             kernel = choose(work, self.device.type, self.engine.backend).build(
                 work, here, self.device
             )
-            tables, ratio = self.engine.tables_of(work), self.some.ratio
-            groups.append(group_of(kernel, work, local, count, ratio, tables, self.device))
+            tables = self.engine.tables_of(work)
+            groups.append(group_of(kernel, work, local, count, self.ratio, tables, self.device))
             learning.append((work, here))
         return groups, learning
 
     def run(self, parts: Parts, calls: Sequence[Call], return_lse: bool) -> Partial:
         """The output of own positions, and its log-sum-exps if they are asked for."""
-        q, k, v = self.some.of(parts)
+        q, k, v = parts
         lengths, rank = self.partition.lengths, self.mesh.rank
         batch = len(q)
         pieces, sent = [], []
@@ -169,8 +117,8 @@ class HeadsHere:
         found: dict[DataDependent, Choice] = {}
         try:
             if self.decisions:
-                first, count, *_ = self.mine(self.mesh.rank)
-                padding, data = calls[0].padding, self.some.inputs(calls[0].data, first, count)
+                padding, data = calls[0].padding, self._inputs(calls[0].data)
+                first, *_ = self.mine(self.mesh.rank)
                 found = decided(self.decisions, q, k, padding, data, lambda _: {}, first=first)
         except ValueError as error:
             wrong = error
@@ -179,6 +127,17 @@ class HeadsHere:
             replace(call, data=data_of(work, heads, self.decisions, found, call.data))
             for (work, heads), call in zip(self.learning, calls, strict=True)
         ]
+
+    def _inputs(self, data: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Inputs, of those about heads [B, H or H_kv or 1, …] the part of own heads."""
+        first, count, key, keys = self.mine(self.mesh.rank)
+        found = dict(data)
+        for name, x in data.items():
+            if x.dim() == 4 and x.shape[1] == self.heads:
+                found[name] = x[:, first : first + count]
+            elif x.dim() == 4 and x.shape[1] > 1:
+                found[name] = x[:, key : key + keys]
+        return found
 
     def _returned(self, x: torch.Tensor, came: torch.Tensor, batch: int) -> torch.Tensor:
         """Own heads [B, hs, n, e] at all positions, made of what came, to own positions of all

@@ -20,11 +20,9 @@ from attnspec.backends.common.merging import LOWEST, in_one_frame
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.kernels import kernel_of
-from attnspec.distributed.partitions import Partition
-from attnspec.distributed.planning import dealt
-from attnspec.distributed.ranks.by_heads import SomeHeads
-from attnspec.distributed.ranks.collectives import Mesh, anchor, tied, travel
-from attnspec.distributed.ranks.regions import Parts, no_sums_with_sums
+from attnspec.distributed.collectives import Mesh, anchor, tied, travel
+from attnspec.distributed.planning import DistributedPlan, dealt
+from attnspec.distributed.regions import Parts
 from attnspec.lower.work import Call, Work
 from attnspec.runtime.engine import Engine
 from attnspec.runtime.head_groups import Group, group_of, together
@@ -52,35 +50,35 @@ class StatesHere:
         self,
         engine: Engine,
         layer: int,
-        partition: Partition,
+        plan: DistributedPlan,
         mesh: Mesh,
-        some: SomeHeads,
         device: torch.device,
     ) -> None:
-        self.engine, self.layer, self.mesh, self.some = engine, layer, mesh, some
-        self.n, self.device = partition.n, device
-        self.own = torch.from_numpy(partition.positions(mesh.rank)).to(device)
-        works = some.works(engine, layer, self.n)
-        self.learning = [(work, members) for work, members, _ in works]
-        self.groups = apart(lambda: [self._built(*each) for each in works])
+        self.engine, self.mesh, self.device = engine, mesh, device
+        self.heads, self.key_heads = plan.tensors.heads, plan.tensors.key_heads
+        self.own = torch.from_numpy(plan.partition.positions(mesh.rank)).to(device)
+        self.learning = engine.binder.works(layer, self.heads, plan.n, plan.n)
+        self.groups = apart(lambda: [self._built(*each) for each in self.learning])
 
-    def _built(self, work: Work, members: tuple[int, ...], numbers: tuple[int, ...]) -> Group:
-        kernel, tables = kernel_of(work, members, self.device), self.engine.tables_of(work)
-        count = len(self.some.chosen)
-        return group_of(kernel, work, numbers, count, self.some.ratio, tables, self.device)
+    def _built(self, work: Work, heads: tuple[int, ...]) -> Group:
+        kernel, tables = kernel_of(work, heads, self.device), self.engine.tables_of(work)
+        ratio = self.heads // self.key_heads
+        return group_of(kernel, work, heads, self.heads, ratio, tables, self.device)
 
     def run(
         self, parts: Parts, calls: Sequence[Call], return_lse: bool
     ) -> tuple[torch.Tensor, None]:
         """The output of own positions; log-sum-exps do not travel with sums of features."""
         if return_lse:
-            raise no_sums_with_sums(self.engine.program)
-        parts = self.some.of(parts)
+            raise ValueError(
+                f"the sums of features of `{self.engine.program.name}` come without log-sum-exps"
+                " over several devices: leave `return_lse` out, one device has them"
+            )
         outs = [
             self._of_group(group, group.parts(*parts), call)
             for group, call in zip(self.groups, calls, strict=True)
         ]
-        return together(self.groups, len(self.some.chosen), self.device).joined(outs), None
+        return together(self.groups, self.heads, self.device).joined(outs), None
 
     def _of_group(self, group: Group, parts: Parts, call: Call) -> torch.Tensor:
         kernel = cast(Summable, group.kernel)

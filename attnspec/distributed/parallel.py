@@ -12,26 +12,21 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import pad
 
+from attnspec.distributed.collectives import Mesh, tied, travel, unpacked
+from attnspec.distributed.heads import HeadsHere
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import (
     ALL,
-    BOTH,
-    CHOICES,
     HEADS,
     ROWS,
     DistributedPlan,
     Tensors,
-    Way,
     plan,
     require_one_sequence,
 )
-from attnspec.distributed.ranks.by_both import BothHere
-from attnspec.distributed.ranks.by_choices import ChoicesHere
-from attnspec.distributed.ranks.by_heads import HeadsHere, SomeHeads
-from attnspec.distributed.ranks.by_rows import RowsHere
-from attnspec.distributed.ranks.by_states import StatesHere
-from attnspec.distributed.ranks.collectives import Mesh, tied, travel, unpacked
-from attnspec.distributed.ranks.regions import Partial, Parts, joined
+from attnspec.distributed.regions import Partial, Parts
+from attnspec.distributed.rows import RowsHere
+from attnspec.distributed.states import StatesHere
 from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.program import POSITIONS, Program
 from attnspec.ir.serial import fingerprint
@@ -54,8 +49,8 @@ from attnspec.runtime.module import CompiledAttention
 KEPT = 64
 """How many plans are kept, of lengths, layers and shapes."""
 
-Here = RowsHere | ChoicesHere | HeadsHere | StatesHere | BothHere
-"""What runs some heads of a layer on one rank."""
+Here = RowsHere | HeadsHere | StatesHere
+"""What runs a layer on one rank."""
 
 
 def parallelize(
@@ -99,8 +94,8 @@ def _check_partition(partition: object, ranks: int) -> None:
 class ParallelAttention(torch.nn.Module):
     """Takes and returns shards [B, H, n_local, d] as `shard` cuts them.
 
-    `bytes_received` counts the bytes of rows, and of requests for rows, that reached this rank in
-    the last call, forward. Gradients of the module's parameters are this rank's share: sum them
+    `bytes_received` counts the bytes of rows that reached this rank in the last call, forward.
+    Gradients of the module's parameters are this rank's share: sum them
     over the mesh, as for every parameter that all ranks hold.
     """
 
@@ -113,16 +108,14 @@ class ParallelAttention(torch.nn.Module):
         self.mesh = Mesh(group, dist.get_world_size(group), dist.get_rank(group), timeout)
         self._plans: Cache[tuple[object, ...], DistributedPlan] = Cache(KEPT)
         self._partitions: Cache[int, Partition] = Cache(KEPT)
-        self._ready: Cache[tuple[object, ...], list[Here]]
-        self._ready = Cache(KEPT)
+        self._ready: Cache[tuple[object, ...], Here] = Cache(KEPT)
         self._agreed: set[int] = set()
         self._last: Tensors | None = None
         self._spec = int(fingerprint(module.program)[:15], 16)
 
     @property
     def bytes_received(self) -> int:
-        """The bytes of rows, and of requests for rows, that reached this rank in the last call,
-        forward."""
+        """The bytes of rows that reached this rank in the last call, forward."""
         return self.mesh.received
 
     # --- shards ----------------------------------------------------------------------------------
@@ -305,25 +298,23 @@ class ParallelAttention(torch.nn.Module):
         found = self.plan(n, layer=layer, tensors=tensors)
         self._compare(found, device)
         (here,) = found.layers
-        parts, own = (q, k, v), here.how == CHOICES
-        padding, given = self._whole(padding, inputs, partition, device, own)
+        padding, given = self._whole(padding, inputs, partition, device)
         if here.how == ALL:
             out, lse = self._everything(partition, call._replace(padding=padding, inputs=given))
         else:
             # what patterns take is made of inputs beside tensors of the whole length
-            rows = q.shape[2] if own else n
-            shapes = q.new_empty(len(q), q.shape[1], rows, 1), k.new_empty(len(q), k.shape[1], n, 1)
-            data = check_inputs(self.module.program, given, *shapes, padding)
+            whole = [x.new_empty(len(q), x.shape[1], n, 1) for x in (q, k)]
+            data = check_inputs(self.module.program, given, whole[0], whole[1], padding)
             self.module.engine.check_data(data, n)
             its = Call(padding, float(dropout_p), {}, data)
-            out, lse = self._computed(parts, found, layer, its, return_lse)
+            out, lse = self._computed((q, k, v), found, layer, its, return_lse)
         return (out, lse) if return_lse else out
 
     def _computed(
         self, parts: Parts, found: DistributedPlan, layer: int, call: Call, return_lse: bool
     ) -> Partial:
         q, _, v = parts
-        module, device, (here,) = self.module, q.device, found.layers
+        module, device = self.module, q.device
         module.make_parameters(q.shape[3], v.shape[3], device)
         key = found.digest, module.engine.binder.alike(layer), str(device)
         draws = (0, 0) if module.draws is None else module.draws.of(layer)
@@ -331,31 +322,22 @@ class ParallelAttention(torch.nn.Module):
         def mine(work: Work, heads: tuple[int, ...]) -> Call:
             return replace(call, tables=self._tables(work, heads, layer), draw=draw_of(work, draws))
 
-        made = self._ready.get(
-            key, lambda: [self._made(way, found, layer, device) for way in here.ways]
-        )
-        every = [way.run(parts, [mine(*each) for each in way.learning], return_lse) for way in made]
+        made = self._ready.get(key, lambda: self._made(found, layer, device))
+        out, lse = made.run(parts, [mine(*each) for each in made.learning], return_lse)
         if module.training and module.draws is not None:
             module.draws.count(layer)
-        if return_lse and any(lse is None for _, lse in every):
+        if return_lse and lse is None:
             raise no_log_sum_exps(module.program)
-        if len(every) == 1:
-            return every[0][0], every[0][1] if return_lse else None
-        # only all of them together have all heads
-        out, lse = joined(every, [head for way in here.ways for head in way.heads])
         return out, lse if return_lse else None
 
-    def _made(self, way: Way, found: DistributedPlan, layer: int, device: torch.device) -> Here:
-        """What runs some heads of a layer."""
-        engine, t = self.module.engine, found.tensors
-        if way.how in (ROWS, CHOICES):
-            ratio, rows = t.heads // t.key_heads, RowsHere if way.how == ROWS else ChoicesHere
-            return rows(way.groups, self.mesh, ratio, device, engine.backend)
-        if way.how == BOTH:
-            return BothHere(engine, layer, found, way, self.mesh, device)
-        kind = HeadsHere if way.how == HEADS else StatesHere
-        some = SomeHeads(way.heads, t.heads, t.key_heads)
-        return kind(engine, layer, found.partition, self.mesh, some, device)
+    def _made(self, found: DistributedPlan, layer: int, device: torch.device) -> Here:
+        """What runs a layer."""
+        engine, t, (here,) = self.module.engine, found.tensors, found.layers
+        if here.how == ROWS:
+            ratio = t.heads // t.key_heads
+            return RowsHere(here.groups, self.mesh, ratio, device, engine.backend)
+        kind = HeadsHere if here.how == HEADS else StatesHere
+        return kind(engine, layer, found, self.mesh, device)
 
     def _tables(self, work: Work, heads: tuple[int, ...], layer: int) -> dict[str, torch.Tensor]:
         """What some heads of a layer have learned, by what a kernel calls it."""
@@ -399,10 +381,8 @@ class ParallelAttention(torch.nn.Module):
         inputs: Mapping[str, torch.Tensor] | None,
         partition: Partition,
         device: torch.device,
-        own: bool = False,
     ) -> tuple[torch.Tensor | None, dict[str, torch.Tensor] | None]:
-        """The padding and the inputs of the whole sequence; of choices with `own` those of this
-        rank's queries."""
+        """The padding and the inputs of the whole sequence."""
         if padding is None and inputs is None:
             return None, None
         order, lengths = _in_order(partition, device), partition.lengths
@@ -414,8 +394,6 @@ class ParallelAttention(torch.nn.Module):
         for entry in self.module.program.inputs:
             # what has no positions is given whole
             axis = POSITIONS.get(entry.kind)
-            if own and entry.kind == "choices":
-                continue
             if axis is not None and entry.name in found:
                 whole = self.mesh.gathered(found[entry.name], axis, lengths)
                 found[entry.name] = whole.index_select(axis, order)
