@@ -7,13 +7,16 @@ on what was received where it reads nothing of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+
+from attnspec.distributed.partitions import Partition
 
 
 class LostRank(RuntimeError):
@@ -75,17 +78,6 @@ class Mesh:
             raise ValueError(f"rank {bad[0]} refused its part of this call: its own error says why")
         return [said[1:] for said in every]
 
-    def gathered(self, x: torch.Tensor, dim: int, lengths: Sequence[int]) -> torch.Tensor:
-        """Shards of every rank one behind the other along an axis, of any type, without a
-        gradient."""
-        kind = x.dtype
-        plain = (x.to(torch.uint8) if kind == torch.bool else x).movedim(dim, 0)
-        rest, each = plain.shape[1:], plain.shape[1:].numel()
-        flat = plain.reshape(-1).repeat(self.ranks)
-        mine = [plain.numel()] * self.ranks
-        found = self.swap(flat, mine, [length * each for length in lengths]).ready()
-        return found.view(sum(lengths), *rest).movedim(0, dim).to(kind)
-
 
 @dataclass
 class Swapping:
@@ -119,43 +111,69 @@ class _Travel(torch.autograd.Function):
         return ctx.mesh.swap(grad, ctx.got, ctx.sent).ready(), None, None, None, None
 
 
-def travel(mesh: Mesh, flat: torch.Tensor, sent: Sequence[int], got: Sequence[int]) -> Swapping:
-    """Start to send rows, differentiably; they are counted where they arrive."""
+Named = Mapping[Any, torch.Tensor]
+"""Tensors for one rank, or of one: names and their order are alike on both sides."""
+
+Shapes = Mapping[Any, tuple[int, ...]]
+
+
+@dataclass
+class Travelling:
+    """Tensors on their way between ranks; `flat` has the numbers that come, one behind the other,
+    and only `ready` says that they are there."""
+
+    swapping: Swapping
+    flat: torch.Tensor
+    shapes: Sequence[Shapes]
+
+    def ready(self) -> list[dict[Any, torch.Tensor]]:
+        """The tensors of each rank, once they are there."""
+        self.swapping.ready()
+        sizes = [math.prod(shape) for each in self.shapes for shape in each.values()]
+        pieces = iter(torch.split(self.flat, sizes))
+        return [
+            {name: next(pieces).view(shape) for name, shape in each.items()} for each in self.shapes
+        ]
+
+
+def travel(
+    mesh: Mesh,
+    sent: Sequence[Named],
+    shapes: Sequence[Shapes],
+    kind: torch.dtype,
+    tie: Sequence[torch.Tensor] = (),
+) -> Travelling:
+    """Start to send each rank its tensors in a type, and to get tensors of some shapes from it,
+    differentiably; what comes from others is counted. The swap has a backward on every rank or on
+    none, whatever is sent, where all of them tie it to tensors that alike have gradients."""
+    flat = torch.cat(
+        [
+            *(x.reshape(-1)[:0].to(kind) for x in tie),
+            *(x.to(kind).reshape(-1) for each in sent for x in each.values()),
+        ]
+    )
+    got = [sum(map(math.prod, each.values())) for each in shapes]
     box: list[Swapping] = []
-    out = _Travel.apply(flat, mesh, list(sent), list(got), box)  # type: ignore[no-untyped-call]
+    numbers = [sum(x.numel() for x in each.values()) for each in sent]
+    out = _Travel.apply(flat, mesh, numbers, got, box)  # type: ignore[no-untyped-call]
     mesh.received += sum(size for r, size in enumerate(got) if r != mesh.rank) * flat.element_size()
-    return Swapping(mesh, out, box[0].work)
+    return Travelling(box[0], out, shapes)
 
 
-def taking(flat: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """What takes the next tensor of a shape from what came, as often as it is called."""
-    at = 0
-
-    def taken(*shape: int) -> torch.Tensor:
-        nonlocal at
-        low, at = at, at + math.prod(shape)
-        return flat[low:at].view(shape)
-
-    return taken
+def gathered(mesh: Mesh, partition: Partition, x: torch.Tensor, dim: int) -> torch.Tensor:
+    """The whole of a tensor, of any type, of which each rank has its positions along an axis."""
+    kind = torch.uint8 if x.dtype == torch.bool else x.dtype
+    shapes = [{"x": (*x.shape[:dim], n, *x.shape[dim + 1 :])} for n in partition.lengths]
+    came = travel(mesh, [{"x": x}] * mesh.ranks, shapes, kind)
+    whole = torch.cat([shard["x"] for shard in came.ready()], dim).to(x.dtype)
+    return tied(whole.index_select(dim, order_of(partition, x.device)), came.flat)
 
 
-def unpacked(
-    flat: torch.Tensor, batch: int, sides: Sequence[tuple[int, int]], lengths: Sequence[int]
-) -> list[torch.Tensor]:
-    """What came from all ranks, of each its shards [batch, heads, n, size] of all sides (heads,
-    size) one behind the other: each side's shards joined, [batch, heads, sum of n, size]."""
-    shapes = [(batch, heads, n, size) for n in lengths for heads, size in sides]
-    pieces = torch.split(flat, [math.prod(shape) for shape in shapes])
-    shards = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
-    return [torch.cat(shards[at :: len(sides)], 2) for at in range(len(sides))]
+def order_of(partition: Partition, device: torch.device) -> torch.Tensor:
+    """Where each position stands among the shards one behind the other, int64 [n]."""
+    return torch.from_numpy(np.argsort(partition.order, kind="stable")).to(device)
 
 
 def tied(out: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
     """The output, which depends on what was received as far as autograd is concerned."""
-    return out + received[:0].sum().to(out.dtype)
-
-
-def anchor(parts: Sequence[torch.Tensor], kind: torch.dtype) -> torch.Tensor:
-    """No numbers, that depend on tensors as far as autograd is concerned: with them a swap has a
-    backward on every rank or on none, whatever it sends."""
-    return torch.cat([x.reshape(-1)[:0].to(kind) for x in parts])
+    return out + received[:0].sum().to(out.dtype) if received.requires_grad else out

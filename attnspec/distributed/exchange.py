@@ -21,6 +21,7 @@ from attnspec.distributed.partitions import Partition
 from attnspec.graphs.operators import transpose_of
 from attnspec.graphs.relation import Relation, is_scattered
 from attnspec.graphs.stack import TooMuch
+from attnspec.lower.work import Work
 
 LISTED = 1 << 17
 """Positions up to which pairs that are drawn one by one are listed: of longer sequences nearly
@@ -28,6 +29,10 @@ every shard reads nearly every key."""
 
 BARS = 6
 """The most numbers of keys that are tried as a bar."""
+
+
+Works = Sequence[tuple[Work, tuple[int, ...]]]
+"""What groups of heads compute, and which heads they are."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,8 @@ def _mark(pairs: Neighbours | None, some: np.ndarray, into: np.ndarray) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """The rows that travel between each two ranks; `rows` has what a row of each graph weighs.
+    """The rows that travel between each two ranks; `rows` has what a row of each graph weighs, and
+    `works` which heads these are.
 
     Queries of `reader` with at least `bars[reader, owner]` keys travel to `owner`, and the keys of
     `owner` that its other queries read travel to `reader`, which computes all pairs with these;
@@ -107,6 +113,7 @@ class Exchange:
     rows: tuple[Rows, ...]
     bars: np.ndarray
     keys: np.ndarray
+    works: Works = ()
 
     def sent_keys(self, reader: int, owner: int) -> np.ndarray:
         """The numbers of the owner's rows that the reader is sent as keys, ascending."""
@@ -171,13 +178,17 @@ def _marked(exchange: Exchange, reader: int, bar: int) -> np.ndarray:
 
 
 def exchange_of(
-    readings: Sequence[Reading], partition: Partition, rows: Sequence[Rows], queries: bool = True
+    readings: Sequence[Reading],
+    partition: Partition,
+    rows: Sequence[Rows],
+    queries: bool = True,
+    works: Works = (),
 ) -> Exchange:
     """The exchange of graphs whose heads read the same keys, with the fewest bytes between each two
     ranks; without `queries` keys alone travel."""
     n, ranks = partition.n, partition.ranks
     bars = np.full((ranks, ranks), n + 1)
-    found = Exchange(partition, tuple(readings), tuple(rows), bars, np.zeros_like(bars))
+    found = Exchange(partition, tuple(readings), tuple(rows), bars, np.zeros_like(bars), works)
     tried = [n + 1, *(_bars(found) if queries else ())]
     moving = [[partition.counts(found.moves(g, bar)) for g in range(len(rows))] for bar in tried]
     weights = np.array([each.query + (each.partial or 0) for each in rows])

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.planner import choose
-from attnspec.distributed.collectives import Mesh, anchor, tied, travel, unpacked
-from attnspec.distributed.planning import DistributedPlan, Works, dealt
+from attnspec.distributed.collectives import Mesh, order_of, tied, travel
+from attnspec.distributed.exchange import Works
+from attnspec.distributed.planning import DistributedPlan, dealt
 from attnspec.distributed.regions import Partial, Parts
 from attnspec.graphs.relation import DataDependent
 from attnspec.lower.work import Call, Work
@@ -37,59 +37,65 @@ class HeadsHere:
         self.engine, self.partition, self.mesh = engine, plan.partition, mesh
         self.heads, self.key_heads = plan.tensors.heads, plan.tensors.key_heads
         self.ratio = self.heads // self.key_heads
-        order = self.partition.order
-        self.order = torch.from_numpy(np.argsort(order)).to(device)
-        self.back = torch.from_numpy(order).to(device)
+        self.order = order_of(self.partition, device)
+        self.back = torch.from_numpy(self.partition.order).to(device)
         self.device = device
         works = engine.binder.works(layer, self.heads, plan.n, plan.n)
         self.groups, self.learning = apart(lambda: self._built(works))
         self.decisions = decisions_of(self.learning)
         self.decides = any(work.decided for work, _ in works)
 
-    def mine(self, rank: int) -> tuple[int, int, int, int]:
-        """The first query head of a rank and how many, the first key head and how many."""
-        keys = dealt(rank, self.partition.ranks, self.key_heads)
-        return keys.start * self.ratio, len(keys) * self.ratio, keys.start, len(keys)
+    def _of(self, name: str, rank: int) -> range:
+        """The heads of q, k or v that a rank computes."""
+        keys = dealt(rank, self.mesh.ranks, self.key_heads)
+        ratio = self.ratio if name == "q" else 1
+        return range(keys.start * ratio, keys.stop * ratio)
+
+    @property
+    def own(self) -> range:
+        """The query heads of this rank."""
+        return self._of("q", self.mesh.rank)
 
     def _built(self, works: Works) -> tuple[list[Group], list[tuple[Work, tuple[int, ...]]]]:
-        first, count, _, _ = self.mine(self.mesh.rank)
         groups, learning = [], []
         for work, members in works:
-            here = tuple(head for head in members if first <= head < first + count)
+            here = tuple(head for head in members if head in self.own)
             if not here:
                 continue
-            local = tuple(head - first for head in here)
+            local = tuple(map(self.own.index, here))
             work = replace(work, copies=len(here), device=self.device.type)
             kernel = choose(work, self.device.type, self.engine.backend).build(
                 work, here, self.device
             )
             tables = self.engine.tables_of(work)
-            groups.append(group_of(kernel, work, local, count, self.ratio, tables, self.device))
+            groups.append(
+                group_of(kernel, work, local, len(self.own), self.ratio, tables, self.device)
+            )
             learning.append((work, here))
         return groups, learning
 
     def run(self, parts: Parts, calls: Sequence[Call], return_lse: bool) -> Partial:
         """The output of own positions, and its log-sum-exps if they are asked for."""
-        q, k, v = parts
-        lengths, rank = self.partition.lengths, self.mesh.rank
-        batch = len(q)
-        pieces, sent = [], []
-        for r in range(self.mesh.ranks):
-            h, hs, g, gs = self.mine(r)
-            some = q[:, h : h + hs], k[:, g : g + gs], v[:, g : g + gs]
-            pieces += [x.reshape(-1) for x in some]
-            sent.append(sum(x.numel() for x in some))
-        _, hs, _, gs = self.mine(rank)
-        sides = [(hs, q.shape[3]), (gs, k.shape[3]), (gs, v.shape[3])]
-        row = batch * sum(heads * size for heads, size in sides)
-        flat = travel(self.mesh, torch.cat(pieces), sent, [n * row for n in lengths]).ready()
-        whole = unpacked(flat, batch, sides, lengths)
-        queries, keys, values = (x.index_select(2, self.order) for x in whole)
+        named, here = dict(zip("qkv", parts, strict=True)), self.mesh.rank
+        sent = [
+            {name: x[:, list(self._of(name, r))] for name, x in named.items()}
+            for r in range(self.mesh.ranks)
+        ]
+        shapes = [
+            {name: (len(x), len(self._of(name, here)), n, x.shape[3]) for name, x in named.items()}
+            for n in self.partition.lengths
+        ]
+        coming = travel(self.mesh, sent, shapes, parts[0].dtype)
+        came = coming.ready()
+        queries, keys, values = (
+            torch.cat([shards[name] for shards in came], 2).index_select(2, self.order)
+            for name in named
+        )
         out, lse = self._computed((queries, keys, values), calls, return_lse)
-        out = tied(self._returned(out, flat, batch), flat)
+        out = tied(self._returned(out, coming.flat), coming.flat)
         if lse is None:
             return out, None
-        return out, tied(self._returned(lse[..., None], flat, batch)[..., 0], flat)
+        return out, tied(self._returned(lse[..., None], coming.flat)[..., 0], coming.flat)
 
     def _computed(self, parts: Parts, calls: Sequence[Call], return_lse: bool) -> Partial:
         """Own heads at all positions, in order."""
@@ -118,7 +124,7 @@ class HeadsHere:
         try:
             if self.decisions:
                 padding, data = calls[0].padding, self._inputs(calls[0].data)
-                first, *_ = self.mine(self.mesh.rank)
+                first = self.own.start
                 found = decided(self.decisions, q, k, padding, data, lambda _: {}, first=first)
         except ValueError as error:
             wrong = error
@@ -130,31 +136,19 @@ class HeadsHere:
 
     def _inputs(self, data: Mapping[Any, Any]) -> dict[Any, Any]:
         """Inputs, of those about heads [B, H or H_kv or 1, …] the part of own heads."""
-        first, count, key, keys = self.mine(self.mesh.rank)
         found = dict(data)
         for name, x in data.items():
-            if x.dim() == 4 and x.shape[1] == self.heads:
-                found[name] = x[:, first : first + count]
-            elif x.dim() == 4 and x.shape[1] > 1:
-                found[name] = x[:, key : key + keys]
+            if x.dim() == 4 and x.shape[1] > 1:
+                side = "q" if x.shape[1] == self.heads else "k"
+                found[name] = x[:, list(self._of(side, self.mesh.rank))]
         return found
 
-    def _returned(self, x: torch.Tensor, came: torch.Tensor, batch: int) -> torch.Tensor:
+    def _returned(self, x: torch.Tensor, came: torch.Tensor) -> torch.Tensor:
         """Own heads [B, hs, n, e] at all positions, made of what came, to own positions of all
-        heads."""
-        lengths, rank = self.partition.lengths, self.mesh.rank
-        parts = torch.split(x.index_select(2, self.back), list(lengths), 2)
-        width, mine = x.shape[-1], lengths[rank]
-        counts = [self.mine(r)[1] for r in range(self.mesh.ranks)]
-        got = [batch * heads * mine * width for heads in counts]
-        flat = travel(
-            self.mesh,
-            torch.cat([anchor([came], x.dtype), *(part.reshape(-1) for part in parts)]),
-            [part.numel() for part in parts],
-            got,
-        ).ready()
-        found = [
-            part.view(batch, heads, mine, width)
-            for part, heads in zip(torch.split(flat, got), counts, strict=True)
-        ]
-        return torch.cat(found, 1)
+        heads [B, H, n_local, e]."""
+        lengths, every = self.partition.lengths, range(self.mesh.ranks)
+        shards = torch.split(x.index_select(2, self.back), list(lengths), 2)
+        mine = lengths[self.mesh.rank], x.shape[-1]
+        shapes = [{"x": (len(x), len(self._of("q", r)), *mine)} for r in every]
+        back = travel(self.mesh, [{"x": shard} for shard in shards], shapes, x.dtype, [came])
+        return torch.cat([part["x"] for part in back.ready()], 1)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, NamedTuple, Never
+from typing import Any, NamedTuple, Never, cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.functional import pad
 
-from attnspec.distributed.collectives import Mesh, tied, travel, unpacked
+from attnspec.distributed.collectives import Mesh, gathered
 from attnspec.distributed.heads import HeadsHere
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import (
@@ -143,20 +142,15 @@ class ParallelAttention(torch.nn.Module):
         """The whole tensor of the shards of all ranks, on each of them; differentiable, where every
         rank goes backward through it."""
         dim = _axis(local, dim)
-        lengths = self._lengths(local.shape[dim], local.device)
-        partition = self._partition(lengths)
-        plain = local.movedim(dim, 0)
-        each = local.numel() // max(1, len(plain)) if len(plain) else plain.shape[1:].numel()
-        got = [length * each for length in lengths]
-        if not local.dtype.is_floating_point:
-            whole = self.mesh.gathered(local, dim, lengths)
-        else:
-            sent = [plain.numel()] * self.mesh.ranks
-            before = self.mesh.received
-            flat = travel(self.mesh, plain.reshape(-1).repeat(self.mesh.ranks), sent, got).ready()
-            self.mesh.received = before
-            whole = flat.view(sum(lengths), *plain.shape[1:]).movedim(0, dim)
-        return whole.index_select(dim, _in_order(partition, local.device))
+        partition = self._partition(self._lengths(local.shape[dim], local.device))
+        return self._gathered(local, partition, dim)
+
+    def _gathered(self, x: torch.Tensor, partition: Partition, dim: int) -> torch.Tensor:
+        """What is no row of a call: its bytes are not counted."""
+        before = self.mesh.received
+        whole = gathered(self.mesh, partition, x, dim)
+        self.mesh.received = before
+        return whole
 
     def positions(self, first: int, count: int, device: torch.device) -> torch.Tensor:
         """Where the tokens of this rank's shard stand in a whole sequence, which starts at the
@@ -284,23 +278,21 @@ class ParallelAttention(torch.nn.Module):
         q, k, v, layer, padding, dropout_p, inputs, return_lse = call
         n, device = sum(lengths), q.device
         partition = self._partition(lengths)
+        padding, given = self._whole(padding, inputs, partition)
+        call = call._replace(padding=padding, inputs=given)
         if n == 0 or not len(q):
-            padding, given = self._whole(padding, inputs, partition, device)
             # no numbers, at any length: those of the whole sequence are made here
-            whole = [pad(x, (0, 0, 0, n - x.shape[2])) for x in (q, k, v)]
-            found = self.module(
-                *whole, layer=layer, key_padding_mask=padding, inputs=given, return_lse=return_lse
-            )
-            mine = slice(q.shape[2])
-            return (found[0][:, :, mine], found[1][:, :, mine]) if return_lse else found[:, :, mine]
+            q, k, v = (pad(x, (0, 0, 0, n - x.shape[2])) for x in (q, k, v))
+            out, lse = self._alone(q, k, v, call)
+            mine = slice(call.q.shape[2])
+            return out[:, :, mine] if lse is None else (out[:, :, mine], lse[:, :, mine])
         tensors = Tensors(len(q), q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size())
         self._last = tensors
         found = self.plan(n, layer=layer, tensors=tensors)
         self._compare(found, device)
         (here,) = found.layers
-        padding, given = self._whole(padding, inputs, partition, device)
         if here.how == ALL:
-            out, lse = self._everything(partition, call._replace(padding=padding, inputs=given))
+            out, lse = self._everything(partition, call)
         else:
             # what patterns take is made of inputs beside tensors of the whole length
             whole = [x.new_empty(len(q), x.shape[1], n, 1) for x in (q, k)]
@@ -335,7 +327,7 @@ class ParallelAttention(torch.nn.Module):
         engine, t, (here,) = self.module.engine, found.tensors, found.layers
         if here.how == ROWS:
             ratio = t.heads // t.key_heads
-            return RowsHere(here.groups, self.mesh, ratio, device, engine.backend)
+            return RowsHere(here.exchanges, self.mesh, ratio, device, engine.backend)
         kind = HeadsHere if here.how == HEADS else StatesHere
         return kind(engine, layer, found, self.mesh, device)
 
@@ -351,15 +343,16 @@ class ParallelAttention(torch.nn.Module):
     def _everything(self, partition: Partition, call: _Call) -> Partial:
         """Every rank computes all positions and keeps its own; padding and inputs are those of the
         whole sequence."""
-        lengths, ranks, parts = partition.lengths, self.mesh.ranks, call[:3]
-        batch = len(call.q)
-        mine = torch.cat([x.reshape(-1) for x in parts])
-        sides = [(x.shape[1], x.shape[3]) for x in parts]
-        row = batch * sum(heads * size for heads, size in sides)
-        got = [length * row for length in lengths]
-        flat = travel(self.mesh, mine.repeat(ranks), [len(mine)] * ranks, got).ready()
-        order = _in_order(partition, mine.device)
-        q, k, v = (x.index_select(2, order) for x in unpacked(flat, batch, sides, lengths))
+        q, k, v = (gathered(self.mesh, partition, x, 2) for x in call[:3])
+        found = self._alone(q, k, v, call)
+        own = torch.from_numpy(partition.positions(self.mesh.rank)).to(q.device)
+        out, lse = (None if x is None else x.index_select(2, own) for x in found)
+        return cast(torch.Tensor, out), lse
+
+    def _alone(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: _Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The module's output for a whole sequence, and log-sum-exps if they are asked for."""
         found = self.module(
             q,
             k,
@@ -370,24 +363,19 @@ class ParallelAttention(torch.nn.Module):
             inputs=call.inputs,
             return_lse=call.return_lse,
         )
-        own = torch.from_numpy(partition.positions(self.mesh.rank)).to(mine.device)
-        out, lse = found if call.return_lse else (found, None)
-        out = tied(out.index_select(2, own), flat)
-        return out, None if lse is None else tied(lse.index_select(2, own), flat)
+        return found if call.return_lse else (found, None)
 
     def _whole(
         self,
         padding: torch.Tensor | None,
         inputs: Mapping[str, torch.Tensor] | None,
         partition: Partition,
-        device: torch.device,
     ) -> tuple[torch.Tensor | None, dict[str, torch.Tensor] | None]:
         """The padding and the inputs of the whole sequence."""
         if padding is None and inputs is None:
             return None, None
-        order, lengths = _in_order(partition, device), partition.lengths
         if padding is not None:
-            padding = self.mesh.gathered(padding, 1, lengths).index_select(1, order)
+            padding = self._gathered(padding, partition, 1)
         if inputs is None:
             return padding, None
         found = dict(inputs)
@@ -395,8 +383,7 @@ class ParallelAttention(torch.nn.Module):
             # what has no positions is given whole
             axis = POSITIONS.get(entry.kind)
             if axis is not None and entry.name in found:
-                whole = self.mesh.gathered(found[entry.name], axis, lengths)
-                found[entry.name] = whole.index_select(axis, order)
+                found[entry.name] = self._gathered(found[entry.name].detach(), partition, axis)
         return padding, found
 
     def _compare(self, found: DistributedPlan, device: torch.device) -> None:
@@ -456,11 +443,6 @@ def _random_state(device: torch.device) -> int:
 def _usual(module: CompiledAttention) -> Tensors:
     heads = module.program.heads or 1
     return Tensors(heads=heads, key_heads=heads, element=torch.get_default_dtype().itemsize)
-
-
-def _in_order(partition: Partition, device: torch.device) -> torch.Tensor:
-    """Where each position stands among the shards one behind the other."""
-    return torch.from_numpy(np.argsort(partition.order, kind="stable")).to(device)
 
 
 def _placed(q: torch.Tensor, mesh: Any) -> Any:

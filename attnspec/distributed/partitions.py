@@ -59,22 +59,11 @@ class Partition:
             sum(-((start - stop) // self.step) for start, stop in runs) for runs in self.runs
         )
 
-    @cached_property
-    def pieces(self) -> Pieces:
-        """All runs in the order of ranks."""
-        rank = [rank for rank, runs in enumerate(self.runs) for _ in runs]
-        ends = [run for runs in self.runs for run in runs]
-        start, stop = np.array(ends, np.int64).reshape(-1, 2).T
-        count = -((start - stop) // self.step)
-        ranks = np.array(rank, np.int64)
-        each = np.bincount(ranks, count, minlength=self.ranks).astype(np.int64)
-        held = np.cumsum(count) - count - (np.cumsum(each) - each)[ranks]
-        return Pieces(ranks, start, count, held)
-
     @property
     def in_order(self) -> bool:
         """Whether each rank's positions ascend and come behind those of the ranks before."""
-        return self.step == 1 and bool((np.diff(self.pieces.start) >= 0).all())
+        starts = [start for runs in self.runs for start, _ in runs]
+        return self.step == 1 and starts == sorted(starts)
 
     def positions(self, rank: int) -> np.ndarray:
         """The positions of a rank in the order in which its tensors have them, int64."""
@@ -102,17 +91,6 @@ class Partition:
 
     def __str__(self) -> str:
         return self.name
-
-
-@dataclass(frozen=True, eq=False)
-class Pieces:
-    """Runs of all ranks: whose each is, its first position, how many it has, and how many of its
-    rank's stand before it, int64 each."""
-
-    rank: np.ndarray
-    start: np.ndarray
-    count: np.ndarray
-    before: np.ndarray
 
 
 def contiguous(n: int, ranks: int) -> Partition:
@@ -244,7 +222,7 @@ def candidates(
         free = free & (False if found_free is None else found_free)
     if np.count_nonzero(free) >= ranks - 1:
         parts = in_parts(n, ranks, work, _thinned(1 + np.flatnonzero(free), n))
-        if parts is not None and len(parts.pieces.rank) <= 4 * MOST_RUNS:
+        if parts is not None and sum(map(len, parts.runs)) <= 4 * MOST_RUNS:
             yield parts
 
 

@@ -14,7 +14,7 @@ from typing import cast
 
 import numpy as np
 
-from attnspec.distributed.exchange import Exchange, Reading, Rows, exchange_of
+from attnspec.distributed.exchange import Exchange, Reading, Rows, Works, exchange_of
 from attnspec.distributed.partitions import EVEN, Partition, candidates
 from attnspec.distributed.printed import printed
 from attnspec.distributed.timing import (
@@ -84,9 +84,6 @@ class Tensors:
         return self.rows(self.heads, self.key_heads, False).key
 
 
-Works = Sequence[tuple[Work, tuple[int, ...]]]
-"""What groups of heads compute, and which heads they are."""
-
 Kinds = Sequence[tuple[tuple[int, ...], Works]]
 """Layers that do the same, with their works."""
 
@@ -95,35 +92,18 @@ Links = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
-    """Heads of one graph that read keys of the same heads, and which rows travel for them: those of
-    a graph of an exchange, by its number. Groups of other graphs that read the same key heads share
-    the exchange, and its keys travel with the first of them."""
-
-    work: Work
-    heads: tuple[int, ...]
-    exchange: Exchange | None = None
-    graph: int = 0
-
-    @property
-    def rows(self) -> Exchange:
-        """The exchange, of heads whose rows travel."""
-        return cast(Exchange, self.exchange)
-
-
-@dataclass(frozen=True, eq=False)
 class LayerPlan:
     """What layers that are alike do: `how` and `why` they travel, the bytes of each link forward,
-    int64 [from, to], those that come first and those that go back, and the pairs that each rank
-    computes, None where nobody counted them."""
+    int64 [from, to], those that come first and those that go back, the pairs that each rank
+    computes, None where nobody counted them, and the rows that travel, where these do."""
 
     layers: tuple[int, ...]
     how: str
     why: str
-    groups: tuple[Group, ...]
     there: np.ndarray
     back: np.ndarray
     pairs: Pairs | None
+    exchanges: tuple[Exchange, ...] = ()
 
     @property
     def links(self) -> np.ndarray:
@@ -181,13 +161,26 @@ class DistributedPlan:
     """
 
     program: Program
-    n: int
     partition: Partition
     tensors: Tensors
     layers: tuple[LayerPlan, ...]
-    considered: tuple[Considered, ...]
-    changes: tuple[str, ...]
     rates: Rates
+    considered: tuple[Considered, ...] = ()
+
+    @property
+    def n(self) -> int:
+        return self.partition.n
+
+    @property
+    def figures(self) -> Considered:
+        """What partitions are compared by."""
+        balances = [each.balance for each in self.layers if each.balance is not None]
+        seconds = (
+            len(each.layers) * each.estimate(self.tensors, self.rates).together
+            for each in self.layers
+        )
+        most = max(self.bytes_received, default=0)
+        return Considered(self.partition, sum(seconds), most, max(balances, default=None))
 
     @property
     def ranks(self) -> int:
@@ -218,9 +211,8 @@ class DistributedPlan:
         text.update(repr((self.n, self.partition, self.tensors)).encode())
         for layer in self.layers:
             text.update(repr((layer.layers, layer.how)).encode())
-            for group in layer.groups:
-                if group.exchange is not None:
-                    text.update(group.exchange.bars.tobytes() + group.exchange.keys.tobytes())
+            for exchange in layer.exchanges:
+                text.update(exchange.bars.tobytes() + exchange.keys.tobytes())
         return int.from_bytes(text.digest()[:8]) >> 2
 
     def __str__(self) -> str:
@@ -247,15 +239,8 @@ class DistributedPlan:
             "links": self.links.tolist(),
             "layers": [layer.to_dict(t, self.rates) for layer in self.layers],
             "considered": [
-                {
-                    "partition": str(each.partition),
-                    "seconds": each.seconds,
-                    "bytes": each.bytes,
-                    "balance": each.balance,
-                }
-                for each in self.considered
+                {**vars(each), "partition": str(each.partition)} for each in self.considered
             ],
-            "changes": list(self.changes),
         }
 
 
@@ -293,87 +278,28 @@ def plan(
         raise AttnSpecError(f"several devices are planned for up to n = {LONGEST:,}, got {n:,}")
     heads = program.heads or 1
     tensors = tensors or Tensors(heads=heads, key_heads=heads)
-    rates = rates or Rates()
     planner = Planner(program, n, tensors, inputs, rates)
     kinds = planner.kinds(range(program.layers or 1) if layer is None else (layer,))
     if partition is None:
-        choices = planner.candidates(kinds, ranks)
+        partitions = planner.candidates(kinds, ranks)
+    elif (partition.n, partition.ranks) == (n, ranks):
+        partitions = [partition]
     else:
-        _check_partition(partition, n, ranks)
-        choices = [partition]
-    plans = [tuple(planner.layer(*kind, each) for kind in kinds) for each in choices]
-    found = [
-        _considered(each, layers, tensors, rates)
-        for each, layers in zip(choices, plans, strict=True)
-    ]
-    best = 0
-    for index, each in enumerate(found):
-        if each.seconds < WORTH * found[best].seconds:
-            best = index
-    found.insert(0, found.pop(best))
-    return DistributedPlan(
-        program,
-        n,
-        choices[best],
-        tensors,
-        plans[best],
-        tuple(found),
-        tuple(_changes(choices, plans, best, tensors, rates)),
-        rates,
-    )
-
-
-def _check_partition(partition: Partition, n: int, ranks: int) -> None:
-    if partition.n != n or partition.ranks != ranks:
         raise AttnSpecError(
             f"the partition {partition} is one of {partition.n:,} positions over"
             f" {partition.ranks} ranks, and {n:,} over {ranks} are asked for"
         )
-
-
-def _considered(
-    partition: Partition, layers: Sequence[LayerPlan], tensors: Tensors, rates: Rates
-) -> Considered:
-    links = sum(len(each.layers) * each.links for each in layers)
-    balances = [each.balance for each in layers if each.balance is not None]
-    return Considered(
-        partition,
-        sum(len(each.layers) * each.estimate(tensors, rates).together for each in layers),
-        int(np.sum(links, axis=0).max(initial=0)) if len(layers) else 0,
-        max(balances, default=None),
-    )
-
-
-def _changes(
-    choices: Sequence[Partition],
-    plans: Sequence[Sequence[LayerPlan]],
-    best: int,
-    tensors: Tensors,
-    rates: Rates,
-) -> list[str]:
-    """Where layers would be better off on their own with another partition, and what it costs to
-    change to it and back: every position's numbers once each way."""
-    said = []
-    n, ranks = choices[best].n, choices[best].ranks
-    moved = 2 * tensors.batch * tensors.heads * tensors.head_dim * tensors.element
-    price = moved * (n // ranks) * (ranks - 1) // ranks / rates.link
-    for at, layer in enumerate(plans[best]):
-        each = [layers[at].estimate(tensors, rates).together for layers in plans]
-        other = int(np.argmin(each))
-        gain = each[best] - each[other]
-        if other == best or gain <= 0:
-            continue
-        worth = "worth it" if gain > price else "not worth it"
-        said.append(
-            f"layers {numbers_of(layer.layers)} alone: {choices[other]} would save {1e3 * gain:.3g}"
-            f" ms a layer, changing to it and back costs {1e3 * price:.3g} ms: {worth}"
-        )
-    return said
-
-
-def numbers_of(layers: Sequence[int]) -> str:
-    """Layers in a few words."""
-    return ", ".join(map(str, layers[:6])) + (", …" if len(layers) > 6 else "")
+    plans = []
+    for each in partitions:
+        layers = tuple(planner.layer(*kind, each) for kind in kinds)
+        plans.append(DistributedPlan(program, each, tensors, layers, planner.rates))
+    figures = [each.figures for each in plans]
+    best = 0
+    for index, one in enumerate(figures):
+        if one.seconds < WORTH * figures[best].seconds:
+            best = index
+    taken = figures.pop(best)
+    return replace(plans[best], considered=(taken, *figures))
 
 
 class Planner:
@@ -435,9 +361,8 @@ class Planner:
             why = f"{_most(rows.links):,} bytes would reach a rank as rows"
             if rows.balance is not None:
                 why += f", with a balance of {rows.balance:.3f}"
-            groups = tuple(Group(work, heads) for work, heads in works)
             links, pairs = head_links(partition, t), self.pairs_by_heads(works, partition.ranks)
-            heads = LayerPlan(numbers, HEADS, why, groups, *links, pairs)
+            heads = LayerPlan(numbers, HEADS, why, *links, pairs)
             return heads if self._sooner(heads, rows) else rows
         links_of = {STATES: state_links(works, partition, t)}
         links_of[HEADS] = head_links(partition, t) if all(_by_heads(w) for w, _ in works) else None
@@ -448,8 +373,7 @@ class Planner:
             f"{most[each]:,} bytes would reach a rank as {each}" for each in most if each != how
         ]
         why = "; ".join([_not_rows(works), *others])
-        groups = tuple(Group(work, heads) for work, heads in works)
-        return LayerPlan(numbers, how, why, groups, *cast(Links, links_of[how]), None)
+        return LayerPlan(numbers, how, why, *cast(Links, links_of[how]), None)
 
     def _sooner(self, one: LayerPlan, other: LayerPlan) -> bool:
         """Whether a plan takes less time; of two that take about as long, fewer bytes."""
@@ -477,34 +401,36 @@ class Planner:
         self, numbers: tuple[int, ...], works: Works, partition: Partition, queries: bool = True
     ) -> LayerPlan:
         """Keys and, where these may travel, queries."""
-        groups = self.groups(works, partition, queries)
-        there = back = np.zeros((partition.ranks,) * 2, np.int64)
-        for group in groups:
-            if group.exchange is not None and group.graph == 0:
-                there, back = there + group.exchange.there, back + group.exchange.back
-        pairs = [pairs_of(each.rows, each.graph, len(each.heads)) for each in groups]
-        return LayerPlan(numbers, ROWS, "", groups, there, back, together(pairs))
+        exchanges = self.exchanges(works, partition, queries)
+        there, back = (
+            np.sum([getattr(each, way) for each in exchanges], 0) for way in ("there", "back")
+        )
+        pairs = together(
+            [
+                pairs_of(exchange, graph, len(heads))
+                for exchange in exchanges
+                for graph, (_, heads) in enumerate(exchange.works)
+            ]
+        )
+        return LayerPlan(numbers, ROWS, "", there, back, pairs, exchanges)
 
-    def groups(self, works: Works, partition: Partition, queries: bool) -> tuple[Group, ...]:
-        """The heads of each graph, apart by the key heads that they share with other graphs: a key
-        row is sent once for all heads that read it."""
-        t = self.tensors
-        found: list[Group] = []
+    def exchanges(self, works: Works, partition: Partition, queries: bool) -> tuple[Exchange, ...]:
+        """One for each set of graphs that share key heads: a key row is sent once for all heads
+        that read it."""
+        t, found = self.tensors, []
         ratio = t.heads // t.key_heads
         sharing: dict[tuple[int, ...], set[int]] = {}
         for key in range(t.key_heads):
             reading = {at for at, (_, of) in enumerate(works) if any(h // ratio == key for h in of)}
-            if reading:
-                sharing.setdefault(tuple(sorted(reading)), set()).add(key)
+            sharing.setdefault(tuple(sorted(reading)), set()).add(key)
         for members, keys in sharing.items():
-            parts = [
+            graphs = tuple(
                 (works[at][0], tuple(h for h in works[at][1] if h // ratio in keys))
                 for at in members
-            ]
-            rows = [t.rows(len(of), len(keys), work.normalize in MERGED) for work, of in parts]
-            readings = [self.reading(work) for work, _ in parts]
-            exchange = exchange_of(readings, partition, rows, queries)
-            found += [Group(*part, exchange, at) for at, part in enumerate(parts)]
+            )
+            rows = [t.rows(len(of), len(keys), work.normalize in MERGED) for work, of in graphs]
+            readings = [self.reading(work) for work, _ in graphs]
+            found.append(exchange_of(readings, partition, rows, queries, graphs))
         return tuple(found)
 
     def pairs_by_heads(self, works: Works, ranks: int) -> Pairs | None:

@@ -41,7 +41,6 @@ def printed(plan: Mapping[str, Any]) -> str:
     lines += [
         f"a rank gets {_bytes(min(received))} to {_bytes(max(received))} forward, the same again"
         f" backward; gathering every key: {_bytes(plan['bytes_gathered'])}",
-        *plan["changes"],
         *_table(lengths, links),
         *picture(links),
     ]

@@ -6,19 +6,19 @@ own keys and their partial results are sent back. Parts are merged by their log-
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from attnspec.backends.common.merging import merged, with_zero
-from attnspec.distributed.collectives import Mesh, Swapping, anchor, taking, tied, travel
-from attnspec.distributed.planning import Group
+from attnspec.distributed.collectives import Mesh, Named, Travelling, tied, travel
+from attnspec.distributed.exchange import Exchange
 from attnspec.distributed.regions import Partial, Parts, Region, in_wide
-from attnspec.lower.work import MERGED, Call, key_heads
+from attnspec.lower.work import MERGED, Call, Work, key_heads
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,63 +26,70 @@ class GroupHere:
     """What one rank does for heads of one graph. Rows are numbered as the rank's tensors have them;
     dictionaries go by the other rank."""
 
-    group: Group
+    exchange: Exchange
+    graph: int
     rank: int
     ratio: int
     device: torch.device
     backend: str
 
+    @property
+    def work(self) -> Work:
+        return self.exchange.works[self.graph][0]
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        return self.exchange.works[self.graph][1]
+
     @cached_property
     def key_heads(self) -> list[int]:
         """The key heads that are read, each once."""
-        return sorted({head // self.ratio for head in self.group.heads})
+        return sorted({head // self.ratio for head in self.heads})
 
     @property
     def brings(self) -> bool:
-        """Whether keys travel with this group: they do once for all graphs that read them."""
-        return self.group.graph == 0
+        """Whether keys travel with this graph: they do once for all graphs that read them."""
+        return self.graph == 0
 
     @property
     def merges(self) -> bool:
-        return self.group.work.normalize in MERGED
+        return self.work.normalize in MERGED
 
     @cached_property
     def own(self) -> np.ndarray:
         """Positions of this rank."""
-        return self.group.rows.partition.positions(self.rank)
+        return self.exchange.partition.positions(self.rank)
 
-    @property
+    @cached_property
     def others(self) -> list[int]:
-        return [rank for rank in range(self.group.rows.partition.ranks) if rank != self.rank]
+        return [rank for rank in range(self.exchange.partition.ranks) if rank != self.rank]
 
     @cached_property
     def sent_keys(self) -> dict[int, np.ndarray]:
         """Own rows that others are sent as keys."""
-        return {r: self.group.rows.sent_keys(r, self.rank) for r in self.others}
+        return {r: self.exchange.sent_keys(r, self.rank) for r in self.others}
 
     @cached_property
     def sent_queries(self) -> dict[int, np.ndarray]:
         """Own rows that others are sent as queries."""
-        sent, graph = self.group.rows.sent_queries, self.group.graph
-        return {r: sent(self.rank, r, graph) for r in self.others}
+        sent = self.exchange.sent_queries
+        return {r: sent(self.rank, r, self.graph) for r in self.others}
 
     @cached_property
     def got_keys(self) -> dict[int, np.ndarray]:
         """Positions of the keys that come."""
-        rows = self.group.rows
-        found = {r: rows.sent_keys(self.rank, r) for r in self.others}
-        return {r: rows.partition.positions(r)[each] for r, each in found.items()}
+        rows = {r: self.exchange.sent_keys(self.rank, r) for r in self.others}
+        return {r: self.exchange.partition.positions(r)[each] for r, each in rows.items()}
 
     @cached_property
     def got_queries(self) -> dict[int, np.ndarray]:
         """Positions of the queries that come."""
-        rows, graph = self.group.rows, self.group.graph
-        found = {r: rows.sent_queries(r, self.rank, graph) for r in self.others}
-        return {r: rows.partition.positions(r)[each] for r, each in found.items()}
+        sent = self.exchange.sent_queries
+        rows = {r: sent(r, self.rank, self.graph) for r in self.others}
+        return {r: self.exchange.partition.positions(r)[each] for r, each in rows.items()}
 
     def region(self, queries: np.ndarray, keys: np.ndarray) -> Region:
-        group = self.group
-        return Region(group.work, group.heads, queries, keys, self.device, self.backend)
+        return Region(self.work, self.heads, queries, keys, self.device, self.backend)
 
     @cached_property
     def at_home(self) -> Region:
@@ -97,7 +104,7 @@ class GroupHere:
     @cached_property
     def reading(self) -> np.ndarray:
         """Own rows whose queries may read keys that come."""
-        reading = self.group.rows.readings[self.group.graph]
+        reading = self.exchange.readings[self.graph]
         return np.flatnonzero(reading.readers(self.guests)[self.own])
 
     @cached_property
@@ -122,7 +129,7 @@ class GroupHere:
 
     def expanded(self, x: torch.Tensor) -> torch.Tensor:
         """Key heads as the formula takes them: each once where all are read equally often."""
-        wanted = [self.key_heads.index(head) for head in key_heads(self.group.heads, self.ratio)]
+        wanted = [self.key_heads.index(head) for head in key_heads(self.heads, self.ratio)]
         if wanted == list(range(len(self.key_heads))):
             return x
         return x[:, wanted]
@@ -131,140 +138,103 @@ class GroupHere:
         """Own queries, keys and values of these heads."""
         q, k, v = parts
         keys, values = (self.expanded(x[:, self.key_heads]).to(kind) for x in (k, v))
-        return q[:, list(self.group.heads)].to(kind), keys, values
-
-
-@dataclass(frozen=True, eq=False)
-class Guests:
-    """What came for a group: keys, values, each for the heads that read it, and queries by rank."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    queries: dict[int, torch.Tensor]
+        return q[:, list(self.heads)].to(kind), keys, values
 
 
 class RowsHere:
     """What one rank does for a layer."""
 
     def __init__(
-        self, groups: Sequence[Group], mesh: Mesh, ratio: int, device: torch.device, backend: str
+        self,
+        exchanges: Sequence[Exchange],
+        mesh: Mesh,
+        ratio: int,
+        device: torch.device,
+        backend: str,
     ) -> None:
         self.mesh = mesh
-        self.groups = [GroupHere(group, mesh.rank, ratio, device, backend) for group in groups]
-        self.learning = [(here.group.work, here.group.heads) for here in self.groups]
+        self.groups = [
+            GroupHere(exchange, graph, mesh.rank, ratio, device, backend)
+            for exchange in exchanges
+            for graph in range(len(exchange.works))
+        ]
+        self.learning = [(here.work, here.heads) for here in self.groups]
 
     def run(self, parts: Parts, calls: Sequence[Call], return_lse: bool) -> Partial:
         """The output of own queries and its log-sum-exps, for own shards of q, k and v."""
         kind = parts[0].dtype
         parts = in_wide(parts)
         coming = self._sent(parts, kind)
+        own = [here.parts(parts, kind) for here in self.groups]
+        each = list(zip(self.groups, own, calls, strict=True))
         home = [
-            here.at_home.partial(*here.parts(parts, kind), call) if here.merges else None
-            for here, call in zip(self.groups, calls, strict=True)
+            here.at_home.partial(*mine, call) if here.merges else None for here, mine, call in each
         ]
-        flat = coming.ready()
-        guests = self._came(flat, parts)
-        back = self._answered(parts, kind, guests, calls)
-        outs = [
-            _over_guests(here, here.parts(parts, kind), call, first, guest)
-            for here, call, first, guest in zip(self.groups, calls, home, guests, strict=True)
-        ]
-        answers = back.ready()
-        out, lse = self._joined(self._merged(outs, answers, parts))
-        out = tied(tied(out.to(kind), flat), answers)
-        return out, None if lse is None else tied(tied(lse, flat), answers)
+        came = coming.ready()
+        back = self._answered(parts, own, calls, came)
+        outs = []
+        guests: tuple[torch.Tensor, ...] = ()
+        for number, ((here, mine, call), first) in enumerate(zip(each, home, strict=True)):
+            if here.brings:
+                none = (x[:, here.key_heads, :0].to(kind) for x in parts[1:])
+                guests = tuple(
+                    torch.cat([x, *(came[r][number, name] for r in here.others)], 2)
+                    for name, x in zip("kv", none, strict=True)
+                )
+            keys, values = (here.expanded(x) for x in guests)
+            outs.append(_over_guests(here, mine, call, first, (keys, values)))
+        out, lse = self._joined(self._merged(outs, back.ready()))
+        out = tied(tied(out.to(kind), coming.flat), back.flat)
+        return out, None if lse is None else tied(tied(lse, coming.flat), back.flat)
 
-    def _with_others(self) -> Iterator[tuple[int, GroupHere]]:
-        """Each other rank with each group, in the order in which all ranks count."""
-        for r in range(self.mesh.ranks):
-            for here in self.groups if r != self.mesh.rank else ():
-                yield r, here
-
-    def _sent(self, parts: Parts, kind: torch.dtype) -> Swapping:
+    def _sent(self, parts: Parts, kind: torch.dtype) -> Travelling:
         """Keys with values, and queries, on their way to each rank."""
         q, k, v = parts
-        pieces, counts, got = [anchor(parts, kind)], [0] * self.mesh.ranks, [0] * self.mesh.ranks
-        for r, here in self._with_others():
-            if here.brings:
-                rows = torch.from_numpy(here.sent_keys[r]).to(q.device)
-                taken = (x[:, here.key_heads].index_select(2, rows) for x in (k, v))
-                pieces += [x.to(kind).reshape(-1) for x in taken]
-                width = len(k) * len(here.key_heads) * (k.shape[3] + v.shape[3])
-                counts[r] += len(rows) * width
-                got[r] += len(here.got_keys[r]) * width
-            if here.merges:
-                rows = torch.from_numpy(here.sent_queries[r]).to(q.device)
-                asked = q[:, list(here.group.heads)].index_select(2, rows)
-                pieces.append(asked.to(kind).reshape(-1))
-                width = len(q) * len(here.group.heads) * q.shape[3]
-                counts[r] += len(rows) * width
-                got[r] += len(here.got_queries[r]) * width
-        return travel(self.mesh, torch.cat(pieces), counts, got)
-
-    def _came(self, flat: torch.Tensor, parts: Parts) -> list[Guests]:
-        """What came, by group."""
-        q, k, v = parts
-        taken = taking(flat)
-        none = [x[:, :, :0].to(flat.dtype) for x in (k, v)]
-        keys = {here: [none[0][:, here.key_heads]] for here in self.groups if here.brings}
-        values = {here: [none[1][:, here.key_heads]] for here in keys}
-        queries: dict[GroupHere, dict[int, torch.Tensor]] = {here: {} for here in self.groups}
-        for r, here in self._with_others():
-            if here.brings:
-                count = len(here.got_keys[r])
-                for x, into in ((k, keys[here]), (v, values[here])):
-                    into.append(taken(len(x), len(here.key_heads), count, x.shape[3]))
-            if here.merges:
-                asked = len(here.got_queries[r])
-                queries[here][r] = taken(len(q), len(here.group.heads), asked, q.shape[3])
-        found = []
-        for here in self.groups:
-            if here.brings:
-                all_keys, all_values = torch.cat(keys[here], 2), torch.cat(values[here], 2)
-            every = here.expanded(all_keys), here.expanded(all_values)
-            found.append(Guests(*every, queries[here]))
-        return found
+        sent: list[dict[Any, torch.Tensor]] = [{} for _ in range(self.mesh.ranks)]
+        shapes: list[dict[Any, tuple[int, ...]]] = [{} for _ in sent]
+        for number, here in enumerate(self.groups):
+            for r in here.others:
+                keys = here.key_heads, here.sent_keys[r], here.got_keys[r]
+                queries = [*here.heads], here.sent_queries[r], here.got_queries[r]
+                moving = [("k", k, *keys), ("v", v, *keys)] if here.brings else []
+                for name, x, heads, own, got in [*moving, *[("q", q, *queries)] * here.merges]:
+                    rows = torch.from_numpy(own).to(q.device)
+                    sent[r][number, name] = x[:, heads].index_select(2, rows)
+                    shapes[r][number, name] = len(x), len(heads), len(got), x.shape[3]
+        return travel(self.mesh, sent, shapes, kind, parts)
 
     def _answered(
-        self, parts: Parts, kind: torch.dtype, guests: Sequence[Guests], calls: Sequence[Call]
-    ) -> Swapping:
+        self, parts: Parts, own: Sequence[Parts], calls: Sequence[Call], came: Sequence[Named]
+    ) -> Travelling:
         """Partial results of others' queries over own keys, on their way back to them."""
         q, _, v = parts
-        wide = torch.promote_types(q.dtype, torch.float32)
+        sent: list[dict[Any, torch.Tensor]] = [{} for _ in range(self.mesh.ranks)]
+        shapes: list[dict[Any, tuple[int, ...]]] = [{} for _ in sent]
+        for number, (here, (_, *mine), call) in enumerate(
+            zip(self.groups, own, calls, strict=True)
+        ):
+            for r in here.others if here.merges else ():
+                if len(here.sent_queries[r]):
+                    shape = len(q), len(here.heads), len(here.sent_queries[r])
+                    shapes[r] |= {(number, "out"): (*shape, v.shape[3]), (number, "lse"): shape}
+                if len(here.got_queries[r]):
+                    kept, region = here.for_guests[r]
+                    rows = torch.from_numpy(kept).to(q.device)
+                    k, values = (x.index_select(2, rows) for x in mine)
+                    out, lse = region.partial(came[r][number, "q"], k, values, call)
+                    sent[r] |= {(number, "out"): out, (number, "lse"): cast(torch.Tensor, lse)}
         learned = [table for call in calls for table in call.tables.values()]
-        pieces, sent, got = [anchor((*parts, *learned), wide)], [], []
-        for r in range(self.mesh.ranks):
-            sizes = [0, 0]
-            for here, guest, call in zip(self.groups, guests, calls, strict=True):
-                if r == self.mesh.rank or not here.merges:
-                    continue
-                unit = len(q) * len(here.group.heads) * (v.shape[3] + 1)
-                sizes[0] += len(here.got_queries[r]) * unit
-                sizes[1] += len(here.sent_queries[r]) * unit
-                if not len(here.got_queries[r]):
-                    continue
-                kept, region = here.for_guests[r]
-                rows = torch.from_numpy(kept).to(q.device)
-                _, *own = here.parts(parts, kind)
-                keys, values = (x.index_select(2, rows) for x in own)
-                out, lse = region.partial(guest.queries[r], keys, values, call)
-                pieces += [out.to(wide).reshape(-1), cast(torch.Tensor, lse).reshape(-1)]
-            sent.append(sizes[0])
-            got.append(sizes[1])
-        return travel(self.mesh, torch.cat(pieces), sent, got)
+        wide = torch.promote_types(q.dtype, torch.float32)
+        return travel(self.mesh, sent, shapes, wide, (*parts, *learned))
 
-    def _merged(self, outs: list[Partial], flat: torch.Tensor, parts: Parts) -> list[Partial]:
+    def _merged(self, outs: list[Partial], came: Sequence[Named]) -> list[Partial]:
         """Partial results of this rank together with those that came back."""
-        taken = taking(flat)
-        q, _, v = parts
-        for r in range(self.mesh.ranks):
-            for number, here in enumerate(self.groups):
-                if r == self.mesh.rank or not here.merges or not len(here.sent_queries[r]):
-                    continue
-                shape = len(q), len(here.group.heads), len(here.sent_queries[r])
-                more = taken(*shape, v.shape[3]), taken(*shape)
-                rows = torch.from_numpy(here.sent_queries[r]).to(q.device)
-                outs[number] = _put(outs[number], rows, more)
+        for number, here in enumerate(self.groups):
+            for r in here.others:
+                if (number, "out") in came[r]:
+                    more = came[r][number, "out"], came[r][number, "lse"]
+                    rows = torch.from_numpy(here.sent_queries[r]).to(more[0].device)
+                    outs[number] = _put(outs[number], rows, more)
         return outs
 
     def _joined(self, outs: Sequence[Partial]) -> Partial:
@@ -272,31 +242,33 @@ class RowsHere:
         of `softmax1`, which no part has, is added here."""
         found: list[Partial] = []
         for here, (out, lse) in zip(self.groups, outs, strict=True):
-            zero = here.group.work.normalize == "softmax1" and lse is not None
+            zero = here.work.normalize == "softmax1" and lse is not None
             found.append(with_zero((out, cast(torch.Tensor, lse))) if zero else (out, lse))
-        order = np.argsort([head for here in self.groups for head in here.group.heads]).tolist()
+        order = np.argsort([head for here in self.groups for head in here.heads]).tolist()
         sums = [lse for _, lse in found if lse is not None]
         out = torch.cat([out for out, _ in found], 1)[:, order]
         return out, torch.cat(sums, 1)[:, order] if len(sums) == len(found) else None
 
 
 def _over_guests(
-    here: GroupHere, own: Parts, call: Call, first: Partial | None, guest: Guests
+    here: GroupHere,
+    own: Parts,
+    call: Call,
+    first: Partial | None,
+    guests: tuple[torch.Tensor, torch.Tensor],
 ) -> Partial:
     """Own queries over own keys, of which partial results are there unless they cannot be merged,
-    and over those that came."""
+    and over the keys and values that came."""
     q, k, v = own
     if first is None:
-        return here.over_all.partial(
-            q, torch.cat([k, guest.keys], 2), torch.cat([v, guest.values], 2), call
-        )
+        k, v = (torch.cat(pair, 2) for pair in zip((k, v), guests, strict=True))
+        return here.over_all.partial(q, k, v, call)
     # what is merged is rounded once, at the end
     first = first[0].to(torch.promote_types(q.dtype, torch.float32)), first[1]
     if not len(here.reading):
         return first
     rows = torch.from_numpy(here.reading).to(q.device)
-    more = here.over_guests.partial(q.index_select(2, rows), guest.keys, guest.values, call)
-    return _put(first, rows, more)
+    return _put(first, rows, here.over_guests.partial(q.index_select(2, rows), *guests, call))
 
 
 def _put(found: Partial, rows: torch.Tensor, more: Partial) -> Partial:

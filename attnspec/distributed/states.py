@@ -20,7 +20,7 @@ from attnspec.backends.common.merging import LOWEST, in_one_frame
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.kernels import kernel_of
-from attnspec.distributed.collectives import Mesh, anchor, tied, travel
+from attnspec.distributed.collectives import Mesh, tied, travel
 from attnspec.distributed.planning import DistributedPlan, dealt
 from attnspec.distributed.regions import Parts
 from attnspec.lower.work import Call, Work
@@ -85,12 +85,12 @@ class StatesHere:
         if call.padding is not None:
             call = replace(call, padding=call.padding.index_select(1, self.own))
         own, left = kernel.key_sums(*parts, call, self.own)
-        tie = anchor([*parts, *call.tables.values()], own.total.dtype)
+        tie = [*parts, *call.tables.values()]
         before, came = self._exchanged(own, left, tie, group.work.causal)
         return tied(kernel.onward(*parts, call, before), came)
 
     def _exchanged(
-        self, own: State, left: torch.Tensor | None, tie: torch.Tensor, causal: bool
+        self, own: State, left: torch.Tensor | None, tie: Sequence[torch.Tensor], causal: bool
     ) -> tuple[State, torch.Tensor]:
         """The sums that this rank goes on from, and what was received for them; `left` are the
         logarithms of what a gate leaves of the sums before own keys."""
@@ -100,22 +100,21 @@ class StatesHere:
         base = sums.new_zeros(rows) if base is None else base
         lines = sums.reshape(rows * features, width)
         deals = [dealt(rank, mesh.ranks, len(lines)) for rank in range(mesh.ranks)]
-        pieces = [x for d in deals for x in (lines[d.start : d.stop].reshape(-1), base)]
         mine = deals[mesh.rank]
-        sent, got = [len(d) * width + rows for d in deals], len(mine) * width + rows
-        flat = travel(mesh, torch.cat([tie, *pieces]), sent, [got] * mesh.ranks).ready()
-        came = flat.view(mesh.ranks, got)
-        parts, bases = torch.unflatten(came[:, :-rows], 1, (len(mine), width)), came[:, -rows:]
+        sent = [{"sums": lines[d.start : d.stop], "base": base} for d in deals]
+        shape = {"sums": (len(mine), width), "base": (rows,)}
+        came = travel(mesh, sent, [shape] * mesh.ranks, sums.dtype, tie).ready()
+        parts, bases = (torch.stack([each[name] for each in came]) for name in shape)
         row = torch.arange(mine.start, mine.stop, device=sums.device) // features
         if left is None:
             ready = merged(parts, bases.detach(), row, causal)
         else:
             ready = [(found, bases[0]) for found in passed_on(parts, bases, row)]
-        back = [len(mine) * width] * mesh.ranks
-        given = torch.cat([found.reshape(-1) for found, _ in ready])
-        found = travel(mesh, given, back, [len(d) * width for d in deals]).ready()
+        shapes = [{"sums": (len(d), width)} for d in deals]
+        onward = travel(mesh, [{"sums": found} for found, _ in ready], shapes, sums.dtype)
+        found = torch.cat([share["sums"] for share in onward.ready()])
         frame = None if own.base is None else ready[mesh.rank][1]
-        return State(found.view(sums.shape), frame), found
+        return State(found.view(sums.shape), frame), onward.flat
 
 
 def merged(

@@ -7,7 +7,6 @@ and the cheapest one weighs as much as a maximal flow (König 1931).
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -108,12 +107,11 @@ def test_bytes_over_the_zoo_are_near_the_cut(path: Path, name: str, ranks: int) 
     for numbers, works in planner.kinds(range(program.layers or 1)):
         if not all(is_graph(work) for work, _ in works):
             pytest.skip("the data decide the pairs")
-        found, by_exchange = planner.by_rows(numbers, works, partition), defaultdict(list)
-        for group in found.groups:
-            mask = definition(group.rows.readings[group.graph].relation, n)
-            by_exchange[group.rows].append(mask)
+        found = planner.by_rows(numbers, works, partition)
         bytes_sent += len(numbers) * int(found.links.sum())
-        cut += len(numbers) * sum(least(*each) for each in by_exchange.items())
+        for exchange in found.exchanges:
+            masks = [definition(reading.relation, n) for reading in exchange.readings]
+            cut += len(numbers) * least(exchange, masks)
     assert cut <= bytes_sent <= MORE.get((name, ranks), WITHIN) * cut
 
 

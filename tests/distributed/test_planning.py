@@ -130,15 +130,6 @@ def test_pairs_that_a_call_decides_go_by_heads() -> None:
         assert (" bytes would reach a rank as all" in layer.why) == (how == HEADS)
 
 
-def test_layers_that_want_another_partition_are_priced() -> None:
-    text = (
-        "attention a { layers 2 attend window(before = 64, after = 0)"
-        " layer 1 { attend residue(step = 8) } }"
-    )
-    found = plan(attnspec.parse(text).program, 1 << 16, 8, Tensors(1, 32, 2, 128, 128, 2))
-    assert any("changing to it and back costs" in line for line in found.changes)
-
-
 def test_the_command_draws_a_table_and_a_picture() -> None:
     spec = str(EXAMPLES / "longformer.attn")
     result = CliRunner().invoke(main, ["plan", spec, "-n", str(MILLION), "--devices", "64"])

@@ -201,11 +201,10 @@ def test_a_rank_computes_its_share_of_the_edges(graph: str, factor: float) -> No
     whole, calls, _ = counted(lambda: choose(work, "cpu").build(work, heads, CPU)(x, x, x, Call()))
     # one key head: rows, however many there are
     found = plan(spec.program, LONG, RANKS, Tensors(1, 4, 1, 8, 8, 4))
-    (group,) = found.layers[0].groups
-    assert group.exchange is not None
+    (exchange,) = found.layers[0].exchanges
     each = []
     for rank in range(RANKS):
-        here = GroupHere(group, rank, 1, CPU, "auto")
+        here = GroupHere(exchange, 0, rank, 1, CPU, "auto")
         parts = [
             here.at_home,
             here.over_guests,
