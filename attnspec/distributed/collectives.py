@@ -47,8 +47,11 @@ class Mesh:
         if done is False:
             raise LostRank(f"rank {self.rank} of {self.ranks} got no answer in {self.limit:g} s")
 
-    def swap(self, flat: torch.Tensor, sent: Sequence[int], got: Sequence[int]) -> Swapping:
-        """Start to send `sent[r]` numbers of a flat tensor to each rank r and to get `got[r]`."""
+    def swap(
+        self, flat: torch.Tensor, sent: Sequence[int], got: Sequence[int]
+    ) -> tuple[torch.Tensor, Any]:
+        """Start to send `sent[r]` numbers of a flat tensor to each rank r and to get `got[r]`:
+        these, once the work beside them is finished."""
         out = flat.new_empty(sum(got))
         try:
             work = dist.all_to_all_single(
@@ -56,13 +59,15 @@ class Mesh:
             )
         except RuntimeError as error:
             raise LostRank(f"rank {self.rank} cannot reach the others: {error}") from None
-        return Swapping(self, out, work)
+        return out, work
 
     def everyones(self, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
         """The numbers of every rank."""
         mine = torch.tensor(numbers, dtype=torch.int64, device=device).repeat(self.ranks)
         each = [len(numbers)] * self.ranks
-        found: list[list[int]] = self.swap(mine, each, each).ready().view(self.ranks, -1).tolist()
+        out, work = self.swap(mine, each, each)
+        self.finish(work)
+        found: list[list[int]] = out.view(self.ranks, -1).tolist()
         return found
 
     def agreed(
@@ -79,36 +84,22 @@ class Mesh:
         return [said[1:] for said in every]
 
 
-@dataclass
-class Swapping:
-    """Numbers that are on their way."""
-
-    mesh: Mesh
-    out: torch.Tensor
-    work: Any
-
-    def ready(self) -> torch.Tensor:
-        """The numbers, once they are there."""
-        if self.work is not None:
-            self.mesh.finish(self.work)
-            self.work = None
-        return self.out
-
-
 class _Travel(torch.autograd.Function):
     """Starts a swap; backward the gradients of what was received go back to where it came from."""
 
     @staticmethod
     def forward(ctx, flat, mesh, sent, got, box):  # type: ignore[no-untyped-def]
         ctx.mesh, ctx.sent, ctx.got = mesh, sent, got
-        swapping = mesh.swap(flat, sent, got)
-        box.append(swapping)
-        return swapping.out
+        out, work = mesh.swap(flat, sent, got)
+        box.append(work)
+        return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        return ctx.mesh.swap(grad, ctx.got, ctx.sent).ready(), None, None, None, None
+        out, work = ctx.mesh.swap(grad, ctx.got, ctx.sent)
+        ctx.mesh.finish(work)
+        return out, None, None, None, None
 
 
 Named = Mapping[Any, torch.Tensor]
@@ -122,13 +113,14 @@ class Travelling:
     """Tensors on their way between ranks; `flat` has the numbers that come, one behind the other,
     and only `ready` says that they are there."""
 
-    swapping: Swapping
+    mesh: Mesh
+    work: Any
     flat: torch.Tensor
     shapes: Sequence[Shapes]
 
     def ready(self) -> list[dict[Any, torch.Tensor]]:
         """The tensors of each rank, once they are there."""
-        self.swapping.ready()
+        self.mesh.finish(self.work)
         sizes = [math.prod(shape) for each in self.shapes for shape in each.values()]
         pieces = iter(torch.split(self.flat, sizes))
         return [
@@ -153,11 +145,11 @@ def travel(
         ]
     )
     got = [sum(map(math.prod, each.values())) for each in shapes]
-    box: list[Swapping] = []
+    box: list[Any] = []
     numbers = [sum(x.numel() for x in each.values()) for each in sent]
     out = _Travel.apply(flat, mesh, numbers, got, box)  # type: ignore[no-untyped-call]
     mesh.received += sum(size for r, size in enumerate(got) if r != mesh.rank) * flat.element_size()
-    return Travelling(box[0], out, shapes)
+    return Travelling(mesh, box[0], out, shapes)
 
 
 def gathered(mesh: Mesh, partition: Partition, x: torch.Tensor, dim: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Never, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import pad
 
 from attnspec.distributed.collectives import Mesh, gathered
@@ -94,8 +95,8 @@ class ParallelAttention(torch.nn.Module):
     """Takes and returns shards [B, H, n_local, d] as `shard` cuts them.
 
     `bytes_received` counts the bytes of rows that reached this rank in the last call, forward.
-    Gradients of the module's parameters are this rank's share: sum them
-    over the mesh, as for every parameter that all ranks hold.
+    Gradients of the module's parameters are this rank's share: sum them over the mesh, as for every
+    parameter that all ranks hold.
     """
 
     def __init__(
@@ -183,12 +184,13 @@ class ParallelAttention(torch.nn.Module):
         every key and value were sent to every rank."""
         n, layer = length_of(n), check_layer(self.module.program, layer)
         tensors = tensors or self._last or _usual(self.module)
-        key = n, self.module.engine.binder.alike(layer), tensors
-        return self._plans.get(key, lambda: self._planned(n, layer, tensors))
+        program, ranks = self.module.program, self.mesh.ranks
 
-    def _planned(self, n: int, layer: int, tensors: Tensors) -> DistributedPlan:
-        where = self.partition_of(n)
-        return plan(self.module.program, n, self.mesh.ranks, tensors, layer=layer, partition=where)
+        def planned() -> DistributedPlan:
+            where = self.partition_of(n)
+            return plan(program, n, ranks, tensors, layer=layer, partition=where)
+
+        return self._plans.get((n, self.module.engine.binder.alike(layer), tensors), planned)
 
     # --- a call ----------------------------------------------------------------------------------
 
@@ -216,7 +218,7 @@ class ParallelAttention(torch.nn.Module):
         """
         if unknown:
             refuse_unknown(self.program, unknown, ParallelAttention.forward)
-        like = _placed(q, self.device_mesh)
+        like = q if isinstance(q, DTensor) else None
         if like is not None:
             q, k, v = (_local(x, self.device_mesh) for x in (q, k, v))
         rest = layer, key_padding_mask, dropout_p, inputs, return_lse
@@ -235,26 +237,25 @@ class ParallelAttention(torch.nn.Module):
         q: object = call.q
         device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
         wrong: Exception | None = None
-        mine = [0] * 12
+        mine = [0] * (2 + len(_ALIKE))
         try:
             mine = self._said(call)
         except (TypeError, ValueError) as error:
             wrong = error
-        every = self.mesh.agreed(mine, wrong, device)
-        for what, at in _SAID.items():
-            values = [said[at] for said in every]
+        lengths, states, *alike = zip(*self.mesh.agreed(mine, wrong, device), strict=True)
+        for what, values in zip(_ALIKE, alike, strict=True):
             if len(set(values)) > 1:
-                raise ValueError(f"{what} must be the same on every rank, got {values}")
-        states = [said[_STATE] for said in every]
+                raise ValueError(f"{what} must be the same on every rank, got {list(values)}")
         if any(states) and len(set(states)) < len(states):
             raise ValueError(
                 "with dropout_p, random states must be others on every rank, or ranks drop the same"
                 " pairs of their own: seed each, torch.manual_seed(seed + rank)"
             )
-        return tuple(said[0] for said in every)
+        return lengths
 
     def _said(self, call: _Call) -> list[int]:
-        """What ranks compare, the length first."""
+        """What ranks compare: the length, what random numbers come from, 0 where none are drawn,
+        and what must be alike."""
         q, k, v, layer, padding, dropout_p, inputs, return_lse = call
         program = self.module.program
         layer = check_layer(program, layer)
@@ -272,7 +273,7 @@ class ParallelAttention(torch.nn.Module):
         shape = [q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3]]
         bits = sum(1 << at for at, flag in enumerate(flags) if flag)
         state = _random_state(q.device) if chance else 0
-        return [q.shape[2], *shape, FLOATS.index(q.dtype), layer, bits, chance, self._spec, state]
+        return [q.shape[2], state, *shape, FLOATS.index(q.dtype), layer, bits, chance, self._spec]
 
     def _run(self, lengths: tuple[int, ...], call: _Call) -> Any:
         q, k, v, layer, padding, dropout_p, inputs, return_lse = call
@@ -412,22 +413,19 @@ class _Call(NamedTuple):
     return_lse: bool
 
 
-_SAID = {
-    "the batch": 1,
-    "the number of heads": 2,
-    "the number of key heads": 3,
-    "the size of heads": 4,
-    "the size of values": 5,
-    "the floating type": 6,
-    "the layer": 7,
-    "what is given, asked for and differentiated": 8,
-    "dropout_p": 9,
-    "the spec": 10,
-}
-"""What all ranks must agree on, by its place in what they say."""
-
-_STATE = 11
-"""The place of what random numbers come from, where some are drawn."""
+_ALIKE = (
+    "the batch",
+    "the number of heads",
+    "the number of key heads",
+    "the size of heads",
+    "the size of values",
+    "the floating type",
+    "the layer",
+    "what is given, asked for and differentiated",
+    "dropout_p",
+    "the spec",
+)
+"""What all ranks must agree on, in the order in which they say it."""
 
 
 def _random_state(device: torch.device) -> int:
@@ -445,17 +443,8 @@ def _usual(module: CompiledAttention) -> Tensors:
     return Tensors(heads=heads, key_heads=heads, element=torch.get_default_dtype().itemsize)
 
 
-def _placed(q: torch.Tensor, mesh: Any) -> Any:
-    """q if it is a DTensor, else None."""
-    from torch.distributed.tensor import DTensor
-
-    return q if isinstance(q, DTensor) else None
-
-
 def _local(x: Any, mesh: Any) -> torch.Tensor:
     """The shard of a DTensor that is cut along its positions."""
-    from torch.distributed.tensor import DTensor, Shard
-
     if not isinstance(x, DTensor) or tuple(x.placements) != (Shard(2),) or x.device_mesh != mesh:
         raise ValueError("DTensors must all be on this mesh and placed by Shard(2), the positions")
     return x.to_local()
@@ -463,8 +452,6 @@ def _local(x: Any, mesh: Any) -> torch.Tensor:
 
 def _as_dtensors(found: Any, like: Any, n: int) -> Any:
     """Outputs as DTensors where the call's tensors were."""
-    from torch.distributed.tensor import DTensor
-
     if isinstance(found, tuple):
         return tuple(_as_dtensors(each, like, n) for each in found)
     shape = torch.Size((*found.shape[:2], n, *found.shape[3:]))

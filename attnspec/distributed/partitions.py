@@ -7,7 +7,6 @@ its runs one behind the other. Candidates are made for a relation and held again
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -272,23 +271,21 @@ def _dealt(
     """The runs of each rank: the heaviest first, each to the rank with least work that holds fewer
     than `most` of them and has room; where none has, to the one that holds least."""
     mine: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
-    held = [0] * ranks
-    heap = [(0.0, rank) for rank in range(ranks)]
+    held, load = [0] * ranks, [0.0] * ranks
     for index in sorted(range(len(ends)), key=lambda i: (-work[i], i)):
-        size, passed = ends[index][1] - ends[index][0], []
-        while heap:
-            load, rank = heapq.heappop(heap)
-            if (most is None or len(mine[rank]) < most) and held[rank] + size <= room:
-                break
-            passed.append((load, rank))
+        size = ends[index][1] - ends[index][0]
+        fit = [
+            rank
+            for rank in range(ranks)
+            if (most is None or len(mine[rank]) < most) and held[rank] + size <= room
+        ]
+        if fit:
+            rank = min(fit, key=load.__getitem__)
         else:
-            load, rank = min(passed, key=lambda entry: held[entry[1]])
-            passed.remove((load, rank))
-        for entry in passed:
-            heapq.heappush(heap, entry)
+            rank = min(range(ranks), key=lambda rank: (held[rank], load[rank]))
         mine[rank].append(ends[index])
         held[rank] += size
-        heapq.heappush(heap, (load + work[index], rank))
+        load[rank] += work[index]
     return tuple(_joined(sorted(runs)) for runs in mine)
 
 

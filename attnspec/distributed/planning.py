@@ -21,9 +21,9 @@ from attnspec.distributed.timing import (
     Estimate,
     Pairs,
     Rates,
+    balance_of,
     estimate,
     pairs_of,
-    together,
 )
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Sample, Stack
@@ -118,7 +118,7 @@ class LayerPlan:
     @property
     def balance(self) -> float | None:
         """The most work of a rank by the mean."""
-        return None if self.pairs is None else self.pairs.balance
+        return balance_of(self.pairs)
 
     def estimate(self, tensors: Tensors, rates: Rates) -> Estimate:
         """What one forward takes."""
@@ -405,14 +405,14 @@ class Planner:
         there, back = (
             np.sum([getattr(each, way) for each in exchanges], 0) for way in ("there", "back")
         )
-        pairs = together(
-            [
-                pairs_of(exchange, graph, len(heads))
-                for exchange in exchanges
-                for graph, (_, heads) in enumerate(exchange.works)
-            ]
-        )
-        return LayerPlan(numbers, ROWS, "", there, back, pairs, exchanges)
+        pairs = [
+            pairs_of(exchange, graph, len(heads))
+            for exchange in exchanges
+            for graph, (_, heads) in enumerate(exchange.works)
+        ]
+        counted = [each for each in pairs if each is not None]
+        total = np.sum(counted, 0) if len(counted) == len(pairs) else None
+        return LayerPlan(numbers, ROWS, "", there, back, total, exchanges)
 
     def exchanges(self, works: Works, partition: Partition, queries: bool) -> tuple[Exchange, ...]:
         """One for each set of graphs that share key heads: a key row is sent once for all heads
@@ -436,15 +436,15 @@ class Planner:
     def pairs_by_heads(self, works: Works, ranks: int) -> Pairs | None:
         """The pairs of each rank's heads; None where counting them is too much."""
         t = self.tensors
-        found = np.zeros(ranks)
+        found = np.zeros((3, ranks))
         owner = {h: r for r in range(ranks) for h in dealt(r, ranks, t.key_heads)}
         for work, heads in works:
             degrees = self.reading(work).degrees
             if degrees is None:
                 return None
             for head in heads:
-                found[owner[head * t.key_heads // t.heads]] += degrees.sum(dtype=np.float64)
-        return Pairs(found, np.zeros(ranks), np.zeros(ranks))
+                found[0, owner[head * t.key_heads // t.heads]] += degrees.sum(dtype=np.float64)
+        return found
 
 
 def is_graph(work: Work) -> bool:

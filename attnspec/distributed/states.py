@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import Any
 
 import torch
 
@@ -26,20 +26,6 @@ from attnspec.distributed.regions import Parts
 from attnspec.lower.work import Call, Work
 from attnspec.runtime.engine import Engine
 from attnspec.runtime.head_groups import Group, group_of, together
-
-
-class Summable(Protocol):
-    """A kernel of which what keys add up to is merged with what others do."""
-
-    def key_sums(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, at: torch.Tensor
-    ) -> tuple[State, torch.Tensor | None]:
-        """The sums over keys at the positions `at`, and what a gate leaves of those before."""
-
-    def onward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, before: State
-    ) -> torch.Tensor:
-        """The outputs of queries on top of sums: of all keys, or of those before these."""
 
 
 class StatesHere:
@@ -81,13 +67,15 @@ class StatesHere:
         return together(self.groups, self.heads, self.device).joined(outs), None
 
     def _of_group(self, group: Group, parts: Parts, call: Call) -> torch.Tensor:
-        kernel = cast(Summable, group.kernel)
+        # a kernel of sums: of features, or of dense projections
+        kernel: Any = group.kernel
         if call.padding is not None:
             call = replace(call, padding=call.padding.index_select(1, self.own))
         own, left = kernel.key_sums(*parts, call, self.own)
         tie = [*parts, *call.tables.values()]
         before, came = self._exchanged(own, left, tie, group.work.causal)
-        return tied(kernel.onward(*parts, call, before), came)
+        out: torch.Tensor = kernel.onward(*parts, call, before)
+        return tied(out, came)
 
     def _exchanged(
         self, own: State, left: torch.Tensor | None, tie: Sequence[torch.Tensor], causal: bool

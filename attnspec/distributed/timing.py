@@ -7,8 +7,7 @@ that each step ends when the slowest rank is through.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,32 +23,17 @@ class Rates:
     speed: float = 2e14
 
 
-@dataclass(frozen=True, eq=False)
-class Pairs:
-    """The pairs of all heads that each rank computes, float64 [ranks]: of its own queries and keys,
-    of queries that came, and of its own queries with keys that came."""
-
-    home: np.ndarray
-    answers: np.ndarray
-    guests: np.ndarray
-
-    @property
-    def total(self) -> np.ndarray:
-        return np.asarray(self.home + self.answers + self.guests)
-
-    @property
-    def balance(self) -> float | None:
-        """The most pairs of a rank by the mean."""
-        total = self.total
-        return float(total.max() / total.mean()) if total.sum() else None
+Pairs = np.ndarray
+"""The pairs of heads that each rank computes, float64 [3, ranks]: of its own queries and keys, of
+queries that came, and of its own queries with keys that came."""
 
 
-def together(parts: Sequence[Pairs | None]) -> Pairs | None:
-    """The pairs of several groups of heads; None where those of one were not counted."""
-    known = [part for part in parts if part is not None]
-    if not known or len(known) < len(parts):
+def balance_of(pairs: Pairs | None) -> float | None:
+    """The most pairs of a rank by the mean; None where nobody counted them, or there are none."""
+    if pairs is None or not pairs.any():
         return None
-    return Pairs(*(sum(getattr(part, entry.name) for part in known) for entry in fields(Pairs)))
+    total = pairs.sum(0)
+    return float(total.max() / total.mean())
 
 
 def pairs_of(exchange: Exchange, graph: int, heads: int) -> Pairs | None:
@@ -65,7 +49,7 @@ def pairs_of(exchange: Exchange, graph: int, heads: int) -> Pairs | None:
         away += sums[:, None] * (lengths / max(1, partition.n)) * (exchange.bars == bar)
     here = partition.sums(degrees) - away.sum(1)
     own = exchange.keys.diagonal() / np.maximum(1, exchange.keys.sum(1))
-    return Pairs(heads * here * own, heads * away.sum(0), heads * here * (1 - own))
+    return heads * np.stack([here * own, away.sum(0), here * (1 - own)])
 
 
 @dataclass(frozen=True)
@@ -89,10 +73,9 @@ def estimate(
 ) -> Estimate:
     """Bytes [from, to] that come first, and that go back; `each` are the operations of a pair."""
     came, returned = (links.sum(0) / rates.link for links in (there, back))
-    zero = np.zeros(len(there))
-    now = Pairs(zero, zero, zero) if pairs is None else pairs
-    home, answers, guests = (x * each / rates.speed for x in (now.home, now.answers, now.guests))
-    steps = (home, came), (answers, zero), (guests, returned)
+    none = np.zeros(len(there))
+    home, answers, guests = np.stack([none] * 3) if pairs is None else pairs * each / rates.speed
+    steps = (home, came), (answers, none), (guests, returned)
     return Estimate(
         sum(float(work.max(initial=0)) for work, _ in steps),
         sum(float(links.max(initial=0)) for _, links in steps),

@@ -13,7 +13,7 @@ import attnspec
 from attnspec.cli import main
 from attnspec.distributed import partitions
 from attnspec.distributed.planning import HEADS, ROWS, Tensors, plan
-from attnspec.distributed.timing import Pairs, Rates, estimate
+from attnspec.distributed.timing import Rates, estimate
 from benchmarks import exchange as script
 from benchmarks.readme_tables import exchange_table
 
@@ -45,7 +45,7 @@ def test_a_key_row_is_sent_once_for_all_heads_that_read_it() -> None:
 
 def test_steps_take_the_longer_of_work_and_travel() -> None:
     there, back = np.array([[0, 8], [4, 0]]), np.array([[0, 2], [6, 0]])
-    pairs = Pairs(np.array([3.0, 9.0]), np.array([1.0, 0.0]), np.array([5.0, 1.0]))
+    pairs = np.array([[3.0, 9.0], [1.0, 0.0], [5.0, 1.0]])
     found = estimate(there, back, pairs, 2.0, Rates(link=1.0, speed=2.0))
     # own keys: 3 or 4, 9 or 8; answers: 1; keys that came: 5 or 6, 1 or 2
     assert (found.computing, found.travelling, found.together) == (15.0, 14.0, 16.0)
