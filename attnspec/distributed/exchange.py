@@ -9,7 +9,7 @@ in which a key's row goes to a rank once for all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -186,30 +186,26 @@ def exchange_of(
 ) -> Exchange:
     """The exchange of graphs whose heads read the same keys, with the fewest bytes between each two
     ranks; without `queries` keys alone travel."""
-    n, ranks = partition.n, partition.ranks
-    bars = np.full((ranks, ranks), n + 1)
-    found = Exchange(partition, tuple(readings), tuple(rows), bars, np.zeros_like(bars), works)
-    tried = [n + 1, *(_bars(found) if queries else ())]
-    moving = [[partition.counts(found.moves(g, bar)) for g in range(len(rows))] for bar in tried]
-    weights = np.array([each.query + (each.partial or 0) for each in rows])
-    moved = np.einsum("bgr,g->br", np.array(moving).reshape(len(tried), len(rows), ranks), weights)
-    for reader in np.flatnonzero(partition.lengths).tolist():
-        best = np.full(ranks, np.iinfo(np.int64).max)
-        for number, bar in enumerate(tried):
+    ranks, nobody = range(partition.ranks), partition.n + 1
+    stay = np.full((len(ranks),) * 2, nobody)
+    found = Exchange(partition, tuple(readings), tuple(rows), stay, np.zeros_like(stay), works)
+    bars = np.array([nobody, *(_bars(found) if queries else ())])
+    # the bytes of queries to one rank, [bar, reader], and the keys, [bar, reader, owner]
+    moved = np.zeros((len(bars), len(ranks)), np.int64)
+    keys = np.zeros((len(bars), len(ranks), len(ranks)), np.int64)
+    for number, bar in enumerate(bars.tolist()):
+        for graph, each in enumerate(rows):
+            weight = each.query + (each.partial or 0)
+            moved[number] += weight * partition.counts(found.moves(graph, bar))
+        for reader in ranks:
             if number and moved[number, reader] == moved[number - 1, reader]:
-                continue
-            keys = partition.counts(found.marked(reader, bar))
-            cost = keys * rows[0].key + moved[number, reader]
-            # own keys stay, whatever travels
-            better = (cost < best) & (np.arange(ranks) != reader)
-            best[better], bars[reader, better], found.keys[reader, better] = (
-                cost[better],
-                bar,
-                keys[better],
-            )
-            if not number:
-                found.keys[reader, reader] = keys[reader]
-    return found
+                keys[number, reader] = keys[number - 1, reader]
+            else:
+                keys[number, reader] = partition.counts(found.marked(reader, bar))
+    best = np.argmin(keys * rows[0].key + moved[:, :, None], 0)
+    # own keys stay, whatever travels
+    np.fill_diagonal(best, 0)
+    return replace(found, bars=bars[best], keys=np.take_along_axis(keys, best[None], 0)[0])
 
 
 def _bars(exchange: Exchange) -> list[int]:

@@ -51,6 +51,11 @@ class HeadsHere:
         ratio = self.ratio if name == "q" else 1
         return range(keys.start * ratio, keys.stop * ratio)
 
+    def _part(self, name: str, rank: int, x: torch.Tensor) -> torch.Tensor:
+        """Of q, k or v [B, heads, …] those heads."""
+        heads = self._of(name, rank)
+        return x.narrow(1, heads.start, len(heads))
+
     @property
     def own(self) -> range:
         """The query heads of this rank."""
@@ -78,7 +83,7 @@ class HeadsHere:
         """The output of own positions, and its log-sum-exps if they are asked for."""
         named, here = dict(zip("qkv", parts, strict=True)), self.mesh.rank
         sent = [
-            {name: x[:, list(self._of(name, r))] for name, x in named.items()}
+            {name: self._part(name, r, x) for name, x in named.items()}
             for r in range(self.mesh.ranks)
         ]
         shapes = [
@@ -140,7 +145,7 @@ class HeadsHere:
         for name, x in data.items():
             if x.dim() == 4 and x.shape[1] > 1:
                 side = "q" if x.shape[1] == self.heads else "k"
-                found[name] = x[:, list(self._of(side, self.mesh.rank))]
+                found[name] = self._part(side, self.mesh.rank, x)
         return found
 
     def _returned(self, x: torch.Tensor, came: torch.Tensor) -> torch.Tensor:
