@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 
@@ -53,7 +54,7 @@ HALF = (torch.bfloat16, torch.float16)
 ON_GPU = (
     gpu_checks.Settings("cuda", (1_000, 127, 1, 8_192, 47_000, 131_072), HALF),
     gpu_times.Settings(
-        "cuda", torch.bfloat16, (8_192, 32_768, 131_072), 65_536, 1 << 20, SHAPES, 16, 5
+        "cuda", torch.bfloat16, (8_192, 32_768, 131_072), 65_536, 1 << 20, SHAPES, 16, 3
     ),
 )
 
@@ -79,9 +80,16 @@ def rows(dry: bool) -> Iterator[tuple[str, str, RowOf]]:
         yield "times", name, measure
 
 
-def run(path: Path, dry: bool, seconds: float, only: str | None, again: bool) -> bool:
+def run(
+    path: Path,
+    dry: bool,
+    seconds: float,
+    only: str | None,
+    again: bool,
+    share: tuple[int, int] = (0, 1),
+) -> bool:
     """Find the rows that the file does not have, as far as the time goes, and print each; whether
-    the device is still there."""
+    the device is still there. Of a share (place, count), every count-th row from the place on."""
     device = "cpu" if dry else "cuda"
     figures: dict[str, Json] = {} if again else read(path)
     figures |= {"machine": machine(device), "versions": versions((*PACKAGES, "triton", "fla-core"))}
@@ -91,7 +99,7 @@ def run(path: Path, dry: bool, seconds: float, only: str | None, again: bool) ->
         known[part] = dict(before) if isinstance(before, dict) else {}
     start, ended, lost = perf_counter(), set[str](), False
     write(path, figures | known)
-    for part, name, measure in rows(dry):
+    for part, name, measure in islice(rows(dry), share[0], None, share[1]):
         limit = seconds * (CHECKS if part == "checks" and only is None else 1)
         if part in ended or (only not in (None, part)) or name in known[part]:
             continue
@@ -225,6 +233,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--here", action="store_true", help="in this process, which may hang")
     parser.add_argument("--dry-run", action="store_true", help="on the CPU, at small lengths")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the file of the figures")
+    parser.add_argument(
+        "--share", default="0/1", metavar="I/N", help="every Nth row from the Ith on"
+    )
     options = parser.parse_args(arguments)
     if not options.dry_run and not torch.cuda.is_available():
         print("torch finds no GPU here: --dry-run goes through it on the CPU", file=sys.stderr)
@@ -234,11 +245,13 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     rest = ["--results", str(options.results), *(["--again"] if options.again else [])]
     rest += ["--only", options.only] if options.only else []
+    rest += ["--share", options.share]
     if not (options.here or options.dry_run):
         status = attended(options.results, options.seconds, rest)
     else:
+        place, count = map(int, options.share.split("/"))
         arguments_of = options.results, options.dry_run, options.seconds, options.only
-        status = 0 if run(*arguments_of, options.again) else LOST
+        status = 0 if run(*arguments_of, options.again, (place, count)) else LOST
         if options.here:
             return status
     found = read(options.results)

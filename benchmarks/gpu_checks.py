@@ -102,10 +102,11 @@ def _spec(path: str, name: str) -> Spec:
 
 
 def _backends(spec: Spec, n: int, settings: Settings) -> list[str]:
-    """What is chosen, and every backend for graphs that refuses nothing of the first layer."""
+    """What is chosen, and every backend for graphs that refuses nothing of any layer."""
     program = spec.program
+    heads, layers = program.heads or 1, range(program.layers or 1)
     try:
-        works = works_of(program, 0, program.heads or 1, n, n, stand_ins(program))
+        works = [x for i in layers for x in works_of(program, i, heads, n, n, stand_ins(program))]
     except BindError:
         return []
     able = [

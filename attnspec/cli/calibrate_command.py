@@ -125,7 +125,7 @@ def _require_gpu() -> None:
     if not torch.cuda.is_available():
         raise click.UsageError(
             "torch finds no GPU here (torch.cuda.is_available() is False), and rates are measured"
-            " where they are used; until then plans for cuda use rates by published figures"
+            " where they are used; until then plans for cuda use default rates (NVIDIA H200)"
         )
 
 

@@ -85,7 +85,7 @@ def origin(device: str) -> str:
         return (
             "by default rates (two CPU threads)"
             if device == "cpu"
-            else "by published figures of one class of GPU, not measured"
+            else "by default rates (NVIDIA H200)"
         )
     if device == "cpu":
         return f"by this machine's rates ({found.threads} CPU thread{'s' * (found.threads != 1)})"

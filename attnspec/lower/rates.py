@@ -133,10 +133,12 @@ class Rates(DeviceRates):
 class GpuRates(DeviceRates):
     """For one head of size 64 in bfloat16, forward, on a GPU that is busy with many heads.
 
-    Not measured: derived for one class of GPU (H100, H200) from what is published of it. A fused
-    kernel of the second generation reaches 350 TFLOP/s at heads of 128 (FlexAttention and flash
-    attention 2 alike), taken for 300 at heads of 64, where a pair is 256 operations; memory gives
-    3.3 TB/s, of which plain operations reach 2.5; an operation of torch is launched in 6 us.
+    Rows and pairs of `flex` and `triton` are read off kernels on an H200 (torch 2.11, Triton 3.6,
+    n = 8,192, 16 heads): windows, causal and strided graphs. The others are derived for that class
+    of GPU from what is published of it. A fused kernel of the second generation reaches 350 TFLOP/s
+    at heads of 128 (FlexAttention and flash attention 2 alike), taken for 300 at heads of 64, where
+    a pair is 256 operations; memory gives 3.3 TB/s, of which plain operations reach 2.5; an
+    operation of torch is launched in 6 us.
     """
 
     dense_call: float = 7e-5  # a dozen operations
@@ -156,18 +158,18 @@ class GpuRates(DeviceRates):
     scattered_edge: float = 1e-11
     scattered_gathered: float = 3e-10  # its key and value written and read three times
 
-    flex_step: float = 9e-5
+    flex_step: float = 4e-5
     """A step of FlexAttention: guards, block lists and the kernel's launch."""
 
-    flex_row: float = 1e-8
+    flex_row: float = 1e-7
     """A block of 128 queries of a step: a program's start and end, 132 of them at once."""
 
-    flex_pair: float = 8.5e-13
+    flex_pair: float = 1.1e-12
     """A pair of a block."""
 
-    flex_masked: float = 2e-12
-    """What a pair costs more in a block with a mask: two loads and some twenty integer operations,
-    of which there are 15 T a second."""
+    flex_masked: float = 3e-12
+    """What a pair costs more in a block with a mask: two loads and some twenty integer operations;
+    a fifth of it where the keys of a query are one or two runs."""
 
     flex_reorder: float = 5e-10
     """A position whose query, key, value and output are put in order."""
@@ -178,13 +180,13 @@ class GpuRates(DeviceRates):
     triton_call: float = 4e-5
     """A call of the kernel of tile lists."""
 
-    triton_row: float = 1e-8
+    triton_row: float = 1.3e-7
     """A query tile: a program's start and end, 132 of them at once."""
 
-    triton_pair: float = 8.5e-13
+    triton_pair: float = 1.3e-12
     """A pair of a tile."""
 
-    triton_masked: float = 5e-13
+    triton_masked: float = 2.8e-12
     """What a pair costs more in a tile with a mask of bits, 2 KB for 128 x 128."""
 
     triton_merge: float = 2e-10

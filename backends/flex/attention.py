@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from inspect import signature
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +41,8 @@ class Kind(NamedTuple):
 
     `changes` are the kinds of score changes in their order, each with a tuple of tensors in a call;
     `padded` says that keys may be missing, `condition` is the shape of what inputs ask of pairs, ()
-    for nothing; `options` is what is proved of the blocks.
+    for nothing; `runs` counts those of the keys of each query, 0 where masks are read; `options` is
+    what is proved of the blocks.
     """
 
     scale: float
@@ -47,6 +50,7 @@ class Kind(NamedTuple):
     padded: bool = False
     condition: Shape = ()
     lse: bool = True
+    runs: int = 0
     options: tuple[str, ...] = ()
 
 
@@ -71,12 +75,13 @@ class Sides:
 
 
 class Blocks(NamedTuple):
-    """Block lists as tensors on a device."""
+    """Block lists as tensors on a device; `runs` are none where masks are read."""
 
     numbers: torch.Tensor
     width: torch.Tensor
     bits: torch.Tensor
     lists: tuple[torch.Tensor, ...]
+    runs: tuple[torch.Tensor, ...] = ()
 
     def decided(self, some: torch.Tensor, whole: torch.Tensor) -> Blocks:
         """The same of which a call leaves `some`, and `whole` as they are, for every sample: bool
@@ -90,9 +95,10 @@ class Blocks(NamedTuple):
 
 
 def listed(held: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many columns each row has, and which, ascending, those that it has first."""
+    """How many columns each row has, and which, ascending, those that it has first; contiguous, as
+    FlexAttention reads them whatever their strides are."""
     order = torch.argsort(~held, dim=-1, stable=True)
-    return held.sum(-1, dtype=torch.int32), order.to(torch.int32)
+    return held.sum(-1, dtype=torch.int32).contiguous(), order.to(torch.int32).contiguous()
 
 
 def blocks_of(found: BlockLists, device: torch.device) -> Blocks:
@@ -104,7 +110,8 @@ def blocks_of(found: BlockLists, device: torch.device) -> Blocks:
     ]
     width = torch.tensor(found.width, device=device)
     numbers, bits = (torch.from_numpy(x).to(device) for x in (found.numbers, found.bits))
-    return Blocks(numbers, width, bits, tuple(lists))
+    runs = () if found.runs is None else tuple(torch.from_numpy(found.runs).to(device))
+    return Blocks(numbers, width, bits, tuple(lists), runs)
 
 
 def attend(
@@ -114,11 +121,11 @@ def attend(
 
     Raises BackendError where torch does not compile it: uncompiled, it would compute every score.
     """
-    places = [sides.keys.new_full((), x.shape[2]) for x in (q, k)]
+    places = [number_on(q.device, x.shape[2]) for x in (q, k)]
     tensors = (*blocks[:3], sides.keys, sides.repeat, sides.q_at, sides.k_at, sides.real, *places)
     try:
         found: tuple[torch.Tensor, torch.Tensor | None] = _compiled(kind)(
-            q, k, v, blocks.lists, sides.changes, sides.given, sides.parts, *tensors
+            q, k, v, blocks.lists, blocks.runs, sides.changes, sides.given, sides.parts, *tensors
         )
     except FailOnRecompileLimitHit:
         raise BackendError(
@@ -134,6 +141,13 @@ def attend(
     return found
 
 
+@lru_cache(maxsize=1 << 10)
+def number_on(device: torch.device, number: int) -> torch.Tensor:
+    """A number as a tensor, int32, filled on the device: nothing waits for a copy."""
+    with torch.inference_mode(False):
+        return torch.full((), number, dtype=torch.int32, device=device)
+
+
 @cache
 def _compiled(kind: Kind) -> Callable[..., Any]:
     """The call of a kind, compiled; nothing stands in for it uncompiled."""
@@ -147,25 +161,30 @@ def _compiled(kind: Kind) -> Callable[..., Any]:
             )
         return run(*arguments)
 
+    limits: dict[str, Any] = {}
+    if "isolate_recompiles" in signature(torch.compile).parameters:
+        limits = {"recompile_limit": RECOMPILES, "isolate_recompiles": True}
+    else:
+        # before 2.13 torch counts for each code object, at most 8
+        own = compiled.__code__.replace()
+        compiled = FunctionType(own, globals(), closure=compiled.__closure__)
     # with `fullgraph` torch raises where it would go on uncompiled
-    return torch.compile(  # type: ignore[call-overload, no-any-return]
-        compiled,
-        fullgraph=True,
-        dynamic=True,
-        recompile_limit=RECOMPILES,
-        isolate_recompiles=True,
-    )
+    return torch.compile(compiled, fullgraph=True, dynamic=True, **limits)
 
 
 def call_of(kind: Kind) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]]:
     """FlexAttention of a kind as a function of tensors."""
-    options = dict.fromkeys(kind.options, True)
+    options: dict[str, Any] = dict.fromkeys(kind.options, True)
+    if "bias" in kind.changes:
+        # what is read of a table for every pair leaves no room for keys to be fetched ahead
+        options["num_stages"] = 1
 
     def run(
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
         lists: tuple[torch.Tensor, ...],
+        runs: tuple[torch.Tensor, ...],
         changes: tuple[tuple[torch.Tensor, ...], ...],
         given: tuple[torch.Tensor, ...],
         parts: tuple[tuple[torch.Tensor, torch.Tensor], ...],
@@ -179,7 +198,7 @@ def call_of(kind: Kind) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None
         real: torch.Tensor,
         *places: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        holds = mask_mod(numbers, width, bits)
+        holds = run_mod(runs) if kind.runs else mask_mod(numbers, width, bits)
         if kind.padded:
             holds = with_padding(holds, real, keys, places[1])
         if kind.condition:
@@ -210,6 +229,18 @@ def mask_mod(numbers: torch.Tensor, width: torch.Tensor, bits: torch.Tensor) -> 
         mask = at(numbers, (q >> 7) * width + (k >> 7))
         byte = at(bits, (mask * BLOCK + (q & 127)) * BYTES + ((k & 127) >> 3))
         return ((byte >> (k & 7)) & 1) != 0
+
+    return holds
+
+
+def run_mod(runs: tuple[torch.Tensor, ...]) -> Mod:
+    """Whether a pair of places holds in a masked block: the key is in a run of the query's."""
+
+    def holds(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        found = (k >= at(runs[0], q)) & (k < at(runs[1], q))
+        for low, high in zip(runs[2::2], runs[3::2], strict=True):
+            found = found | ((k >= at(low, q)) & (k < at(high, q)))
+        return found
 
     return holds
 

@@ -48,7 +48,7 @@ LISTED = 20
 """Bytes for each pair of blocks: four lists, and which mask it has."""
 
 TORCH = (2, 13)
-"""The first version that counts recompilations for each function that is compiled."""
+"""The first version that compiles it for the CPU."""
 
 
 def _amounts(tiles: Survey, order: Order) -> Amounts:
@@ -79,8 +79,8 @@ class FlexBackend:
     def refuses(self, work: Work, device: str) -> str | None:
         if device not in ("cpu", "cuda"):
             return f"FlexAttention is compiled for CUDA and the CPU, not for {device}"
-        if not _is_new_enough():
-            return f"it needs torch {TORCH[0]}.{TORCH[1]}, which is not installed"
+        if device == "cpu" and not _is_new_enough():
+            return f"on the CPU it needs torch {TORCH[0]}.{TORCH[1]}, which is not installed"
         if work.normalize not in MERGED:
             return f"results that `{work.normalize}` normalises are not merged by log-sum-exps"
         if sum(isinstance(change, Bias) for change in work.changes) > 1:

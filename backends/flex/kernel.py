@@ -21,8 +21,9 @@ from attnspec.backends.bands.kernel import ByTiles
 from attnspec.backends.common.exact import grouped, is_plain
 from attnspec.backends.common.flash import rows_of_size
 from attnspec.backends.common.merging import merged, with_zero
+from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.score_formula import bucket_table, scale_of, slopes_of, widened
-from attnspec.backends.flex.attention import Blocks, Kind, Sides, attend, blocks_of
+from attnspec.backends.flex.attention import Blocks, Kind, Sides, attend, blocks_of, number_on
 from attnspec.backends.flex.block_lists import BLOCK, BYTES_MOST, BlockLists, block_lists
 from attnspec.backends.flex.conditions import Shape, condition_of, in_blocks
 from attnspec.graphs.relation import Relation
@@ -101,9 +102,8 @@ class FlexKernel(ByTiles):
             parts = [widened(x) for x in parts]
         found: tuple[torch.Tensor, torch.Tensor] | None = None
         for step in self.steps:
-            asked = self.asked(step, call, len(q))
             mine = [x.to(q.dtype) for x in parts]
-            out, lse = step(kind, mine, keys, call.padding, asked, changes)
+            out, lse = step(kind, mine, keys, self.asked(step, call, len(q)), changes)
             if lse is None:
                 lse = out.new_zeros(out.shape[:-1])
             if len(self.steps) > 1:
@@ -116,17 +116,31 @@ class FlexKernel(ByTiles):
         return out.to(q.dtype)[..., :out_size].reshape(*shape, out_size), lse.reshape(shape)
 
     def asked(self, step: FlexStep, call: Call, samples: int) -> Asked:
-        """What inputs ask of the pairs of a step."""
+        """What a call leaves of a step, kept while the same inputs and padding come again."""
+        reads = () if self.condition is None else self.work.reads
+        given = [*(call.data[name] for name in reads)]
+        given += [] if call.padding is None else [call.padding]
+        if not given:
+            return step.whole
+        return step.last.get(given, lambda: self._asked(step, call, samples), samples)
+
+    def _asked(self, step: FlexStep, call: Call, samples: int) -> Asked:
+        real = step.k.held[None]
+        if call.padding is not None:
+            real = real & call.padding[:, step.k.index]
+        real = real.expand(samples, -1)
+        some, whole = real_blocks(real, step.q.places // BLOCK)
         if self.condition is None:
-            return Asked()
+            return Asked(step.blocks.decided(some, whole), real.flatten())
         given = {name: call.data[name] for name in self.work.reads}
         places = step.q.index + step.q.first, step.k.index
         found = condition_of(self.condition, given, *places, self.work.n_k)
         masks = [part.numbers.view(-1, step.k.places // BLOCK) for part in self.parts]
-        whole, some = in_blocks(found, masks)
+        always, perhaps = in_blocks(found, masks)
+        blocks = step.blocks.decided(some & perhaps, whole & always)
         numbers = [x.expand(samples, -1).flatten() if x.dim() else x for x in found.numbers]
         parts = [(part.numbers, part.bits) for part in self.parts]
-        return Asked(found.shape, tuple(numbers), tuple(parts), some, whole)
+        return Asked(blocks, real.flatten(), found.shape, tuple(numbers), tuple(parts))
 
 
 def checked(found: BlockLists, device: torch.device) -> Blocks:
@@ -140,15 +154,14 @@ def checked(found: BlockLists, device: torch.device) -> Blocks:
 
 
 class Asked(NamedTuple):
-    """What inputs ask of pairs: the shape of the condition, its numbers and parts, as `Sides` has
-    them, and of blocks [samples or 1, q blocks or 1, k blocks or 1], or of all, whether some pairs
-    may be asked for, and whether all are."""
+    """What a call leaves of a step: its blocks; which keys are real, bool [samples * k places]; the
+    shape of the condition, its numbers and parts, as `Sides` has them."""
 
+    blocks: Blocks
+    real: torch.Tensor
     shape: Shape = ()
     numbers: tuple[torch.Tensor, ...] = ()
     parts: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
-    some: torch.Tensor | bool = True
-    whole: torch.Tensor | bool = True
 
 
 class FlexStep:
@@ -168,40 +181,28 @@ class FlexStep:
                 self.options = (*self.known, "BLOCKS_ARE_CONTIGUOUS")
         self.q = Ordered(found.q_at, work.n_k - work.n_q, work.n_q, device)
         self.k = Ordered(found.k_at, 0, work.n_k, device)
+        self.whole = Asked(self.blocks, self.k.held)
+        self.last: Remembered[Asked] = Remembered()
 
     def __call__(
         self,
         kind: Kind,
         parts: Sequence[torch.Tensor],
         keys: int,
-        padding: torch.Tensor | None,
         asked: Asked,
         changes: tuple[tuple[torch.Tensor, ...], ...],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output [b, R, n_q, d_v] of q [b, R, n_q, d], k and v [b, K, n_k, d], and its
         log-sum-exps [b, R, n_q] if the kind asks."""
         q, k, v = self.q.ordered(parts[0]), self.k.ordered(parts[1]), self.k.ordered(parts[2])
-        real = self.k.held[None]
-        if padding is not None:
-            real = real & padding[:, self.k.index]
-        if padding is None and not asked.shape:
-            blocks, kind = self.blocks, kind._replace(options=self.options)
-        else:
-            kind = kind._replace(options=self.known, condition=asked.shape)
-            blocks = self.blocks_for(asked, real.expand(len(q), -1))
-        # filled on the device: nothing waits for a copy
-        counts = [q.new_full((), count, dtype=torch.int32) for count in (keys, q.shape[1])]
-        at = self.q.at, self.k.at
-        given = asked.numbers, asked.parts
-        sides = Sides(counts[0], counts[1], *at, real.flatten(), changes, *given)
-        out, lse = attend(kind, q, k, v, blocks, sides)
+        options = self.options if asked is self.whole else self.known
+        runs = len(asked.blocks.runs) // 2
+        kind = kind._replace(options=options, condition=asked.shape, runs=runs)
+        counts = [number_on(q.device, count) for count in (keys, q.shape[1])]
+        at, given = (self.q.at, self.k.at), (asked.numbers, asked.parts)
+        sides = Sides(counts[0], counts[1], *at, asked.real, changes, *given)
+        out, lse = attend(kind, q, k, v, asked.blocks, sides)
         return self.q.natural(out, 0.0), None if lse is None else self.q.natural(lse, -torch.inf)
-
-    def blocks_for(self, asked: Asked, real: torch.Tensor) -> Blocks:
-        """What a call leaves of the blocks, whose keys are real where `real` [samples, k places]
-        says so."""
-        some, whole = real_blocks(real, self.q.places // BLOCK)
-        return self.blocks.decided(some & asked.some, whole & asked.whole)
 
 
 def real_blocks(real: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -33,8 +33,9 @@ SMALL = 1 << 20
 """Numbers of a mask for every sample up to which it is made: cutting calls takes longer."""
 
 LARGE = 1 << 22
-"""Scores from which on plain softmax goes through `scaled_dot_product_attention` on other devices:
-it keeps none of them, but has no second derivative."""
+"""Scores from which on plain softmax goes through `scaled_dot_product_attention` on other devices
+than CUDA: it keeps none of them, but has no second derivative. On CUDA it always does: there the
+composed way is many kernels in place of one."""
 
 PADDED = 32
 """Paddings whose masks are kept, of at most `SMALL` numbers each, of all kernels together: layers
@@ -109,6 +110,8 @@ class TorchCallKernel(SoftmaxKernel):
         self._ranged: Cache[tuple[object, ...], tuple[Part, ...] | None] = Cache(RANGED)
         self.padded: dict[tuple[object, ...], tuple[Part, ...]] = {}
         self._longer: TorchCallKernel | None = None
+        # what torch's call gets on other devices where no call changes it
+        self._mask: tuple[torch.Tensor, torch.Tensor | None] | None = None
 
     def below(self, n: int) -> Self:
         """That of the first n positions alone, between which pairs are the same."""
@@ -119,7 +122,7 @@ class TorchCallKernel(SoftmaxKernel):
 
     def _cut(self, n: int) -> Self:
         found = self.at(n)
-        found._longer, found._biases, found._whole = self, {}, {}
+        found._longer, found._biases, found._whole, found._mask = self, {}, {}, None
         found._ranged, found.padded = Cache(RANGED), {}
         return found
 
@@ -273,13 +276,11 @@ class TorchCallKernel(SoftmaxKernel):
     # --- where it cannot go --------------------------------------------------------------------
 
     def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-        large = q.shape[:-1].numel() * self.work.n_k >= LARGE
+        large = q.is_cuda or q.shape[:-1].numel() * self.work.n_k >= LARGE
         if not (self.work.plain and large and q.shape[-1] and v.shape[-1]) or is_transformed():
             return super().traced(q, k, v, call)
-        mask = None
-        if self.form is Form.MASK or call.padding is not None:
-            mask = self.dense.mask(call)
-        return functional.scaled_dot_product_attention(
+        mask, empty = self._plain_mask(call)
+        out = functional.scaled_dot_product_attention(
             q.flatten(1, 2),
             k,
             v,
@@ -289,6 +290,26 @@ class TorchCallKernel(SoftmaxKernel):
             scale=scale_of(self.work, q.shape[-1]),
             enable_gqa=q.shape[2] > 1,
         )
+        if empty is not None:
+            # some of torch's kernels give the mean of all values to a query without a key
+            out = out.masked_fill(empty, 0.0)
+        return torch.unflatten(out, 1, q.shape[1:3])
+
+    def _plain_mask(self, call: Call) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The mask bool [B or 1, 1, n_q, n_k] of a call, and the queries without a key, bool
+        [B or 1, 1, n_q, 1]; None where all pairs are, or every query has one."""
+        if self.form is not Form.MASK and call.padding is None:
+            return None, None
+        varies = call.padding is not None or bool(self.work.reads or self.work.decided)
+        if not varies and self._mask is not None:
+            return self._mask
+        mask = self.dense.mask(call)
+        empty = ~mask.any(-1, keepdim=True)
+        if varies:
+            return mask, empty
+        pairs = all_pairs(self.work.relation, self.work.n_q, self.work.n_k)
+        self._mask = mask, None if pairs.any(1).all() else empty
+        return self._mask
 
 
 class JoinedCall(JoinedKernel, TorchCallKernel):

@@ -12,6 +12,7 @@ from attnspec.backends.bands.kernel import ByTiles
 from attnspec.backends.bands.per_sample import ReadingBands
 from attnspec.backends.common.exact import Partial, has_numbers
 from attnspec.backends.common.labels import labels_of
+from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.triton.attention import Passing, TileAttention, drops_of, fits
 from attnspec.backends.triton.labelled import LabelledTables
 from attnspec.backends.triton.reading import ReadingStep
@@ -45,6 +46,7 @@ class TritonKernel(ByTiles):
         self.labels = labels
         self.steps = [StepTables(layout, device) for layout in layouts]
         self.attention = TileAttention(work, heads, device)
+        self.last: Remembered[tuple[Sequence[Tables], torch.Tensor | None]] = Remembered()
 
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
         return is_taken(q) and fits(q, v) and has_numbers(q, k, v)
@@ -102,6 +104,12 @@ class TritonKernel(ByTiles):
         must have in common."""
         if not self.labels:
             return self.steps, None
+        given = [data[name] for name in self.labels]
+        return self.last.get(given, lambda: self._labelled(data, batch), batch)
+
+    def _labelled(
+        self, data: Mapping[str, torch.Tensor], batch: int
+    ) -> tuple[Sequence[Tables], torch.Tensor | None]:
         labels = torch.stack([data[name].long().expand(batch, -1) for name in self.labels], 1)
         first = self.work.n_k - self.work.n_q
         return [LabelledTables(step, labels, first) for step in self.steps], labels
@@ -145,6 +153,9 @@ class InputKernel(TritonKernel):
         self, data: Mapping[str, torch.Tensor], batch: int
     ) -> tuple[Sequence[Tables], torch.Tensor | None]:
         read = {name: data[name] for name in self.work.reads}
+        return self.last.get([*read.values()], lambda: self._read(read), batch)
+
+    def _read(self, read: Mapping[str, torch.Tensor]) -> tuple[Sequence[Tables], None]:
         with torch.no_grad():
             return [step(read) for step in self.reading], None
 

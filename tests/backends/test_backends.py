@@ -480,7 +480,7 @@ def test_a_plan_of_nothing_says_so() -> None:
 def test_estimates_are_shown_for_the_device_that_they_are_about() -> None:
     spec = spec_of("attend window(radius = 3)")
     head, *_ = str(spec.plan(512, device="cuda:1")).splitlines()
-    published = "by published figures of one class of GPU, not measured"
+    published = "by default rates (NVIDIA H200)"
     assert head.endswith(f"cuda; estimates for one head of size 64, forward, {published}")
     head, *lines = str(spec.plan(512, device="mps")).splitlines()
     assert head.endswith(

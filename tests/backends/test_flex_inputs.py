@@ -92,9 +92,9 @@ def tiles_of(held: torch.Tensor, step: FlexStep) -> tuple[torch.Tensor, torch.Te
     return held.view(tiles).any(4).any(2), every.view(tiles).all(4).all(2)
 
 
-def listed_by(step: FlexStep, asked: Asked) -> tuple[torch.Tensor, torch.Tensor]:
+def listed_by(asked: Asked) -> tuple[torch.Tensor, torch.Tensor]:
     """Which blocks are visited under their masks, and which without, alike in both directions."""
-    lists = step.blocks_for(asked, step.k.held.expand(2, -1)).lists
+    lists = asked.blocks.lists
     masked, whole, q_masked, q_whole = (unlisted(*lists[i : i + 2]) for i in range(0, 8, 2))
     assert torch.equal(masked, q_masked.mT)
     assert torch.equal(whole, q_whole.mT)
@@ -119,7 +119,7 @@ def test_masks_and_blocks_are_the_relation(body: str, n: int, n_q: int) -> None:
         asked = kernel.asked(step, call, 2)
         held = held_by(step, asked)
         some, every = tiles_of(held, step)
-        masked, whole = listed_by(step, asked)
+        masked, whole = listed_by(asked)
         assert not (some & ~(masked | whole)).any()
         assert not (whole & ~every).any()
         # every pair is in one step
@@ -152,7 +152,7 @@ def test_blocks_are_those_of_the_pairs_where_inputs_are_in_order(body: str) -> N
     (step,) = kernel.steps
     asked = kernel.asked(step, Call(data=data), 2)
     some, every = tiles_of(held_by(step, asked), step)
-    masked, whole = listed_by(step, asked)
+    masked, whole = listed_by(asked)
     assert 0 < int(some.sum()) < some.numel()
     assert every.any() or body.startswith("causal")
     assert torch.equal(masked | whole, some)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from attention_checks import assert_agree, defined, module_of, spec_of, tensors, with_gradients
 from sweeps import checkered
+from zoo import EXAMPLES
 
 from attnspec.backends.bands.kernel import JoinedSteps
 from attnspec.backends.planner import backend_of
@@ -16,6 +17,7 @@ from attnspec.layout.stacking import stacked
 from attnspec.layout.tile_layout import StepLayout, step_layout
 from attnspec.layout.tiling import classify
 from attnspec.lower.work import Joining, Work
+from attnspec.spec import load
 
 BODIES = {
     "random blocks": "attend block(size = 16, before = 1, after = 1) | global(first(16))"
@@ -86,6 +88,14 @@ def test_joined_heads_where_the_fast_way_cannot_go(backend: str) -> None:
     )(q, k, v)
     meant = same(q, k, v, return_lse=True)
     torch.testing.assert_close((out, lse), meant, rtol=0, atol=1e-12)
+
+
+def test_groups_of_heads_where_torchs_call_takes_the_larger_alone() -> None:
+    # ten heads of 700 x 700 scores go through it under dropout, two by the definition
+    spec = load(EXAMPLES / "blockbert.attn")
+    q, k, v = tensors(1, 12, 700, 700, dtype=torch.float32)
+    dropped = spec.compile("torch")(q, k, v, dropout_p=1e-12)
+    torch.testing.assert_close(dropped, spec.compile("dense")(q, k, v), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("backend", ["bands", "torch"])

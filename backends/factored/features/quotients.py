@@ -72,7 +72,8 @@ class Quotient:
         of_total = -(grad * out).sum(-1, keepdim=True)
         if self.floor or self.least:
             unit = _unit(total, log)
-            sums = total + self.added * unit
+            # 0 times a unit that overflows would be no number
+            sums = total + self.added * unit if self.added else total
             kept = sums >= self.floor * unit if self.floor else sums.abs() >= self.least * unit
             of_total = of_total * kept[..., None]
         if log is not None:

@@ -144,7 +144,9 @@ def divisor_of(total, log, quotient, plan):
     unit = tl.full(total.shape, 1.0, total.dtype)
     if plan.logged:
         unit = tl.exp(-log)
-    total = total + quotient.added * unit
+    if quotient.added > 0:
+        # 0 times a unit that overflows would be no number
+        total = total + quotient.added * unit
     if quotient.floor > 0:
         least = quotient.floor * unit
         total = tl.where(total >= least, total, least)
