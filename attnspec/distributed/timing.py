@@ -13,6 +13,9 @@ import numpy as np
 
 from attnspec.distributed.exchange import Exchange
 
+SAMPLED = 4
+"""Queries of a rank by which it is judged how many pairs are with its own keys."""
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -38,7 +41,7 @@ def balance_of(pairs: Pairs | None) -> float | None:
 
 def pairs_of(exchange: Exchange, graph: int, heads: int) -> Pairs | None:
     """The pairs of one graph of an exchange, None where nobody counted its keys. How many a rank's
-    queries have is exact; these are spread evenly over the keys that they read."""
+    queries have is exact; how many of them are with own keys is judged from a few queries."""
     degrees, partition = exchange.readings[graph].degrees, exchange.partition
     if degrees is None:
         return None
@@ -48,8 +51,22 @@ def pairs_of(exchange: Exchange, graph: int, heads: int) -> Pairs | None:
         sums = partition.sums(degrees * exchange.moves(graph, bar))
         away += sums[:, None] * (lengths / max(1, partition.n)) * (exchange.bars == bar)
     here = partition.sums(degrees) - away.sum(1)
-    own = exchange.keys.diagonal() / np.maximum(1, exchange.keys.sum(1))
+    own = np.array([_own_share(exchange, graph, reader) for reader in range(len(here))])
     return heads * np.stack([here * own, away.sum(0), here * (1 - own)])
+
+
+def _own_share(exchange: Exchange, graph: int, reader: int) -> float:
+    """The part of the pairs of a rank's queries, those that stay, that is with its own keys."""
+    partition, counted = exchange.partition, np.zeros(exchange.partition.ranks, np.int64)
+    own = partition.positions(reader)
+    stay = own[~exchange.moves(graph, int(exchange.bars[reader].min()))[own]]
+    for query in (
+        stay[(2 * np.arange(SAMPLED) + 1) * len(stay) // (2 * SAMPLED)] if len(stay) else ()
+    ):
+        keys = np.zeros(partition.n, bool)
+        exchange.readings[graph].mark_keys(np.array([query]), keys)
+        counted += partition.counts(keys)
+    return float(counted[reader] / max(1, counted.sum()))
 
 
 @dataclass(frozen=True)

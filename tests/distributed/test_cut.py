@@ -24,6 +24,7 @@ from attnspec.distributed import partitions
 from attnspec.distributed.exchange import Exchange, Reading, Rows, exchange_of
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import Planner, Tensors, is_graph
+from attnspec.distributed.timing import pairs_of
 
 SHAPE = Tensors(1, 8, 2, 16, 16, 2)
 N = 300
@@ -189,3 +190,27 @@ def test_pairs_drawn_one_by_one_are_any_pair_of_long_sequences(
     assert found.there.sum() > exact.there.sum()
     # causal pairs are known without the draws
     assert found.key_rows.tolist() == np.tril(np.full((ranks, ranks), 16), -1).tolist()
+
+
+@pytest.mark.parametrize(
+    "graph", ["window(radius = 40) | global(first(4))", "full", "causal & residue(step = 3)"]
+)
+def test_pairs_are_counted_where_they_are_computed(graph: str) -> None:
+    n, ranks = 1024, 4
+    relation = attnspec.parse(f"attention a {{ attend {graph} }}").relation(n)
+    mask, partition = definition(relation, n), partitions.contiguous(n, ranks)
+    found = exchange_of([Reading(relation, n)], partition, [Rows(4, 5, 6)])
+    wanted = np.zeros((3, ranks))
+    for reader, owner in product(range(ranks), repeat=2):
+        pairs = mask[np.ix_(partition.positions(reader), partition.positions(owner))]
+        if reader == owner:
+            wanted[0, reader] += 2 * pairs.sum()
+            continue
+        sent = np.isin(np.arange(pairs.shape[1]), found.sent_keys(reader, owner))
+        wanted[2, reader] += 2 * pairs[:, sent].sum()
+        wanted[1, owner] += 2 * pairs[:, ~sent].sum()
+    counted = pairs_of(found, 0, 2)
+    assert counted is not None
+    assert counted.sum() == pytest.approx(2 * mask.sum())
+    # which of a rank's pairs are with own keys is judged from a few queries
+    assert np.abs(counted - wanted).max() <= 0.05 * wanted.sum() / ranks
