@@ -18,8 +18,8 @@ from zoo import OF_EACH_KIND
 from attnspec.analysis.quality import Figure
 from attnspec.analysis.reach import bitsets, reach, spread, walks
 from attnspec.analysis.reach.chain import Chain, layers_of, union_of
-from attnspec.analysis.reach.period import period
 from attnspec.analysis.reach.spans import layers_needed, spans_of
+from attnspec.analysis.reach.spread import period
 from attnspec.graphs.stack import Stack
 from attnspec.spec import parse
 from attnspec.text.diagnostics import AttnSpecError

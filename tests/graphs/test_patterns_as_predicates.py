@@ -13,14 +13,15 @@ from functools import cache
 import numpy as np
 import pytest
 from package_map import MODULES
+from pattern_samples import samples_of
 from relation_checks import definition, tiling
 
 from attnspec.analysis.counting.degrees import degrees_of, readers_of
 from attnspec.analysis.growth.order import order
 from attnspec.analysis.growth.where_growth import predicate_growth
 from attnspec.analysis.reach.chain import layers_of
-from attnspec.analysis.reach.period import period
 from attnspec.analysis.reach.reach import depth, diameter
+from attnspec.analysis.reach.spread import period
 from attnspec.backends.factored.hybrid.lag import _lagged
 from attnspec.backends.rows.keys import known_keys, members
 from attnspec.graphs.bind import Situation, bind
@@ -309,7 +310,7 @@ def test_no_predicate_grows_faster_than_its_bound(seed: int) -> None:
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=[pattern.name for pattern in PATTERNS])
 def test_the_prelude_has_the_pairs_of_the_patterns(pattern: type[Relation]) -> None:
-    for sample in pattern.samples():
+    for sample in samples_of(pattern):
         assert_prelude(sample)
 
 
@@ -377,7 +378,7 @@ NAMED = {
     "attnspec.graphs.forms.dnf": {"causal"},
     "attnspec.check.other_differences": {"causal"},
     "attnspec.check.verdicts": {"causal"},
-    "attnspec.analysis.counting.choices": {"causal"},
+    "attnspec.analysis.counting.degrees": {"causal"},
     "attnspec.graphs.forms.stability": {"causal"},
     "attnspec.graphs.look_back": {"causal"},
     "attnspec.analysis.report.inquiry": {"causal"},

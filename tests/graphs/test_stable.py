@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
+from pattern_samples import samples_of
 from random_terms import mask, term
 from sweeps import thinned
 
@@ -163,7 +164,7 @@ def test_graphs_are_judged_as_brute_force_judges_them(graph: str, causal: bool) 
 def test_what_patterns_say_of_themselves_is_so(pattern: type[Relation]) -> None:
     if pattern.data_dependent or pattern.needs_grid:
         return
-    for sample in pattern.samples():
+    for sample in samples_of(pattern):
         masks: dict[int, np.ndarray] = {}
         for n in range(1, LONGEST + 1):
             q = np.arange(n)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from attention_checks import GRAPHS, spec_of
+from pattern_samples import samples_of
 from relation_checks import definition
 
 from attnspec.backends.common import pieces
@@ -52,7 +53,7 @@ def faults(layout: TileLayout, held: np.ndarray) -> list[str]:
 def samples() -> Iterator[Relation]:
     for pattern in PATTERNS:
         if not pattern.needs_grid:
-            yield from pattern.samples()
+            yield from samples_of(pattern)
 
 
 @pytest.mark.parametrize(

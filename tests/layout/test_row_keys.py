@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from attention_checks import GRAPHS, spec_of
+from pattern_samples import samples_of
 from random_terms import term
 from relation_checks import definition
 from zoo import loaded, of_each_kind, sample
@@ -64,7 +65,7 @@ def assert_keys(relation: Relation, n: int) -> None:
 
 @pytest.mark.parametrize("name", [p.name for p in PATTERNS if not p.data_dependent])
 def test_patterns(name: str) -> None:
-    for relation in BY_NAME[name].samples():
+    for relation in samples_of(BY_NAME[name]):
         extents = getattr(relation, "extents", ()) or getattr(relation, "shape", ())
         cells = int(np.prod(extents)) + getattr(relation, "extra_tokens", 0) if extents else None
         for n in SIZES if cells is None else (cells,):
