@@ -32,7 +32,7 @@ from attnspec.ir.program import (
     leaves,
     scalars_of,
 )
-from attnspec.ir.scalars import Scalar, ScalarError, evaluate, symbols
+from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol, evaluate, symbols
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.mechanism_sizes import bind_mechanism, require_length, symbols_in
@@ -298,6 +298,24 @@ def _work(
         )
     except RelationError as error:
         raise BindError(f"{error.message} at n = {at.n}", attend.span) from None
+
+
+def require_numbers(attend: Attend, at: Situation) -> None:
+    """Raise BindError where a number of an attend beside its graph has no admissible value."""
+    if attend.mechanism is not None:
+        bind_mechanism(attend.mechanism, at)
+    if attend.scale is not None:
+        _number(attend.scale, at, "scale", attend.span)
+    for score in attend.scores:
+        _change(score, at, at.heads or 1, "", not at.causal)
+
+
+def numbers_of(attend: Attend) -> dict[str, Scalar]:
+    """The numbers of an attend beside its graph that depend on where it stands, by name."""
+    beside: list[tuple[str, object]] = [("scale", attend.scale)]
+    for part in (attend.mechanism, *attend.scores):
+        beside += () if part is None else part.arguments
+    return {name: value for name, value in beside if isinstance(value, Symbol | Apply)}
 
 
 def _graph(attend: Attend, causal: bool) -> Term:

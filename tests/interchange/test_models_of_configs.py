@@ -43,7 +43,12 @@ TINY: dict[str, Any] = {
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 16),
     **dict.fromkeys(("decoder_ffn_dim", "encoder_ffn_dim", "intermediate_size_mlp"), 16),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 64),
-    **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), 1),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts"), 1),
+    "num_experts_per_tok": 1,
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "kv_channels"), 8),
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 12,
     **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
     "vocab_size": 40,
     "word_embed_proj_dim": WIDTH,
@@ -55,6 +60,7 @@ TINY: dict[str, Any] = {
     "hidden_size_per_layer_input": 8,
     "vocab_size_per_layer_input": 40,
     "laurel_rank": 4,
+    "global_head_dim": 8,
     "num_kv_shared_layers": 0,
     "altup_num_inputs": 2,
     "attn_temperature_tuning": False,
@@ -68,6 +74,9 @@ _SIDES = ("encoder_attention_heads", "decoder_attention_heads")
 _TYPES = [["sliding_attention", "full_attention"], ["full_attention", "sliding_attention"]]
 _GEMMAS = ("gemma", "gemma2", "gemma3_text", "gemma3n_text")
 
+_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": 16}
+_SCALED = _YARN | {"factor": 4.0, "mscale_all_dim": 0.7, "mscale": 1.0}
+
 _QWENS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3")
 
 VARIED: dict[str, tuple[Collection[str], Sequence[Any]]] = {
@@ -78,12 +87,17 @@ VARIED: dict[str, tuple[Collection[str], Sequence[Any]]] = {
     "layer_types": (hf_configs._BY_TYPES - {"llama4_text", "lfm2"}, _TYPES),
     "attention_chunk_size": (("llama4_text",), (2, 5)),
     "no_rope_layers": (("llama4_text",), ([1, 0], [0, 1])),
-    "attn_logit_softcapping": (("gemma2", "gemma3_text"), (None, None, 0.5, 3.0)),
-    "query_pre_attn_scalar": (("gemma2", "gemma3_text"), (12, 48)),
-    "attention_multiplier": (("granite", "granitemoe"), (0.1, 1.0)),
-    "scale_attn_weights": (("gpt2",), (True, False)),
+    "attn_logit_softcapping": (("gemma2", "gemma3_text", "vaultgemma"), (None, None, 0.5, 3.0)),
+    "query_pre_attn_scalar": (("gemma2", "gemma3_text", "vaultgemma"), (12, 48)),
+    "attention_multiplier": (
+        ("granite", "granitemoe", "granitemoeshared", "hyperclovax"),
+        (0.1, 1.0),
+    ),
+    "rope_parameters": (hf_configs._LATENT, (_YARN | {"factor": 4.0}, _SCALED)),
+    "scale_attn_weights": (("gpt2", "gpt_bigcode"), (True, False)),
     "scale_attn_by_inverse_layer_idx": (("gpt2",), (True, False)),
     "use_bidirectional_attention": (_GEMMAS, (False, True, True)),
+    "attention_k_eq_v": (("gemma4_text",), (False, True)),
     "attn_config": (
         ("mpt",),
         ({}, {"softmax_scale": 0.4}, {"alibi": False}, {"alibi_bias_max": 4}, {"prefix_lm": True}),
@@ -129,8 +143,12 @@ def config_of(seed: int) -> tuple[Any, dict[str, Any]]:
         # another name of half its `local_attention`
         varied.pop("sliding_window", None)
     heads = {"codegen": 4, "stablelm": 6}.get(kind) or source.choice((2, 3, 4, 6))
-    shape = {**dict.fromkeys(_HEADS + _SIDES, heads), "num_key_value_heads": 1}
-    if kind != "falcon":
+    shape: dict[str, Any] = {**dict.fromkeys(_HEADS + _SIDES, heads), "num_key_value_heads": 1}
+    if kind in (*hf_configs._LATENT, "jetmoe"):
+        shape["num_key_value_heads"] = heads
+    elif kind == "dbrx":
+        shape["attn_config"] = {"rope_theta": 1e4, "kv_n_heads": 1, "clip_qkv": 8}
+    elif kind != "falcon":
         shape["head_dim"] = WIDTH // heads
     config = transformers.AutoConfig.for_model(kind, **{**TINY, **shape, **varied})
     return config, varied
@@ -165,7 +183,8 @@ class _Watching(TorchFunctionMode):
             left, right = [x for x in every if isinstance(x, torch.Tensor)][-2:]
             if self.weights is None and left.shape[-2] == right.shape[-1]:
                 self.operands = left, right.mT
-        if name == "softmax" and self.weights is None:
+        # that of a router comes before queries meet keys
+        if name == "softmax" and self.weights is None and self.operands is not None:
             self.weights = result
         return result
 
@@ -400,3 +419,13 @@ def test_computed_fields_may_be_null() -> None:
         "layer_types": _TYPES[0],
     }
     assert "window(radius = 3)" in from_hf_config(saved).source
+
+
+def test_gemma_4_reads_both_ways_where_it_says_so_and_sizes_of_heads_may_differ() -> None:
+    fields = {**TINY, "model_type": "gemma4_text", "sliding_window": 8, "layer_types": _TYPES[0]}
+    spec = from_hf_config({**fields, "use_bidirectional_attention": "all"})
+    assert "window(radius = 5)" in spec.source
+    assert not spec.program.causal
+    own = {"per_layer_config": {"1": {"sliding_window": 3}}}
+    with pytest.raises(AttnSpecError, match="per_layer_config"):
+        from_hf_config({**fields, **own})
