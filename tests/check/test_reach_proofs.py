@@ -280,9 +280,9 @@ def test_of_too_many_graphs_nothing_follows(monkeypatch: pytest.MonkeyPatch, cla
     def too_many(*given: object) -> None:
         raise TooMany
 
-    for what, bound in (("MOST_GRAPHS", 1), ("joined", too_many), ("merged", too_many)):
+    for what in ("joined", "merged"):
         with monkeypatch.context() as patch:
-            patch.setattr(form_proofs, what, bound)
+            patch.setattr(form_proofs, what, too_many)
             for spec in specs:
                 assert not any(
                     form_proofs.proven(one, spec.stack()) for one in spec.program.claims
