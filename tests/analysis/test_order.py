@@ -52,6 +52,10 @@ MEASURED = {
     "where(q == k * k)": "n**(1/2)",
     "where(q == 3 and k == 4)": "1",
     "self & shift(self, by = 1) & where(q > k)": "0",
+    # counts of few drawn pairs scatter
+    "random(keys = 1, seed = 3) & residue(step = 8)": "n",
+    "random(keys = 4, seed = 2) & columns(first(8))": "1",
+    "random(keys = max(1, floor(log2(n))), seed = 5)": "n * log2(n)",
 }
 
 

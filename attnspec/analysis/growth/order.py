@@ -7,6 +7,7 @@ how the spec is written.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from attnspec.analysis.quality import Figure
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.stack import Stack, TooMuch, patterns_in
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
-from attnspec.ir.program import Attend, Term, inputs_of, leaves
+from attnspec.ir.program import Attend, Leaf, Term, inputs_of, leaves
 from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -83,6 +84,12 @@ def order(stack: Stack, n: int, elaborated: Elaborated) -> Figure[str | None]:
     return Figure(growth_text(most), "bound", words)
 
 
+def _leaves(stack: Stack) -> Iterator[Leaf]:
+    """The patterns of all graphs."""
+    for attend in stack.program.attends:
+        yield from () if attend.graph is None else leaves(attend.graph)
+
+
 def _reads(stack: Stack) -> str:
     """That run-time inputs decide: one sample of them says nothing of other lengths."""
     graphs = (attend.graph for attend in stack.program.attends if attend.graph is not None)
@@ -122,12 +129,21 @@ def _measured(
     if not counts[max(counts)] or len(lengths) < ENOUGH:
         return Figure("0" if not counts[max(counts)] else None, "estimate", note)
     edges = np.array([counts[length] for length in lengths], float)
-    return Figure(growth_text(nearest(np.array(lengths), edges, most)), "estimate", note)
+    drawn = any("seed" in arguments_of(leaf) for leaf in _leaves(stack))
+    noise = 2 / math.sqrt(edges.min()) if drawn else 0.0
+    return Figure(growth_text(nearest(np.array(lengths), edges, most, noise)), "estimate", note)
 
 
-def nearest(lengths: np.ndarray, edges: np.ndarray, most: Growth | None) -> Growth:
+def nearest(
+    lengths: np.ndarray, edges: np.ndarray, most: Growth | None, noise: float = 0.0
+) -> Growth:
     """The growth g for which counts at some lengths are nearest to a g(n) and slower terms: `most`,
-    which none exceeds, or one of `NAMED`, unless another is much nearer."""
+    which none exceeds, or one of `NAMED`, unless another is much nearer; the slowest of which a
+    multiple alone is as near as `noise`, by which counts of drawn pairs scatter."""
+    for growth in sorted(NAMED):
+        shares = edges / _values(growth, lengths)
+        if (most is None or growth <= most) and np.ptp(shares) < noise * (2 * shares.min()):
+            return growth
 
     def distance(growth: Growth) -> float:
         columns = [_values(growth, lengths)]
