@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from soak import meaning, tree, truth
+from oracle import meaning, tree, truth
+from oracle.scalars import Invalid
+from oracle.tree import Attention, Claim, Input, Node, Scope, name, number, pattern
 from soak.generator import spec_of
 from soak.run import one, tried
-from soak.scalars import Invalid
 from soak.shrink import shrunk
-from soak.tree import Attention, Claim, Input, Node, Scope, name, number, pattern
 
 SPECS = 40
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from oracle import dense
+from oracle.dense import Call
+from oracle.scalars import Invalid
+from oracle.tree import Attention
 
 from attnspec.backends.factored.features.directions import one_head
 from attnspec.runtime import CompiledAttention
 from attnspec.runtime.streaming import StreamState
 from attnspec.spec import Spec
-from soak import dense
 from soak.checks import emitted_class
-from soak.dense import Call
-from soak.scalars import Invalid
-from soak.tree import Attention
 from soak.trial import Trial, has_mechanism, sample_of
 
 FORMULAS = ("auto", "factored")

@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from oracle import truth
+from oracle.meaning import masks, slot
+from oracle.scalars import Invalid
+from oracle.tree import Attention, Claim, text
 
 import attnspec
 from attnspec.compile.emit import emit
 from attnspec.spec import Spec
 from attnspec.version import __version__
-from soak import truth
 from soak.figures import report
-from soak.meaning import masks, slot
-from soak.scalars import Invalid
-from soak.tree import Attention, Claim, text
 from soak.trial import Trial, has_mechanism, lengths, sample_of, shown
 
 # --- text --------------------------------------------------------------------------------------

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from oracle import truth
+from oracle.tree import Attention
 
 from attnspec.analysis.report.report import Report
 from attnspec.spec import Spec
-from soak import truth
-from soak.tree import Attention
 from soak.trial import Trial, has_mechanism, shown
 
 

@@ -12,15 +12,15 @@ from types import FrameType
 
 import numpy as np
 import torch
+from oracle.meaning import masks
+from oracle.scalars import Invalid
+from oracle.tree import Attention, text
 
 import attnspec
 from soak.calls import modules
 from soak.checks import masks_or_formulas, pairs, parsed
 from soak.generator import spec_of
-from soak.meaning import masks
-from soak.scalars import Invalid
 from soak.shrink import shrunk
-from soak.tree import Attention, text
 from soak.trial import Trial, lengths, sample_of
 from soak.verdicts import verdicts
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from oracle.meaning import masks
+from oracle.tree import Attention
 
 import attnspec
-from soak.meaning import masks
-from soak.tree import Attention
 
 
 @dataclass(frozen=True)

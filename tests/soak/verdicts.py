@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from oracle import truth
+from oracle.scalars import Invalid
+from oracle.tree import Attention, Claim
 
 from attnspec.spec import Spec
-from soak import truth
-from soak.scalars import Invalid
-from soak.tree import Attention, Claim
 from soak.trial import Trial, has_mechanism, plain, sample_of, shown
 
 LENGTHS = (1, 2, 64, 257)
