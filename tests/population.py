@@ -76,6 +76,38 @@ BODIES = {
     "sigmoid of documents": "input d: ids attend same(d) normalize sigmoid",
     "several normalisers": "heads 3 attend window(radius = 7) head 1 { attend full normalize relu }"
     " head 2 { attend residue(step = 3) scale 2 normalize softmax1 }",
+    "five residues": "attend residue(step = 3) | residue(step = 5) | residue(step = 7)"
+    " | residue(step = 11) | residue(step = 13)",
+    "two residues": "attend residue(step = 6) & residue(step = 4)",
+    "without a residue": "attend window(radius = 30) - residue(step = 3)",
+    "dilated columns": "attend dilated(radius = 40, step = 5) | columns(first(3))",
+    "three strides": "causal attend window(radius = 30) | residue(step = 12)"
+    " | summary(stride = 8, cells = 2)",
+    "scattered tokens": "causal attend window(radius = 4) | global(positions(2, 5, 40, 41, 99))",
+    "powers of all": "attend powers(base = 2)",
+    "many keys": "attend random(keys = 20)",
+    "skewed": "attend random(keys = 2) | global(first(3))",
+    "ring": "attend where((q - k) % n <= 2) | where((k - q) % n <= 2) | random(keys = 2)",
+    "tree of a prefix": "causal attend self | prefix(5) | where(5 <= k and (q - 6) // 2 == k - 5)",
+    "long rows and all keys": "attend block(size = 16) | global(first(2) | last(1))",
+    "shifted columns": "causal attend shift(columns(first(2)), by = 3) | window(radius = 2)",
+    "shifted rows": "causal attend shift(rows(positions(30)) | self, by = 11)"
+    " & window(before = 60, after = 0)",
+    "drawn in a window": "causal attend window(before = 20, after = 0) & (self | random(keys = 9))",
+    "documents apart": "causal input d: ids attend window(radius = 9) - same(d) score alibi()"
+    " normalize softmax1",
+    "documents moved": "causal input d: ids attend window(before = 6, after = 0)"
+    " & transpose(shift(same(d), by = 3))",
+    "several inputs": "input m: tokens(at_most = 9) input d: ids input s: length"
+    " attend (window(radius = 30) | global(m | first(1))) & same(d) | prefix(s)",
+    "capped relu": "heads 4 attend window(radius = 20) | global(first(2)) score softcap(cap = 2)"
+    " normalize relu",
+    "biased sigmoid": "heads 4 attend window(radius = 20) score bias(buckets = 8)"
+    " normalize sigmoid",
+    "graph beside sums": "causal heads 2 attend window(before = 3, after = 0)"
+    " head 1 { attend linear() }",
+    "changed beside sums": "causal attend window(radius = 3) + taylor() score softcap(cap = 2)"
+    " score alibi()",
     "linear": "causal attend linear()",
     "linear of other maps": "attend linear(feature = squared_relu)",
     "undivided": "attend linear(feature = exp, normalize = none)",

@@ -32,6 +32,8 @@ from views import (
 )
 
 from attnspec import Spec
+from attnspec.analysis.report.inquiry import GRAPH_HEADS
+from attnspec.analysis.report.report import NAMES as NAMES_OF_FIGURES
 from attnspec.graphs.patterns import PATTERNS
 from attnspec.ir.mechanisms import MECHANISMS
 from attnspec.ir.program import leaves
@@ -160,6 +162,23 @@ def test_the_population_has_every_pattern_and_mechanism() -> None:
     mechanisms = {attend.mechanism.name for attend in attends if attend.mechanism}
     assert {each.name for each in MECHANISMS} - mechanisms <= UNKNOWN
     assert set(BODIES) <= population().keys()
+
+
+ELSEWHERE = {
+    **dict.fromkeys(GRAPH_HEADS, "analysis/test_graph_heads.py"),
+    **dict.fromkeys(("choice", "scoring_flops"), "decided/test_figures_of_choices.py"),
+    "order": "analysis/test_order.py: counts over n, growth derived by hand",
+    "stable": "graphs/test_stable.py, and the verdicts",
+    **dict.fromkeys(
+        "break_even eviction bytes flops intensity peak_memory backward_flops".split(),
+        "analysis/test_cost.py: what torch counts and allocates",
+    ),
+}
+"""Figures that are no matter of the pairs at one length, and what they are held against."""
+
+
+def test_no_figure_is_left_out() -> None:
+    assert {*FIGURES} & {*NAMES_OF_FIGURES} | {*ELSEWHERE} == {*NAMES_OF_FIGURES}
 
 
 # --- what is wrong is found ----------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from random_specs import spec_text
-from reach_brute import small_zoo
 
 from attnspec.analysis.quality import Figure
 from attnspec.analysis.reach.leaks import Leak, later_pair, leak
@@ -53,11 +52,6 @@ def test_leaks_are_those_of_the_masks(part: int) -> None:
         stack = parse(spec_text(seed)).stack()
         for n in (1, 2, 19):
             assert_leak(stack, n)
-
-
-def test_leaks_of_the_zoo() -> None:
-    for small in small_zoo().values():
-        assert_leak(small.stack, small.n)
 
 
 def test_a_leak_in_one_head_of_a_late_layer() -> None:

@@ -83,7 +83,8 @@ def _head(
         return _mechanism(does.attend, at, q, k, v, kept, directions)
     held = torch.from_numpy(mask(spec, n, call.layer, head, call.inputs[b]) & real)[n - len(q) :]
     if does.attend.kind == "g+":
-        return _hybrid(does.attend.nodes[1], at, held, q, k, v, kept, directions)
+        changed = _scores(does, at, q, k, call, head)
+        return _hybrid(does.attend.nodes[1], at, held, changed, q, k, v, kept, directions)
     scores = _scores(does, at, q, k, call, head)
     return weights(scores, held, does.normalize) @ v, log_sum_exp(scores, held, does.normalize)
 
@@ -281,13 +282,14 @@ def _hybrid(
     node: Node,
     at: Place,
     held: torch.Tensor,
+    scores: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     real: torch.Tensor,
     directions: Directions,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    allowed, scores = _allowed(at, len(q), len(k)) & real, q @ k.T / math.sqrt(q.shape[-1])
+    allowed = _allowed(at, len(q), len(k)) & real
     logarithms = _logarithms(node, at, q, k, directions)
     if logarithms is not None:
         mixed = torch.where(held, scores, logarithms)
