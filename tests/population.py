@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -223,21 +223,26 @@ def _is_known(spec: Spec) -> bool:
 
 def inputs_of(spec: Spec, n: int, seed: int = 0) -> dict[str, Any]:
     """One sample of every run-time input."""
-    draw = np.random.default_rng([n, seed])
+    return sample_of(spec.program.inputs, n, np.random.default_rng([n, seed]))
+
+
+def sample_of(inputs: Iterable[Any], n: int, draw: np.random.Generator) -> dict[str, Any]:
+    """One sample of inputs, which have a name, a kind, a size and a promise."""
     made: dict[str, Any] = {}
-    for entry in spec.inputs.values():
+    for entry in inputs:
         match entry.kind:
             case "tokens":
-                marks = draw.random(n) < 0.2
+                marks = draw.random(n) < draw.choice((0.0, 0.1, 0.2, 0.2, 0.5, 1.0))
                 most = n if entry.at_most is None else entry.at_most
                 made[entry.name] = marks & (marks.cumsum() <= most)
             case "ids":
-                made[entry.name] = np.sort(draw.integers(0, 4, n))
+                ids = draw.integers(-2, 4, n)
+                made[entry.name] = np.sort(ids) if draw.random() < 0.6 else ids
             case "numbers":
                 made[entry.name] = draw.integers(-3, 9, n)
             case "choices":
                 # some repeat, some are none
                 made[entry.name] = draw.integers(-1, -(-n // entry.size), (1, n, 3))
             case _:
-                made[entry.name] = int(draw.integers(0, n + 1))
+                made[entry.name] = int(draw.integers(0, n + 3))
     return made

@@ -20,7 +20,7 @@ from oracle.program import attention_of
 from oracle.tree import Attention
 from population import inputs_of
 
-from attnspec import Report, Spec, parse
+from attnspec import Report, Spec, diff, parse
 from attnspec.backends import BACKENDS
 from attnspec.backends.factored.features.directions import one_head
 
@@ -31,10 +31,12 @@ class Case:
 
     spec: Spec
     n: int
+    tree: Attention | None = None
+    """What the text was written from, where that is known."""
 
     @cached_property
     def attention(self) -> Attention:
-        return attention_of(self.spec.program)
+        return self.tree or attention_of(self.spec.program)
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
@@ -158,6 +160,24 @@ def _path(case: Case) -> list[bool]:
     return found
 
 
+NEAR = "attention near { attend window(radius = 3) | columns(first(2)) }"
+
+
+def near(n: int) -> np.ndarray:
+    at = np.arange(n)
+    return np.asarray((abs(at[:, None] - at) <= 3) | (at < 2))
+
+
+def _compared(case: Case) -> Any:
+    """How many pairs the spec alone has, and how many `NEAR` alone."""
+    program = case.spec.program
+    chosen = any(entry.kind == "choices" for entry in program.inputs)
+    if case.n == 0 or program.grid or chosen or any(x.mechanism for x in program.attends):
+        return SILENT
+    found = diff(case.spec, parse(NEAR), case.n, case.inputs or None)
+    return [found.only_in_a.count, found.only_in_b.count]
+
+
 PAIRS: dict[str, View] = {
     "mask": (lambda c: c.each(c.spec.mask), lambda c: c.masks),
     "adjacency": (
@@ -167,6 +187,10 @@ PAIRS: dict[str, View] = {
     "graph": (
         lambda c: set(c.spec.graph(c.n, 0, 0, c.inputs or None).edges),
         lambda c: {(int(q), int(k)) for q, k in np.argwhere(c.masks[0, 0])},
+    ),
+    "compare": (
+        _compared,
+        lambda c: [int((c.masks & ~near(c.n)).sum()), int((near(c.n) & ~c.masks).sum())],
     ),
     "source": (lambda c: parse(c.spec.source) == c.spec, lambda c: True),
 }
@@ -355,8 +379,8 @@ class Call:
         with torch.no_grad():
             # another operation computes the same
             plain = module(*leaves, **self.keywords)
-        close = {"rtol": 1e-2, "atol": 1e-2} if self.dtype.itemsize < 4 else {}
-        torch.testing.assert_close(plain, out, **close, equal_nan=True)
+        close = 1e-2 if self.dtype.itemsize < 4 else 1e-4 if self.dtype.itemsize < 8 else 1e-9
+        torch.testing.assert_close(plain, out.detach(), rtol=close, atol=close, equal_nan=True)
         return [out.detach(), torch.zeros(0) if lse is None else lse.detach(), *grads]
 
 

@@ -77,12 +77,6 @@ def test_one_head_of_one_layer() -> None:
     assert report.edges == 4 * 28
 
 
-def test_spectral_gap() -> None:
-    star = spec_of("attend global(first(1)) | self").analyse(20)
-    assert star.spectral_gap == pytest.approx(0.5)
-    assert spec_of("attend full").analyse(2000).spectral_gap == pytest.approx(1.0)
-
-
 def test_growth() -> None:
     report = spec_of("causal attend window(before = isqrt(n), after = 0)").analyse(900)
     assert report.order == "n**(3/2)"

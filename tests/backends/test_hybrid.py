@@ -217,15 +217,6 @@ def test_transforms_of_what_reads_inputs(graph: str) -> None:
     torch.testing.assert_close(primal, out)
 
 
-@pytest.mark.parametrize("mechanism", ["linear()", "favor(features = 16)"])
-def test_a_graph_of_all_pairs_is_softmax(mechanism: str) -> None:
-    for causal in ("", "causal"):
-        q, k, v = tensors(2, 2, 90, 90)
-        found = module_of(spec_of(f"{causal} attend full + {mechanism}"))(q, k, v)
-        meant = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=bool(causal))
-        torch.testing.assert_close(found, meant, rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize(
     "body",
     [

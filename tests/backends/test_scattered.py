@@ -21,7 +21,7 @@ from attnspec.backends.scattered.backend import MOST, ScatteredBackend
 from attnspec.backends.scattered.kernel import ScatteredKernel
 from attnspec.backends.scattered.products import EdgeProducts, scores, to_keys, to_queries
 from attnspec.graphs.patterns.random_ import Random
-from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.graphs.relation import Relation
 from attnspec.layout.edge_count import edges_of
 from attnspec.layout.edge_list import EdgeLayout, edge_layout
 from attnspec.lower.work import Call, Work
@@ -65,56 +65,6 @@ def held_by(layout: EdgeLayout) -> np.ndarray:
     return held
 
 
-@pytest.mark.parametrize("name", SCATTERED)
-@pytest.mark.parametrize(("n_q", "n"), [(1, 1), (2, 2), (7, 7), (1, 33), (130, 130), (50, 257)])
-def test_a_layout_holds_each_edge_once(name: str, n_q: int, n: int) -> None:
-    relation = relation_of(name, n)
-    position = np.arange(n)
-    meant = evaluate_pairs(relation, position[n - n_q :, None], position[None], n)
-    layout = edge_layout(relation, n_q, n)
-    assert (held_by(layout) == meant).all()
-    # what pads a row is a key of that row
-    assert meant[layout.queries, layout.keys].all()
-    starts, queries, places = layout.by_key
-    keys = np.repeat(position, np.diff(starts))
-    assert len(places) == meant.sum()
-    assert (layout.keys[places] == keys).all()
-    assert (layout.queries[places] == queries).all()
-    assert len(layout.keys) <= 1.25 * meant.sum()
-
-
-def test_a_layout_that_lost_an_edge_is_noticed() -> None:
-    layout = edge_layout(relation_of("random", 40), 40, 40)
-    wrong = replace(layout, keys=np.roll(layout.keys, 1))
-    assert not (held_by(wrong) == held_by(layout)).all()
-
-
-@pytest.mark.parametrize("means", ["called", "on edges", "gathered"])
-@pytest.mark.parametrize("name", SCATTERED)
-def test_all_means_agree_with_dense(name: str, means: str) -> None:
-    n = 130
-    for n_q, padded in ((1, False), (40, True), (130, False), (130, True)):
-        work = Work(relation_of(name, n), n_q, n)
-        kernel, dense = kernel_of(work), Dense().build(work, (0, 1, 2, 3), CPU)
-        given = tensors(2, 4, n_q, n, key_heads=2, out_size=5)
-        q, k, v = given
-        padding = torch.rand(2, n) > 0.4 if padded else None
-        if padding is not None:
-            padding[1] = False
-        call = Call(padding=padding)
-        exact = with_gradients(dense(*given, call), given)
-        grouped = q.view(2, 2, 2, n_q, 8)
-        if means == "called":
-            out = kernel(q, k, v, call)
-        elif means == "gathered":
-            out = kernel.gathered(grouped, k, v, call)[0].reshape(2, 4, n_q, 5)
-        elif kernel.products is not None and kernel.groups:
-            out = kernel.on_edges(grouped, k, v, call, kernel.products)[0].reshape(2, 4, n_q, 5)
-        else:
-            continue
-        assert_agree(with_gradients(out, given), exact, exact)
-
-
 def test_what_a_row_does_not_read_cannot_reach_it() -> None:
     name, n = "causal powers", 70
     module = module_of(SCATTERED[name], "scattered")
@@ -146,16 +96,6 @@ def test_the_three_products_differentiate_into_each_other() -> None:
     for product, given in ((scores, (a, b)), (to_queries, (w, b)), (to_keys, (w, a))):
         assert torch.autograd.gradcheck(lambda *x, f=product: f(*x, products), given, **ALONG)
         assert torch.autograd.gradgradcheck(lambda *x, f=product: f(*x, products), given, **ALONG)
-
-
-def test_only_the_gradients_asked_for() -> None:
-    module = module_of(SCATTERED["random"], "scattered")
-    whole = tensors(1, 2, 40, 40)
-    wanted = torch.autograd.grad(module(*whole).square().sum(), whole)
-    for asked in range(3):
-        given = [x.detach().requires_grad_(i == asked) for i, x in enumerate(whole)]
-        (found,) = torch.autograd.grad(module(*given).square().sum(), given[asked])
-        torch.testing.assert_close(found, wanted[asked], rtol=0, atol=1e-12)
 
 
 # torch scripts the derivatives of its own operators when jvp is first used
