@@ -112,8 +112,8 @@ mutants: $(INSTALLED)  ## change the package in small ways and see whether a tes
 
 reference: $(INSTALLED)  ## write anew what is generated: parser tables, tables of pages, colours for editors, transcripts, picture
 	$(BIN)/python -m attnspec.grammar.tables
-	$(BIN)/python -m attnspec.cli.reference_tables grammar/README.md
-	$(BIN)/python -m attnspec.editor.textmate editors/vscode/syntaxes/attn.tmLanguage.json
+	$(BIN)/python docs/reference_tables.py grammar/README.md
+	$(BIN)/python docs/textmate.py editors/vscode/syntaxes/attn.tmLanguage.json
 	$(BIN)/python tests/transcripts.py README.md docs/*.md
 	$(BIN)/python -m attnspec.examples.picture examples/zoo.svg
 	$(BIN)/python -W ignore tests/model_families.py attnspec/integrations/README.md
@@ -133,21 +133,18 @@ lm: $(INSTALLED)  ## train a model of bytes with a sparse spec and with full att
 	$(BIN)/python -m benchmarks.lm
 	$(BIN)/python -m benchmarks.readme_tables
 
-bench: $(INSTALLED)  ## time everything beside its rivals, draw the tables and plots (a good hour)
-	$(BIN)/python -m pip install --quiet -c constraints-dev.txt -r benchmarks/requirements.txt
+bench: $(INSTALLED)  ## time everything, draw the tables and plots (half an hour)
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m benchmarks.readme_tables
 
-bench-quick: $(INSTALLED)  ## the same for short sequences, printed only (3 minutes)
-	$(BIN)/python -m pip install --quiet -c constraints-dev.txt -r benchmarks/requirements.txt
+bench-quick: $(INSTALLED)  ## the same for short sequences, printed only (a minute)
 	$(BIN)/python -m benchmarks --quick
 
 accuracy: $(INSTALLED)  ## train every system on small real tasks (an hour)
 	$(BIN)/python -m pip install --quiet -c constraints-dev.txt -r benchmarks/requirements.txt
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.accuracy
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.accuracy.causes
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.accuracy.decided
 	$(BIN)/python -m benchmarks.readme_tables
 
 clean:  ## remove everything that the targets above made

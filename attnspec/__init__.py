@@ -15,7 +15,6 @@ from attnspec.version import __version__
 
 if TYPE_CHECKING:
     from attnspec.analysis.report.report import Report
-    from attnspec.difference import diff
     from attnspec.interchange.explained import Explanation, explain_mask
     from attnspec.interchange.hf_configs import from_hf_config
     from attnspec.interchange.mask_mods import from_mask_mod
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from attnspec.runtime.multihead import MultiheadAttention
     from attnspec.runtime.packed import packed
     from attnspec.show.differences import Difference
-    from attnspec.spec import Spec, load, parse
+    from attnspec.spec import Spec, diff, load, parse
     from attnspec.text.diagnostics import AttnSpecError, Diagnostic, InternalError, SpecError
 
 __all__ = [
@@ -58,7 +57,7 @@ _HOMES = {
     "InternalError": "attnspec.text.diagnostics",
     "SpecError": "attnspec.text.diagnostics",
     "Difference": "attnspec.show.differences",
-    "diff": "attnspec.difference",
+    "diff": "attnspec.spec",
     "Explanation": "attnspec.interchange.explained",
     "explain_mask": "attnspec.interchange.explained",
     "from_hf_config": "attnspec.interchange.hf_configs",

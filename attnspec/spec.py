@@ -20,8 +20,7 @@ from attnspec.ir.api_checks import index_of, joined_parameters, length_of, param
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Input, ParameterValue, Program
 from attnspec.ir.serial import fingerprint
-from attnspec.lower.devices import device_of
-from attnspec.lower.lower import require_built
+from attnspec.lower.lower import device_of, require_built
 from attnspec.lower.work import Shape
 from attnspec.text.decoding import read_source, source_of
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     import networkx
     import scipy.sparse
     import torch
+    from matplotlib.axes import Axes
 
     from attnspec.analysis.report.report import Report
     from attnspec.backends.planner import Plan
@@ -185,6 +185,20 @@ class Spec:
 
         return picture_of(self.elaborated, n, layer, head, inputs, m)
 
+    def plot(
+        self,
+        n: int | None = None,
+        ax: Axes | None = None,
+        layer: int = 0,
+        head: int = 0,
+        inputs: Sample | None = None,
+    ) -> Axes:
+        """The pairs of one head at n positions on matplotlib's axes, by default new ones, which are
+        returned; raises as `show`, and AttnSpecError without the extra `attnspec[plot]`."""
+        from attnspec.show.png import plotted
+
+        return plotted(self.show(n, layer, head, inputs).figure, ax)
+
     # --- the pairs -----------------------------------------------------------------------------
 
     def relation(
@@ -269,7 +283,7 @@ class Spec:
 
     def check(self) -> list[Diagnostic]:
         """What the lints and claims have to say; empty means nothing."""
-        from attnspec.check.check import check
+        from attnspec.check.hints import check
 
         return [*self.elaborated.warnings, *check(self.elaborated, self.verdicts)]
 
@@ -507,3 +521,20 @@ class Spec:
 
         require_built(self.program)
         return emit_spec(self.elaborated, standalone=standalone, backend=backend)
+
+
+def diff(
+    a: Spec, b: Spec, n: int, inputs: Sample | None = None, m: int | None = None
+) -> Difference:
+    """The pairs that only one of two specs has at n positions, for each layer and head.
+
+    A spec that declares no layers, or heads, is compared with every one of the other. `inputs` is
+    one sample of the run-time inputs, for both. Of specs with `cross` n are the keys and m, n if it
+    is not given, the queries. Raises TypeError for what is no spec, SpecError
+    where a size has no value at n, and AttnSpecError for a length that one of them does not have
+    or for an input that neither declares.
+    """
+    for spec in (a, b):
+        if not isinstance(spec, Spec):
+            raise TypeError(f"specs are compared, got {type(spec).__name__}")
+    return a.compare(b, n, inputs=inputs, m=m)

@@ -27,7 +27,7 @@ class Case:
     def text(self, n: int) -> str:
         """The spec's text at n positions."""
         rows = next(side for side in range(isqrt(n), 0, -1) if n % side == 0)
-        sides = {"{rows}": str(rows), "{columns}": str(n // rows), "{part}": str(n // 256)}
+        sides = {"{rows}": str(rows), "{columns}": str(n // rows)}
         sides["{n}"] = str(n)
         body = self.body
         for mark, side in sides.items():
@@ -92,29 +92,6 @@ MECHANISMS = (
 """Mechanisms, and one that shares its denominator with a window: linear in n, but for FNet's
 transforms, which take n log n."""
 
-UNTUNED = (
-    Case("where, a residue of q and k", "attend where((q * 7 + k * 3) % 11 == 0)"),
-    Case(
-        "five strides",
-        "attend residue(step = 3) | residue(step = 5) | residue(step = 7)"
-        " | residue(step = 11) | residue(step = 13)",
-    ),
-    Case("window without a residue", "attend window(radius = 300) - residue(step = 3)"),
-    Case("causal expander", "attend expander(degree = 32, seed = 1) & causal"),
-    Case("3-D neighbourhoods", "sequence grid(8, {part}, 32) attend neighborhood(5, 7, 7)"),
-    Case("unequal documents", "causal input document: ids attend same(document)"),
-    Case(
-        "a hidden window",
-        "attend where(q * 5 % n - k * 5 % n <= 60 and k * 5 % n - q * 5 % n <= 60)",
-    ),
-    Case("window, alibi", "heads 4 attend window(radius = 256) score alibi()"),
-    Case("strided, softcap", "attend strided(stride = 128) score softcap(cap = 30)"),
-)
-"""Patterns that nothing is tuned for, and score changes; `{part}` is n / 256."""
-
-UNTUNED_TARGET = 1.2
-"""How much more time than dense attention they may take."""
-
 CASES: Mapping[str, Case] = {
     case.name: case for case in (*BANDED, *SCATTERED, *BY_ROOT, *MECHANISMS)
 }
@@ -124,58 +101,6 @@ GROWING = tuple(case.name for case in CASES.values() if case.slowest is not None
 
 ETA_TARGETS = {"forward": 0.6, "both": 0.5}
 """The targets for the geometric means of the efficiency of `BANDED`."""
-
-FLEX_TARGETS: Mapping[str, float] = {
-    "strided(128)": 10.0,
-    "causal strided(128)": 10.0,
-    "fixed(128, 8)": 10.0,
-    "dilated(2048, 8)": 4.0,
-    "powers(2)": 4.0,
-    "random(32)": 4.0,
-}
-"""How many times faster than FlexAttention; 1 for the patterns that are not here."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """Work that a package does too: the pattern, the package, and the target for the ratio."""
-
-    name: str
-    package: str
-    body: str
-    target: float
-
-    @property
-    def case(self) -> Case:
-        return Case(self.name, self.body)
-
-
-WORKS = (
-    Work("window(256)", "local-attention", CASES["window(256)"].body, 4.0),
-    Work("Longformer 256 + 64", "transformers", CASES["Longformer 256 + 64"].body, 4.0),
-    Work("BigBird 64, 3", "transformers", CASES["BigBird 64, 3"].body, 4.0),
-    Work(
-        "LSH, 4 rounds, chunk 64",
-        "reformer-pytorch",
-        "attend lsh(rounds = 4, chunk = 64)",
-        4.0,
-    ),
-    Work("FAVOR+ 256", "performer-pytorch", "attend favor(features = 256, seed = 0)", 2.0),
-    Work(
-        "causal FAVOR+ 256",
-        "performer-pytorch",
-        "causal attend favor(features = 256, seed = 0)",
-        30.0,
-    ),
-    Work("Nyström 64", "nystrom-attention", "attend nystrom(landmarks = 64, conv = 33)", 2.0),
-    Work(
-        "Linformer 256",
-        "linformer",
-        "attend linformer(rank = 256, share = head, max_length = 16384)",
-        2.0,
-    ),
-)
-"""The packages' attentions with the targets against them."""
 
 
 @dataclass(frozen=True)
@@ -189,33 +114,6 @@ class Shape:
     def __str__(self) -> str:
         return f"{self.batch} × {self.heads} × {self.n:,}"
 
-
-@dataclass(frozen=True)
-class Tiles:
-    """So many tiles, each of so many queries and keys."""
-
-    count: int
-    queries: int
-    keys: int
-
-    def __str__(self) -> str:
-        return f"{self.count:,} × {self.queries} × {self.keys}"
-
-
-FUSED = tuple(
-    Tiles(*sizes)
-    for sizes in (
-        (64, 512, 512),
-        (128, 256, 768),
-        (256, 128, 384),
-        (256, 64, 576),
-        (512, 64, 192),
-        (1024, 32, 288),
-        (1024, 32, 96),
-        (4096, 16, 16),
-    )
-)
-"""Tiles that planned graphs are made of, tall and short ones."""
 
 SHAPE_PATTERNS: Mapping[str, str] = {
     "full": "attend full",
@@ -237,34 +135,16 @@ SHAPES = (Shape(1, 12, 128), Shape(8, 12, 128), Shape(8, 12, 512), Shape(2, 12, 
 class Settings:
     """How far a run goes: lengths, patterns by name, and how often each is timed.
 
-    `compiled` says whether FlexAttention is compiled, `zoo` how many specs of the zoo are planned
-    and `zoo_choices` how many are run with every backend: None for all. So many `random_choices`
-    are run with every backend, too. `first` are the lengths of first calls, of so many specs of
-    the zoo, and `changing` how many calls have a length of their own.
+    `first` are the lengths of first calls, of so many specs of the zoo, None for all, and
+    `changing` how many calls have a length of their own.
     """
 
     name: str
     rounds: int
     n: int
     efficiency: tuple[str, ...]
-    untuned_n: int
-    flex_n: int
-    flex: tuple[str, ...]
-    compiled: bool
-    packages_n: int
-    packages: tuple[str, ...]
-    plan_n: int
-    reach_n: int
-    block_mask_n: int
-    block_mask: tuple[str, ...]
-    zoo: int | None
     growth: tuple[int, ...]
     growing: tuple[str, ...]
-    memory: tuple[int, ...]
-    choices_n: int
-    choices: tuple[str, ...]
-    zoo_choices: int | None
-    random_choices: int
     shapes: tuple[Shape, ...]
     neighbour_n: int
     neighbour: tuple[str, ...]
@@ -272,9 +152,6 @@ class Settings:
     first: tuple[int, ...]
     first_zoo: int | None
     changing: int
-    fused: tuple[Tiles, ...]
-    types_n: int
-    types: tuple[str, ...]
 
 
 _LISTED = tuple(case.name for case in (*BANDED, *SCATTERED))
@@ -284,24 +161,8 @@ FULL = Settings(
     rounds=5,
     n=16_384,
     efficiency=_LISTED,
-    untuned_n=8_192,
-    flex_n=8_192,
-    flex=_LISTED,
-    compiled=True,
-    packages_n=16_384,
-    packages=tuple(work.name for work in WORKS),
-    plan_n=1_048_576,
-    reach_n=4_096,
-    block_mask_n=32_768,
-    block_mask=("window(256)", "strided(128)"),
-    zoo=None,
     growth=(4_096, 8_192, 16_384, 32_768, 65_536),
     growing=GROWING,
-    memory=(16_384, 65_536),
-    choices_n=4_096,
-    choices=_LISTED,
-    zoo_choices=24,
-    random_choices=24,
     shapes=(*SHAPES, Shape(32, 12, 128)),
     neighbour_n=8_192,
     neighbour=_LISTED,
@@ -309,9 +170,6 @@ FULL = Settings(
     first=(128, 512, 2_048),
     first_zoo=None,
     changing=1_000,
-    fused=FUSED,
-    types_n=8_192,
-    types=_LISTED,
 )
 """`make bench`."""
 
@@ -320,24 +178,8 @@ QUICK = Settings(
     rounds=3,
     n=4_096,
     efficiency=_LISTED,
-    untuned_n=2_048,
-    flex_n=4_096,
-    flex=("window(256)", "strided(128)"),
-    compiled=True,
-    packages_n=4_096,
-    packages=tuple(work.name for work in WORKS),
-    plan_n=1_048_576,
-    reach_n=4_096,
-    block_mask_n=8_192,
-    block_mask=("window(256)",),
-    zoo=3,
     growth=(2_048, 4_096, 8_192),
     growing=("window(256)", "dilated(2048, 8)", "strided(√n)", "random(32)"),
-    memory=(8_192, 16_384),
-    choices_n=4_096,
-    choices=("window(256)", "strided(128)", "BigBird 64, 3", "random(32)"),
-    zoo_choices=0,
-    random_choices=4,
     shapes=(Shape(1, 12, 128), Shape(2, 12, 512)),
     neighbour_n=2_048,
     neighbour=("window(256)", "strided(128)", "BigBird 64, 3"),
@@ -345,8 +187,5 @@ QUICK = Settings(
     first=(128, 512),
     first_zoo=12,
     changing=50,
-    fused=FUSED[::3],
-    types_n=2_048,
-    types=("window(256)", "strided(128)"),
 )
-"""`make bench-quick`: about three minutes, sizes at which overheads still weigh."""
+"""`make bench-quick`: about a minute, sizes at which overheads still weigh."""

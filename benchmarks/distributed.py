@@ -38,7 +38,6 @@ CASES = {
     "window and 16 globals": "attend window(radius = 256) | global(first(16))",
     "causal": "causal attend full",
     "causal linear": "causal attend linear(feature = elu1)",
-    "causal window and linear": "causal attend window(radius = 256) + linear(feature = elu1)",
 }
 
 GRAPHS = ("window(radius = 256)", "window and 16 globals", "causal")

@@ -17,11 +17,11 @@ import numpy as np
 import attnspec
 from attnspec.bench.timing import machine, versions
 from attnspec.distributed.planning import (
-    Drawing,
     Links,
+    Planner,
     Tensors,
     head_links,
-    how_all,
+    is_graph,
     plan,
     state_links,
 )
@@ -68,8 +68,8 @@ def row(spec: Spec, n: int, ranks: int) -> dict[str, Json]:
     in all layers, forward; None where that cannot be."""
     shape = tensors_of(spec)
     found = plan(spec.program, n, ranks, shape)
-    drawn = Drawing(spec.program, n, shape)
-    kinds = drawn.kinds(range(spec.program.layers or 1))
+    planner = Planner(spec.program, n, shape)
+    kinds = planner.kinds(range(spec.program.layers or 1))
     figures: dict[str, Json] = {
         "n": n,
         "ranks": ranks,
@@ -82,17 +82,18 @@ def row(spec: Spec, n: int, ranks: int) -> dict[str, Json]:
         "gathered": found.bytes_gathered,
         "by_heads": _most([(at, head_links(found.partition, shape)) for at, _ in kinds]),
         "states": _most([(at, state_links(w, found.partition, shape)) for at, w in kinds]),
-        **dict.fromkeys(("cut", "flow", "all_links", "keys_alone")),
+        "rows": None,
+        "all_links": None,
+        "keys_alone": None,
     }
-    if not any(how_all(work) for _, works in kinds for work, _ in works):
-        least, alone = (
-            [drawn.cut(*kind, found.partition, queries) for kind in kinds]
+    if all(is_graph(work) for _, works in kinds for work, _ in works):
+        rows, alone = (
+            [planner.by_rows(*kind, found.partition, queries) for kind in kinds]
             for queries in (True, False)
         )
         figures |= {
-            "cut": _most([(each.layers, (each.there, each.back)) for each in least]),
-            "flow": sum(len(each.layers) * (each.proved or 0) for each in least),
-            "all_links": sum(len(each.layers) * int(each.links.sum()) for each in least),
+            "rows": _most([(each.layers, (each.there, each.back)) for each in rows]),
+            "all_links": sum(len(each.layers) * int(each.links.sum()) for each in rows),
             "keys_alone": _most([(each.layers, (each.there, each.back)) for each in alone]),
         }
     return figures

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 from time import perf_counter
+from typing import TypeVar
 
-from attnspec.spec import Spec
-from benchmarks.block_plans import spread, static_zoo
+from attnspec.elaborate import attention_names
+from attnspec.spec import Spec, load
+from attnspec.text.decoding import read_source
 from benchmarks.cases import HEADS, SHAPE_PATTERNS, SHAPES, Case, Settings
 from benchmarks.efficiency import Attention, both, forward
 from benchmarks.measuring import Json
@@ -31,6 +35,30 @@ WARM = 61
 
 AGAIN = 3
 """Later calls, of which the quickest counts."""
+
+
+Entry = TypeVar("Entry")
+
+FILES = tuple(sorted(Path(__file__).resolve().parent.parent.joinpath("examples").glob("*.attn")))
+
+
+@cache
+def static_zoo() -> list[tuple[str, Spec]]:
+    """The specs of the zoo whose pairs are known before run time, with their names."""
+    found = []
+    for path in FILES:
+        for name in attention_names(read_source(path)):
+            spec = load(path, name=name)
+            if spec.stack().unknown is None:
+                found.append((name, spec))
+    return found
+
+
+def spread(zoo: Sequence[Entry], count: int | None) -> Sequence[Entry]:
+    """Some of the zoo at even distances, all of it without a count."""
+    if count is None or count >= len(zoo):
+        return zoo
+    return [zoo[place * len(zoo) // count] for place in range(count)]
 
 
 def seconds_of(call: Callable[[], object]) -> float:

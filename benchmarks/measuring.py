@@ -18,15 +18,7 @@ from benchmarks.cases import BATCH, HEADS, SIZE
 Json: TypeAlias = Plain
 """A JSON value."""
 
-PACKAGES = (
-    "torch",
-    "numpy",
-    "transformers",
-    "local-attention",
-    "performer-pytorch",
-    "nystrom-attention",
-    "linformer",
-)
+PACKAGES = ("torch", "numpy", "transformers")
 """Whose versions stand beside the figures."""
 
 
@@ -52,11 +44,6 @@ def planned(spec: Spec, n: int) -> dict[str, Json]:
         "predicted": seconds,
         "plan": [*str(plan).splitlines()],
     }
-
-
-def missing(name: str, reason: object) -> dict[str, Json]:
-    """A row without figures, and why."""
-    return {"name": name, "reason": " ".join(str(reason).split()) or type(reason).__name__}
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -338,14 +338,11 @@ def exchange_table(figures: Figures) -> str:
             f" | {_two(rows, 'states')} | {_two(rows, 'gathered')}"
             f" | {' / '.join(format(row['balance'], '.2f') for row in rows)} |"
         )
-    cuts = [row for rows in specs.values() for row in rows if row["cut"] is not None]
-    proved = sum(row["flow"] == row["all_links"] for row in cuts)
     versions = figures["versions"]
     told = (
-        f"Megabytes that reach a rank in all layers, forward, of 8 / 64 ranks. Of {len(cuts)} cuts"
-        f" {proved} are proved by a flow of as many bytes. All numbers go to every rank where"
-        f" queries and keys decide the pairs: {', '.join(whole)}. Python {versions['python']},"
-        f" numpy {versions['numpy']}, scipy {versions['scipy']}."
+        "Megabytes that reach a rank in all layers, forward, of 8 / 64 ranks. All numbers go to"
+        f" every rank where heads decide the pairs together: {', '.join(whole)}. Python"
+        f" {versions['python']}, numpy {versions['numpy']}, scipy {versions['scipy']}."
     )
     missing = sorted({name for name, _ in exchange.specs()} - set(specs))
     if missing:

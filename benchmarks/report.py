@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import ETA_TARGETS
-from benchmarks.decided import TARGETS as DECIDED
 from benchmarks.lengths import CHANGED, MORE, TIMES
 from benchmarks.neighbour import TARGET as BESIDE
 from benchmarks.plots import draw
@@ -24,17 +23,6 @@ from benchmarks.shapes import CEILING, MEAN, MODES
 HERE = Path(__file__).resolve().parent
 
 MARKERS = "<!-- bench -->", "<!-- /bench -->"
-
-CHOSEN_FROM = {
-    "listed": "the {} listed patterns",
-    "zoo": "{} specs of the zoo",
-    "random": "{} random specs",
-    "all": "all {}",
-}
-"""What the planner chooses for, by kind."""
-
-SLOWEST = 5
-"""So many of the files whose check takes longest are named."""
 
 Figures = Mapping[str, Any]
 
@@ -149,52 +137,6 @@ def _over(row: Figures) -> str:
     return f"{row['whole'] / row['steady']:.2f}×"
 
 
-def _types(part: Figures) -> str:
-    kinds = list(part["dense"])
-    rows = [
-        [
-            row["name"],
-            *(
-                cell
-                for kind in kinds
-                for mode in MODES
-                for cell in (_time(row[kind][mode]["median"]), f"{row[kind]['eta'][mode]:.2f}")
-            ),
-        ]
-        for row in part["rows"]
-    ]
-    dense = "; ".join(
-        f"{kind}: {' and '.join(_time(found[mode]['median']) for mode in MODES)}"
-        for kind, found in part["dense"].items()
-    )
-    head = " | ".join(f"{kind}, {mode} | η" for kind in kinds for mode in MODES)
-    return _section(
-        f"Half types, n = {part['n']:,}",
-        f"η is against dense attention of the same type ({dense}, forward and training).",
-        f"pattern | {head}",
-        rows,
-    )
-
-
-def _fused(part: Figures) -> str:
-    rows = []
-    for row in part["rows"]:
-        cells = [row["name"], f"{row['flash'] / 1e9:.0f}"]
-        for name in ("products", "floor"):
-            cells += [f"{row[name] / 1e9:.0f}", f"{row[name] / row['flash']:.2f}×"]
-        rows.append(cells)
-    gain = part["gain"]
-    return _section(
-        "Whether another kernel could beat torch's",
-        "Tiles, forward, GFLOP/s of two products: by torch's flash kernel, by the library's matrix"
-        " products in the cache with a softmax between them, and by these products alone, which is"
-        " more than any kernel made of them can reach. Wanted for a kernel of our own: 1.3×."
-        f" Geometric means: {gain['products']:.2f}× and {gain['floor']:.2f}×.",
-        "tiles × queries × keys | flash | products and softmax | | products alone |",
-        rows,
-    )
-
-
 def _neighbour(part: Figures) -> str:
     rows = [
         [
@@ -234,170 +176,6 @@ def _neighbour(part: Figures) -> str:
     return f"{first}\n\n{second}"
 
 
-def _untuned(part: Figures) -> str:
-    rows = [
-        [
-            row["name"],
-            _backends(row),
-            _time(row["ours"]["median"]),
-            _time(row["dense"]["median"]),
-            f"{row['ratio']:.2f}×",
-        ]
-        for row in part["rows"]
-    ]
-    return _section(
-        f"Patterns that nothing is tuned for, n = {part['n']:,}, forward",
-        f"Beside dense attention without a mask. Target: at most {part['target']:g}×.",
-        "pattern | backend | attnspec | dense | ratio",
-        rows,
-    )
-
-
-def _flex(part: Figures) -> str:
-    rows = [
-        _unmeasured(row, 5)
-        or [
-            row["name"],
-            _backends(row),
-            _time(row["ours"]["median"]),
-            _time(row["flex"]["median"]),
-            f"{row['ratio']:.1f}×",
-            f"≥ {row['target']:g}×",
-        ]
-        for row in part["rows"]
-    ]
-    return _section(
-        f"Beside FlexAttention, n = {part['n']:,}, forward",
-        "Compiled, with the same mask, whose construction is not counted.",
-        "pattern | backend | attnspec | FlexAttention | ratio | target",
-        rows,
-    )
-
-
-def _packages(part: Figures) -> str:
-    rows = [
-        _unmeasured(row, 5)
-        or [
-            row["name"],
-            row["package"],
-            _time(row["ours"]["median"]),
-            _time(row["theirs"]["median"]),
-            f"{row['ratio']:.1f}×",
-            f"≥ {row['target']:g}×",
-        ]
-        for row in part["rows"]
-    ]
-    return _section(
-        f"Beside packages, n = {part['n']:,}, forward",
-        "The same work, without their projections.",
-        "work | package | attnspec | package's time | ratio | target",
-        rows,
-    )
-
-
-def _plans(part: Figures) -> str:
-    rows = [
-        _unmeasured(row, 5)
-        or [
-            row["name"],
-            f"{row['n']:,}",
-            ", ".join(row["backends"]),
-            _time(row["choosing_seconds"]),
-            _time(row["building_seconds"]),
-            _bytes(row["extra_bytes"]),
-        ]
-        for row in part["rows"]
-    ]
-    beside = [
-        _unmeasured(row, 4)
-        or [
-            row["name"],
-            f"{row['n']:,}",
-            _time(row["seconds"]),
-            _time(row["block_mask_seconds"]),
-            f"{row['ratio']:,.0f}×",
-        ]
-        for row in part["block_mask"]
-    ]
-    return "\n\n".join(
-        [
-            _section(
-                f"Block plans of the zoo's static specs, n = {part['n']:,}",
-                "Choosing a backend for every layer and head, then writing its tables. "
-                "Target: 1 s and 1 GB.",
-                "spec | n | backends | choosing | writing | peak of memory",
-                rows,
-            ),
-            _section(
-                "Beside `create_block_mask`",
-                "Choosing and writing against the construction of FlexAttention's blocks. "
-                "Target: 100×, at n = 32,768.",
-                "pattern | n | attnspec | `create_block_mask` | ratio",
-                beside,
-            ),
-        ]
-    )
-
-
-def _answers(part: Figures) -> str:
-    targets = part["targets"]
-    asked = ("counts", "hops", "diameter", "path_length")
-    rows = [
-        _unmeasured(row, 7)
-        or [
-            row["name"],
-            f"{row['n']:,}",
-            *(_within(row[name], targets[name]) for name in asked[:2]),
-            f"{row['reach_n']:,}",
-            *(_within(row[name], targets[name]) for name in asked[2:]),
-        ]
-        for row in part["rows"]
-    ]
-    limits = [_time(targets[name]) for name in asked]
-    checked = sorted(part["check"], key=lambda row: row["seconds"], reverse=True)
-    slowest = [[row["name"], _within(row["seconds"], targets["check"])] for row in checked]
-    median = statistics.median(row["seconds"] for row in checked)
-    return "\n\n".join(
-        [
-            _section(
-                f"Answers about the zoo's static specs, n = {part['n']:,} and {part['reach_n']:,}",
-                f"Exact `edges` and `degree`, `hops` of the last query; then `diameter` and "
-                f"`path_length`, of all pairs. Targets: {', '.join(limits)}; what misses one is "
-                "bold.",
-                "spec | n | `edges`, `degree` | `hops` | n | `diameter` | `path_length`",
-                rows,
-            ),
-            _section(
-                "`attnspec check`, a whole process",
-                f"The median over {len(checked)} files of the zoo is {_time(median)}; target: "
-                f"{_time(targets['check'])}. The slowest:",
-                "file | wall clock",
-                slowest[:SLOWEST],
-            ),
-        ]
-    )
-
-
-def _emitting(part: Figures) -> str:
-    rows, target = part["rows"], part["target"]
-    median = statistics.median(row["seconds"] for row in rows)
-    return _section(
-        "`attnspec compile`, beyond `import torch`",
-        f"Whole processes, wall clock; `import torch` alone takes {_time(part['import_torch'])}. "
-        f"The median over {len(rows)} files of the zoo is {_time(median)}; target: "
-        f"{_time(target)}. The slowest:",
-        "file | beyond `import torch` | runs",
-        [
-            [row["name"], _within(row["seconds"], target), str(row["runs"])]
-            for row in rows[:SLOWEST]
-        ],
-    )
-
-
-def _within(seconds: float, target: float) -> str:
-    return _time(seconds) if seconds <= target else f"**{_time(seconds)}**"
-
-
 def _growth(part: Figures) -> str:
     lengths = part["lengths"]
     rows = []
@@ -418,144 +196,12 @@ def _growth(part: Figures) -> str:
     )
 
 
-def _memory(part: Figures) -> str:
-    rows = [
-        _unmeasured(row, 4)
-        or [
-            row["name"],
-            f"{row['n']:,}",
-            _bytes(row["extra_bytes"]),
-            f"{row['ratio']:.2f}×",
-            f"≤ {row['target']:g}×",
-        ]
-        for row in part["rows"]
-    ]
-    return _section(
-        "Memory of a step forward and backward",
-        "The peak beyond q, k and v, results and gradients included, in units of q, k, v and "
-        "out together.",
-        "pattern | n | peak | ratio | target",
-        rows,
-    )
-
-
-def _choices(part: Figures) -> str:
-    rows = [
-        _unmeasured(row, 5)
-        or [
-            row["name"],
-            ", ".join(row["chosen"]),
-            row["best"],
-            f"{row['ratio']:.2f}×",
-            ", ".join(f"{name} {_time(seconds)}" for name, seconds in row["seconds"].items()),
-            ", ".join(f"{name}: {why}" for name, why in row["left_out"].items()) or "nothing",
-        ]
-        for row in part["rows"]
-    ]
-    summary = part["summary"]
-    found = "; ".join(
-        f"over {CHOSEN_FROM[kind].format(each['count'])} the median is {each['median']:.2f}×, "
-        f"the worst {each['worst']:.2f}×"
-        for kind, each in summary.items()
-    )
-    return _section(
-        f"What the planner's choice costs, n = {part['n']:,}",
-        f"The time of the chosen backend over that of the fastest, forward: "
-        f"{found or 'no pattern had a choice'}.",
-        "pattern | chosen | fastest | ratio | measured | left out",
-        rows,
-    )
-
-
-def _beside_reformer(summary: Figures) -> str:
-    if not any(summary.get("lsh", {}).values()):
-        return "reformer-pytorch was not there to compare `lsh` with."
-    found = "`lsh` is {forward:.1f} times as fast as reformer-pytorch, with gradients {both:.1f}"
-    text = found.format(**summary["lsh"]) + f" times, target {DECIDED['lsh']:.0f}."
-    if "products" not in summary:
-        return text
-    alone = (
-        " Its matrix products alone, half of them of projections, are {forward:.1f} and {both:.1f}"
-        " times as fast: what computes them all is no faster."
-    )
-    text += alone.format(**summary["products"])
-    if "steps" not in summary:
-        return text
-    steps = (
-        " With the farthest column of each projection, the rows in the order of each round and the"
-        " powers of scores, all in torch's operations, they are {forward:.1f} times as fast, and"
-        " with the products of gradients {both:.1f}."
-    )
-    return text + steps.format(**summary["steps"])
-
-
-def _decided(part: Figures) -> str:
-    rows = [
-        [
-            row["name"],
-            ", ".join(row["backends"]),
-            _time(row["forward"]["median"]),
-            _time(row["both"]["median"]),
-        ]
-        for row in part["rows"]
-    ]
-    summary = part["summary"]
-    first = _section(
-        f"Graphs that the data decide, n = {part['n']:,}",
-        f"`chosen`, 16 blocks of 64: eta {summary['eta_forward']:.2f}, with gradients"
-        f" {summary['eta_both']:.2f}, target {DECIDED['chosen']}. `topk` takes"
-        f" {summary['topk']:.2f}× the product of its scores and the same tiles, target at most"
-        f" {DECIDED['topk']}×. {_beside_reformer(summary)}",
-        "graph | backend | forward | forward + backward",
-        rows,
-    )
-    second = _section(
-        "How their time grows, forward",
-        f"Target: an exponent of at most {DECIDED['growth']}, where choosing takes as many"
-        " operations for a token of every length. Buckets of `lsh` that are not given are"
-        " 2 n / chunk, so that its projections take n²; `cluster(isqrt(n))` takes n^1.5, the least"
-        " of any number of clusters.",
-        "graph | lengths | times | exponent | of the operations of choosing",
-        [
-            [
-                row["name"],
-                ", ".join(f"{n:,}" for n in row["lengths"]),
-                ", ".join(_time(seconds) for seconds in row["seconds"]),
-                f"{row['exponent']:.2f}",
-                f"{row['choosing']:.2f}" if "choosing" in row else "",
-            ]
-            for row in part["growth"]
-        ],
-    )
-    third = _section(
-        "Their memory: a training step beyond its inputs, in units of q, k, v and the output",
-        "Target: the same at every length.",
-        "graph | n | units",
-        [
-            [row["name"], f"{row['n']:,}", row.get("reason") or f"{row['ratio']:.1f}"]
-            for row in part["memory"]
-        ],
-    )
-    return "\n\n".join((first, second, third))
-
-
 TABLES: dict[str, Callable[[Figures], str]] = {
     "efficiency": _efficiency,
     "shapes": _shapes,
     "lengths": _lengths,
-    "types": _types,
     "neighbour": _neighbour,
-    "decided": _decided,
-    "untuned": _untuned,
-    "fused": _fused,
-    "flex": _flex,
-    "packages": _packages,
-    "plans": _plans,
-    "answers": _answers,
-    "emitting": _emitting,
     "growth": _growth,
-    "memory": _memory,
-    "choices": _choices,
 }
 """A table, or two, for each part."""
 
@@ -583,14 +229,6 @@ def _section(title: str, text: str, head: str, rows: Sequence[Sequence[str]]) ->
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def _unmeasured(row: Figures, columns: int) -> list[str] | None:
-    """The cells of a row without figures, None for one that has them."""
-    if "reason" not in row:
-        return None
-    reason = row["reason"].replace("|", "\\|")
-    return [row["name"], f"not measured: {reason}", *[""] * (columns - 1)]
-
-
 def _backends(row: Figures) -> str:
     return ", ".join(dict.fromkeys(row["backends"]))
 
@@ -604,10 +242,6 @@ def _time(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds * 1e6:.3g} µs"
-
-
-def _bytes(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
 def filled(text: str, content: str) -> str:

@@ -166,6 +166,9 @@ def _at_length(
     """One call over the ranks beside one in this process."""
     import torch
 
+    from attnspec.distributed import partitions
+    from attnspec.distributed.collectives import gathered
+
     (par, alone), kind = modules, getattr(torch, case.kind)
     made = torch.Generator().manual_seed(n)
     whole = _tensors(case, spec, n, made)
@@ -184,8 +187,9 @@ def _at_length(
     plan, received = par.plan(n, layer=case.layer), par.bytes_received
     if case.grad:
         _loss(out, par.shard(weight), lse).backward()
-    ones, shares = [1] * par.mesh.ranks, [_gradient(p)[None] for p in par.module.parameters()]
-    tables = [par.mesh.gathered(each, 0, ones).sum(0) for each in shares]
+    ones = partitions.contiguous(par.mesh.ranks, par.mesh.ranks)
+    shares = [_gradient(p)[None] for p in par.module.parameters()]
+    tables = [gathered(par.mesh, ones, each, 0).sum(0) for each in shares]
     together = [par.unshard(x.detach()) for x in (out, *(_gradient(x) for x in local))]
     if lse is not None:
         together.append(par.unshard(lse.detach()))
@@ -224,7 +228,7 @@ def _at_length(
 def _sums(case: Case, plan: Any, rank: int) -> int:
     """The bytes of log-sum-exps of heads elsewhere, which a call may ask for and no plan counts;
     heads go with their key heads, as even as these allow."""
-    ways = [way.how for layer in plan.layers for way in layer.ways]
+    ways = [layer.how for layer in plan.layers]
     if not case.lse or ways != ["heads"]:
         return 0
     heads, keys = plan.tensors.heads, plan.tensors.key_heads
@@ -431,7 +435,7 @@ LOADED = (
     "torch.distributed.tensor",
     "scipy.sparse.csgraph",
     "attnspec.compile.compiler",
-    "attnspec.distributed.ranks.parallel",
+    "attnspec.distributed.parallel",
     "zoo",
 )
 """What every rank would load; forked, they have it from one process."""

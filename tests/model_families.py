@@ -32,7 +32,7 @@ from tiny_models import (
 import attnspec
 from attnspec.integrations import model_use
 from attnspec.integrations.model_attention import ModelAttention
-from attnspec.integrations.model_layers import attention_layers, has_method
+from attnspec.integrations.model_layers import attention_layers
 from attnspec.integrations.model_sides import CrossAttention
 from attnspec.integrations.model_use import own_config
 from attnspec.integrations.transformers import Conversion, convert, used_by
@@ -286,9 +286,6 @@ def _require_converted(family: Family, score: str = "") -> None:
         for side in specs.keys() - {"cross"}:
             part = defined if side == "whole" else getattr(defined, f"get_{side}")()
             own_config(part, _defined(specs, side, cap))
-        for module in defined.modules():
-            if has_method(type(module)):
-                vars(module)["_attn"] = _by_definition(module)
         with _given(model, specs) as done:
             states.append(_observed(family, model))
             assert difference(states[-1], family.hidden(defined)) < TOLERANCE
@@ -305,7 +302,7 @@ def _specs(model: Any, graph: str, score: str) -> dict[str, attnspec.Spec]:
         sides = {"encoder": "", "decoder": "causal", "cross": "cross"}
     else:
         layers = attention_layers(model)
-        past = all(getattr(x, "is_causal", has_method(type(x))) for _, x in layers)
+        past = all(getattr(x, "is_causal", False) for _, x in layers)
         sides = {"whole": "causal" * past}
     texts = {
         # a layer that reads the encoder has no bias
@@ -316,18 +313,6 @@ def _specs(model: Any, graph: str, score: str) -> dict[str, attnspec.Spec]:
         side: attnspec.parse(text.replace("tried", f"{side}_{next(_numbers)}"))
         for side, text in texts.items()
     }
-
-
-def _by_definition(module: Any) -> Any:
-    """What takes the place of a method of a layer, by the attention that its config names."""
-    attend = transformers.AttentionInterface()[module.config._attn_implementation]
-    size = module.head_dim**-0.5 if "GPTJ" in type(module).__name__ else 1.0
-
-    def attn(*tensors: Any) -> Any:
-        out, weights = attend(module, *tensors, scaling=size)
-        return out.transpose(1, 2), weights
-
-    return attn
 
 
 def _given(model: Any, specs: Mapping[str, Any]) -> Conversion:

@@ -117,7 +117,7 @@ def call_of(model: Any, setting: str) -> dict[str, Any] | None:
 
 
 def outcome(name: str, implementation: str, setting: str) -> str:
-    """What is found: "equal", what leaks, what is missing, or that it is refused."""
+    """What comes out: "equal", what leaks, what is missing, or that it is refused."""
     packed = setting.startswith("packed")
     body = MODELS[name][1]
     text = body.replace("}", "& same(document) }") if "{" in body else f"{body} & same(document)"
@@ -133,15 +133,15 @@ def outcome(name: str, implementation: str, setting: str) -> str:
             call = call_of(model, setting)
             if call is None:
                 return "–"
-            found = attnspec.verify_model(model, spec, call=call)
+            report = attnspec.verify_model(model, spec, call=call)
         except (ValueError, NotImplementedError, RuntimeError):
             return "refused"
-    if found.ok:
+    if report.ok:
         return "equal"
-    leaks = {what.removesuffix(" is read") for layer in found.layers for what, _ in layer.causes}
-    if found.leaks:
+    leaks = {what.removesuffix(" is read") for layer in report.layers for what, _ in layer.causes}
+    if report.leaks:
         return f"**reads {' and '.join(sorted(leaks)) or 'too much'}**"
-    return "**does not read all**" if found.missing else "not shown"
+    return "**does not read all**" if report.missing else "not shown"
 
 
 @contextmanager
@@ -162,6 +162,15 @@ def table() -> str:
                 cells = [outcome(name, implementation, setting) for setting in SETTINGS]
                 lines.append((name, f"`{implementation}`", *cells))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def shown() -> dict[tuple[str, str], dict[str, str]]:
+    """The outcomes on the page, by model and implementation, by setting."""
+    rows = [line.strip("| ").split(" | ") for line in PAGE.read_text("utf-8").splitlines()]
+    return {
+        (name, implementation.strip("`")): dict(zip(SETTINGS, cells, strict=True))
+        for name, implementation, *cells in (row for row in rows if row[0] in MODELS)
+    }
 
 
 if __name__ == "__main__":

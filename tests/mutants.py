@@ -53,7 +53,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "streaming": ("runtime/streaming", "backends/common/kv_keeper", "graphs/look_back"),
     "analysis": ("analysis/*/*",),
     "claims": ("check/*", "verification/*"),
-    "distributed": ("distributed/*", "distributed/ranks/*"),
+    "distributed": ("distributed/*",),
     "interchange": ("interchange/*", "integrations/*"),
 }
 """What is changed: files of the package by their paths in it."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from oracle.program import Unknown, attention_of
 from oracle.tree import expression, number, pattern
+from pattern_samples import samples_of
 from zoo import ATTENTIONS, SMALLER, loaded
 
 from attnspec.graphs.patterns import PATTERNS
@@ -121,6 +122,9 @@ BODIES = {
     "window and linear": "causal attend window(before = 5, after = 0) + linear()",
     "window and favor": "attend window(radius = 5) + favor(features = 8)",
     "stride and taylor": "causal attend residue(step = 6) + taylor(order = 2)",
+    "marked tokens and favor": "input m: tokens attend (window(radius = 5) | global(m))"
+    " + favor(features = 16)",
+    "a prefix and sums": "causal input s: length attend prefix(s) + linear(feature = exp)",
     "documents and linear": "input d: ids causal attend same(d) + linear()",
 }
 """Bodies of attentions by what they are about."""
@@ -131,7 +135,7 @@ def samples() -> Iterator[tuple[str, str]]:
     for each in PATTERNS:
         if each.data_dependent:
             continue
-        for index, sample in enumerate(each.samples()):
+        for index, sample in enumerate(samples_of(each)):
             given: dict[str, Any] = {
                 entry.name: getattr(sample, entry.name)
                 for entry in fields(sample)  # type: ignore[arg-type]

@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from reference_tables import refreshed
 from transcripts import ROOT, Block, blocks, replayed, run_python, save
 
 import attnspec
-from attnspec.cli.reference_tables import refreshed
 from attnspec.elaborate import attention_names
 from attnspec.text.source import Source
 

@@ -110,7 +110,7 @@ def test_a_link_to_nowhere_is_found(page: str, target: str) -> None:
         ("index.md", "[zoo](../examples/README.md)", "[zoo](zoo.md)"),
         ("index.md", "[on](questions.md) [up](../README.md)", "[on](questions.md) [up](index.md)"),
         ("benchmarks.md", "[timed](gpu_times.py)", "timed (`benchmarks/gpu_times.py`)"),
-        ("benchmarks.md", "[`flex.py`](flex.py)", "`benchmarks/flex.py`"),
+        ("benchmarks.md", "[`growth.py`](growth.py)", "`benchmarks/growth.py`"),
         ("benchmarks.md", "![all](results/growth.svg)", "![all](benchmarks/results/growth.svg)"),
         ("language.md", "[`where`](#where) `[a](b.md)`", "[`where`](#where) `[a](b.md)`"),
         ("index.md", "```\n[a](b.md)\n```", "```\n[a](b.md)\n```"),

@@ -6,7 +6,6 @@ compared at one length, row by row where closed forms do not count them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -169,10 +168,6 @@ class Comparison:
             "compared": [one.to_dict() for one in self.compared],
             "notes": list(self.notes),
         }
-
-    def to_json(self) -> str:
-        """The same as JSON."""
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def __repr__(self) -> str:
         return f"<Difference of {self.a.program.name} and {self.b.program.name}, {self.lengths}>"

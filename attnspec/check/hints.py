@@ -10,17 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from attnspec.analysis.counting.degrees import total_edges
 from attnspec.analysis.reach.leaks import leak
 from attnspec.analysis.reach.spread import EVERY_PAIR
-from attnspec.check.verdicts import Verdict, verdict_on
+from attnspec.check.lints import choices, heads_not_declared, rows_without_keys
+from attnspec.check.verdicts import LENGTHS, Verdict, evenly, verdict_on
 from attnspec.elaborate import Elaborated, elaborate
 from attnspec.graphs.stack import Stack, influence
+from attnspec.ir.crossing import evened
 from attnspec.ir.program import Program
 from attnspec.ir.scalars import ScalarError
 from attnspec.text.decoding import source_of
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic
+
+if TYPE_CHECKING:
+    from attnspec.elaborate import Elaborated
 
 FIGURES = frozenset("depth diameter path_length".split())
 """The figures that more pairs can make smaller."""
@@ -91,3 +97,17 @@ def _fails(before: Verdict, after: Verdict, failed: Verdict) -> bool:
     if before.claim is failed.claim:
         return after.status not in ("proven", "checked")
     return after.status == "refuted" and before.status != "refuted"
+
+
+def check(spec: Elaborated, verdicts: Sequence[Verdict]) -> list[Diagnostic]:
+    """Lints and claims of a spec, in the order of the text; with a hint where a claim on reach
+    fails."""
+    program = evened(spec.program)
+    cross = spec.program.cross
+    advice = "`| self` gives every query itself"
+    if cross:
+        advice = "`| columns(first(1))` gives every query the first key"
+    empty = rows_without_keys(Stack(program), LENGTHS, advice)
+    lints = [*heads_not_declared(program), *(map(evenly, empty) if cross else empty)]
+    lints += choices(program, LENGTHS[-1])
+    return [*lints, *(d for verdict in verdicts for d in with_hint(spec, verdict, verdicts))]

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from attnspec.analysis.counting.degrees import total_edges
 from attnspec.analysis.growth.growth import growth_of
+from attnspec.analysis.growth.order import counted
 from attnspec.analysis.growth.size_growth import divisor_growth
 from attnspec.check.places import Place, values
-from attnspec.graphs.relation import probes
 from attnspec.graphs.stack import Stack, TooMuch
 from attnspec.ir.program import Claim
 from attnspec.ir.scalars import Scalar, evaluate
-from attnspec.text.diagnostics import AttnSpecError
 
-GROWTH = (16_384, 65_536, 262_144)
-"""The lengths between which `order` compares the edges of graphs with closed forms."""
-
-GROWTH_LOOKED_INTO = (256, 1024, 4096)
-"""The same for graphs whose pairs must be looked at."""
+COUNTED = 3
+"""Lengths, each four times the one before, at which edges are compared with a bound."""
 
 
 def against(claim: Claim, stack: Stack, unknown: str | None, looked_at: list[int]) -> str | None:
@@ -40,30 +35,15 @@ def against(claim: Claim, stack: Stack, unknown: str | None, looked_at: list[int
 
 
 def _by_counting(stack: Stack, bounds: dict[Scalar, Place], looked_at: list[int]) -> str | None:
-    lengths = GROWTH if _in_closed_form(stack, GROWTH) else GROWTH_LOOKED_INTO
-    edges = []
-    for n in lengths:
-        looked_at.append(n)
-        edges.append(total_edges(stack, n))
+    counts = counted(stack)
+    lengths = sorted(counts)[-1 : -1 - 2 * COUNTED : -2][::-1]
+    if len(lengths) < 2:
+        raise TooMuch("too few lengths can be counted")
+    looked_at.extend(lengths)
     for bound, place in bounds.items():
-        parts = [
-            count / float(evaluate(bound, stack.situation(n).values))
-            for count, n in zip(edges, lengths, strict=True)
-        ]
+        parts = [counts[n] / float(evaluate(bound, stack.situation(n).values)) for n in lengths]
         if parts[-1] > 1.1 * parts[-2]:
             figures = ", ".join(f"{part:.3g}" for part in parts)
             at = ", ".join(f"{n:,}" for n in lengths)
             return f"edges over the bound grow{place.text}, {figures} at n = {at}"
     return None
-
-
-def _in_closed_form(stack: Stack, lengths: tuple[int, ...]) -> bool:
-    """Whether the edges can be counted without looking at pairs."""
-    try:
-        return all(
-            relation.progressions(probes(n, 3), n) is not None
-            for n in lengths
-            for _, _, relation in stack.bound(n).found
-        )
-    except AttnSpecError:
-        return False

@@ -1,4 +1,4 @@
-"""At which lengths the sizes and predicates of graphs have a value.
+"""At which lengths the sizes and predicates of graphs, and the numbers beside them, have a value.
 
 A proof goes by the form of a graph, whatever its numbers are, and so speaks only of lengths at
 which they have a value: nothing is divided by zero, and every size is one that its pattern admits.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -19,7 +20,16 @@ from attnspec.graphs.stack import Stack, asks_for
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.intervals import Bounds, bounds
 from attnspec.ir.parameters import Parameter
-from attnspec.ir.program import Compound, Leaf, Program, Term, inputs_of, leaves, scalars_of
+from attnspec.ir.program import (
+    Attend,
+    Compound,
+    Leaf,
+    Program,
+    Term,
+    inputs_of,
+    leaves,
+    scalars_of,
+)
 from attnspec.ir.scalars import (
     LARGEST,
     Apply,
@@ -32,6 +42,7 @@ from attnspec.ir.scalars import (
     parts_of,
     symbols,
 )
+from attnspec.lower.lower import numbers_of, require_numbers
 from attnspec.text.diagnostics import Diagnostic, SpecError
 
 MOST_PAIRS = 1 << 20
@@ -56,35 +67,47 @@ _HAS_VALUE: dict[str, Callable[[list[Bounds]], object]] = {
 """Operations that have no value for some operands: whether they have one for all within bounds."""
 
 
-def total(terms: Sequence[Term], program: Program, least: int) -> bool:
-    """Whether it is plain that graphs have values at every length from `least` on."""
+def total(terms: Sequence[Term], attends: Sequence[Attend], program: Program, least: int) -> bool:
+    """Whether it is plain that graphs, and what stands beside those of some attends, have values at
+    every length from `least` on."""
     ranges = _ranges(program, least, np.inf)
-    return all(
-        all(_has_value(part, ranges) for part in parts_of(scalar))
-        and (not isinstance(scalar, Symbol | Apply) or _is_admitted(owner, name, scalar, ranges))
-        for term in terms
-        for owner, name, scalar in scalars_of(term)
+    beside = [pair for attend in attends for pair in numbers_of(attend).items()]
+    sizes = [each for term in terms for each in scalars_of(term)]
+    scalars = [*(size[2] for size in sizes), *(number for _, number in beside)]
+    return (
+        all(_has_value(part, ranges) for scalar in scalars for part in parts_of(scalar))
+        and all(name == "scale" or bounds(x, ranges)[0] > 0 for name, x in beside)
+        and all(
+            _is_admitted(*size, ranges) for size in sizes if isinstance(size[2], Symbol | Apply)
+        )
     )
 
 
-def fault_at(terms: Sequence[Term], stack: Stack, n: int) -> Diagnostic | None:
-    """The first size or predicate that has no value at n positions, or None."""
-    heads = range(stack.program.heads or 1)
+def fault_at(
+    terms: Sequence[Term], attends: Sequence[Attend], stack: Stack, n: int
+) -> Diagnostic | None:
+    """The first size or predicate, or number beside those of attends, that has no value at n
+    positions, or None."""
+    program = stack.program
+    asked = [(partial(_require_values, term, program=program), asks_for(term)) for term in terms]
+    asked += [
+        (partial(_require_numbers, attend), {name for x in numbers.values() for name in symbols(x)})
+        for attend in attends
+        if (numbers := numbers_of(attend))
+    ]
     try:
-        for term in terms:
-            asked = asks_for(term)
-            places = product(
-                stack.layers if "layer" in asked else range(1),
-                heads if "head" in asked else range(1),
-            )
-            for layer, head in places:
-                _require_values(term, stack.situation(n, layer, head), stack.program)
+        for require, names in asked:
+            layers = stack.layers if "layer" in names else range(1)
+            for place in product(
+                layers, range(program.heads or 1) if "head" in names else range(1)
+            ):
+                require(at=stack.situation(n, *place))
     except SpecError as error:
         return error.diagnostics[0]
     return None
 
 
-def _require_values(term: Term, at: Situation, program: Program) -> None:
+def _require_values(term: Term, program: Program, at: Situation) -> None:
     """Raise SpecError where a size or predicate has no value."""
     for owner, name, scalar in scalars_of(term):
         if isinstance(owner, Compound):
@@ -96,6 +119,11 @@ def _require_values(term: Term, at: Situation, program: Program) -> None:
         if not inputs_of(leaf):
             with located(leaf.span):
                 bind(leaf, at)
+
+
+def _require_numbers(attend: Attend, at: Situation) -> None:
+    with located(attend.span):
+        require_numbers(attend, at)
 
 
 def _require_value(predicate: Scalar, leaf: Leaf, at: Situation, program: Program) -> None:

@@ -36,7 +36,7 @@ from attnspec.graphs.forms.properties import is_symmetric, never_reads_later, re
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.stack import Stack, TooMuch, has_mechanism, influence
 from attnspec.ir.crossing import evened
-from attnspec.ir.program import Claim, Program, Term, inputs_of, leaves
+from attnspec.ir.program import Attend, Claim, Program, Term, inputs_of, leaves
 from attnspec.ir.scalars import ScalarError, evaluate
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
 
@@ -107,7 +107,7 @@ def _on_stable(claim: Claim, program: Program) -> Verdict:
     if counterexample is not None:
         message = f"`{claim.text}` does not hold: {counterexample}"
         return Verdict(claim, "refuted", diagnostics=(Diagnostic("A606", message, claim.span),))
-    domain, looked_at = _domain(claim, Stack(evened(program))), list[int]()
+    domain, looked_at = _domain(claim, Stack(evened(program)), program.attends), list[int]()
     if domain.everywhere:
         return Verdict(claim, "proven")
     found = tuple(_at_lengths(claim, Stack(evened(program)), domain, True, looked_at))
@@ -129,11 +129,12 @@ class Domain:
 
 def verdict_on(claim: Claim, stack: Stack) -> Verdict:
     """What is known of one claim."""
+    own = stack.program
     # a mechanism has pairs as far as it lets something through
     felt = Stack(influence(stack.program), stack.inputs) if has_mechanism(stack.program) else stack
     if claim.kind in _OF_REACH:
         stack = felt
-    domain = _domain(claim, felt)
+    domain = _domain(claim, felt, own.attends)
     lengths = domain.lengths
     followed = _follows(claim, stack) and (domain.everywhere or claim.kind not in GRAPHS)
     looked_at: list[int] = []
@@ -149,19 +150,20 @@ def verdict_on(claim: Claim, stack: Stack) -> Verdict:
     return Verdict(claim, "checked", tuple(looked_at))
 
 
-def _domain(claim: Claim, stack: Stack) -> Domain:
-    """Where the graphs of the stack have values, or those of a claim about graphs, which says so
-    itself where it has none."""
+def _domain(claim: Claim, stack: Stack, attends: Sequence[Attend]) -> Domain:
+    """Where the graphs of the stack have values, and what stands beside those of some attends; or
+    the graphs of a claim about graphs, which says so itself where it has none."""
     if claim.kind == "order":
         return Domain((), {}, True)
     fixed = stack.program.fixed_length
     wanted = lengths_of(claim) if fixed is None or claim.at is not None else (fixed,)
     graphs = [attend.graph for attend in stack.program.attends if attend.graph is not None]
     terms = claim.terms if claim.kind in GRAPHS else graphs
-    everywhere = values.total(terms, stack.program, fixed or claim.since or 1)
+    attends = () if claim.kind in GRAPHS else attends
+    everywhere = values.total(terms, attends, stack.program, fixed or claim.since or 1)
     faults: dict[int, Diagnostic] = {}
     for n in () if everywhere or claim.kind in GRAPHS else wanted:
-        fault = values.fault_at(terms, stack, n)
+        fault = values.fault_at(terms, attends, stack, n)
         faults |= {} if fault is None else {n: fault}
     if claim.at is not None:
         return Domain(wanted, faults, everywhere)

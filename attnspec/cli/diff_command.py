@@ -10,18 +10,15 @@ import click
 from attnspec.cli import console, options
 from attnspec.cli.failures import LimitReached, fitting
 from attnspec.cli.specs import STDIN, read_inputs, shown_path, source_at
-from attnspec.difference import Difference, diff
 from attnspec.elaborate import attention_names, parameter_names
 from attnspec.graphs.stack import TooMuch
 from attnspec.show.differences import page
-from attnspec.spec import Spec
+from attnspec.spec import Spec, diff
 from attnspec.text.diagnostics import hinted
 from attnspec.text.source import Source
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from attnspec.show.terminal import Signs
 
 DEFAULT_LENGTH = 512
 
@@ -78,7 +75,7 @@ def command(
     if as_json:
         console.result_json({"ok": True, **found.to_dict()})
     else:
-        console.result(_text(found, (_label(a), _label(b))))
+        console.result(console.styled(page(found, labels=(_label(a), _label(b)))))
     ctx.exit(1 if exit_code and found.equal is not True else 0)
 
 
@@ -140,8 +137,3 @@ def _inputs(
 def _label(spec: str) -> str:
     """Where a spec came from, as messages say it."""
     return STDIN if spec == "-" else shown_path(spec)
-
-
-def _text(found: Difference, labels: tuple[str, str]) -> str:
-    signs: Signs = "ascii" if console.signs() == "ascii" else "blocks"
-    return console.styled(page(found, labels=labels, width=console.width(), signs=signs))

@@ -1,4 +1,4 @@
-"""`attnspec verify --model`: a running model is held against a spec."""
+"""`attnspec verify --model`: a running model is compared with a spec."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def verify_running(
     seconds: float,
     as_json: bool,
 ) -> None:
-    """Print what was found in the model that a factory makes, and leave with its status."""
+    """Print the report on the model that a factory makes, and exit with its status."""
     import torch
 
-    from attnspec.model_check import Interrupted, Run
+    from attnspec.model_check import Run
 
     model, args, kwargs = _made(factory, n)
     needed = {name for name in spec.inputs if name in texts}
@@ -40,25 +40,27 @@ def verify_running(
         name: torch.as_tensor(value)[None]
         for name, value in read_inputs(spec, texts, needed, n).items()
     }
-    status = 0
+    status = LIMIT
     with fitting(), console.progress_bar() as show:
 
         def progress(count: int, path: str) -> None:
             show(count / (count + 8), f"layer {count}: {path}")
 
+        settings: dict[str, Any] = {"seconds": seconds, "progress": progress}
+        run = Run(model, spec, args, kwargs, inputs=inputs, **settings)
         try:
-            settings: dict[str, Any] = {"seconds": seconds, "progress": progress}
-            found = Run(model, spec, args, kwargs, inputs=inputs, **settings).verified()
-        except Interrupted as stopped:
-            found, status = stopped.partial, INTERRUPTED
+            run.verified()
+        except KeyboardInterrupt:
+            status = INTERRUPTED
+    report = run.report
     if as_json:
-        console.result_json(found.to_dict())
+        console.result_json(report.to_dict())
     else:
-        console.result(str(found))
-    if found.interrupted is not None:
-        console.say(f"interrupted: {found.interrupted}")
-        ctx.exit(status or LIMIT)
-    ctx.exit(0 if found.ok else WRONG_SPEC)
+        console.result(str(report))
+    if report.interrupted is not None:
+        console.say(f"interrupted: {report.interrupted}")
+        ctx.exit(status)
+    ctx.exit(0 if report.ok else WRONG_SPEC)
 
 
 def _made(factory: str, n: int) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:

@@ -61,8 +61,7 @@ def command(
     other are drawn. A sequence too long for the terminal is drawn in cells, each as bright as it is
     full. Of graphs that tensors decide a sample is drawn. In a file, the heads of all layers are
     drawn, each pair in the colour of the term that has it. A page (.html, which needs no network)
-    also says why each pair is, what is reached after each layer and on which way, the cost against
-    n beside dense attention, what runs and what refuses, and whether the claims hold.
+    also says why each pair is.
 
     Example: attnspec show longformer.attn -n 256 --set radius=16 -o longformer.html
     """
@@ -76,6 +75,7 @@ def command(
         console.say(f"wrote {shown_path(output)}")
         return
     if layer is None:
+        # inputs that other layers read are not asked for
         layers = range(loaded.program.layers or 1)
         layer = next((each for each in layers if has_graph(loaded.program, each)), 0)
     console.result(printed(picture_of(loaded, n, layer, head, inputs, queries)))
@@ -100,10 +100,9 @@ def printed(found: Picture) -> str:
     """The whole text of a picture for standard output, with colours where it shows them."""
     signs = console.signs()
     with fitting(), in_time():
-        panels, text = found.text(console.width(), signs)
-    name, facts = panels.header
-    name = click.style(name, bold=True) if signs == "colour" else name
-    return "\n".join([name, facts, "", console.styled(text), *panels.footer])
+        figure, text = found.text(console.width(), signs)
+    name = click.style(figure.name, bold=True) if signs == "colour" else figure.name
+    return "\n".join([name, figure.about, "", console.styled(text), *figure.footer])
 
 
 @contextmanager

@@ -57,8 +57,8 @@ _LOADED = "emitted_module"
     "--model",
     "factory",
     metavar="PACKAGE.MODULE:FACTORY",
-    help="Hold a running model against SPEC: FACTORY() returns it, or (model, args, kwargs). A"
-    " model alone is given N random `input_ids`.",
+    help="Compare a running model with SPEC. FACTORY() returns the model, or (model, args, kwargs)."
+    " A model alone gets N random `input_ids`.",
 )
 @click.option(
     "--seconds",
@@ -66,7 +66,7 @@ _LOADED = "emitted_module"
     type=click.FloatRange(min=0.1),
     default=600.0,
     show_default="600",
-    help="Look at no further layer of the model after so long.",
+    help="Check no further layer of the model after S seconds.",
 )
 @options.input_option
 @options.name_option
@@ -93,8 +93,8 @@ def command(
     sampled, and the report says of how many each line speaks. A module is a file that `attnspec
     compile` wrote; it is run.
 
-    With --model the attention layers of any PyTorch model are held against SPEC: which key
-    influences which query is measured in each of them. Ctrl-C prints what was looked at.
+    With --model a PyTorch model runs, and each of its attention layers is compared with SPEC:
+    which key influences which query is measured. Ctrl-C prints the report by then.
 
     Example: attnspec verify bigbird_attn.py -n 512
     """

@@ -24,7 +24,7 @@ from attnspec.graphs.stack import Stack
 from attnspec.ir.program import Program
 from attnspec.ir.serial import fingerprint, plan_data
 from attnspec.lower.cache import Cache
-from attnspec.lower.devices import device_of
+from attnspec.lower.lower import device_of
 from attnspec.lower.mechanism_sizes import longest_of
 from attnspec.lower.work import BackendError, is_on_request
 from attnspec.runtime.module import CompiledAttention

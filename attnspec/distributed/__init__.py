@@ -8,16 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from attnspec.distributed.collectives import LostRank
+    from attnspec.distributed.parallel import ParallelAttention, parallelize
     from attnspec.distributed.planning import DistributedPlan, Tensors, plan
-    from attnspec.distributed.ranks.collectives import LostRank
-    from attnspec.distributed.ranks.parallel import ParallelAttention, parallelize
 
 _HOMES = {
     "DistributedPlan": "planning",
-    "LostRank": "ranks.collectives",
-    "ParallelAttention": "ranks.parallel",
+    "LostRank": "collectives",
+    "ParallelAttention": "parallel",
     "Tensors": "planning",
-    "parallelize": "ranks.parallel",
+    "parallelize": "parallel",
     "plan": "planning",
 }
 

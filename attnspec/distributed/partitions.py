@@ -7,7 +7,6 @@ its runs one behind the other. Candidates are made for a relation and held again
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -59,22 +58,11 @@ class Partition:
             sum(-((start - stop) // self.step) for start, stop in runs) for runs in self.runs
         )
 
-    @cached_property
-    def pieces(self) -> Pieces:
-        """All runs in the order of ranks."""
-        rank = [rank for rank, runs in enumerate(self.runs) for _ in runs]
-        ends = [run for runs in self.runs for run in runs]
-        start, stop = np.array(ends, np.int64).reshape(-1, 2).T
-        count = -((start - stop) // self.step)
-        ranks = np.array(rank, np.int64)
-        each = np.bincount(ranks, count, minlength=self.ranks).astype(np.int64)
-        held = np.cumsum(count) - count - (np.cumsum(each) - each)[ranks]
-        return Pieces(ranks, start, count, held)
-
     @property
     def in_order(self) -> bool:
         """Whether each rank's positions ascend and come behind those of the ranks before."""
-        return self.step == 1 and bool((np.diff(self.pieces.start) >= 0).all())
+        starts = [start for runs in self.runs for start, _ in runs]
+        return self.step == 1 and starts == sorted(starts)
 
     def positions(self, rank: int) -> np.ndarray:
         """The positions of a rank in the order in which its tensors have them, int64."""
@@ -92,19 +80,16 @@ class Partition:
             [sum(float(values[a : b : self.step].sum()) for a, b in runs) for runs in self.runs]
         )
 
+    def counts(self, mask: np.ndarray) -> np.ndarray:
+        """How many positions of each rank a mask [n] has, int64 [ranks]."""
+        counted = (
+            sum(int(np.count_nonzero(mask[a : b : self.step])) for a, b in runs)
+            for runs in self.runs
+        )
+        return np.array([*counted], np.int64)
+
     def __str__(self) -> str:
         return self.name
-
-
-@dataclass(frozen=True, eq=False)
-class Pieces:
-    """Runs of all ranks: whose each is, its first position, how many it has, and how many of its
-    rank's stand before it, int64 each."""
-
-    rank: np.ndarray
-    start: np.ndarray
-    count: np.ndarray
-    before: np.ndarray
 
 
 def contiguous(n: int, ranks: int) -> Partition:
@@ -236,7 +221,7 @@ def candidates(
         free = free & (False if found_free is None else found_free)
     if np.count_nonzero(free) >= ranks - 1:
         parts = in_parts(n, ranks, work, _thinned(1 + np.flatnonzero(free), n))
-        if parts is not None and len(parts.pieces.rank) <= 4 * MOST_RUNS:
+        if parts is not None and sum(map(len, parts.runs)) <= 4 * MOST_RUNS:
             yield parts
 
 
@@ -286,23 +271,21 @@ def _dealt(
     """The runs of each rank: the heaviest first, each to the rank with least work that holds fewer
     than `most` of them and has room; where none has, to the one that holds least."""
     mine: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
-    held = [0] * ranks
-    heap = [(0.0, rank) for rank in range(ranks)]
+    held, load = [0] * ranks, [0.0] * ranks
     for index in sorted(range(len(ends)), key=lambda i: (-work[i], i)):
-        size, passed = ends[index][1] - ends[index][0], []
-        while heap:
-            load, rank = heapq.heappop(heap)
-            if (most is None or len(mine[rank]) < most) and held[rank] + size <= room:
-                break
-            passed.append((load, rank))
+        size = ends[index][1] - ends[index][0]
+        fit = [
+            rank
+            for rank in range(ranks)
+            if (most is None or len(mine[rank]) < most) and held[rank] + size <= room
+        ]
+        if fit:
+            rank = min(fit, key=load.__getitem__)
         else:
-            load, rank = min(passed, key=lambda entry: held[entry[1]])
-            passed.remove((load, rank))
-        for entry in passed:
-            heapq.heappush(heap, entry)
+            rank = min(range(ranks), key=lambda rank: (held[rank], load[rank]))
         mine[rank].append(ends[index])
         held[rank] += size
-        heapq.heappush(heap, (load + work[index], rank))
+        load[rank] += work[index]
     return tuple(_joined(sorted(runs)) for runs in mine)
 
 

@@ -14,12 +14,9 @@ WIDEST = 64
 """Columns of a picture; of more ranks several stand in one cell."""
 
 WAYS = {
-    "rows": "rows of keys and queries, as the graph asks for them",
+    "rows": "rows of keys, and queries of rows that read nearly everything",
     "states": "sums over each rank's keys, merged a share by each rank",
-    "both": "rows of keys that graphs read, and sums over each rank's others",
     "heads": "all positions of some heads to each rank (all-to-all)",
-    "mixed": "some heads one way, some another",
-    "choices": "rows of keys, asked for as inputs choose them",
     "all": "everything to every rank (all-gather)",
 }
 
@@ -44,7 +41,6 @@ def printed(plan: Mapping[str, Any]) -> str:
     lines += [
         f"a rank gets {_bytes(min(received))} to {_bytes(max(received))} forward, the same again"
         f" backward; gathering every key: {_bytes(plan['bytes_gathered'])}",
-        *plan["changes"],
         *_table(lengths, links),
         *picture(links),
     ]
@@ -57,12 +53,6 @@ def _layer(layer: Mapping[str, Any], link: float, speed: float) -> list[str]:
     where = f"layers {few}" if len(numbers) > 1 else f"layer {few}"
     why = f": {layer['why']}" if layer["why"] else ""
     lines = [f"{where}     {WAYS[layer['how']]}{why}"]
-    if layer["flow"] is not None:
-        same = "=" if layer["flow"] == layer["bytes"] else "<="
-        lines.append(
-            f"            flow {layer['flow']:,} {same} cut {layer['bytes']:,} bytes of all links"
-            " forward"
-        )
     work = layer["work_seconds"]
     beside = f", work {_seconds(work)} at {speed:.3g} operations a second" if work else ""
     lines.append(

@@ -7,14 +7,14 @@ that each step ends when the slowest rank is through.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 
 from attnspec.distributed.exchange import Exchange
-from attnspec.distributed.partitions import Partition
+
+SAMPLED = 4
+"""Queries of a rank by which it is judged how many pairs are with its own keys."""
 
 
 @dataclass(frozen=True)
@@ -26,55 +26,47 @@ class Rates:
     speed: float = 2e14
 
 
-@dataclass(frozen=True, eq=False)
-class Pairs:
-    """The pairs of all heads that each rank computes, float64 [ranks]: of its own queries and keys,
-    of queries that came, and of its own queries with keys that came."""
-
-    home: np.ndarray
-    answers: np.ndarray
-    guests: np.ndarray
-
-    @property
-    def total(self) -> np.ndarray:
-        return np.asarray(self.home + self.answers + self.guests)
-
-    @property
-    def balance(self) -> float | None:
-        """The most pairs of a rank by the mean."""
-        total = self.total
-        return float(total.max() / total.mean()) if total.sum() else None
+Pairs = np.ndarray
+"""The pairs of heads that each rank computes, float64 [3, ranks]: of its own queries and keys, of
+queries that came, and of its own queries with keys that came."""
 
 
-def at_home(pairs: np.ndarray) -> Pairs:
-    """Pairs of which no part waits for what travels meanwhile."""
-    none = np.zeros_like(pairs)
-    return Pairs(pairs, none, none)
+def balance_of(pairs: Pairs | None) -> float | None:
+    """The most pairs of a rank by the mean; None where nobody counted them, or there are none."""
+    if pairs is None or not pairs.any():
+        return None
+    total = pairs.sum(0)
+    return float(total.max() / total.mean())
 
 
-def together(parts: Sequence[Pairs]) -> Pairs:
-    """The pairs of several groups of heads."""
-    return reduce(
-        lambda a, b: Pairs(a.home + b.home, a.answers + b.answers, a.guests + b.guests), parts
-    )
-
-
-def pairs_of(
-    exchange: Exchange, graph: int, heads: int, degrees: np.ndarray, partition: Partition
-) -> Pairs:
-    """The pairs of one graph of an exchange. How many a rank's queries have is exact; those that
-    are not known to lie in one block or another are spread evenly over all of which that holds,
-    and where blocks of several terms hold the same pairs, each has its share."""
-    found = exchange.pairs[graph]
+def pairs_of(exchange: Exchange, graph: int, heads: int) -> Pairs | None:
+    """The pairs of one graph of an exchange, None where nobody counted its keys. How many a rank's
+    queries have is exact; how many of them are with own keys is judged from a few queries."""
+    degrees, partition = exchange.readings[graph].degrees, exchange.partition
+    if degrees is None:
+        return None
+    away = np.zeros(exchange.keys.shape)
     lengths = np.array(partition.lengths, np.float64)
-    known = (found.full + found.full_elsewhere).sum(1)
-    unknown = lengths**2 + (found.some + found.some_elsewhere).sum(1)
-    every = partition.sums(degrees)
-    once = np.minimum(1.0, every / np.maximum(1.0, known))[:, None]
-    density = np.maximum(0.0, every - known) / np.maximum(1.0, unknown)
-    answers = (once * found.full_elsewhere + density[:, None] * found.some_elsewhere).sum(0)
-    guests = (once * found.full + density[:, None] * found.some).sum(1)
-    return Pairs(heads * density * lengths**2, heads * answers, heads * guests)
+    for bar in np.unique(exchange.bars).tolist():
+        sums = partition.sums(degrees * exchange.moves(graph, bar))
+        away += sums[:, None] * (lengths / max(1, partition.n)) * (exchange.bars == bar)
+    here = partition.sums(degrees) - away.sum(1)
+    own = np.array([_own_share(exchange, graph, reader) for reader in range(len(here))])
+    return heads * np.stack([here * own, away.sum(0), here * (1 - own)])
+
+
+def _own_share(exchange: Exchange, graph: int, reader: int) -> float:
+    """The part of the pairs of a rank's queries, those that stay, that is with its own keys."""
+    partition, counted = exchange.partition, np.zeros(exchange.partition.ranks, np.int64)
+    own = partition.positions(reader)
+    stay = own[~exchange.moves(graph, int(exchange.bars[reader].min()))[own]]
+    for query in (
+        stay[(2 * np.arange(SAMPLED) + 1) * len(stay) // (2 * SAMPLED)] if len(stay) else ()
+    ):
+        keys = np.zeros(partition.n, bool)
+        exchange.readings[graph].mark_keys(np.array([query]), keys)
+        counted += partition.counts(keys)
+    return float(counted[reader] / max(1, counted.sum()))
 
 
 @dataclass(frozen=True)
@@ -98,10 +90,9 @@ def estimate(
 ) -> Estimate:
     """Bytes [from, to] that come first, and that go back; `each` are the operations of a pair."""
     came, returned = (links.sum(0) / rates.link for links in (there, back))
-    zero = np.zeros(len(there))
-    now = Pairs(zero, zero, zero) if pairs is None else pairs
-    home, answers, guests = (x * each / rates.speed for x in (now.home, now.answers, now.guests))
-    steps = (home, came), (answers, zero), (guests, returned)
+    none = np.zeros(len(there))
+    home, answers, guests = np.stack([none] * 3) if pairs is None else pairs * each / rates.speed
+    steps = (home, came), (answers, none), (guests, returned)
     return Estimate(
         sum(float(work.max(initial=0)) for work, _ in steps),
         sum(float(links.max(initial=0)) for _, links in steps),

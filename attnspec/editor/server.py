@@ -13,9 +13,10 @@ from lsprotocol import types
 from pygls import uris
 from pygls.lsp.server import LanguageServer
 
-from attnspec.editor import checking, navigation
+from attnspec.editor import checking
 from attnspec.editor.completion import offers
 from attnspec.editor.document import Document
+from attnspec.editor.documentation import definition_at, hover
 from attnspec.text.diagnostics import Diagnostic
 from attnspec.text.source import Span
 from attnspec.version import __version__
@@ -181,7 +182,7 @@ def complete(params: types.CompletionParams) -> types.CompletionList:
 def explain(params: types.HoverParams) -> types.Hover | None:
     """What is to be said of the word at a place."""
     document, offset = _at(params.text_document, params.position)
-    found = navigation.hover(document, offset)
+    found = hover(document, offset)
     if found is None:
         return None
     text, word = found
@@ -193,7 +194,7 @@ def explain(params: types.HoverParams) -> types.Hover | None:
 def define(params: types.DefinitionParams) -> types.Location | None:
     """Where in this text the word at a place is defined."""
     document, offset = _at(params.text_document, params.position)
-    found = navigation.definition_at(document, offset)
+    found = definition_at(document, offset)
     if found is None:
         return None
     return types.Location(params.text_document.uri, _range(document, *document.ends(found)))

@@ -171,11 +171,6 @@ class Relation:
         """Whether the pattern is anchored with these arguments."""
         return cls.anchored
 
-    @classmethod
-    def samples(cls) -> Iterator[Relation]:
-        """Instances that between them reach every branch of the pattern, for its tests."""
-        return iter(())
-
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
         """Whether q reads k in a sequence of n positions: the definition, elementwise."""
         raise NotImplementedError

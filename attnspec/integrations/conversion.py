@@ -20,11 +20,9 @@ from attnspec.integrations.model_advice import of_bias
 from attnspec.integrations.model_attention import ModelAttention, learns
 from attnspec.integrations.model_layers import (
     HELD,
-    METHOD,
     PLAIN,
     Place,
     attribute_of,
-    has_method,
     looks_up,
     place_of,
     places_in,
@@ -34,12 +32,10 @@ from attnspec.integrations.model_layers import (
 from attnspec.integrations.model_sides import SidesAttention
 from attnspec.integrations.model_stacks import Layer, Names, has_cross, layers_of, names_of
 from attnspec.integrations.model_use import (
+    PAGE,
     Before,
     ModelUse,
-    by_method,
     own_config,
-    own_method,
-    scaling_of_method,
     used_by,
 )
 from attnspec.ir.crossing import crossed
@@ -205,8 +201,7 @@ class Conversion:
             place = places.get(module, place)
             if module in places and attention.for_place(place) is not None:
                 continue
-            takes_part = looks_up(type(module)) or has_method(type(module))
-            if module in before and takes_part:
+            if module in before and looks_up(type(module)):
                 keeps = before[module]._attn_implementation or "eager"
                 places[module] = replace(place, own=keeps)
             elif attention.for_place(place) is None:
@@ -241,12 +236,6 @@ class Conversion:
         before = place_of(module), vars(module).get("compute_bias")
         self._back.append(lambda: _put_back(module, *before))
         put(module, place)
-        if has_method(type(module)) and place.own is not None:
-            vars(module)[METHOD] = partial(own_method, module)
-        elif has_method(type(module)) and METHOD not in vars(module):
-            scaling = scaling_of_method(module)
-            if scaling is not None:
-                vars(module)[METHOD] = partial(by_method, scaling, module)
         if place.table is not None and hasattr(module, "compute_bias") and not kept:
             # the table is read where the scores are: no bias [1, H, q, k] need be written down,
             # unless for layers that keep their own attention
@@ -299,7 +288,11 @@ class Conversion:
             if layer.kind != "spec" and (place is None or place.own is None):
                 raise AttnSpecError(
                     f"{kind} cannot use `{name}`: {layer.path}: {layer.what}"
-                    + (f'; `skip="{layer.path}"` leaves it as it is' if skips else "")
+                    + (
+                        f'; `skip="{layer.path}"` leaves it as it is'
+                        if skips
+                        else f"; {PAGE} lists models that ask"
+                    )
                 )
 
 
@@ -352,8 +345,6 @@ def _no_bias(
 
 def _put_back(module: nn.Module, place: Place | None, bias: Callable[..., Any] | None) -> None:
     put(module, place)
-    if place is None:
-        vars(module).pop(METHOD, None)
     vars(module).pop("compute_bias", None)
     if bias is not None:
         vars(module)["compute_bias"] = bias
@@ -381,15 +372,11 @@ def _replaced_windows(config: Any, chosen: list[int | None] | None) -> str:
     and all are given a spec, else some are `chosen` by their numbers; returns what was there, in
     words."""
     kinds, window = setting_of(config, "layer_types"), setting_of(config, "sliding_window")
-    local = list(getattr(config, "attention_layers", None) or ())
-    here = [kind for at, kind in enumerate(kinds or local) if chosen is None or at in chosen]
-    if "local" in here:
-        # of a layer's own method, which is not called any more
-        return f"in place of `window_size = {config.window_size}` in {here.count('local')} layers"
     if not kinds:
         if window is not None and chosen is None:
             _no_window(config)
         return "" if window is None else f"in place of `sliding_window = {window}`"
+    here = [kind for at, kind in enumerate(kinds) if chosen is None or at in chosen]
     cut = sorted(set(here) & ((PLAIN - {"full_attention"}) | _COMPRESSED))
     if cut and chosen is None and set(kinds) <= PLAIN:
         bases = getattr(config, "rope_parameters", None) or {}

@@ -74,7 +74,7 @@ from attnspec.integrations.real_positions import RealRunning
 from attnspec.ir.program import Leaf, Program, leaves
 from attnspec.ir.scalars import symbols
 from attnspec.lower.lower import stand_ins, works_of
-from attnspec.model_check.wanted import labels
+from attnspec.model_check.wanted import documents
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
@@ -619,7 +619,7 @@ class ModelAttention:
         if not (taken or first):
             return given
         name = self.program.name
-        found = labels(position_ids.expand(batch, -1), mask.padding)
+        found = documents(position_ids.expand(batch, -1), mask.padding)
         if first and bool(found.any()):
             count = f"`position_ids` show up to {int(found.max()) + 1} packed documents a sample"
             if taken:

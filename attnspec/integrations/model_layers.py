@@ -22,11 +22,6 @@ from attnspec.runtime.module import CompiledAttention
 _LOOK_UP = "get_interface"
 """The method of transformers' registry by which a layer finds its function."""
 
-
-METHOD = "_attn"
-"""The name of a method that computes attention by itself, and what it takes."""
-_ARGUMENTS = ("self", "query", "key", "value", "attention_mask")
-
 _PLACE = "attnspec_place"
 """Where a module keeps its place in a model that was given a spec."""
 
@@ -138,16 +133,6 @@ def attention_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def looks_up(kind: type) -> bool:
     """Whether the methods of a module's class look an attention function up by name."""
     return any(_LOOK_UP in code.co_names for code in _codes(kind))
-
-
-def has_method(kind: type) -> bool:
-    """Whether a module's class computes its attention in a method by itself, `_attn` of queries,
-    keys [B, H, n, d], values and a mask, as GPT-J and GPT-Neo: it can be taken by another."""
-    method = getattr(kind, METHOD, None)
-    if looks_up(kind) or not isinstance(method, FunctionType):
-        return False
-    code = method.__code__
-    return code.co_varnames[: code.co_argcount] == _ARGUMENTS
 
 
 def passes(kind: type, keyword: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from attnspec.integrations.model_advice import CROSS
-from attnspec.integrations.model_layers import Place, has_method, looks_up, places_in
+from attnspec.integrations.model_layers import Place, looks_up, places_in
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -35,8 +35,7 @@ class Layer:
     @property
     def asks(self) -> bool:
         """Whether another attention can take its place."""
-        kind = type(self.module)
-        return looks_up(kind) or has_method(kind) or isinstance(self.module, CompiledAttention)
+        return looks_up(type(self.module)) or isinstance(self.module, CompiledAttention)
 
 
 def layers_of(

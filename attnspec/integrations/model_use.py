@@ -8,31 +8,24 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TypeAlias
 
-import torch
 from torch import nn
 
 from attnspec.integrations.model_attention import ModelAttention
 from attnspec.integrations.model_layers import (
-    METHOD,
     attention_layers,
     attribute_of,
     keeps_its_own,
     looks_up,
     place_of,
 )
-from attnspec.integrations.model_mask import ModelMask
 from attnspec.integrations.model_sides import SidesAttention
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import AttnSpecError
-
-_SAME = 1e-6
-"""The difference of two weights that are one in float32."""
 
 PAGE = "attnspec/integrations/README.md"
 """Where the repository lists what families of models do with a spec."""
@@ -81,7 +74,7 @@ def _use(path: str, module: nn.Module) -> LayerUse:
     kind = type(module).__name__
     if isinstance(module, CompiledAttention):
         return LayerUse(path, "spec", f"`{module.program.name}`")
-    if not looks_up(type(module)) and METHOD not in vars(module):
+    if not looks_up(type(module)):
         return LayerUse(path, "cannot", f"{kind} computes attention in its own code")
     name = attribute_of(module, "_attn_implementation")
     attention = registered(name)
@@ -106,54 +99,6 @@ def registered(name: object) -> ModelAttention | SidesAttention | None:
         return None
     found = import_module("transformers").AttentionInterface().get(name)
     return found if isinstance(found, ModelAttention | SidesAttention) else None
-
-
-def by_method(
-    scaling: float, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None
-) -> tuple[torch.Tensor, None]:
-    """What takes the place of a method that computes attention by itself: the attention that the
-    module's config names. Returns [B, H, q, d_v] and no weights."""
-    name = module.config._attn_implementation
-    attention = import_module("transformers").AttentionInterface()[name]
-    settings = {"scaling": scaling, "dropout": float(module.attn_dropout.p)}
-    # such methods take scores in float32, as kernels do by themselves
-    out, _ = attention(module, q.to(v.dtype), k.to(v.dtype), v, mask, **settings)
-    return out.transpose(1, 2), None
-
-
-def own_method(
-    module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None
-) -> Any:
-    """What takes the place of a method in a layer that keeps its own attention, beside layers with
-    a spec: the method, with the mask that it would get."""
-    place = place_of(module)
-    if isinstance(mask, ModelMask) and place is not None and place.own is not None:
-        mask = mask.of_own(place.own)
-    return getattr(type(module), METHOD)(module, q, k, v, mask)
-
-
-@torch.no_grad()
-def scaling_of_method(module: Any) -> float | None:
-    """The factor of the scores in a module's own method; None where what it makes of two keys is no
-    softmax of products that are scaled in a way that is known."""
-    size = getattr(module, "head_dim", None)
-    if size is None or not hasattr(module, "attn_dropout"):
-        return None
-    modes = {each: each.training for each in module.modules()}
-    one = torch.zeros(1, 1, 1, size, device=next(module.parameters()).device)
-    one[..., 0] = 1
-    two = torch.cat([one, 0 * one], 2)
-    try:
-        weighed, _ = getattr(module.eval(), METHOD)(one, two, two)
-        weight = float(weighed[0, 0, 0, 0])
-    except Exception:
-        # a method of another kind, whose needs are not known
-        return None
-    finally:
-        for each, mode in modes.items():
-            each.training = mode
-    known = (1.0, size**-0.5, 1 / float(getattr(module, "scale_attn", 1)))
-    return next((x for x in known if abs(1 / (1 + math.exp(-x)) - weight) < _SAME), None)
 
 
 def own_config(model: Any, name: str, layers: Collection[nn.Module] | None = None) -> Before:

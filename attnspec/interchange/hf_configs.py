@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import lcm, log, prod
 from typing import Any
 
 from attnspec.spec import Spec, parse
@@ -28,26 +28,33 @@ def _names(text: str) -> frozenset[str]:
 
 
 _BY_TYPES = _names(
-    "cohere2 exaone4 gemma2 gemma3_text gemma3n_text gpt_oss lfm2 llama4_text ministral"
-    " modernbert olmo3 qwen2 qwen2_moe qwen3 smollm3"
+    "afmoe cohere2 cohere2_moe cwm dots1 exaone4 exaone_moe gemma2 gemma3_text gemma3n_text"
+    " gemma4_text gpt_oss kolibri1 lfm2 llama4_text mellum ministral modernbert modernbert-decoder"
+    " olmo3 qwen2 qwen2_moe qwen3 smollm3 vaultgemma"
 )
 """Types that read `layer_types`."""
 
 _BY_WINDOW = _names("mistral mixtral phi3 qwen3_moe starcoder2")
 """Types that read one `sliding_window` for all layers."""
 
+_LATENT = _names("axk1 deepseek_v2 deepseek_v3 glm4_moe_lite minicpm3 youtu")
+"""Types that make keys and values of latent rows, and read a factor of scores beside YaRN's."""
+
 _CAUSAL = (
     (_BY_TYPES - {"modernbert"})
     | _BY_WINDOW
+    | _LATENT
     | _names(
-        "apertus arcee biogpt bitnet bloom codegen cohere ernie4_5 ernie4_5_moe falcon gemma glm"
-        " glm4 gpt2 gpt_neox gptj granite granitemoe helium hunyuan_v1_dense llama mpt nemotron"
-        " olmo olmo2 olmoe opt persimmon phi seed_oss stablelm xglm"
+        "apertus arcee aria_text biogpt bitnet bloom codegen cohere ctrl dbrx ernie4_5 ernie4_5_moe"
+        " falcon flex_olmo gemma glm glm4 glm4_moe gpt2 gpt_bigcode gpt_neox gpt_neox_japanese gptj"
+        " granite granitemoe granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3"
+        " hyperclovax jais2 jetmoe llama minimax_m2 mpt nanochat nemotron olmo olmo2 olmoe opt"
+        " persimmon phi seed_oss solar_open stablelm xglm"
     )
 )
 """Types whose layers read no later token, unless the config says `is_causal = False`."""
 
-_ONE_WAY = _names("bloom llama4_text mpt nemotron stablelm")
+_ONE_WAY = _names("bloom llama4_text modernbert-decoder mpt nemotron stablelm")
 """Those of them that do not read both ways with `is_causal = False`, or not in each of
 transformers' implementations, or whose scores are then other ones."""
 
@@ -125,15 +132,20 @@ _REFUSED = (
 )
 
 _SCORES = (
-    ("query_pre_attn_scalar", ("gemma2", "gemma3_text"), "scale 1 / sqrt({})"),
-    ("attention_multiplier", ("granite", "granitemoe"), "scale {}"),
+    ("query_pre_attn_scalar", ("gemma2", "gemma3_text", "vaultgemma"), "scale 1 / sqrt({})"),
+    (
+        "attention_multiplier",
+        ("granite", "granitemoe", "granitemoeshared", "hyperclovax"),
+        "scale {}",
+    ),
     ("attn_config.softmax_scale", ("mpt",), "scale {}"),
-    ("attn_logit_softcapping", ("gemma2",), "score softcap(cap = {})"),
+    ("attn_logit_softcapping", ("gemma2", "vaultgemma"), "score softcap(cap = {})"),
 )
 """Fields that change scores, the types that read them, and what a spec says of them."""
 
 _ALWAYS = {
     "gemma3n_text": ("scale 1",),
+    "gemma4_text": ("scale 1",),
     # the model hands the logit of each head over, as `s_aux`
     "gpt_oss": ("normalize softmax1",),
     "bloom": ("score alibi()",),
@@ -168,10 +180,14 @@ class Config:
 
     @property
     def layers_differ(self) -> bool:
-        """Whether layers have fields of their own."""
-        if isinstance(self._fields, Mapping):
-            return bool(self._fields.get("per_layer_config"))
-        return bool(getattr(self._fields, "is_heterogeneous", False))
+        """Whether layers have fields of their own, other than the sizes of Gemma 4's heads."""
+        fields: Any = self._fields
+        if isinstance(fields, Mapping):
+            return bool(fields.get("per_layer_config"))
+        if not getattr(fields, "is_heterogeneous", False):
+            return False
+        own = set().union(*fields.to_dict()["per_layer_config"].values())
+        return self.kind != "gemma4_text" or not own <= {"head_dim", "num_key_value_heads"}
 
 
 @dataclass(frozen=True)
@@ -264,7 +280,10 @@ def _layers(config: Config, causal: bool | None, part: str | None) -> Layers:
         layers = _OWN[kind](config)
         _require_direction(config, layers.causal)
     else:
-        layers = _by_layer_types(config, _reads_back(config, causal))
+        types = _types(config)
+        back = _reads_back(config, causal)
+        attends = tuple(_layer(each, config, back) for each in types)
+        layers = Layers(attends, back, (), tuple(_scores(config)))
     return layers
 
 
@@ -314,8 +333,9 @@ def _require_direction(config: Config, back: bool) -> None:
 # --- layers by their types ------------------------------------------------------------------------
 
 
-def _by_layer_types(config: Config, causal: bool) -> Layers:
-    """Layers that `layer_types`, or the one `sliding_window`, tell, where the type reads them."""
+def _types(config: Config) -> list[str]:
+    """What `layer_types`, or the one `sliding_window`, tell of layers, where the type reads them;
+    types that no spec says are refused, whichever way layers read."""
     kind, count = config.kind, _count_of(config)
     types = None
     if kind in _BY_TYPES or kind not in _KNOWN:
@@ -328,8 +348,13 @@ def _by_layer_types(config: Config, causal: bool) -> Layers:
         raise AttnSpecError(
             f"`layer_types` has {len(types)} entries, and the config {count} layers: one each"
         )
-    attends = tuple(_layer(str(each), config, causal) for each in types)
-    return Layers(attends, causal, (), tuple(_scores(config)))
+    for each in types:
+        if each not in ("full_attention", "sliding_attention", "chunked_attention"):
+            raise AttnSpecError(
+                f"layers of the type `{each}` are no spec: what they read is decided by their own"
+                " parts, or they have no scores"
+            )
+    return list(types)
 
 
 def _layer(kind: str, config: Config, causal: bool) -> str:
@@ -340,12 +365,7 @@ def _layer(kind: str, config: Config, causal: bool) -> str:
         if causal:
             return f"window(before = {window - 1}, after = 0)"
         return f"window(radius = {window - 1 if _is_turned(config) else window})"
-    if kind == "chunked_attention":
-        return f"block(size = {_size(config, 'attention_chunk_size')})"
-    raise AttnSpecError(
-        f"layers of the type `{kind}` are no spec: what they read is decided by their own parts, or"
-        " they have no scores"
-    )
+    return f"block(size = {_size(config, 'attention_chunk_size')})"
 
 
 def _scores(config: Config) -> Iterator[str]:
@@ -359,8 +379,10 @@ def _scores(config: Config) -> Iterator[str]:
     if kind == "mpnet":
         yield f"heads {_size(config, 'num_attention_heads')}"
         yield "score bias(buckets = 32, max_distance = 128)"
-    if kind == "gpt2":
+    if kind in ("gpt2", "gpt_bigcode"):
         yield from _scale_of_gpt2(config)
+    if kind in _LATENT or kind not in _KNOWN:
+        yield from _scale_beside_yarn(config)
 
 
 def _scale_of_gpt2(config: Config) -> Iterator[str]:
@@ -370,6 +392,15 @@ def _scale_of_gpt2(config: Config) -> Iterator[str]:
     elif by_layer:
         width, heads = _size(config, "n_embd"), _size(config, "n_head")
         yield f"scale 1 / sqrt({width // heads}){by_layer}"
+
+
+def _scale_beside_yarn(config: Config) -> Iterator[str]:
+    """The scale of a type of `_LATENT` whose scores are multiplied beside rotary positions."""
+    all_dim = config.get("rope_parameters.mscale_all_dim", 0)
+    if all_dim and config.get("rope_parameters.rope_type", "default") != "default":
+        width = _size(config, "qk_nope_head_dim") + _size(config, "qk_rope_head_dim")
+        turned = 0.1 * all_dim * log(max(1.0, config.get("rope_parameters.factor", 1.0))) + 1
+        yield f"scale {width**-0.5 * turned**2}"
 
 
 def _count_of(config: Config) -> int:
@@ -500,7 +531,13 @@ def _chunks(config: Config) -> str:
     size = _size(config, "local_attn_chunk_length")
     before = config.get("local_num_chunks_before", 1)
     after = config.get("local_num_chunks_after", 0)
-    return f"block(size = {size}, before = {before}, after = {after})"
+    if config.get("is_decoder"):
+        return f"block(size = {size}, before = {before}, after = {after})"
+    # chunks are a ring: the first reads the last; padding fills up chunks of each type of layer
+    sizes = {_size(config, f"{kind}_attn_chunk_length") for kind in config.get("attn_layers", ())}
+    chunks = f"({lcm(*sizes) // size} * ceil(n / {lcm(*sizes)}))"
+    back, ahead = (f"({a} // {size} - {b} // {size}) % {chunks}" for a, b in ("qk", "kq"))
+    return f"where({back} <= {before} or {ahead} <= {after})"
 
 
 def _hashed_chunks(config: Config) -> str:

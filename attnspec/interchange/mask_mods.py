@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -66,8 +68,8 @@ def from_mask_mod(
             f"`{called}` takes {_arguments(mask_mod)} arguments; a mask takes (b, h, q, k): the"
             " sample, the head and the positions of query and key"
         )
-    given = dict(_captured(mask_mod))
-    captured = Captured(lambda tensor: _input_name(given.get(id(tensor), ""), tensor))
+    given = _captured(mask_mod)
+    captured = Captured(lambda tensor: _input_name(given.get(id(tensor), "")))
     try:
         term = graph(trace(mask_mod, captured))
         _require_positions(term)
@@ -141,29 +143,34 @@ def _name_of(mask_mod: Callable[..., Any]) -> str:
     return text if words and text not in _TAKEN else "mask"
 
 
-def _input_name(text: str, tensor: torch.Tensor) -> str:
+def _input_name(text: str) -> str:
+    """A name as an input may have it, or nothing."""
     text = text.strip("_").lower()
     if text.isascii() and text.isidentifier() and text not in _TAKEN and len(text) <= 60:
         return text
-    return "marked" if tensor.dtype == torch.bool else "document"
+    return ""
 
 
-def _captured(function: Any, seen: set[int] | None = None) -> Iterator[tuple[int, str]]:
+def _captured(function: Any) -> dict[int, str]:
     """The names of the tensors that a function has in its closure, its defaults or an object whose
-    method it is, or that of functions and objects in it."""
-    seen = set() if seen is None else seen
-    if id(function) in seen:
-        return
-    seen.add(id(function))
-    for name, value in _parts_of(function).items():
+    method it is, or that of functions and objects in it; in a list that of the list."""
+    found, waiting, seen = {}, deque([(function, "")]), set()
+    while waiting:
+        value, name = waiting.popleft()
+        if id(value) in seen or isinstance(value, str | bytes | int | float):
+            continue
+        seen.add(id(value))
         if isinstance(value, torch.Tensor):
-            yield id(value), name
-        for part in value if isinstance(value, tuple | list) else (value,):
-            yield from _captured(part, seen)
+            found[id(value)] = name
+        for own, part in _parts_of(value).items():
+            known = own if isinstance(own, str) else f"{name}_{own}" if own else name
+            waiting.append((part, known))
+    return found
 
 
-def _parts_of(value: Any) -> Mapping[str, Any]:
-    """What a function or an object has by names; nothing of classes, modules and tensors."""
+def _parts_of(value: Any) -> Mapping[Any, Any]:
+    """What a function, an object or a list has by names or numbers; of classes tensors alone, of
+    modules and tensors nothing."""
     if isinstance(value, partial):
         return {**value.keywords, "": value.func}
     if inspect.ismethod(value):
@@ -174,9 +181,19 @@ def _parts_of(value: Any) -> Mapping[str, Any]:
         named = {x.name: x.default for x in defaults if x.default is not x.empty}
         return {**closed.globals, **named, **closed.nonlocals}
     if isinstance(value, dict):
-        return {name: part for name, part in value.items() if isinstance(name, str)}
-    plain = inspect.isclass(value) or inspect.ismodule(value) or isinstance(value, torch.Tensor)
-    return {} if plain else getattr(value, "__dict__", {})
+        return value
+    if isinstance(value, list | tuple):
+        return dict(zip(getattr(value, "_fields", count()), value, strict=False))
+    if inspect.ismodule(value) or isinstance(value, torch.Tensor):
+        return {}
+    kinds = reversed((value if inspect.isclass(value) else type(value)).__mro__)
+    slots = {
+        name: getattr(value, name, None)
+        for kind in kinds
+        for name, slot in vars(kind).items()
+        if isinstance(slot, torch.Tensor) or inspect.ismemberdescriptor(slot)
+    }
+    return slots if inspect.isclass(value) else {**slots, **getattr(value, "__dict__", {})}
 
 
 # --- the pairs held against the function ----------------------------------------------------------

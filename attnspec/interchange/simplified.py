@@ -6,6 +6,7 @@ true or false. What captured tensors hold may be no number, so of it nothing is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -23,6 +24,8 @@ from attnspec.ir.scalars import (
     is_whole,
     symbols,
 )
+
+_MIRRORED = str.maketrans("<>", "><")
 
 FAR = 2.0**40
 """Beyond every position, head and sample."""
@@ -60,6 +63,7 @@ def _joined(op: str, args: tuple[Scalar, ...]) -> Scalar:
     """Conditions under `and` or `or`, each once."""
     unit = op == "and"
     parts = dict.fromkeys(part for x in args for part in _parts(op, x) if part is not unit)
+    parts = dict.fromkeys(part for part in _spanned(op, list(parts)) if part is not unit)
     if (not unit) in parts or any(negated(part) in parts for part in parts):
         return not unit
     found = tuple(parts)
@@ -68,6 +72,71 @@ def _joined(op: str, args: tuple[Scalar, ...]) -> Scalar:
 
 def _parts(op: str, scalar: Scalar) -> Iterator[Scalar]:
     yield from scalar.args if isinstance(scalar, Apply) and scalar.op == op else (scalar,)
+
+
+def _spanned(op: str, parts: list[Scalar]) -> list[Scalar]:
+    """Conditions of which those that bound one whole number are as few as say the same."""
+    bounded: dict[Scalar, list[tuple[int, float, float]]] = {}
+    for at, part in enumerate(parts):
+        if (span := _span(part)) is not None:
+            bounded.setdefault(span[0], []).append((at, *span[1:]))
+    found: dict[int, Scalar | None] = dict(enumerate(parts))
+    for number, spans in bounded.items():
+        ends = sorted(span[1:] for span in spans)
+        joined = ends[:1]
+        for low, high in ends[1:]:
+            last = joined[-1]
+            if op == "and":
+                joined = [(max(last[0], low), min(last[1], high))]
+            elif low <= last[1] + 1:
+                joined[-1] = last[0], max(last[1], high)
+            else:
+                joined.append((low, high))
+        if len(joined) < len(ends):
+            said = [_within(number, low, high) for low, high in joined]
+            found |= {span[0]: None for span in spans}
+            found |= zip((span[0] for span in spans), said, strict=False)
+    return [part for part in found.values() if part is not None]
+
+
+def _span(condition: Scalar) -> tuple[Scalar, float, float] | None:
+    """A number, and the least and the greatest of the whole numbers that it may be."""
+    low: float
+    high: float
+    match condition:
+        case Apply("within", (number, int() as low, int() as high)):
+            pass
+        case Apply(
+            "<" | "<=" | ">" | ">=" | "==" as op, (int() as end, Symbol() | Apply() as number)
+        ):
+            return _span(Apply(op.translate(_MIRRORED), (number, end)))
+        case Apply("<" | "<=" as op, (number, int() as end)):
+            low, high = -math.inf, end - (op == "<")
+        case Apply(">" | ">=" as op, (number, int() as end)):
+            low, high = end + (op == ">"), math.inf
+        case Apply("==", (number, int() as low)):
+            high = low
+        case _:
+            return None
+    if not is_whole(number) or reads_inputs(number):
+        return None
+    least, most = bounds(number, natural(number))
+    return number, -math.inf if low <= least else low, math.inf if high >= most else high
+
+
+def _within(number: Scalar, low: float, high: float) -> Scalar:
+    """Whether a number lies from a least to a greatest."""
+    if low > high or (low, high) == (-math.inf, math.inf):
+        return low <= high
+    if low == -math.inf:
+        return Apply("<=", (number, int(high)))
+    if high == math.inf:
+        return Apply(">=", (number, int(low)))
+    return (
+        Apply("within", (number, int(low), int(high)))
+        if low < high
+        else Apply("==", (number, int(low)))
+    )
 
 
 def _unchanged(op: str, args: tuple[Scalar, ...]) -> Scalar | None:

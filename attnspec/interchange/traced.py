@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import chain, count, pairwise, product
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -97,13 +97,41 @@ class Captured:
     def read(self, tensor: torch.Tensor, side: str) -> Entry:
         """What stands at a side; "" is the sample."""
         own, others = (self.tensors, self.lengths) if side else (self.lengths, self.tensors)
-        name = self.name_of(tensor)
-        if name in others or not torch.equal(own.get(name, tensor), tensor):
-            name = f"{name}_{len(own) + len(others)}"
+        plain = "marked" if tensor.dtype == torch.bool else "document" if side else "lengths"
+        base = self.name_of(tensor) or ("times" if tensor.dtype.is_floating_point else plain)
+        names = chain([base], (f"{base}_{at}" for at in count(1)))
+        name = next(x for x in names if x not in others and _alike(own.get(x, tensor), tensor))
         own.setdefault(name, tensor)
         values = tensor.double() if tensor.numel() else torch.zeros(1)
         ends = values.amin().numpy(), values.amax().numpy()
         return Entry(reading(name, side).name, tensor.dtype, ends)
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors hold the same numbers, or the same booleans."""
+    if one.shape != other.shape or (one.dtype == torch.bool) != (other.dtype == torch.bool):
+        return False
+    return bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+class Row(torch.Tensor):
+    """What a captured tensor holds at a traced index of its first axes, before the rest is read."""
+
+    read: tuple[torch.Tensor, tuple[Any, ...]]
+
+    @staticmethod
+    def __new__(cls, tensor: torch.Tensor, parts: tuple[Any, ...]) -> Row:
+        shape = tensor.shape[len(parts) :]
+        made: Row = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=tensor.dtype)
+        made.read = tensor, parts
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        raise UntracedError(f"it computes `torch.{name}` of a row; read it at [q] or [k] first")
 
 
 class Traced(torch.Tensor):
@@ -146,6 +174,9 @@ class Indexing(TorchFunctionMode):
         if func is torch.Tensor.__getitem__:
             tensor, index = args
             parts = index if isinstance(index, tuple) else (index,)
+            if isinstance(tensor, Row):
+                tensor, before = tensor.read
+                parts = before + parts
             if any(isinstance(part, Traced) for part in parts):
                 return _read(self.captured, tensor, parts)
         found = func(*args, **(kwargs or {}))
@@ -350,28 +381,45 @@ def _numeric(op: str, *args: Any) -> Traced:
         return _joined(_OF_CONDITIONS[op], *args)
     if op == "/" and not kind.is_floating_point:
         kind = torch.get_default_dtype()
-    found: list[tuple[Scalar, tuple[Scalar, ...]]] = [(True, ())]
+    sides: list[tuple[tuple[Scalar, Scalar], ...]] = []
     for arg in args:
         said = _cases(_rounded_to(arg, kind))
         if asked:
             _require_exact(said, kind, computed=False)
-        cases = said.each if isinstance(said, Cases) else ((True, said),)
-        found = [
-            (both, (*values, value))
-            for one, values in found
-            for other, value in cases
-            if (both := applied("and", (one, other))) is not False
-        ]
-        if len(found) > MOST_CASES**2:
-            raise UntracedError(f"a number has more than {MOST_CASES} cases")
-    each = tuple((condition, applied(op, values)) for condition, values in found)
+        sides.append(said.each if isinstance(said, Cases) else ((True, said),))
+    if math.prod(map(len, sides)) > MOST_CASES**2:
+        raise UntracedError(f"a number has more than {MOST_CASES} cases")
     if asked:
-        return Traced(applied("or", tuple(applied("and", pair) for pair in each)), torch.bool)
+        return Traced(_holds(op, sides, True, ()), torch.bool)
+    each = tuple(
+        (condition, applied(op, tuple(value for _, value in chosen)))
+        for chosen in product(*sides)
+        if (condition := applied("and", tuple(when for when, _ in chosen))) is not False
+    )
     if len(each) > MOST_CASES:
         raise UntracedError(f"a number has more than {MOST_CASES} cases")
     result: Said = each[0][1] if len(each) == 1 else Cases(each)
     _require_exact(result, kind)
     return Traced(result, kind)
+
+
+def _holds(
+    op: str,
+    sides: list[tuple[tuple[Scalar, Scalar], ...]],
+    where: Scalar,
+    values: tuple[Scalar, ...],
+) -> Scalar:
+    """Where a comparison holds of the cases of numbers, those of the first ones being chosen: each
+    case of one side stands once, beside all those of the next that it goes with."""
+    if not sides:
+        return applied(op, values)
+    found = []
+    for when, value in sides[0]:
+        both = applied("and", (where, when))
+        if both is not False:
+            rest = _holds(op, sides[1:], both, (*values, value))
+            found.append(applied("and", (when, rest)))
+    return applied("or", tuple(found))
 
 
 def _cases(value: Any) -> Scalar | Cases:
@@ -511,14 +559,23 @@ def _isin(x: Any, members: Any, *, invert: bool = False, **rest: Any) -> Traced:
 
 def _bucketed(x: Any, limits: Any, right: bool = False, **rest: Any) -> Traced:
     """How many of some ascending numbers lie below a number, or with `right` are no greater."""
-    below = "<=" if right else "<"
     numbers = _listed("torch.bucketize", limits)
-    passed = [True, *(_compared(below, number, x).said for number in numbers), False]
-    cases = tuple(
-        (applied("and", (low, negated(high))), count)  # type: ignore[arg-type]
-        for count, (low, high) in enumerate(pairwise(passed))
+    if x.dtype.is_floating_point or not all(isinstance(number, int) for number in numbers):
+        passed = [_compared("<=" if right else "<", number, x) for number in numbers]
+    else:
+        firsts = [int(number) + (not right) for number in numbers]
+        steps = {after - before for before, after in pairwise(firsts)}
+        if len(firsts) > 2 and len(steps) == 1 and (step := steps.pop()):
+            before, offset = divmod(firsts[0], step)
+            place = _numeric("//", _numeric("-", x, offset), step)
+            return _clamp(_numeric("+", place, 1 - before), 0, len(firsts))
+        passed = [_compared(">=", x, first) for first in firsts]
+    held = [True, *(each.said for each in passed), False]
+    cases = enumerate(
+        applied("and", (low, negated(high)))  # type: ignore[arg-type]
+        for low, high in pairwise(held)
     )
-    return Traced(Cases(tuple(case for case in cases if case[0] is not False)))
+    return Traced(Cases(tuple((when, count) for count, when in cases if when is not False)))
 
 
 def _filled(number: float) -> Callable[..., Traced]:
@@ -626,8 +683,8 @@ _OF_CONDITIONS = {"+": "or", "max": "or", "min": "and"}
 
 _REFUSED = {
     "_local_scalar_dense": (
-        "it decides by the value of a position, with `if`, `and`, `or`, `not` or `.item()`; write"
-        " conditions with `&`, `|`, `~` and torch.where"
+        "it decides by the value of a position, with `if`, `and`, `or`, `not`, `.item()` or the"
+        " index of a list; write conditions with `&`, `|`, `~` and torch.where, lists as tensors"
     ),
     "is_nonzero": "it decides by the value of a position; write conditions with `&`, `|` and `~`",
 }
@@ -636,10 +693,12 @@ _REFUSED = {
 # --- captured tensors ----------------------------------------------------------------------------
 
 
-def _read(captured: Captured, tensor: Any, parts: tuple[Any, ...]) -> Traced:
+def _read(captured: Captured, tensor: Any, parts: tuple[Any, ...]) -> Traced | Row:
     """An entry of a captured tensor, at [q], [k], [b, q], [b, k], [b], or [h] of a short table."""
     shape = list(tensor.shape)
-    if isinstance(tensor, Traced) or len(parts) != tensor.dim():
+    if not isinstance(tensor, Traced) and len(parts) < len(shape):
+        return Row(tensor, parts)
+    if isinstance(tensor, Traced) or len(parts) != len(shape):
         raise UntracedError(f"a captured tensor {shape} is read with {len(parts)} of its axes")
     fixed = next((at for at, part in enumerate(parts) if type(part) is int), None)
     if fixed is not None:

@@ -32,12 +32,12 @@ from attnspec.ir.program import (
     leaves,
     scalars_of,
 )
-from attnspec.ir.scalars import Scalar, ScalarError, evaluate, symbols
+from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol, evaluate, symbols
 from attnspec.lower.cache import Cache
 from attnspec.lower.mechanism_sizes import bind_mechanism, require_length, symbols_in
 from attnspec.lower.ranges import longest_of
 from attnspec.lower.work import Alibi, BackendError, Bias, Change, Softcap, Work, alibi_slopes
-from attnspec.text.diagnostics import Diagnostic, SpecError
+from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
 from attnspec.text.source import Span
 
 KEPT = 1024
@@ -302,6 +302,24 @@ def _work(
         raise BindError(f"{error.message} at n = {at.n}", attend.span) from None
 
 
+def require_numbers(attend: Attend, at: Situation) -> None:
+    """Raise BindError where a number of an attend beside its graph has no admissible value."""
+    if attend.mechanism is not None:
+        bind_mechanism(attend.mechanism, at)
+    if attend.scale is not None:
+        _number(attend.scale, at, "scale", attend.span)
+    for score in attend.scores:
+        _change(score, at, at.heads or 1, "", not at.causal)
+
+
+def numbers_of(attend: Attend) -> dict[str, Scalar]:
+    """The numbers of an attend beside its graph that depend on where it stands, by name."""
+    beside: list[tuple[str, object]] = [("scale", attend.scale)]
+    for part in (attend.mechanism, *attend.scores):
+        beside += () if part is None else part.arguments
+    return {name: value for name, value in beside if isinstance(value, Symbol | Apply)}
+
+
 def _graph(attend: Attend, causal: bool) -> Term:
     """The graph of an attend; of a mechanism alone, the pairs that it weighs."""
     if attend.graph is None:
@@ -335,3 +353,27 @@ def _number(scalar: Scalar, at: Situation, name: str, span: Span | None) -> floa
     if wrong is not None:
         raise BindError(f"{wrong} at n = {at.n}", span)
     return value
+
+
+def device_of(device: object) -> str:
+    """The name of a device, given by it or as a torch.device; "cuda:1" has the type cuda.
+
+    Raises TypeError for anything else, AttnSpecError for a name that torch does not know.
+    """
+    if not isinstance(device, str) and type(device).__module__.partition(".")[0] != "torch":
+        raise TypeError(
+            "the device must be a torch.device or its name, for example 'cpu' or 'cuda',"
+            f" got {type(device).__name__}"
+        )
+    name = str(device)
+    if name not in ("cpu", "cuda"):
+        import torch
+
+        try:
+            torch.device(name)
+        except RuntimeError:
+            raise AttnSpecError(
+                "the device must be one that torch knows, for example 'cpu' or 'cuda',"
+                f" got {name!r:.60}"
+            ) from None
+    return name

@@ -6,10 +6,7 @@ chunks, of the way back and of single pairs.
 
 from __future__ import annotations
 
-from attnspec.ir.mechanisms.declaration import MechanismDeclaration
-
-CHUNK = 64
-"""Positions of a chunk, whose pairs are computed one by one."""
+from attnspec.ir.mechanisms.declaration import CHUNK, MechanismDeclaration
 
 
 def flops_of(declaration: MechanismDeclaration, n: int, size: int, causal: bool = False) -> int:

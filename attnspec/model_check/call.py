@@ -1,29 +1,30 @@
-"""One call of an attention, and the questions that are asked of it.
+"""One call of an attention, and what is measured of it.
 
-The output of a call is linear in its values: with unit vectors as values the output *is* the
-weights, of as many keys at once as a value has elements. Queries are scaled down before, so that no
-weight is too small for a float, which changes weights but no pair.
+The output is linear in the values: with unit vectors as values it is the weights, of as many keys
+at once as a value has elements. Queries are scaled down first: no weight is then too small to see.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
 
-# the weight from which on a pair is read: what is less changes no sum of float64 numbers
+# a pair is read where its weight is larger: a smaller one changes no sum of float64 numbers
 READ = 2.0**-52
-# the largest product of a query and a key that is asked with: weights stay far above `READ`
+# the largest product of a query and a key: weights stay far above `READ`
 STEEPEST = 16.0
 # the fewest elements of values with which rows are compared: each random one misses 2 in 100 rows
 # that differ by one pair, so that 4 miss fewer than 1e-6
 NARROWEST = 5
-# what a mean must move by, in units of one key of a row, to count: what is less is rounding
+# a mean differs where it moves by more, in units of one key of a row: less is rounding
 _MOVED = 0.02
-# the attribute by which what comes of a softmax has the scores that it was of
+# the attribute of the result of a softmax, and of what is made of it, that holds its scores
 _OF = "attnspec_softmax_of"
 _PRODUCTS = {"matmul", "__matmul__", "bmm", "mm", "einsum"}
 _NONE = torch.empty(0)
@@ -31,12 +32,11 @@ _NONE = torch.empty(0)
 
 @dataclass
 class Call:
-    """What an attention computes for `shape`, B, H, n_q and n_k, and can be asked of again.
+    """One call of an attention, of `shape` (B, H, n_q, n_k).
 
-    `run` makes the call with other q [B, H, n_q, d], k [B, G, n_k, d] and v [B, G, n_k, e], `cast`
-    changing its other arguments. What cannot be run so has the sizes of its weights,
-    [B, H, n_q, n_k], as `sizes`, in float64 if asked. `together` says that heads cannot be told
-    apart, `reason` why nothing can be asked; `passes` counts calls.
+    `run` repeats it with other q [B, H, n_q, d], k [B, G, n_k, d], v [B, G, n_k, e], and `cast` for
+    its other arguments. Else `sizes` returns the sizes of its weights, in float64 if True.
+    `together`: heads cannot be separated. `reason`: why nothing can be measured.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class Call:
     run: Callable[..., torch.Tensor] = lambda *tensors, cast: _NONE
     sizes: Callable[[bool], torch.Tensor] | None = None
     together: bool = False
-    reason: str | None = None
+    reason: str = ""
     passes: int = 0
 
     def outputs(self, values: torch.Tensor, steepest: float, double: bool) -> torch.Tensor:
@@ -55,8 +55,12 @@ class Call:
         self.passes += 1
         largest = float(self.q.norm(dim=-1).max() * self.k.norm(dim=-1).max())
         q = self.q * min(1.0, steepest / max(largest, 1e-9))
-        cast = in_double if double else lambda x: x
-        return self.run(cast(q), cast(self.k), cast(values), cast=cast)
+
+        def wider(x: torch.Tensor) -> torch.Tensor:
+            return x.double() if double and x.is_floating_point() else x
+
+        cast = partial(tree_map_only, torch.Tensor, wider)
+        return self.run(*cast((q, self.k, values)), cast=cast)
 
     def weights(self, double: bool = False) -> torch.Tensor:
         """The size of each weight, [B, H, n_q, n_k]; NaN is 0."""
@@ -71,12 +75,11 @@ class Call:
         return torch.cat(columns, -1).abs().nan_to_num(nan=0.0)
 
     def rows_differ(self, allowed: torch.Tensor) -> torch.Tensor:
-        """bool [B, H, n_q, 1]: the rows whose keys are not those allowed, bool [B | 1, H | 1, n_q,
-        n_k], or whose weights are uneven.
+        """Which rows read other keys than `allowed` [B | 1, H | 1, n_q, n_k]: bool [B, H, n_q, 1].
 
-        With queries of zero every key that is read weighs the same, so that random values show
-        their mean. A row that differs by one pair moves by x / (keys + 1), x normal, and by less
-        than `_MOVED` of that in 2 of 100 elements.
+        With queries of zero all keys of a row weigh the same: random values show their mean. A row
+        that differs by one pair moves by x / (keys + 1), x normal; |x| < `_MOVED` in 2 of 100
+        elements. Rows whose weights are uneven differ, too.
         """
         allowed = allowed.to(self.v.device)
         degree = allowed.sum(-1, keepdim=True)
@@ -94,12 +97,12 @@ class Call:
         return torch.where(reading, ~(still & reads), reads)[..., None].cpu()
 
     def grouped_wrongly(self) -> tuple[str, ...]:
-        """What is wrong with the head of values that each query head reads: as outputs show, or as
-        heads are equal that were repeated before the call."""
+        """What is wrong with the head of values that each query head reads, if anything."""
         heads, groups, v = self.shape[1], (self.v.shape * 2)[1], self.v
         if v.ndim != 4 or v.shape[3] < 2:
             return ()
         if groups == heads:
+            # heads that were repeated before the call are equal
             read = [next(g for g in range(heads) if v[:, g].equal(v[:, h])) for h in range(heads)]
             groups = len(set(read))
             if read != [h % groups for h in range(heads)]:
@@ -115,18 +118,13 @@ class Call:
         return tuple(words.format(h, read[h]) for h in wrong)
 
 
-def in_double(value: Any) -> Any:
-    """Arguments with their floating point tensors in float64."""
-    return tree_map_only(torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, value)
-
-
 def written_out(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], heads: int | None
 ) -> tuple[Any, Call | None]:
-    """What a function of torch returns, and a call where it is such a product.
+    """What a function of torch returns, and a call where it multiplies weights with values.
 
-    A score that is masked after the softmax weighs nothing and still moves its row, by the
-    denominator: so the softmax is differentiated, and a pair is read where either is not 0.
+    A score that is masked after the softmax has no weight and still moves its row, through the
+    denominator. So the softmax is differentiated: a pair is read where either is not 0.
     """
     name, first = getattr(function, "__name__", ""), args[0] if args else None
     if name in ("softmax", "_softmax") and isinstance(first, torch.Tensor) and first.ndim > 1:
@@ -143,11 +141,19 @@ def written_out(
         return function(*args, **kwargs), None
     if name in _PRODUCTS:
         still = [x.detach() for x in factors]
-        sums_keys = _sums_keys(args[0]) if by_letters else weights is factors[0]
+        sums_keys = weights is factors[0]
+        if by_letters:
+            # weights are [..., query, key]
+            own, other, out = (args[0].replace(" ", "").replace("->", ",").split(",") * 3)[:3]
+            sums_keys = own[-1] in {*other} - {*out} and own[-2] in {*out} - {*other}
         call = _call(weights, still[1], heads) if sums_keys else None
         return function(*(args[:1] * by_letters), *still, **kwargs), call
-    with torch.enable_grad():
-        out = function(*args, **kwargs)
+    try:
+        with torch.enable_grad():
+            out = function(*args, **kwargs)
+    except RuntimeError:
+        # weights are written into a view that was made without gradients
+        return function(*args, **kwargs), None
     # the column of a sink may be cut off
     kept = isinstance(out, torch.Tensor) and out.numel() == weights.numel()
     if kept or name == "__getitem__":
@@ -159,15 +165,13 @@ def _call(weights: torch.Tensor, v: torch.Tensor, heads: int | None) -> Call | N
     """The call of a product with weights [..., n_q, n_k]."""
     scores, sizes = getattr(weights, _OF), weights.detach().abs().nan_to_num(nan=0.0)
     alike = weights.requires_grad and weights.numel() == scores.numel()
-    try:
-        noise = torch.randn_like(sizes)
-        slope = torch.autograd.grad(weights, scores, noise, retain_graph=True)[0] if alike else None
-    except RuntimeError:
-        # written over in place: the weights alone are left to look at
-        slope = None
-    if slope is not None:
-        slope = slope.abs().nan_to_num(nan=0.0).reshape(sizes.shape)
-        sizes = sizes.maximum(slope * (slope > 256 * torch.finfo(slope.dtype).eps))
+    if alike:
+        # weights that are overwritten in place have no slope
+        with suppress(RuntimeError):
+            noise = torch.randn_like(sizes)
+            (slope,) = torch.autograd.grad(weights, scores, noise, retain_graph=True)
+            slope = slope.abs().nan_to_num(nan=0.0).reshape(sizes.shape)
+            sizes = sizes.maximum(slope * (slope > 256 * torch.finfo(slope.dtype).eps))
 
     def sized(double: bool) -> torch.Tensor:
         if not (double and alike):
@@ -187,10 +191,3 @@ def four_axes(x: torch.Tensor, heads: int | None) -> torch.Tensor:
         return x[None, None]
     count = heads if heads and len(x) % heads == 0 else 1
     return torch.unflatten(x, 0, (-1, count)) if x.ndim == 3 else x
-
-
-def _sums_keys(equation: str) -> bool:
-    """Whether a product by letters is that of weights, [..., query, key], with values."""
-    own, other, out = (equation.replace(" ", "").replace("->", ",").split(",") * 3)[:3]
-    query, key = own[-2], own[-1]
-    return key in other and key not in out and query in out and query not in other

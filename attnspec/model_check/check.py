@@ -1,7 +1,8 @@
-"""A model is run on the arguments that are given, and each of its attention layers compared."""
+"""A model is run on its arguments, and each of its attention layers is compared with a spec."""
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,27 +21,18 @@ from attnspec.text.diagnostics import AttnSpecError
 if TYPE_CHECKING:
     from attnspec.spec import Spec
 
-# so many leaks, and as many missing pairs, of a layer are listed
+# how many leaks, and how many missing pairs, of a layer are listed
 _LISTED = 1000
-# up to so many calls all weights are asked for, unless another way is chosen
+# up to this many calls every weight is measured, unless `exact` says otherwise
 _FEW = 16
-_MASK, _CACHE = "attention_mask", {"use_cache": False}
-_CHANGES: Mapping[str, tuple[str, Mapping[str, object], str]] = {
-    "without `attention_mask`": (_MASK, {}, ""),
-    "with `use_cache=False`": ("", _CACHE, ""),
-    "without `attention_mask` and with `use_cache=False`": (_MASK, _CACHE, ""),
-    "with attn_implementation = 'eager'": ("", {}, "eager"),
-    "with attn_implementation = 'sdpa'": ("", {}, "sdpa"),
-}
-"""Other settings: the argument left out, those added, and the implementation."""
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C; `partial` is what had been looked at by then."""
-
-    def __init__(self, partial: ModelVerification) -> None:
-        super().__init__(str(partial))
-        self.partial = partial
+# changes of a setting: of arguments, and of the implementation that a config names
+_CHANGES: tuple[dict[str, Any], ...] = (
+    {"attention_mask": None},
+    {"use_cache": False},
+    {"attention_mask": None, "use_cache": False},
+    {"attn_implementation": "eager"},
+    {"attn_implementation": "sdpa"},
+)
 
 
 def verify_model(
@@ -54,30 +46,30 @@ def verify_model(
     call: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> ModelVerification:
-    """Hold a running model against a spec: which key influences which query in which layer.
+    """Compare a running model with a spec: which key influences which query in which layer.
 
         print(verify_model(model, spec, input_ids, attention_mask=mask))
 
-    The model is run on `args` and `kwargs`, without gradients, and stays as it was, with its
-    caches; `call` has arguments named like ours. `inputs` are the run-time inputs of the spec,
-    [B, n]; documents are taken from `position_ids`. A spec of one layer holds for every attention
-    layer, else its layers are theirs in the order of calls. `layers` are numbers of those to look
-    at, or dotted names of modules to be taken as attention layers. With `positions="real"` the spec
-    counts from the first real token of each sample.
+    The model runs on `args`, `kwargs` and `call`, for names that this function uses itself, and
+    stays as it was. `inputs` are run-time inputs of the spec, [B, n]; documents are taken from
+    `position_ids`. A spec of one layer holds for every attention layer; else its layers are those
+    of the model in call order. `layers`: numbers of layers to check, or dotted names of modules to
+    be taken as attention layers. `positions="real"` counts from each sample's first real token.
 
-    Every weight is looked at, in n / e calls for values of e elements; where that is more than 16,
-    or not `exact`, all rows at once, which misses one pair with a probability of at most 1e-6.
-    Raises AttnSpecError where spec and arguments do not fit, and what the model raises.
+    Every weight is measured, in n / e calls for values of e elements. Where these are more than 16,
+    or `exact` is False, one call compares all rows: it misses a pair with a probability of at most
+    1e-6. Raises AttnSpecError where spec and arguments do not fit, what the model raises, and
+    KeyboardInterrupt with the report by then.
     """
     chosen = (layers,) if isinstance(layers, int | str) else layers or ()
-    given = {**kwargs, **(call or {})}
-    return Run(model, spec, args, given, inputs, chosen, exact, positions).verified()
+    kwargs |= call or {}
+    return Run(model, spec, args, kwargs, inputs, chosen, exact, positions).verified()
 
 
 @dataclass
 class Run:
-    """One run of a model, asked as `verify_model` is, and what was seen of each layer; `seconds` is
-    a limit of time, and `progress` gets how many layers were looked at, and which is next."""
+    """One run of a model with the arguments of `verify_model`, and the `report` on it. `progress`
+    gets the number of layers that ran and the path of the next; `seconds` limits the time."""
 
     model: nn.Module
     spec: Spec
@@ -98,167 +90,151 @@ class Run:
         for path in self.layers:
             if isinstance(path, str) and path not in names:
                 raise AttnSpecError(f"`layers` must be numbers or modules, got {path!r}")
-        arguments = self.args, self.kwargs, self.inputs
-        self.wanted = Wanted(self.spec, model, *arguments, self.positions)
-        self.checks, self.faults = list[LayerCheck](), list[str]()
-        self.start = time.monotonic()
+        self.implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
+        bound = zip(inspect.signature(model.forward).parameters, self.args, strict=False)
+        self.arguments: dict[str, Any] = {**dict(bound), **self.kwargs}
+        self.wanted = Wanted(self.spec, self.arguments, self.inputs or {}, self.positions)
+        words = [f"attn_implementation = {self.implementation!r}"] * bool(self.implementation)
+        words += self.wanted.words
+        self.report = ModelVerification(self.spec.name, type(model).__name__, words)
+        self.start, self.ran = time.monotonic(), 0
 
     def verified(self) -> ModelVerification:
-        """What was found, and where pairs differ, the settings in which they do not; raises
-        Interrupted."""
+        """The report, with settings that are equal where this one is not."""
+        report = self.report
         try:
             self._look()
-            differ = any(x.reason is None and not x.ok for x in self.checks)
-            return self._report(equal_with=tuple(self._equal_settings()) if differ else ())
+            if any(layer.reason is None and not layer.ok for layer in report.layers):
+                report.equal_with = list(self._equal_settings())
         except KeyboardInterrupt:
-            raise Interrupted(self._report(f"after {len(self.checks)} layers")) from None
+            report.interrupted = f"Ctrl-C, after {len(report.layers)} layers"
+            raise KeyboardInterrupt(str(report)) from None
         except TimeoutError:
-            return self._report(f"the time is over, after {len(self.checks)} layers")
+            report.interrupted = f"the time limit, after {len(report.layers)} layers"
+        return report
 
     def _look(self) -> None:
-        """Run the model and look at its layers."""
+        """Run the model and check its layers."""
         watch = Watch(self.model, self._see, tuple(x for x in self.layers if isinstance(x, str)))
         trained = [module for module in self.model.modules() if module.training]
         self.model.eval()
         try:
-            plain = self._called()
+            plain = self._outputs()
             with watch.watching():
-                watched = self._called()
+                watched = self._outputs()
         finally:
             for module in trained:
                 module.training = True
         self._compare_outputs(plain, watched)
         for path, kind in watch.uncalled():
-            self.checks.append(LayerCheck(None, path, kind, reason="it was never called"))
-        layers, ran = self.spec.layers, sum(check.layer is not None for check in self.checks)
-        if not ran:
-            self.faults.append("no attention layer was found: name modules, `layers=[…]`")
-        elif ran < layers:
-            self.faults.append(f"the spec has {layers} layers, {ran} ran")
+            self.report.layers.append(LayerCheck(None, path, kind, reason="it was never called"))
+        if not self.report.layers:
+            self.report.faults.append("no attention layer ran: name its module in `layers`")
+        elif self.ran < self.spec.layers > 1:
+            self.report.faults.append(f"the spec has {self.spec.layers} layers, {self.ran} ran")
 
     def _see(self, frame: Frame, call: Call) -> None:
-        """Look at one attention layer."""
+        """Check one attention layer."""
         if time.monotonic() - self.start > self.seconds:
             raise TimeoutError
-        number = sum(check.layer is not None for check in self.checks)
+        number, other = self.ran, frame.crosses != self.wanted.program.cross
         self.progress(number, frame.path)
-        check = LayerCheck(number, frame.path, call.kind)
+        check = LayerCheck(None if other else number, frame.path, call.kind)
+        self.ran += not other
         numbers = [x for x in self.layers if isinstance(x, int)]
-        if frame.crosses != self.wanted.program.cross:
-            words = ("another", "is of one") if frame.crosses else ("one", "says `cross`")
-            reason = f"it reads {words[0]} sequence, and the spec {words[1]}"
-            check = replace(check, layer=None, reason=reason, excused=True)
+        if other:
+            words = ("another", "has one") if frame.crosses else ("one", "says `cross`")
+            check.reason = f"it reads {words[0]} sequence, and the spec {words[1]}"
+            check.excused = True
         elif numbers and number not in numbers:
-            check = replace(check, reason="not asked for", excused=True)
+            check.reason, check.excused = "not asked for", True
         elif number >= self.spec.layers > 1:
-            check = replace(check, reason=f"the spec has {self.spec.layers} layers")
+            check.reason = f"the spec has {self.spec.layers} layers"
         else:
             try:
-                check = self._compared(call, check)
+                self._compare(call, check)
             except NotComparable as reason:
-                check = replace(check, reason=str(reason))
-        self.checks.append(check)
+                check.reason = str(reason)
+        self.report.layers.append(check)
 
-    def _compared(self, call: Call, check: LayerCheck) -> LayerCheck:
-        """A layer with what was found; raises NotComparable, and AttnSpecError for heads that are
-        not those of the spec."""
-        wanted, heads, declared = self.wanted, call.shape[1], self.wanted.program.heads
-        pairs = wanted.pairs(call, check.path, check.layer or 0)
+    def _compare(self, call: Call, check: LayerCheck) -> None:
+        """Compare a layer; raises NotComparable, and AttnSpecError where heads differ."""
+        heads, declared = call.shape[1], self.wanted.program.heads
+        pairs = self.wanted.pairs(call, check.path, check.layer or 0)
         if declared not in (None, heads) and not call.together:
-            raise AttnSpecError(
-                f"`{self.spec.name}` has {declared} heads, the model {heads} in {check.path}"
-            )
-        check = replace(
-            check,
-            heads=None if call.together else heads,
-            pairs=int((pairs.allowed & pairs.compared).expand(call.shape).sum()),
-            faults=call.grouped_wrongly(),
-        )
+            words = f"`{self.spec.name}` has {declared} heads, the model {heads} in"
+            raise AttnSpecError(f"{words} {check.path or 'itself'}")
+        check.heads = None if call.together else heads
+        check.pairs = int((pairs.allowed & pairs.compared).expand(call.shape).sum())
+        check.faults = call.grouped_wrongly()
         n_k, width = (0, 0) if call.sizes else call.v.shape[2:]
         few = n_k <= _FEW * width if self.exact is None else self.exact
-        by_rows = not few and width >= NARROWEST and not wanted.decided
+        by_rows = not few and width >= NARROWEST and not self.wanted.decided
         if not by_rows or bool((call.rows_differ(pairs.allowed) & pairs.compared).any()):
-            check = _by_weights(call, pairs, check)
-        return replace(check, passes=call.passes)
+            _compare_weights(call, pairs, check)
+        check.passes = call.passes
 
-    def _called(self) -> Any:
+    def _outputs(self) -> list[torch.Tensor]:
+        """Run the model: the floating point tensors that it returns, on the CPU."""
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
             kwargs = {name: copied(x) for name, x in self.kwargs.items()}
-            return self.model(*map(copied, self.args), **kwargs)
+            leaves = tree_leaves(self.model(*map(copied, self.args), **kwargs))
+        tensors = (x for x in leaves if isinstance(x, torch.Tensor))
+        return [x.cpu() for x in tensors if x.is_floating_point()]
 
-    def _compare_outputs(self, plain: Any, watched: Any) -> None:
-        """A fault where outputs are others without us: a fused kernel or compiled code may compute
-        something else than what was looked at."""
+    def _compare_outputs(self, plain: list[torch.Tensor], watched: list[torch.Tensor]) -> None:
+        """Add a fault where a fused kernel or compiled code returns other outputs."""
         real = self.wanted.own
-        for before, after in zip(_tensors(plain), _tensors(watched), strict=True):
+        for before, after in zip(plain, watched, strict=True):
             gap = (before - after).abs()
             if real is not None and gap.shape[:2] == real.shape:
                 gap = gap[real]
             size = torch.cat([before.float().flatten().abs().nan_to_num(), torch.ones(1)]).max()
             if bool((gap > 2 * torch.finfo(after.dtype).eps ** (2 / 3) * size).any()):
-                self.faults = [
-                    "what runs otherwise (a fused kernel, compiled code) gives other outputs than"
-                    f" what was looked at, by {float(gap.nan_to_num().max()):.2g}"
-                ]
-
-    def _report(
-        self, interrupted: str | None = None, equal_with: tuple[str, ...] = ()
-    ) -> ModelVerification:
-        names, words = (self.spec.name, type(self.model).__name__), tuple(self.wanted.words)
-        checks, faults = tuple(self.checks), tuple(self.faults)
-        return ModelVerification(*names, words, checks, faults, equal_with, interrupted)
+                words = "a fused kernel or compiled code gives other outputs than the checked calls"
+                self.report.faults = [f"{words}, by {float(gap.nan_to_num().max()):.2g}"]
 
     def _equal_settings(self) -> Iterator[str]:
-        """The settings, other than this in one or two things, in which the model reads the pairs of
-        the spec."""
-        arguments = self.wanted.arguments
-        now = getattr(getattr(self.model, "config", None), "_attn_implementation", None)
-        switch: Any = getattr(self.model, "set_attn_implementation", lambda name: None)
-        for words, (left_out, added, name) in _CHANGES.items():
-            kept = {n: x for n, x in arguments.items() if n != left_out}
-            if (left_out and left_out not in arguments) or (name and now in (None, name)):
+        """The changes with which the model is equal."""
+        model: Any = self.model
+        before = {"attn_implementation": self.implementation, **self.arguments}
+        for change in _CHANGES:
+            if any(before.get(name) in (value,) for name, value in change.items()):
                 continue
+            kwargs = {**self.arguments, **change}
             try:
-                switch(name or now)
-                other = replace(self, args=(), kwargs={**kept, **added})
+                if name := kwargs.pop("attn_implementation", None):
+                    model.set_attn_implementation(name)
+                other = replace(self, args=(), kwargs=kwargs)
+                other.start = self.start
                 other._look()
-                if other._report().ok:
-                    yield words
+                if other.report.ok:
+                    yield " and ".join(f"{name} = {value!r}" for name, value in change.items())
             except Exception:
                 pass  # a setting that is refused explains nothing
             finally:
-                switch(now)
+                if self.implementation:
+                    model.set_attn_implementation(self.implementation)
 
 
-def _by_weights(call: Call, pairs: Pairs, check: LayerCheck) -> LayerCheck:
-    """Weight by weight."""
+def _compare_weights(call: Call, pairs: Pairs, check: LayerCheck) -> None:
+    """Compare a layer weight by weight."""
     sizes, allowed = call.weights().cpu(), pairs.allowed
     reads = sizes > READ
     if bool((allowed & ~reads).any()) and not call.together:
         # weights that a score makes tiny are read all the same
         reads |= call.weights(double=True).cpu() > 0
     leaks, missing = reads & ~allowed & pairs.compared, allowed & ~reads & pairs.compared
-    counts = {what: int((leaks & where).sum()) for what, where in pairs.never.items()}
-
-    def listed(differing: torch.Tensor) -> tuple[tuple[int, int, int | None, int, int], ...]:
-        return tuple(
+    check.leak_count, check.missing_count = int(leaks.sum()), int(missing.sum())
+    check.leaks, check.missing = (
+        [
             (b, check.layer or 0, None if call.together else h, pairs.first + q, int(pairs.keys[k]))
             for b, h, q, k in differing.nonzero()[:_LISTED].tolist()
-        )
-
-    return replace(
-        check,
-        leaks=listed(leaks),
-        leak_count=int(leaks.sum()),
-        weight=float(sizes[leaks][0]) if bool(leaks.any()) else 0.0,
-        causes=tuple((f"{what} is read", count) for what, count in counts.items() if count),
-        missing=listed(missing),
-        missing_count=int(missing.sum()),
+        ]
+        for differing in (leaks, missing)
     )
-
-
-def _tensors(output: Any) -> list[torch.Tensor]:
-    """The floating point tensors of an output, on the CPU."""
-    tensors = (x for x in tree_leaves(output) if isinstance(x, torch.Tensor))
-    return [x.cpu() for x in tensors if x.is_floating_point()]
+    if check.leaks:
+        check.weight = float(sizes[leaks][0])
+    counts = {what: int((leaks & where).sum()) for what, where in pairs.never.items()}
+    check.causes = [(f"{what} is read", count) for what, count in counts.items() if count]

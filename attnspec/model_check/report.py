@@ -1,22 +1,23 @@
-"""What was looked at in a model, and what was found."""
+"""The report on a model, layer by layer."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TypeAlias
 
 Pair: TypeAlias = "tuple[int, int, int | None, int, int]"
-"""Sample, layer, head (None where heads cannot be told apart), query and key."""
+"""Sample, layer, head (None where heads cannot be separated), query and key."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class LayerCheck:
     """One attention layer: what was compared, or the `reason` why not, `excused` if no fault.
 
-    `layer` is its number, None where the spec does not speak of it; `path` the module that called
-    it and `kind` what was called, in so many `passes`; `heads` None where heads cannot be told
-    apart. `leaks` and `missing` have the first pairs, `leak_count` and `missing_count` all,
-    `weight` is that of the first leak; `causes` says how many read what no query may read.
+    `layer` is its number, if the spec has it; `path` names the module, `kind` what it called;
+    `heads` is None where they cannot be separated; `passes` counts calls for this check. `leaks`
+    and `missing` have the first pairs; `weight` is that of the first leak; `causes` counts leaks by
+    what is read.
     """
 
     layer: int | None
@@ -25,13 +26,13 @@ class LayerCheck:
     heads: int | None = None
     pairs: int = 0
     passes: int = 0
-    leaks: tuple[Pair, ...] = ()
+    leaks: Sequence[Pair] = ()
     leak_count: int = 0
     weight: float = 0.0
-    causes: tuple[tuple[str, int], ...] = ()
-    missing: tuple[Pair, ...] = ()
+    causes: Sequence[tuple[str, int]] = ()
+    missing: Sequence[Pair] = ()
     missing_count: int = 0
-    faults: tuple[str, ...] = ()
+    faults: Sequence[str] = ()
     reason: str | None = None
     excused: bool = False
 
@@ -41,42 +42,41 @@ class LayerCheck:
         return self.reason is None and not (self.leak_count or self.missing_count or self.faults)
 
     def lines(self) -> list[str]:
-        """What there is to say of it."""
+        """What is printed of it."""
         name = "" if self.layer is None else f"layer {self.layer}, "
         place = f"{name}{self.path or 'the model'} ({self.kind})"
         if self.reason is not None:
             return [f"not checked: {place}: {self.reason}"]
-        heads = f"{self.heads} heads" if self.heads else "heads together, (q, q) not compared"
+        heads = f"{self.heads} heads" if self.heads else "heads not separated, (q, q) not compared"
         lines = [f"{place}: {heads}, {'equal, ' * self.ok}{self.pairs:,} pairs"]
-        weight = f" with weight {self.weight:.3g}"
         for what, pairs, count, end in (
-            ("read and not allowed", self.leaks, self.leak_count, weight),
+            ("read and not allowed", self.leaks, self.leak_count, f", weight {self.weight:.3g}"),
             ("allowed and not read", self.missing, self.missing_count, ""),
         ):
             for b, _, h, q, k in pairs[:1]:
                 head = "" if h is None else f"head {h}, "
-                first = f"sample {b}, {head}query {q:,} and key {k:,}{end}"
+                first = f"sample {b}, {head}query {q:,}, key {k:,}{end}"
                 lines.append(f"  {what}: {count:,}; first: {first}")
         lines += [f"    {count:,} of them: {what}" for what, count in self.causes]
         return [*lines, *(f"  {fault}" for fault in self.faults)]
 
 
-@dataclass(frozen=True)
+@dataclass
 class ModelVerification:
-    """A model held against a spec: with which `setting`, with which others (`equal_with`) it is
-    equal, `faults` that are of no layer, and why not everything was looked at (`interrupted`)."""
+    """A model compared with a spec in a `setting`: its attention `layers`, and `faults` of no
+    layer. `equal_with`: settings that are equal; `interrupted`: why layers were not checked."""
 
     spec: str
     model: str
-    setting: tuple[str, ...]
-    layers: tuple[LayerCheck, ...]
-    faults: tuple[str, ...] = ()
-    equal_with: tuple[str, ...] = ()
+    setting: list[str]
+    layers: list[LayerCheck] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    equal_with: list[str] = field(default_factory=list)
     interrupted: str | None = None
 
     @property
     def ok(self) -> bool:
-        """Whether every attention layer that the spec speaks of was checked and is equal."""
+        """Whether every attention layer of the spec was checked and is equal."""
         asked = [layer for layer in self.layers if not layer.excused]
         return bool(asked) and all(x.ok for x in asked) and not (self.faults or self.interrupted)
 
@@ -98,7 +98,7 @@ class ModelVerification:
         lines += [f"setting: {'; '.join(self.setting)}"] * bool(self.setting)
         lines += [f"interrupted: {self.interrupted}"] * bool(self.interrupted)
         lines += [*self.faults, *(line for layer in self.layers for line in layer.lines())]
-        lines += [f"equal {change}" for change in self.equal_with]
+        lines += [f"equal with {change}" for change in self.equal_with]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, object]:

@@ -1,17 +1,14 @@
-"""The attention of a model while it runs: which calls of queries, keys and values are made where.
-
-Outermost calls are seen: of transformers' attention functions, whatever implementation a config
-names; of the attention of this package; of `scaled_dot_product_attention` and `flex_attention`; and
-a softmax whose result is multiplied with values. A module that is an attention by its name and
-makes no such call, or several, is looked at as a whole.
-"""
+"""The attention calls of a running model: the outermost ones of transformers' attention functions,
+of this package, of `scaled_dot_product_attention` and `flex_attention`, and products of a softmax
+with values. A module named an attention that makes no single call for all of its queries is
+measured as a whole."""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
@@ -28,62 +25,67 @@ from attnspec.runtime.module import CompiledAttention
 
 _NAMED = re.compile(r"attn|attention", re.IGNORECASE)
 _CROSS = re.compile(r"cross|encoder_att|encdec|multihead_attn", re.IGNORECASE)
+# arguments that are another sequence to read
 _OTHER = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
-"""Arguments by which an attention is given another sequence to read."""
-
+# attributes that count query heads
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads", "h")
-"""Attributes in which modules keep how many query heads they have."""
-
-_WHOLE = "the module as a whole"
 _FUNCTIONS = ("scaled_dot_product_attention", "flex_attention")
 
 
 @dataclass
 class Frame:
-    """A module that is running: its path, what it was called with, whether it is an attention and
-    another one runs inside it, and the calls that it made."""
+    """A module that runs with its arguments, whether it is an attention, and the calls it made."""
 
     path: str
     module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    arguments: tuple[tuple[Any, ...], Mapping[str, Any]]
     attention: bool
-    inner: bool = False
     calls: list[Call] = field(default_factory=list)
 
     @property
     def crosses(self) -> bool:
-        """Whether it reads another sequence, by its name or by what it was given."""
-        given = any(isinstance(self.kwargs.get(name), torch.Tensor) for name in _OTHER)
-        return given or _CROSS.search(self.path) is not None
+        """Whether it reads another sequence, by its name or by its arguments."""
+        other = any(isinstance(self.arguments[1].get(name), torch.Tensor) for name in _OTHER)
+        return other or _CROSS.search(self.path) is not None
+
+    @property
+    def states(self) -> list[torch.Tensor]:
+        """Its arguments of three axes: hidden states are the first."""
+        tensors = (x for x in tree_leaves(self.arguments) if isinstance(x, torch.Tensor))
+        return [x for x in tensors if x.ndim == 3]
+
+    @property
+    def in_one_call(self) -> bool:
+        """Whether it makes one call, of all its queries: [B, n, D] or [n, B, D]."""
+        calls, sizes = self.calls, [sorted(x.shape[:2]) for x in self.states]
+        return len(calls) == 1 and (not sizes or sorted(calls[0].shape[::2]) in sizes)
 
 
 class Watch(TorchFunctionMode):
-    """Looks at a model while it runs within `watching`: `see(frame, call)` gets each call of a
-    module that ends. `chosen` are the paths of those that are attentions, whatever their names."""
+    """Within `watching`, `see(frame, call)` gets each call of a module when the module ends.
+    `chosen` are the paths of modules to be taken as attentions."""
 
     def __init__(self, model: nn.Module, see: Callable[..., None], chosen: tuple[str, ...]) -> None:
         super().__init__()
         self.see, self.chosen = see, chosen
         self.paths = {module: path for path, module in model.named_modules()}
         self.stack: list[Frame] = []
-        self.called: set[str] = set()
+        self.called: list[str] = []
         self.busy = False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """The time in which the model is looked at."""
+        """The context in which calls are seen."""
         with ExitStack() as stack:
             for target, name, function in self._replaced():
                 stack.enter_context(patch.object(target, name, function))
-            # what is compiled would be traced with us in it; the plain run compares it
-            set_stance: Any = getattr(torch.compiler, "set_stance", nullcontext)
-            stack.enter_context(set_stance("force_eager"))
+            # a compiled model would trace this, too; its outputs are compared instead
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(self)
             yield
 
     def uncalled(self) -> Iterator[tuple[str, str]]:
-        """Paths and classes of the innermost attentions that did not run, as parts neither."""
+        """Paths and classes of the innermost attentions that did not run, nor their parts."""
         attentions = {p: m for m, p in self.paths.items() if self._is_attention(p, m)}
         for path, module in attentions.items():
             inner = any(other.startswith(f"{path}.") for other in attentions)
@@ -91,30 +93,28 @@ class Watch(TorchFunctionMode):
                 yield path, type(module).__name__
 
     def _is_attention(self, path: str, module: nn.Module) -> bool:
-        """Whether a module is chosen, or one of ours, or an attention by its name with weights."""
+        """Whether a module is chosen, or of this package, or has parameters and such a name."""
         if self.chosen:
             return path in self.chosen
-        named = _NAMED.search(type(module).__name__) is not None
-        weighs = named and next(module.parameters(), None) is not None
-        return weighs or isinstance(module, CompiledAttention)
+        named = _NAMED.search(type(module).__name__) and any(True for _ in module.parameters())
+        return bool(named) or isinstance(module, CompiledAttention)
 
     def _module(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """What calls a module, and looks at the calls of queries, keys and values that it made."""
+        """`original`, which calls a module; each call of attention that it made is then seen."""
 
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             path = self.paths.get(module)
             again = self.stack and self.stack[-1].module is module
             if self.busy or again or path is None:
                 return original(module, *args, **kwargs)
-            frame = Frame(path, module, args, kwargs, self._is_attention(path, module))
-            if frame.attention:
-                self.called.add(path)
-                for outer in self.stack:
-                    outer.inner = True
+            frame = Frame(path, module, (args, kwargs), self._is_attention(path, module))
+            self.called += [path] * frame.attention
+            ran = len(self.called)
             self.stack.append(frame)
             output = original(module, *args, **kwargs)
             self.stack.pop()
-            if frame.attention and not frame.inner and len(frame.calls) != 1:
+            innermost = frame.attention and len(self.called) == ran
+            if innermost and not frame.in_one_call:
                 frame.calls = [_whole(frame, output)]
             with patch.object(self, "busy", True), _pop_mode_temporarily():
                 for call in frame.calls:
@@ -124,7 +124,7 @@ class Watch(TorchFunctionMode):
         return called
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Sees each function of torch that the model calls."""
+        """See a function of torch that the model calls."""
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         if self.busy:
             return func(*args, **kwargs)
@@ -135,7 +135,7 @@ class Watch(TorchFunctionMode):
         return out
 
     def _made(self, call: Call | None) -> None:
-        """A call that was made in the innermost attention that runs, else the innermost module."""
+        """Add a call to the innermost attention that runs, else to the innermost module."""
         owner = next((frame for frame in reversed(self.stack) if frame.attention), None)
         if call is not None and self.stack and (owner or not self.chosen):
             (owner or self.stack[-1]).calls.append(call)
@@ -147,7 +147,7 @@ class Watch(TorchFunctionMode):
         return next((count for count in counts if isinstance(count, int) and count), None)
 
     def _replaced(self) -> Iterator[tuple[object, str, Callable[..., Any]]]:
-        """What is put in the place of functions meanwhile: of which object, by which name."""
+        """Objects, names of their functions, and what replaces these within `watching`."""
         # modules that are compiled go by one or the other
         for name in ("__call__", "_call_impl"):
             yield nn.Module, name, self._module(getattr(nn.Module, name))
@@ -171,8 +171,8 @@ class Watch(TorchFunctionMode):
     def _around(
         self, function: Callable[..., Any], kind: str, skipped: int = 0, turned: bool = False
     ) -> Callable[..., Any]:
-        """A function that is seen when it is called with queries, keys and values, its first
-        arguments but for those skipped; `turned` says that it gives [B, n_q, H, e]."""
+        """A function whose calls are seen: after `skipped` arguments come queries, keys and values.
+        `turned`: it returns [B, n_q, H, e]."""
 
         @wraps(function)
         def seen(*args: Any, **kwargs: Any) -> Any:
@@ -189,8 +189,7 @@ class Watch(TorchFunctionMode):
                 return out.transpose(1, 2) if turned else four_axes(out, qkv[0].shape[1])
 
             q, k, v = (four_axes(x.detach(), self._heads) for x in tensors)
-            cached = hasattr(tensors[1], "attnspec_cached")
-            reason = "it goes on from what `SpecCache` has kept, at each call" if cached else None
+            reason = "its keys are in a `SpecCache`" * hasattr(tensors[1], "attnspec_cached")
             if q.ndim == 4:
                 self._made(Call(kind, (*q.shape[:3], k.shape[2]), q, k, v, run, reason=reason))
             with patch.object(self, "busy", True):
@@ -201,29 +200,28 @@ class Watch(TorchFunctionMode):
 
 def _whole(frame: Frame, output: Any) -> Call:
     """A module as a whole: which rows of its output move with which positions of its states."""
-    given: Any = (frame.args, frame.kwargs)
-    tensors = [x for x in tree_leaves(given) if isinstance(x, torch.Tensor) and x.ndim == 3]
-    states = tensors[0] if tensors else torch.empty(0)
-    cached = any(is_cache(x) for x in tree_leaves(given))
+    states, arguments = next(iter(frame.states), torch.empty(0)), frame.arguments
+    cached = any(is_cache(x) for x in tree_leaves(arguments))
     if cached or getattr(tree_leaves(output)[0], "shape", ())[:2] != states.shape[:2]:
-        reason = "it does not take hidden states [B, n, D] alone, without a cache, for [B, n, …]"
-        return Call(_WHOLE, together=True, reason=reason)
+        reason = "it makes no single call, and does not map [B, n, D] alone to [B, n, …]"
+        return Call("the module as a whole", together=True, reason=reason)
     x = states.detach()
 
     def moved(noise: torch.Tensor, at: slice) -> torch.Tensor:
         other = x.clone()
         other[:, at] += noise
-        args, kwargs = tree_map_only(torch.Tensor, lambda t: other if t is states else t, given)
+        args, kwargs = tree_map_only(torch.Tensor, lambda t: other if t is states else t, arguments)
         out: torch.Tensor = tree_leaves(frame.module(*args, **kwargs))[0]
         return out.flatten(2)
 
     def sizes(double: bool) -> torch.Tensor:
         noise = torch.randn(x[:, :1].shape, generator=torch.Generator().manual_seed(0)).to(x)
         before = moved(noise, slice(0))
-        # what moves by less than rounding stands still
+        # a smaller move is rounding
         still = 4 * torch.finfo(before.dtype).eps * before.abs().nan_to_num().max()
         after = (moved(noise * x.std(), slice(at, at + 1)) for at in range(x.shape[1]))
         rows = [(out - before).abs().nan_to_num().amax(-1) > still for out in after]
         return torch.stack(rows, -1)[:, None].float()
 
-    return Call(_WHOLE, (len(x), 1, x.shape[1], x.shape[1]), sizes=sizes, together=True)
+    shape = (len(x), 1, x.shape[1], x.shape[1])
+    return Call("the module as a whole", shape, sizes=sizes, together=True)

@@ -29,8 +29,7 @@ from attnspec.backends.common.torch_modes import (
     values_of,
 )
 from attnspec.backends.decided.choice import Choice
-from attnspec.backends.dense.masked import MaskedKernel
-from attnspec.backends.dense.open_length import OpenKernel
+from attnspec.backends.dense.kernel import MaskedKernel, OpenKernel
 from attnspec.backends.planner import AUTO, ROWS, TORCH, check_backend, choose
 from attnspec.backends.rows.keys import FEW
 from attnspec.graphs.bind import extents_of

@@ -1,31 +1,18 @@
-"""Two specs compared, for the terminal: what is said, and a picture of where they differ."""
+"""Two specs compared, in words."""
 
 from __future__ import annotations
 
 from html import escape
 from typing import TYPE_CHECKING
 
-import numpy as np
 from rich.text import Text
 
 from attnspec.analysis.counting.differences import Pairs, row_text
 from attnspec.check.compare import Comparison
-from attnspec.graphs.operators import Intersection, difference
-from attnspec.show.places import places
-from attnspec.show.tally import tally
-from attnspec.show.terminal import room_for, side_for
+from attnspec.show.panels import places
 
 if TYPE_CHECKING:
     from attnspec.check.compare import Compared
-    from attnspec.graphs.relation import Relation
-    from attnspec.ir.program import Crossing
-    from attnspec.show.terminal import Signs
-
-LONGEST_DRAWN = 2048
-"""The longest sequence of which a picture is drawn: there every pair is looked at."""
-
-MOST_CELLS = 36
-"""The most cells along a side of a picture; each takes two columns."""
 
 MOST_SAID = 8
 """The most groups of heads that are spoken of one by one."""
@@ -47,10 +34,8 @@ def page(
     found: Comparison,
     *,
     labels: tuple[str, str] | None = None,
-    width: int = 80,
-    signs: Signs = "blocks",
 ) -> Text:
-    """The whole comparison. `labels` say where the specs came from, `width` is in columns."""
+    """The whole comparison; `labels` say where the specs came from."""
     text = Text()
     for side, spec, style, label in zip(
         "ab", (found.a, found.b), (_A, _B), labels or ("", ""), strict=True
@@ -69,13 +54,6 @@ def page(
         _append(text, one, found)
     if len(groups) > MOST_SAID:
         text.append(f"\nand {len(groups) - MOST_SAID:,} more groups of heads\n", _FAINT)
-    drawn = next((one for one in groups if one.equal is False and one.relations), None)
-    if drawn is not None and drawn.relations is not None and found.length <= LONGEST_DRAWN:
-        text.append("\n")
-        if len(groups) > 1:
-            text.append(f"{_where(drawn, found)}\n")
-        sides = found.a.program.crossing
-        text.append_text(_picture(*drawn.relations, found.length, sides, width, signs))
     text.rstrip()
     return text
 
@@ -141,53 +119,3 @@ def _examples(pairs: Pairs | None) -> str:
 def _where(one: Compared, found: Comparison) -> str:
     """Which layers and heads these are; "" where there is one of each."""
     return places(one.slots, {slot for other in found.compared for slot in other.slots})
-
-
-# --- the picture ----------------------------------------------------------------------------------
-
-_NONE, _SAME, _ONLY_A, _ONLY_B, _EITHER = range(5)
-
-_SIGNS = {
-    "blocks": ("· ", "░░", "aa", "bb", "ab"),
-    "ascii": (". ", "::", "aa", "bb", "ab"),
-}
-
-
-def _picture(
-    first: Relation,
-    second: Relation,
-    n: int,
-    sides: Crossing | None,
-    width: int,
-    signs: Signs,
-) -> Text:
-    """Cells of several pairs each, marked by what is in them: `a` and `b` where one spec reads
-    what the other does not."""
-    side = side_for(n, min(MOST_CELLS, room_for(n, width) // 2))
-    pairs = (difference(first, second), difference(second, first), Intersection((first, second)))
-    only_a, only_b, both = (tally(one, n, side, False, sides).density > 0 for one in pairs)
-    kinds = np.where(both, _SAME, _NONE)
-    kinds[only_a] = _ONLY_A
-    kinds[only_b] = _ONLY_B
-    kinds[only_a & only_b] = _EITHER
-    plain = signs == "ascii"
-    written = _SIGNS["ascii" if plain else "blocks"]
-    if side > 1:
-        written = ("  ", *written[1:])
-    styles = ("", _FAINT, _A, _B, "yellow")
-    step = max(1, -(-len(str(n - 1)) // 2) + 1, max(kinds.shape) // 4)
-    margin = len(str(n - 1))
-    numbers = "".join(str(at * side).ljust(2 * step) for at in range(0, kinds.shape[1], step))
-    text = Text("query ↓  key →\n")
-    text.append(f"{' ' * (margin + 2)}{numbers.rstrip()}\n")
-    for at, line in enumerate(kinds.tolist()):
-        label = str(at * side) if at % step == 0 else ""
-        text.append(f"{label:>{margin}} {'|' if plain else '│'}")
-        for kind in line:
-            text.append(written[kind], styles[kind])
-        text.append(f"{'|' if plain else '│'}\n")
-    cell = f"a cell is {side:,} × {side:,} pairs: " if side > 1 else ""
-    text.append(f"{cell}{written[1]} the same, aa only in a, bb only in b")
-    if (kinds == _EITHER).any():
-        text.append(", ab some of each")
-    return text

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnspec.show.figure import Figure, Plot
-from attnspec.show.terminal import tick_step
+from attnspec.show.tally import tick_step
 
 MAKER = "attnspec show"
 """What files say of who drew them."""
@@ -251,7 +251,7 @@ def one_plot(plot: Plot) -> Drawing:
     items: list[Item] = [
         Label(0, 12, "query ↓  key →", _SMALL, "quiet"),
         Fill(left, top, wide, high, "none" if plot.formula is None else "rest"),
-        _cells(plot, left, top, size),
+        cells_of(plot, left, top, size),
     ]
     ends = ((0, 0, wide, 0), (0, high, wide, high), (0, 0, 0, high), (wide, 0, wide, high))
     items.extend(Stroke(left + a, top + b, left + c, top + d, "frame") for a, b, c, d in ends)
@@ -268,7 +268,7 @@ def one_plot(plot: Plot) -> Drawing:
     return Drawing(max(right, _width("query ↓  key →", _SMALL)), top + high + 6, tuple(items))
 
 
-def _cells(plot: Plot, x: float, y: float, size: float) -> Cells:
+def cells_of(plot: Plot, x: float, y: float, size: float) -> Cells:
     """The cells with pairs in their terms' colours, and those that are later."""
     names = (*TERMS, "others", "later")
     share = plot.tally.density

@@ -1,4 +1,4 @@
-"""What a picture in a file shows: the pairs of the heads that differ, and which term has them."""
+"""What a picture shows, wherever it is drawn: the pairs of heads that differ, by their terms."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from attnspec.show.panels import (
     Group,
     Known,
     Sample,
+    Slot,
     beside,
     facts,
     grouped,
     header,
     of_samples,
+    other_layers,
     period,
+    places,
 )
-from attnspec.show.places import Slot, places
-from attnspec.show.tally import Tally, tally
-from attnspec.show.terminal import side_for
+from attnspec.show.tally import Tally, room_for, side_for, tally
 from attnspec.text.diagnostics import InternalError
 
 MOST_PAIRS = 256
@@ -35,6 +36,10 @@ MOST_PAIRS = 256
 
 MOST_CELLS = 128
 """The most cells along a side where a sequence is drawn in cells of several positions."""
+
+MOST_PANELS, MOST_LINES = 4, 96
+"""In a terminal the most plots, and the most cells along a side where a sequence is drawn in cells:
+more would be taller than use."""
 
 MOST_TERMS = 32
 """The most terms of a union that are told apart."""
@@ -83,19 +88,27 @@ def figure(
     head: int | None,
     inputs: Sample,
     known: Known | None = None,
+    width: int | None = None,
 ) -> Figure:
     """The pictures of a spec at n positions: of all layers and heads that differ from each other,
-    or of one layer, one head; `known` are samples of what tensors decide.
+    or of one layer, one head; `known` are samples of what tensors decide. For a terminal of `width`
+    columns terms are not told apart.
 
     Raises SpecError where none of them has pairs, TooLong where they would take too long.
     """
     layers = range(spec.program.layer_count) if layer is None else [layer]
     groups, without = grouped(spec, n, layers, head, inputs, known)
-    drawn = groups[:MOST_PLOTS]
+    most = MOST_PLOTS if width is None else MOST_PANELS
+    drawn = groups[:most]
     slots = [slot for group in groups for slot in group.slots]
     every = [*slots, *(slot for formula in without.values() for slot in formula)]
-    side = 1 if n <= MOST_PAIRS else side_for(n, MOST_CELLS)
-    united = [_terms(spec, group) for group in drawn]
+    if width is None:
+        side = 1 if n <= MOST_PAIRS else side_for(n, MOST_CELLS)
+        united = [_terms(spec, group) for group in drawn]
+    else:
+        room = room_for(n, width)
+        side = side_for(n, room if n <= room else min(room, MOST_LINES))
+        united = [[("", group.relation)] for group in drawn]
     terms = tuple(dict.fromkeys(text for found in united for text, _ in found))
     plots = []
     for group, found in zip(drawn, united, strict=True):
@@ -105,10 +118,13 @@ def figure(
         f"{_named(places(found, every))}`{name}` is a formula and has no pairs"
         for name, found in without.items()
     ]
-    rest = [slot for group in groups[MOST_PLOTS:] for slot in group.slots]
+    rest = [slot for group in groups[most:] for slot in group.slots]
     if rest:
-        footer.append(f"not drawn: {places(rest, every)}; --layer and --head choose")
+        how = "--layer and --head choose" if layer is None else "--head chooses one"
+        footer.append(f"not drawn: {places(rest, every)}; {how}")
     footer.extend(of_samples(groups))
+    if layer is not None:
+        footer.extend(other_layers(spec, layer))
     grid = extents_of(spec.program, n) if n and not spec.program.extra_tokens else ()
     return Figure(*header(spec, n, layer, head), terms, tuple(plots), grid, tuple(footer))
 

@@ -9,25 +9,17 @@ from importlib import resources
 
 import numpy as np
 
-from attnspec.show.account import Account
 from attnspec.show.drawing import COLOURS, MAKER, Cells, Key, legend, one_plot, scale
 from attnspec.show.figure import Figure, Plot
-from attnspec.show.reached import Reach
-from attnspec.show.sections import sections
 from attnspec.show.svg import svg
 
 LATER, NONE = -2, -1
 """What stands in place of a set of terms where a cell has no pairs."""
 
 
-def html(found: Figure, said: Account | None = None) -> str:
-    """The whole page, with what is `said` beside the pictures; it needs nothing outside itself."""
+def html(found: Figure) -> str:
+    """The whole page, which needs nothing outside itself."""
     template = resources.files("attnspec.show").joinpath("page.html").read_text(encoding="utf-8")
-    # `<` would end the script
-    reach = None if said is None or isinstance(said.reach, str) else said.reach
-    data = json.dumps({**_data(found), "reach": _reach_data(reach)}, separators=(",", ":")).replace(
-        "<", "\\u003c"
-    )
     parts = {
         "maker": MAKER,
         "title": escape(found.name),
@@ -35,8 +27,8 @@ def html(found: Figure, said: Account | None = None) -> str:
         "plots": "\n".join(_figure(found, plot) for plot in found.plots),
         "legend": "\n".join(_key(key) for key in legend(found)),
         "notes": "\n".join(f"<p>{escape(t)}</p>" for t in (scale(found), *found.footer) if t),
-        "sections": "" if said is None else sections(found, said),
-        "data": data,
+        # `<` would end the script
+        "data": json.dumps(_data(found), separators=(",", ":")).replace("<", "\\u003c"),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
 
@@ -67,18 +59,6 @@ def _data(found: Figure) -> dict[str, object]:
         "grid": list(found.grid),
         "terms": list(found.terms),
         "plots": [_plot_data(plot) for plot in found.plots],
-    }
-
-
-def _reach_data(reach: Reach | None) -> dict[str, object] | None:
-    """The same of what is reached, each run (length, layers), and graphs by progressions."""
-    if reach is None:
-        return None
-    return {
-        "hops": _runs(reach.hops),
-        "graphs": reach.graphs,
-        "layers": reach.layers,
-        "paints": {paint: COLOURS[paint] for paint in ("ink", "term0")},
     }
 
 

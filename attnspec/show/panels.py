@@ -1,40 +1,48 @@
-"""Which heads of a layer are drawn, and what is said above and below the pictures."""
+"""Which heads are drawn, and what is said above and below the pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy.typing as npt
 
 from attnspec.elaborate import Elaborated
-from attnspec.graphs.bind import extents_of, located
+from attnspec.graphs.bind import extents_of
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack
 from attnspec.graphs.written_pairs import WrittenPairs
 from attnspec.ir.program import Program
-from attnspec.show.places import Slot
-from attnspec.show.tally import Tally, tally
-from attnspec.show.terminal import Panel, room_for, side_for
+from attnspec.show.tally import Tally
 from attnspec.text.diagnostics import ranges
 
-MOST_PANELS = 4
-"""The most heads that are drawn when none is named; the others are listed."""
+Slot = tuple[int, int]
+"""A layer and a head, from 0."""
 
-MOST_CELLS = 96
-"""The most cells along a side where a sequence is drawn in cells: more would be taller than use."""
+
+def places(slots: Iterable[Slot], every: Collection[Slot]) -> str:
+    """`layer 0..3 head 1; layer 4`: some of the layers and heads; "" where there is one in all."""
+    slots = list(slots)
+    if len(every) == 1:
+        return ""
+    if len(slots) == len(every):
+        return "every head"
+    heads: dict[tuple[int, ...], list[int]] = {}
+    for layer in sorted({layer for layer, _ in slots}):
+        own = tuple(sorted(head for at, head in slots if at == layer))
+        heads.setdefault(own, []).append(layer)
+    layers, of_layer = ({slot[side] for slot in every} for side in (0, 1))
+    parts = []
+    for own, at in heads.items():
+        words = [f"layer {ranges(at)}"] if len(layers) > 1 and len(at) < len(layers) else []
+        if len(of_layer) > 1:
+            words.append("every head" if len(own) == len(of_layer) else f"head {ranges(list(own))}")
+        parts.append(" ".join(words) or "every layer")
+    return "; ".join(parts)
+
 
 Sample = Mapping[str, "npt.ArrayLike"]
 Known = Mapping[tuple[int, int], Relation]
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """The pictures of one layer with the lines above and below them."""
-
-    header: tuple[str, str]
-    panels: tuple[Panel, ...]
-    footer: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -44,45 +52,6 @@ class Group:
     relation: Relation
     formula: str | None
     slots: tuple[Slot, ...]
-
-
-def sheet(
-    spec: Elaborated,
-    n: int,
-    *,
-    layer: int,
-    head: int | None,
-    inputs: Sample,
-    width: int,
-    known: Known | None = None,
-) -> Sheet:
-    """The pictures of a layer at n positions: of one head, or of all that differ from each other;
-    `known` are samples of what tensors decide.
-
-    `width` is what a picture may take, in columns. Raises SpecError where a head has no pairs.
-    """
-    groups, without = grouped(spec, n, [layer], head, inputs, known)
-    room = room_for(n, width)
-    side = side_for(n, room if n <= room else min(room, MOST_CELLS))
-    several = spec.program.heads is not None and (len(groups) > 1 or bool(without))
-    panels = []
-    for group in groups[:MOST_PANELS]:
-        with located(spec.program.attend(*group.slots[0]).span):
-            counted = tally(group.relation, n, side, spec.program.causal, spec.program.crossing)
-        title = [f"head {_heads(group.slots)}"] if several else []
-        title += facts(counted) if several else [", ".join(facts(counted))]
-        title += beside(group, spec)
-        panels.append(Panel(tuple(title), counted, period(spec, n)))
-    footer = [
-        f"head {_heads(slots)}: `{name}` is a formula and has no pairs"
-        for name, slots in without.items()
-    ]
-    rest = [slot for group in groups[MOST_PANELS:] for slot in group.slots]
-    if rest:
-        footer.append(f"not drawn: head {_heads(rest)}; --head chooses one")
-    footer.extend(of_samples(groups))
-    footer.extend(_other_layers(spec, layer))
-    return Sheet(header(spec, n, layer, head), tuple(panels), tuple(footer))
 
 
 def grouped(
@@ -143,10 +112,6 @@ def period(spec: Elaborated, n: int) -> int | None:
     return grid[-1] if grid and not spec.program.extra_tokens else None
 
 
-def _heads(slots: Iterable[Slot]) -> str:
-    return ranges([head for _, head in slots])
-
-
 def header(spec: Elaborated, n: int, layer: int | None, head: int | None) -> tuple[str, str]:
     """The name with its parameters, and the length, the grid and the layers and heads shown."""
     values = ", ".join(f"{name} = {value}" for name, value in spec.parameters.items())
@@ -192,7 +157,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g} %" if share < 0.9995 else "> 99.9 %"
 
 
-def _other_layers(spec: Elaborated, layer: int) -> Iterable[str]:
+def other_layers(spec: Elaborated, layer: int) -> Iterable[str]:
     """Layers that the spec states otherwise than this one."""
     slots = spec.program.slots
     others = [other for other, row in enumerate(slots) if row != slots[min(layer, len(slots) - 1)]]

@@ -14,10 +14,9 @@ from attnspec.elaborate import Elaborated
 from attnspec.graphs.stack import decides
 from attnspec.ir.crossing import crossed
 from attnspec.show import drawing
-from attnspec.show.account import account
 from attnspec.show.figure import Figure, figure
 from attnspec.show.html import html
-from attnspec.show.panels import Known, Sample, Sheet, has_graph, sheet
+from attnspec.show.panels import Known, Sample, has_graph
 from attnspec.show.png import png
 from attnspec.show.svg import svg
 from attnspec.show.terminal import Signs, draw
@@ -51,50 +50,37 @@ class Picture:
         program, length = crossed(self.spec.program, self.n, self.m)
         return replace(self.spec, program=program), length
 
-    def sheet(self, width: int = WIDTH) -> Sheet:
-        """The panels of one layer in so many columns: the first that has pairs if none is named."""
+    def text(self, width: int = WIDTH, signs: Signs = "blocks") -> tuple[Figure, Text]:
+        """The figure of one layer in so many columns, the first that has pairs if none is named,
+        and what is drawn of it."""
         layer = self.layer
         if layer is None:
             layers = range(self.spec.program.layers or 1)
             layer = next((one for one in layers if has_graph(self.spec.program, one)), 0)
-        known = self._samples([layer])
+        found = self._figure(layer, width)
+        return found, draw(found.plots, width, signs)
+
+    def __str__(self) -> str:
+        found, body = self.text()
+        return "\n".join([found.name, found.about, "", body.plain, *found.footer])
+
+    @cached_property
+    def figure(self) -> Figure:
+        """What a file shows."""
+        return self._figure(self.layer)
+
+    def _figure(self, layer: int | None, width: int | None = None) -> Figure:
         spec, length = self._crossed
-        return sheet(
+        layers = range(spec.program.layer_count) if layer is None else [layer]
+        return figure(
             spec,
             length,
             layer=layer,
             head=self.head,
             inputs=self.inputs,
+            known=self._samples(layers),
             width=width,
-            known=known,
         )
-
-    def text(self, width: int = WIDTH, signs: Signs = "blocks") -> tuple[Sheet, Text]:
-        """The panels with what is drawn of them."""
-        found = self.sheet(width)
-        return found, draw(found.panels, width, signs)
-
-    def __str__(self) -> str:
-        found, body = self.text()
-        return "\n".join([*found.header, "", body.plain, *found.footer])
-
-    @cached_property
-    def figure(self) -> Figure:
-        """What a file shows."""
-        known = self._samples(self._layers)
-        spec, length = self._crossed
-        return figure(
-            spec,
-            length,
-            layer=self.layer,
-            head=self.head,
-            inputs=self.inputs,
-            known=known,
-        )
-
-    @property
-    def _layers(self) -> Sequence[int]:
-        return range(self.spec.program.layer_count) if self.layer is None else [self.layer]
 
     def _samples(self, layers: Sequence[int]) -> Known:
         """What tensors that are drawn decide, where they decide something."""
@@ -123,9 +109,7 @@ class Picture:
             return png(drawing.sheet(self.figure), self.figure.name, self._about)
         if suffix == ".svg":
             return f"<!-- {drawing.MAKER} -->\n{self._repr_svg_()}\n"
-        known = self._samples(range(self.spec.program.layer_count))
-        side = self.figure.plots[0].tally.side
-        return html(self.figure, account(self.spec, self.n, side, self.inputs, known, self.m))
+        return html(self.figure)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a .png, .svg or .html file, in place of what is there.

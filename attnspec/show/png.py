@@ -1,13 +1,27 @@
-"""Drawings as PNG, by matplotlib, which alone is asked for its letters and pixels."""
+"""Drawings by matplotlib, which comes with the extra `plot`: PNG, and pairs on a user's axes."""
 
 from __future__ import annotations
 
 import io
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnspec.show.drawing import COLOURS, LEVELS, MAKER, Cells, Drawing, Fill, Item, Label, opacity
+from attnspec.show.drawing import (
+    COLOURS,
+    LEVELS,
+    MAKER,
+    Cells,
+    Drawing,
+    Fill,
+    Item,
+    Label,
+    cells_of,
+    opacity,
+)
+from attnspec.show.figure import Figure
+from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +33,8 @@ _SIDES = {"start": "left", "middle": "center", "end": "right"}
 
 
 def png(drawing: Drawing, title: str, about: str) -> bytes:
-    """A whole picture; `title` and `about` are kept in it as text. Raises ImportError."""
+    """A whole picture; `title` and `about` are kept in it as text. Raises AttnSpecError."""
+    require_matplotlib("a .png")
     import matplotlib.style
     from matplotlib.figure import Figure as Canvas
 
@@ -36,6 +51,32 @@ def png(drawing: Drawing, title: str, about: str) -> bytes:
         facts = {"Software": MAKER, "Title": title, "Description": about}
         canvas.savefig(data, format="png", dpi=DENSITY, metadata=facts)
     return data.getvalue()
+
+
+def require_matplotlib(what: str) -> None:
+    """Raises AttnSpecError where matplotlib is not installed."""
+    if find_spec("matplotlib") is None:
+        raise AttnSpecError(
+            f'{what} needs matplotlib: pip install "attnspec[plot]"; .svg and .html need nothing'
+        )
+
+
+def plotted(found: Figure, axes: Axes | None) -> Axes:
+    """The pairs of the first plot of a figure on axes, by default new ones: queries down, keys
+    across, both in positions. Raises AttnSpecError."""
+    require_matplotlib("`plot`")
+    from matplotlib import pyplot
+
+    if axes is None:
+        axes = pyplot.subplots()[1]
+    plot = found.plots[0]
+    tally = plot.tally
+    extent = (-0.5, tally.n - 0.5, tally.queries - 0.5, -0.5)
+    if tally.density.size:
+        axes.imshow(_pixels(cells_of(plot, 0, 0, 1)), extent=extent, interpolation="nearest")
+    title = f"{found.name}, {plot.where}" if plot.where else found.name
+    axes.set(title=title, xlabel="key", ylabel="query")
+    return axes
 
 
 def _add(axes: Axes, item: Item, order: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -73,6 +74,31 @@ class Tally:
     def later(self) -> npt.NDArray[np.bool_]:
         """bool [rows, cells]: cells whose pairs all have k > q, where `causal`."""
         return np.asarray(self.allowed == 0)
+
+
+def side_for(n: int, room: int) -> int:
+    """Positions in a cell so that n of them fit into `room` columns: 2^i, 3 * 2^i or 5 * 2^i."""
+    least = -(-n // max(1, room))
+    power = 1
+    while power * 2 <= least:
+        power *= 2
+    choices = [power, power * 5 // 4, power * 3 // 2, power * 2]
+    return next(side for side in choices if side >= least)
+
+
+def room_for(n: int, width: int) -> int:
+    """How many columns of a terminal are left for cells beside labels and frame."""
+    return max(4, width - len(str(max(0, n - 1))) - 3)
+
+
+def tick_step(tally: Tally, period: int | None, least: float, *, even: bool = False) -> int:
+    """Cells between two ticks: at least `least`, so that labels stay apart, in round numbers."""
+    if period and tally.side == 1:
+        return period * math.ceil(least / period)
+    binary = tally.side > 1 or tally.n % 8 == 0
+    decimal = [m * int(10**i) for i in range(10) for m in (1, 2, 5)]
+    steps = [1 << i for i in range(32)] if binary else decimal
+    return next(step for step in steps if step >= least and not (even and step % 2))
 
 
 def tally(

@@ -6,9 +6,7 @@ pair, a longer one in square cells of several positions, each as dark as it is f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
@@ -16,7 +14,8 @@ import numpy as np
 from rich.style import Style
 from rich.text import Text
 
-from attnspec.show.tally import Tally
+from attnspec.show.figure import Plot
+from attnspec.show.tally import Tally, room_for, tick_step
 
 Signs = Literal["colour", "blocks", "ascii"]
 """Coloured half blocks, block signs of one colour, or plain ASCII."""
@@ -30,33 +29,9 @@ _PANEL, _LATER, _SELF = (44, 47, 58), (27, 29, 36), (255, 176, 66)
 _FAINT, _FULL = (62, 88, 138), (105, 185, 255)
 
 
-@dataclass(frozen=True)
-class Panel:
-    """One picture with the lines above it; ticks stand at multiples of `period` where it is set."""
-
-    title: tuple[str, ...]
-    tally: Tally
-    period: int | None = None
-
-
-def side_for(n: int, room: int) -> int:
-    """Positions in a cell so that n of them fit into `room` columns: 2^i, 3 * 2^i or 5 * 2^i."""
-    least = -(-n // max(1, room))
-    power = 1
-    while power * 2 <= least:
-        power *= 2
-    choices = [power, power * 5 // 4, power * 3 // 2, power * 2]
-    return next(side for side in choices if side >= least)
-
-
-def room_for(n: int, width: int) -> int:
-    """How many columns of a terminal are left for cells beside labels and frame."""
-    return max(4, width - len(str(max(0, n - 1))) - 3)
-
-
-def draw(panels: Sequence[Panel], width: int, signs: Signs) -> Text:
+def draw(plots: Sequence[Plot], width: int, signs: Signs) -> Text:
     """The pictures beside each other where the width allows, else below, and a legend."""
-    blocks = [[*map(Text, panel.title), *_picture(panel, width, signs)] for panel in panels]
+    blocks = [[*map(Text, _title(plot)), *_picture(plot, width, signs)] for plot in plots]
     widths = [max(line.cell_len for line in block) for block in blocks]
     lines: list[Text] = []
     start = 0
@@ -69,12 +44,19 @@ def draw(panels: Sequence[Panel], width: int, signs: Signs) -> Text:
             lines.append(Text())
         lines.extend(_beside(blocks[start:end], widths[start:end]))
         start = end
-    drawn = [panel.tally for panel in panels if panel.tally.density.size]
+    drawn = [plot.tally for plot in plots if plot.tally.density.size]
     halves = any(_cell_width(each, width) == 1 for each in drawn)
     legend = _legend(drawn, signs, halves)
     if legend.plain:
         lines.extend([Text(), legend])
     return Text("\n").join(lines)
+
+
+def _title(plot: Plot) -> list[str]:
+    """The lines above a picture; one that stands alone has its figures in one line."""
+    if plot.where:
+        return [plot.where, *plot.lines]
+    return [", ".join(plot.lines[:2]), *plot.lines[2:]]
 
 
 def _beside(blocks: Sequence[list[Text]], widths: Sequence[int]) -> Iterator[Text]:
@@ -93,14 +75,16 @@ def _beside(blocks: Sequence[list[Text]], widths: Sequence[int]) -> Iterator[Tex
 # --- one picture -------------------------------------------------------------------------------
 
 
-def _picture(panel: Panel, width: int, signs: Signs) -> list[Text]:
+def _picture(plot: Plot, width: int, signs: Signs) -> list[Text]:
     """The frame with its ticks, and the cells inside."""
-    tally = panel.tally
+    tally = plot.tally
     if not tally.density.size:
         return [Text("no positions, so no pairs")]
     cells = tally.cells
     wide = _cell_width(tally, width)
-    step = _tick_step(panel, wide)
+    longest = max(0, tally.n - 1, tally.queries - 1)
+    # rows may come two to a line, and a label needs a line of its own
+    step = tick_step(tally, plot.period, max(len(str(longest)) + 2, 5) / wide, even=wide == 1)
     ticks = list(range(0, max(cells, tally.rows), step))
     labels = [str(tick * tally.side) for tick in ticks]
     margin = max(len(label) for label in labels) + 1
@@ -130,24 +114,6 @@ def _picture(panel: Panel, width: int, signs: Signs) -> list[Text]:
 def _cell_width(tally: Tally, width: int) -> int:
     """Columns of a cell: where one is enough, a line holds two rows of cells."""
     return 2 if tally.cells <= min(WIDE, room_for(tally.n, width) // 2) else 1
-
-
-def _tick_step(panel: Panel, wide: int) -> int:
-    """Cells between two ticks of a picture in characters."""
-    longest = max(0, panel.tally.n - 1, panel.tally.queries - 1)
-    least = max(len(str(longest)) + 2, 5) / wide
-    # rows may come two to a line, and a label needs a line of its own
-    return tick_step(panel.tally, panel.period, least, even=wide == 1)
-
-
-def tick_step(tally: Tally, period: int | None, least: float, *, even: bool = False) -> int:
-    """Cells between two ticks: at least `least`, so that labels stay apart, in round numbers."""
-    if period and tally.side == 1:
-        return period * math.ceil(least / period)
-    binary = tally.side > 1 or tally.n % 8 == 0
-    decimal = [m * int(10**i) for i in range(10) for m in (1, 2, 5)]
-    steps = [1 << i for i in range(32)] if binary else decimal
-    return next(step for step in steps if step >= least and not (even and step % 2))
 
 
 def _rows(tally: Tally, signs: Signs, wide: int) -> Iterator[tuple[range, Text]]:

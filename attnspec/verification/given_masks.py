@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -86,10 +85,6 @@ class MaskComparison:
                 for head in self.heads
             ],
         }
-
-    def to_json(self) -> str:
-        """The same as JSON."""
-        return json.dumps(self.to_dict(), indent=2)
 
     def __str__(self) -> str:
         at = f"n = {self.n:,}" if self.m is None else f"m = {self.m:,}, n = {self.n:,}"

@@ -128,46 +128,8 @@ class ListChoice(Choice):
         return (TileLists(q_order, k_order, *tiles, self.holds, first, whole, self.alike),)
 
     @property
-    def read(self) -> torch.Tensor:
-        """Which keys are in a list, whoever's it is, bool [B, H or 1, n_k], for lists that count
-        from position 0 on."""
-        batch, heads, _, _ = self.blocks.shape
-        found = self.blocks.new_zeros(batch, heads, self.count + 1, dtype=torch.bool)
-        # the last place is that of none
-        found.scatter_(2, self.blocks.flatten(2).remainder(self.count + 1), True)
-        return found[:, :, :-1].repeat_interleave(self.size, 2)[:, :, : self.n_k]
-
-    @property
     def lists(self) -> Mapping[str, torch.Tensor]:
         return {"keys" if self.size == 1 else "blocks": self.blocks}
-
-
-@dataclass(frozen=True, eq=False)
-class SomeKeys(Choice):
-    """Lists of rows of one query each, from position 0 on, over some of the keys alone: key j of
-    m is the one at `positions`, ascending, int64 [1, 1, m], m > 0. The queries stand last, query i
-    at `first` + i."""
-
-    whole: ListChoice
-    positions: torch.Tensor
-    first: int
-
-    def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        at, count = self.positions[0, 0], self.positions.shape[2]
-        own = q + (self.whole.n_k - self.whole.n_q - self.first)
-        return self.whole.holds(own, at[k.clamp_max(count - 1)]) & (k < count)
-
-    def layouts(self) -> tuple[TileLists, ...]:
-        """Query tiles are single queries, key tiles the blocks that are named."""
-        blocks, size, at = self.whole.blocks, self.whole.size, self.positions[0, 0]
-        named = torch.unique(blocks[blocks >= 0])
-        if not len(named):
-            named = at[:1] // size
-        keys = (named[:, None] * size + torch.arange(size, device=at.device)).flatten()
-        place = torch.searchsorted(at, keys).clamp_max(len(at) - 1)
-        order = torch.where(at[place] == keys, place, -1)
-        lists = torch.where(blocks < 0, -1, torch.searchsorted(named, blocks.contiguous()))
-        return (TileLists(None, order[None, None], 1, size, lists, self.holds, self.first, True),)
 
 
 def decide_chosen(leaf: Chosen, given: Given) -> Choice:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from attnspec.backends.common.dropping import kept
-from attnspec.backends.common.masks import by_key_head, mask_plan
+from attnspec.backends.common.masks import Reading, by_key_head, mask_plan
 from attnspec.backends.common.score_formula import Blocks, Formula
 from attnspec.lower.work import Call, Work
 
@@ -112,3 +112,55 @@ def _rounds(work: Work, call: Call) -> Iterator[Call]:
 def _by_key_head(held: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
     """What is broadcastable to [B, H, n_q, n_k] as [B, K, R, 1, n_q, n_k], for q [B, K, R, …]."""
     return None if held is None else by_key_head(held, q.shape[1])
+
+
+class MaskedKernel(DenseKernel):
+    """Dense attention of some heads with `added`, broadcastable to [B, H, n_q, n_k] for all heads,
+    on top of the changed scores; a pair with -inf is none."""
+
+    def __init__(
+        self, work: Work, heads: tuple[int, ...], device: torch.device, added: torch.Tensor
+    ) -> None:
+        super().__init__(work, heads, device)
+        if added.dim() == 4 and added.shape[1] > 1:
+            added = added[:, list(heads)]
+        added = added.reshape((1,) * (4 - added.dim()) + added.shape)
+        self.allowed = added > -torch.inf
+        self.formula = _Adding(work, heads, device, torch.where(self.allowed, added, 0.0))
+
+    def mask(self, call: Call) -> torch.Tensor:
+        return super().mask(call) & self.allowed
+
+
+class _Adding(Formula):
+    """The formula with numbers [B or 1, H or 1, n_q, n_k] on top of the changed scores."""
+
+    def __init__(
+        self, work: Work, heads: tuple[int, ...], device: torch.device, added: torch.Tensor
+    ) -> None:
+        super().__init__(work, heads, device)
+        self.added = added
+
+    def changed(
+        self, scores: torch.Tensor, distance: torch.Tensor | None, call: Call
+    ) -> torch.Tensor:
+        found = super().changed(scores, distance, call)
+        added: torch.Tensor = by_key_head(self.added, found.shape[1])
+        return found + added.to(found.dtype)
+
+
+_LONG = 1 << 24
+"""Positions between which every bucket of a learned bias occurs, or whose last has no number."""
+
+
+class OpenKernel(DenseKernel):
+    """The definition for n_q of n_k positions, numbers that a trace does not have."""
+
+    def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
+        self.work = work
+        q = torch.arange(work.n_k - work.n_q, work.n_k, device=device)[:, None]
+        k = torch.arange(work.n_k, device=device)[None]
+        self.plan = Reading(work.relation, q, k)
+        # tables of a length: that of a long sequence serves all
+        self.formula = Formula(replace(work, n_k=_LONG), heads, device)
+        self.distance = (q - k)[None]

@@ -284,3 +284,14 @@ def exact_weights(
     call = Call(tables={name: table[None] for name, table in tables.items()})
     changed = formula.changed(scores[None, None, None, None], distance[None], call)
     return torch.exp(changed[0, 0, 0, 0])
+
+
+def weights_array(
+    work: Work, head: int, q: np.ndarray, k: np.ndarray, learned: Mapping[str, np.ndarray]
+) -> np.ndarray:
+    """The weights [n_q, n_k] of one head of a mechanism, also of one that never forms them: the
+    output for values that are the rows of the identity."""
+    rows, keys = torch.from_numpy(q), torch.from_numpy(k)
+    parts = {name: torch.from_numpy(each) for name, each in learned.items()}
+    values = torch.eye(len(k), dtype=keys.dtype)
+    return np.asarray(defined(work, head, rows, keys, values, parts).numpy())

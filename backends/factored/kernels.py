@@ -15,9 +15,13 @@ from attnspec.backends.factored.features.linear import linear_kernel
 from attnspec.backends.factored.features.random_kernels import favor_kernel, rbf_kernel, rfa_kernel
 from attnspec.backends.factored.features.taylor import taylor_kernel
 from attnspec.backends.factored.hybrid.kernel import hybrid_kernel
-from attnspec.backends.factored.low_rank.efficient import EfficientKernel
 from attnspec.backends.factored.low_rank.linformer import LinformerKernel
-from attnspec.backends.factored.low_rank.mixing import FourierKernel, GmlpKernel, MixerKernel
+from attnspec.backends.factored.low_rank.mixing import (
+    EfficientKernel,
+    FourierKernel,
+    GmlpKernel,
+    MixerKernel,
+)
 from attnspec.backends.factored.low_rank.nystrom import NystromKernel
 from attnspec.backends.factored.low_rank.synthesizer import SynthesizerKernel
 from attnspec.lower.work import Kernel, Work, mechanism_of

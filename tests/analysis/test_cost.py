@@ -27,9 +27,6 @@ from attnspec.analysis.cost.cost import (
 )
 from attnspec.analysis.cost.kv_cache import cache_of
 from attnspec.analysis.quality import Figure
-from attnspec.backends.factored import costs as mechanism_memory
-from attnspec.backends.factored.features import spans
-from attnspec.backends.factored.low_rank import softmax
 from attnspec.compile.compiler import compile_program
 from attnspec.graphs.bind import situation_of
 from attnspec.graphs.stack import Stack, TooMuch
@@ -39,7 +36,6 @@ from attnspec.ir.mechanisms.nystrom import Nystrom
 from attnspec.layout.orders import NATURAL
 from attnspec.layout.steps import bands_of
 from attnspec.layout.tiling import Survey, classify, survey
-from attnspec.lower import mechanism_costs
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.lower.mechanism_costs import flops_of
 from attnspec.lower.mechanism_sizes import bind_mechanism, longest_of
@@ -470,12 +466,6 @@ def test_operations_of_mechanisms_are_those_that_torch_counts(body: str) -> None
     assert counted(lambda: module(*given)) == pytest.approx(cost.flops, rel=0.15)
     out = module(*given)
     assert counted(lambda: out.sum().backward()) == pytest.approx(cost.backward_flops, rel=0.15)
-
-
-def test_what_mechanisms_hold_is_counted_with_the_sizes_that_run() -> None:
-    assert mechanism_costs.CHUNK == spans.Summing.chunk
-    assert mechanism_memory.BLOCK == spans.Summing.block
-    assert vars(softmax)["FUSED"] == mechanism_memory.FUSED
 
 
 @pytest.mark.parametrize("body", MECHANISMS)

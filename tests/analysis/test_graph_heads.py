@@ -60,8 +60,6 @@ def test_counts_are_those_of_the_masks_of_graph_heads(seed: int) -> None:
     for slot, mask in masks.items():
         assert report.per_head[slot].edges == mask.sum()
         assert report.per_head[slot].readers == mask.sum(0).max()
-    whole = {layer for layer, row in enumerate(bodies) if all(body in GRAPHS for body in row)}
-    assert set(report.per_layer) == whole
     data = report.to_dict()["figures"]
     assert json.loads(report.to_json())["figures"] == data
     if not masks:
@@ -119,7 +117,6 @@ def test_a_stack_of_graphs_has_its_own_figures() -> None:
     assert report.graph_edges == report.edges
     assert report.graph_density == report.density
     assert (report.graph_degree, report.graph_min_degree) == (report.degree, report.min_degree)
-    assert set(report.per_layer) == {0, 1}
 
 
 def test_no_positions_and_unknown_graphs() -> None:

@@ -9,9 +9,9 @@ import pytest
 from zoo import EXAMPLES
 
 from attnspec.analysis.reach import reach
-from attnspec.difference import Difference, diff
 from attnspec.graphs.stack import Stack
-from attnspec.spec import load, parse
+from attnspec.show.differences import Difference
+from attnspec.spec import diff, load, parse
 
 
 def verdicts(body: str, *claims: str) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from attnspec.analysis.quality import Figure
 from attnspec.analysis.reach import bitsets, reach, spread, walks
 from attnspec.analysis.reach.chain import layers_of
-from attnspec.analysis.reach.period import period
+from attnspec.analysis.reach.spread import period
 from attnspec.graphs.stack import Stack
 from attnspec.spec import parse
 from attnspec.text.diagnostics import AttnSpecError

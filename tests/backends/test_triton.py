@@ -367,6 +367,23 @@ def test_blocks_are_no_larger_where_there_is_less_room(
     assert small.q * small.k == (64 * 64 if room > 99 << 10 else 64 * 32)
 
 
+@pytest.mark.parametrize(
+    ("triton_is", "numpy_is", "runs"),
+    [("3.6.0", "2.4.1", False), ("3.6.0", "2.3.5", True), ("3.7.0", "2.4.1", True)],
+)
+def test_an_interpreter_that_is_older_than_numpy_is_refused(
+    triton_is: str, numpy_is: str, runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {"triton": triton_is, "numpy": numpy_is}
+    monkeypatch.setattr(backend_module, "version", known.__getitem__)
+    monkeypatch.setenv(backend_module.INTERPRETED, "1")
+    spec = spec_of("attend window(radius = 2)")
+    ((work, _),) = works_of(spec.program, 0, 1, 9, 9, {})
+    why = TritonBackend().refuses(work, "cpu")
+    assert (why is None) is runs
+    assert runs or why == "the interpreter of Triton before 3.7 needs a numpy before 2.4"
+
+
 def test_heads_without_room_for_the_least_blocks_go_in_plain_operations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

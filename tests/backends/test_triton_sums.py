@@ -237,9 +237,9 @@ def test_exponentials_that_are_large_stay_numbers() -> None:
         assert torch.isfinite(mine).all()
         torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-4)
     # features in frames whose unit float32 does not hold
-    given = tensors(1, 1, 5, 5, size=64, dtype=torch.float32)
+    wide = tensors(1, 1, 5, 5, size=64, dtype=torch.float32)
     body = "attend rbf(sigma = 1.0, features = 64, seed = 0)"
-    ours, right = (module_of(body, x)(*given) for x in ("triton", "factored"))
+    ours, right = (module_of(body, x)(*wide) for x in ("triton", "factored"))
     torch.testing.assert_close(ours, right, rtol=1e-4, atol=1e-4)
     # sums that float16 does not hold
     q = torch.full((1, 1, 40, 16), 60.0, dtype=torch.float16)

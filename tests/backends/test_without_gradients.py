@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from attnspec.backends.common.torch_modes import unseen
-from attnspec.backends.factored.costs import LANES
 from attnspec.backends.factored.low_rank import softmax
 from attnspec.backends.factored.low_rank.linformer import projected
 from attnspec.backends.factored.low_rank.mixing import LONG, fourier
 from attnspec.backends.factored.low_rank.nystrom import along
 from attnspec.backends.factored.low_rank.softmax import attend
+from attnspec.ir.mechanisms.declaration import LANES
 from attnspec.spec import parse
 
 

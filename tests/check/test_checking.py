@@ -447,6 +447,10 @@ def test_the_length_at_which_there_is_no_graph_is_said_once(graph: str, message:
         ),
         ("attend where(k <= q and q % (n - 1) >= 0)", "edges <= n * n", "1"),
         ("cross attend where(q // (n - 1) >= 0)", "stable", "1"),
+        ("attend full scale 1 / (n - 1)", "symmetric", "1"),
+        ("layers 2 causal attend full scale 1 / (n - 2 * layer)", "causal", "2"),
+        ("attend full score softcap(cap = n - 1)", "rows_nonempty", "1"),
+        ("causal attend favor(features = 8 + 8 // (n - 1), seed = 0)", "causal", "1"),
     ],
 )
 def test_a_proof_ends_where_a_number_has_no_value(body: str, claim: str, missing: str) -> None:
@@ -460,6 +464,8 @@ def test_a_proof_ends_where_a_number_has_no_value(body: str, claim: str, missing
     ("body", "status"),
     [
         ("attend where(k <= q and q % (n - 100) >= 0) require causal", "checked"),
+        ("attend full scale 1 / (n + layer) require symmetric", "proven"),
+        ("attend full scale 1 / (n - 1) require symmetric for n >= 2", "proven"),
         ("attend where(k <= q and q % (n - 100) >= 0) require causal for n >= 101", "proven"),
         ("attend where(k <= q and q % (n - 1) >= 0) require causal for n >= 2", "proven"),
         ("attend where(k <= q and q % max(n - 1, 1) >= 0) require causal", "proven"),

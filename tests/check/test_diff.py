@@ -15,9 +15,9 @@ import attnspec
 from attnspec.analysis.counting import differences
 from attnspec.check.other_differences import asides, mechanisms_of
 from attnspec.cli import main
-from attnspec.difference import Difference, diff
 from attnspec.graphs.stack import TooMuch
-from attnspec.spec import Spec, parse
+from attnspec.show.differences import Difference
+from attnspec.spec import Spec, diff, parse
 from attnspec.text.diagnostics import AttnSpecError
 
 
@@ -230,7 +230,7 @@ def test_mechanisms_are_compared_by_their_options(
     assert words in str(found)
     assert (", at n = 16" in str(found)) == (", at n" in words)
     assert found.proven == (same and "at n" not in words)
-    (one,) = json.loads(found.to_json())["compared"]
+    (one,) = json.loads(json.dumps(found.to_dict()))["compared"]
     assert one["equal"] is same
     assert words.partition(", at n")[0] in one["reason"]
     back = between(f"attend {second}", f"attend {first}", 16)
@@ -249,8 +249,6 @@ def test_mechanisms_of_layers_and_heads_are_compared_each() -> None:
     assert kinds[((1, 0),)] == (False, "`linear` in a, a graph in b")
     assert kinds[((1, 1),)] == (False, "")
     assert found.only_in_b.count == 64 - 22
-    # the picture is of those that have pairs
-    assert "query ↓" in str(found)
     assert "layer 1 head 0: `linear` in a, a graph in b" in str(found)
     asked = "heads 2 attend favor(features = 8 * (head + 1))"
     other = "heads 2 attend favor(features = 8)"
@@ -323,23 +321,6 @@ def test_a_row_is_written_short() -> None:
     assert differences.row_text(relation, 20, 64) == "0, 5, 10, …, 60"
     assert differences.row_text(relation, 1, 10) == "0..2, 6"
     assert differences.row_text(spec_of("attend self - self").relation(9), 1, 9) == "nothing"
-
-
-# --- the picture ----------------------------------------------------------------------------------
-
-
-def test_the_picture_shows_who_reads_what() -> None:
-    text = str(between("attend window(radius = 1)", "attend causal", 4))
-    assert text.splitlines()[-5:] == [
-        "0 │░░aa· · │",
-        "  │░░░░aa· │",
-        "2 │bb░░░░aa│",
-        "  │bbbb░░░░│",
-        "░░ the same, aa only in a, bb only in b",
-    ]
-    wide = str(between("attend window(radius = 1)", "attend causal", 512))
-    assert "a cell is 16 × 16 pairs" in wide
-    assert "ab some of each" in wide
 
 
 # --- the command ----------------------------------------------------------------------------------

@@ -93,6 +93,25 @@ def test_a_file_that_stands_alone_is_exported_for_every_length(
         torch.testing.assert_close(program(*given), module(*given))
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("causal attend linear()", "a dynamic length, since its mechanism goes by pieces"),
+        ("attend favor(features = 8, seed = 0)", "`strict=False`, since its features are drawn"),
+        ("attend strided(stride = isqrt(n))", "since its mask reads a root or logarithm"),
+        ("attend window(radius = 3) scale 1 / n score bias()", "since its scale reads n"),
+        ("attend expander(degree = 4, seed = 0)", "a dynamic length, since its pairs are drawn"),
+        ("attend random(keys = 2, seed = 0)", "this file, since its pairs are drawn"),
+    ],
+)
+def test_a_file_that_stands_alone_refuses_what_torch_would(
+    body: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = f"heads 2 {body}" if "bias" in body else body
+    with pytest.raises(ValueError, match=f"torch.export cannot take .*{words}.*one operator"):
+        exported(standalone(body, tmp_path, monkeypatch), body, False)
+
+
 HERE = [
     *(
         body

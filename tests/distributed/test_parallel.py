@@ -14,11 +14,11 @@ from rank_cases import NETWORK, WINDOW, check
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import attnspec
+from attnspec.distributed import parallel
+from attnspec.distributed.collectives import Mesh
+from attnspec.distributed.parallel import _random_state, parallelize
 from attnspec.distributed.partitions import Partition
-from attnspec.distributed.ranks import parallel
-from attnspec.distributed.ranks.collectives import Mesh
-from attnspec.distributed.ranks.parallel import _random_state, parallelize
-from attnspec.distributed.ranks.regions import Region
+from attnspec.distributed.regions import Region
 
 # the processes that the tests share start once
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -42,7 +42,7 @@ def test_ranks_together_compute_what_one_process_does(
     said, _ = ran
     check(said, NETWORK)
     ways = {how for answer in said[0] for how in answer["how"]}
-    assert ways == {"rows", "states", "both", "heads", "all", "mixed", "choices"}
+    assert ways == {"rows", "states", "heads", "all"}
 
 
 def test_every_rank_says_what_is_wrong(ran: tuple[list[list[Any]], list[list[Any]]]) -> None:

@@ -10,23 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from relation_checks import definition
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnspec
 from attnspec.analysis.counting.degrees import degrees_of
-from attnspec.backends.decided.lists import SomeKeys
 from attnspec.backends.dense.kernel import DenseKernel
-from attnspec.backends.lists.kernel import ListedKernel
 from attnspec.backends.planner import choose
 from attnspec.distributed.planning import Tensors, plan
-from attnspec.distributed.ranks import regions
-from attnspec.distributed.ranks.by_rows import GroupHere
-from attnspec.distributed.ranks.regions import Region, finished, joined, readers
+from attnspec.distributed.regions import Region
+from attnspec.distributed.rows import GroupHere
 from attnspec.lower.lower import Binder, bias_tables, stand_ins
 from attnspec.lower.work import MERGED, Call, Softcap, Work
 from attnspec.runtime.call_checks import check_inputs
-from attnspec.runtime.decisions import data_of, decided, decisions_of
 
 CPU = torch.device("cpu")
 
@@ -130,93 +125,6 @@ def test_a_part_is_that_of_the_definition(text: str) -> None:
             )
 
 
-LISTED = (
-    "input x: choices(size = 4) attend chosen(x)",
-    "input x: choices(size = 4) causal attend chosen(x) score alibi()",
-    "heads 4 input x: choices(size = 3) attend chosen(x) & window(radius = 40) | self"
-    " score bias(buckets = 8, max_distance = 40)",
-    "input x: choices input ids: ids attend chosen(x) & same(ids) | columns(first(3))"
-    " score alibi()",
-)
-
-
-@pytest.mark.parametrize("backend", ["lists", "dense"])
-@pytest.mark.parametrize("text", LISTED)
-def test_lists_over_some_keys_are_those_of_the_definition(text: str, backend: str) -> None:
-    work, heads, spec = work_of(text, N)
-    ran = DenseKernel if backend == "dense" else ListedKernel
-    decisions = decisions_of([(work, heads)])
-    for number, (queries, keys) in enumerate(PARTS.values()):
-        if not len(keys):
-            continue
-        keys, draw = np.sort(keys), torch.Generator().manual_seed(number)
-        count = -(-N // spec.inputs["x"].size)
-        lists = torch.randint(-1, count, (2, 4 - number % 3 // 2 * 3, N, 9), generator=draw)
-        other = {"ids": torch.sort(torch.randint(4, (2, N), generator=draw)).values}
-        data = {each.name: other.get(each.name, lists) for each in spec.program.inputs}
-        padding = torch.rand(2, N, generator=draw) > 0.2 if number % 2 else None
-        tables = {
-            name: torch.randn(4, 8, generator=draw).double()
-            for name in bias_tables(spec.program).values()
-        }
-        whole = [
-            torch.randn(2, many, N, 5, generator=draw).double().requires_grad_()
-            for many in (4, 2, 2)
-        ]
-
-        def choices(rows: np.ndarray, data: dict[str, torch.Tensor] = data) -> Any:
-            own = {**data, "x": data["x"][:, :, torch.from_numpy(rows)]}
-            q, k = torch.zeros(2, 4, len(rows), 1), torch.zeros(2, 2, N, 1)
-            found = decided(decisions, q, k, None, own, lambda _: {})
-            return data_of(work, heads, decisions, found, own)
-
-        mine = choices(queries)
-        at = torch.from_numpy(keys)[None, None]
-        first = max(len(keys), len(queries)) - len(queries)
-        placed = {leaf: SomeKeys(mine[leaf], at, first) for leaf in work.decided}
-        q, k, v = (
-            x[:, :, torch.from_numpy(rows)]
-            for x, rows in zip(whole, (queries, keys, keys), strict=True)
-        )
-        region = Region(work, heads, queries, keys, CPU, backend)
-        assert type(region.kernel) is ran
-        call = Call(padding, 0.0, tables, {**mine, **placed})
-        out, _ = region.partial(q, k, v, call)
-        real = torch.zeros(N, dtype=torch.bool)
-        real[torch.from_numpy(keys)] = True
-        padding = real if padding is None else padding & real
-        given = Call(padding.expand(2, -1), 0.0, tables, choices(np.arange(N)))
-        dense = DenseKernel(work, heads, CPU)(whole[0], whole[1], whole[2], given)
-        wanted = dense[:, :, torch.from_numpy(queries)]
-        upper = torch.randn(out.shape, generator=draw).double()
-        each = [torch.autograd.grad((x * upper).sum(), whole) for x in (out, wanted)]
-        for one, two in zip((out, *each[0]), (wanted, *each[1]), strict=True):
-            assert torch.allclose(one, two, rtol=1e-11, atol=1e-12)
-
-
-def test_heads_are_joined_in_their_order_and_finished_with_their_zero_logit() -> None:
-    """Parts of all keys, heads one way and the other: what is merged is the definition's."""
-    for text in ("attend full normalize softmax1", "attend full", "attend full normalize relu"):
-        work, _, _ = work_of(text, 12)
-        q, k, v = (torch.randn(2, 4, 12, size, dtype=torch.float64) for size in (5, 5, 3))
-        dense = DenseKernel(work, (0, 1, 2, 3), CPU)
-        every = np.arange(12)
-        some = []
-        for heads in ((2, 0), (3,), (1,)):
-            chosen = list(heads)
-            region = Region(work, heads, every, every, CPU)
-            parts = region.partial(q[:, chosen], k[:, chosen], v[:, chosen], Call())
-            some.append(finished(work, parts))
-        out, lse = joined(some, (2, 0, 3, 1))
-        assert torch.allclose(out, dense(q, k, v, Call()), atol=1e-12)
-        assert (lse is None) == (work.normalize not in MERGED)
-        if lse is not None:
-            _, wanted = dense.partial(q, k, v, Call())
-            assert wanted is not None
-            assert lse.shape == wanted.shape == (2, 4, 12)
-            assert torch.allclose(lse, wanted, atol=1e-12)
-
-
 @pytest.mark.parametrize("text", SPECS)
 def test_where_positions_stand_is_said_where_distances_do_not(text: str) -> None:
     work, heads, _ = work_of(text, N)
@@ -293,11 +201,10 @@ def test_a_rank_computes_its_share_of_the_edges(graph: str, factor: float) -> No
     whole, calls, _ = counted(lambda: choose(work, "cpu").build(work, heads, CPU)(x, x, x, Call()))
     # one key head: rows, however many there are
     found = plan(spec.program, LONG, RANKS, Tensors(1, 4, 1, 8, 8, 4))
-    (group,) = found.layers[0].groups
-    assert group.exchange is not None
+    (exchange,) = found.layers[0].exchanges
     each = []
     for rank in range(RANKS):
-        here = GroupHere(group, rank, 1, CPU, "auto")
+        here = GroupHere(exchange, 0, rank, 1, CPU, "auto")
         parts = [
             here.at_home,
             here.over_guests,
@@ -327,39 +234,3 @@ def test_a_backend_by_name_runs_the_parts_that_it_does_not_refuse(name: str, ran
     chosen = Region(work, heads, queries, keys, CPU).kernel
     # rows takes the last few queries, and these are more
     assert type(Region(work, heads, queries, keys, CPU, "rows").kernel) is type(chosen)
-
-
-def test_queries_without_a_key_among_those_that_came_are_left_out() -> None:
-    work, _, _ = work_of("attend window(radius = 9)", 1024)
-    own = np.arange(512, 1024)
-    assert readers(work, own, np.arange(503, 512)).tolist() == list(range(128))
-    assert readers(work, own, np.arange(0, 400)).tolist() == []
-    assert len(readers(work, own, np.arange(0))) == 0
-
-
-def test_readers_are_asked_for_by_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    side, n = 4, 60
-    monkeypatch.setattr(regions, "SIDE", side)
-    draw = np.random.Generator(np.random.PCG64(0))
-    for text in ("causal attend window(before = 9, after = 0)", "attend block(size = 7)"):
-        work = work_of(text, n)[0]
-        held = definition(work.relation, n)
-        for _ in range(40):
-            queries, keys = (
-                np.sort(draw.choice(n, int(draw.integers(0, 30)), replace=False)) for _ in "qk"
-            )
-            parts = [
-                [each[low : low + side] for low in range(0, len(each), side)]
-                for each in (queries, keys)
-            ]
-            wanted = [
-                part * side + i
-                for part, some in enumerate(parts[0])
-                for i in range(len(some))
-                # what lies between the positions of a part counts as well
-                if any(
-                    held[some[0] : some[-1] + 1, others[0] : others[-1] + 1].any()
-                    for others in parts[1]
-                )
-            ]
-            assert readers(work, queries, keys).tolist() == wanted

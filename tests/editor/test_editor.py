@@ -8,16 +8,16 @@ import re
 from pathlib import Path
 
 import pytest
+import textmate
 from package_map import ROOT
 from pygments.token import Comment, Error, Keyword, Name, Token
 
 import attnspec
-from attnspec.editor import checking, textmate
+from attnspec.editor import checking
 from attnspec.editor.completion import offers
 from attnspec.editor.document import Document, specs_below
-from attnspec.editor.documentation import markdown
+from attnspec.editor.documentation import definition_at, hover, markdown
 from attnspec.editor.highlighting import COLOURED, AttnLexer
-from attnspec.editor.navigation import definition_at, hover
 from attnspec.editor.words import builtin, words
 from attnspec.elaborate.names import INPUTS
 from attnspec.grammar.parser import expected, keywords

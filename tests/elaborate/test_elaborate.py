@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from attnspec.elaborate.names import type_of
+from attnspec.elaborate.scope import Weight, Weights
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.ir.program import ArgumentValue, Compound, Leaf, ParameterValue, Tokens
 from attnspec.ir.scalars import Apply, Symbol
-from attnspec.ir.weights import Weight, Weights
 from attnspec.spec import Spec, parse
 from attnspec.text.decoding import source_of
 from attnspec.text.diagnostics import SpecError

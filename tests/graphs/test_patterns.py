@@ -12,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from pattern_samples import samples_of
 from relation_checks import EXACT, definition, faults
 
 from attnspec.analysis.counting.degrees import edges_of
@@ -62,7 +63,7 @@ STATIC = [pattern for pattern in PATTERNS if not pattern.data_dependent]
 SAMPLES = [
     pytest.param(sample, id=f"{pattern.name}-{index}")
     for pattern in STATIC
-    for index, sample in enumerate(pattern.samples())
+    for index, sample in enumerate(samples_of(pattern))
 ]
 
 
@@ -84,18 +85,11 @@ def test_the_cover_of_a_tile_that_is_partly_held_is_some() -> None:
 
 @pytest.mark.parametrize("pattern", STATIC, ids=lambda pattern: pattern.name)
 def test_what_every_sample_does_is_said(pattern: type[Relation]) -> None:
-    masks = [definition(sample, n) for sample in pattern.samples() for n in (5, 12, 31, 35)]
+    masks = [definition(sample, n) for sample in samples_of(pattern) for n in (5, 12, 31, 35)]
     assert pattern.symmetric == all((mask == mask.T).all() for mask in masks)
     # of others the predicate says it, or the grid
     if pattern.name not in definitions() and not pattern.needs_grid:
         assert pattern.reads_itself == all(mask.diagonal().all() for mask in masks)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sample", SAMPLES)
-def test_overrides_agree_with_the_definition_at_more_lengths(sample: Relation) -> None:
-    found = [fault for n in (5, 6, 8, 9, 10, 11, 31, 65, 67, 199) for fault in faults(sample, n)]
-    assert found == []
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
@@ -117,7 +111,7 @@ def test_masks_of_random_blocks_are_looked_at_once_each(size: int) -> None:
 @pytest.mark.parametrize("pattern", STATIC, ids=lambda pattern: pattern.name)
 def test_tiles_of_one_phase_have_one_mask(pattern: type[Relation]) -> None:
     for sample, steps, (n, size) in product(
-        pattern.samples(), [(1, 1), (1, 5), (4, 1), (6, 6)], [(13, 4), (67, 5)]
+        samples_of(pattern), [(1, 1), (1, 5), (4, 1), (6, 6)], [(13, 4), (67, 5)]
     ):
         q, k = axis(0, n, steps[0], size), axis(0, n, steps[1], size)
         rows, columns = (x.ravel() for x in np.indices((q.count, k.count)))
@@ -132,7 +126,7 @@ def test_tiles_of_one_phase_have_one_mask(pattern: type[Relation]) -> None:
 
 @pytest.mark.parametrize("pattern", STATIC, ids=lambda pattern: pattern.name)
 def test_samples_reach_every_argument(pattern: type[Relation]) -> None:
-    samples = list(pattern.samples())
+    samples = list(samples_of(pattern))
     assert samples
     assert len(set(samples)) == len(samples)
     for entry in fields(pattern):  # type: ignore[arg-type]
@@ -194,7 +188,7 @@ def composition(source: random.Random, pool: list[Relation], depth: int) -> Rela
 )
 def test_compositions_agree_with_the_definition(seed: int) -> None:
     source = random.Random(seed)
-    pool = [sample for pattern in STATIC for sample in pattern.samples()]
+    pool = [sample for pattern in STATIC for sample in samples_of(pattern)]
     found: list[str] = []
     for _ in range(6):
         term = composition(source, pool, 3)
@@ -514,7 +508,7 @@ def test_causal_and_its_transpose_meet_on_the_diagonal() -> None:
 def test_what_is_covered_exactly_says_so(pattern: type[Relation]) -> None:
     """So that the definition holds it to that, above."""
     exact = True
-    for sample, n, size in product(pattern.samples(), (5, 12, 31), (3, 8)):
+    for sample, n, size in product(samples_of(pattern), (5, 12, 31), (3, 8)):
         starts = np.arange(0, n, size)
         q, k = (Tiles(at, np.minimum(at + size, n)) for at in (starts[:, None], starts[None]))
         exact &= np.array_equal(sample.cover(q, k, n), exact_cover(sample, q, k, n))
@@ -523,4 +517,4 @@ def test_what_is_covered_exactly_says_so(pattern: type[Relation]) -> None:
 
 @pytest.mark.parametrize("pattern", [Global, Rows])
 def test_patterns_are_also_looked_at_without_any_token(pattern: type[Relation]) -> None:
-    assert 0 in [edges_of(sample, 40) for sample in pattern.samples()]
+    assert 0 in [edges_of(sample, 40) for sample in samples_of(pattern)]

@@ -13,13 +13,14 @@ from functools import cache
 import numpy as np
 import pytest
 from package_map import MODULES
-from relation_checks import definition, tiling
+from pattern_samples import samples_of
+from relation_checks import definition
 
 from attnspec.analysis.counting.degrees import degrees_of
 from attnspec.analysis.growth.order import order
 from attnspec.analysis.growth.where_growth import predicate_growth
 from attnspec.analysis.reach.chain import layers_of
-from attnspec.analysis.reach.period import period
+from attnspec.analysis.reach.spread import period
 from attnspec.backends.factored.hybrid.lag import _lagged
 from attnspec.graphs.bind import Situation, bind
 from attnspec.graphs.forms.conditions import Ends
@@ -30,7 +31,7 @@ from attnspec.graphs.look_back import look_back
 from attnspec.graphs.operators import Complement
 from attnspec.graphs.patterns import BY_NAME, PATTERNS
 from attnspec.graphs.patterns.where import Where
-from attnspec.graphs.relation import Relation, Tiles
+from attnspec.graphs.relation import Relation
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.program import ArgumentValue, Compound, Leaf
 from attnspec.ir.scalars import Apply, fold
@@ -85,16 +86,6 @@ def both(pattern: str, predicate: str, n: int, causal: bool = False) -> tuple[Re
     specs = spec_of(pattern, causal), spec_of(f"where({predicate})", causal)
     named, written = (spec.relation(n) for spec in specs)
     return named, written
-
-
-@pairs
-def test_the_cover(pattern: str, predicate: str) -> None:
-    n = 300
-    named, written = both(pattern, predicate, n)
-    for size in (1, 7, 64):
-        k = tiling(n, size, 1)
-        q = Tiles(k.start[:, None], k.stop[:, None])
-        assert np.array_equal(named.cover(q, k, n), written.cover(q, k, n)), size
 
 
 def specs_of(pattern: str, predicate: str, causal: bool = False) -> tuple[Spec, Spec]:
@@ -253,7 +244,7 @@ def test_no_predicate_grows_faster_than_its_bound(seed: int) -> None:
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=[pattern.name for pattern in PATTERNS])
 def test_the_prelude_has_the_pairs_of_the_patterns(pattern: type[Relation]) -> None:
-    for sample in pattern.samples():
+    for sample in samples_of(pattern):
         assert_prelude(sample)
 
 
@@ -321,7 +312,7 @@ NAMED = {
     "attnspec.graphs.forms.dnf": {"causal"},
     "attnspec.check.other_differences": {"causal"},
     "attnspec.check.verdicts": {"causal"},
-    "attnspec.analysis.counting.choices": {"causal"},
+    "attnspec.analysis.counting.degrees": {"causal"},
     "attnspec.graphs.forms.stability": {"causal"},
     "attnspec.graphs.look_back": {"causal"},
     "attnspec.analysis.report.inquiry": {"causal"},

@@ -8,6 +8,7 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
+from pattern_samples import samples_of
 from random_terms import mask, term
 from sweeps import thinned
 
@@ -102,7 +103,7 @@ def test_random_graphs_are_judged_as_brute_force_judges_them(part: int) -> None:
 def test_what_patterns_say_of_themselves_is_so(pattern: type[Relation]) -> None:
     if pattern.data_dependent or pattern.needs_grid:
         return
-    for sample in pattern.samples():
+    for sample in samples_of(pattern):
         masks: dict[int, np.ndarray] = {}
         for n in range(1, LONGEST + 1):
             q = np.arange(n)

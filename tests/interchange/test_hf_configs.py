@@ -215,7 +215,8 @@ def test_bigbird_has_its_blocks() -> None:
             "attend window(before = 3, after = 0) scale 1",
         ),
         (
-            {"model_type": "reformer", "attn_layers": ["local"], "local_attn_chunk_length": 8},
+            {"model_type": "reformer", "attn_layers": ["local"], "local_attn_chunk_length": 8,
+             "is_decoder": True},
             None,
             "attend block(size = 8, before = 1)",
         ),
@@ -309,7 +310,8 @@ def test_reformer_has_the_conventions_of_its_model() -> None:
     ("config", "said", "words"),
     [
         ({"model_type": "lama", "num_hidden_layers": 1}, {}, "did you mean `llama`"),
-        ({"model_type": "mamba", "num_hidden_layers": 1}, {}, "`sliding_window` say$"),
+        ({"model_type": "diffllama", "num_hidden_layers": 1}, {}, "`sliding_window` say$"),
+        ({"model_type": "mamba", "num_hidden_layers": 1}, {}, "`linear_attention` are no spec"),
         ({"model_type": "brand_new", "num_hidden_layers": 1}, {}, "`causal = True`"),
         ({"model_type": "t5", "num_layers": 2}, {}, "part = 'encoder'"),
         ({"model_type": "llama", "num_hidden_layers": 1}, {"part": "encoder"}, "one stack"),

@@ -21,7 +21,11 @@ from attnspec.text.diagnostics import AttnSpecError
 
 DOC = torch.tensor([0, 0, 0, 3, 3, 1, 1, 1, 1, 4, 4, 4, 4, 4, 2, 2, 2])
 MARKED = torch.arange(17) % 5 == 2
+STEPS, DOUBLED = torch.tensor([4, 8, 12]), torch.tensor([2, 4, 8])
 WIDTHS = torch.tensor([1, 2, 8])
+ids = [torch.stack([DOC, DOC.flip(0)])]
+parts = {"by": (MARKED, DOC.clone())}
+TOGETHER: Any = (DOC.clone(), MARKED, DOC.flip(0))
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 DIAGONAL = torch.eye(17, dtype=torch.bool)
 
@@ -169,8 +173,20 @@ WRITTEN: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "buckets": (
         lambda b, h, q, k: torch.bucketize(q, WIDTHS[1:], right=True) > (k > 5).int(),
-        "attend where(2 <= q) & rows(first(8)) & columns(first(6)) | where(8 <= q and k > 5)"
-        " | where(8 <= q) & columns(first(6))",
+        "attend where(q in 2..7) & columns(first(6)) | where(q >= 8)",
+    ),
+    "buckets of one width": (
+        lambda b, h, q, k: torch.bucketize(q, STEPS, right=True) == torch.searchsorted(STEPS, k),
+        "attend where(min(q // 4, 3) == min(max((k - 1) // 4, 0), 3))",
+    ),
+    "buckets of several widths": (
+        lambda b, h, q, k: torch.bucketize(q, DOUBLED) == torch.bucketize(k, DOUBLED),
+        "attend rows(first(3)) & columns(first(3)) | where(q in 3..4 and k in 3..4)"
+        " | where(q in 5..8 and k in 5..8) | where(q >= 9 and k >= 9)",
+    ),
+    "a bucket compared": (
+        lambda b, h, q, k: torch.bucketize(q - k, DOUBLED) == torch.where(q < 4, 2, 1),
+        "attend where(q - k in 3..4 and q >= 4) | where(q - k in 5..8) & rows(first(4))",
     ),
     "of heads": (
         lambda b, h, q, k: (q - k).abs() <= h,
@@ -356,6 +372,8 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "sample": (lambda b, h, q, k: q - k <= b, "number of the sample"),
     "score": (lambda b, h, q, k: q - k, "one boolean for a pair"),
+    "row": (lambda b, h, q, k: (ids[0][b] > 1)[q], "`torch.gt` of a row"),
+    "list": (lambda b, h, q, k: TOGETHER[b][q] == 1, "the index of a list"),
     "whole tensor": (lambda b, h, q, k: (DOC == q).any(), "as a whole"),
     "moved index": (lambda b, h, q, k: DOC[q // 2] == DOC[k // 2], "something else than"),
     "table of labels": (lambda b, h, q, k: k - WIDTHS[DOC[k]] < 4, "`starts[document]` for"),
@@ -390,6 +408,48 @@ def test_tensors_whose_names_are_words_of_the_language_have_names_of_their_own()
     found = from_mask_mod(lambda b, h, q, k: (full[q] == full[k]) | causal[k])
     said = {entry.name: entry.kind for entry in found.program.inputs}
     assert said == {"document": "ids", "marked": "tokens"}
+
+
+class Slots:
+    __slots__ = ("segments",)
+    turn = DOC.clone()
+
+    def __init__(self) -> None:
+        self.segments = DOC
+
+
+SLOTS = Slots()
+CAPTURED: dict[str, tuple[Callable[..., Any], str]] = {
+    "a row of a list": (lambda b, h, q, k: ids[0][b][q] == ids[0][b, k], "ids: ids"),
+    "the second of a tuple": (
+        lambda b, h, q, k: parts["by"][1][q] == parts["by"][1][k],
+        "by_1: ids",
+    ),
+    "several": (
+        lambda b, h, q, k: (
+            (TOGETHER[0][q] == TOGETHER[0].int()[k])
+            | (TOGETHER[2][q] == TOGETHER[2][k])
+            | TOGETHER[1][k]
+        ),
+        "together: ids together_1: tokens together_2: ids",
+    ),
+    "alike": (
+        lambda b, h, q, k: (DOC[q] == DOC[k]) & ((DOC + 1)[q] == (DOC + 1)[k]),
+        "doc: ids doc_1: ids",
+    ),
+    "a slot": (lambda b, h, q, k, x=SLOTS: x.segments[q] == x.segments[k], "segments: ids"),
+    "of a class": (lambda b, h, q, k, x=SLOTS: x.turn[q] == Slots.turn[k], "turn: ids"),
+    "unnamed": (lambda b, h, q, k: (torch.arange(17) // 3 == 1)[k], "marked: tokens"),
+    "unnamed lengths": (lambda b, h, q, k: torch.tensor([3, 5])[b] > k, "lengths: length"),
+}
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_captured_tensor_is_one_input_called_as_it_is_reached(name: str) -> None:
+    mask_mod, inputs = CAPTURED[name]
+    spec = from_mask_mod(mask_mod)
+    said = sorted(f"{each.name}: {each.kind}" for each in spec.program.inputs)
+    assert " ".join(said) == inputs
 
 
 def test_what_is_no_function_is_refused() -> None:

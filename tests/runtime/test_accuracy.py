@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import pytest
 import torch
 
 from attnspec.spec import parse
-from benchmarks.accuracy import causes, decided
+from benchmarks.accuracy import causes
 from benchmarks.accuracy.__main__ import SEEDS, main
 from benchmarks.accuracy.cifar import PIXELS, TEST, TRAIN, cifar10
 from benchmarks.accuracy.costs import peak_bytes
@@ -124,43 +122,6 @@ def test_each_token_is_told_those_before_it() -> None:
         other[0, 5] = (other[0, 5] + 1) % 12
         apart = (model(tokens) != model(other)).any(-1)[0]
         assert apart.nonzero()[:, 0].tolist() == list(range(5, 6 + told))
-
-
-def test_what_choices_learn_is_written_row_by_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small = {
-        "recall": partial(recall, pairs=4, asked=8, keys=6, copies=4, gap=8, count=60),
-        "duplication": partial(duplication, n=32, symbols=20, count=60),
-    }
-    tasks = {
-        name: replace(
-            far,
-            task=small[name],
-            budget=Budget(steps=2, batch=4),
-            size=replace(far.size, last=far.size.last and 8),
-        )
-        for name, far in decided.FAR.items()
-    }
-    monkeypatch.setattr(decided, "FAR", tasks)
-    path = tmp_path / "decided.json"
-    assert decided.main(["--seeds", "2", "--results", str(path)]) == 0
-    rows = json.loads(path.read_text("utf-8"))["rows"]
-    assert set(rows) == {
-        *("recall, topk", "recall, window", "duplication, lsh", "duplication, window")
-    }
-    assert all(len(row["accuracies"]) == 2 and 0 < row["chance"] < 0.5 for row in rows.values())
-    # what is there is kept, but not what was trained in another way
-    monkeypatch.setattr(decided, "measured", lambda far, task, body, seed: 2.0 + seed)
-    assert decided.main(["--seeds", "2", "--results", str(path)]) == 0
-    assert json.loads(path.read_text("utf-8"))["rows"] == rows
-    longer = {name: replace(far, budget=Budget(steps=3, batch=4)) for name, far in tasks.items()}
-    monkeypatch.setattr(decided, "FAR", {**tasks, "recall": longer["recall"]})
-    assert decided.main(["--seeds", "3", "--results", str(path)]) == 0
-    again = json.loads(path.read_text("utf-8"))["rows"]
-    assert again["recall, topk"]["accuracies"] == [2.0, 3.0, 4.0]
-    kept = rows["duplication, lsh"]["accuracies"]
-    assert again["duplication, lsh"]["accuracies"] == [*kept, 4.0]
 
 
 def test_a_model_learns_what_stands_there() -> None:

@@ -14,7 +14,6 @@ from attnspec.ir.crossing import crossed
 from attnspec.show.drawing import Cells, one_plot
 from attnspec.show.figure import figure
 from attnspec.show.html import html
-from attnspec.show.panels import sheet
 from attnspec.show.tally import tally
 from attnspec.show.terminal import draw
 from attnspec.spec import Spec, parse
@@ -62,9 +61,9 @@ def test_a_long_picture_is_estimated_from_its_queries() -> None:
 def test_the_terminal_shows_m_lines_of_n_keys(m: int, n: int) -> None:
     spec = parse(BAND)
     elaborated, length = at(spec, m, n)
-    drawn = sheet(elaborated, length, layer=0, head=None, inputs={}, width=80)
-    assert drawn.header[1] == f"m = {m} · n = {n}"
-    lines = draw(drawn.panels, 80, "ascii").plain.splitlines()
+    drawn = figure(elaborated, length, layer=0, head=None, inputs={}, width=80)
+    assert drawn.about == f"m = {m} · n = {n}"
+    lines = draw(drawn.plots, 80, "ascii").plain.splitlines()
     edges = [at for at, line in enumerate(lines) if "-" in line]
     rows = [
         re.split(r"[|+]", line, maxsplit=1)[1][: 2 * n] for line in lines[edges[0] + 1 : edges[1]]

@@ -339,6 +339,28 @@ def test_settings_of_a_user_change_no_byte() -> None:
     assert png(sheet(drawn(WINDOW, 12)), "a", "b") != plain
 
 
+def test_pairs_are_drawn_on_axes_of_a_user() -> None:
+    from matplotlib.figure import Figure as Canvas
+
+    spec = attnspec.parse("attention a { heads 2 attend full head 1 { attend self } }")
+    axes = Canvas().subplots()
+    assert spec.plot(6, axes, head=1) is axes
+    shown: Any = axes.images[0].get_array()
+    np.testing.assert_array_equal(shown[..., 3] > 0, spec.mask(6, head=1))
+    assert axes.get_title() == "a"
+
+
+def test_without_matplotlib_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnspec.show.png.find_spec", lambda name: None)
+    spec = attnspec.parse(WINDOW)
+    for ask in (lambda: spec.plot(4), lambda: spec.show(4).save(tmp_path / "x.png")):
+        with pytest.raises(attnspec.AttnSpecError, match=r'pip install "attnspec\[plot\]"'):
+            ask()
+    spec.show(4).save(tmp_path / "x.svg")
+
+
 # --- the page ------------------------------------------------------------------------------------
 
 

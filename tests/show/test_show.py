@@ -11,9 +11,9 @@ from goldens import Golden
 
 import attnspec
 from attnspec.cli import main
-from attnspec.show.panels import MOST_PANELS, sheet
-from attnspec.show.tally import SHORT, Tally, tally
-from attnspec.show.terminal import Panel, Signs, draw, room_for, side_for
+from attnspec.show.figure import MOST_PANELS, Plot, figure
+from attnspec.show.tally import SHORT, Tally, room_for, side_for, tally
+from attnspec.show.terminal import Signs, draw
 from attnspec.spec import Spec
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -111,8 +111,14 @@ def test_sides_fit_and_are_round(n: int) -> None:
     assert odd in (1, 3, 5)
 
 
+def plain(found: Tally) -> Plot:
+    """A plot of one term without a word above it."""
+    leading = np.where(found.density > 0, 0, -1)
+    return Plot("", (), found, (0,), found.density[..., None] > 0, leading, None, None)
+
+
 def picture(spec: Spec, n: int, signs: Signs, width: int = 80, **options: int) -> str:
-    drawn = sheet(
+    drawn = figure(
         spec.elaborated,
         n,
         layer=options.get("layer", 0),
@@ -120,8 +126,8 @@ def picture(spec: Spec, n: int, signs: Signs, width: int = 80, **options: int) -
         inputs={},
         width=width,
     )
-    text = draw(drawn.panels, width, signs).plain
-    return "\n".join([*drawn.header, "", text, *drawn.footer]) + "\n"
+    text = draw(drawn.plots, width, signs).plain
+    return "\n".join([drawn.name, drawn.about, "", text, *drawn.footer]) + "\n"
 
 
 def example(name: str, **parameters: int) -> Spec:
@@ -157,7 +163,7 @@ def test_a_grid(golden: Golden) -> None:
 @pytest.mark.parametrize("signs", ["blocks", "ascii", "colour"])
 def test_pictures_keep_to_the_width(width: int, n: int, signs: Signs) -> None:
     spec = example("causal_window")
-    panel = Panel((), counted(spec, n, side_for(n, room_for(n, width))))
+    panel = plain(counted(spec, n, side_for(n, room_for(n, width))))
     lines = draw([panel], max(width, 0), signs).plain.split("\n")
     framed = [line for line in lines if line.endswith(("│", "|", "+", "┐", "┘"))]
     assert bool(framed) == (n > 0)
@@ -166,10 +172,10 @@ def test_pictures_keep_to_the_width(width: int, n: int, signs: Signs) -> None:
 
 def test_ascii_is_ascii_and_colours_are_half_blocks() -> None:
     spec = example("causal_window", keys=20)
-    body = draw([Panel((), counted(spec, 64, 1))], 80, "ascii").plain
+    body = draw([plain(counted(spec, 64, 1))], 80, "ascii").plain
     body = body.replace("↓", "v").replace("→", "->")
     assert body.isascii()
-    coloured = draw([Panel((), counted(spec, 64, 1))], 80, "colour")
+    coloured = draw([plain(counted(spec, 64, 1))], 80, "colour")
     assert "▀" in coloured.plain
     # kept, itself, not kept, later
     assert len({span.style for span in coloured.spans}) > 4
@@ -180,31 +186,31 @@ def test_only_distinct_heads_are_drawn_and_few() -> None:
         "attention a { heads 12 attend window(radius = head)"
         " head 0..5 { attend full } head 11 { attend linear() } }"
     )
-    drawn = sheet(spec.elaborated, 16, layer=0, head=None, inputs={}, width=80)
-    assert [panel.title[0] for panel in drawn.panels] == [
+    drawn = figure(spec.elaborated, 16, layer=0, head=None, inputs={}, width=80)
+    assert [plot.where for plot in drawn.plots] == [
         "head 0..5",
         "head 6",
         "head 7",
         "head 8",
     ]
-    assert len(drawn.panels) == MOST_PANELS
+    assert len(drawn.plots) == MOST_PANELS
     assert drawn.footer == (
         "head 11: `linear` is a formula and has no pairs",
         "not drawn: head 9..10; --head chooses one",
     )
-    one = sheet(spec.elaborated, 16, layer=0, head=9, inputs={}, width=80)
-    assert len(one.panels) == 1
-    assert "head 9 of 12" in one.header[1]
+    one = figure(spec.elaborated, 16, layer=0, head=9, inputs={}, width=80)
+    assert len(one.plots) == 1
+    assert "head 9 of 12" in one.about
 
 
 def test_a_formula_alone_has_no_picture() -> None:
     spec = attnspec.parse("attention a { attend linear() }")
     with pytest.raises(attnspec.SpecError, match="A707"):
-        sheet(spec.elaborated, 16, layer=0, head=None, inputs={}, width=80)
+        figure(spec.elaborated, 16, layer=0, head=None, inputs={}, width=80)
 
 
 def test_other_layers_are_named() -> None:
-    drawn = sheet(example("swin").elaborated, 784, layer=0, head=None, inputs={}, width=80)
+    drawn = figure(example("swin").elaborated, 784, layer=0, head=None, inputs={}, width=80)
     assert drawn.footer == ("layer 1 differs; --layer 1 shows it",)
 
 
@@ -212,7 +218,7 @@ MIXED = "attention a { layers 3 heads 2 attend window(radius = 1) layer 0, 2 { a
 
 
 def test_layers_of_formulas_are_not_offered() -> None:
-    drawn = sheet(attnspec.parse(MIXED).elaborated, 8, layer=1, head=None, inputs={}, width=80)
+    drawn = figure(attnspec.parse(MIXED).elaborated, 8, layer=1, head=None, inputs={}, width=80)
     assert drawn.footer == ("layer 0, 2: formulas alone, without pairs",)
     result = CliRunner().invoke(main, ["show", "-", "-n", "8"], input=MIXED)
     assert result.exit_code == 0
@@ -222,13 +228,13 @@ def test_layers_of_formulas_are_not_offered() -> None:
 def test_heads_of_one_graph_with_inputs_are_drawn_once() -> None:
     text = "attention a { heads 4 input d: ids attend same(d) head 3 { attend same(d) & causal } }"
     ids = np.array([0, 0, 1, 1])
-    drawn = sheet(
+    drawn = figure(
         attnspec.parse(text).elaborated, 4, layer=0, head=None, inputs={"d": ids}, width=80
     )
-    assert [panel.title[0] for panel in drawn.panels] == ["head 0..2", "head 3"]
+    assert [plot.where for plot in drawn.plots] == ["head 0..2", "head 3"]
     # those that are drawn head by head stay apart
     text = "attention a { heads 2 input d: ids attend same(d) & random(keys = 2) }"
-    drawn = sheet(
+    drawn = figure(
         attnspec.parse(text).elaborated, 4, layer=0, head=None, inputs={"d": ids}, width=80
     )
-    assert [panel.title[0] for panel in drawn.panels] == ["head 0", "head 1"]
+    assert [plot.where for plot in drawn.plots] == ["head 0", "head 1"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -76,7 +75,7 @@ def test_a_difference_has_counts_and_a_counterexample() -> None:
     text = str(found)
     assert "True in the mask = attends" in text
     assert "query 4 reads 1..4 in the spec, 0..4 in the mask" in text
-    assert json.loads(found.to_json())["counterexample"] == [0, 4, 0]
+    assert found.to_dict()["counterexample"] == (0, 4, 0)
 
 
 def test_a_mask_the_wrong_way_round_is_said_to_be() -> None:

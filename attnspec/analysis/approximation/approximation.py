@@ -4,8 +4,8 @@
     >>> spec = attnspec.parse("attention a { attend favor(features = 64) }")
     >>> q, k, v = np.random.default_rng(0).normal(size=(3, 128, 16))
     >>> found = approximation(spec.program, q, k, v)
-    >>> found["output_error"].quality, found["weight_error_of_rank"].quality
-    ('estimate', 'bound')
+    >>> found["output_error"].quality
+    'estimate'
 
 What is measured are the definitions that kernels are held against, in float64, with n^2 numbers.
 Random parts are drawn `DRAWS` times, so that the errors are those of the method, not of one seed.
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from attnspec.analysis.approximation.low_rank import error_of_rank, softmax_weights
 from attnspec.analysis.quality import Figure
 from attnspec.graphs.bind import bind_attended, situation_of
 from attnspec.graphs.patterns.full import Full
@@ -40,9 +39,6 @@ if TYPE_CHECKING:
 
 LONGEST = 4096
 """The most positions whose n^2 weights are written out."""
-
-LONGEST_VALUES = 1024
-"""The most of them for which all singular values are found."""
 
 DRAWS = 5
 """Draws of random parts over which errors are averaged."""
@@ -103,7 +99,7 @@ class _Task:
     ) -> np.ndarray:
         """The weights [n, n] by the definition of a method, with what it has learned."""
         # what measures needs torch, what it is compared with does not
-        from attnspec.backends.factored.arrays import weights_array
+        from attnspec.backends.factored.definitions import weights_array
 
         n = len(self.q)
         work = Work(Full(), n, n, self.scale, mechanism=method, causal=self.causal)
@@ -133,16 +129,6 @@ class _Task:
             for name, mean, wide in zip(names, means, spread, strict=True)
         }
 
-    def best_of_rank(self, rank: int) -> Iterator[tuple[str, Figure[Any]]]:
-        """The least error of weights that any method of that rank can have; a causal mask puts the
-        products of features beyond their rank."""
-        if len(self.q) <= LONGEST_VALUES and not self.causal:
-            least = error_of_rank(self.weights, rank)
-            yield (
-                "weight_error_of_rank",
-                Figure(least, "bound", f"no matrix of rank {rank} is less"),
-            )
-
 
 def _require_fitting(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
     if any(each.ndim != 2 for each in (q, k, v)) or q.shape != k.shape or len(v) != len(q):
@@ -166,9 +152,6 @@ def _only_lsh(relation: object) -> object:
 
 def _favor(method: Favor, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
     yield from task.errors(lambda draw: task.defined(replace(method, seed=draw))).items()
-    yield from task.best_of_rank(
-        method.features * (2 if method.kind in ("hyperbolic", "trig") else 1)
-    )
 
 
 def _rbf(method: Rbf, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
@@ -202,7 +185,6 @@ def _linformer(method: Linformer, task: _Task) -> Iterator[tuple[str, Figure[Any
         for name, figure in task.errors(estimate).items():
             note = f"projections as they are drawn, before any training; {figure.note}"
             yield name, Figure(figure.value, figure.quality, note)
-    yield from task.best_of_rank(rank)
 
 
 def _nystrom(method: Nystrom, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
@@ -215,7 +197,6 @@ def _nystrom(method: Nystrom, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
     exactly = replace(method, iterations=0)
     for name, figure in task.errors(lambda _: task.defined(exactly), draws=1).items():
         yield f"{name}_exact_inverse", Figure(figure.value, "exact", "with the pseudo-inverse")
-    yield from task.best_of_rank(method.landmarks)
 
 
 # --- hashing --------------------------------------------------------------------------------------
@@ -230,20 +211,16 @@ def _lsh(method: Lsh, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
     held = task.held & ~np.eye(n, dtype=bool)
     exact = softmax_weights(task.q, unit, held, scale)
     total = float(exact.sum())
-    shares, largest = [], []
+    shares = []
     for _ in range(DRAWS):
         together = np.zeros((n, n), bool)
         for _ in range(method.rounds):
             along = unit @ task.draws.standard_normal((d, buckets // 2))
             bucket = np.concatenate([along, -along], 1).argmax(1)
             together |= bucket[:, None] == bucket
-            largest.append(np.bincount(bucket, minlength=buckets).max())
         shares.append(float((exact * together).sum()) / total if total else 1.0)
     note = f"of the weight of other keys, before chunks, the mean of {DRAWS} draws"
     yield "recall", Figure(float(np.mean(shares)), "estimate", note)
-    fullest = float(np.mean(largest))
-    note = f"the mean over draws and rounds; a query reaches {2 * method.chunk} at most"
-    yield "largest_bucket", Figure(fullest, "estimate", note)
 
 
 _METHODS: dict[Any, Callable[[Any, _Task], Iterator[tuple[str, Figure[Any]]]]] = {
@@ -253,3 +230,21 @@ _METHODS: dict[Any, Callable[[Any, _Task], Iterator[tuple[str, Figure[Any]]]]] =
     Nystrom: _nystrom,
     Lsh: _lsh,
 }
+
+
+def softmax_weights(
+    q: np.ndarray, k: np.ndarray, held: np.ndarray | None = None, scale: float | None = None
+) -> np.ndarray:
+    """The weights softmax(scale q k^T) [n, m] of q [n, d] and k [m, d], float64.
+
+    `held` is bool [n, m], True for a pair of the graph, as `Spec.mask` gives it; a row without one
+    is 0. `scale` is 1 / sqrt(d) where it is not given.
+    """
+    scores = q @ k.T * (1 / sqrt(max(1, q.shape[1])) if scale is None else scale)
+    if held is not None:
+        scores = np.where(held, scores, -np.inf)
+    top = scores.max(1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - np.where(np.isfinite(top), top, 0.0))
+    sums = weights.sum(1, keepdims=True)
+    found: np.ndarray = weights / np.where(sums == 0, 1.0, sums)
+    return found

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from attnspec.analysis.counting.choices import most_keys
-from attnspec.analysis.counting.degrees import edges_of
+from attnspec.analysis.counting.degrees import edges_of, most_keys
 from attnspec.analysis.quality import Quality
 from attnspec.backends.factored.costs import Products, products_of
 from attnspec.backends.planner import AUTO, choose
@@ -374,35 +373,18 @@ def break_even(stack: Stack) -> int | None:
 
 
 def _is_cheaper(stack: Stack, n: int) -> bool:
+    program = stack.program
+    inputs, heads = stand_ins(program), program.heads or 1
+    plan = dense = 0.0
+    sparse = False
     try:
-        found = seconds_at(stack, n)
+        for layer in range(program.layer_count):
+            for work, mine in works_of(program, layer, heads, n, n, inputs):
+                chosen = choose(work, "cpu")
+                sparse |= chosen.name != TorchCall.name
+                plan += len(mine) * chosen.cost(work)
+                dense += len(mine) * dense_seconds(work)
     except AttnSpecError:
         return False
     # one call for all pairs is dense attention, if only for half of them
-    return found.sparse and found.plan < found.dense
-
-
-@dataclass(frozen=True)
-class Seconds:
-    """Estimates for all layers and heads at n positions on a CPU: of the plan, and of dense
-    attention; `sparse` where some of it is planned otherwise than as one call for all pairs."""
-
-    n: int
-    plan: float
-    dense: float
-    sparse: bool
-
-
-def seconds_at(stack: Stack, n: int) -> Seconds:
-    """The estimates at a length; raises AttnSpecError where there is no plan."""
-    program = stack.program
-    inputs = stand_ins(program)
-    plan = dense = 0.0
-    sparse = False
-    for layer in range(program.layer_count):
-        for work, heads in works_of(program, layer, program.heads or 1, n, n, inputs):
-            chosen = choose(work, "cpu")
-            sparse |= chosen.name != TorchCall.name
-            plan += len(heads) * chosen.cost(work)
-            dense += len(heads) * dense_seconds(work)
-    return Seconds(n, plan, dense, sparse)
+    return sparse and plan < dense

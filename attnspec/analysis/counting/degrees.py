@@ -22,8 +22,9 @@ from attnspec.analysis.counting.progressions import grouped
 from attnspec.analysis.counting.rectangles import both, terms_of
 from attnspec.graphs.operators import Complement, Intersection, Transpose, Union, transpose_of
 from attnspec.graphs.predicates.listable import lists_rows
-from attnspec.graphs.relation import Relation, evaluate_pairs, lengths
+from attnspec.graphs.relation import DataDependent, Relation, evaluate_pairs, lengths
 from attnspec.graphs.stack import Bound, Stack, TooMuch
+from attnspec.graphs.token_sets import reads_data
 
 SOON_LOOKED = 1 << 24
 """Pairs that are listed, or looked at, sooner than anything is thought about."""
@@ -232,3 +233,17 @@ def _looked(relation: Relation, n: int, weights: np.ndarray | None) -> np.ndarra
         rows = np.arange(first, min(n, first + step))
         found[rows] = evaluate_pairs(relation, rows[:, None], np.arange(n)[None], n) @ weights
     return found
+
+
+def most_keys(relation: Relation, n: int) -> np.ndarray:
+    """The keys of each query at most, int64 [n]."""
+    if isinstance(relation, DataDependent):
+        return np.full(n, min(n, relation.most_keys(n)), np.int64)
+    if isinstance(relation, Union | Intersection):
+        parts = np.stack([most_keys(term, n) for term in relation.terms])
+        return np.asarray(
+            np.minimum(n, parts.sum(0)) if isinstance(relation, Union) else parts.min(0)
+        )
+    if reads_data(relation):
+        return np.full(n, n, np.int64)
+    return degrees_of(relation, n)

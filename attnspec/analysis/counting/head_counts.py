@@ -28,15 +28,6 @@ class HeadCounts:
     unread_keys: int
 
 
-@dataclass(frozen=True)
-class LayerCounts:
-    """The pairs of one layer, those of its heads added up; `degree` is that of one head."""
-
-    edges: int
-    degree: int
-    min_degree: int
-
-
 def queries_of(sides: Crossing | None) -> slice:
     """Which positions are queries: all, or the first where they hold two sequences."""
     return slice(None if sides is None else sides.queries)

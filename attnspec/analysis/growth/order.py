@@ -112,7 +112,7 @@ def _measured(
     """The growth that counted edges are nearest to, `most` at most."""
     if stack.unknown is not None:
         return Figure(None, note=stack.unknown)
-    counts = _counts(stack) if stack.program.grid is None else _grown_grids(elaborated, n)
+    counts = counted(stack) if stack.program.grid is None else _grown_grids(elaborated, n)
     if len(counts) < ENOUGH:
         return Figure(None, note="too few lengths can be counted")
     lengths = [length for length in sorted(counts) if counts[length]][-5:]
@@ -163,7 +163,7 @@ def _values(growth: Growth, lengths: np.ndarray) -> np.ndarray:
     return found
 
 
-def _counts(stack: Stack) -> dict[int, int]:
+def counted(stack: Stack) -> dict[int, int]:
     """The edges at growing lengths, up to where counting takes too long; raises TooMuch where it
     does at the shortest."""
     found: dict[int, int] = {}

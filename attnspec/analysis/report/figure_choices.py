@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnspec.analysis.counting.choices import most_keys
+from attnspec.analysis.counting.degrees import most_keys
 from attnspec.analysis.quality import Figure, Unknown
 from attnspec.graphs.relation import DataDependent
 

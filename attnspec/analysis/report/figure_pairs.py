@@ -14,6 +14,7 @@ from attnspec.analysis.counting.degrees import degrees_of
 from attnspec.analysis.counting.figures import PAIRS
 from attnspec.analysis.quality import Figure, Unknown
 from attnspec.analysis.report import figure_choices as choices
+from attnspec.analysis.spectrum.spectrum import spectrum
 from attnspec.graphs.across import reads_m
 from attnspec.graphs.stack import MOST_POSITIONS, Stack, has_mechanism
 from attnspec.ir.crossing import evened
@@ -199,3 +200,13 @@ def reach(name: str) -> Callable[[Inquiry], Figure[Any]]:
         return replace(found, note="; ".join(note for note in notes if note))
 
     return of
+
+
+def spectral_gap(report: Inquiry) -> Figure[Any]:
+    """1 - |second eigenvalue| of the union of all layers and heads, every pair taken both ways;
+    raises Unknown where the pairs are not known."""
+    _ = report.graphs
+    if not report.length:
+        raise Unknown("there is no position")
+    found = spectrum(report.stack, report.length)
+    return Figure(found.gap, found.quality, found.note)

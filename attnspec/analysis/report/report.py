@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnspec.analysis.counting import graph_heads
-from attnspec.analysis.counting.head_counts import HeadCounts, LayerCounts
+from attnspec.analysis.counting.head_counts import HeadCounts
 from attnspec.analysis.quality import Figure, Quality, Unknown
 from attnspec.analysis.report import figure_choices as choices
 from attnspec.analysis.report import figure_costs as costs
-from attnspec.analysis.report import figure_graph as whole
 from attnspec.analysis.report import figure_pairs as pairs
 from attnspec.analysis.report.inquiry import APART, Entry, Inquiry
 from attnspec.graphs.stack import TooMuch
@@ -149,7 +148,7 @@ class Report(Inquiry):
     path_length = Entry[float]("mean path", "reaches", pairs.reach("path_length"), "never")
     """The mean shortest path between allowed pairs in the union of all layers and heads."""
 
-    spectral_gap = Entry[float]("spectral gap", "mixes", whole.spectral_gap)
+    spectral_gap = Entry[float]("spectral gap", "mixes", pairs.spectral_gap)
     """1 - |second eigenvalue| of the symmetrised, degree-normalised union."""
 
     flops = Entry[int]("operations", "costs", costs.cost("flops"), "flops")
@@ -258,24 +257,6 @@ class Report(Inquiry):
             return self.counts_by_head
         except (Unknown, TooMuch):
             return {}
-
-    @property
-    def per_layer(self) -> dict[int, LayerCounts]:
-        """The counts of every layer whose heads all have a graph and no mechanism; empty where they
-        are not known."""
-        layers: dict[int, list[HeadCounts]] = {}
-        for (layer, _), counts in self.per_head.items():
-            layers.setdefault(layer, []).append(counts)
-        whole = {layer: len(row) for layer, row in enumerate(self.program.slots)}
-        return {
-            layer: LayerCounts(
-                sum(counts.edges for counts in heads),
-                max(counts.degree for counts in heads),
-                min(counts.min_degree for counts in heads),
-            )
-            for layer, heads in layers.items()
-            if len(heads) == whole[layer]
-        }
 
     # --- as text and data ------------------------------------------------------------------------
 

@@ -6,11 +6,16 @@ is ordinary source of `attnspec.compile.standalone.sources`, taken over as it st
 
 from __future__ import annotations
 
+import re
+
 from attnspec.compile.standalone.graphs import graph_module
 from attnspec.compile.standalone.mechanisms import mechanism_module
 from attnspec.compile.standalone.page import StandaloneError
-from attnspec.ir.program import Program
-from attnspec.lower.lower import decided_leaves
+from attnspec.ir.crossing import QUERIES
+from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
+from attnspec.ir.program import Program, leaves, scalars_of
+from attnspec.ir.scalars import parts_of, symbols
+from attnspec.lower.lower import decided_leaves, numbers_of
 
 __all__ = ["StandaloneError", "standalone_module"]
 
@@ -21,9 +26,45 @@ def standalone_module(program: Program, class_name: str) -> str:
     try:
         for leaf in decided_leaves(program):
             raise StandaloneError(f"queries and keys decide which pairs `{leaf.pattern}` has")
-        return (graph_module if graphs else mechanism_module)(program, class_name)
+        text = (graph_module if graphs else mechanism_module)(program, class_name)
     except StandaloneError as error:
         raise StandaloneError(
             f"`{program.name}` cannot be said in a short file that stands alone: {error};"
             " compile it without --standalone"
         ) from None
+    refusal = _refusal(program)
+    # before the first line of a call
+    return re.sub(r"^ +x(, n)? = given\(", lambda line: refusal + line[0], text, flags=re.MULTILINE)
+
+
+def _refusal(program: Program) -> str:
+    """The lines that refuse a trace of torch.export before torch does, with the reason; none where
+    one program serves every length."""
+    unless, refused = "isinstance(k.shape[2], torch.SymInt)", "a dynamic length"
+    tables = {leaf.pattern for each in program.attends if each.graph for leaf in leaves(each.graph)}
+    if tables & {"random", "random_blocks"}:
+        why, unless, refused = "its pairs are drawn", "", "this file"
+    elif "expander" in tables:
+        why = "its pairs are drawn"
+    elif any(each.mechanism and MECHANISMS[each.mechanism.name].drawn for each in program.attends):
+        why, unless = "its features are drawn", "not torch.compiler.is_dynamo_compiling()"
+        refused = "this file with `strict=False`"
+    elif any(each.mechanism for each in program.attends) and program.causal:
+        why = "its mechanism goes by pieces of keys"
+    elif any("n" in symbols(numbers_of(each).get("scale", 0)) for each in program.attends):
+        why = "its scale reads n"
+    elif any(
+        part.op in ("sqrt", "isqrt", "log2") and {"n", QUERIES}.intersection(part.symbols)
+        for each in program.attends
+        if each.graph
+        for _, _, scalar in scalars_of(each.graph)
+        for part in parts_of(scalar)
+    ):
+        why = "its mask reads a root or logarithm of n"
+    else:
+        return ""
+    asked = " and ".join(filter(None, ("torch.compiler.is_exporting()", unless)))
+    return f"""        if {asked}:
+            why = "{why}: without --standalone it is one operator"
+            raise ValueError(f"torch.export cannot take {refused}, since {{why}}")
+"""

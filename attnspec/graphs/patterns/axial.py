@@ -6,7 +6,6 @@ Source: Ho et al. 2019, "Axial Attention in Multidimensional Transformers", sect
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
@@ -94,11 +93,3 @@ class Axial(Relation):
         if n < grid.offset + grid.cells:
             return Relation.edges(self, n)
         return grid.cells * (sum(grid.extents) - len(grid.extents) + 1)
-
-    @classmethod
-    def samples(cls) -> Iterator[Axial]:
-        yield cls((5, 7))
-        yield cls((9, 4), 3)
-        yield cls((1, 6), 1)
-        yield cls((3, 4, 5))
-        yield cls((2, 5, 3), 2)

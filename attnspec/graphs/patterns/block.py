@@ -7,7 +7,6 @@ Zaheer et al. 2020, "Big Bird", appendix D.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -57,10 +56,3 @@ class Block(Relation):
 
     def transposed(self) -> Relation:
         return Block(self.size, self.after, self.before)
-
-    @classmethod
-    def samples(cls) -> Iterator[Block]:
-        for size, before, after in ((1, 0, 0), (3, 0, 0), (4, 1, 0), (5, 0, 2), (16, 1, 1)):
-            yield cls(size, before, after)
-        yield cls(1000)
-        yield cls(7, 1000, 1000)

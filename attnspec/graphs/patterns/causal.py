@@ -6,7 +6,6 @@ Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,7 +31,3 @@ class Causal(Toeplitz):
     def transposed(self) -> Relation:
         # a window that reaches past the end of any sequence
         return Window(before=0, after=LARGEST)
-
-    @classmethod
-    def samples(cls) -> Iterator[Causal]:
-        yield cls()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,14 +9,8 @@ import numpy as np
 
 from attnspec.graphs.relation import Edges, Elementwise, Progressions, Relation, Tiles
 from attnspec.graphs.token_sets import (
-    Every,
-    First,
-    Last,
     OfKeys,
-    Positions,
-    TokenComplement,
     TokenSet,
-    TokenUnion,
 )
 from attnspec.ir.parameters import argument
 
@@ -44,17 +37,6 @@ class Columns(OfKeys):
 
     def transposed(self) -> Relation:
         return Rows(self.tokens)
-
-    @classmethod
-    def samples(cls) -> Iterator[Columns]:
-        for tokens in (
-            First(3),
-            Last(200),
-            Every(7, 0),
-            Positions(((0, 0), (5, 9), (100, 120))),
-            TokenUnion((First(2), Last(2))),
-        ):
-            yield cls(tokens)
 
 
 @dataclass(frozen=True)
@@ -102,8 +84,3 @@ class Rows(Relation):
 
     def transposed(self) -> Relation:
         return Columns(self.tokens)
-
-    @classmethod
-    def samples(cls) -> Iterator[Rows]:
-        for tokens in (First(0), First(3), Last(2), Every(4, 1), TokenComplement(First(5))):
-            yield cls(tokens)

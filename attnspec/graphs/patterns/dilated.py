@@ -6,7 +6,6 @@ Source: Beltagy, Peters, Cohan 2020, "Longformer", section 3.1; d = 1 leaves no 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,8 +30,3 @@ class Dilated(Toeplitz):
     def diagonals(self, n: int) -> Diagonals:
         most = self.radius // self.step * self.step
         return ((-most, most, self.step),)
-
-    @classmethod
-    def samples(cls) -> Iterator[Dilated]:
-        for radius, step in ((0, 1), (0, 5), (4, 1), (4, 5), (6, 3), (7, 3), (100, 8), (1000, 2)):
-            yield cls(radius, step)

@@ -8,7 +8,7 @@ Alon's Second Eigenvalue Conjecture". The cycles are the permutations of `graphs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -61,9 +61,3 @@ class Expander(Drawn):
     @classmethod
     def order(cls, given: Mapping[str, Scalar]) -> Scalar:
         return product(N, given["degree"])
-
-    @classmethod
-    def samples(cls) -> Iterator[Expander]:
-        yield cls(2)
-        yield cls(4, seed=9, layer=3, head=1)
-        yield cls(6, per_head=False, layer=3)

@@ -8,7 +8,6 @@ section 4.3; the paper's two heads, merged and without the causal mask.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -60,8 +59,3 @@ class Fixed(Relation):
 
     def transposed(self) -> Relation:
         return Union((Block(self.stride), Summary(self.stride, self.cells).transposed()))
-
-    @classmethod
-    def samples(cls) -> Iterator[Fixed]:
-        for stride, cells in ((1, 1), (4, 1), (5, 2), (8, 8), (16, 3), (3, 100), (1000, 900)):
-            yield cls(stride, cells)

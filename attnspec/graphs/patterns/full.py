@@ -6,7 +6,6 @@ Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,7 +37,3 @@ class Full(Relation):
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         return np.full(np.broadcast_shapes(q.start.shape, k.start.shape), FULL, np.uint8)
-
-    @classmethod
-    def samples(cls) -> Iterator[Full]:
-        yield cls()

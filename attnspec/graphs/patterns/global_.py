@@ -7,7 +7,6 @@ section 2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,16 +15,7 @@ import numpy as np
 from attnspec.graphs.patterns.columns_rows import Columns, Rows
 from attnspec.graphs.relation import Edges, Elementwise, Progressions, Relation, Tiles
 from attnspec.graphs.token_sets import (
-    Data,
-    Every,
-    First,
-    InputTokens,
-    Last,
-    Positions,
-    TokenComplement,
-    TokenIntersection,
     TokenSet,
-    TokenUnion,
 )
 from attnspec.ir.parameters import argument
 
@@ -82,19 +72,3 @@ class Global(Relation):
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         return np.asarray(np.maximum(self.tokens.cover(q, n), self.tokens.cover(k, n)))
-
-    @classmethod
-    def samples(cls) -> Iterator[Global]:
-        marked = np.zeros(512, bool)
-        marked[[0, 3, 4, 130, 131]] = True
-        for tokens in (
-            First(0),
-            First(4),
-            Last(3),
-            Every(5, 2),
-            Positions(((2, 2), (9, 40))),
-            TokenUnion((First(2), Last(2))),
-            TokenIntersection((Every(2, 0), TokenComplement(First(9)))),
-            InputTokens(Data(marked)),
-        ):
-            yield cls(tokens)

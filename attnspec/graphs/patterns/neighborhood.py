@@ -8,7 +8,6 @@ Source: Hassani et al. 2023, "Neighborhood Attention Transformer", section 3.1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
@@ -116,15 +115,6 @@ class Neighborhood(Relation):
             return Relation.edges(self, n)
         pairs = zip(self.extents, self.shape, strict=True)
         return grid.cells * prod(min(box, length) for box, length in pairs)
-
-    @classmethod
-    def samples(cls) -> Iterator[Neighborhood]:
-        yield cls((3, 3), (5, 7))
-        yield cls((1, 5), (9, 4), 3)
-        yield cls((5, 3), (2, 11), 1)
-        yield cls((7, 7), (7, 8))
-        yield cls((3, 1, 3), (3, 4, 5))
-        yield cls((1, 3, 5), (4, 3, 3), 2)
 
 
 def _first(at: np.ndarray, box: int, length: int) -> np.ndarray:

@@ -7,7 +7,7 @@ Time Series Forecasting" (LogSparse), with base 2 and the causal mask.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -63,8 +63,3 @@ class Powers(Toeplitz):
     @classmethod
     def order(cls, given: Mapping[str, Scalar]) -> Scalar:
         return product(N, Apply("/", (Apply("log2", (N,)), Apply("log2", (given["base"],)))))
-
-    @classmethod
-    def samples(cls) -> Iterator[Powers]:
-        for base in (2, 3, 7, 1000):
-            yield cls(base)

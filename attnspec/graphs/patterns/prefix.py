@@ -7,7 +7,6 @@ Transformer", section 3.2.1 (prefix LM, together with the causal mask).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -53,10 +52,3 @@ class Prefix(OfKeys):
 
     def transposed(self) -> Relation | None:
         return None if isinstance(self.length, Data) else Rows(self.keys())
-
-    @classmethod
-    def samples(cls) -> Iterator[Prefix]:
-        for length in (0, 1, 5, 1000):
-            yield cls(length)
-        yield cls(Data(np.int64(7)))
-        yield cls(Data(9))

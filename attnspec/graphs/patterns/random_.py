@@ -6,7 +6,7 @@ Source: Zaheer et al. 2020, "Big Bird", section 2; the draws are those of `graph
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -94,12 +94,3 @@ class Random(Drawn):
     @classmethod
     def order(cls, given: Mapping[str, Scalar]) -> Scalar:
         return product(N, given["keys"])
-
-    @classmethod
-    def samples(cls) -> Iterator[Random]:
-        yield cls(0)
-        yield cls(3)
-        yield cls(5, seed=2**64 - 1, layer=2, head=7)
-        yield cls(4, seed=1, causal=True)
-        yield cls(1000, per_head=False, layer=1)
-        yield cls(1000, causal=True)

@@ -9,7 +9,7 @@ all blocks, under `causal` from those up to the query's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -110,14 +110,3 @@ class RandomBlocks(Relation):
     @classmethod
     def order(cls, given: Mapping[str, Scalar]) -> Scalar:
         return product(N, given["size"], given["blocks"])
-
-    @classmethod
-    def samples(cls) -> Iterator[RandomBlocks]:
-        yield cls(4, 0)
-        yield cls(1, 2)
-        yield cls(5, 2, seed=3, layer=1, head=1)
-        yield cls(16, 3, per_head=False, head=4)
-        yield cls(7, 1000)
-        yield cls(1000, 1)
-        yield cls(5, 2, seed=3, layer=1, head=1, causal=True)
-        yield cls(7, 1000, causal=True)

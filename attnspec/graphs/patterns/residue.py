@@ -7,7 +7,6 @@ section 4.3 (the second head of the strided pattern).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,8 +35,3 @@ class Residue(Toeplitz):
 
     def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
         return [(q.start - k.start) % self.step]
-
-    @classmethod
-    def samples(cls) -> Iterator[Residue]:
-        for step in (1, 2, 3, 7, 64, 1000):
-            yield cls(step)

@@ -6,7 +6,6 @@ Source: Krell et al. 2021, "Efficient Sequence Packing without Cross-contaminati
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -77,11 +76,3 @@ class Same(Relation):
         """The least and the greatest label of each tile."""
         found, which = values_of(tiles, self._labels(n))
         return found.min(axis=-1)[which], found.max(axis=-1)[which]
-
-    @classmethod
-    def samples(cls) -> Iterator[Same]:
-        position = np.arange(512)
-        yield cls(Data(position // 7))
-        yield cls(Data(np.zeros(512, np.int64)))
-        yield cls(Data(position * position % 11))
-        yield cls(Data(-(position // 50) % 3))

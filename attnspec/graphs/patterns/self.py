@@ -6,7 +6,6 @@ Source: none; the identity that the residual stream adds to every pattern.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,7 +25,3 @@ class Self(Toeplitz):
 
     def diagonals(self, n: int) -> Diagonals:
         return ((0, 0, 1),)
-
-    @classmethod
-    def samples(cls) -> Iterator[Self]:
-        yield cls()

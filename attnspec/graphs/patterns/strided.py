@@ -7,7 +7,6 @@ section 4.3; the paper's two heads, merged and without the causal mask.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -46,8 +45,3 @@ class Strided(Toeplitz):
 
     def parts(self) -> tuple[Relation, ...]:
         return Window(radius=self.stride - 1), Residue(self.stride)
-
-    @classmethod
-    def samples(cls) -> Iterator[Strided]:
-        for stride in (1, 2, 3, 8, 13, 1000):
-            yield cls(stride)

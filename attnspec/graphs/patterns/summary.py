@@ -7,7 +7,6 @@ section 4.3 (the second head of the fixed pattern).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -86,8 +85,3 @@ class Summary(OfKeys):
     def transposed(self) -> Relation:
         place = Apply("%", (Symbol("q"), self.stride))
         return Where(Apply(">=", (place, self.stride - self.cells)))
-
-    @classmethod
-    def samples(cls) -> Iterator[Summary]:
-        for stride, cells in ((1, 1), (4, 1), (5, 2), (8, 8), (16, 3), (3, 100), (1000, 900)):
-            yield cls(stride, cells)

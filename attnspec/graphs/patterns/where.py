@@ -7,7 +7,6 @@ Source: none; the general form of which the other patterns are special cases.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import ClassVar
@@ -30,7 +29,6 @@ from attnspec.ir.scalars import (
     Apply,
     Scalar,
     ScalarError,
-    Symbol,
     Value,
     evaluate,
     evaluate_exactly,
@@ -225,39 +223,6 @@ class Where(Relation):
                 for axis, ends in zip(self._axes, self._grid.ranges(tiles), strict=True):
                     ranges[f"{side}.{axis}"] = ends
         return ranges
-
-    @classmethod
-    def samples(cls) -> Iterator[Where]:
-        q, k, n = Symbol("q"), Symbol("k"), Symbol("n")
-        gap = Apply("-", (q, k))
-        yield cls(True)
-        yield cls(False)
-        yield cls(Apply("<=", (Apply("abs", (gap,)), Apply("isqrt", (n,)))))
-        yield cls(Apply("<", (Apply("%", (gap, Apply("max", (n, 1)))), 3)))
-        yield cls(Apply("one_of", (Apply("abs", (gap,)), 1, 2, 4)))
-        yield cls(Apply("within", (Apply("+", (q, k)), 3, Apply("//", (n, 2)))))
-        yield cls(
-            Apply(
-                "and",
-                (
-                    Apply("==", (Apply("//", (q, 4)), Apply("//", (k, 4)))),
-                    Apply("not", (Apply("==", (Apply("%", (k, 3)), 1)),)),
-                ),
-            )
-        )
-        yield cls(Apply("or", (Apply("<", (Apply("*", (q, k)), n)), Apply("!=", (q, k)))))
-        yield cls(Apply("<", (Apply("sqrt", (q,)), Apply("/", (k, 2)))))
-        yield cls(Apply("==", (Apply("%", (Apply("**", (q, 2)), 5)), Apply("%", (k, 5)))))
-        # bounds far above 2**62, values below it for n <= 200
-        large = Apply("*", (Apply("**", (k, 8)), Apply("-", (Apply("+", (q, 1)), q))))
-        yield cls(Apply("==", (Apply("%", (large, 3)), 1)))
-        row, col = (Apply("-", (Symbol(f"q.{a}"), Symbol(f"k.{a}"))) for a in ("row", "col"))
-        near = Apply("<=", (Apply("+", (Apply("abs", (row,)), Apply("abs", (col,)))), 2))
-        yield cls(near, (5, 7))
-        yield cls(near, (6, 4), 3)
-        time = Apply(">=", (Symbol("q.time"), Symbol("k.time")))
-        yield cls(Apply("and", (time, near)), (3, 4, 5), 1)
-        yield cls(Apply("==", (Symbol("k.col"), 0)), (5, 7), 2)
 
 
 def _plain(position: Elementwise) -> Value:

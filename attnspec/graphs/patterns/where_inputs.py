@@ -6,7 +6,7 @@ Source: none; equal labels are `same`, marked tokens `rows` and `columns`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
@@ -31,7 +31,7 @@ from attnspec.graphs.token_sets import Data
 from attnspec.ir.intervals import Bounds, bounds
 from attnspec.ir.parameters import RelationError, argument, context
 from attnspec.ir.program import Compound, InputRef, Leaf, Term
-from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol, fold, symbols
+from attnspec.ir.scalars import Apply, Scalar, ScalarError, fold, symbols
 
 
 @dataclass(frozen=True)
@@ -146,33 +146,6 @@ class WhereInputs(Relation):
     def anchors(cls, given: Mapping[str, Any]) -> bool:
         # a length counts from the first position
         return any(not name.endswith(("(q)", "(k)")) for name in symbols(given["predicate"]))
-
-    @classmethod
-    def samples(cls) -> Iterator[WhereInputs]:
-        position = np.arange(512)
-        steps, waves = Data(position // 5), Data(np.sin(position) * 4)
-        holes = Data(np.where(position % 7 == 3, np.nan, np.where(position % 11, 1.0, np.inf)))
-        t_q, t_k, u_q, u_k = (reading(name, side) for name in "tu" for side in "qk")
-        gap = Apply("-", (t_q, t_k))
-        yield cls(Apply("<=", (t_k, t_q)), (steps,))
-        yield cls(Apply("<", (t_k, t_q)), (waves,))
-        yield cls(Apply("<=", (Apply("abs", (gap,)), 3)), (steps,))
-        yield cls(Apply("<=", (Apply("abs", (gap,)), 1.5)), (waves,))
-        yield cls(Apply("!=", (t_k, t_q)), (holes,))
-        yield cls(Apply("not", (Apply("<=", (gap, 0)),)), (holes,))
-        yield cls(Apply("one_of", (gap, 0, 2, 5)), (Data(position * position % 11),))
-        yield cls(Apply("==", (Apply("%", (t_q, 4)), Apply("%", (t_k, 4)))), (steps,))
-        larger = Apply("max", (t_q, u_k))
-        yield cls(Apply("within", (larger, 0, Apply("/", (Symbol("n"), 9)))), (steps, waves))
-        both = Apply("or", (Apply("<", (t_q, 3)), Apply("<=", (Apply("min", (u_k, 2)), u_q))))
-        yield cls(both, (steps, waves))
-        distance = Apply("-", (Symbol("q"), Symbol("k")))
-        yield cls(Apply("<", (distance, Apply("**", (t_k, 2)))), (steps,))
-        length = reading("t", "")
-        yield cls(Apply("<", (Symbol("k"), length)), (Data(np.int64(7)),))
-        yield cls(Apply("==", (Apply("//", (Symbol("q"), 4)), Apply("%", (length, 5)))), (Data(9),))
-        near = Apply("<=", (Apply("abs", (Apply("-", (Symbol("q.row"), Symbol("k.row"))),)), t_q))
-        yield cls(near, (Data(position % 3),), (5, 7), 2)
 
 
 @lru_cache(maxsize=16)

@@ -6,7 +6,6 @@ Source: Beltagy, Peters, Cohan 2020, "Longformer", section 3.1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -52,10 +51,3 @@ class Window(Toeplitz):
             f"`window(radius = {size})` keeps {2 * size + 1} keys on both sides",
             f"`window(before = {size - 1}, after = 0)` keeps the last {size}",
         )
-
-    @classmethod
-    def samples(cls) -> Iterator[Window]:
-        for radius in (0, 1, 3, 70, 1000):
-            yield cls(radius=radius)
-        for before, after in ((0, 0), (5, 0), (0, 2), (4, 9)):
-            yield cls(before=before, after=after)

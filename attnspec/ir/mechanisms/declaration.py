@@ -14,6 +14,39 @@ from typing import ClassVar
 START = ("zeros", "ones", "constant", "normal", "uniform", "scaled", "drawn")
 """How a learned part may start."""
 
+CHUNK = 64
+"""Positions of a chunk of causal sums, whose pairs are computed one by one."""
+
+BLOCK = 1 << 20
+"""About as many numbers as the features of a block have: four megabytes."""
+
+FUSED = 1 << 22
+"""Weights from which on attention is fused, and keeps none. Without a mask it always is, where
+nothing is differentiated."""
+
+LANES = 16
+"""Keys from which on it may be: with fewer than a vector has lanes torch's kernel makes zeros of
+scores that are no numbers."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """n positions of `heads` heads of `size`; `causal` sums are computed by chunks."""
+
+    n: int
+    size: int
+    heads: int
+    causal: bool
+
+    @property
+    def tensor(self) -> int:
+        """Numbers of one of q, k, v of one head."""
+        return self.n * self.size
+
+    def weights(self, keys: int) -> int:
+        """Scores and weights of all positions with these keys; fused attention keeps none."""
+        return 2 * self.heads * self.n * keys if keys < LANES else 0
+
 
 @dataclass(frozen=True)
 class Part:
@@ -54,6 +87,7 @@ class MechanismDeclaration:
 
     Costs are operations of the products of its formula, for one head, forward, with n positions of
     size d: a product of a x b by b x c matrices counts 2 a b c. Elementwise work is left out.
+    Memory and traffic are numbers, as `backends.factored.kernels` computes the formula on the CPU.
     """
 
     name: ClassVar[str] = ""
@@ -117,6 +151,25 @@ class MechanismDeclaration:
     def flops(self, n: int, size: int) -> int:
         """Its operations; here those of sums of features: keys by values, and queries by these."""
         return 4 * n * self.feature_width(size) * size + 2 * n * self.row_flops(size)
+
+    def held(self, at: Sizes) -> int:
+        """The most numbers that all heads hold at one time beside q, k, v and the output."""
+        width, size = self.feature_width(at.size), at.size
+        rows = min(at.heads * at.n, max(1, BLOCK // max(width, size)))
+        together = min(at.heads, max(1, -(-rows // max(1, at.n))))
+        # features of queries and keys; values with a 1 behind, sums, and what maps are made of
+        found = rows * (2 * width + 3 * size) + 2 * together * width * (size + 1)
+        if at.causal:
+            found += rows * (3 * CHUNK // 2 + 2 * width * (size + 1) // CHUNK)
+        return found
+
+    def between(self, at: Sizes) -> int:
+        """The intermediate numbers of one head, each of which is written once and read once."""
+        width, n = self.feature_width(at.size), at.n
+        found = 2 * n * width + width * (at.size + 1)
+        if at.causal:
+            found += n * CHUNK + -(-n // CHUNK) * width * (at.size + 1)
+        return found
 
     def row_flops(self, size: int) -> int:
         """The operations that make the features of one row of a query or key."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attnspec.ir.mechanisms.declaration import MechanismDeclaration
+from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Sizes
 from attnspec.ir.parameters import argument
 
 
@@ -31,3 +31,9 @@ class Efficient(MechanismDeclaration):
 
     def flops(self, n: int, size: int) -> int:
         return 4 * n * size * size
+
+    def held(self, at: Sizes) -> int:
+        return 2 * at.heads * at.tensor
+
+    def between(self, at: Sizes) -> int:
+        return 2 * at.tensor + at.size * at.size

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Part
+from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Part, Sizes
 from attnspec.ir.parameters import argument
 
 NEAR_ZERO = 1e-3
@@ -32,6 +32,12 @@ class Gmlp(MechanismDeclaration):
 
     def flops(self, n: int, size: int) -> int:
         return 2 * n * n * size
+
+    def held(self, at: Sizes) -> int:
+        return 2 * at.heads * at.tensor
+
+    def between(self, at: Sizes) -> int:
+        return at.tensor + at.n * at.n
 
     @property
     def longest(self) -> int:

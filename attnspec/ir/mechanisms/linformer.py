@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attnspec.ir.mechanisms.declaration import KeySums, MechanismDeclaration, Part
+from attnspec.ir.mechanisms.declaration import KeySums, MechanismDeclaration, Part, Sizes
 from attnspec.ir.parameters import argument
 
 
@@ -47,6 +47,14 @@ class Linformer(MechanismDeclaration):
         # a pool adds up, and a convolution whose stride is its width multiplies each number once
         projections = {"linear": 4 * n * self.rank * size, "conv": 4 * n * size}
         return 4 * n * self.projected(n) * size + projections.get(self.projection, 0)
+
+    def held(self, at: Sizes) -> int:
+        keys = self.projected(at.n)
+        return 4 * at.heads * keys * at.size + at.weights(keys)
+
+    def between(self, at: Sizes) -> int:
+        # weights, projected keys and values, and the projections themselves
+        return self.projected(at.n) * (2 * at.n + 2 * at.size)
 
     def projected(self, n: int) -> int:
         """How many keys it makes of n."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Part
+from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Part, Sizes
 from attnspec.ir.parameters import argument
 
 
@@ -28,6 +28,12 @@ class Mixer(MechanismDeclaration):
 
     def flops(self, n: int, size: int) -> int:
         return 4 * n * self.hidden * size
+
+    def held(self, at: Sizes) -> int:
+        return at.heads * (2 * at.tensor + 2 * self.hidden * at.size)
+
+    def between(self, at: Sizes) -> int:
+        return self.hidden * (at.size + 2 * at.n)
 
     @property
     def longest(self) -> int:

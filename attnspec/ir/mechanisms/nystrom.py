@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Part
+from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Part, Sizes
 from attnspec.ir.parameters import RelationError, argument
 
 
@@ -39,6 +39,15 @@ class Nystrom(MechanismDeclaration):
         inverse = 8 * m**3 * self.iterations or 26 * m**3
         products = 4 * n * m * size + 2 * m * m * size
         return kernels + inverse + products + 2 * n * size * self.conv
+
+    def held(self, at: Sizes) -> int:
+        m = min(self.landmarks, max(1, at.n))
+        local = at.heads * at.tensor // 2 if self.conv else 0
+        return at.heads * (4 * m * at.size + 6 * m * m) + local + at.weights(m)
+
+    def between(self, at: Sizes) -> int:
+        m = self.landmarks
+        return 2 * m * (at.n + at.size) + m**2 * (4 * self.iterations or 4)
 
     def __post_init__(self) -> None:
         if self.conv and self.conv % 2 == 0:

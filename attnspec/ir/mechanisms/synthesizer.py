@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Part
+from attnspec.ir.mechanisms.declaration import FUSED, MechanismDeclaration, Part, Sizes
 from attnspec.ir.parameters import argument
 
 
@@ -51,6 +51,26 @@ class Synthesizer(MechanismDeclaration):
                 # two factors of about sqrt(n) numbers, and their product
                 factors = 4 * n * size * (size + math.isqrt(self.max_length))
                 return values + factors + n * n
+
+    def held(self, at: Sizes) -> int:
+        fused = not at.causal or at.heads * at.n * at.n >= FUSED
+        if fused and self.kind in ("dense", "factorized_random"):
+            # rows, columns and values of one width, and what comes of them
+            return 4 * at.heads * at.tensor
+        return at.heads * self.between(at)
+
+    def between(self, at: Sizes) -> int:
+        # tables of all pairs: what is synthesised, what it is changed to, weights
+        pairs = at.n * at.n
+        found = (4 if self.products else 2) * pairs
+        match self.kind:
+            case "random":
+                return found
+            case "factorized_dense":
+                # two factors multiplied for the longest sequence, and cut
+                return found + at.n * self.max_length
+            case _:
+                return found + pairs
 
     @property
     def factors(self) -> tuple[int, int]:

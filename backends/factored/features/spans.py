@@ -10,11 +10,10 @@ import torch
 from torch.nn import functional
 
 from attnspec.backends.common.merging import LOWEST
-from attnspec.backends.factored.costs import BLOCK
 from attnspec.backends.factored.features.chunks import Frames, Room
 from attnspec.backends.factored.features.maps import FeatureMap, Features, Paired, Tables
 from attnspec.backends.factored.features.quotients import Quotient
-from attnspec.lower.mechanism_costs import CHUNK
+from attnspec.ir.mechanisms.declaration import BLOCK, CHUNK
 
 
 @dataclass(frozen=True)

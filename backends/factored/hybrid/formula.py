@@ -22,7 +22,6 @@ from attnspec.backends.common.score_formula import Blocks, Formula, unit
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.spans import Given
-from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.hybrid.merging import (
     Columns,
     Rows,
@@ -31,7 +30,6 @@ from attnspec.backends.factored.hybrid.merging import (
     exact_part,
     joined,
     kernel_part,
-    part_of_sums,
     rows_of_kernel,
     shared_quotient,
 )
@@ -91,8 +89,7 @@ def _beside_blocks(value: Any, number: int) -> Any:
 
 
 class HybridFormula:
-    """Runs a graph and the features of a kernel under one denominator; `others` are the pairs that
-    the kernel weighs, all that the graph leaves unless said."""
+    """Runs a graph and the features of a kernel under one denominator."""
 
     def __init__(
         self,
@@ -100,7 +97,6 @@ class HybridFormula:
         heads: tuple[int, ...],
         kernel: FeatureKernel,
         device: torch.device,
-        others: Relation | None = None,
     ) -> None:
         self.work, self.heads, self.kernel, self.device = work, heads, kernel, device
         self.quotient = shared_quotient(kernel)
@@ -108,9 +104,7 @@ class HybridFormula:
         self.formula = Formula(graph, heads, device)
         self.whole: TileSums | None = None
         if not (work.reads or work.decided):
-            rest = tile_layout(
-                others_of(work) if others is None else others, n_q, n_k, kernel.how.chunk
-            )
+            rest = tile_layout(others_of(work), n_q, n_k, kernel.how.chunk)
             whole = _full(rest)
             self.others = self._tiled(_some(rest, whole))
             self.whole = TileSums(whole, kernel.how.chunk, device)
@@ -173,10 +167,8 @@ class HybridFormula:
         k: torch.Tensor,
         v: torch.Tensor,
         call: Call,
-        before: State | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output over these keys and others, which the kernel alone weighs, by its sums over
-        them, None where there are no others; and the logarithms [B, H, n_q] of its denominators."""
+        """The output and the logarithms [B, H, n_q] of its denominators."""
         check_no_dropout(f"a graph with `{self.kernel.name}`", call.dropout_p)
         if self.work.unit_keys:
             # all that is attended scores them, the mechanism too
@@ -188,8 +180,6 @@ class HybridFormula:
         else:
             exact = _by_tiles(self.graph, rows, columns, partial(self._exact, call=call), call)
             parts = [exact, *self._others(given, rows, columns, call)]
-        if before is not None:
-            parts = [*parts, part_of_sums(self.kernel, given, before)]
         return self._joined(q, v, parts)
 
     def beside(

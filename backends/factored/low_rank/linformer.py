@@ -14,9 +14,13 @@ from torch.nn import functional
 
 from attnspec.backends.common.score_formula import widened
 from attnspec.backends.factored.features.sums import State
-from attnspec.backends.factored.low_rank.mechanism_kernel import MechanismKernel
 from attnspec.backends.factored.low_rank.segments import occupied, segment_maxima, segment_means
-from attnspec.backends.factored.low_rank.softmax import attend, repeated, without_padding
+from attnspec.backends.factored.low_rank.softmax import (
+    MechanismKernel,
+    attend,
+    repeated,
+    without_padding,
+)
 from attnspec.ir.mechanisms.linformer import Linformer
 from attnspec.lower.work import Call
 

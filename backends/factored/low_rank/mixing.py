@@ -15,12 +15,13 @@ from torch.nn import functional
 
 from attnspec.backends.common.score_formula import widened
 from attnspec.backends.common.torch_modes import unseen
-from attnspec.backends.factored.low_rank.mechanism_kernel import MechanismKernel
 from attnspec.backends.factored.low_rank.softmax import (
+    MechanismKernel,
     check_no_dropout,
     repeated,
     without_padding,
 )
+from attnspec.ir.mechanisms.efficient import Efficient
 from attnspec.ir.mechanisms.fourier import Fourier
 from attnspec.ir.mechanisms.gmlp import Gmlp
 from attnspec.ir.mechanisms.mixer import Mixer
@@ -111,3 +112,29 @@ def normalised(x: torch.Tensor, learned: Mapping[str, torch.Tensor]) -> torch.Te
     """Layer normalisation of rows x [B, H, n, d] with `gain` and `shift` [H or 1, d]."""
     normal = functional.layer_norm(x, x.shape[-1:])
     return normal * learned["gain"][:, None] + learned["shift"][:, None]
+
+
+class EfficientKernel(MechanismKernel[Efficient]):
+    """Runs `efficient`; padding is no key, and no position that is counted."""
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> torch.Tensor:
+        check_no_dropout("efficient", call.dropout_p)
+        kept, padding = q.dtype, call.padding
+        q, k, v = widened(q), widened(k), without_padding(widened(v), padding)
+        batch, heads, rows, size = q.shape
+        keys = k.shape[1]
+        if self.declared.normalize == "scaling":
+            count = k.new_tensor(k.shape[2]) if padding is None else padding.sum(-1)
+            # all queries of a batch of padding alone read nothing
+            k = k / count.clamp(min=1).to(k.dtype).view(-1, 1, 1, 1)
+        else:
+            q = torch.softmax(q, -1)
+            if padding is not None:
+                # a sample without keys has values of 0 alone
+                k = k.masked_fill(~padding[:, None, :, None], torch.finfo(k.dtype).min)
+            k = torch.softmax(k, 2)
+        context = k.transpose(-1, -2) @ v
+        out = q.reshape(batch, keys, heads // keys * rows, size) @ context
+        return out.view(batch, heads, rows, v.shape[-1]).to(kept)

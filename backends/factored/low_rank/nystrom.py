@@ -14,9 +14,9 @@ from torch.nn import functional
 
 from attnspec.backends.common.score_formula import weigh, widened
 from attnspec.backends.common.torch_modes import unseen
-from attnspec.backends.factored.low_rank.mechanism_kernel import MechanismKernel
 from attnspec.backends.factored.low_rank.segments import occupied, segment_means
 from attnspec.backends.factored.low_rank.softmax import (
+    MechanismKernel,
     attend,
     check_no_dropout,
     repeated,

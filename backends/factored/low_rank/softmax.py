@@ -7,12 +7,15 @@ which keeps no weights; others through plain operations that differentiate to an
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar, cast
+
 import torch
 from torch.nn import functional
 
 from attnspec.backends.common.score_formula import weigh
 from attnspec.backends.common.torch_modes import is_transformed, unseen
-from attnspec.backends.factored.costs import FUSED, LANES
+from attnspec.ir.mechanisms.declaration import FUSED, LANES, MechanismDeclaration
+from attnspec.lower.work import Work
 
 
 def attend(
@@ -88,3 +91,13 @@ def check_no_dropout(name: str, dropout_p: float) -> None:
     """Raises ValueError for a formula without weights to drop."""
     if dropout_p:
         raise ValueError(f"`{name}` has no weights to drop: dropout_p must be 0, got {dropout_p}")
+
+
+Declared = TypeVar("Declared", bound=MechanismDeclaration)
+
+
+class MechanismKernel(Generic[Declared]):
+    """Runs a mechanism as it is declared, with the causal form or not."""
+
+    def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
+        self.declared, self.causal = cast(Declared, work.mechanism), work.causal

@@ -12,8 +12,12 @@ import torch
 from torch.nn import functional
 
 from attnspec.backends.common.score_formula import weigh, widened
-from attnspec.backends.factored.low_rank.mechanism_kernel import MechanismKernel
-from attnspec.backends.factored.low_rank.softmax import attend, lower_triangle, repeated
+from attnspec.backends.factored.low_rank.softmax import (
+    MechanismKernel,
+    attend,
+    lower_triangle,
+    repeated,
+)
 from attnspec.ir.mechanisms.synthesizer import Synthesizer
 from attnspec.lower.work import Call
 

@@ -5,33 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, NamedTuple, Never
+from typing import Any, NamedTuple, Never, cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import pad
 
+from attnspec.distributed.collectives import Mesh, gathered
+from attnspec.distributed.heads import HeadsHere
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import (
     ALL,
-    BOTH,
-    CHOICES,
     HEADS,
     ROWS,
     DistributedPlan,
     Tensors,
-    Way,
     plan,
     require_one_sequence,
 )
-from attnspec.distributed.ranks.by_both import BothHere
-from attnspec.distributed.ranks.by_choices import ChoicesHere
-from attnspec.distributed.ranks.by_heads import HeadsHere, SomeHeads
-from attnspec.distributed.ranks.by_rows import RowsHere
-from attnspec.distributed.ranks.by_states import StatesHere
-from attnspec.distributed.ranks.collectives import Mesh, tied, travel, unpacked
-from attnspec.distributed.ranks.regions import Partial, Parts, joined
+from attnspec.distributed.regions import Partial, Parts
+from attnspec.distributed.rows import RowsHere
+from attnspec.distributed.states import StatesHere
 from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.program import POSITIONS, Program
 from attnspec.ir.serial import fingerprint
@@ -54,8 +49,8 @@ from attnspec.runtime.module import CompiledAttention
 KEPT = 64
 """How many plans are kept, of lengths, layers and shapes."""
 
-Here = RowsHere | ChoicesHere | HeadsHere | StatesHere | BothHere
-"""What runs some heads of a layer on one rank."""
+Here = RowsHere | HeadsHere | StatesHere
+"""What runs a layer on one rank."""
 
 
 def parallelize(
@@ -99,9 +94,9 @@ def _check_partition(partition: object, ranks: int) -> None:
 class ParallelAttention(torch.nn.Module):
     """Takes and returns shards [B, H, n_local, d] as `shard` cuts them.
 
-    `bytes_received` counts the bytes of rows, and of requests for rows, that reached this rank in
-    the last call, forward. Gradients of the module's parameters are this rank's share: sum them
-    over the mesh, as for every parameter that all ranks hold.
+    `bytes_received` counts the bytes of rows that reached this rank in the last call, forward.
+    Gradients of the module's parameters are this rank's share: sum them over the mesh, as for every
+    parameter that all ranks hold.
     """
 
     def __init__(
@@ -113,16 +108,14 @@ class ParallelAttention(torch.nn.Module):
         self.mesh = Mesh(group, dist.get_world_size(group), dist.get_rank(group), timeout)
         self._plans: Cache[tuple[object, ...], DistributedPlan] = Cache(KEPT)
         self._partitions: Cache[int, Partition] = Cache(KEPT)
-        self._ready: Cache[tuple[object, ...], list[Here]]
-        self._ready = Cache(KEPT)
+        self._ready: Cache[tuple[object, ...], Here] = Cache(KEPT)
         self._agreed: set[int] = set()
         self._last: Tensors | None = None
         self._spec = int(fingerprint(module.program)[:15], 16)
 
     @property
     def bytes_received(self) -> int:
-        """The bytes of rows, and of requests for rows, that reached this rank in the last call,
-        forward."""
+        """The bytes of rows that reached this rank in the last call, forward."""
         return self.mesh.received
 
     # --- shards ----------------------------------------------------------------------------------
@@ -150,20 +143,15 @@ class ParallelAttention(torch.nn.Module):
         """The whole tensor of the shards of all ranks, on each of them; differentiable, where every
         rank goes backward through it."""
         dim = _axis(local, dim)
-        lengths = self._lengths(local.shape[dim], local.device)
-        partition = self._partition(lengths)
-        plain = local.movedim(dim, 0)
-        each = local.numel() // max(1, len(plain)) if len(plain) else plain.shape[1:].numel()
-        got = [length * each for length in lengths]
-        if not local.dtype.is_floating_point:
-            whole = self.mesh.gathered(local, dim, lengths)
-        else:
-            sent = [plain.numel()] * self.mesh.ranks
-            before = self.mesh.received
-            flat = travel(self.mesh, plain.reshape(-1).repeat(self.mesh.ranks), sent, got).ready()
-            self.mesh.received = before
-            whole = flat.view(sum(lengths), *plain.shape[1:]).movedim(0, dim)
-        return whole.index_select(dim, _in_order(partition, local.device))
+        partition = self._partition(self._lengths(local.shape[dim], local.device))
+        return self._gathered(local, partition, dim)
+
+    def _gathered(self, x: torch.Tensor, partition: Partition, dim: int) -> torch.Tensor:
+        """What is no row of a call: its bytes are not counted."""
+        before = self.mesh.received
+        whole = gathered(self.mesh, partition, x, dim)
+        self.mesh.received = before
+        return whole
 
     def positions(self, first: int, count: int, device: torch.device) -> torch.Tensor:
         """Where the tokens of this rank's shard stand in a whole sequence, which starts at the
@@ -196,12 +184,13 @@ class ParallelAttention(torch.nn.Module):
         every key and value were sent to every rank."""
         n, layer = length_of(n), check_layer(self.module.program, layer)
         tensors = tensors or self._last or _usual(self.module)
-        key = n, self.module.engine.binder.alike(layer), tensors
-        return self._plans.get(key, lambda: self._planned(n, layer, tensors))
+        program, ranks = self.module.program, self.mesh.ranks
 
-    def _planned(self, n: int, layer: int, tensors: Tensors) -> DistributedPlan:
-        where = self.partition_of(n)
-        return plan(self.module.program, n, self.mesh.ranks, tensors, layer=layer, partition=where)
+        def planned() -> DistributedPlan:
+            where = self.partition_of(n)
+            return plan(program, n, ranks, tensors, layer=layer, partition=where)
+
+        return self._plans.get((n, self.module.engine.binder.alike(layer), tensors), planned)
 
     # --- a call ----------------------------------------------------------------------------------
 
@@ -229,7 +218,7 @@ class ParallelAttention(torch.nn.Module):
         """
         if unknown:
             refuse_unknown(self.program, unknown, ParallelAttention.forward)
-        like = _placed(q, self.device_mesh)
+        like = q if isinstance(q, DTensor) else None
         if like is not None:
             q, k, v = (_local(x, self.device_mesh) for x in (q, k, v))
         rest = layer, key_padding_mask, dropout_p, inputs, return_lse
@@ -248,26 +237,25 @@ class ParallelAttention(torch.nn.Module):
         q: object = call.q
         device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
         wrong: Exception | None = None
-        mine = [0] * 12
+        mine = [0] * (2 + len(_ALIKE))
         try:
             mine = self._said(call)
         except (TypeError, ValueError) as error:
             wrong = error
-        every = self.mesh.agreed(mine, wrong, device)
-        for what, at in _SAID.items():
-            values = [said[at] for said in every]
+        lengths, states, *alike = zip(*self.mesh.agreed(mine, wrong, device), strict=True)
+        for what, values in zip(_ALIKE, alike, strict=True):
             if len(set(values)) > 1:
-                raise ValueError(f"{what} must be the same on every rank, got {values}")
-        states = [said[_STATE] for said in every]
+                raise ValueError(f"{what} must be the same on every rank, got {list(values)}")
         if any(states) and len(set(states)) < len(states):
             raise ValueError(
                 "with dropout_p, random states must be others on every rank, or ranks drop the same"
                 " pairs of their own: seed each, torch.manual_seed(seed + rank)"
             )
-        return tuple(said[0] for said in every)
+        return lengths
 
     def _said(self, call: _Call) -> list[int]:
-        """What ranks compare, the length first."""
+        """What ranks compare: the length, what random numbers come from, 0 where none are drawn,
+        and what must be alike."""
         q, k, v, layer, padding, dropout_p, inputs, return_lse = call
         program = self.module.program
         layer = check_layer(program, layer)
@@ -285,45 +273,41 @@ class ParallelAttention(torch.nn.Module):
         shape = [q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3]]
         bits = sum(1 << at for at, flag in enumerate(flags) if flag)
         state = _random_state(q.device) if chance else 0
-        return [q.shape[2], *shape, FLOATS.index(q.dtype), layer, bits, chance, self._spec, state]
+        return [q.shape[2], state, *shape, FLOATS.index(q.dtype), layer, bits, chance, self._spec]
 
     def _run(self, lengths: tuple[int, ...], call: _Call) -> Any:
         q, k, v, layer, padding, dropout_p, inputs, return_lse = call
         n, device = sum(lengths), q.device
         partition = self._partition(lengths)
+        padding, given = self._whole(padding, inputs, partition)
+        call = call._replace(padding=padding, inputs=given)
         if n == 0 or not len(q):
-            padding, given = self._whole(padding, inputs, partition, device)
             # no numbers, at any length: those of the whole sequence are made here
-            whole = [pad(x, (0, 0, 0, n - x.shape[2])) for x in (q, k, v)]
-            found = self.module(
-                *whole, layer=layer, key_padding_mask=padding, inputs=given, return_lse=return_lse
-            )
-            mine = slice(q.shape[2])
-            return (found[0][:, :, mine], found[1][:, :, mine]) if return_lse else found[:, :, mine]
+            q, k, v = (pad(x, (0, 0, 0, n - x.shape[2])) for x in (q, k, v))
+            out, lse = self._alone(q, k, v, call)
+            mine = slice(call.q.shape[2])
+            return out[:, :, mine] if lse is None else (out[:, :, mine], lse[:, :, mine])
         tensors = Tensors(len(q), q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size())
         self._last = tensors
         found = self.plan(n, layer=layer, tensors=tensors)
         self._compare(found, device)
         (here,) = found.layers
-        parts, own = (q, k, v), here.how == CHOICES
-        padding, given = self._whole(padding, inputs, partition, device, own)
         if here.how == ALL:
-            out, lse = self._everything(partition, call._replace(padding=padding, inputs=given))
+            out, lse = self._everything(partition, call)
         else:
             # what patterns take is made of inputs beside tensors of the whole length
-            rows = q.shape[2] if own else n
-            shapes = q.new_empty(len(q), q.shape[1], rows, 1), k.new_empty(len(q), k.shape[1], n, 1)
-            data = check_inputs(self.module.program, given, *shapes, padding)
+            whole = [x.new_empty(len(q), x.shape[1], n, 1) for x in (q, k)]
+            data = check_inputs(self.module.program, given, whole[0], whole[1], padding)
             self.module.engine.check_data(data, n)
             its = Call(padding, float(dropout_p), {}, data)
-            out, lse = self._computed(parts, found, layer, its, return_lse)
+            out, lse = self._computed((q, k, v), found, layer, its, return_lse)
         return (out, lse) if return_lse else out
 
     def _computed(
         self, parts: Parts, found: DistributedPlan, layer: int, call: Call, return_lse: bool
     ) -> Partial:
         q, _, v = parts
-        module, device, (here,) = self.module, q.device, found.layers
+        module, device = self.module, q.device
         module.make_parameters(q.shape[3], v.shape[3], device)
         key = found.digest, module.engine.binder.alike(layer), str(device)
         draws = (0, 0) if module.draws is None else module.draws.of(layer)
@@ -331,31 +315,22 @@ class ParallelAttention(torch.nn.Module):
         def mine(work: Work, heads: tuple[int, ...]) -> Call:
             return replace(call, tables=self._tables(work, heads, layer), draw=draw_of(work, draws))
 
-        made = self._ready.get(
-            key, lambda: [self._made(way, found, layer, device) for way in here.ways]
-        )
-        every = [way.run(parts, [mine(*each) for each in way.learning], return_lse) for way in made]
+        made = self._ready.get(key, lambda: self._made(found, layer, device))
+        out, lse = made.run(parts, [mine(*each) for each in made.learning], return_lse)
         if module.training and module.draws is not None:
             module.draws.count(layer)
-        if return_lse and any(lse is None for _, lse in every):
+        if return_lse and lse is None:
             raise no_log_sum_exps(module.program)
-        if len(every) == 1:
-            return every[0][0], every[0][1] if return_lse else None
-        # only all of them together have all heads
-        out, lse = joined(every, [head for way in here.ways for head in way.heads])
         return out, lse if return_lse else None
 
-    def _made(self, way: Way, found: DistributedPlan, layer: int, device: torch.device) -> Here:
-        """What runs some heads of a layer."""
-        engine, t = self.module.engine, found.tensors
-        if way.how in (ROWS, CHOICES):
-            ratio, rows = t.heads // t.key_heads, RowsHere if way.how == ROWS else ChoicesHere
-            return rows(way.groups, self.mesh, ratio, device, engine.backend)
-        if way.how == BOTH:
-            return BothHere(engine, layer, found, way, self.mesh, device)
-        kind = HeadsHere if way.how == HEADS else StatesHere
-        some = SomeHeads(way.heads, t.heads, t.key_heads)
-        return kind(engine, layer, found.partition, self.mesh, some, device)
+    def _made(self, found: DistributedPlan, layer: int, device: torch.device) -> Here:
+        """What runs a layer."""
+        engine, t, (here,) = self.module.engine, found.tensors, found.layers
+        if here.how == ROWS:
+            ratio = t.heads // t.key_heads
+            return RowsHere(here.exchanges, self.mesh, ratio, device, engine.backend)
+        kind = HeadsHere if here.how == HEADS else StatesHere
+        return kind(engine, layer, found, self.mesh, device)
 
     def _tables(self, work: Work, heads: tuple[int, ...], layer: int) -> dict[str, torch.Tensor]:
         """What some heads of a layer have learned, by what a kernel calls it."""
@@ -369,15 +344,16 @@ class ParallelAttention(torch.nn.Module):
     def _everything(self, partition: Partition, call: _Call) -> Partial:
         """Every rank computes all positions and keeps its own; padding and inputs are those of the
         whole sequence."""
-        lengths, ranks, parts = partition.lengths, self.mesh.ranks, call[:3]
-        batch = len(call.q)
-        mine = torch.cat([x.reshape(-1) for x in parts])
-        sides = [(x.shape[1], x.shape[3]) for x in parts]
-        row = batch * sum(heads * size for heads, size in sides)
-        got = [length * row for length in lengths]
-        flat = travel(self.mesh, mine.repeat(ranks), [len(mine)] * ranks, got).ready()
-        order = _in_order(partition, mine.device)
-        q, k, v = (x.index_select(2, order) for x in unpacked(flat, batch, sides, lengths))
+        q, k, v = (gathered(self.mesh, partition, x, 2) for x in call[:3])
+        found = self._alone(q, k, v, call)
+        own = torch.from_numpy(partition.positions(self.mesh.rank)).to(q.device)
+        out, lse = (None if x is None else x.index_select(2, own) for x in found)
+        return cast(torch.Tensor, out), lse
+
+    def _alone(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: _Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The module's output for a whole sequence, and log-sum-exps if they are asked for."""
         found = self.module(
             q,
             k,
@@ -388,37 +364,27 @@ class ParallelAttention(torch.nn.Module):
             inputs=call.inputs,
             return_lse=call.return_lse,
         )
-        own = torch.from_numpy(partition.positions(self.mesh.rank)).to(mine.device)
-        out, lse = found if call.return_lse else (found, None)
-        out = tied(out.index_select(2, own), flat)
-        return out, None if lse is None else tied(lse.index_select(2, own), flat)
+        return found if call.return_lse else (found, None)
 
     def _whole(
         self,
         padding: torch.Tensor | None,
         inputs: Mapping[str, torch.Tensor] | None,
         partition: Partition,
-        device: torch.device,
-        own: bool = False,
     ) -> tuple[torch.Tensor | None, dict[str, torch.Tensor] | None]:
-        """The padding and the inputs of the whole sequence; of choices with `own` those of this
-        rank's queries."""
+        """The padding and the inputs of the whole sequence."""
         if padding is None and inputs is None:
             return None, None
-        order, lengths = _in_order(partition, device), partition.lengths
         if padding is not None:
-            padding = self.mesh.gathered(padding, 1, lengths).index_select(1, order)
+            padding = self._gathered(padding, partition, 1)
         if inputs is None:
             return padding, None
         found = dict(inputs)
         for entry in self.module.program.inputs:
             # what has no positions is given whole
             axis = POSITIONS.get(entry.kind)
-            if own and entry.kind == "choices":
-                continue
             if axis is not None and entry.name in found:
-                whole = self.mesh.gathered(found[entry.name], axis, lengths)
-                found[entry.name] = whole.index_select(axis, order)
+                found[entry.name] = self._gathered(found[entry.name].detach(), partition, axis)
         return padding, found
 
     def _compare(self, found: DistributedPlan, device: torch.device) -> None:
@@ -447,22 +413,19 @@ class _Call(NamedTuple):
     return_lse: bool
 
 
-_SAID = {
-    "the batch": 1,
-    "the number of heads": 2,
-    "the number of key heads": 3,
-    "the size of heads": 4,
-    "the size of values": 5,
-    "the floating type": 6,
-    "the layer": 7,
-    "what is given, asked for and differentiated": 8,
-    "dropout_p": 9,
-    "the spec": 10,
-}
-"""What all ranks must agree on, by its place in what they say."""
-
-_STATE = 11
-"""The place of what random numbers come from, where some are drawn."""
+_ALIKE = (
+    "the batch",
+    "the number of heads",
+    "the number of key heads",
+    "the size of heads",
+    "the size of values",
+    "the floating type",
+    "the layer",
+    "what is given, asked for and differentiated",
+    "dropout_p",
+    "the spec",
+)
+"""What all ranks must agree on, in the order in which they say it."""
 
 
 def _random_state(device: torch.device) -> int:
@@ -480,22 +443,8 @@ def _usual(module: CompiledAttention) -> Tensors:
     return Tensors(heads=heads, key_heads=heads, element=torch.get_default_dtype().itemsize)
 
 
-def _in_order(partition: Partition, device: torch.device) -> torch.Tensor:
-    """Where each position stands among the shards one behind the other."""
-    return torch.from_numpy(np.argsort(partition.order, kind="stable")).to(device)
-
-
-def _placed(q: torch.Tensor, mesh: Any) -> Any:
-    """q if it is a DTensor, else None."""
-    from torch.distributed.tensor import DTensor
-
-    return q if isinstance(q, DTensor) else None
-
-
 def _local(x: Any, mesh: Any) -> torch.Tensor:
     """The shard of a DTensor that is cut along its positions."""
-    from torch.distributed.tensor import DTensor, Shard
-
     if not isinstance(x, DTensor) or tuple(x.placements) != (Shard(2),) or x.device_mesh != mesh:
         raise ValueError("DTensors must all be on this mesh and placed by Shard(2), the positions")
     return x.to_local()
@@ -503,8 +452,6 @@ def _local(x: Any, mesh: Any) -> torch.Tensor:
 
 def _as_dtensors(found: Any, like: Any, n: int) -> Any:
     """Outputs as DTensors where the call's tensors were."""
-    from torch.distributed.tensor import DTensor
-
     if isinstance(found, tuple):
         return tuple(_as_dtensors(each, like, n) for each in found)
     shape = torch.Size((*found.shape[:2], n, *found.shape[3:]))

@@ -1,6 +1,6 @@
 """The tables of the language reference, from the code.
 
-    python -m attnspec.cli.reference_tables FILE…
+    python docs/reference_tables.py FILE…
 
 Each table stands between two comments, `<!-- patterns -->` and `<!-- /patterns -->` for example;
 `--check` changes nothing and exits 1 where a table is out of date.

@@ -6,7 +6,6 @@ it, so that its memory is that of tiles and its work that of its edges.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast
@@ -15,14 +14,10 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from attnspec.backends.common.labels import possible
-from attnspec.backends.common.merging import with_zero
 from attnspec.backends.common.score_formula import widened
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.planner import AUTO, backend_of, choose
 from attnspec.graphs.gathered import gathered
-from attnspec.graphs.relation import EMPTY, Tiles, is_closed
-from attnspec.ir.program import Program
 from attnspec.lower.work import (
     MERGED,
     Call,
@@ -32,12 +27,6 @@ from attnspec.lower.work import (
     Work,
     refusal_of,
 )
-
-SIDE = 128
-"""Rows, and keys, that are asked about together."""
-
-ASKED = 1 << 22
-"""Pairs of them that are asked about at most."""
 
 Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """q, k and v."""
@@ -132,52 +121,3 @@ def in_wide(parts: Parts) -> Parts:
     """q, k and v in float32 at least where they have gradients: those from several ranks add up."""
     q, k, v = (widened(x) if torch.is_grad_enabled() and x.requires_grad else x for x in parts)
     return q, k, v
-
-
-def finished(work: Work, found: Partial) -> Partial:
-    """What is merged of all parts, with the zero logit of `softmax1`, which no part has."""
-    out, lse = found
-    return with_zero((out, lse)) if work.normalize == "softmax1" and lse is not None else found
-
-
-def joined(found: Sequence[Partial], heads: Sequence[int]) -> Partial:
-    """The results of some heads each as those of all, which are numbered by `heads` in the order in
-    which they come; no log-sum-exps where some have none."""
-    order = np.argsort(heads).tolist()
-    sums = [lse for _, lse in found if lse is not None]
-    out = torch.cat([out for out, _ in found], 1)[:, order]
-    return out, torch.cat(sums, 1)[:, order] if len(sums) == len(found) else None
-
-
-def no_sums_with_sums(program: Program) -> ValueError:
-    """Why there are no log-sum-exps where sums of features travel."""
-    return ValueError(
-        f"the sums of features of `{program.name}` come without log-sum-exps over several devices:"
-        " leave `return_lse` out, one device has them"
-    )
-
-
-def readers(work: Work, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """The numbers of the queries that may read one of the keys, as far as the cover of the graph
-    tells it for some at a time."""
-    relation, every = possible(work.relation), np.arange(len(queries))
-    rows, columns = _parts(len(queries)), _parts(len(keys))
-    if not len(keys) or not is_closed(relation) or len(rows) * len(columns) > ASKED:
-        return every if len(keys) else every[:0]
-    q, k = _hulls(queries, rows), _hulls(keys, columns)
-    kinds = relation.cover(
-        Tiles(q.start[:, None], q.stop[:, None]), Tiles(k.start[None], k.stop[None]), work.n_k
-    )
-    some = (np.broadcast_to(kinds, (len(rows), len(columns))) != EMPTY).any(1)
-    return np.flatnonzero(np.repeat(some, [high - low for low, high in rows]))
-
-
-def _parts(count: int) -> list[tuple[int, int]]:
-    return [(low, min(count, low + SIDE)) for low in range(0, count, SIDE)]
-
-
-def _hulls(positions: np.ndarray, parts: list[tuple[int, int]]) -> Tiles:
-    """Ranges that hold the positions of each part, and others."""
-    least = np.array([positions[low:high].min() for low, high in parts])
-    most = np.array([positions[low:high].max() for low, high in parts])
-    return Tiles(least, most + 1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import Any
 
 import torch
 
@@ -20,28 +20,12 @@ from attnspec.backends.common.merging import LOWEST, in_one_frame
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.kernels import kernel_of
-from attnspec.distributed.partitions import Partition
-from attnspec.distributed.planning import dealt
-from attnspec.distributed.ranks.by_heads import SomeHeads
-from attnspec.distributed.ranks.collectives import Mesh, anchor, tied, travel
-from attnspec.distributed.ranks.regions import Parts, no_sums_with_sums
+from attnspec.distributed.collectives import Mesh, tied, travel
+from attnspec.distributed.planning import DistributedPlan, dealt
+from attnspec.distributed.regions import Parts
 from attnspec.lower.work import Call, Work
 from attnspec.runtime.engine import Engine
 from attnspec.runtime.head_groups import Group, group_of, together
-
-
-class Summable(Protocol):
-    """A kernel of which what keys add up to is merged with what others do."""
-
-    def key_sums(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, at: torch.Tensor
-    ) -> tuple[State, torch.Tensor | None]:
-        """The sums over keys at the positions `at`, and what a gate leaves of those before."""
-
-    def onward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, before: State
-    ) -> torch.Tensor:
-        """The outputs of queries on top of sums: of all keys, or of those before these."""
 
 
 class StatesHere:
@@ -52,47 +36,49 @@ class StatesHere:
         self,
         engine: Engine,
         layer: int,
-        partition: Partition,
+        plan: DistributedPlan,
         mesh: Mesh,
-        some: SomeHeads,
         device: torch.device,
     ) -> None:
-        self.engine, self.layer, self.mesh, self.some = engine, layer, mesh, some
-        self.n, self.device = partition.n, device
-        self.own = torch.from_numpy(partition.positions(mesh.rank)).to(device)
-        works = some.works(engine, layer, self.n)
-        self.learning = [(work, members) for work, members, _ in works]
-        self.groups = apart(lambda: [self._built(*each) for each in works])
+        self.engine, self.mesh, self.device = engine, mesh, device
+        self.heads, self.key_heads = plan.tensors.heads, plan.tensors.key_heads
+        self.own = torch.from_numpy(plan.partition.positions(mesh.rank)).to(device)
+        self.learning = engine.binder.works(layer, self.heads, plan.n, plan.n)
+        self.groups = apart(lambda: [self._built(*each) for each in self.learning])
 
-    def _built(self, work: Work, members: tuple[int, ...], numbers: tuple[int, ...]) -> Group:
-        kernel, tables = kernel_of(work, members, self.device), self.engine.tables_of(work)
-        count = len(self.some.chosen)
-        return group_of(kernel, work, numbers, count, self.some.ratio, tables, self.device)
+    def _built(self, work: Work, heads: tuple[int, ...]) -> Group:
+        kernel, tables = kernel_of(work, heads, self.device), self.engine.tables_of(work)
+        ratio = self.heads // self.key_heads
+        return group_of(kernel, work, heads, self.heads, ratio, tables, self.device)
 
     def run(
         self, parts: Parts, calls: Sequence[Call], return_lse: bool
     ) -> tuple[torch.Tensor, None]:
         """The output of own positions; log-sum-exps do not travel with sums of features."""
         if return_lse:
-            raise no_sums_with_sums(self.engine.program)
-        parts = self.some.of(parts)
+            raise ValueError(
+                f"the sums of features of `{self.engine.program.name}` come without log-sum-exps"
+                " over several devices: leave `return_lse` out, one device has them"
+            )
         outs = [
             self._of_group(group, group.parts(*parts), call)
             for group, call in zip(self.groups, calls, strict=True)
         ]
-        return together(self.groups, len(self.some.chosen), self.device).joined(outs), None
+        return together(self.groups, self.heads, self.device).joined(outs), None
 
     def _of_group(self, group: Group, parts: Parts, call: Call) -> torch.Tensor:
-        kernel = cast(Summable, group.kernel)
+        # a kernel of sums: of features, or of dense projections
+        kernel: Any = group.kernel
         if call.padding is not None:
             call = replace(call, padding=call.padding.index_select(1, self.own))
         own, left = kernel.key_sums(*parts, call, self.own)
-        tie = anchor([*parts, *call.tables.values()], own.total.dtype)
+        tie = [*parts, *call.tables.values()]
         before, came = self._exchanged(own, left, tie, group.work.causal)
-        return tied(kernel.onward(*parts, call, before), came)
+        out: torch.Tensor = kernel.onward(*parts, call, before)
+        return tied(out, came)
 
     def _exchanged(
-        self, own: State, left: torch.Tensor | None, tie: torch.Tensor, causal: bool
+        self, own: State, left: torch.Tensor | None, tie: Sequence[torch.Tensor], causal: bool
     ) -> tuple[State, torch.Tensor]:
         """The sums that this rank goes on from, and what was received for them; `left` are the
         logarithms of what a gate leaves of the sums before own keys."""
@@ -102,22 +88,21 @@ class StatesHere:
         base = sums.new_zeros(rows) if base is None else base
         lines = sums.reshape(rows * features, width)
         deals = [dealt(rank, mesh.ranks, len(lines)) for rank in range(mesh.ranks)]
-        pieces = [x for d in deals for x in (lines[d.start : d.stop].reshape(-1), base)]
         mine = deals[mesh.rank]
-        sent, got = [len(d) * width + rows for d in deals], len(mine) * width + rows
-        flat = travel(mesh, torch.cat([tie, *pieces]), sent, [got] * mesh.ranks).ready()
-        came = flat.view(mesh.ranks, got)
-        parts, bases = torch.unflatten(came[:, :-rows], 1, (len(mine), width)), came[:, -rows:]
+        sent = [{"sums": lines[d.start : d.stop], "base": base} for d in deals]
+        shape = {"sums": (len(mine), width), "base": (rows,)}
+        came = travel(mesh, sent, [shape] * mesh.ranks, sums.dtype, tie).ready()
+        parts, bases = (torch.stack([each[name] for each in came]) for name in shape)
         row = torch.arange(mine.start, mine.stop, device=sums.device) // features
         if left is None:
             ready = merged(parts, bases.detach(), row, causal)
         else:
             ready = [(found, bases[0]) for found in passed_on(parts, bases, row)]
-        back = [len(mine) * width] * mesh.ranks
-        given = torch.cat([found.reshape(-1) for found, _ in ready])
-        found = travel(mesh, given, back, [len(d) * width for d in deals]).ready()
+        shapes = [{"sums": (len(d), width)} for d in deals]
+        onward = travel(mesh, [{"sums": found} for found, _ in ready], shapes, sums.dtype)
+        found = torch.cat([share["sums"] for share in onward.ready()])
         frame = None if own.base is None else ready[mesh.rank][1]
-        return State(found.view(sums.shape), frame), found
+        return State(found.view(sums.shape), frame), onward.flat
 
 
 def merged(

@@ -1,6 +1,6 @@
 """The grammar that editors of the TextMate family colour specs with, from the language's own words.
 
-    python -m attnspec.editor.textmate FILE…
+    python docs/textmate.py FILE…
 
 writes it; `--check` changes nothing and exits 1 where a file is out of date.
 """

@@ -1,0 +1,159 @@
+"""A layer in which every rank computes some heads at all positions: queries, keys and values go
+there and outputs come back (all-to-all over heads)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from attnspec.backends.common.torch_modes import apart
+from attnspec.backends.decided.choice import Choice
+from attnspec.backends.planner import choose
+from attnspec.distributed.collectives import Mesh, order_of, tied, travel
+from attnspec.distributed.exchange import Works
+from attnspec.distributed.planning import DistributedPlan, dealt
+from attnspec.distributed.regions import Partial, Parts
+from attnspec.graphs.relation import DataDependent
+from attnspec.lower.work import Call, Work
+from attnspec.runtime.decisions import data_of, decided, decisions_of
+from attnspec.runtime.engine import Engine
+from attnspec.runtime.head_groups import Group, group_of, together
+
+
+class HeadsHere:
+    """What one rank does for a layer: its heads, over the whole sequence."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        layer: int,
+        plan: DistributedPlan,
+        mesh: Mesh,
+        device: torch.device,
+    ) -> None:
+        self.engine, self.partition, self.mesh = engine, plan.partition, mesh
+        self.heads, self.key_heads = plan.tensors.heads, plan.tensors.key_heads
+        self.ratio = self.heads // self.key_heads
+        self.order = order_of(self.partition, device)
+        self.back = torch.from_numpy(self.partition.order).to(device)
+        self.device = device
+        works = engine.binder.works(layer, self.heads, plan.n, plan.n)
+        self.groups, self.learning = apart(lambda: self._built(works))
+        self.decisions = decisions_of(self.learning)
+        self.decides = any(work.decided for work, _ in works)
+
+    def _of(self, name: str, rank: int) -> range:
+        """The heads of q, k or v that a rank computes."""
+        keys = dealt(rank, self.mesh.ranks, self.key_heads)
+        ratio = self.ratio if name == "q" else 1
+        return range(keys.start * ratio, keys.stop * ratio)
+
+    def _part(self, name: str, rank: int, x: torch.Tensor) -> torch.Tensor:
+        """Of q, k or v [B, heads, …] those heads."""
+        heads = self._of(name, rank)
+        return x.narrow(1, heads.start, len(heads))
+
+    @property
+    def own(self) -> range:
+        """The query heads of this rank."""
+        return self._of("q", self.mesh.rank)
+
+    def _built(self, works: Works) -> tuple[list[Group], list[tuple[Work, tuple[int, ...]]]]:
+        groups, learning = [], []
+        for work, members in works:
+            here = tuple(head for head in members if head in self.own)
+            if not here:
+                continue
+            local = tuple(map(self.own.index, here))
+            work = replace(work, copies=len(here), device=self.device.type)
+            kernel = choose(work, self.device.type, self.engine.backend).build(
+                work, here, self.device
+            )
+            tables = self.engine.tables_of(work)
+            groups.append(
+                group_of(kernel, work, local, len(self.own), self.ratio, tables, self.device)
+            )
+            learning.append((work, here))
+        return groups, learning
+
+    def run(self, parts: Parts, calls: Sequence[Call], return_lse: bool) -> Partial:
+        """The output of own positions, and its log-sum-exps if they are asked for."""
+        named, here = dict(zip("qkv", parts, strict=True)), self.mesh.rank
+        sent = [
+            {name: self._part(name, r, x) for name, x in named.items()}
+            for r in range(self.mesh.ranks)
+        ]
+        shapes = [
+            {name: (len(x), len(self._of(name, here)), n, x.shape[3]) for name, x in named.items()}
+            for n in self.partition.lengths
+        ]
+        coming = travel(self.mesh, sent, shapes, parts[0].dtype)
+        came = coming.ready()
+        queries, keys, values = (
+            torch.cat([shards[name] for shards in came], 2).index_select(2, self.order)
+            for name in named
+        )
+        out, lse = self._computed((queries, keys, values), calls, return_lse)
+        out = tied(self._returned(out, coming.flat), coming.flat)
+        if lse is None:
+            return out, None
+        return out, tied(self._returned(lse[..., None], coming.flat)[..., 0], coming.flat)
+
+    def _computed(self, parts: Parts, calls: Sequence[Call], return_lse: bool) -> Partial:
+        """Own heads at all positions, in order."""
+        q, _, v = parts
+        outs, sums = [], []
+        if self.decides:
+            calls = self._decided(parts, calls)
+        for group, call in zip(self.groups, calls, strict=True):
+            out, lse = self.engine.outputs(group, group.parts(*parts), call, return_lse)
+            outs.append(out)
+            if lse is not None:
+                sums.append(lse)
+        if not outs:
+            none = q.new_zeros(len(q), 0, q.shape[2], v.shape[-1])
+            wide = torch.promote_types(q.dtype, torch.float32)
+            return none, none.sum(-1).to(wide) if return_lse else None
+        ready = together(self.groups, q.shape[1], self.device)
+        return ready.joined(outs), ready.joined(sums) if sums else None
+
+    def _decided(self, parts: Parts, calls: Sequence[Call]) -> list[Call]:
+        """The calls with what queries and keys decide among the inputs; raises on every rank where
+        one cannot decide."""
+        q, k, _ = parts
+        wrong: ValueError | None = None
+        found: dict[DataDependent, Choice] = {}
+        try:
+            if self.decisions:
+                padding, data = calls[0].padding, self._inputs(calls[0].data)
+                first = self.own.start
+                found = decided(self.decisions, q, k, padding, data, lambda _: {}, first=first)
+        except ValueError as error:
+            wrong = error
+        self.mesh.agreed([], wrong, self.device)
+        return [
+            replace(call, data=data_of(work, heads, self.decisions, found, call.data))
+            for (work, heads), call in zip(self.learning, calls, strict=True)
+        ]
+
+    def _inputs(self, data: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Inputs, of those about heads [B, H or H_kv or 1, …] the part of own heads."""
+        found = dict(data)
+        for name, x in data.items():
+            if x.dim() == 4 and x.shape[1] > 1:
+                side = "q" if x.shape[1] == self.heads else "k"
+                found[name] = self._part(side, self.mesh.rank, x)
+        return found
+
+    def _returned(self, x: torch.Tensor, came: torch.Tensor) -> torch.Tensor:
+        """Own heads [B, hs, n, e] at all positions, made of what came, to own positions of all
+        heads [B, H, n_local, e]."""
+        lengths, every = self.partition.lengths, range(self.mesh.ranks)
+        shards = torch.split(x.index_select(2, self.back), list(lengths), 2)
+        mine = lengths[self.mesh.rank], x.shape[-1]
+        shapes = [{"x": (len(x), len(self._of("q", r)), *mine)} for r in every]
+        back = travel(self.mesh, [{"x": shard} for shard in shards], shapes, x.dtype, [came])
+        return torch.cat([part["x"] for part in back.ready()], 1)

@@ -1,1 +1,0 @@
-"""A plan carried out: what each rank computes, and what it sends and receives."""
