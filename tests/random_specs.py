@@ -67,56 +67,6 @@ def reading_text(seed: int) -> str:
     return f"attention a {{ {INPUTS} {causal}attend {first} {op} ({rest}) }}"
 
 
-BY_PLACE = (
-    "window(radius = head)",
-    "window(before = head + layer, after = 1)",
-    "window(radius = 2 - layer) | self",
-    "dilated(radius = 2 * head + 1, step = layer + 1)",
-    "residue(step = head + 2)",
-    "columns(first(layer + 1)) | self",
-    "where((q + head) % (layer + 2) == 0)",
-    "random(keys = head, seed = 3) | self",
-    "block(size = head + layer + 1)",
-)
-"""Graphs that differ by head, by layer or by both."""
-
-BOUNDS = ("{least}", "{least} + head", "{least} + layer", "{least} + head + 2 * layer", "n - head")
-"""What figures are compared with, by head and layer or for all of them."""
-
-
-def claims_text(seed: int, n: int) -> str:
-    """One attention whose graphs and claims speak of heads and layers; its claims are about n
-    positions, or about every length."""
-    source = random.Random(seed)
-    counts = f"layers {source.randint(1, 3)} heads {source.randint(1, 4)}"
-    graphs = [source.choice(BY_PLACE) for _ in range(2)]
-    attends = f"attend {graphs[0]}"
-    if source.random() < 0.4:
-        attends += f" head 0 {{ attend {graphs[1]} }}"
-    claims = []
-    for _ in range(4):
-        first = source.choice((*BY_PLACE, "window(radius = 1)", "full"))
-        second = source.choice((*BY_PLACE, "window(radius = 3)", "full"))
-        bound = source.choice(BOUNDS).format(least=source.randint(0, 6))
-        compare = source.choice("< <= > >= == !=".split())
-        claim = source.choice(
-            (
-                f"{first} subset {second}",
-                f"{first} == {second}",
-                f"degree {compare} {bound}",
-                f"edges {compare} n * ({bound})",
-                f"density {compare} ({bound}) / n",
-                f"depth {compare} {bound}",
-                f"diameter {compare} {bound}",
-            )
-        )
-        claims.append(
-            f"require {claim} at n = {n}" if source.random() < 0.7 else f"require {claim}"
-        )
-    causal = source.choice(("", "causal "))
-    return f"attention a {{ {causal}{counts} {attends} {' '.join(claims)} }}"
-
-
 def _graph(source: random.Random, depth: int, leaves: Sequence[str] = LEAVES) -> str:
     kind = source.random()
     if depth == 0 or kind < 0.2:

@@ -63,8 +63,8 @@ def zoo_tasks() -> Iterator[dict[str, Any]]:
 
 def random_tasks(count: int, seed: str) -> Iterator[dict[str, Any]]:
     """Random specs of the language."""
+    from oracle.tree import text
     from soak.generator import spec_of
-    from soak.tree import text
 
     for number in range(count):
         spec = spec_of(f"{seed}/{number}")

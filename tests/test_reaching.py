@@ -86,8 +86,8 @@ def test_the_tests_of_this_repository() -> None:
     def reaching(module: str) -> set[str]:
         return {path.name for path in files_reaching([sources.paths[module]], sources)}
 
-    assert reaching("reach_brute") >= {"test_reach.py", "test_every_figure.py"}
-    assert len(reaching("reach_brute")) < 10
+    assert reaching("formula_checks") >= {"test_mixing.py", "test_low_rank.py"}
+    assert len(reaching("formula_checks")) < 10
     drawing = reaching("attnspec.show.svg")
     assert "test_picture_files.py" in drawing
     assert "test_cli.py" in drawing

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from random_specs import spec_text
-from sweeps import thinned
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 from zoo import loaded, of_each_kind, sample
@@ -27,7 +25,7 @@ from attnspec.analysis.cost.cost import (
     layer_cost,
     steps_of,
 )
-from attnspec.analysis.cost.kv_cache import cache_of, last_readers
+from attnspec.analysis.cost.kv_cache import cache_of
 from attnspec.analysis.quality import Figure
 from attnspec.compile.compiler import compile_program
 from attnspec.graphs.bind import situation_of
@@ -525,39 +523,6 @@ def test_nystrom_is_linear_in_n_beyond_its_inverse() -> None:
 
 
 # --- key cache -----------------------------------------------------------------------------------
-
-
-def assert_cache(mask: np.ndarray, stack: Stack, layer: int, head: int) -> None:
-    n = len(mask)
-    relation = stack.relation(n, layer, head)
-    last = [int(np.flatnonzero(mask[:, k])[-1]) if mask[:, k].any() else -1 for k in range(n)]
-    assert last_readers(relation, n).tolist() == last
-    if np.triu(mask, 1).any():
-        return
-    cache = cache_of(relation, n)
-    live = [int(mask[t:, : t + 1].any(axis=0).sum()) for t in range(n)]
-    assert cache.live.tolist() == live
-    assert cache.largest == max(live)
-    assert cache.rule
-
-
-@of_each_kind
-def test_caches_of_the_zoo(path: Path, name: str) -> None:
-    spec = loaded(path, name)
-    for n in (1, 13, 64) if spec.program.fixed_length is None else ():
-        stack = spec.stack(sample(spec, n))
-        if stack.unknown is not None:
-            continue
-        for layer, head, _ in stack.bound(n).found:
-            assert_cache(spec.mask(n, layer, head, stack.inputs), stack, layer, head)
-
-
-@pytest.mark.parametrize("seed", thinned(range(60)))
-def test_caches_of_random_compositions(seed: int) -> None:
-    stack = parse(spec_text(seed)).stack()
-    for n in (2, 51):
-        for layer, head, _ in stack.bound(n).found:
-            assert_cache(stack.mask(n, layer, head), stack, layer, head)
 
 
 @pytest.mark.parametrize(

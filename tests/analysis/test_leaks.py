@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from random_specs import spec_text
-from reach_brute import small_zoo
 
 from attnspec.analysis.quality import Figure
 from attnspec.analysis.reach.leaks import Leak, later_pair, leak
 from attnspec.graphs.forms.properties import never_reads_later
-from attnspec.graphs.stack import Stack, TooMuch
+from attnspec.graphs.stack import TooMuch
 from attnspec.ir.mechanisms import MECHANISMS, MechanismDeclaration
 from attnspec.limits import LIMITS
 from attnspec.spec import Spec, parse
@@ -23,42 +21,6 @@ def spec_of(body: str) -> Spec:
 def claimed(body: str) -> list[str]:
     """What `check` says of the claim."""
     return [d.message for d in spec_of(f"{body} require causal").check() if d.code[:2] == "A6"]
-
-
-def assert_leak(stack: Stack, n: int) -> None:
-    """A leak is an edge to a later key, and there is none only where no mask has one."""
-    found = leak(stack, n)
-    assert found.quality == "exact"
-    program = stack.program
-    masks = {
-        (layer, head): stack.mask(n, layer, head)
-        for layer in range(program.layer_count)
-        for head in range(program.heads or 1)
-    }
-    leaking = {slot: mask for slot, mask in masks.items() if np.triu(mask, 1).any()}
-    if found.value is None:
-        assert leaking == {}
-        return
-    ((layer, head, key),) = found.value.steps
-    assert (layer, head) == min(leaking)
-    first = np.argwhere(np.triu(leaking[layer, head], 1))[0]
-    assert (found.value.query, key) == tuple(first)
-    assert found.value.key == key
-
-
-@pytest.mark.parametrize(
-    "part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2))]
-)
-def test_leaks_are_those_of_the_masks(part: int) -> None:
-    for seed in range(part * 50, part * 50 + 50):
-        stack = parse(spec_text(seed)).stack()
-        for n in (1, 2, 19):
-            assert_leak(stack, n)
-
-
-def test_leaks_of_the_zoo() -> None:
-    for small in small_zoo().values():
-        assert_leak(small.stack, small.n)
 
 
 def test_a_leak_in_one_head_of_a_late_layer() -> None:

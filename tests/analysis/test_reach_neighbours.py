@@ -9,11 +9,8 @@ import numpy.typing as npt
 import pytest
 from limited import REFUSING
 from pattern_samples import samples_of
-from random_specs import spec_text
 from random_terms import term
-from reach_brute import small_zoo
 from relation_checks import definition
-from sweeps import thinned
 
 from attnspec.analysis.counting.conjunctions import Banded, Listed, Turned, shared
 from attnspec.analysis.counting.neighbours import Neighbours, neighbours
@@ -71,25 +68,6 @@ def test_patterns(pattern: type[Relation]) -> None:
 
 def band(n: int) -> Mask:
     return definition(Window(radius=1), n)
-
-
-@pytest.mark.parametrize("part", thinned(range(5)))
-def test_random_compositions(part: int) -> None:
-    for seed in range(part * 40, part * 40 + 16):
-        spec = parse(spec_text(seed))
-        for n in (1, 7, 64):
-            for head in range(spec.heads or 1):
-                relation, mask = spec.relation(n, 0, head), spec.mask(n, 0, head)
-                assert_reads(neighbours([relation], n), mask, seed)
-                assert_reads(neighbours([transpose_of(relation)], n), mask.T, seed)
-
-
-def test_the_zoo() -> None:
-    for small in small_zoo().values():
-        for layer, head, relation in small.stack.bound(small.n).found:
-            mask = small.mask(layer, head)
-            assert_reads(neighbours([relation], small.n), mask)
-            assert_reads(neighbours([transpose_of(relation)], small.n), mask.T)
 
 
 PREDICATES = """k <= q

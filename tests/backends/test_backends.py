@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from functools import cache
 from typing import TypeAlias
 
@@ -23,8 +22,6 @@ from attention_checks import (
     with_gradients,
 )
 from package_map import ROOT
-from sweeps import checkered
-from torch.nn import functional
 
 from attnspec.backends import BACKENDS
 from attnspec.backends.common.score_formula import bucket_of, thresholds
@@ -33,12 +30,6 @@ from attnspec.graphs.patterns import BY_NAME
 from attnspec.ir.serial import plan_data
 from attnspec.lower.work import BackendError, Work
 from attnspec.runtime import CompiledAttention
-
-SIZES = (1, 7, 64, 127, 257)
-"""Lengths below, at and above the edges of blocks."""
-
-SINGLE = (1, 64, 257)
-"""Those that are tried in float32 too."""
 
 Given: TypeAlias = "tuple[torch.Tensor, ...]"
 
@@ -61,104 +52,6 @@ def meant(name: str, n: int, dtype: torch.dtype = torch.float64) -> Given:
     nothing."""
     parts = drawn(n, dtype)
     return tuple(with_gradients(defined(spec_of(GRAPHS[name]), *parts), parts))
-
-
-@every_backend
-@pytest.mark.parametrize("name", GRAPHS)
-def test_values_and_gradients(name: str, backend: str) -> None:
-    module = module_of(GRAPHS[name], backend)
-    for n in SIZES:
-        for dtype in (torch.float64, torch.float32) if n in SINGLE else (torch.float64,):
-            given = drawn(n, dtype)
-            found = with_gradients(module(*given), given)
-            assert_agree(found, meant(name, n), meant(name, n, dtype))
-
-
-@every_backend
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_types(backend: str, dtype: torch.dtype) -> None:
-    body = GRAPHS["strided"]
-    spec, module, base_module = spec_of(body), module_of(body, backend), module_of(body, "dense")
-    given = tensors(1, 2, 200, 200)
-    short = narrowed(given, dtype)
-    wide = [x.detach().double().requires_grad_() for x in short]
-    exact = with_gradients(defined(spec, *wide), wide)
-    base = with_gradients(base_module(*short), short)
-    found = with_gradients(module(*short), short)
-    assert all(x.dtype == dtype for x in found)
-    assert_agree(found, exact, base)
-
-
-@every_backend
-@pytest.mark.parametrize("name", ["causal", "strided", "blocks", "random", "empty rows"])
-def test_queries_are_the_last_positions(name: str, backend: str) -> None:
-    spec, module = spec_of(GRAPHS[name]), module_of(GRAPHS[name], backend)
-    for n_q, n_k in ((1, 130), (64, 130), (129, 130), (1, 1), (33, 257)):
-        given = tensors(1, 2, n_q, n_k)
-        exact = with_gradients(defined(spec, *given), given)
-        assert_agree(with_gradients(module(*given), given), exact, exact)
-        full = torch.randn(1, 2, n_k, 8, dtype=torch.float64)
-        full[:, :, n_k - n_q :] = given[0].detach()
-        rows = module(full, given[1], given[2])[:, :, n_k - n_q :]
-        torch.testing.assert_close(exact[0], rows.detach(), rtol=0, atol=1e-12)
-
-
-@every_backend
-@pytest.mark.parametrize("name", ["window", "blocks", "random blocks", "full"])
-def test_grouped_queries_share_keys(name: str, backend: str) -> None:
-    spec, module = spec_of(GRAPHS[name]), module_of(GRAPHS[name], backend)
-    for heads, key_heads in ((4, 2), (6, 2), (3, 1)):
-        given = tensors(2, heads, 100, 130, key_heads=key_heads)
-        exact = with_gradients(defined(spec, *given), given)
-        assert_agree(with_gradients(module(*given), given), exact, exact)
-        repeated = [x.repeat_interleave(heads // key_heads, 1) for x in given[1:]]
-        same = module(given[0], *repeated)
-        torch.testing.assert_close(exact[0], same.detach(), rtol=0, atol=1e-12)
-
-
-@every_backend
-def test_heads_that_differ_share_keys_in_any_grouping(backend: str) -> None:
-    body = "heads 6 attend window(radius = 9) head odd { attend residue(step = 5) }"
-    body += " head 4 { attend full }"
-    spec, module = spec_of(body), module_of(body, backend)
-    for key_heads in (6, 3, 2, 1):
-        given = tensors(1, 6, 70, 70, key_heads=key_heads)
-        exact = with_gradients(defined(spec, *given), given)
-        assert_agree(with_gradients(module(*given), given), exact, exact)
-
-
-@pytest.mark.parametrize(
-    ("name", "backend", "key_heads"),
-    checkered(["causal", "strided", "blocks", "random", "where"], BACKEND_NAMES, [4, 2]),
-)
-def test_padding(name: str, backend: str, key_heads: int) -> None:
-    spec, module = spec_of(GRAPHS[name]), module_of(GRAPHS[name], backend)
-    n = 130
-    padding = torch.ones(5, n, dtype=torch.bool)
-    padding[1, 90:] = False
-    padding[2, :50] = False
-    padding[3, 40:80] = False
-    padding[4] = False
-    given = tensors(5, 4, n, n, key_heads=key_heads)
-    exact = with_gradients(defined(spec, *given, padding=padding), given)
-    found = with_gradients(module(*given, key_padding_mask=padding), given)
-    assert_agree(found, exact, exact)
-    assert not found[0][4].any()
-    assert not any(grad[4].any() for grad in found[1:])
-    # what stands in padded places does not matter
-    changed = [x.detach().clone() for x in given[1:]]
-    for x in changed:
-        x.transpose(1, 2)[~padding] = 7.0
-    torch.testing.assert_close(module(given[0], *changed, key_padding_mask=padding), found[0])
-
-
-@every_backend
-@pytest.mark.parametrize("sizes", [(8, 5), (5, 8), (1, 1), (3, 16), (64, 64)])
-def test_sizes_of_heads(backend: str, sizes: tuple[int, int]) -> None:
-    spec, module = spec_of(GRAPHS["strided"]), module_of(GRAPHS["strided"], backend)
-    given = tensors(1, 2, 130, 130, size=sizes[0], out_size=sizes[1])
-    exact = with_gradients(defined(spec, *given), given)
-    assert_agree(with_gradients(module(*given), given), exact, exact)
 
 
 @every_backend
@@ -190,18 +83,6 @@ def test_tensors_of_any_strides(backend: str) -> None:
 
 
 @every_backend
-def test_queries_without_keys_give_zero(backend: str) -> None:
-    for name in ("empty rows", "nothing"):
-        module = module_of(GRAPHS[name], backend)
-        given = tensors(1, 1, 70, 70)
-        out, *grads = with_gradients(module(*given), given)
-        rows = spec_of(GRAPHS[name]).mask(70).any(1)
-        assert not out[0, 0][~torch.from_numpy(rows)].any()
-        assert not grads[0][0, 0][~torch.from_numpy(rows)].any()
-        assert all(torch.isfinite(grad).all() for grad in grads)
-
-
-@every_backend
 @pytest.mark.parametrize("name", ["causal", "causal window", "strided"])
 def test_the_future_leaves_causal_rows_alone(name: str, backend: str) -> None:
     module = module_of(GRAPHS[name].replace(", after = 3", ", after = 0"), backend)
@@ -211,39 +92,6 @@ def test_the_future_leaves_causal_rows_alone(name: str, backend: str) -> None:
         for x in (k, v):
             x[:, :, 111:] = torch.randn_like(x[:, :, 111:]) * 100
         assert torch.equal(module(q, k, v)[:, :, :111], out[:, :, :111])
-
-
-def formula(normalize: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Weights from scores and a mask, in plain words."""
-    none = torch.tensor(0.0, dtype=torch.float64)
-
-    def weigh(scores: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
-        match normalize:
-            case "relu":
-                weights = torch.where(held & (scores > 0), scores, none)
-                total = weights.sum(-1, keepdim=True)
-                return weights / torch.where(total > 0, total, 1.0)
-            case "sigmoid":
-                return torch.where(held, 1 / (1 + torch.exp(-scores)), none)
-            case "softmax1":
-                weights = torch.where(held, torch.exp(scores), none)
-                return weights / (1 + weights.sum(-1, keepdim=True))
-            case _:
-                weights = torch.where(held, torch.exp(scores), none)
-                total = weights.sum(-1, keepdim=True)
-                return weights / torch.where(total > 0, total, 1.0)
-
-    return weigh
-
-
-SCORES = {
-    "softcap": "score softcap(cap = 2)",
-    "alibi": "score alibi()",
-    "slopes": "score alibi(slopes = [0.3, -0.2, 0, 2])",
-    "both": "score alibi() score softcap(cap = 3)",
-    "bias": "score bias(buckets = 8, max_distance = 30)",
-    "scale": "scale 1 / (2 + n)",
-}
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 12, 40])
@@ -260,64 +108,12 @@ def test_alibi_has_the_slopes_of_its_paper(heads: int) -> None:
         torch.testing.assert_close(out, scores.softmax(-1) @ v)
 
 
-def changed_scores(scores: torch.Tensor, name: str, table: torch.Tensor | None) -> torch.Tensor:
-    """The changes of SCORES to scaled scores [B, H, n, n], in plain words."""
-    n, heads = scores.shape[-1], scores.shape[1]
-    gap = torch.arange(n)[:, None] - torch.arange(n)
-    slopes = torch.tensor([2.0 ** (-8 * (h + 1) / heads) for h in range(heads)])
-    alibi = -slopes[:, None, None] * gap.abs()
-    match name:
-        case "softcap":
-            return 2 * torch.tanh(scores / 2)
-        case "alibi":
-            return scores + alibi
-        case "slopes":
-            given = torch.tensor([0.3, -0.2, 0.0, 2.0], dtype=scores.dtype)
-            return scores - given[:, None, None] * gap.abs()
-        case "both":
-            return 3 * torch.tanh((scores + alibi) / 3)
-        case "bias" if table is not None:
-            return scores + table[0][:, torch.from_numpy(bucket_of(gap.numpy(), 8, 30, True))]
-        case _:
-            return scores
-
-
 def available(backend: str, body: str) -> bool:
     try:
         plan(spec_of(body).program, 130, backend=backend)
     except BackendError:
         return False
     return True
-
-
-@every_backend
-@pytest.mark.parametrize("normalize", ["softmax", "softmax1", "relu", "sigmoid"])
-@pytest.mark.parametrize("name", SCORES)
-def test_scores_and_normalisers(name: str, normalize: str, backend: str) -> None:
-    body = f"heads 4 attend window(radius = 20) | global(first(2)) {SCORES[name]}"
-    body += f" normalize {normalize}"
-    if not available(backend, body):
-        pytest.skip(f"{backend} refuses it, which test_refusals looks at")
-    spec, module = spec_of(body), module_of(body, backend)
-    n, table = 130, None
-    if name == "bias":
-        (table,) = module.parameters()
-        torch.nn.init.normal_(table)
-    given = tensors(2, 4, n, n, key_heads=2)
-    q, k, v = given[0], *[x.repeat_interleave(2, 1) for x in given[1:]]
-    scale = 1 / (2 + n) if name == "scale" else 1 / math.sqrt(8)
-    scores = changed_scores(q @ k.transpose(2, 3) * scale, name, table)
-    held = torch.from_numpy(spec.mask(n))
-    exact = with_gradients(formula(normalize)(scores, held) @ v, given)
-    found = with_gradients(module(*given), given)
-    assert_agree(found, exact, exact)
-    if table is not None:
-        grads = [
-            torch.autograd.grad(out.square().sum(), table)[0]
-            for out in (module(*given), formula(normalize)(scores, held) @ v)
-        ]
-        # each number of a table is a sum over thousands of pairs, in float32
-        torch.testing.assert_close(*grads, rtol=5e-6, atol=1e-4)
 
 
 @every_backend
@@ -368,16 +164,6 @@ def test_dropout_keeps_the_mean_and_follows_the_seed(backend: str) -> None:
     torch.manual_seed(3)
     assert torch.equal(module(q, k, torch.ones_like(v), dropout_p=0.25), dropped)
     assert not module(q, k, v, dropout_p=1.0).any()
-
-
-@pytest.mark.limits("", "tiny")
-@every_backend
-def test_pieces_and_large_sizes_change_nothing(backend: str) -> None:
-    for name in ("blocks", "random", "causal"):
-        spec, module = spec_of(GRAPHS[name]), module_of(GRAPHS[name], backend)
-        given = tensors(1, 4, 300, 300, key_heads=2)
-        exact = with_gradients(defined(spec, *given), given)
-        assert_agree(with_gradients(module(*given), given), exact, exact)
 
 
 @pytest.mark.parametrize("backend", ["torch", "bands"])
@@ -494,13 +280,6 @@ def test_estimates_are_shown_for_the_device_that_they_are_about() -> None:
     assert "layer 1     head 0, 2" in text
 
 
-def test_full_attention_is_torch_s() -> None:
-    q, k, v = tensors(2, 3, 100, 100, dtype=torch.float32)
-    wanted = functional.scaled_dot_product_attention(q, k, v)
-    for backend in BACKEND_NAMES:
-        torch.testing.assert_close(module_of("attend full", backend)(q, k, v), wanted)
-
-
 def test_derivatives_of_derivatives() -> None:
     for name in ("window", "random"):
         for backend in BACKEND_NAMES:
@@ -508,19 +287,6 @@ def test_derivatives_of_derivatives() -> None:
             given = tensors(1, 1, 6, 6, size=2)
             assert torch.autograd.gradcheck(module, given, **ALONG)
             assert torch.autograd.gradgradcheck(module, given, **ALONG)
-
-
-def test_a_wrong_backend_is_caught() -> None:
-    class Forgetful(CompiledAttention):
-        def forward(self, q, k, v, **rest):  # type: ignore[no-untyped-def]
-            return super().forward(q, k, torch.cat([v[:, :, :-1], 0 * v[:, :, -1:]], 2), **rest)
-
-    spec = spec_of("attend window(radius = 3)")
-    wrong = Forgetful(plan_data(spec.program))
-    given = tensors(1, 1, 20, 20)
-    exact = with_gradients(defined(spec, *given), given)
-    with pytest.raises(AssertionError, match="out errs"):
-        assert_agree(with_gradients(wrong(*given), given), exact, exact)
 
 
 def test_candidates_name_every_backend_once() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from attention_checks import check_transforms, spec_of
-from sweeps import checkered
 
 from attnspec.backends.factored.definitions import undivided
 from attnspec.runtime import CompiledAttention
@@ -146,44 +145,6 @@ def inputs_of(declared: str, batch: int, n: int) -> dict[str, torch.Tensor]:
             return {"x": sample * 13}
 
 
-@pytest.mark.parametrize(
-    ("what", "mechanism", "causal"),
-    checkered(READING, ["linear()", "favor(features = 16)", "rfa(features = 8)"], ["", "causal"]),
-)
-def test_graphs_that_read_inputs_are_those_of_every_sample(
-    what: str, mechanism: str, causal: str
-) -> None:
-    declared, graph = READING[what]
-    spec = spec_of(f"{declared} {causal} attend {graph} + {mechanism}")
-    module = module_of(spec)
-    for heads, keys, n_q, n_k in ((2, 2, 1, 1), (2, 1, 67, 67), (2, 2, 30, 130)):
-        given = [
-            x.detach().expand(3, -1, -1, -1).clone()
-            * torch.tensor([1.0, 0.5, -1.0])[:, None, None, None]
-            for x in tensors(heads, keys, n_q, n_k)
-        ]
-        given = [x.requires_grad_() for x in given]
-        inputs = inputs_of(declared, 3, n_k)
-        padding = torch.arange(n_k) < torch.tensor([[n_k], [max(1, n_k - 9)], [n_k]])
-        found = module(*given, inputs=inputs, key_padding_mask=padding)
-        meant, sizes = [], []
-        for at in range(3):
-            sample = slice(at, at + 1)
-            mine = {"x": inputs["x"][at].numpy()}
-            parts = [x[sample] for x in given]
-            out, size = written_out(spec, module, parts, mine, padding[sample])
-            meant.append(out)
-            sizes.append(size)
-        grad = torch.randn(found.shape, generator=torch.Generator().manual_seed(1)).double()
-        results = [
-            [out, *torch.autograd.grad(out, given, grad)] for out in (found, torch.cat(meant))
-        ]
-        error = 1e-11 * max(1.0, torch.stack(sizes).max().item() ** 2)
-        for one, other in zip(*results, strict=True):
-            scale = max(1.0, other.detach().abs().max().item())
-            torch.testing.assert_close(one / scale, other / scale, rtol=0, atol=error)
-
-
 @pytest.mark.usefixtures("unverified")
 @pytest.mark.parametrize("what", READING)
 def test_what_reads_inputs_is_planned_verified_and_emitted(what: str) -> None:
@@ -215,15 +176,6 @@ def test_transforms_of_what_reads_inputs(graph: str) -> None:
     torch.testing.assert_close(found, out)
     primal = torch.func.jvp(lambda x: module(x, k, v, inputs=inputs), (q,), (q,))[0]
     torch.testing.assert_close(primal, out)
-
-
-@pytest.mark.parametrize("mechanism", ["linear()", "favor(features = 16)"])
-def test_a_graph_of_all_pairs_is_softmax(mechanism: str) -> None:
-    for causal in ("", "causal"):
-        q, k, v = tensors(2, 2, 90, 90)
-        found = module_of(spec_of(f"{causal} attend full + {mechanism}"))(q, k, v)
-        meant = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=bool(causal))
-        torch.testing.assert_close(found, meant, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(

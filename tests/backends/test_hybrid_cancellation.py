@@ -5,14 +5,15 @@ In float32 a module may err twice as much as the definition in float32, both aga
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 import torch
 from attention_checks import assert_agree, spec_of, with_gradients
 from sweeps import checkered
-from test_random_attention import definition
 
+from attnspec.backends.factored.definitions import divided, exact_pairs, exact_weights, undivided
+from attnspec.lower.lower import Binder
 from attnspec.runtime.streaming import StreamState
 
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -23,6 +24,39 @@ def drawn(batch: int, n: int, size: int, deviation: float) -> list[torch.Tensor]
     source = torch.Generator().manual_seed(n)
     q, k, v = (torch.randn(batch, 2, n, size, generator=source) for _ in range(3))
     return [q * deviation, k, v]
+
+
+def definition(
+    body: str,
+    given: Sequence[torch.Tensor],
+    real: torch.Tensor | None = None,
+    tables: Mapping[str, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Every weight written out, in the type of what is given; learned tables [1, heads, …]."""
+    q, k, v = given
+    batch, heads, n_q, n = *q.shape[:3], k.shape[2]
+    if real is None:
+        real = torch.ones(batch, n, dtype=torch.bool)
+    outs = torch.zeros(batch, heads, n_q, v.shape[3], dtype=q.dtype)
+    for work, members in Binder(spec_of(body).program, {}).works(0, heads, n_q, n):
+        for head in members:
+            at = head * k.shape[1] // heads
+            mine = {name: table[0, head] for name, table in (tables or {}).items()}
+            for sample in range(batch):
+                rows, keys = q[sample, head], k[sample, at]
+                if work.mechanism is None:
+                    weights = exact_weights(work, head, rows, keys, mine)
+                    weights = weights.masked_fill(~exact_pairs(work, n_q, n), 0.0)
+                else:
+                    weights = undivided(work, head, rows, keys, mine)
+                weights = weights.masked_fill(~real[sample], 0.0)
+                total = weights.sum(-1, keepdim=True)
+                # a query without a key gets 0
+                total = torch.where(total == 0, 1.0, total)
+                plain = work.mechanism is None
+                weights = weights / total if plain else divided(work, weights, total)
+                outs[sample, head] = weights @ v[sample, at]
+    return outs
 
 
 def assert_accurate(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_checks import ALONG, module_of, spec_of, tensors
+from attention_checks import ALONG, module_of, tensors
 
-from attnspec.backends.bands.backend import BandsBackend
 from attnspec.backends.bands.kernel import SteppedKernel
 
 GRAPHS = {
@@ -29,58 +28,6 @@ SCORES = {
 }
 
 
-CASES = [
-    pytest.param(
-        GRAPHS[graph],
-        SCORES[scores],
-        id=f"{graph}-{scores}",
-        marks=() if (i + j) % 3 == 0 else pytest.mark.slow,
-    )
-    for i, graph in enumerate(GRAPHS)
-    for j, scores in enumerate(SCORES)
-]
-"""Every graph with every score, a third of them in each run."""
-
-
-@pytest.mark.limits("", "tiny")
-@pytest.mark.parametrize(("graph", "scores"), CASES)
-def test_changed_scores_are_those_of_the_definition(graph: str, scores: str) -> None:
-    n = 130
-    bands, dense = (module_of(f"heads 4 {graph} {scores}", name) for name in ("bands", "dense"))
-    torch.manual_seed(0)
-    for parameter in bands.parameters():
-        torch.nn.init.normal_(parameter)
-    dense.load_state_dict(bands.state_dict())
-    inputs = {"x": torch.randint(0, 4, (2, n)).sort(-1).values} if "input" in graph else None
-    padding = torch.arange(n) < torch.tensor([[n], [n - 31]])
-    for n_q in (n, 41) if "grid" not in graph else (n,):
-        given = tensors(2, 4, n_q, n, key_heads=2)
-        results = []
-        for module in (bands, dense):
-            out = module(*given, inputs=inputs, key_padding_mask=padding)
-            leaves = [*given, *module.parameters()]
-            results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
-        for ours, meant in zip(*results, strict=True):
-            torch.testing.assert_close(ours, meant, rtol=1e-5, atol=1e-5)
-
-
-def test_bands_run_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    run = SteppedKernel.__call__
-
-    def watched(self: SteppedKernel, *given: object) -> object:
-        seen.append(self)
-        return run(self, *given)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(SteppedKernel, "__call__", watched)
-    for scores in SCORES.values():
-        body = f"heads 4 {GRAPHS['strided']} {scores}"
-        module_of(body, "bands")(*tensors(1, 4, 30, 30))
-        assert len(seen) == 1
-        seen.clear()
-        assert spec_of(body).plan(16384).steps[0].chosen.name == BandsBackend.name
-
-
 def test_gradients_of_gradients_of_changed_scores() -> None:
     for scores in ("alibi", "bias", "softcap", "softmax1"):
         module = module_of(f"heads 2 {GRAPHS['strided']} {SCORES[scores]}", "bands").double()
@@ -89,22 +36,6 @@ def test_gradients_of_gradients_of_changed_scores() -> None:
         given = [torch.randn(1, 2, 9, 2, dtype=torch.float64, requires_grad=True) for _ in range(3)]
         assert torch.autograd.gradcheck(module, given, **ALONG)
         assert torch.autograd.gradgradcheck(module, given, **ALONG)
-
-
-@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16], ids=str)
-def test_half_types_keep_their_sums_in_float32(kind: torch.dtype) -> None:
-    for scores in SCORES.values():
-        body = f"heads 2 {GRAPHS['strided']} {scores}"
-        bands, dense = (module_of(body, name) for name in ("bands", "dense"))
-        for parameter in bands.parameters():
-            torch.nn.init.normal_(parameter)
-        dense.load_state_dict(bands.state_dict())
-        given = [x.detach().to(kind) for x in tensors(1, 2, 70, 70)]
-        out = bands(*given)
-        assert out.dtype == kind
-        torch.testing.assert_close(
-            out.float(), dense(*(x.float() for x in given)), rtol=0.02, atol=0.02
-        )
 
 
 @pytest.mark.parametrize("scores", ["alibi", "bias", "softcap"])

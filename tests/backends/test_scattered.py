@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 from attention_checks import (
     ALONG,
-    GRAPHS,
-    assert_agree,
-    defined,
     module_of,
     spec_of,
     tensors,
-    with_gradients,
 )
 
-from attnspec.backends.dense.backend import Dense
 from attnspec.backends.scattered.backend import ScatteredBackend
 from attnspec.backends.scattered.kernel import ScatteredKernel
 from attnspec.backends.scattered.products import EdgeProducts, scores, to_keys, to_queries
 from attnspec.graphs.patterns.random_ import Random
-from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.graphs.relation import Relation
 from attnspec.layout.edge_count import edges_of
 from attnspec.layout.edge_list import EdgeLayout, edge_layout
 from attnspec.limits import LIMITS
-from attnspec.lower.work import Alibi, Call, Softcap, Work
+from attnspec.lower.work import Call, Work
 
 SCATTERED = {
     "random": "attend random(keys = 3, seed = 5)",
@@ -68,95 +61,6 @@ def held_by(layout: EdgeLayout) -> np.ndarray:
     return held
 
 
-@pytest.mark.parametrize("name", SCATTERED)
-@pytest.mark.parametrize(("n_q", "n"), [(1, 1), (2, 2), (7, 7), (1, 33), (130, 130), (50, 257)])
-def test_a_layout_holds_each_edge_once(name: str, n_q: int, n: int) -> None:
-    relation = relation_of(name, n)
-    position = np.arange(n)
-    meant = evaluate_pairs(relation, position[n - n_q :, None], position[None], n)
-    layout = edge_layout(relation, n_q, n)
-    assert (held_by(layout) == meant).all()
-    # what pads a row is a key of that row
-    assert meant[layout.queries, layout.keys].all()
-    starts, queries, places = layout.by_key
-    keys = np.repeat(position, np.diff(starts))
-    assert len(places) == meant.sum()
-    assert (layout.keys[places] == keys).all()
-    assert (layout.queries[places] == queries).all()
-    assert len(layout.keys) <= 1.25 * meant.sum()
-
-
-def test_a_layout_that_lost_an_edge_is_noticed() -> None:
-    layout = edge_layout(relation_of("random", 40), 40, 40)
-    wrong = replace(layout, keys=np.roll(layout.keys, 1))
-    assert not (held_by(wrong) == held_by(layout)).all()
-
-
-@pytest.mark.parametrize("means", ["called", "on edges", "gathered"])
-@pytest.mark.parametrize("name", SCATTERED)
-def test_all_means_agree_with_dense(name: str, means: str) -> None:
-    n = 130
-    for n_q, padded in ((1, False), (40, True), (130, False), (130, True)):
-        work = Work(relation_of(name, n), n_q, n)
-        kernel, dense = kernel_of(work), Dense().build(work, (0, 1, 2, 3), CPU)
-        given = tensors(2, 4, n_q, n, key_heads=2, out_size=5)
-        q, k, v = given
-        padding = torch.rand(2, n) > 0.4 if padded else None
-        if padding is not None:
-            padding[1] = False
-        call = Call(padding=padding)
-        exact = with_gradients(dense(*given, call), given)
-        grouped = q.view(2, 2, 2, n_q, 8)
-        if means == "called":
-            out = kernel(q, k, v, call)
-        elif means == "gathered":
-            out = kernel.gathered(grouped, k, v, call)[0].reshape(2, 4, n_q, 5)
-        elif kernel.products is not None and kernel.groups:
-            out = kernel.on_edges(grouped, k, v, call, kernel.products)[0].reshape(2, 4, n_q, 5)
-        else:
-            continue
-        assert_agree(with_gradients(out, given), exact, exact)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", ["random", "causal powers", "skewed", "empty rows"])
-def test_narrow_types(name: str, dtype: torch.dtype) -> None:
-    spec, body = spec_of(SCATTERED[name]), SCATTERED[name]
-    short = [x.detach().to(dtype).requires_grad_() for x in tensors(1, 2, 200, 200)]
-    wide = [x.detach().double().requires_grad_() for x in short]
-    exact = with_gradients(defined(spec, *wide), wide)
-    base = with_gradients(module_of(body, "dense")(*short), short)
-    found = with_gradients(module_of(body, "scattered")(*short), short)
-    assert all(x.dtype == dtype for x in found)
-    assert_agree(found, exact, base)
-
-
-@pytest.mark.parametrize(
-    "changes", [(), (Softcap(2.0),), (Alibi((0.25, 0.0625, 0.01, 0.004)), Softcap(3.0))], ids=str
-)
-@pytest.mark.parametrize("normalize", ["softmax", "softmax1", "relu", "sigmoid"])
-def test_scores_and_normalisers(normalize: str, changes: tuple[Softcap | Alibi, ...]) -> None:
-    # relu divides by sums that come near 0 in short rows, where nothing is comparable to eps
-    names = ("many keys",) if normalize == "relu" else ("many keys", "causal powers", "empty rows")
-    for name in names:
-        work = Work(relation_of(name, 70), 50, 70, 0.4, changes, normalize)
-        given = tensors(2, 4, 50, 70, key_heads=2)
-        dense = Dense().build(work, (0, 1, 2, 3), CPU)
-        exact = with_gradients(dense(*given, Call()), given)
-        assert_agree(with_gradients(kernel_of(work)(*given, Call()), given), exact, exact)
-
-
-def test_queries_without_keys_give_zero_and_zero_gradients() -> None:
-    n = 70
-    given = tensors(1, 1, n, n)
-    out, *grads = with_gradients(module_of(SCATTERED["empty rows"], "scattered")(*given), given)
-    none = ~torch.from_numpy(spec_of(SCATTERED["empty rows"]).mask(n).any(1))
-    assert none.any()
-    assert not out[0, 0][none].any()
-    assert not grads[0][0, 0][none].any()
-    assert all(torch.isfinite(grad).all() for grad in grads)
-
-
 def test_what_a_row_does_not_read_cannot_reach_it() -> None:
     name, n = "causal powers", 70
     module = module_of(SCATTERED[name], "scattered")
@@ -188,16 +92,6 @@ def test_the_three_products_differentiate_into_each_other() -> None:
     for product, given in ((scores, (a, b)), (to_queries, (w, b)), (to_keys, (w, a))):
         assert torch.autograd.gradcheck(lambda *x, f=product: f(*x, products), given, **ALONG)
         assert torch.autograd.gradgradcheck(lambda *x, f=product: f(*x, products), given, **ALONG)
-
-
-def test_only_the_gradients_asked_for() -> None:
-    module = module_of(SCATTERED["random"], "scattered")
-    whole = tensors(1, 2, 40, 40)
-    wanted = torch.autograd.grad(module(*whole).square().sum(), whole)
-    for asked in range(3):
-        given = [x.detach().requires_grad_(i == asked) for i, x in enumerate(whole)]
-        (found,) = torch.autograd.grad(module(*given).square().sum(), given[asked])
-        torch.testing.assert_close(found, wanted[asked], rtol=0, atol=1e-12)
 
 
 # torch scripts the derivatives of its own operators when jvp is first used
@@ -254,26 +148,6 @@ def test_edges_are_estimated_closely(name: str) -> None:
         # three rows of `skewed` read everything, and a sample does not see them
         missed = 3 * n if name == "skewed" else 0
         assert abs(edges_of(relation, n_q, n) - exact) <= 0.5 * exact + missed + n_q / 2
-
-
-def test_a_wrong_kernel_is_caught() -> None:
-    n = 60
-    relation = relation_of("random", n)
-    given = tensors(1, 2, n, n)
-    work = Work(relation, n, n)
-    exact = with_gradients(Dense().build(work, (0, 1), CPU)(*given, Call()), given)
-    layout = edge_layout(relation, n, n)
-    wrong = replace(layout, keys=np.roll(layout.keys, 1))
-    kernel = ScatteredKernel(work, (0, 1), CPU, wrong)
-    with pytest.raises(AssertionError, match="out errs"):
-        assert_agree(with_gradients(kernel(*given, Call()), given), exact, exact)
-
-
-def test_the_shared_graphs_are_no_exception() -> None:
-    for body in GRAPHS.values():
-        given = tensors(1, 2, 67, 67)
-        exact = with_gradients(defined(spec_of(body), *given), given)
-        assert_agree(with_gradients(module_of(body, "scattered")(*given), given), exact, exact)
 
 
 @pytest.mark.parametrize("change", ["", "score alibi()", "normalize softmax1"])

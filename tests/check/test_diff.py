@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from random_specs import spec_text
-from sweeps import sometimes
-from zoo import of_each_kind, sample, smaller
 
 import attnspec
 from attnspec.analysis.counting import differences
@@ -31,64 +27,6 @@ def spec_of(body: str, name: str = "a") -> Spec:
 
 def between(first: str, second: str, n: int, **inputs: object) -> Difference:
     return diff(spec_of(first), spec_of(second, "b"), n, inputs or None)  # type: ignore[arg-type]
-
-
-def against_masks(a: Spec, b: Spec, n: int, sample_a: object = None) -> None:
-    """Every count, query and example of a difference, against masks of all compared heads."""
-    found = diff(a, b, n, sample_a)  # type: ignore[arg-type]
-    totals = [0, 0]
-    for one in found.compared:
-        if one.only_in_a is None or one.only_in_b is None:
-            continue
-        for layer, head in one.slots:
-            given = [
-                {k: v for k, v in (sample_a or {}).items() if k in spec.inputs}  # type: ignore[attr-defined]
-                for spec in (a, b)
-            ]
-            masks = [
-                spec.mask(n, layer, head, data) for spec, data in zip((a, b), given, strict=True)
-            ]
-            assert one.in_both == (masks[0] & masks[1]).sum()
-            for pairs, mask in (
-                (one.only_in_a, masks[0] & ~masks[1]),
-                (one.only_in_b, masks[1] & ~masks[0]),
-            ):
-                q, k = np.nonzero(mask)
-                assert pairs.count == len(q)
-                assert pairs.queries == len(np.unique(q))
-                assert list(pairs.examples) == list(zip(q.tolist(), k.tolist(), strict=True))[:5]
-                assert (pairs.first, pairs.last) == (
-                    (int(q[0]), int(q[-1])) if len(q) else (None, None)
-                )
-            totals[0] += int((masks[0] & ~masks[1]).sum())
-            totals[1] += int((masks[1] & ~masks[0]).sum())
-            assert one.equal == (masks[0] == masks[1]).all()
-            assert not one.proven or one.equal
-    assert (found.only_in_a.count, found.only_in_b.count) == tuple(totals)
-    json.dumps(found.to_dict())
-    assert str(found)
-
-
-@pytest.mark.limits("", "tiny")
-@pytest.mark.parametrize("part", sometimes(range(6), {0}))
-def test_random_specs_against_masks(part: int) -> None:
-    texts = [spec_text(seed) for seed in range(8 * part, 8 * part + 9)]
-    for first, second in pairwise(texts):
-        for n in (7, 64):
-            against_masks(parse(first), parse(second), n)
-
-
-@of_each_kind
-def test_the_zoo_against_masks(path: Path, name: str) -> None:
-    spec = smaller(path, name)
-    n = spec.program.fixed_length or 64
-    same = diff(spec, spec, n, sample(spec, n))
-    assert same.equal
-    assert same.proven
-    if spec.program.layers is None and spec.program.heads is None:
-        said = "cross " if spec.program.cross else ""
-        other = spec_of(f"{said}attend window(radius = 3) | global(first(1))")
-        against_masks(spec, other, n, sample(spec, n))
 
 
 @pytest.mark.parametrize("n", [0, 1])

@@ -55,35 +55,6 @@ def loaded(text: str, folder: Path, name: str = "emitted_attn") -> ModuleType:
     return module
 
 
-def length(body: str) -> int:
-    return 20 if "grid" in body else 70
-
-
-@pytest.mark.parametrize("body", BODIES)
-@pytest.mark.usefixtures("unverified")
-def test_emitted_modules_compute_the_same_bits(body: str, tmp_path: Path) -> None:
-    spec, n = spec_of(body), length(body)
-    module = loaded(spec.emit(), tmp_path).Sample()
-    assert isinstance(module, torch.nn.Module)
-    twin = spec.compile()
-    for parameter in twin.parameters():
-        torch.nn.init.normal_(parameter)
-    module.load_state_dict(twin.state_dict())
-    inputs = {"t": torch.rand(2, n) < 0.1} if spec.inputs else None
-    given = tensors(2, 2, n, n, dtype=torch.float32)
-    for layer in range(spec.layers):
-        outs = [run(*given, layer=layer, inputs=inputs) for run in (module, twin)]
-        assert torch.equal(outs[0], outs[1])
-        grads = [torch.autograd.grad(out.square().sum(), given) for out in outs]
-        assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
-        if all(a.mechanism is None and a.normalize == "softmax" for a in spec.program.attends):
-            sums = [
-                run(*given, layer=layer, inputs=inputs, return_lse=True)[1]
-                for run in (module, twin)
-            ]
-            assert torch.equal(sums[0], sums[1])
-
-
 def test_the_bytes_do_not_depend_on_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = (
         "import sys, hashlib, attnspec\n"

@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from decided_oracles import kmeans, nearest, sinkhorn, unit
+from oracle.decided import kmeans, nearest, sinkhorn, unit
 
 import attnspec
 from attnspec.backends.decided import cluster

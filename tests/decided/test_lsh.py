@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from decided_oracles import Sample, lsh
+from oracle.decided import Sample, lsh
 from torch.utils.checkpoint import checkpoint
 
 import attnspec

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decided_oracles import Pairs, Sample, TopK, topk
+from oracle.decided import Pairs, Sample, TopK, topk
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnspec

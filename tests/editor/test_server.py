@@ -158,18 +158,6 @@ def insert(line: int, character: int, text: str, remove: int = 0) -> Json:
     }
 
 
-def applied(text: str, edits: list[Json]) -> str:
-    """A text with edits of single lines."""
-    lines = text.split("\n")
-    for edit in sorted(edits, key=lambda each: -each["range"]["start"]["character"]):
-        start, end = edit["range"]["start"], edit["range"]["end"]
-        line = lines[start["line"]]
-        lines[start["line"]] = (
-            line[: start["character"]] + edit["newText"] + line[end["character"] :]
-        )
-    return "\n".join(lines)
-
-
 def test_a_session(editor: Editor) -> None:
     root = editor.folder.as_uri()
     can = editor.ask("initialize", processId=None, rootUri=root, capabilities={})

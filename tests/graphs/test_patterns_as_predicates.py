@@ -14,16 +14,14 @@ import numpy as np
 import pytest
 from package_map import MODULES
 from pattern_samples import samples_of
-from relation_checks import definition, tiling
+from relation_checks import definition
 
-from attnspec.analysis.counting.degrees import degrees_of, readers_of
+from attnspec.analysis.counting.degrees import degrees_of
 from attnspec.analysis.growth.order import order
 from attnspec.analysis.growth.where_growth import predicate_growth
 from attnspec.analysis.reach.chain import layers_of
-from attnspec.analysis.reach.reach import depth, diameter
 from attnspec.analysis.reach.spread import period
 from attnspec.backends.factored.hybrid.lag import _lagged
-from attnspec.backends.rows.keys import known_keys, members
 from attnspec.graphs.bind import Situation, bind
 from attnspec.graphs.forms.conditions import Ends
 from attnspec.graphs.forms.dnf import Place, _among, form_of
@@ -33,12 +31,11 @@ from attnspec.graphs.look_back import look_back
 from attnspec.graphs.operators import Complement
 from attnspec.graphs.patterns import BY_NAME, PATTERNS
 from attnspec.graphs.patterns.where import Where
-from attnspec.graphs.predicates.listable import listable
-from attnspec.graphs.relation import Relation, Tiles
+from attnspec.graphs.relation import Relation
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.program import ArgumentValue, Compound, Leaf
 from attnspec.ir.scalars import Apply, fold
-from attnspec.layout.steps import bands_of, chosen_at
+from attnspec.layout.steps import bands_of
 from attnspec.spec import Spec, parse
 
 DISTANCES = ", ".join(["0", *(str(1 << power) for power in range(17))])
@@ -75,8 +72,6 @@ PREDICATES = {
 OTHER_FORM = ("columns(positions(3, 20..30))", "powers(base = 2)")
 """Predicates that proofs do not know as the pattern that they are."""
 
-SHORT = (0, 1, 2, 5, 37, 130)
-LONG = (37, 200, 4097, 65_521, 65_536)
 
 pairs = pytest.mark.parametrize(("pattern", "predicate"), PREDICATES.items(), ids=PREDICATES)
 
@@ -91,67 +86,6 @@ def both(pattern: str, predicate: str, n: int, causal: bool = False) -> tuple[Re
     specs = spec_of(pattern, causal), spec_of(f"where({predicate})", causal)
     named, written = (spec.relation(n) for spec in specs)
     return named, written
-
-
-@pairs
-def test_the_pairs(pattern: str, predicate: str) -> None:
-    for n in SHORT[1:] if "isqrt" in pattern else SHORT:
-        named, written = both(pattern, predicate, n)
-        assert np.array_equal(definition(named, n), definition(written, n)), n
-
-
-@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
-@pairs
-def test_the_plan(pattern: str, predicate: str, causal: bool) -> None:
-    # causal plans at some of the lengths, others at the rest
-    for n in LONG[causal::2]:
-        # a predicate that asks for n is planned for one length, the pattern for a range
-        named, written = (chosen_at(each, n, n) for each in both(pattern, predicate, n, causal))
-        assert [band.step.order for band in named] == [band.step.order for band in written], n
-        assert [band.sizes for band in named] == [band.sizes for band in written], n
-        assert [band.amounts for band in named] == [band.amounts for band in written], n
-
-
-@pairs
-def test_the_cover(pattern: str, predicate: str) -> None:
-    n = 300
-    named, written = both(pattern, predicate, n)
-    for size in (1, 7, 64):
-        k = tiling(n, size, 1)
-        q = Tiles(k.start[:, None], k.stop[:, None])
-        assert np.array_equal(named.cover(q, k, n), written.cover(q, k, n)), size
-
-
-@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
-@pairs
-def test_the_counts(pattern: str, predicate: str, causal: bool) -> None:
-    # causal counts at some of the lengths, others at the rest
-    for n in (1, 2, *LONG)[causal::2]:
-        named, written = both(pattern, predicate, n, causal)
-        assert np.array_equal(degrees_of(named, n), degrees_of(written, n)), n
-        assert np.array_equal(readers_of(named, n), readers_of(written, n)), n
-
-
-@pairs
-def test_the_keys_of_a_query(pattern: str, predicate: str) -> None:
-    """They are listed without a look at every pair."""
-    for n in (1, 37, 4097, 65_536):
-        named, written = both(pattern, predicate, n)
-        for q in {0, n // 3, n - 1}:
-            keys = known_keys(listable(written, n), q, n)
-            assert keys is not None
-            assert np.array_equal(np.sort(members(keys)), named.row_keys(q, q + 1, n)), (n, q)
-
-
-@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
-@pairs
-def test_depth_and_diameter(pattern: str, predicate: str, causal: bool) -> None:
-    for n in (1, 2, 37, 514):
-        named, written = (
-            spec_of(graph, causal).stack() for graph in (pattern, f"where({predicate})")
-        )
-        assert depth(named, n) == depth(written, n), n
-        assert diameter(named, n) == diameter(written, n), n
 
 
 def specs_of(pattern: str, predicate: str, causal: bool = False) -> tuple[Spec, Spec]:

@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise, product
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-import zoo
 from pattern_samples import samples_of
 from random_terms import mask, term
 from sweeps import thinned
 
-from attnspec import AttnSpecError, parse
+from attnspec import parse
 from attnspec.analysis.growth.stable import (
     _sample,
     changed_by_padding,
@@ -24,7 +21,6 @@ from attnspec.analysis.growth.stable import (
     head_is_stable,
     head_is_steady,
     is_stable,
-    places,
 )
 from attnspec.graphs.bind import BindError
 from attnspec.graphs.forms.dnf import Place
@@ -33,10 +29,8 @@ from attnspec.graphs.forms.written import written
 from attnspec.graphs.patterns import PATTERNS
 from attnspec.graphs.patterns.topk import TopK
 from attnspec.graphs.relation import DataDependent, Relation
-from attnspec.graphs.stack import TooMuch, decides
 from attnspec.ir.program import Attend, Leaf, Program, Term
 from attnspec.ir.scalars import Apply, Scalar, Symbol
-from attnspec.spec import Spec, load
 
 LONGEST = 24
 
@@ -105,61 +99,6 @@ def test_random_graphs_are_judged_as_brute_force_judges_them(part: int) -> None:
     assert found["neither"] < found["proven"]
 
 
-GRAPHS = [
-    "full",
-    "self",
-    "causal",
-    "window(radius = 3)",
-    "~window(radius = 3)",
-    "window(radius = isqrt(n))",
-    "window(before = 3, after = n)",
-    "window(before = min(n, 300), after = 0)",
-    "dilated(radius = 4, step = 2)",
-    "residue(step = 3)",
-    "residue(step = isqrt(n))",
-    "strided(stride = 3)",
-    "block(size = 4, before = 1, after = 1)",
-    "summary(stride = 4, cells = 1)",
-    "fixed(stride = 4, cells = 1)",
-    "global(first(2))",
-    "global(last(2))",
-    "rows(last(3) - last(1))",
-    "columns(every(4) & ~last(2))",
-    "columns(positions(1, 9..11))",
-    "columns(first(n // 4))",
-    "powers",
-    "random(keys = 3)",
-    "transpose(random(keys = 3))",
-    "random(keys = 3) & causal",
-    "random(keys = n // 4)",
-    "random_blocks(size = 5, blocks = 2)",
-    "expander(degree = 2)",
-    "prefix(5)",
-    "prefix(n // 2)",
-    "where(q - k < 5)",
-    "where(q - k < n // 2)",
-    "where((q - k) % n < 3)",
-    "where(k < n and q + k > 3)",
-    "shift(window(radius = 2), by = 2)",
-    "shift(window(radius = 2), by = -2)",
-    "shift(columns(last(2)), by = 1)",
-    "transpose(shift(causal, by = -1))",
-    "window(radius = isqrt(n)) | full",
-    "self & window(radius = isqrt(n))",
-    "causal - expander(degree = 2)",
-    "columns(last(2)) & where(k > q)",
-]
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_graphs_are_judged_as_brute_force_judges_them(graph: str, causal: bool) -> None:
-    spec = parse(f"attention a {{ {'causal' if causal else ''} attend {graph} }}")
-    (attend,) = spec.program.attends
-    assert attend.graph is not None
-    judged(attend.graph, causal, dict.fromkeys(("proven", "refuted", "neither"), 0))
-
-
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_what_patterns_say_of_themselves_is_so(pattern: type[Relation]) -> None:
     if pattern.data_dependent or pattern.needs_grid:
@@ -195,95 +134,6 @@ def test_patterns_that_change_do() -> None:
 
 
 # --- the zoo --------------------------------------------------------------------------------------
-
-
-def small(path: Path, name: str) -> Spec:
-    """A spec of the zoo with sizes that matter at a few positions, where it takes them."""
-    spec = zoo.loaded(path, name)
-    sizes = {
-        key: 4 for key, value in spec.parameters.items() if isinstance(value, int) and value > 4
-    }
-    for tried in (sizes, {key: 2 for key in sizes}):
-        try:
-            return load(path, name=name, parameters=tried)
-        except AttnSpecError:
-            continue
-    return spec
-
-
-def prefix_of(spec: Spec, n: int) -> dict[str, np.ndarray]:
-    """One sample of the inputs, the same at every length."""
-    made = zoo.sample(spec, LONGEST)
-    return {
-        entry.name: np.asarray(5) if entry.kind == "length" else np.asarray(made[entry.name])[:n]
-        for entry in spec.inputs.values()
-    }
-
-
-@zoo.of_each_kind
-def test_the_zoo_is_judged_as_brute_force_judges_it(path: Path, name: str) -> None:
-    spec = small(path, name)
-    program = spec.program
-    if any(attend.mechanism is not None for attend in program.attends):
-        assert is_stable(program) == program.causal
-        return
-    graphs = [attend.graph for attend in program.attends if attend.graph is not None]
-    if any(decides(graph) for graph in graphs):
-        # tests/decided/test_looking_ahead.py
-        return
-    differ = False
-    for layer, head in places(program):
-        masks = {}
-        for n in range(1, LONGEST + 1):
-            try:
-                masks[n] = spec.mask(n, layer, head, prefix_of(spec, n))
-            except AttnSpecError:
-                continue
-        differ |= rows_differ(masks, whole=True)
-    if is_stable(program):
-        assert not differ
-    try:
-        shown = difference(program, LONGEST)
-    except TooMuch:
-        return
-    assert (shown is not None) == differ
-
-
-CAUSAL = [
-    pytest.param(path, name, id=f"{path.stem}:{name}")
-    for path, name in zoo.ATTENTIONS
-    if zoo.loaded(path, name).program.causal
-]
-
-
-@pytest.mark.parametrize(("path", "name"), CAUSAL)
-def test_a_causal_module_has_the_rows_of_every_length_where_it_is_stable(
-    path: Path, name: str
-) -> None:
-    spec = small(path, name)
-    stable = spec.analyse(LONGEST).stable
-    graphs = [attend.graph for attend in spec.program.attends if attend.graph is not None]
-    if stable is None or any(decides(graph) for graph in graphs):
-        # tests/decided/test_looking_ahead.py
-        return
-    module = spec.compile().eval()
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(3, 1, spec.heads or 2, LONGEST, 8, generator=generator).double()
-    outs = []
-    for n in (1, 2, 3, 5, 7, 9, 12, 16, 17, 20, 23, LONGEST):
-        given = {
-            key: torch.from_numpy(np.ascontiguousarray(value))[None]
-            for key, value in prefix_of(spec, n).items()
-        }
-        try:
-            with torch.no_grad():
-                out = module(q[:, :, :n], k[:, :, :n], v[:, :, :n], inputs=given or None)
-        except ValueError:
-            # a grid has its own lengths
-            continue
-        outs.append(out)
-    apart = [(b[:, :, : a.shape[2]] - a).abs().max().item() for a, b in pairwise(outs)]
-    assert (max(apart, default=0.0) < 1e-9) == stable
 
 
 # --- claims and figures ---------------------------------------------------------------------------

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
 from attention_checks import spec_of
 
 from attnspec.layout import batches
-from attnspec.layout.batches import Strip, strips_of, unfolded
+from attnspec.layout.batches import strips_of, unfolded
 from attnspec.layout.orders import NATURAL, Order
 from attnspec.layout.tile_layout import FULL_TILE, StepLayout, step_layout
 from attnspec.layout.tiling import classify
@@ -29,33 +27,6 @@ GRAPHS = {
 def layout_of(body: str, order: Order, n: int) -> StepLayout:
     relation = spec_of(f"attend {body}").relation(n)
     return step_layout(classify(relation, n, n, order, (8, 8)), relation, n)
-
-
-def pairs_of(layout: StepLayout, strips: list[Strip]) -> Counter[tuple[int, int]]:
-    """How many blocks hold each pair, looked up place by place."""
-    found: Counter[tuple[int, int]] = Counter()
-    q_at = layout.q.positions.reshape(-1, layout.q.size)
-    k_at = layout.k.positions.reshape(-1, layout.k.size)
-    for strip in strips:
-        for block, (rows, columns) in enumerate(zip(strip.rows, strip.columns, strict=True)):
-            q, k = q_at[rows].ravel(), k_at[columns].ravel()
-            held = (q[:, None] >= 0) & (k[None] >= 0)
-            if strip.mask is not None:
-                held &= strip.mask
-            if strip.kinds is not None:
-                held &= unfolded(layout.masks, strip.kinds[block : block + 1])[0]
-            found.update((int(q[i]), int(k[j])) for i, j in np.argwhere(held))
-    return found
-
-
-@pytest.mark.parametrize("n", [1, 8, 61, 200])
-@pytest.mark.parametrize("name", GRAPHS)
-def test_every_pair_is_in_one_block(name: str, n: int) -> None:
-    layout = layout_of(*GRAPHS[name], n)
-    q, k = layout.pairs(n)
-    found = pairs_of(layout, strips_of(layout, 64))
-    assert set(found) == set(zip(q.tolist(), k.tolist(), strict=True))
-    assert set(found.values()) <= {1}
 
 
 def test_ends_of_windows_are_few_blocks() -> None:

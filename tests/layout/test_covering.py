@@ -155,23 +155,6 @@ def test_what_is_refused_for_its_size_says_so() -> None:
         classify(relation, MILLION, MILLION, NATURAL, (64, 64))
 
 
-@pytest.mark.parametrize(
-    "body", ["causal", "causal attend block(size = 48)", "fixed(stride = 16, cells = 3)"]
-)
-@pytest.mark.limits("tiny")
-def test_parted_layouts_hold_each_pair_once(body: str) -> None:
-    n = 130
-    relation = relation_of(body if "attend" in body else f"attend {body}", n)
-    layout = step_layout(classify(relation, n, n, NATURAL, (8, 8)), relation, n)
-    parts = parted(layout)
-    assert len(parts) >= 2
-    held = np.zeros((n, n), int)
-    for part in parts:
-        np.add.at(held, part.pairs(n), 1)
-    at = np.arange(n)
-    assert np.array_equal(held, evaluate_pairs(relation, at[:, None], at[None], n).astype(int))
-
-
 @pytest.mark.parametrize("n", [61, 120, 133])
 @pytest.mark.parametrize(
     "body",

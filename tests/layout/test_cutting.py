@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
 import torch
@@ -33,64 +31,15 @@ STEADY = (
     "where(q % 5 == k % 3)",
 )
 
-LONGEST = 150
-
 
 def relation_of(body: str, n: int) -> Relation:
     causal = "causal " if body.startswith("causal ") else ""
     return parse(f"attention a {{ {causal}attend {body.removeprefix('causal ')} }}").relation(n)
 
 
-def pairs_of(kernel: SteppedKernel, n: int) -> np.ndarray:
-    """How often the pieces of a kernel compute each pair of n positions."""
-    times = np.zeros((n, n), np.int64)
-    at = torch.arange(1, n + 1)[None]
-    for step in kernel.attention.steps:
-        rows = step.queries.take(at, "rows", blank=True).clone()
-        columns = step.keys.take(at, "columns").clone()
-        for strip in step.strips:
-            for piece in strip.pieces(step.keys, 1, 8, False):
-                q, k = (
-                    piece.to.back(side.read(where, piece.to, use, blank=True))[0].clone() - 1
-                    for side, where, use in ((piece.q, rows, "q"), (piece.k, columns, "k"))
-                )
-                bias, _ = piece.bias(None, torch.float64)
-                held = torch.ones(len(q), q.shape[1], k.shape[1], dtype=torch.bool)
-                if bias is not None:
-                    held &= piece.to.back(bias.expand(*held.shape[:1], 1, -1, -1))[0] == 0
-                for block in range(len(q)):
-                    row, column = np.nonzero(held[block].numpy() & (q[block] >= 0).numpy()[:, None])
-                    np.add.at(times, (q[block].numpy()[row], k[block].numpy()[column]), 1)
-    return times
-
-
 def kernel_of(relation: Relation, n: int, order: Order, sizes: tuple[int, int]) -> SteppedKernel:
     layout = step_layout(classify(relation, n, n, order, sizes), relation, n)
     return SteppedKernel(Work(relation, n, n), (0,), torch.device("cpu"), [layout])
-
-
-@pytest.mark.parametrize(
-    ("body", "step", "sizes"),
-    [
-        *[(body, 1, sizes) for body in STEADY for sizes in ((16, 16), (8, 20), (32, 5))],
-        ("residue(step = 7)", 7, (22, 22)),
-        ("causal residue(step = 7)", 7, (8, 8)),
-        ("dilated(radius = 30, step = 3)", 3, (16, 16)),
-    ],
-)
-def test_every_pair_is_computed_once_at_every_length(
-    body: str, step: int, sizes: tuple[int, int]
-) -> None:
-    relation = relation_of(body, LONGEST)
-    assert is_steady(relation)
-    whole = kernel_of(relation, LONGEST, Order(step, step), sizes)
-    at = np.arange(LONGEST)
-    held = np.broadcast_to(relation.holds(at[:, None], at[None], LONGEST), (LONGEST, LONGEST))
-    for n in (*range(1, 34, 2), 16, 20, 32, *range(34, LONGEST, 11), LONGEST - 1, LONGEST):
-        kernel = whole.below(n)
-        assert kernel is not None
-        assert kernel.work.n_k == n
-        np.testing.assert_array_equal(pairs_of(kernel, n), held[:n, :n], err_msg=f"n = {n}")
 
 
 def test_a_block_of_which_other_places_are_left_is_not_cut() -> None:
@@ -112,43 +61,6 @@ def test_pairs_that_change_with_the_number_of_blocks_are_cut_up_to_their_next() 
         assert Binder(program, {}).longest(0, 2, 97) is None
     grid = parse("attention a { sequence grid(4, 5) attend window(radius = 2) }").program
     assert Binder(grid, {}).longest(0, 2, 20) is None
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "attend window(radius = 70)",
-        "causal attend window(before = 100, after = 0) | global(first(4)) score alibi()",
-        "heads 4 attend window(radius = 50) score bias(buckets = 4)",
-        "attend block(size = 64, before = 1, after = 1) | global(first(64)) normalize softmax1",
-        # what depends on the length is laid out by itself
-        "attend window(radius = 40) | columns(last(5))",
-        "attend window(radius = n // 20)",
-        # sequences behind one another, of which one has no whole tile
-        "heads 4 attend residue(step = 2 + head // 2)",
-        "causal attend strided(stride = 30)",
-        "attend strided(stride = 30)",
-        "heads 4 attend block(size = 48, before = 1) | random_blocks(size = 48, blocks = 1)",
-    ],
-)
-def test_lengths_that_come_and_go_are_computed_as_defined(body: str) -> None:
-    module, same = module_of(body, "bands"), module_of(body, "dense")
-    for parameter in module.parameters():
-        torch.nn.init.normal_(parameter)
-    same.load_state_dict(module.state_dict())
-    drawn = random.Random(3)
-    # two of one range, others, and the first range again
-    lengths = [287, 257, 320, drawn.randint(321, 480), 288]
-    for number, n in enumerate(lengths):
-        given = tensors(2, 4, n, n, key_heads=2)
-        # of none, of each sample, of all samples
-        real = torch.rand(2, n) < 0.8
-        padding = [None, real, real[:1].expand(2, n)][number % 3]
-        found = module(*given, key_padding_mask=padding)
-        meant = same(*given, key_padding_mask=padding)
-        pairs = zip(with_gradients(found, given), with_gradients(meant, given), strict=True)
-        for mine, right in ((found, meant), *pairs):
-            torch.testing.assert_close(mine, right, rtol=0, atol=1e-11)
 
 
 def test_a_length_in_a_known_range_lays_out_its_end_alone() -> None:

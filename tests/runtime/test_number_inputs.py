@@ -8,7 +8,6 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import attnspec
-from attnspec.compile.emit import class_name
 from attnspec.runtime.module import CompiledAttention
 
 EVENTS = """
@@ -24,15 +23,6 @@ def compiled(backend: str = "auto") -> CompiledAttention:
     return attnspec.parse(EVENTS).compile(backend=backend)
 
 
-def held(time: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
-    """The pairs [B, 1, n, n] by hand; times at padding are what `compiled` has there."""
-    at = torch.arange(time.shape[1])
-    gap = at[:, None] - at
-    time = torch.where(padding, time.double(), 0.0)
-    near = (time[:, None] <= time[:, :, None]) & (gap <= 20)
-    return ((near | (at < 2)) & (gap >= 0) & padding[:, None])[:, None]
-
-
 def tensors(n: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
     """q of four heads, k and v of two, for two samples."""
     torch.manual_seed(n)
@@ -43,25 +33,6 @@ def expected(parts: list[torch.Tensor], pairs: torch.Tensor) -> torch.Tensor:
     q, k, v = parts
     out = scaled_dot_product_attention(q, k, v, attn_mask=pairs, enable_gqa=True)
     return torch.where(pairs.any(-1, keepdim=True), out, 0.0)
-
-
-@pytest.mark.parametrize("backend", ["auto", "dense", "torch", "bands"])
-@pytest.mark.parametrize("n", [1, 2, 63, 130])
-def test_values_and_gradients(backend: str, n: int) -> None:
-    parts = tensors(n)
-    time = torch.rand(2, n) * 5
-    time[0, ::7] = torch.nan
-    padding = torch.ones(2, n, dtype=torch.bool)
-    padding[1, n // 2 + 1 :] = False
-    time[~padding] = torch.inf
-    pairs = held(time, padding)
-    out = compiled(backend)(*parts, inputs={"time": time}, key_padding_mask=padding)
-    wanted = expected(parts, pairs)
-    assert torch.allclose(out, wanted, atol=1e-10)
-    upstream = torch.randn_like(out)
-    found = torch.autograd.grad(out, parts, upstream)
-    for ours, theirs in zip(found, torch.autograd.grad(wanted, parts, upstream), strict=True):
-        assert torch.allclose(ours, theirs, atol=1e-10)
 
 
 def test_what_stands_at_padding_is_never_read() -> None:
@@ -81,22 +52,6 @@ def test_what_stands_at_padding_is_never_read() -> None:
     assert torch.isfinite(out).all()
 
 
-def test_steps_and_last_queries_are_those_of_the_whole() -> None:
-    module, n = compiled(), 45
-    q, k, v = (x.detach() for x in tensors(n))
-    time = torch.randint(0, 6, (2, n))
-    whole = module(q, k, v, inputs={"time": time})
-    state, outs = None, []
-    for low in range(0, n, 7):
-        at = slice(low, low + 7)
-        here = {"time": time[:, at]}
-        out, state = module.step(q[:, :, at], k[:, :, at], v[:, :, at], state, inputs=here)
-        outs.append(out)
-    assert torch.allclose(torch.cat(outs, 2), whole, atol=1e-10)
-    last = module(q[:, :, -3:], k, v, inputs={"time": time})
-    assert torch.allclose(last, whole[:, :, -3:], atol=1e-10)
-
-
 def test_a_step_refuses_what_would_not_be_exact() -> None:
     spec = attnspec.parse(
         "attention a { causal input t: numbers"
@@ -112,16 +67,6 @@ def test_a_step_refuses_what_would_not_be_exact() -> None:
 def test_no_positions() -> None:
     out = compiled()(*tensors(0), inputs={"time": torch.zeros(2, 0)})
     assert out.shape == (2, 4, 0, 8)
-
-
-def test_the_emitted_module_is_the_same() -> None:
-    spec = attnspec.parse(EVENTS)
-    names: dict[str, object] = {}
-    exec(compile(spec.emit(), "emitted", "exec"), names)
-    module = names[class_name(spec.name)]()  # type: ignore[operator]
-    parts, time = tensors(33), torch.rand(2, 33)
-    ours = spec.compile()(*parts, inputs={"time": time})
-    assert torch.equal(module(*parts, inputs={"time": time}), ours)
 
 
 def test_labels_in_a_predicate_are_numbers_of_a_short_file() -> None:

@@ -12,7 +12,6 @@ import torch
 from attention_checks import (
     BACKEND_NAMES,
     GRAPHS,
-    assert_agree,
     check_transforms,
     defined,
     module_of,
@@ -135,33 +134,6 @@ def drawn_inputs(batch: int, n: int) -> dict[str, torch.Tensor]:
         "doc": torch.arange(n).expand(batch, n) // 20,
         "size": torch.arange(batch) * 2,
     }
-
-
-@pytest.mark.parametrize("n_q", [60, 9])
-def test_inputs_decide_the_pairs(n_q: int) -> None:
-    spec, module = spec_of(INPUTS), module_of(INPUTS)
-    given, inputs = tensors(3, 2, n_q, 60), drawn_inputs(3, 60)
-    ones = [{name: x[i].numpy() for name, x in inputs.items()} for i in range(3)]
-    exact = with_gradients(defined(spec, *given, inputs=ones), given)
-    assert_agree(with_gradients(module(*given, inputs=inputs), given), exact, exact)
-    padding = torch.ones(3, 60, dtype=torch.bool)
-    padding[1, 50:] = False
-    exact = with_gradients(defined(spec, *given, inputs=ones, padding=padding), given)
-    out = module(*given, inputs=inputs, key_padding_mask=padding)
-    assert_agree(with_gradients(out, given), exact, exact)
-
-
-def test_inputs_under_operators() -> None:
-    body = (
-        "input t: tokens attend shift(rows(t), by = 3) | transpose(columns(t) - window(radius = 2))"
-        " | ~(columns(~t) | window(radius = 30))"
-    )
-    spec, module = spec_of(body), module_of(body)
-    given = tensors(2, 1, 50, 50)
-    marked = torch.rand(2, 50) < 0.3
-    ones = [{"t": np.asarray(row)} for row in marked]
-    exact = with_gradients(defined(spec, *given, inputs=ones), given)
-    assert_agree(with_gradients(module(*given, inputs={"t": marked}), given), exact, exact)
 
 
 @pytest.mark.parametrize(

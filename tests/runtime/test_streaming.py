@@ -9,7 +9,6 @@ import pytest
 import torch
 from attention_checks import spec_of
 from kernel_texts import CASES
-from sweeps import in_turn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnspec.backends.common.kv_keeper import Keeper, Kept, Seen
@@ -106,24 +105,6 @@ def in_steps(
     return torch.cat(outs, 2), state
 
 
-SINGLE = [*[1] * 20, 43, *[1] * 20]
-"""Single positions from nothing, and from more than any graph reads."""
-
-SPLITS = (SINGLE, [83], [70, 1, 1, 11], [3, 64, 16], [5, 0, 78])
-
-
-@pytest.mark.parametrize(("body", "keys"), in_turn([*CAUSAL, *GRAPHS], (1, 2)))
-@pytest.mark.limits("", "tiny")
-def test_steps_are_the_rows_of_one_call(body: str, keys: int) -> None:
-    module, given = module_of(body), tensors(83, keys)
-    meant = module(*given)
-    for sizes in SPLITS[:-1]:
-        found, state = in_steps(module, given, sizes)
-        torch.testing.assert_close(found, meant, rtol=1e-8, atol=1e-8)
-        assert state is not None
-        assert state.position == 83
-
-
 def inputs_of(module: CompiledAttention, n: int) -> dict[str, torch.Tensor]:
     """Runs of documents, not in order, and twelve marked tokens, others in every sample."""
     source = torch.Generator().manual_seed(n)
@@ -133,17 +114,6 @@ def inputs_of(module: CompiledAttention, n: int) -> dict[str, torch.Tensor]:
     return {entry.name: every[entry.name] for entry in module.program.inputs}
 
 
-@pytest.mark.parametrize(("body", "padded"), in_turn(INPUTS, (True, False)))
-def test_steps_take_the_inputs_of_their_positions(body: str, padded: bool) -> None:
-    module, given = module_of(body), tensors(83)
-    inputs = inputs_of(module, 83)
-    padding = real_keys(83) if padded else None
-    meant = module(*given, key_padding_mask=padding, inputs=inputs)
-    for sizes in SPLITS:
-        found, _ = in_steps(module, given, sizes, padding, inputs)
-        torch.testing.assert_close(found, meant, rtol=1e-8, atol=1e-8)
-
-
 def real_keys(n: int) -> torch.Tensor:
     """Padding in front, in the middle and at the end of samples."""
     padding = torch.ones(3, n, dtype=torch.bool)
@@ -151,15 +121,6 @@ def real_keys(n: int) -> torch.Tensor:
     padding[1, n // 2 : n // 2 + n // 8] = False
     padding[2, -n // 4 :] = False
     return padding
-
-
-@pytest.mark.parametrize("body", [*CAUSAL, *GRAPHS])
-def test_steps_take_the_padding_of_their_positions(body: str) -> None:
-    module, given, padding = module_of(body), tensors(83), real_keys(83)
-    meant = module(*given, key_padding_mask=padding)
-    for sizes in SPLITS:
-        found, _ = in_steps(module, given, sizes, padding)
-        torch.testing.assert_close(found, meant, rtol=1e-8, atol=1e-8)
 
 
 def test_padding_may_begin_and_end_with_any_step() -> None:

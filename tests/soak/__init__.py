@@ -1,6 +1,5 @@
-"""Differential testing: random specs, their meaning written anew, and the package held against it.
+"""Differential testing: random specs, and the package held against the oracle.
 
-Two halves. `tree.py`, `terms.py`, `generator.py`, `drawn.py`, `scalars.py`, `meaning.py`,
-`dense.py` and `truth.py` write specs and say what they mean, without the package; the others ask
-the package.
+`terms.py` and `generator.py` write specs and `shrink.py` makes them small, without the package;
+what is asked are the views, and the text itself.
 """

@@ -41,7 +41,7 @@ def main() -> int:
         print(f"checked {times:7,}  {kind}")
     summary = {
         "specs": total["specs"],
-        "calls": checks["output in float64"] + checks["steps in float64"],
+        "calls": checks["call"] + checks["steps"],
         "checks": sum(checks.values()),
         "refusals": sum(refusals.values()),
         "findings": total["findings"],

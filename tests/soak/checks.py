@@ -9,17 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from oracle import truth
+from oracle.meaning import masks, slot
+from oracle.scalars import Invalid
+from oracle.tree import Attention, Claim, text
+from population import sample_of
+from views import FIGURES, PAIRS, Case, differing
 
 import attnspec
-from attnspec.compile.emit import emit
 from attnspec.spec import Spec
-from attnspec.version import __version__
-from soak import truth
-from soak.figures import report
-from soak.meaning import masks, slot
-from soak.scalars import Invalid
-from soak.tree import Attention, Claim, text
-from soak.trial import Trial, has_mechanism, lengths, sample_of, shown
+from soak.trial import Trial, has_mechanism, lengths
 
 # --- text --------------------------------------------------------------------------------------
 
@@ -67,7 +66,7 @@ def _meaningless(spec: Attention) -> bool:
     for n in [*lengths(spec, numbers, 60), 36, 5, 1]:
         try:
             _slots(spec)
-            masks_or_formulas(spec, n, sample_of(spec, n, numbers))
+            masks_or_formulas(spec, n, sample_of(spec.inputs, n, numbers))
             alive = True
         except Invalid:
             continue
@@ -79,7 +78,7 @@ def _meaningless(spec: Attention) -> bool:
 def _claim_meaningless(spec: Attention, claim: Claim) -> bool:
     for n in claim.at or (1, 2, 5, 36, 64):
         try:
-            truth.holds(spec, claim, n, sample_of(spec, n, np.random.default_rng(0)))
+            truth.holds(spec, claim, n, sample_of(spec.inputs, n, np.random.default_rng(0)))
             return False
         except Invalid:
             continue
@@ -95,36 +94,28 @@ def masks_or_formulas(spec: Attention, n: int, sample: dict[str, Any]) -> np.nda
     return masks(spec, n, sample)
 
 
-# --- pairs -------------------------------------------------------------------------------------
+# --- pairs and figures -------------------------------------------------------------------------
 
 
 def pairs(trial: Trial, spec: Spec, n: int) -> None:
-    """`mask`, `adjacency`, `graph` and the report at one length."""
-    sample = sample_of(trial.spec, n, trial.numbers)
+    """Masks, adjacencies and, of what has no mechanism, figures at one length."""
+    case = Case(spec, n, trial.spec)
     try:
-        wanted = trial.meaning(trial.spec, n, sample)
+        # by what the trial holds for the meaning
+        case.__dict__["masks"] = trial.meaning(trial.spec, n, case.inputs)
     except Invalid as error:
-        _must_refuse(trial, spec, n, sample, error)
+        _must_refuse(trial, spec, n, case.inputs, error)
         return
-    shape = trial.spec.layers or 1, trial.spec.heads or 1
-    for layer, head in np.ndindex(*shape):
+    views = dict(PAIRS)
+    if n and not has_mechanism(trial.spec) and trial.numbers.random() < 0.4:
+        views |= {name: view for name, view in FIGURES.items() if name != "verdicts"}
+    for name, view in views.items():
         try:
-            got = spec.mask(n, layer, head, sample)
-            sparse = spec.adjacency(n, layer, head, sample).toarray()
+            faults = differing(case, {name: view})
         except Exception as error:
-            trial.crashed("mask", error, n)
+            trial.crashed(name, error, n)
             return
-        want = wanted[layer, head]
-        where = f"layer {layer}, head {head}, sample {shown(sample)}"
-        trial.same("mask", bool((got == want).all()), f"{where}: {_differ(got, want)}", n)
-        right = sparse.shape == want.shape and bool((sparse == want).all())
-        trial.same("adjacency", right, f"{where}: {_differ(sparse, want)}", n)
-    if trial.numbers.random() < 0.1:
-        edges = set(spec.graph(n, 0, 0, sample).edges)
-        right = edges == {(int(q), int(k)) for q, k in np.argwhere(wanted[0, 0])}
-        trial.same("graph", right, "other edges", n)
-    if trial.numbers.random() < 0.4:
-        report(trial, spec, n, sample, wanted)
+        trial.same(name, not faults, "; ".join(faults), n)
 
 
 def _must_refuse(trial: Trial, spec: Spec, n: int, sample: dict[str, Any], reason: Invalid) -> None:
@@ -139,36 +130,3 @@ def _must_refuse(trial: Trial, spec: Spec, n: int, sample: dict[str, Any], reaso
             trial.crashed("mask", error, n)
             return
     trial.same("refusal", refusals > 0, f"took what has no meaning: {reason}", n)
-
-
-def _differ(got: np.ndarray, want: np.ndarray) -> str:
-    if got.shape != want.shape:
-        return f"shape {got.shape} instead of {want.shape}"
-    both = [
-        [tuple(map(int, pair)) for pair in np.argwhere(x)[:4]] for x in (got & ~want, want & ~got)
-    ]
-    return f"too many {both[0]}, missing {both[1]}"
-
-
-# --- the emitted text --------------------------------------------------------------------------
-
-
-def emitted_class(trial: Trial, spec: Spec, whole: bool) -> Any:
-    """The class in the text that is written for a spec; `whole` with the verification before."""
-    try:
-        if whole:
-            written = spec.emit()
-        else:
-            written = emit(
-                spec.program, text=spec.source, fingerprint=spec.fingerprint, version=__version__
-            )
-        room: dict[str, Any] = {"__name__": "emitted"}
-        exec(compile(written, "emitted", "exec"), room)
-    except Exception as error:
-        if isinstance(error, attnspec.SpecError):
-            trial.refused("emit", error)
-        else:
-            trial.crashed("emit", error)
-        return None
-    trial.checks["emit"] += 1
-    return room["A"]

@@ -6,8 +6,9 @@ import math
 import random
 from dataclasses import replace
 
+from oracle.tree import Attention, Claim, Input, Named, Node, Scope, Statement, name, number
+
 from soak.terms import Maker
-from soak.tree import Attention, Claim, Input, Named, Node, Scope, Statement, name, number
 
 INPUTS = (
     Input("mark", "tokens"),

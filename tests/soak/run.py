@@ -12,16 +12,17 @@ from types import FrameType
 
 import numpy as np
 import torch
+from oracle.meaning import masks
+from oracle.scalars import Invalid
+from oracle.tree import Attention, text
+from population import sample_of
 
 import attnspec
 from soak.calls import modules
 from soak.checks import masks_or_formulas, pairs, parsed
 from soak.generator import spec_of
-from soak.meaning import masks
-from soak.scalars import Invalid
 from soak.shrink import shrunk
-from soak.tree import Attention, text
-from soak.trial import Trial, lengths, sample_of
+from soak.trial import Trial, lengths
 from soak.verdicts import verdicts
 
 
@@ -124,7 +125,7 @@ def _ask(trial: Trial) -> None:
     chosen = lengths(trial.spec, trial.numbers, 300)
     for n in chosen:
         try:
-            known = masks_or_formulas(trial.spec, n, sample_of(trial.spec, n, trial.numbers))
+            known = masks_or_formulas(trial.spec, n, sample_of(trial.spec.inputs, n, trial.numbers))
         except Invalid:
             known = np.zeros(0)
         if known is not None:

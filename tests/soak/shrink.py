@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from soak.tree import Attention, Node, Scope, Statement, pattern
+from oracle.tree import Attention, Node, Scope, Statement, pattern
 
 MOST = 150
 """The most smaller specs that are tried."""

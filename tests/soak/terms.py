@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from soak.tree import Input, Named, Node, Statement, name, number, pattern
+from oracle.tree import Input, Named, Node, Statement, name, number, pattern
 
 
 @dataclass

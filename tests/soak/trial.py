@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from oracle.meaning import masks
+from oracle.tree import Attention
 
 import attnspec
-from soak.meaning import masks
-from soak.tree import Attention
 
 
 @dataclass(frozen=True)
@@ -78,25 +78,6 @@ def lengths(spec: Attention, numbers: np.random.Generator, most: int) -> list[in
         found.add(int(numbers.integers(41, most)))
     width = int(spec.grid[0].parts[0]) if spec.grid else 1  # type: ignore[arg-type]
     return sorted(n // width * width + spec.extra_tokens * bool(spec.grid) for n in found)
-
-
-def sample_of(spec: Attention, n: int, numbers: np.random.Generator) -> dict[str, Any]:
-    """One sample of the inputs that a spec declares, as arrays of length n and counts."""
-    found: dict[str, Any] = {}
-    for entry in spec.inputs:
-        if entry.kind == "tokens":
-            mark = numbers.random(n) < numbers.choice((0.0, 0.1, 0.5, 1.0))
-            if entry.at_most is not None:
-                mark &= np.cumsum(mark) <= entry.at_most
-            found[entry.name] = mark
-        elif entry.kind == "ids":
-            ids = numbers.integers(-2, 4, n)
-            found[entry.name] = np.sort(ids) if numbers.random() < 0.6 else ids
-        elif entry.kind == "numbers":
-            found[entry.name] = numbers.integers(-3, 9, n)
-        else:
-            found[entry.name] = int(numbers.integers(0, n + 3))
-    return found
 
 
 def has_mechanism(spec: Attention) -> bool:

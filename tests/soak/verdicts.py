@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from oracle import truth
+from oracle.scalars import Invalid
+from oracle.tree import Attention, Claim
+from population import sample_of
 
 from attnspec.spec import Spec
-from soak import truth
-from soak.scalars import Invalid
-from soak.tree import Attention, Claim
-from soak.trial import Trial, has_mechanism, plain, sample_of, shown
+from soak.trial import Trial, has_mechanism, plain, shown
 
 LENGTHS = (1, 2, 64, 257)
 """Where claims about every n are looked at, as far as the package does and brute force can."""
@@ -58,7 +59,7 @@ def _refuted(trial: Trial, claim: Claim, verdict: Any, said: str) -> None:
 def _claim_invalid(spec: Attention, claim: Claim) -> bool:
     for n in claim.at or (1, 2, 64, 257):
         try:
-            truth.holds(spec, claim, n, sample_of(spec, n, np.random.default_rng(0)))
+            truth.holds(spec, claim, n, sample_of(spec.inputs, n, np.random.default_rng(0)))
         except Invalid:
             return True
     return False
@@ -70,7 +71,7 @@ def _holds(trial: Trial, claim: Claim, at: Any, said: str) -> None:
     for n in at:
         if n > LENGTHS[-1] or n == 0:
             continue
-        sample = sample_of(trial.spec, n, trial.numbers)
+        sample = sample_of(trial.spec.inputs, n, trial.numbers)
         try:
             ok = truth.holds(trial.spec, claim, n, sample)
         except Invalid:

@@ -115,6 +115,8 @@ class Page:
 
     def table(self, hint: str, function: str, *args: object) -> Expression:
         """A name for the tables [heads, rows, keys] of what a function draws for each head."""
+        if any(getattr(each, "tensor", False) for each in args):
+            raise StandaloneError("how much is drawn at random depends on the head")
         self.helpers |= dict.fromkeys((function, "listed"))
         self.symbols["h"] = None
         drawn = expanded(call(function, *cast("tuple[Operand, ...]", args)), self.sizes)

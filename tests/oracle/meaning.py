@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from soak.drawn import Draw, cycles, random_blocks, random_keys
-from soak.scalars import (
+from oracle.drawn import Draw, cycles, random_blocks, random_keys
+from oracle.scalars import (
     Closure,
     Invalid,
     Place,
@@ -21,7 +21,7 @@ from soak.scalars import (
     scalar,
     tokens,
 )
-from soak.tree import Attention, Node, Scope, Statement
+from oracle.tree import Attention, Node, Scope, Statement
 
 # --- patterns ----------------------------------------------------------------------------------
 
@@ -87,6 +87,12 @@ def _pattern(node: Node, at: Place) -> np.ndarray:
             else:
                 length = count(given, at)
             return np.broadcast_to(np.arange(n)[None, :] < length, (n, n)).copy()
+        case "chosen":
+            called = str(positional[0].parts[0])
+            size = next(each.size for each in at.spec.inputs if each.name == called)
+            lists = np.asarray(at.given(called))
+            mine = lists[at.head if len(lists) > 1 else 0]
+            return np.asarray((mine[:, None] == (np.arange(n) // size)[None, :, None]).any(-1))
         case "where":
             return pairs_where(positional[0], at)
         case "axial" | "neighborhood":
@@ -252,6 +258,8 @@ def mask(
     """The pairs of one head of one layer, bool [n, n], `causal` included; of a graph beside a
     mechanism those of the graph."""
     node = slot(spec, layer, head).attend
+    if node.kind == "mechanism":
+        raise Invalid("a mechanism alone has no pairs")
     at = place_of(spec, n, layer, head, inputs)
     at.require_length()
     if n == 0:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from soak.tree import Attention, Node
+from oracle.tree import Attention, Node
 
 
 class Invalid(Exception):
@@ -104,6 +104,9 @@ def _name(called: str, at: Place) -> Any:
         return scalar(bound.node, moved)
     if called in ("q", "k") and at.pair is not None:
         return at.pair["qk".index(called)]
+    if called.endswith(")"):
+        given, side = called[:-1].split("(")
+        return _reading(given, side, at)
     if "." in called and at.pair is not None:
         return _coordinate(called, at)
     known = {
@@ -116,6 +119,12 @@ def _name(called: str, at: Place) -> Any:
     if known.get(called) is None:
         raise Invalid(f"no name {called}")
     return known[called]
+
+
+def _reading(called: str, side: str, at: Place) -> Any:
+    """What an input has at the query or the key; a length is one number."""
+    values = np.asarray(at.given(called))
+    return values[at.pair["qk".index(side)]] if side and at.pair is not None else values[()]
 
 
 def _coordinate(called: str, at: Place) -> np.ndarray:
@@ -131,6 +140,9 @@ def _coordinate(called: str, at: Place) -> np.ndarray:
 
 def _function(called: str, given: list[Any]) -> Any:
     x = given[0]
+    if isinstance(x, np.ndarray) and called in ("isqrt", "sqrt", "log2", "floor", "ceil"):
+        flat = [_function(called, [each]) for each in x.ravel().tolist()]
+        return np.array(flat).reshape(x.shape)
     match called:
         case "min" | "max":
             pick = np.minimum if called == "min" else np.maximum
@@ -142,6 +154,8 @@ def _function(called: str, given: list[Any]) -> Any:
             return min(given) if called == "min" else max(given)
         case "abs":
             return abs(x)
+        case "item":
+            return np.choose(x, given[1:]) if isinstance(x, np.ndarray) else given[1 + x]
         case "isqrt":
             if x < 0:
                 raise Invalid("isqrt of a negative number")
@@ -196,6 +210,8 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 def predicate(node: Node, at: Place) -> Any:
     """Whether it holds, for every pair."""
     match node.kind:
+        case "number":
+            return bool(node.parts[0])
         case "and" | "or":
             a, b = (predicate(each, at) for each in node.nodes)
             return np.logical_and(a, b) if node.kind == "and" else np.logical_or(a, b)

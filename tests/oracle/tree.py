@@ -86,6 +86,7 @@ class Input:
     name: str
     kind: str
     at_most: int | None = None
+    size: int = 1
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from soak.meaning import graph, masks
-from soak.scalars import Invalid, Place, count, place_of, scalar
-from soak.tree import Attention, Claim, Node
+from oracle.meaning import graph, masks
+from oracle.scalars import Invalid, Place, count, place_of, scalar
+from oracle.tree import Attention, Claim, Node
 
 COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from soak.meaning import Slot, mask, slot
-from soak.scalars import Place, place_of, scalar
-from soak.tree import Attention, Node
+from oracle.meaning import Slot, mask, slot
+from oracle.scalars import Place, place_of, scalar
+from oracle.tree import Attention, Node
 
 Directions = Callable[[int, int, int, int, int, bool], np.ndarray]
 """The random rows of a mechanism, from (seed, layer, head, features, size, orthogonal): drawn by
@@ -40,18 +40,27 @@ class Call:
 
 def attend(spec: Attention, call: Call, directions: Directions) -> torch.Tensor:
     """[B, H, n_q, e]."""
+    return attend_with_lse(spec, call, directions)[0]
+
+
+def attend_with_lse(
+    spec: Attention, call: Call, directions: Directions
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[B, H, n_q, e], and the log-sum-exps [B, H, n_q], NaN where the weights have none."""
     batch, heads, asked, _ = call.q.shape
     if call.k.shape[2] == 0:
-        return call.q.new_zeros(batch, heads, asked, call.v.shape[-1])
+        none = call.q.new_full((batch, heads, asked), -math.inf)
+        return call.q.new_zeros(batch, heads, asked, call.v.shape[-1]), none
     group = heads // call.k.shape[1]
-    samples = []
+    outs, sums = [], []
     for b in range(batch):
-        rows = []
         for head in range(heads):
             keys = call.k[b, head // group], call.v[b, head // group]
-            rows.append(_head(spec, call, b, head, keys, directions))
-        samples.append(torch.stack(rows))
-    return torch.stack(samples)
+            out, lse = _head(spec, call, b, head, keys, directions)
+            outs.append(out)
+            sums.append(call.q.new_full((asked,), math.nan) if lse is None else lse)
+    shape = batch, heads, asked
+    return torch.stack(outs).view(*shape, call.v.shape[-1]), torch.stack(sums).view(shape)
 
 
 def _head(
@@ -61,7 +70,7 @@ def _head(
     head: int,
     keys: tuple[torch.Tensor, torch.Tensor],
     directions: Directions,
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     k, v = keys
     q, n = call.q[b, head], len(k)
     asked = head if spec.heads is not None else 0
@@ -74,9 +83,10 @@ def _head(
         return _mechanism(does.attend, at, q, k, v, kept, directions)
     held = torch.from_numpy(mask(spec, n, call.layer, head, call.inputs[b]) & real)[n - len(q) :]
     if does.attend.kind == "g+":
-        return _hybrid(does.attend.nodes[1], at, held, q, k, v, kept, directions)
+        changed = _scores(does, at, q, k, call, head)
+        return _hybrid(does.attend.nodes[1], at, held, changed, q, k, v, kept, directions)
     scores = _scores(does, at, q, k, call, head)
-    return weights(scores, held, does.normalize) @ v
+    return weights(scores, held, does.normalize) @ v, log_sum_exp(scores, held, does.normalize)
 
 
 def _scores(
@@ -93,7 +103,9 @@ def _scores(
                 scores = cap * torch.tanh(scores / cap)
             case "alibi":
                 heads = at.spec.heads or call.q.shape[1]
-                scores = scores - papers_slope(head, heads) * distance.abs().to(q.dtype)
+                slopes = change.nodes[0].parts if change.nodes else ()
+                slope = float(slopes[head]) if slopes else papers_slope(head, heads)  # type: ignore[arg-type]
+                scores = scores - slope * distance.abs().to(q.dtype)
             case _:
                 sizes = [int(scalar(each.nodes[0], at)) for each in change.nodes]
                 table = call.tables[sizes[0]]
@@ -128,11 +140,18 @@ def buckets(distance: torch.Tensor, size: int, far: int, two_sided: bool) -> tor
             step += 1
         return later + exact + step
 
-    return (
-        torch.tensor([[one(x) for x in row] for row in distance.tolist()])
-        .reshape(distance.shape)
-        .long()
-    )
+    every, where = torch.unique(distance, return_inverse=True)
+    return torch.tensor([one(x) for x in every.tolist()], dtype=torch.long)[where]
+
+
+def log_sum_exp(scores: torch.Tensor, held: torch.Tensor, normalize: str) -> torch.Tensor | None:
+    """The logarithm of what a query's weights are divided by, -inf for nothing."""
+    if normalize not in ("softmax", "softmax1"):
+        return None
+    if normalize == "softmax1":
+        scores = torch.cat([scores, torch.zeros_like(scores[:, :1])], 1)
+        held = torch.cat([held, torch.ones_like(held[:, :1])], 1)
+    return torch.logsumexp(torch.where(held, scores, -math.inf), -1)
 
 
 def weights(scores: torch.Tensor, held: torch.Tensor, normalize: str) -> torch.Tensor:
@@ -227,48 +246,58 @@ def _mechanism(
     v: torch.Tensor,
     real: torch.Tensor,
     directions: Directions,
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The outputs, and the logarithms of what they are divided by."""
     a = _options(node, at)
     if node.parts[0] == "fourier":
         # padding counts as zeros
-        given = torch.where(real[:, None], v, 0.0)
+        given = torch.where(real[:, None], v, 0.0).to(torch.promote_types(v.dtype, torch.float32))
         waves: torch.Tensor = torch.fft.fft(torch.fft.fft(given, dim=1), dim=0).real
-        return waves[len(k) - len(q) :]
+        return waves[len(k) - len(q) :].to(v.dtype), None
     if node.parts[0] == "efficient":
         keys = torch.where(real[:, None], k, -math.inf)
         found = torch.softmax(q, 1) @ (torch.softmax(keys, 0) if real.any() else 0 * k).T
-        return torch.where(real, found, 0.0) @ v
+        return torch.where(real, found, 0.0) @ v, None
     allowed = _allowed(at, len(q), len(k)) & real
     logarithms = _logarithms(node, at, q, k, directions)
     if logarithms is not None:
-        return weights(logarithms, allowed, "softmax") @ v
+        out = weights(logarithms, allowed, "softmax") @ v
+        return out, log_sum_exp(logarithms, allowed, "softmax")
     raw = torch.where(allowed, _kernel(node, at, q, k, directions), 0.0)
     total = raw.sum(1, keepdim=True)
     if node.parts[0] == "linear":
         if a.get("normalize") == "none":
-            return raw @ v
-        return (raw / (total + 1e-6)) @ v
-    return raw / total.clamp(min=1e-6) @ v
+            return raw @ v, None
+        return (raw / (total + 1e-6)) @ v, _log(total, 1e-6)
+    return raw / total.clamp(min=1e-6) @ v, _log(total)
+
+
+def _log(total: torch.Tensor, more: float = 0.0) -> torch.Tensor:
+    """The logarithm of sums [n_q, 1], -inf for those of nothing."""
+    some = total > 0
+    return torch.where(some, torch.log(torch.where(some, total + more, 1.0)), -math.inf)[:, 0]
 
 
 def _hybrid(
     node: Node,
     at: Place,
     held: torch.Tensor,
+    scores: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     real: torch.Tensor,
     directions: Directions,
-) -> torch.Tensor:
-    allowed, scores = _allowed(at, len(q), len(k)) & real, q @ k.T / math.sqrt(q.shape[-1])
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    allowed = _allowed(at, len(q), len(k)) & real
     logarithms = _logarithms(node, at, q, k, directions)
     if logarithms is not None:
-        return weights(torch.where(held, scores, logarithms), allowed, "softmax") @ v
+        mixed = torch.where(held, scores, logarithms)
+        return weights(mixed, allowed, "softmax") @ v, log_sum_exp(mixed, allowed, "softmax")
     raw = torch.where(held, torch.exp(scores), _kernel(node, at, q, k, directions))
     raw = torch.where(allowed, raw, 0.0)
     total = raw.sum(1, keepdim=True)
-    return raw / torch.where(total == 0, 1.0, total) @ v
+    return raw / torch.where(total == 0, 1.0, total) @ v, _log(total)
 
 
 def _allowed(at: Place, rows: int, n: int) -> torch.Tensor:

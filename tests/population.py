@@ -1,0 +1,252 @@
+"""The specs that every view is asked about: samples of each pattern, named bodies, the zoo."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from oracle.program import Unknown, attention_of
+from oracle.tree import expression, number, pattern
+from pattern_samples import samples_of
+from zoo import ATTENTIONS, SMALLER, loaded
+
+from attnspec.graphs.patterns import PATTERNS
+from attnspec.spec import Spec, load, parse
+
+BODIES = {
+    "full": "attend full",
+    "causal": "causal attend full",
+    "window": "attend window(radius = 5)",
+    "causal window": "causal attend window(before = 40, after = 3)",
+    "strided": "causal attend window(before = isqrt(n), after = 0) | residue(step = isqrt(n))",
+    "blocks": "attend block(size = 16, before = 1) | global(first(3) | last(2))",
+    "random": "attend random(keys = 3, seed = 5)",
+    "random causal": "causal attend random(keys = 3, seed = 6) | self",
+    "random blocks": "attend random_blocks(size = 16, blocks = 2) | self",
+    "random for all heads": "heads 3 attend random(keys = 2, per_head = false)"
+    " | expander(degree = 2, seed = 3)",
+    "difference": "attend window(radius = 30) - window(radius = 4) - columns(every(3))",
+    "complement": "attend ~(fixed(stride = 16, cells = 2) & dilated(radius = 50, step = 3))",
+    "shifted": "attend shift(self, by = 2) | transpose(summary(stride = 9, cells = 1))",
+    "shifted back": "causal attend shift(block(size = 7), by = -3) | self",
+    "shifted away": "attend shift(full, by = 29) | shift(residue(step = 3), by = -31)",
+    "where": "attend where(q == k + 1 or (q + k) % 7 == 0)",
+    "empty rows": "attend where(k < q // 2)",
+    "nothing": "attend window(radius = 3) - full",
+    "token sets": "attend rows(positions(0, 3..9)) | columns(~every(2) & first(20) - first(4))",
+    "last tokens": "causal attend global(last(3)) | columns(every(11, offset = 4)) | self",
+    "prefix": "causal attend prefix(9) | window(before = 2, after = 0)",
+    "powers": "causal attend powers(base = 3) | prefix(isqrt(n))",
+    "tree": "attend where(q == 2 * k + 1 or q == 2 * k + 2 or q == k)",
+    "arithmetic": "attend where((q * q - 3 * k) % 5 in 1..2 and not (k // 4 in {0, 2}))",
+    "real numbers": "attend where(sqrt(q) <= k / 3 + 1 and min(q, k) != max(q, 5) - 2)",
+    "lists": "attend where(q // 8 >= k // 8 and (k % 8 < 4 or q - k <= 12))",
+    "products": "attend where(q * k < 2 * n)",
+    "sizes of n": "attend window(radius = n // 5) | columns(every(max(1, n // 4)))",
+    "by head": "heads 4 attend window(radius = 3 * head) head 1, 3 { attend residue(step = head) }",
+    "by layer": "layers 3 heads 2 attend dilated(radius = 4 * layer + 2, step = layer + 1)"
+    " layer 1 { head 0 { attend full } }",
+    "without a count": "attend window(radius = 2) | random(keys = head % 3, seed = layer)",
+    "grid": "sequence grid(5, 7) extra_tokens 2 attend axial | global(first(2))",
+    "neighbours": "sequence grid(5, 7) attend neighborhood(3, 5)",
+    "cells": "sequence grid(3, 4, 3) extra_tokens 1"
+    " attend where(q.time >= k.time and abs(q.row - k.row) + abs(q.col - k.col) <= 2) | self",
+    "rows of a grid": "sequence grid(n // 5, 5) attend where(q.row == k.row) | columns(first(1))",
+    "documents": "input d: ids causal attend same(d)",
+    "documents and windows": "input d: ids attend same(d) & window(radius = 9) | self",
+    "marked tokens": "input m: tokens attend window(radius = 4) | global(m)",
+    "few marked tokens": "input m: tokens(at_most = 5) attend columns(m) | rows(m & first(9))",
+    "length": "input s: length attend prefix(s) | window(radius = 1)",
+    "times": "input t: numbers attend where(t(k) <= t(q) and abs(t(q) - t(k)) <= 3)",
+    "choices": "input c: choices(size = 8) causal attend chosen(c) | window(before = 4, after = 0)",
+    "softcap": "heads 4 attend window(radius = 20) | global(first(2)) score softcap(cap = 2)",
+    "alibi": "heads 6 causal attend window(before = 20, after = 0) score alibi()",
+    "slopes": "heads 4 attend window(radius = 20) score alibi(slopes = [0.3, -0.2, 0, 2])",
+    "both": "heads 3 attend block(size = 9) score alibi() score softcap(cap = 3) scale 0.5",
+    "bias": "heads 4 attend window(radius = 20) score bias(buckets = 8, max_distance = 30)",
+    "causal bias": "layers 2 heads 2 causal attend full score bias(buckets = 6, max_distance = 20)",
+    "scale of n": "attend window(radius = 20) scale 1 / (2 + n)",
+    "softmax1": "causal attend window(before = 30, after = 0) normalize softmax1",
+    "softmax1 of nothing": "attend where(k < q // 2) score softcap(cap = 5) normalize softmax1",
+    "relu": "attend block(size = 16, before = 1) normalize relu",
+    "sigmoid": "heads 4 causal attend full score alibi() normalize sigmoid",
+    "sigmoid of documents": "input d: ids attend same(d) normalize sigmoid",
+    "several normalisers": "heads 3 attend window(radius = 7) head 1 { attend full normalize relu }"
+    " head 2 { attend residue(step = 3) scale 2 normalize softmax1 }",
+    "five residues": "attend residue(step = 3) | residue(step = 5) | residue(step = 7)"
+    " | residue(step = 11) | residue(step = 13)",
+    "two residues": "attend residue(step = 6) & residue(step = 4)",
+    "without a residue": "attend window(radius = 30) - residue(step = 3)",
+    "dilated columns": "attend dilated(radius = 40, step = 5) | columns(first(3))",
+    "three strides": "causal attend window(radius = 30) | residue(step = 12)"
+    " | summary(stride = 8, cells = 2)",
+    "scattered tokens": "causal attend window(radius = 4) | global(positions(2, 5, 40, 41, 99))",
+    "powers of all": "attend powers(base = 2)",
+    "many keys": "attend random(keys = 20)",
+    "skewed": "attend random(keys = 2) | global(first(3))",
+    "ring": "attend where((q - k) % n <= 2) | where((k - q) % n <= 2) | random(keys = 2)",
+    "tree of a prefix": "causal attend self | prefix(5) | where(5 <= k and (q - 6) // 2 == k - 5)",
+    "long rows and all keys": "attend block(size = 16) | global(first(2) | last(1))",
+    "shifted columns": "causal attend shift(columns(first(2)), by = 3) | window(radius = 2)",
+    "shifted rows": "causal attend shift(rows(positions(30)) | self, by = 11)"
+    " & window(before = 60, after = 0)",
+    "drawn in a window": "causal attend window(before = 20, after = 0) & (self | random(keys = 9))",
+    "documents apart": "causal input d: ids attend window(radius = 9) - same(d) score alibi()"
+    " normalize softmax1",
+    "documents moved": "causal input d: ids attend window(before = 6, after = 0)"
+    " & transpose(shift(same(d), by = 3))",
+    "several inputs": "input m: tokens(at_most = 9) input d: ids input s: length"
+    " attend (window(radius = 30) | global(m | first(1))) & same(d) | prefix(s)",
+    "capped relu": "heads 4 attend window(radius = 20) | global(first(2)) score softcap(cap = 2)"
+    " normalize relu",
+    "biased sigmoid": "heads 4 attend window(radius = 20) score bias(buckets = 8)"
+    " normalize sigmoid",
+    "graph beside sums": "causal heads 2 attend window(before = 3, after = 0)"
+    " head 1 { attend linear() }",
+    "changed beside sums": "causal attend window(radius = 3) + taylor() score softcap(cap = 2)"
+    " score alibi()",
+    "linear": "causal attend linear()",
+    "linear of other maps": "attend linear(feature = squared_relu)",
+    "undivided": "attend linear(feature = exp, normalize = none)",
+    "taylor": "causal attend taylor(order = 2)",
+    "favor": "attend favor(features = 12, seed = 3)",
+    "favor of relus": "causal attend favor(features = 9, kind = relu, orthogonal = false)",
+    "hyperbolic": "causal attend favor(features = 7, kind = hyperbolic)",
+    "rbf": "attend rbf(features = 8, sigma = 2.0)",
+    "efficient": "attend efficient()",
+    "fourier": "attend fourier()",
+    "window and linear": "causal attend window(before = 5, after = 0) + linear()",
+    "window and favor": "attend window(radius = 5) + favor(features = 8)",
+    "stride and taylor": "causal attend residue(step = 6) + taylor(order = 2)",
+    "marked tokens and favor": "input m: tokens attend (window(radius = 5) | global(m))"
+    " + favor(features = 16)",
+    "a prefix and sums": "causal input s: length attend prefix(s) + linear(feature = exp)",
+    "documents and linear": "input d: ids causal attend same(d) + linear()",
+}
+"""Bodies of attentions by what they are about."""
+
+
+def samples() -> Iterator[tuple[str, str]]:
+    """A body of each sample of a pattern whose arguments are all numbers."""
+    for each in PATTERNS:
+        if each.data_dependent:
+            continue
+        for index, sample in enumerate(samples_of(each)):
+            given: dict[str, Any] = {
+                entry.name: getattr(sample, entry.name)
+                for entry in fields(sample)  # type: ignore[arg-type]
+                if entry.metadata["parameter"].context == ""
+            }
+            given = {key: value for key, value in given.items() if value is not None}
+            if given and all(isinstance(value, int) and value < 2**63 for value in given.values()):
+                called = {key: number(value) for key, value in given.items()}
+                if each.name == "prefix":
+                    yield f"prefix {index}", f"attend prefix({given['length']})"
+                else:
+                    yield (
+                        f"{each.name} {index}",
+                        f"attend {expression(pattern(each.name, **called))}",
+                    )
+
+
+SMALL: dict[str, int] = {
+    "block": 4,
+    "stride": 5,
+    "radius": 3,
+    "keys": 5,
+    "chunk": 8,
+    "group": 6,
+    "prompt": 6,
+    "globals": 2,
+    "cells": 2,
+    "verticals": 2,
+    "recent": 6,
+    "sinks": 2,
+    "low": 2,
+    "high": 8,
+    "frames": 3,
+    "tokens": 16,
+    "height": 6,
+    "width": 8,
+    "tile": 2,
+    "distance": 3,
+}
+"""Parameters of the zoo by name, so that a pattern is more than `full` at n = 64."""
+
+APART: dict[str, dict[str, int]] = {
+    "axial_attention": {"height": 5, "width": 7},
+    "neighborhood_2d": {"size": 3},
+    "neighborhood_3d": {"height": 4, "width": 5, "size": 3},
+    "neighborhood_dilated": {"radius": 1},
+    "sliding_tile_3d": {"frames": 4, "height": 4, "width": 4, "tile": 2},
+    "swin": {"size": 3, "width": 9},
+    "openai_fixed": {"stride": 8, "block": 2},
+    "sparse_videogen": {"frames": 2, "tokens": 24, "prompt": 5},
+}
+"""What differs from `SMALL`, by name of the attention."""
+
+
+@cache
+def small(path: Path, name: str) -> Spec:
+    """An attention of the zoo with small parameters."""
+    spec = loaded(path, name)
+    wanted = {**SMALLER.get(path.stem, {}), **SMALL, **APART.get(name, {})}
+    changed = {
+        key: wanted[key]
+        for key, value in spec.parameters.items()
+        if key in wanted and not isinstance(value, str)
+    }
+    return load(path, name=name, parameters=changed)
+
+
+@cache
+def spec_of(body: str) -> Spec:
+    return parse(f"attention sample {{ {body} }}")
+
+
+@cache
+def population() -> dict[str, Spec]:
+    """Every spec whose meaning the oracle knows, by name."""
+    found = {name: spec_of(body) for name, body in BODIES.items()}
+    found |= {name: spec_of(body) for name, body in samples()}
+    found |= {f"{path.stem}:{name}": small(path, name) for path, name in ATTENTIONS}
+    return {name: spec for name, spec in found.items() if _is_known(spec)}
+
+
+def _is_known(spec: Spec) -> bool:
+    try:
+        attention_of(spec.program)
+    except Unknown:
+        return False
+    return True
+
+
+def inputs_of(spec: Spec, n: int, seed: int = 0) -> dict[str, Any]:
+    """One sample of every run-time input."""
+    return sample_of(spec.program.inputs, n, np.random.default_rng([n, seed]))
+
+
+def sample_of(inputs: Iterable[Any], n: int, draw: np.random.Generator) -> dict[str, Any]:
+    """One sample of inputs, which have a name, a kind, a size and a promise."""
+    made: dict[str, Any] = {}
+    for entry in inputs:
+        match entry.kind:
+            case "tokens":
+                marks = draw.random(n) < draw.choice((0.0, 0.1, 0.2, 0.2, 0.5, 1.0))
+                most = n if entry.at_most is None else entry.at_most
+                made[entry.name] = marks & (marks.cumsum() <= most)
+            case "ids":
+                ids = draw.integers(-2, 4, n)
+                made[entry.name] = np.sort(ids) if draw.random() < 0.6 else ids
+            case "numbers":
+                made[entry.name] = draw.integers(-3, 9, n)
+            case "choices":
+                # some repeat, some are none
+                made[entry.name] = draw.integers(-1, -(-n // entry.size), (1, n, 3))
+            case _:
+                made[entry.name] = int(draw.integers(0, n + 3))
+    return made

@@ -1,0 +1,241 @@
+"""Every spec of the population in every view: what the package says is what the oracle says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracle import truth
+from oracle.program import UNKNOWN, attention_of
+from oracle.scalars import Invalid
+from oracle.tree import Attention
+from population import BODIES, population, spec_of
+from views import (
+    FIGURES,
+    KERNELS,
+    PAIRS,
+    SHAPES,
+    Call,
+    Case,
+    View,
+    check,
+    differing,
+    errors_of,
+    step_errors,
+    times_weighed,
+    written,
+)
+
+from attnspec import Spec
+from attnspec.analysis.report.inquiry import GRAPH_HEADS
+from attnspec.analysis.report.report import NAMES as NAMES_OF_FIGURES
+from attnspec.graphs.patterns import PATTERNS
+from attnspec.ir.mechanisms import MECHANISMS
+from attnspec.ir.program import leaves
+
+NAMES = list(population())
+LENGTHS = (33, 2, 64, 7, 130, 1, 24)
+TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def length(spec: Spec, turn: int) -> int:
+    return spec.program.fixed_length or LENGTHS[turn % len(LENGTHS)]
+
+
+def case_of(name: str, turn: int = 0) -> Case:
+    """A spec at one length, which its place in the population decides."""
+    spec = population()[name]
+    case = Case(spec, length(spec, NAMES.index(name) + turn))
+    try:
+        assert has_mechanism(spec, alone=True) or case.masks is not None
+    except Invalid:
+        # at another length it has a meaning
+        return case_of(name, turn + 1)
+    return case
+
+
+def has_mechanism(spec: Spec, alone: bool = False) -> bool:
+    return any(x.mechanism and not (alone and x.graph) for x in spec.program.attends)
+
+
+def call_of(case: Case, turn: int) -> Call:
+    """A call whose shape and type go by turns."""
+    shape = SHAPES[turn % len(SHAPES)]
+    kinds = {entry.kind for entry in case.spec.inputs.values()}
+    if "numbers" in kinds and shape in ("left", "right", "holes"):
+        # of padding the numbers are others than they are given
+        shape = "plain"
+    return Call(case, shape, TYPES[turn // len(SHAPES) % len(TYPES)], turn % case.spec.layers)
+
+
+GRAPHS = [name for name in NAMES if not has_mechanism(population()[name], alone=True)]
+WEIGHED = [
+    name
+    for name, spec in population().items()
+    if not has_mechanism(spec)
+    and all(x.normalize == "softmax" and not x.scores for x in spec.program.attends)
+]
+
+
+def views_of(spec: Spec) -> dict[str, View]:
+    return PAIRS if has_mechanism(spec) else {**PAIRS, **FIGURES}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_pairs_and_figures(name: str) -> None:
+    case = case_of(name)
+    assert differing(case, views_of(case.spec)) == []
+    if case.spec.program.grid is None:
+        assert differing(Case(case.spec, 0), PAIRS) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels(name: str) -> None:
+    """What is chosen, and every third backend."""
+    turn = NAMES.index(name)
+    call = call_of(case_of(name), turn)
+    found = {kernel: check(call, kernel) for kernel in ("auto", *KERNELS[1 + turn % 3 :: 3])}
+    assert {kernel: faults for kernel, faults in found.items() if faults} == {}
+
+
+@pytest.mark.parametrize("name", WEIGHED)
+def test_every_pair_is_weighed_once(name: str) -> None:
+    case, turn = case_of(name, 1), NAMES.index(name)
+    for kernel in ("auto", *KERNELS[1 + (turn + 1) % 3 :: 3]):
+        times = times_weighed(case, kernel, turn % case.spec.layers)
+        if times is not None:
+            assert np.abs(times - case.masks[turn % case.spec.layers]).max(initial=0) < 1e-9, kernel
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if population()[name].program.causal])
+def test_steps(name: str) -> None:
+    turn = NAMES.index(name)
+    case = Case(population()[name], population()[name].program.fixed_length or 33)
+    call = replace(call_of(case, turn), shape=SHAPES[turn % 2 * 4], dtype=torch.float64)
+    if has_mechanism(case.spec, alone=True):
+        assert step_errors(call) == []
+        return
+    chosen = any(entry.kind == "choices" for entry in case.spec.inputs.values())
+    stable = chosen or truth.flag("stable", case.masks, case.attention, case.inputs)
+    try:
+        assert step_errors(call) == []
+        refused = ""
+    except ValueError as error:
+        refused = str(error)
+    others = "beside a mechanism has no state|reads the length|must name"
+    assert stable == ("the same row q at every n > q" not in refused), refused
+    assert not stable or not refused or re.search(others, refused), refused
+
+
+@pytest.mark.usefixtures("unverified")
+@pytest.mark.parametrize("name", [name for name in NAMES if ":" in name or name in BODIES])
+def test_written_modules(name: str) -> None:
+    """The emitted class, or the file that needs nothing but torch."""
+    turn = NAMES.index(name)
+    call = replace(call_of(case_of(name), turn), dtype=torch.float64)
+    assert errors_of(call, written(call.case.spec, standalone=turn % 4 > 0)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_at_every_length(name: str) -> None:
+    for turn in range(len(SHAPES) * len(TYPES)):
+        case = case_of(name, turn)
+        if name in GRAPHS and turn < len(LENGTHS):
+            assert differing(case, views_of(case.spec)) == []
+        call = call_of(case, NAMES.index(name) + turn)
+        found = {kernel: check(call, kernel) for kernel in KERNELS}
+        assert {kernel: faults for kernel, faults in found.items() if faults} == {}
+
+
+def test_the_population_has_every_pattern_and_mechanism() -> None:
+    programs = [spec.program for spec in population().values()]
+    attends = [attend for program in programs for attend in program.attends]
+    patterns = {leaf.pattern for x in attends if x.graph for leaf in leaves(x.graph)}
+    assert {each.name for each in PATTERNS} - patterns <= UNKNOWN
+    mechanisms = {attend.mechanism.name for attend in attends if attend.mechanism}
+    assert {each.name for each in MECHANISMS} - mechanisms <= UNKNOWN
+    assert set(BODIES) <= population().keys()
+
+
+ELSEWHERE = {
+    **dict.fromkeys(GRAPH_HEADS, "analysis/test_graph_heads.py"),
+    **dict.fromkeys(("choice", "scoring_flops"), "decided/test_figures_of_choices.py"),
+    "order": "analysis/test_order.py: counts over n, growth derived by hand",
+    "stable": "graphs/test_stable.py, and the verdicts",
+    **dict.fromkeys(
+        "break_even eviction bytes flops intensity peak_memory backward_flops".split(),
+        "analysis/test_cost.py: what torch counts and allocates",
+    ),
+}
+"""Figures that are no matter of the pairs at one length, and what they are held against."""
+
+
+def test_no_figure_is_left_out() -> None:
+    assert {*FIGURES} & {*NAMES_OF_FIGURES} | {*ELSEWHERE} == {*NAMES_OF_FIGURES}
+
+
+# --- what is wrong is found ----------------------------------------------------------------------
+
+
+class Wrong(Case):
+    """The spec of a window beside the pairs of another graph."""
+
+    @cached_property
+    def attention(self) -> Attention:
+        return attention_of(spec_of("attend columns(first(2)) - rows(first(1))").program)
+
+
+@pytest.mark.parametrize("view", [*PAIRS, *FIGURES])
+def test_a_wrong_answer_is_found(view: str) -> None:
+    case = Wrong(spec_of("attend window(radius = 1)"), 9)
+    if view == "source":
+        pytest.skip("compares the package with itself")
+    assert differing(case, {view: {**PAIRS, **FIGURES}[view]})
+
+
+class Broken(torch.nn.Module):
+    """A module that computes something else, in one of several ways."""
+
+    def __init__(self, module: torch.nn.Module, fault: str) -> None:
+        super().__init__()
+        self.module, self.fault = module, fault
+
+    def forward(self, q: Any, k: Any, v: Any, return_lse: bool = False, **rest: Any) -> Any:
+        if self.fault == "last key":
+            v = torch.cat([v[:, :, :-1], 0 * v[:, :, -1:]], 2)
+        if self.fault == "padding":
+            rest.pop("key_padding_mask")
+        if self.fault in "qkv":
+            q, k, v = (
+                x.detach() if name == self.fault else x
+                for name, x in zip("qkv", (q, k, v), strict=True)
+            )
+        out, lse = self.module(q, k, v, return_lse=True, **rest)
+        if self.fault == "log-sum-exps":
+            lse = lse + 1e-4
+        if self.fault == "rounding":
+            out = out.bfloat16().to(out.dtype)
+        return (out, lse) if return_lse else out
+
+
+@pytest.mark.parametrize(
+    "fault", ["last key", "padding", "q", "k", "v", "log-sum-exps", "rounding"]
+)
+def test_a_wrong_kernel_is_found(fault: str) -> None:
+    spec = spec_of("attend window(radius = 5)")
+    call = Call(Case(spec, 33), "left" if fault == "padding" else "plain", torch.float32)
+    assert errors_of(call, spec.compile()) == []
+    assert errors_of(call, Broken(spec.compile(), fault))
+
+
+def test_a_pair_that_is_weighed_twice_is_found() -> None:
+    case = Case(spec_of("attend window(radius = 5)"), 20)
+    twice = Case(spec_of("attend window(radius = 6)"), 20)
+    assert np.abs(times_weighed(case, "auto", 0) - twice.masks[0]).max() > 0.01

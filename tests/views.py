@@ -1,0 +1,527 @@
+"""What the package says of a spec beside what the oracle says: one table, a few lines a view.
+
+Only names that users import, the registries and the oracle stand here, so that what is inside the
+package may be another without a change of this file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from oracle import dense, truth
+from oracle.meaning import masks
+from oracle.program import attention_of
+from oracle.tree import Attention
+from population import inputs_of
+
+from attnspec import Report, Spec, diff, parse
+from attnspec.backends import BACKENDS
+from attnspec.backends.factored.features.directions import one_head
+
+
+@dataclass(frozen=True)
+class Case:
+    """A spec at n, with one sample of its inputs."""
+
+    spec: Spec
+    n: int
+    tree: Attention | None = None
+    """What the text was written from, where that is known."""
+
+    @cached_property
+    def attention(self) -> Attention:
+        return self.tree or attention_of(self.spec.program)
+
+    @cached_property
+    def inputs(self) -> dict[str, Any]:
+        return inputs_of(self.spec, self.n)
+
+    @cached_property
+    def masks(self) -> np.ndarray:
+        """bool [layers, heads, n, n] by the oracle."""
+        return masks(self.attention, self.n, self.inputs)
+
+    @cached_property
+    def report(self) -> Report:
+        return self.spec.analyse(self.n, self.inputs or None)
+
+    def each(self, ask: Callable[..., Any]) -> np.ndarray:
+        """What a method of the spec says of every layer and head."""
+        layers, heads = self.spec.layers, self.spec.heads or 1
+        given = self.inputs or None
+        return np.stack(
+            [[ask(self.n, layer, head, given) for head in range(heads)] for layer in range(layers)]
+        )
+
+    @property
+    def query(self) -> int:
+        """A position that the views of paths start from."""
+        return self.n // 2
+
+
+View: TypeAlias = "tuple[Callable[[Case], Any], Callable[[Case], Any]]"
+"""What the package says, and what the oracle says."""
+
+SILENT = object()
+"""No answer."""
+
+
+def _figure(name: str, meant: Callable[[Case], Any] | None = None) -> View:
+    def said(case: Case) -> Any:
+        quality = case.report.quality[name]
+        return getattr(case.report, name) if quality == "exact" else f"{name} is a {quality}"
+
+    return said, meant or (lambda case: truth.figure(name, case.attention, case.masks))
+
+
+def _flag(name: str) -> View:
+    return _figure(name, lambda case: truth.flag(name, case.masks, case.attention, case.inputs))
+
+
+def _claims(case: Case) -> list[str]:
+    """Claims of which about a half hold."""
+    found = ["causal", "symmetric", "rows_nonempty", *["stable"] * (case.n <= 40)]
+    found += [f"reach(layers = {layers})" for layers in (0, 1, 2, 3)]
+    for name in ("edges", "degree", "depth", "diameter"):
+        value = truth.figure(name, case.attention, case.masks)
+        compared = ("<=", "<", "==", "!=") if value is not None else ("<=",)
+        found += [f"{name} {how} {100_000 if value is None else value}" for how in compared]
+    by_place = ["degree <= 3 + layer"]
+    if case.spec.heads is not None:
+        by_place += ["window(radius = head) subset window(radius = 1 + layer)", "edges < n * head"]
+    return [f"require {each} at n = {case.n}" for each in (*found, *by_place)]
+
+
+def _with_claims(case: Case) -> Spec:
+    before, _, after = case.spec.source.rpartition("}")
+    return parse(f"{before} {' '.join(_claims(case))} }}{after}")
+
+
+def _verdicts(case: Case) -> Any:
+    if case.spec.inputs or case.spec.program.grid:
+        # those are about all inputs; of the text of a grid the parameters are set from outside
+        return SILENT
+    verdicts = _with_claims(case).verdicts[-len(_claims(case)) :]
+    said = {"refuted": False, "checked": True, "proven": True}
+    # of heads that are not declared some claims are not checked
+    return {each.claim.text: said[each.status] for each in verdicts if each.status in said}
+
+
+def _held(case: Case) -> dict[str, bool]:
+    program, count = _with_claims(case).program, len(_claims(case))
+    texts = [each.text for each in program.claims[-count:]]
+    claims = zip(texts, attention_of(program).claims[-count:], strict=True)
+    return {text: truth.holds(case.attention, claim, case.n) for text, claim in claims}
+
+
+def _live(case: Case) -> np.ndarray | None:
+    """How many keys each head holds before each step of generation, [layers, heads, n]."""
+    if np.triu(case.masks, 1).any():
+        return None
+    later = case.masks[..., ::-1, :].cumsum(-2)[..., ::-1, :] > 0
+    return np.asarray((later & np.tri(case.n, dtype=bool)).sum(-1))
+
+
+def _cache(case: Case, whole: bool) -> int | None:
+    live = _live(case)
+    if live is None:
+        return None
+    # keys and values of size 64 in 4 bytes
+    return int(live.sum((0, 1)).max() * 2 * 64 * 4) if whole else int(live.max())
+
+
+def _spectral_gap(case: Case) -> float:
+    """1 less the second eigenvalue by size of the walk on the pairs, whichever way they go."""
+    union = case.masks.any((0, 1))
+    either = union | union.T
+    scale = np.sqrt(np.maximum(either.sum(1), 1))
+    values = np.sort(np.abs(np.linalg.eigvalsh(either / scale[:, None] / scale)))
+    return float(1 - values[-2]) if case.n > 1 else 1.0
+
+
+def _path(case: Case) -> list[bool]:
+    """Whether paths from the query to some keys exist, in no more steps than layers are needed,
+    each of them a pair of its layer and head."""
+    found, far = [], hops(case)[case.query]
+    for key in {0, case.n // 3, case.query, case.n - 1}:
+        steps = case.report.path(case.query, key)
+        here, last, right = case.query, math.inf, steps is not None
+        for layer, head, position in steps or ():
+            right &= position == here or case.masks[layer % len(case.masks), head, here, position]
+            right &= layer <= last
+            here, last = position, layer
+        found.append(right and here == key and len(steps or ()) <= far[key])
+    return found
+
+
+NEAR = "attention near { attend window(radius = 3) | columns(first(2)) }"
+
+
+def near(n: int) -> np.ndarray:
+    at = np.arange(n)
+    return np.asarray((abs(at[:, None] - at) <= 3) | (at < 2))
+
+
+def _compared(case: Case) -> Any:
+    """How many pairs the spec alone has, and how many `NEAR` alone."""
+    program = case.spec.program
+    chosen = any(entry.kind == "choices" for entry in program.inputs)
+    if case.n == 0 or program.grid or chosen or any(x.mechanism for x in program.attends):
+        return SILENT
+    found = diff(case.spec, parse(NEAR), case.n, case.inputs or None)
+    return [found.only_in_a.count, found.only_in_b.count]
+
+
+PAIRS: dict[str, View] = {
+    "mask": (lambda c: c.each(c.spec.mask), lambda c: c.masks),
+    "adjacency": (
+        lambda c: c.each(lambda *at: c.spec.adjacency(*at).toarray()),
+        lambda c: c.masks,
+    ),
+    "graph": (
+        lambda c: set(c.spec.graph(c.n, 0, 0, c.inputs or None).edges),
+        lambda c: {(int(q), int(k)) for q, k in np.argwhere(c.masks[0, 0])},
+    ),
+    "compare": (
+        _compared,
+        lambda c: [int((c.masks & ~near(c.n)).sum()), int((near(c.n) & ~c.masks).sum())],
+    ),
+    "source": (lambda c: parse(c.spec.source) == c.spec, lambda c: True),
+}
+"""What is asked of every graph."""
+
+FIGURES: dict[str, View] = {
+    **{
+        name: _figure(name)
+        for name in "edges density degree min_degree depth diameter path_length".split()
+    },
+    **{name: _flag(name) for name in ("causal", "rows_nonempty", "symmetric")},
+    "mean_degree": _figure("mean_degree", lambda c: float(c.masks.sum(-1).mean())),
+    "readers": _figure("readers", lambda c: c.masks.sum(-2).max()),
+    "min_readers": _figure("min_readers", lambda c: c.masks.sum(-2).min()),
+    "empty_rows": _figure("empty_rows", lambda c: (~c.masks.any(-1)).sum()),
+    "unread_keys": _figure("unread_keys", lambda c: (~c.masks.any(-2)).sum()),
+    "spectral_gap": _figure("spectral_gap", _spectral_gap),
+    "useful_flops": _figure("useful_flops", lambda c: 4 * 64 * c.masks.sum((1, 2, 3)).max()),
+    "kv_cache": (lambda c: c.report.kv_cache, lambda c: _cache(c, whole=False)),
+    "kv_cache_bytes": (lambda c: c.report.kv_cache_bytes, lambda c: _cache(c, whole=True)),
+    "verdicts": (_verdicts, _held),
+    "hops": (lambda c: c.report.hops(c.query), lambda c: hops(c)[c.query]),
+    "told": (lambda c: c.report.told(c.query), lambda c: hops(c)[:, c.query]),
+    "path": (
+        _path,
+        lambda c: [hops(c)[c.query, key] >= 0 for key in {0, c.n // 3, c.query, c.n - 1}],
+    ),
+    "eccentricity": (lambda c: c.report.eccentricity(c.query), lambda c: eccentricity(c)),
+    "edges per head": (
+        lambda c: [at.edges for at in c.report.per_head.values()],
+        lambda c: c.masks.sum((-1, -2)).ravel().tolist(),
+    ),
+}
+"""What is asked of every graph without a mechanism at n >= 1."""
+
+
+def hops(case: Case) -> np.ndarray:
+    """int [n, n]: layers until a query has read a key that it may read, -1 for never."""
+    found = np.full((case.n, case.n), -1)
+    for layers, read in enumerate(truth.stacks(case.masks)):
+        found[read & (found < 0)] = layers
+    return np.where(truth.allowed(case.attention, case.n), found, -1)
+
+
+def eccentricity(case: Case) -> int | None:
+    allowed = truth.allowed(case.attention, case.n)[case.query]
+    walks = truth.distances(case.masks)[case.query][allowed]
+    return None if (walks < 0).any() else int(walks.max())
+
+
+def agree(said: Any, meant: Any) -> bool:
+    if isinstance(meant, np.ndarray):
+        return np.shape(said) == meant.shape and bool((np.asarray(said) == meant).all())
+    if isinstance(meant, dict):
+        return bool(said.items() <= meant.items())
+    if isinstance(meant, float) and isinstance(said, float):
+        return math.isclose(said, meant, rel_tol=1e-9, abs_tol=1e-9)
+    return bool(said == meant)
+
+
+def differing(case: Case, views: Mapping[str, View]) -> list[str]:
+    """The views in which the package says something else than the oracle."""
+    found = []
+    for name, (package, oracle) in views.items():
+        said = package(case)
+        if said is not SILENT and not agree(said, oracle(case)):
+            found.append(f"{name}: {said} instead of {oracle(case)}"[:600])
+    return found
+
+
+# --- kernels -------------------------------------------------------------------------------------
+
+KERNELS = (
+    "auto",
+    *(each.name for each in BACKENDS if "cpu" not in getattr(each, "on_request", ())),
+)
+"""The backends that run on the CPU."""
+
+SHAPES = (
+    "plain",
+    "last queries",
+    "one query",
+    "grouped",
+    "left",
+    "right",
+    "holes",
+    "wide",
+    "strided",
+)
+"""What calls are like: how many queries, key heads, padding, sizes, strides."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """The tensors of a call in one type."""
+
+    case: Case
+    shape: str
+    dtype: torch.dtype
+    layer: int = 0
+
+    @cached_property
+    def inputs(self) -> list[dict[str, Any]]:
+        return [inputs_of(self.case.spec, self.case.n, seed) for seed in range(2)]
+
+    @cached_property
+    def padding(self) -> np.ndarray | None:
+        n, at = self.case.n, np.arange(self.case.n)
+        rows = {
+            "left": (at >= n // 3, at >= n // 2),
+            "right": (at < n - n // 3, at < 0),
+            "holes": (at % 3 != 1, at % 5 < 3),
+        }
+        return np.stack(rows[self.shape]) if self.shape in rows else None
+
+    @cached_property
+    def tensors(self) -> list[torch.Tensor]:
+        n, heads = self.case.n, self.case.spec.heads or 2
+        n_q = {"last queries": -(-n // 3), "one query": min(n, 1)}.get(self.shape, n)
+        key_heads = heads // min(x for x in (2, 3, 5, 7, heads) if heads % x == 0 and x > 0)
+        key_heads = key_heads if self.shape == "grouped" else heads
+        out = {"wide": 13}.get(self.shape, 5)
+        generator = torch.Generator().manual_seed(n)
+        drawn = []
+        for count, length, width in ((heads, n_q, 6), (key_heads, n, 6), (key_heads, n, out)):
+            x = torch.randn(2, length, count, 2 * width, generator=generator).to(self.dtype)
+            x = x.transpose(1, 2)[..., ::2]
+            drawn.append((x if self.shape == "strided" else x.contiguous()).requires_grad_())
+        return drawn
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"layer": self.layer}
+        if self.padding is not None:
+            found["key_padding_mask"] = torch.from_numpy(self.padding)
+        if self.inputs[0]:
+            found["inputs"] = {
+                name: torch.from_numpy(np.stack([sample[name] for sample in self.inputs]))
+                for name in self.inputs[0]
+            }
+            for name, x in found["inputs"].items():
+                # choices are those of the queries
+                first = x.shape[2] - self.tensors[0].shape[2] if x.dim() == 4 else 0
+                found["inputs"][name] = x[:, :, first:] if first else x
+        return found
+
+    @cached_property
+    def tables(self) -> list[torch.Tensor]:
+        """Numbers for each table that the spec learns."""
+        return [
+            _numbers(x.shape, 1).float().double() for x in self.case.spec.compile().parameters()
+        ]
+
+    def meant(self, dtype: torch.dtype, sums: bool) -> list[torch.Tensor]:
+        """The output, the log-sum-exps and the gradients by the oracle in a type, of the `sums`
+        too where they are asked for."""
+        key = f"{dtype} {sums}"
+        if key not in self.__dict__:
+            leaves = [x.detach().to(dtype).requires_grad_() for x in self.tensors]
+            tables = [x.to(dtype).requires_grad_() for x in self.tables]
+            by_size = {x.shape[-1]: x for x in tables}
+            asked = dense.Call(
+                leaves[0], leaves[1], leaves[2], self.layer, self.padding, self.inputs, by_size
+            )
+            out, lse = dense.attend_with_lse(self.case.attention, asked, _directions)
+            results = [out.detach(), lse.detach() if sums else torch.zeros(0)]
+            grads = _gradients(out, lse if sums else None, [*leaves, *tables])
+            self.__dict__[key] = [*results, *grads]
+        return self.__dict__[key]  # type: ignore[no-any-return]
+
+    def said(self, module: Any) -> list[torch.Tensor]:
+        """The same of a module, in the type of the call; no log-sum-exps where it has none."""
+        leaves = [x.detach().requires_grad_() for x in self.tensors]
+        try:
+            out, lse = module(*leaves, **self.keywords, return_lse=True)
+        except (TypeError, ValueError) as error:
+            # weights without a positive denominator; files that stand alone
+            if "log-sum-exps" not in str(error) and "return_lse" not in str(error):
+                raise
+            out, lse = module(*leaves, **self.keywords), None
+        grads = _gradients(out, lse, [*leaves, *module.parameters()])
+        with torch.no_grad():
+            # another operation computes the same
+            plain = module(*leaves, **self.keywords)
+        close = 1e-2 if self.dtype.itemsize < 4 else 1e-4 if self.dtype.itemsize < 8 else 1e-9
+        torch.testing.assert_close(plain, out.detach(), rtol=close, atol=close, equal_nan=True)
+        return [out.detach(), torch.zeros(0) if lse is None else lse.detach(), *grads]
+
+
+def _numbers(shape: Any, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _directions(*given: Any) -> np.ndarray:
+    """The random rows of a mechanism: drawn by the package, for no contract says how."""
+    *first, orthogonal = given
+    seed, layer, head, features, size = first
+    return one_head(seed, layer, head, 0, features, size, orthogonal)
+
+
+def _gradients(
+    out: torch.Tensor, lse: torch.Tensor | None, leaves: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Of fixed random weights of the outputs and of the sines of the log-sum-exps."""
+    total = (out * _numbers(out.shape, 2).to(out.dtype)).sum()
+    if lse is not None:
+        total = total + torch.where(torch.isfinite(lse), lse, 0.0).sin().sum().to(out.dtype)
+    if not total.requires_grad:
+        return [torch.zeros_like(x) for x in leaves]
+    return list(torch.autograd.grad(total, leaves, materialize_grads=True))
+
+
+NAMES = ("output", "log-sum-exp", "gradient of q", "of k", "of v", "of a table")
+
+
+def errors(
+    said: list[torch.Tensor], meant: list[torch.Tensor], rough: list[torch.Tensor]
+) -> list[str]:
+    """What of a call errs by more than the definition does in the same type, `rough`."""
+    # a gradient may vanish by cancellation of terms as large as any
+    largest = float(
+        torch.cat([x[x.isfinite()].flatten().abs() for x in meant] + [torch.ones(1)]).max()
+    )
+    found = []
+    for index, (got, want, base) in enumerate(zip(said, meant, rough, strict=True)):
+        name = NAMES[min(index, 5)]
+        if got.shape != want.shape:
+            found.append(f"{name} is {list(got.shape)} instead of {list(want.shape)}")
+            continue
+        known = want.isfinite()
+        if not torch.equal(known, got.isfinite()):
+            found.append(f"{name} is finite elsewhere")
+        elif known.any():
+            error, off = (float((x.double() - want)[known].abs().max()) for x in (got, base))
+            allowed = 64 * torch.finfo(said[0].dtype).eps * largest + 8 * off
+            if not error <= allowed:
+                found.append(f"{name} errs by {error:.3g}, allowed {allowed:.3g}")
+    return found
+
+
+def errors_of(call: Call, module: Any) -> list[str]:
+    """In what a module differs from the oracle."""
+    with torch.no_grad():
+        for parameter, numbers in zip(module.parameters(), call.tables, strict=True):
+            parameter.copy_(numbers)
+    said = call.said(module.to(torch.promote_types(call.dtype, torch.float32)))
+    sums = said[1].dim() > 1
+    return errors(said, call.meant(torch.float64, sums), call.meant(call.dtype, sums))
+
+
+def taken(kernel: str, ask: Callable[[], Any]) -> Any:
+    """What a backend makes of a call, None where it does not take it."""
+    try:
+        return ask()
+    except ValueError as error:
+        if kernel == "auto" or type(error).__name__ != "BackendError":
+            raise
+        return None
+
+
+def check(call: Call, kernel: str) -> list[str] | None:
+    """In what a backend differs from the oracle; None where it does not take the spec."""
+    spec = call.case.spec
+    found: list[str] | None = taken(kernel, lambda: errors_of(call, spec.compile(backend=kernel)))
+    return found
+
+
+def times_weighed(case: Case, kernel: str, layer: int) -> Any:
+    """How often a kernel weighs each pair, [heads, n, n]: of queries that are all zero every key
+    of a row weighs the same, and values that are a unit matrix show which."""
+
+    def weights(module: Any, at: Case) -> Any:
+        zeros = torch.zeros(1, at.spec.heads or 1, at.n, 4, dtype=torch.float64)
+        values = torch.eye(at.n, dtype=torch.float64).expand(*zeros.shape[:3], at.n)
+        keywords: dict[str, Any] = {"layer": layer}
+        if at.inputs:
+            keywords["inputs"] = {x: torch.from_numpy(np.stack([y])) for x, y in at.inputs.items()}
+        return module(zeros, zeros, values, **keywords)[0].numpy()
+
+    def ask() -> Any:
+        module = case.spec.compile(backend=kernel)
+        if case.spec.program.grid is None:
+            # what is made for a longer sequence serves shorter ones
+            weights(module, Case(case.spec, case.n + 5))
+        return weights(module, case) * np.maximum(case.masks[layer].sum(-1), 1)[..., None]
+
+    return taken(kernel, ask)
+
+
+def step_errors(call: Call) -> list[str]:
+    """In what the outputs differ that come in steps of 1, 2, 3, … positions."""
+    module = call.case.spec.compile().double()
+    with torch.no_grad():
+        for parameter, numbers in zip(module.parameters(), call.tables, strict=True):
+            parameter.copy_(numbers)
+    outs: list[torch.Tensor] = []
+    state, first = None, 0
+    while first < call.case.n:
+        at = slice(first, first + len(outs) + 1)
+        given: dict[str, Any] = {"layer": call.layer}
+        if call.padding is not None:
+            given["key_padding_mask"] = call.keywords["key_padding_mask"][:, at]
+        if "inputs" in call.keywords:
+            given["inputs"] = {
+                # a length is one number, and choices have an axis of heads before their queries
+                name: x[:, at] if x.dim() == 2 else x[:, :, at] if x.dim() == 4 else x
+                for name, x in call.keywords["inputs"].items()
+            }
+        q, k, v = (x.detach()[:, :, at] for x in call.tensors)
+        out, state = module.step(q, k, v, state, keep_all=True, **given)
+        outs.append(out.detach())
+        first = at.stop
+    (meant, *_) = call.meant(torch.float64, sums=False)
+    return errors([torch.cat(outs, 2)], [meant], [meant])
+
+
+def written(spec: Spec, standalone: bool) -> torch.nn.Module:
+    """The module of the text that is written for a spec."""
+    room: dict[str, Any] = {"__name__": "written"}
+    try:
+        text = spec.emit(standalone=standalone)
+    except ValueError:
+        if not standalone:
+            raise
+        # what no short file says
+        text = spec.emit()
+    exec(compile(text, "written", "exec"), room)
+    (made,) = [
+        x
+        for x in room.values()
+        if isinstance(x, type) and issubclass(x, torch.nn.Module) and x.__module__ == "written"
+    ]
+    return made()
