@@ -66,6 +66,7 @@ class Limits:
     mask_bytes: int = 1 << 30  # bytes of exported masks, or of a rival's
     blocks_classified: int = 1 << 24  # pairs of blocks of an export
     tiles: int = 1 << 20  # tiles that a layout lists
+    products: int = 16  # products of chosen graphs, in one that lists run
     tile_pairs: int = 1 << 23  # pairs of tiles that are looked at on one level
     iterations: int = 2000  # steps of an eigenvalue solver
     banded: int = 1 << 24  # numbers of a banded factor of one
@@ -107,7 +108,6 @@ class Limits:
     tokens_ordered: int = _limit(4096, 8)  # tokens that an order lists
     rectangles: int = _limit(16, 1)  # kinds of tiles that are computed separately
     joined: int = _limit(1 << 16, 16)  # positions of all heads that are laid out as one
-    products: int = _limit(16, 1)  # products of a graph
     fused: int = _limit(1 << 22, 64)  # scores from which on torch's fused call is taken
     transformed: int = _limit(1 << 13, 8)  # n from which on transforms go channel by channel
     table: int = _limit(1 << 26, 64)  # entries of a table of rows and the blocks they read
