@@ -30,8 +30,8 @@ def test_counts_are_those_of_the_mask(body: str) -> None:
     spec = spec_of(body)
     for m, n in SIZES:
         report = spec.analyse(n, m=m)
-        heads = range(spec.heads or 1)
-        masks = np.stack([spec.mask(n, 0, head, report.stack.inputs, m) for head in heads])
+        slots = np.ndindex(spec.layers, spec.heads or 1)
+        masks = np.stack([spec.mask(n, *slot, report.stack.inputs, m) for slot in slots])
         assert report.edges == masks.sum()
         assert (report.degree, report.min_degree) == (masks.sum(2).max(), masks.sum(2).min())
         assert (report.readers, report.min_readers) == (masks.sum(1).max(), masks.sum(1).min())
