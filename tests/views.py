@@ -23,6 +23,7 @@ from population import inputs_of
 from attnspec import Report, Spec, diff, parse
 from attnspec.backends import BACKENDS
 from attnspec.backends.factored.features.directions import one_head
+from attnspec.limits import LIMITS, Limits
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,10 @@ SILENT = object()
 def _figure(name: str, meant: Callable[[Case], Any] | None = None) -> View:
     def said(case: Case) -> Any:
         quality = case.report.quality[name]
-        return getattr(case.report, name) if quality == "exact" else f"{name} is a {quality}"
+        if quality != "exact":
+            # under other limits figures may be bounds, estimates or unknown
+            return f"{name} is a {quality}" if LIMITS == Limits() else SILENT
+        return getattr(case.report, name)
 
     return said, meant or (lambda case: truth.figure(name, case.attention, case.masks))
 

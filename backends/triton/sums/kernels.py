@@ -142,10 +142,10 @@ def carry(frames, states, blocks, plan, size: tl.constexpr, back: tl.constexpr):
 def divisor_of(total, log, quotient, plan):
     """What a sum of weights divides by, as `Quotient.divisor` says."""
     unit = tl.full(total.shape, 1.0, total.dtype)
-    if plan.logged:
+    # made where it is used alone: 0 times a unit that overflows would be no number
+    if plan.logged and (quotient.added > 0 or quotient.floor > 0 or quotient.least > 0):
         unit = tl.exp(-log)
     if quotient.added > 0:
-        # 0 times a unit that overflows would be no number
         total = total + quotient.added * unit
     if quotient.floor > 0:
         least = quotient.floor * unit
