@@ -31,7 +31,7 @@ def test_counts_are_those_of_the_mask(body: str) -> None:
     for m, n in SIZES:
         report = spec.analyse(n, m=m)
         slots = np.ndindex(spec.layers, spec.heads or 1)
-        masks = np.stack([spec.mask(n, *slot, report.stack.inputs, m) for slot in slots])
+        masks = np.stack([spec.mask(n, i, j, report.stack.inputs, m) for i, j in slots])
         assert report.edges == masks.sum()
         assert (report.degree, report.min_degree) == (masks.sum(2).max(), masks.sum(2).min())
         assert (report.readers, report.min_readers) == (masks.sum(1).max(), masks.sum(1).min())
