@@ -92,8 +92,9 @@ class Engine:
         self._parts = learned_parts(self.program)
         self.learned = (*bias_tables(self.program).values(), *self._parts.values())
         graphs = (attend.graph for attend in self.program.attends)
-        self._exact: Remembered[None] = Remembered()
         self.computed = {x: y for g in graphs if g is not None for x, y in computed(g).items()}
+        self._computed_of = sorted({name for names in self.computed.values() for name in names})
+        self._exact: Remembered[None] = Remembered()
         self.prepared: Cache[Key, Prepared] = Cache(LIMITS.layouts)
         self.steps: Cache[Key, Prepared] = Cache(LIMITS.layouts_of_steps)
         self._whole: Cache[tuple[int, int, int, int], Prepared | None] = Cache(LIMITS.layouts_few)
@@ -160,13 +161,12 @@ class Engine:
         for entry in self.program.inputs:
             if entry.at_most is not None and len(data[entry.name]):
                 check_promise(entry.name, entry.at_most, data[entry.name].sum(-1))
-        if self.computed:
-            names = sorted({name for read in self.computed.values() for name in read})
-            given = [data[name] for name in names]
-            if any(x.is_cuda for x in given) and torch.cuda.is_current_stream_capturing():
-                # nothing may wait there, and what is captured runs first
-                return
-            self._exact.get(given, lambda: check_exact(self.computed, data, n, m), n, m)
+        read = [data[name] for name in self._computed_of]
+        if any(x.is_cuda for x in read) and torch.cuda.is_current_stream_capturing():
+            # nothing may wait there, and what is captured runs first
+            return
+        if read:
+            self._exact.get(read, lambda: check_exact(self.computed, data, n, m), n, m)
 
     def laid_out(self, parts: Parts, call: Call) -> tuple[Parts, Call]:
         """A call with keys and values at as many positions as hold two sequences, those behind the

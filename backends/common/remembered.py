@@ -14,7 +14,10 @@ Value = TypeVar("Value")
 
 
 class Remembered(Generic[Value]):
-    """The last value that was made of tensors, which it does not keep alive."""
+    """The last value that was made of tensors on a device, which it does not keep alive.
+
+    Copies and pickles of it begin anew.
+    """
 
     def __init__(self) -> None:
         self._last: tuple[Any, Sequence[ref[torch.Tensor]], Value] | None = None
@@ -24,10 +27,12 @@ class Remembered(Generic[Value]):
     ) -> Value:
         """The value that is built of tensors and settings, or was built of them.
 
-        What a CUDA graph captures is built anew: it is played back for other numbers. Tensors of
-        inference do not say whether they were written to.
+        Of tensors on the CPU it is built anew: NumPy may have written to them unseen. So it is of
+        tensors of inference, which count no writes, and for what a CUDA graph captures, which is
+        played back for other numbers.
         """
-        if is_transformed() or any(is_watched(x) or x.is_inference() for x in tensors):
+        unknown = any(x.is_cpu or x.is_inference() or is_watched(x) for x in tensors)
+        if unknown or is_transformed():
             return build()
         if any(x.is_cuda for x in tensors) and torch.cuda.is_current_stream_capturing():
             return build()
@@ -42,6 +47,9 @@ class Remembered(Generic[Value]):
             value = build()
         self._last = key, [ref(x, self._forget) for x in bases], value
         return value
+
+    def __reduce__(self) -> tuple[type[Remembered[Value]], tuple[()]]:
+        return type(self), ()
 
     def _forget(self, _: object) -> None:
         self._last = None

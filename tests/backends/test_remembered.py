@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 from itertools import count
 
+import numpy as np
 import torch
 from attention_checks import module_of
 
 from attnspec.backends.common.remembered import Remembered
+
+DEVICE = torch.device("meta")
+"""A device that counts writes as a GPU does; of the CPU nothing is kept."""
 
 
 def test_a_value_is_built_again_where_its_tensors_or_settings_differ() -> None:
@@ -17,7 +23,7 @@ def test_a_value_is_built_again_where_its_tensors_or_settings_differ() -> None:
     def of(x: torch.Tensor, *settings: object) -> int:
         return kept.get([x], lambda: next(numbers), *settings)
 
-    base = torch.arange(12)
+    base = torch.arange(12, device=DEVICE)
     assert of(base[None, :6]) == of(base[None, :6]) == 1
     # another part, another shape, other numbers, another setting
     assert [of(base[None, 6:]), of(base[6:]), of(base[6:], 7)] == [2, 3, 4]
@@ -28,11 +34,30 @@ def test_a_value_is_built_again_where_its_tensors_or_settings_differ() -> None:
     del base
     gc.collect()
     assert kept._last is None
-    assert of(torch.arange(12)[6:], 7) == 6, where
+    assert of(torch.arange(12, device=DEVICE)[6:], 7) == 6, where
     with torch.inference_mode():
-        inner = torch.arange(3)
+        inner = torch.arange(3, device=DEVICE)
         assert of(inner) == 7
         assert of(inner) == 8
+
+
+def test_writes_that_torch_does_not_see_are_read_on_the_cpu() -> None:
+    kept, array = Remembered[int](), np.zeros(3, dtype=np.int64)
+    ids = torch.from_numpy(array)
+    assert kept.get([ids], lambda: int(ids.sum())) == 0
+    array[0] = 7
+    assert kept.get([ids], lambda: int(ids.sum())) == 7
+
+
+def test_modules_that_were_called_are_copied_and_pickled() -> None:
+    module = module_of("input document: ids attend where(document(q) - document(k) <= 0)")
+    q, ids = torch.randn(1, 1, 8, 4), torch.arange(8)[None] // 3
+    out = module(q, q, q, inputs={"document": ids})
+    # what is kept of a device's tensors goes with no copy
+    module.engine._exact.get([ids.to(DEVICE)], lambda: None)
+    for each in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert each.engine._exact._last is None
+        assert torch.equal(each(q, q, q, inputs={"document": ids}), out)
 
 
 def test_inputs_that_are_written_to_are_read_again() -> None:
