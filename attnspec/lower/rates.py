@@ -133,12 +133,12 @@ class Rates(DeviceRates):
 class GpuRates(DeviceRates):
     """For one head of size 64 in bfloat16, forward, on a GPU that is busy with many heads.
 
-    Rows and pairs of `flex` and `triton` are read off kernels on an H200 (torch 2.11, Triton 3.6,
-    n = 8,192, 16 heads): windows, causal and strided graphs. The others are derived for that class
-    of GPU from what is published of it. A fused kernel of the second generation reaches 350 TFLOP/s
-    at heads of 128 (FlexAttention and flash attention 2 alike), taken for 300 at heads of 64, where
-    a pair is 256 operations; memory gives 3.3 TB/s, of which plain operations reach 2.5; an
-    operation of torch is launched in 6 us.
+    Rows and pairs of `flex` and `triton` are set by hand, from the times of kernels of windows,
+    causal and strided graphs on an NVIDIA H200; `attnspec calibrate --device cuda` has not been run
+    to its end there. The others are derived for that class of GPU from what is published of it. A
+    fused kernel of the second generation reaches 350 TFLOP/s at heads of 128 (FlexAttention and
+    flash attention 2 alike), taken for 300 at heads of 64, where a pair is 256 operations; memory
+    gives 3.3 TB/s, of which plain operations reach 2.5; an operation of torch is launched in 6 us.
     """
 
     dense_call: float = 7e-5  # a dozen operations
@@ -169,7 +169,7 @@ class GpuRates(DeviceRates):
 
     flex_masked: float = 3e-12
     """What a pair costs more in a block with a mask: two loads and some twenty integer operations;
-    a fifth of it where the keys of a query are one or two runs."""
+    less where the keys of a query are one or two runs."""
 
     flex_reorder: float = 5e-10
     """A position whose query, key, value and output are put in order."""

@@ -54,7 +54,9 @@ def test_modules_that_were_called_are_copied_and_pickled() -> None:
     q, ids = torch.randn(1, 1, 8, 4), torch.arange(8)[None] // 3
     out = module(q, q, q, inputs={"document": ids})
     # what is kept of a device's tensors goes with no copy
-    module.engine._exact.get([ids.to(DEVICE)], lambda: None)
+    there = ids.to(DEVICE)
+    module.engine._exact.get([there], lambda: None)
+    assert module.engine._exact._last is not None
     for each in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert each.engine._exact._last is None
         assert torch.equal(each(q, q, q, inputs={"document": ids}), out)
