@@ -211,6 +211,8 @@ class Run:
                 other._look()
                 if other.report.ok:
                     yield " and ".join(f"{name} = {value!r}" for name, value in change.items())
+            except TimeoutError:
+                return
             except Exception:
                 pass  # a setting that is refused explains nothing
             finally:
