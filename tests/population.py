@@ -129,6 +129,64 @@ BODIES = {
 }
 """Bodies of attentions by what they are about."""
 
+ALWAYS = "always = columns(first(2)) | window(before = 3, after = 0)"
+WITHIN = "within = window(radius = 4)"
+
+DECIDED = [
+    "attend topk(keys = 3)",
+    "causal attend topk(keys = 2, queries = 3)",
+    "attend topk(blocks = 2, size = 4)",
+    "causal attend topk(blocks = 3, size = 4, queries = 1) score alibi()",
+    "causal attend topk(blocks = 2, size = 4, queries = 3, score = max) | window(radius = 2)",
+    "heads 4 attend topk(blocks = 2, size = 4, score = bound, share = all)",
+    "heads 4 causal attend topk(blocks = 2, size = 4, queries = 2, score = mass, share = group)",
+    "heads 4 causal attend topk(blocks = 3, size = 3, share = head)",
+    "attend topk(mass = 0.6, size = 4, queries = 1) score softcap(cap = 3)",
+    "causal attend topk(mass = 0.6, size = 4, score = bound)",
+    "attend topk(mass = 0.7, size = 4, score = mass) normalize softmax1",
+    "causal attend topk(mass = 0.5, size = 1)",
+    "attend topk(mass = 1, size = 4)",
+    "causal attend topk(above = 0.2, size = 4, score = max)",
+    f"causal attend topk(blocks = 3, size = 4, {ALWAYS})",
+    "attend topk(blocks = 3, size = 2, queries = 3)",
+    "causal attend topk(blocks = 4, size = 3, queries = 5)",
+    # a block that is not over is no candidate, and nothing forces the own one here
+    "causal attend topk(blocks = 2, size = 4, queries = 1, always = columns(first(2)))",
+    "attend topk(above = 0.1, size = 3, queries = 2, always = columns(first(2)))",
+    f"causal attend topk(keys = 3, {WITHIN})",
+    f"attend topk(blocks = 2, size = 3, score = bound, {WITHIN}) & ~self",
+    f"causal attend topk(mass = 0.4, size = 3, queries = 2, {WITHIN})",
+    # what is forced and no candidate has no mass
+    f"attend topk(mass = 0.5, size = 1, queries = 2, score = mass, {ALWAYS}, {WITHIN})",
+    "input s: scores(size = 4) causal attend topk(blocks = 2, size = 4, queries = 1, score = s)",
+    "input s: scores(size = 4) attend topk(mass = 0.9, size = 4, queries = 1, score = s)",
+    "input t: numbers causal attend topk(keys = 3, within = where(t(k) <= t(q)))",
+    "causal attend topk(keys = 3) + linear()",
+    "input h: buckets attend lsh(h, chunk = 4)",
+    "input h: buckets causal attend lsh(h, chunk = 4, look = 2, bucket_mask = false)",
+    "input h: buckets causal attend lsh(h, chunk = 4, look = 0, cut = bucket)",
+    "input h: buckets attend lsh(h, chunk = 4, look = 2, cut = bucket, share_qk = false)",
+    "input h: buckets causal attend lsh(h, chunk = 4, share_qk = false, bucket_mask = false)",
+    "input h: buckets causal attend lsh(h, chunk = 4, multiplicity = true, scale = unit)",
+    "input h: buckets attend lsh(h, chunk = 4, combine = mean, scale = unit)",
+    "input h: buckets attend lsh(h, chunk = 4, multiplicity = true, share_qk = false)"
+    " | window(radius = 2)",
+    "layers 2 heads 2 attend lsh(buckets = 6, rounds = 2, chunk = 4, seed = 5)",
+    "attend lsh(buckets = 8, rounds = 2, chunk = 4, hash = hyperplanes, share_qk = false)",
+    "input l: ids causal attend cluster(l)",
+    "layers 2 heads 2 attend cluster(count = 4, seed = 3) | self",
+    "causal attend cluster(count = 40)",
+    "heads 2 attend cluster(count = 4, assign = balanced, seed = 1)",
+    "attend cluster(count = 4, of = q)",
+    "attend cluster(count = 3) + favor(features = 8)",
+    "heads 2 attend sinkhorn(size = 4)",
+    "causal attend sinkhorn(size = 4)",
+    "attend sinkhorn(size = 4, cut = 2) score softcap(cap = 20)",
+]
+"""Bodies whose pairs queries and keys, or what an input says in their place, decide."""
+
+BODIES |= {each.replace("attend ", "", 1): each for each in DECIDED}
+
 
 def samples() -> Iterator[tuple[str, str]]:
     """A body of each sample of a pattern whose arguments are all numbers."""
@@ -247,6 +305,10 @@ def sample_of(inputs: Iterable[Any], n: int, draw: np.random.Generator) -> dict[
             case "choices":
                 # some repeat, some are none
                 made[entry.name] = draw.integers(-1, -(-n // entry.size), (1, n, 3))
+            case "scores":
+                made[entry.name] = draw.standard_normal((1, n, -(-n // entry.size)))
+            case "buckets":
+                made[entry.name] = draw.integers(-2, 3, (1, 3, n))
             case _:
                 made[entry.name] = int(draw.integers(0, n + 3))
     return made

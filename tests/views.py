@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from oracle import dense, truth
+from oracle import decided, dense, truth
 from oracle.meaning import masks
 from oracle.program import attention_of
 from oracle.tree import Attention
@@ -23,6 +23,8 @@ from population import inputs_of
 from attnspec import Report, Spec, diff, parse
 from attnspec.backends import BACKENDS
 from attnspec.backends.factored.features.directions import one_head
+from attnspec.graphs.counter_rng import HASHES, Stream, normals
+from attnspec.ir.program import leaves
 from attnspec.limits import LIMITS, Limits
 
 
@@ -46,11 +48,35 @@ class Case:
     @cached_property
     def masks(self) -> np.ndarray:
         """bool [layers, heads, n, n] by the oracle."""
-        return masks(self.attention, self.n, self.inputs)
+        return masks(self.attention, self.n, self.inputs, self.sample)
+
+    @cached_property
+    def sample(self) -> decided.Sample | None:
+        """What decides, of a spec whose pairs tensors decide."""
+        if not is_decided(self.spec):
+            return None
+        q, k = (_numbers((self.spec.heads or 1, self.n, 6), seed).numpy() for seed in (3, 4))
+        k = q if shares_keys(self.spec) else k
+        learned = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        causal = self.spec.program.causal
+        return decided.Sample(q, k, [True] * self.n, causal, 6**-0.5, 1, _rotations, learned)
+
+    @cached_property
+    def module(self) -> Any:
+        return self.spec.compile(head_size=6).double()
 
     @cached_property
     def report(self) -> Report:
-        return self.spec.analyse(self.n, self.inputs or None)
+        tensors = None if self.sample is None else (self.sample.q, self.sample.k)
+        return self.spec.analyse(self.n, self.inputs or None, tensors=tensors)
+
+    def decided(self) -> np.ndarray:
+        """The pairs that a module says."""
+        assert self.sample is not None
+        q, k = (torch.from_numpy(x)[None] for x in (self.sample.q, self.sample.k))
+        inputs = {name: torch.from_numpy(np.stack([x])) for name, x in self.inputs.items()}
+        ask, layers = self.module.pairs, range(self.spec.layers)
+        return np.stack([ask(q, k, layer=at, inputs=inputs)[0].numpy() for at in layers])
 
     def each(self, ask: Callable[..., Any]) -> np.ndarray:
         """What a method of the spec says of every layer and head."""
@@ -64,6 +90,18 @@ class Case:
     def query(self) -> int:
         """A position that the views of paths start from."""
         return self.n // 2
+
+
+def is_decided(spec: Spec) -> bool:
+    """Whether queries and keys, or what an input says in their place, decide pairs."""
+    graphs = [attend.graph for attend in spec.program.attends if attend.graph is not None]
+    return any(leaf.pattern in decided.NAMES for graph in graphs for leaf in leaves(graph))
+
+
+def shares_keys(spec: Spec) -> bool:
+    """Whether keys are queries."""
+    words = ("lsh(" in spec.source) and "share_qk = false" not in spec.source
+    return words and is_decided(spec)
 
 
 View: TypeAlias = "tuple[Callable[[Case], Any], Callable[[Case], Any]]"
@@ -108,7 +146,7 @@ def _with_claims(case: Case) -> Spec:
 
 
 def _verdicts(case: Case) -> Any:
-    if case.spec.inputs or case.spec.program.grid:
+    if case.spec.inputs or case.spec.program.grid or case.sample is not None:
         # those are about all inputs; of the text of a grid the parameters are set from outside
         return SILENT
     verdicts = _with_claims(case).verdicts[-len(_claims(case)) :]
@@ -157,7 +195,10 @@ def _path(case: Case) -> list[bool]:
         steps = case.report.path(case.query, key)
         here, last, right = case.query, math.inf, steps is not None
         for layer, head, position in steps or ():
-            right &= position == here or case.masks[layer % len(case.masks), head, here, position]
+            right &= (
+                position == here
+                or case.masks[min(layer, len(case.masks) - 1), head, here, position]
+            )
             right &= layer <= last
             here, last = position, layer
         found.append(right and here == key and len(steps or ()) <= far[key])
@@ -199,6 +240,9 @@ PAIRS: dict[str, View] = {
     "source": (lambda c: parse(c.spec.source) == c.spec, lambda c: True),
 }
 """What is asked of every graph."""
+
+DECIDED: dict[str, View] = {"pairs": (lambda c: c.decided(), lambda c: c.masks)}
+"""What is asked of every graph that tensors decide, beside the figures of its pairs."""
 
 FIGURES: dict[str, View] = {
     **{
@@ -315,14 +359,20 @@ class Call:
         n, heads = self.case.n, self.case.spec.heads or 2
         n_q = {"last queries": -(-n // 3), "one query": min(n, 1)}.get(self.shape, n)
         key_heads = heads // min(x for x in (2, 3, 5, 7, heads) if heads % x == 0 and x > 0)
-        key_heads = key_heads if self.shape == "grouped" else heads
+        grouped = self.shape == "grouped" and not shares_keys(self.case.spec)
+        key_heads = key_heads if grouped else heads
         out = {"wide": 13}.get(self.shape, 5)
+        if {x.mechanism.name for x in self.case.spec.program.attends if x.mechanism} & {"gmlp"}:
+            # values are one half of what it takes, and queries the other
+            out = 6
         generator = torch.Generator().manual_seed(n)
         drawn = []
         for count, length, width in ((heads, n_q, 6), (key_heads, n, 6), (key_heads, n, out)):
             x = torch.randn(2, length, count, 2 * width, generator=generator).to(self.dtype)
             x = x.transpose(1, 2)[..., ::2]
             drawn.append((x if self.shape == "strided" else x.contiguous()).requires_grad_())
+        if shares_keys(self.case.spec):
+            drawn[0] = drawn[1].detach()[:, :, n - n_q :].requires_grad_()
         return drawn
 
     @property
@@ -336,17 +386,40 @@ class Call:
                 for name in self.inputs[0]
             }
             for name, x in found["inputs"].items():
-                # choices are those of the queries
-                first = x.shape[2] - self.tensors[0].shape[2] if x.dim() == 4 else 0
-                found["inputs"][name] = x[:, :, first:] if first else x
+                # choices and scores are those of the queries
+                if self.case.spec.inputs[name].kind in ("choices", "scores"):
+                    found["inputs"][name] = x[:, :, x.shape[2] - self.tensors[0].shape[2] :]
         return found
 
     @cached_property
-    def tables(self) -> list[torch.Tensor]:
-        """Numbers for each table that the spec learns."""
-        return [
-            _numbers(x.shape, 1).float().double() for x in self.case.spec.compile().parameters()
-        ]
+    def tables(self) -> dict[str, torch.Tensor]:
+        """Numbers for each table that the spec learns, by its name."""
+        module = self.made(self.case.spec.compile())
+        return {
+            name: _numbers(x.shape, 1).float().double() for name, x in module.named_parameters()
+        }
+
+    @cached_property
+    def kept(self) -> dict[str, torch.Tensor]:
+        """What a module has beside what it learns."""
+        return dict(self.made(self.case.spec.compile()).named_buffers())
+
+    def made(self, module: Any) -> Any:
+        """A module whose tables have the size of the call's heads."""
+        # what is kept moves in training
+        module.eval()
+        if any(map(torch.nn.parameter.is_lazy, [*module.parameters(), *module.buffers()])):
+            with torch.no_grad():
+                module(*self.tensors, **self.keywords)
+        return module
+
+    def learning(self, module: Any) -> Any:
+        """A module with the numbers of the call."""
+        with torch.no_grad():
+            tables = self.tables.values()
+            for x, numbers in zip(self.made(module).parameters(), tables, strict=True):
+                x.copy_(numbers)
+        return module
 
     def meant(self, dtype: torch.dtype, sums: bool) -> list[torch.Tensor]:
         """The output, the log-sum-exps and the gradients by the oracle in a type, of the `sums`
@@ -354,10 +427,11 @@ class Call:
         key = f"{dtype} {sums}"
         if key not in self.__dict__:
             leaves = [x.detach().to(dtype).requires_grad_() for x in self.tensors]
-            tables = [x.to(dtype).requires_grad_() for x in self.tables]
-            by_size = {x.shape[-1]: x for x in tables}
+            tables = [x.to(dtype).requires_grad_() for x in self.tables.values()]
+            by_size = {x.shape[-1]: x for x in tables if x.dim()}
+            learned = {**self.kept, **dict(zip(self.tables, tables, strict=True))}
             asked = dense.Call(
-                leaves[0], leaves[1], leaves[2], self.layer, self.padding, self.inputs, by_size
+                *leaves, self.layer, self.padding, self.inputs, by_size, learned, _rotations
             )
             out, lse = dense.attend_with_lse(self.case.attention, asked, _directions)
             results = [out.detach(), lse.detach() if sums else torch.zeros(0)]
@@ -394,6 +468,12 @@ def _directions(*given: Any) -> np.ndarray:
     *first, orthogonal = given
     seed, layer, head, features, size = first
     return one_head(seed, layer, head, 0, features, size, orthogonal)
+
+
+def _rotations(seed: int, layer: int, head: int, rounds: int, size: int, columns: int) -> Any:
+    """The Gaussian numbers of a hash: drawn by the package, for no contract says how."""
+    drawn = normals(Stream(seed, HASHES, layer, head), np.arange(rounds * size), columns)
+    return drawn.reshape(rounds, size, columns)
 
 
 def _gradients(
@@ -438,10 +518,7 @@ def errors(
 
 def errors_of(call: Call, module: Any) -> list[str]:
     """In what a module differs from the oracle."""
-    with torch.no_grad():
-        for parameter, numbers in zip(module.parameters(), call.tables, strict=True):
-            parameter.copy_(numbers)
-    said = call.said(module.to(torch.promote_types(call.dtype, torch.float32)))
+    said = call.said(call.learning(module).to(torch.promote_types(call.dtype, torch.float32)))
     sums = said[1].dim() > 1
     return errors(said, call.meant(torch.float64, sums), call.meant(call.dtype, sums))
 
@@ -487,10 +564,7 @@ def times_weighed(case: Case, kernel: str, layer: int) -> Any:
 
 def step_errors(call: Call) -> list[str]:
     """In what the outputs differ that come in steps of 1, 2, 3, … positions."""
-    module = call.case.spec.compile().double()
-    with torch.no_grad():
-        for parameter, numbers in zip(module.parameters(), call.tables, strict=True):
-            parameter.copy_(numbers)
+    module = call.learning(call.case.spec.compile()).double()
     outs: list[torch.Tensor] = []
     state, first = None, 0
     while first < call.case.n:
@@ -499,9 +573,19 @@ def step_errors(call: Call) -> list[str]:
         if call.padding is not None:
             given["key_padding_mask"] = call.keywords["key_padding_mask"][:, at]
         if "inputs" in call.keywords:
+            kinds = {name: entry.kind for name, entry in call.case.spec.inputs.items()}
+            size = {name: entry.size for name, entry in call.case.spec.inputs.items()}
             given["inputs"] = {
                 # a length is one number, and choices have an axis of heads before their queries
-                name: x[:, at] if x.dim() == 2 else x[:, :, at] if x.dim() == 4 else x
+                name: x[..., at]
+                if kinds[name] == "buckets"
+                else x[:, :, at, : -(-at.stop // size[name])]
+                if kinds[name] == "scores"
+                else x[:, at]
+                if x.dim() == 2
+                else x[:, :, at]
+                if x.dim() == 4
+                else x
                 for name, x in call.keywords["inputs"].items()
             }
         q, k, v = (x.detach()[:, :, at] for x in call.tensors)

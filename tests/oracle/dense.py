@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from oracle import decided
 from oracle.meaning import Slot, mask, slot
 from oracle.scalars import Place, place_of, scalar
 from oracle.tree import Attention, Node
@@ -26,8 +27,8 @@ the package, for no contract says how."""
 @dataclass(frozen=True)
 class Call:
     """One call: q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, e], padding bool [B, n_k],
-    the inputs of each sample, and by the number of buckets a learned table [layers, heads,
-    buckets]."""
+    the inputs of each sample, by the number of buckets a learned table [layers, heads, buckets],
+    and by its name, as `linformer_keys`, what a mechanism learns, [layers or 1, heads or 1, …]."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -36,6 +37,18 @@ class Call:
     padding: np.ndarray | None
     inputs: list[dict[str, Any]]
     tables: Mapping[int, torch.Tensor]
+    learned: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    rotations: decided.Rotations | None = None
+
+    def real(self, b: int) -> np.ndarray:
+        return np.ones(self.k.shape[2], bool) if self.padding is None else self.padding[b]
+
+    def sample(self, b: int, causal: bool, scale: float) -> decided.Sample:
+        """What one sample decides by."""
+        q, k = (x[b].detach().double().numpy() for x in (self.q, self.k))
+        group, real = len(q) // len(k), self.real(b).tolist()
+        wide = k.repeat(group, 0)
+        return decided.Sample(q, wide, real, causal, scale, group, self.rotations, self.learned)
 
 
 def attend(spec: Attention, call: Call, directions: Directions) -> torch.Tensor:
@@ -77,11 +90,16 @@ def _head(
     does = slot(spec, call.layer if spec.layers is not None else 0, asked)
     # without a declared count, patterns of all heads are those of the first, but for their draws
     at = place_of(spec, n, call.layer, head, call.inputs[b])
-    real = np.ones(n, bool) if call.padding is None else call.padding[b]
+    real = call.real(b)
     kept = torch.from_numpy(real)
     if does.attend.kind == "mechanism":
         return _mechanism(does.attend, at, q, k, v, kept, directions)
-    held = torch.from_numpy(mask(spec, n, call.layer, head, call.inputs[b]) & real)[n - len(q) :]
+    if decided.is_decided(does.attend):
+        at = replace(at, sample=call.sample(b, spec.causal, _scale(does, at, q)))
+    pairs = mask(spec, n, call.layer, head, call.inputs[b], at.sample)
+    held = torch.from_numpy(pairs & real)[n - len(q) :]
+    if at.sample is not None and does.attend.kind != "g+" and kept.any():
+        return _decided(does, at, held, q, k, v, call, head)
     if does.attend.kind == "g+":
         changed = _scores(does, at, q, k, call, head)
         return _hybrid(does.attend.nodes[1], at, held, changed, q, k, v, kept, directions)
@@ -89,11 +107,59 @@ def _head(
     return weights(scores, held, does.normalize) @ v, log_sum_exp(scores, held, does.normalize)
 
 
+def _scale(does: Slot, at: Place, q: torch.Tensor) -> float:
+    return 1 / math.sqrt(q.shape[-1]) if does.scale is None else float(scalar(does.scale, at))
+
+
+def _decided(
+    does: Slot,
+    at: Place,
+    held: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    call: Call,
+    head: int,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Under pairs that the data decide, some of which change what they weigh."""
+    first, factor, how = len(k) - len(q), torch.ones(len(k), dtype=q.dtype), does.normalize
+    leaf = next(
+        (x for x in does.attend.walk() if x.parts[0] in ("lsh", "cluster", "sinkhorn")), None
+    )
+    a = {} if leaf is None else decided.options(leaf, at)
+    if leaf is not None and leaf.parts[0] == "lsh" and a["share_qk"]:
+        size = k.norm(dim=1, keepdim=True)
+        k = k / torch.where(size > 0, size, 1.0)
+        k = k * math.sqrt(q.shape[1]) if a["scale"] == "unit" else k
+    elif a.get("of") == "q":
+        labels = torch.from_numpy(decided.query_clusters(a, at))
+        same = (labels[:, None] == labels).to(q.dtype)
+        q = same @ q / same.sum(1, keepdim=True)
+    elif leaf is not None and leaf.parts[0] == "sinkhorn":
+        factor = decided.factors(a, at, k)[first:]
+    scores = _scores(does, at, q, k, call, head, factor)
+    if leaf is not None and (a.get("multiplicity") or a.get("combine") == "mean"):
+        rounds = torch.zeros(len(decided.lsh_rounds(leaf, at)), *held.shape, dtype=torch.bool)
+        for turn, pairs in enumerate(decided.lsh_rounds(leaf, at)):
+            for query, key in pairs:
+                rounds[turn, query - first, key] = held[query - first, key]
+        if a["combine"] == "mean":
+            each = torch.stack([weights(scores, one, how) for one in rounds])
+            return each.sum(0) / rounds.any(2).sum(0)[:, None].clamp_min(1) @ v, None
+        scores = scores + rounds.sum(0).clamp_min(1).double().log().to(scores.dtype)
+    return (weights(scores, held, how) * factor) @ v, log_sum_exp(scores, held, how)
+
+
 def _scores(
-    does: Slot, at: Place, q: torch.Tensor, k: torch.Tensor, call: Call, head: int
+    does: Slot,
+    at: Place,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    call: Call,
+    head: int,
+    factor: torch.Tensor | float = 1.0,
 ) -> torch.Tensor:
-    scale = 1 / math.sqrt(q.shape[-1]) if does.scale is None else float(scalar(does.scale, at))
-    scores = q @ k.T * scale
+    scores = q @ k.T * _scale(does, at, q) * factor
     n = len(k)
     distance = torch.arange(n - len(q), n)[:, None] - torch.arange(n)
     for change in does.scores:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from oracle import decided
 from oracle.drawn import Draw, cycles, random_blocks, random_keys
 from oracle.scalars import (
     Closure,
@@ -68,6 +69,8 @@ _DEFAULTS = {
 
 def _pattern(node: Node, at: Place) -> np.ndarray:
     called, n = str(node.parts[0]), at.n
+    if called in decided.NAMES:
+        return decided.held(node, at, graph)
     positional = [each.nodes[0] for each in node.nodes if each.parts[0] == ""]
     match called:
         case "global":
@@ -253,14 +256,19 @@ def _collect(
 
 
 def mask(
-    spec: Attention, n: int, layer: int = 0, head: int = 0, inputs: Mapping[str, Any] | None = None
+    spec: Attention,
+    n: int,
+    layer: int = 0,
+    head: int = 0,
+    inputs: Mapping[str, Any] | None = None,
+    sample: decided.Sample | None = None,
 ) -> np.ndarray:
     """The pairs of one head of one layer, bool [n, n], `causal` included; of a graph beside a
     mechanism those of the graph."""
     node = slot(spec, layer, head).attend
     if node.kind == "mechanism":
         raise Invalid("a mechanism alone has no pairs")
-    at = place_of(spec, n, layer, head, inputs)
+    at = place_of(spec, n, layer, head, inputs, sample)
     at.require_length()
     if n == 0:
         # no positions have no pairs, whatever the sizes are worth
@@ -273,11 +281,17 @@ def _earlier(n: int) -> np.ndarray:
     return np.tri(n, dtype=bool)
 
 
-def masks(spec: Attention, n: int, inputs: Mapping[str, Any] | None = None) -> np.ndarray:
+def masks(
+    spec: Attention,
+    n: int,
+    inputs: Mapping[str, Any] | None = None,
+    sample: decided.Sample | None = None,
+) -> np.ndarray:
     """bool [layers, heads, n, n]."""
+    heads = range(spec.heads or 1)
     return np.stack(
         [
-            np.stack([mask(spec, n, layer, head, inputs) for head in range(spec.heads or 1)])
+            np.stack([mask(spec, n, layer, head, inputs, sample) for head in heads])
             for layer in range(spec.layers or 1)
         ]
     )

@@ -20,10 +20,8 @@ from attnspec.ir.scalars import Apply, Symbol
 from oracle import tree
 from oracle.tree import Attention, Node, Scope, Statement, name, number
 
-UNKNOWN = frozenset(
-    "topk lsh cluster sinkhorn rfa nystrom linformer synthesizer mixer gmlp".split()
-)
-"""What the data decide, and the mechanisms whose formulas the oracle does not have."""
+UNKNOWN = frozenset("rfa nystrom linformer synthesizer mixer gmlp".split())
+"""The mechanisms whose formulas the oracle does not have."""
 
 
 class Unknown(Exception):
@@ -83,6 +81,8 @@ def _value(value: Any) -> Node:
             return name(value)
         case InputRef():
             return name(value.name)
+        case Leaf() | Compound():
+            return graph(value)
         case _:
             return scalar(value)
 
@@ -143,8 +143,6 @@ def graph(term: Any) -> Node:
 
 def _pattern(leaf: Leaf) -> Node:
     called, given = leaf.pattern, dict(leaf.arguments)
-    if called in UNKNOWN:
-        raise Unknown(called)
     match called:
         case "global" | "rows" | "columns":
             positional = [tokens(given["tokens"])]

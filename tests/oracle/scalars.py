@@ -39,6 +39,8 @@ class Place:
     names: Mapping[str, Closure] = field(default_factory=dict)
     pair: tuple[np.ndarray, np.ndarray] | None = None
     """q [n, 1] and k [1, n], inside `where`."""
+    sample: Any = None
+    """The tensors of a call, where they decide pairs."""
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -61,10 +63,15 @@ class Place:
 
 
 def place_of(
-    spec: Attention, n: int, layer: int = 0, head: int = 0, inputs: Mapping[str, Any] | None = None
+    spec: Attention,
+    n: int,
+    layer: int = 0,
+    head: int = 0,
+    inputs: Mapping[str, Any] | None = None,
+    sample: Any = None,
 ) -> Place:
     """Where the statements of an attention stand."""
-    return Place(spec, n, layer, head, inputs or {}, lets_of(spec))
+    return Place(spec, n, layer, head, inputs or {}, lets_of(spec), sample=sample)
 
 
 def lets_of(spec: Attention) -> dict[str, Closure]:
