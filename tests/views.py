@@ -241,7 +241,10 @@ PAIRS: dict[str, View] = {
 }
 """What is asked of every graph."""
 
-DECIDED: dict[str, View] = {"pairs": (lambda c: c.decided(), lambda c: c.masks)}
+DECIDED: dict[str, View] = {
+    "pairs": (lambda c: c.decided(), lambda c: c.masks),
+    "source": PAIRS["source"],
+}
 """What is asked of every graph that tensors decide, beside the figures of its pairs."""
 
 FIGURES: dict[str, View] = {

@@ -2,54 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from population import spec_of
 from torch.nn.functional import scaled_dot_product_attention
 
-import attnspec
-from attnspec.compile.standalone import StandaloneError
-from attnspec.lower.work import BackendError
-from attnspec.runtime.layer import SelfAttention
+from attnspec import SelfAttention, SpecError
 from attnspec.verification import verify
 
-BODIES = (
-    "attend topk(keys = 4)",
-    "causal attend topk(blocks = 3, size = 4, queries = 1, score = max) | window(radius = 2)",
-    "input s: scores(size = 4) attend topk(mass = 0.9, size = 4, score = s, share = all)",
-    "input s: choices(size = 4) causal attend chosen(s) | self",
-    "layers 2 heads 2 attend lsh(chunk = 4) layer 1 { head 1 { attend topk(keys = 3) } }",
-    "attend lsh(chunk = 4, combine = mean, multiplicity = true)",
-    "input h: buckets attend lsh(h, chunk = 4, share_qk = false)",
-    "causal attend cluster(count = 3) | self",
-    "attend cluster(count = 3, assign = balanced)",
-    "attend cluster(count = 3, of = q)",
-    "input l: ids attend cluster(l)",
-    "causal attend sinkhorn(size = 4)",
-    "attend sinkhorn(size = 4, cut = 2) score softcap(cap = 20)",
-    "causal attend topk(keys = 4, always = self, within = window(radius = 9)) normalize softmax1",
-    "attend topk(keys = 4) + linear()",
-    "attend lsh(chunk = 4) + favor()",
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "layers 2 heads 2 attend lsh(chunk = 4) layer 1 { head 1 { attend topk(keys = 3) } }",
+        "input s: choices(size = 4) causal attend chosen(s) | self",
+        "attend sinkhorn(size = 4, cut = 2) score softcap(cap = 20)",
+        "attend lsh(chunk = 4) + favor()",
+    ],
 )
-
-
-def spec_of(body: str) -> attnspec.Spec:
-    return attnspec.parse(f"attention a {{ {body} }}")
-
-
-@pytest.mark.parametrize("body", BODIES)
-def test_a_spec_goes_through_every_stage(body: str, tmp_path: Path) -> None:
+def test_a_spec_goes_through_every_stage(body: str) -> None:
     spec = spec_of(body)
-    assert attnspec.parse(spec.source) == spec
     assert spec.plan(64).steps
-    text = spec.emit()
-    names: dict[str, object] = {}
-    exec(compile(text, "emitted", "exec"), names)
-    found = verify(spec.program, 17, module=names["A"]())  # type: ignore[operator]
+    found = verify(spec.program, 17)
     assert found.ok, str(found)
-    with pytest.raises(StandaloneError):
+    with pytest.raises(ValueError, match="alone"):
         spec.emit(standalone=True)
 
 
@@ -97,7 +74,7 @@ def test_a_spec_goes_through_every_stage(body: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_meant_is_refused(body: str, code: str) -> None:
-    with pytest.raises(attnspec.SpecError) as error:
+    with pytest.raises(SpecError) as error:
         spec_of(body)
     assert [d.code for d in error.value.diagnostics] == [code]
 
@@ -173,11 +150,9 @@ def test_inputs_that_do_not_fit_are_refused(body: str, wrong: torch.Tensor, mess
         module(q, k, k)
 
 
-@pytest.mark.parametrize("body", BODIES)
-def test_heads_of_keys_that_do_not_divide_those_of_queries_are_refused(body: str) -> None:
-    module = spec_of(body).compile()
-    heads = spec_of(body).program.heads or 4
-    q, k = torch.zeros(1, heads, 9, 2), torch.zeros(1, heads + 1, 9, 2)
+@pytest.mark.parametrize("call", ["topk(keys = 4)", "lsh()", "cluster()", "sinkhorn(size = 4)"])
+def test_heads_of_keys_that_do_not_divide_those_of_queries_are_refused(call: str) -> None:
+    module, q, k = spec_of(f"attend {call}").compile(), *(torch.zeros(1, h, 9, 2) for h in (4, 5))
     for ask in (module, lambda q, k, _: module.pairs(q, k)):
         with pytest.raises(ValueError, match="divide those of q"):
             ask(q, k, k)
@@ -195,7 +170,7 @@ BELOW = (
 )
 
 
-@pytest.mark.parametrize("n", [1, 3, 63])
+@pytest.mark.parametrize("n", [1, 63])
 @pytest.mark.parametrize("body", BELOW)
 def test_shorter_than_a_block_is_one_block(body: str, n: int) -> None:
     """The last block may be short, so that nothing is wrong with a sequence that is one."""
@@ -235,49 +210,31 @@ def test_pairs_and_choices_are_of_short_sequences() -> None:
 
 def test_backends_that_lay_out_before_say_why_they_refuse() -> None:
     for name in ("bands", "tiles", "scattered", "rows"):
-        with pytest.raises(BackendError, match="queries and keys decide the pairs of `topk`"):
+        with pytest.raises(ValueError, match="queries and keys decide the pairs of `topk`"):
             spec_of("attend topk(keys = 4) | self").compile(backend=name)
 
 
-@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("body", [BODIES[0], BODIES[5], BODIES[7], BODIES[8], BODIES[11]])
-def test_types_and_empty_sequences(body: str, kind: torch.dtype) -> None:
-    module = spec_of(body).compile(head_size=8).to(kind)
-    for n in (0, 1, 19):
-        x = torch.randn(2, 2, n, 8).to(kind)
-        out = module(x, x, x)
-        assert out.dtype == kind
-        assert out.shape == x.shape
-        assert bool(out.isfinite().all())
+LEARNING = (
+    "attend topk(keys = 4)",
+    "attend cluster(count = 3, assign = balanced)",
+    "causal attend sinkhorn(size = 4)",
+)
 
 
-@pytest.mark.parametrize("body", [BODIES[0], BODIES[8], BODIES[11]])
+@pytest.mark.parametrize("body", LEARNING)
 def test_layers_hold_what_graphs_learn(body: str) -> None:
-    layer = SelfAttention(spec_of(body), 16, 2).train()
+    layer, again = (SelfAttention(spec_of(body), 16, 2) for _ in range(2))
     x = torch.randn(2, 9, 16, requires_grad=True)
-    out = layer(x)
-    out.square().sum().backward()
-    assert out.shape == x.shape
-    again = SelfAttention(spec_of(body), 16, 2)
+    layer.train()(x).square().sum().backward()
     again.load_state_dict(layer.state_dict())
     assert torch.equal(again.eval()(x), layer.eval()(x))
-
-
-def test_beside_a_mechanism_stand_the_pairs_that_are_decided() -> None:
-    one = spec_of("input l: ids causal attend cluster(l) + linear()").compile()
-    other = spec_of("input l: ids causal attend same(l) + linear()").compile()
-    q, k, v = (torch.randn(2, h, 15, 4, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2))
-    labels = {"l": torch.randint(0, 4, (2, 15))}
-    outs = [module(q, k, v, inputs=labels) for module in (one, other)]
-    assert (outs[0] - outs[1]).abs().max() < 1e-12
-    grads = [torch.autograd.grad(out.square().sum(), (q, k, v)) for out in outs]
-    for first, second in zip(*grads, strict=True):
-        assert (first - second).abs().max() < 1e-11
+    assert layer(x[:, :0]).shape == (2, 0, 16)
 
 
 @pytest.mark.parametrize("mechanism", ["favor(features = 8)", "linear()"])
-def test_beside_a_mechanism_heads_may_share_keys(mechanism: str) -> None:
-    module = spec_of(f"attend cluster(count = 3) + {mechanism}").compile().double()
+@pytest.mark.parametrize("call", ["cluster(count = 3)", "topk(keys = 3, share = head)"])
+def test_beside_a_mechanism_heads_may_share_keys(call: str, mechanism: str) -> None:
+    module = spec_of(f"attend {call} + {mechanism}").compile().double()
     q, k = (torch.randn(2, h, 15, 4, dtype=torch.float64) for h in (4, 2))
     whole = k.repeat_interleave(2, 1)
     assert (module(q, k, k) - module(q, whole, whole)).abs().max() < 1e-12
