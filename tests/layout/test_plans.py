@@ -1,0 +1,110 @@
+"""Plans and calls at lengths that no mask has: what is chosen, at what cost, and right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attention_checks import with_gradients
+from population import spec_of
+
+from attnspec import Spec
+
+MILLION = 1 << 20
+
+
+def chosen(spec: Spec, n: int) -> str:
+    (step,) = spec.plan(n).steps
+    return str(step.chosen.name)
+
+
+@pytest.mark.parametrize(
+    ("body", "backend"),
+    [
+        ("attend random(keys = 8)", "scattered"),
+        ("attend self | expander(degree = 6)", "scattered"),
+        ("causal attend self | random(keys = 8)", "scattered"),
+        ("attend full normalize relu", "tiles"),
+        ("causal attend full normalize relu", "tiles"),
+        ("attend block(size = 32, before = n) normalize relu", "tiles"),
+        # no edges of a block are seen at the starts of ranges
+        ("causal attend block(size = 4096)", "bands"),
+        ("attend window(radius = 256)", "bands"),
+        # a few queries with every key do not cut the others into pieces
+        ("attend (self | random(keys = 1)) | global(first(1))", "scattered"),
+    ],
+)
+def test_graphs_of_a_million_tokens_are_planned(body: str, backend: str) -> None:
+    assert chosen(spec_of(body), MILLION) == backend
+
+
+@pytest.mark.parametrize(
+    ("body", "most"),
+    [
+        ("attend window(radius = 256)", 1.2),
+        ("attend residue(step = 64)", 1.1),
+        ("causal attend window(before = 300, after = 0) | columns(first(40))", 1.3),
+        ("attend dilated(radius = 512, step = 8)", 1.3),
+        ("attend block(size = 128)", 1.0),
+        ("causal attend strided(stride = 128)", 1.3),
+        ("sequence grid(n // 128, 128) attend neighborhood(7, 7)", 3.0),
+        ("attend residue(step = 4) & residue(step = 6)", 1.05),
+        ("attend rows(first(9)) | columns(every(512))", 1.1),
+    ],
+)
+def test_few_pairs_are_computed_beside_those_that_count(body: str, most: float) -> None:
+    report = spec_of(body).analyse(1 << 15)
+    assert report.flops is not None
+    assert report.useful_flops is not None
+    assert report.useful_flops <= report.flops <= most * report.useful_flops
+
+
+@pytest.mark.parametrize("backend", ["dense", "scattered"])
+def test_what_is_too_large_says_so(backend: str) -> None:
+    spec = spec_of("attend where((q * 7 + k * 3) % 11 == 0)")
+    with pytest.raises(ValueError, match=r"refuses: .*\d,\d{3}"):
+        spec.plan(MILLION, backend=backend)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "attend window(radius = 70)",
+        "causal attend strided(stride = 40)",
+        "attend columns(last(5)) | window(radius = 9)",
+        "attend block(size = 64, before = 1) | random_blocks(size = 64, blocks = 2, seed = 1)",
+    ],
+)
+def test_lengths_that_are_near_are_planned_alike(body: str) -> None:
+    spec = spec_of(body)
+    assert len({chosen(spec, n) for n in (1030, 1099, 1152)}) == 1
+
+
+def test_a_backend_that_is_asked_for_is_judged_at_the_length_itself() -> None:
+    # its edges are few enough to be listed here, and too many at the end of the range
+    assert spec_of("attend random(keys = 780)").plan(5200, backend="scattered").steps
+
+
+@pytest.mark.parametrize("backend", ["auto", "bands", "scattered", "tiles"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "causal attend window(before = 40, after = 0)",
+        "attend window(radius = 40) | global(first(3)) score alibi()",
+        "heads 4 attend block(size = 64) | random_blocks(size = 64, blocks = 1)",
+        "causal attend full",
+        # what divides has no value at the end of a range of lengths
+        "causal attend window(before = 2, after = 0) & where(k // (300 - q) >= 0)",
+        "attend window(radius = n // 9) | columns(last(3))",
+    ],
+)
+def test_one_module_takes_lengths_in_any_order(body: str, backend: str) -> None:
+    """What is kept of a longer sequence is cut for a shorter one."""
+    module, same = (spec_of(body).compile(backend=each).double() for each in (backend, "dense"))
+    for n in (70, 290, 41, 20, 128, 127, 256, 70, 257):
+        parts = [torch.randn(1, 4, n, 8, dtype=torch.float64, requires_grad=True) for _ in "qkv"]
+        real = (torch.rand(1, n) < 0.8) if n % 2 else None
+        found, meant = (
+            with_gradients(each(*parts, key_padding_mask=real), parts) for each in (module, same)
+        )
+        for one, other in zip(found, meant, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
