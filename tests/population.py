@@ -62,6 +62,13 @@ BODIES = {
     "few marked tokens": "input m: tokens(at_most = 5) attend columns(m) | rows(m & first(9))",
     "length": "input s: length attend prefix(s) | window(radius = 1)",
     "times": "input t: numbers attend where(t(k) <= t(q) and abs(t(q) - t(k)) <= 3)",
+    "times by n": "input t: numbers attend where(t(k) // n < 2) & where(t(q) % (n + 7) != 3)",
+    "labels as numbers": "input d: ids attend where(d(q) // 2 == d(k) // 2)",
+    "times beside sums": "causal input t: numbers"
+    " attend (where(t(k) <= t(q)) & window(before = 4, after = 0)) + linear()",
+    "length as a number": "input p: length attend ~where(k < p or q - k < 3) | where(k > p - 8)",
+    "length turned": "input p: length attend transpose(where(q + k // 2 <= max(p, 3)))"
+    " | where(p in 3..k)",
     "choices": "input c: choices(size = 8) causal attend chosen(c) | window(before = 4, after = 0)",
     "softcap": "heads 4 attend window(radius = 20) | global(first(2)) score softcap(cap = 2)",
     "alibi": "heads 6 causal attend window(before = 20, after = 0) score alibi()",

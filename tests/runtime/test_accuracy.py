@@ -14,9 +14,8 @@ import torch
 
 from attnspec.spec import parse
 from benchmarks.accuracy import causes
-from benchmarks.accuracy.__main__ import SEEDS, main
+from benchmarks.accuracy.__main__ import main
 from benchmarks.accuracy.cifar import PIXELS, TEST, TRAIN, cifar10
-from benchmarks.accuracy.costs import peak_bytes
 from benchmarks.accuracy.published import PUBLISHED
 from benchmarks.accuracy.systems import SYSTEMS, spelled, text
 from benchmarks.accuracy.tasks import (
@@ -30,7 +29,7 @@ from benchmarks.accuracy.tasks import (
     recall,
 )
 from benchmarks.accuracy.training import Budget, Model, Size, accuracy, train
-from benchmarks.readme_tables import accuracy_table, causes_table
+from benchmarks.readme_tables import accuracy_table
 
 
 def value_of(words: list[str]) -> int:
@@ -66,16 +65,6 @@ def test_questions_are_answered_by_their_pairs() -> None:
         assert len(known) == 5
         assert labels[:10] == [IGNORED] * 10
         assert [known[key] - 12 for key in row[10:]] == labels[10:]
-
-
-def test_pairs_stand_several_times_and_far_from_their_questions() -> None:
-    task = recall(pairs=5, asked=3, keys=12, count=60, copies=4, gap=7)
-    assert (task.n, task.vocabulary) == (50, 25)
-    for row, labels in zip(task.train.tokens.tolist(), task.train.labels.tolist(), strict=True):
-        known = dict(zip(row[0:40:8], row[1:40:8], strict=True))
-        assert row[:40] == [x for pair in known.items() for x in pair * 4]
-        assert row[40:47] == [24] * 7
-        assert [known[key] - 12 for key in row[47:]] == labels[47:]
 
 
 def test_the_second_half_is_the_first_one_again() -> None:
@@ -198,47 +187,6 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
         run(path, "--missing", "--steps", "3")
 
 
-def test_the_peak_is_of_all_that_is_there_at_once() -> None:
-    kept = torch.empty(50)
-
-    def made() -> None:
-        one = torch.empty(1000)
-        other = torch.empty(500)
-        del one
-        torch.empty(800).copy_(kept.sum() + other.sum())
-
-    assert peak_bytes(made) == 4 * (1000 + 500)
-
-
-def test_what_is_published_stands_beside_what_is_found() -> None:
-    def figures(means: dict[str, float], published: dict[str, float]) -> dict[str, Any]:
-        rows = {
-            name: {"mean": mean, "spread": 0.01, "step_seconds": 0.002, "peak_bytes": 3_000_000}
-            for name, mean in means.items()
-        }
-        return {
-            "task": {
-                "systems": rows,
-                "published": {"title": "arena", "accuracies": published},
-                "n": 8,
-                "chance": 0.25,
-                "budget": {"steps": 9, "batch": 2},
-                "seeds": 2,
-                "machine": {"cores": 2, "architecture": "any"},
-                "versions": {"torch": "2"},
-            }
-        }
-
-    means, published = {"a": 0.1, "b": 0.2, "c": 0.3, "d": 0.4}, {"a": 5.0, "b": 7.0, "c": 6.0}
-    found = accuracy_table(figures(means, published))
-    assert "| system | task | a step | arena |" in found
-    assert "| a | 10.0 ± 1.0 % | 2 ms, 3 MB | 5.0 % |" in found
-    assert "| d | 40.0 ± 1.0 % | 2 ms, 3 MB |  |" in found
-    assert "| the most frequent answer | 25.0% |  |  |" in found
-    assert "Rank correlation with what is published: +0.50 for task." in found
-    assert "published:" not in accuracy_table(figures(means, {"a": 5.0}))
-
-
 def test_every_published_system_is_one_of_ours() -> None:
     assert set(PUBLISHED) <= {listops(count=12).name, "sequential digits"}
     for _, accuracies in PUBLISHED.values():
@@ -287,41 +235,9 @@ def test_what_is_no_image_is_refused(
     assert capsys.readouterr().out == ""
 
 
-def test_files_that_are_missing_or_cut_are_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="data_batch_1 must stand"):
-        cifar10(tmp_path)
-    written(tmp_path, {b"data": 0, b"labels": 0})
-    (tmp_path / "data_batch_1").write_bytes(b"\x80\x02}q")
-    with pytest.raises(ValueError, match="data_batch_1 is no file of CIFAR-10"):
-        cifar10(tmp_path)
-
-
 @pytest.mark.parametrize("change", causes.CHANGES, ids=lambda change: change.words)
 def test_every_change_makes_another_model_of_the_system(change: causes.Change) -> None:
     task = recall(count=12)
     spec = parse(spelled(change.body or SYSTEMS[change.system], task.n))
     assert (spec != parse(text(change.system, task.n))) == (change.longer == 1)
     assert Model(task, spec)(task.train.tokens).shape == (10, task.n, task.classes)
-
-
-@pytest.mark.usefixtures("small")
-def test_causes_stand_beside_what_the_system_learned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "accuracy.json"
-    before = run(path, "--systems", "window")["associative recall"]["systems"]["window"]["mean"]
-    change = causes.Change("window", "recall", "everything in reach", "attend full")
-    monkeypatch.setattr(causes, "RESULTS", path)
-    monkeypatch.setattr(causes, "CHANGES", (change,))
-    monkeypatch.setattr(causes, "TASKS", {"recall": lambda: recall(count=120)})
-    monkeypatch.setattr(causes, "Budget", lambda: Budget(steps=2))
-    assert causes.main(tmp_path / "causes.json") == 0
-    (row,) = json.loads((tmp_path / "causes.json").read_text())["rows"]
-    assert row["unchanged"] == before
-    assert "attend full" in row["spec"]
-    assert len(row["accuracies"]) == SEEDS
-    assert row["mean"] == pytest.approx(sum(row["accuracies"]) / SEEDS)
-    monkeypatch.setattr(causes, "train", None)  # what is known is not trained again
-    assert causes.main(tmp_path / "causes.json") == 0
-    found = causes_table(json.loads((tmp_path / "causes.json").read_text())).splitlines()
-    assert found[2].startswith("| window | associative recall | everything in reach | ")

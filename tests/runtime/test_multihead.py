@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from attention_checks import spec_of, with_gradients
+from attention_checks import with_gradients
 from limited import REFUSING
+from population import spec_of
 from torch import nn
 
 from attnspec import MultiheadAttention
@@ -55,29 +56,31 @@ def tokens(n: int, width: int = WIDTH, *, first: bool = False, batch: int = BATC
     return torch.randn(shape, dtype=torch.float64, requires_grad=True)
 
 
-def masks() -> list[dict[str, Any]]:
-    padding = torch.zeros(BATCH, KEYS, dtype=torch.bool)
+def masks(queries: int, keys: int) -> list[dict[str, Any]]:
+    padding = torch.zeros(BATCH, keys, dtype=torch.bool)
     padding[1, 4:] = True
-    blocked = torch.rand(QUERIES, KEYS) > 0.7
+    blocked = torch.rand(queries, keys) > 0.7
     blocked[:, 0] = False
-    numbers = torch.randn(QUERIES, KEYS, dtype=torch.float64)
-    lowest = torch.zeros(BATCH, KEYS, dtype=torch.float64).masked_fill(padding, -torch.inf)
-    each = torch.rand(BATCH * HEADS, QUERIES, KEYS) > 0.7
+    numbers = torch.randn(queries, keys, dtype=torch.float64, requires_grad=True)
+    lowest = torch.zeros(BATCH, keys, dtype=torch.float64).masked_fill(padding, -torch.inf)
+    each = torch.rand(BATCH * HEADS, queries, keys) > 0.7
     each[..., 1] = False
     return [
         {},
         {"need_weights": False},
         {"key_padding_mask": padding},
         {"key_padding_mask": lowest, "need_weights": False},
-        {"key_padding_mask": torch.randn(BATCH, KEYS, dtype=torch.float64)},
+        {"key_padding_mask": torch.randn(BATCH, keys, dtype=torch.float64)},
         {"attn_mask": blocked, "key_padding_mask": padding},
         {"attn_mask": numbers, "key_padding_mask": lowest, "need_weights": False},
         {"attn_mask": each, "average_attn_weights": False},
     ]
 
 
+@pytest.mark.parametrize("more", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_full_attention_is_that_of_torch(options: dict[str, Any]) -> None:
+def test_full_attention_is_that_of_torch(options: dict[str, Any], more: bool) -> None:
+    queries, keys = (KEYS, QUERIES) if more else (QUERIES, KEYS)
     theirs, mine = pair(**options)
     found, wanted = mine.state_dict(), theirs.state_dict()
     # drawn in the same order from the same numbers, under the same names
@@ -86,31 +89,21 @@ def test_full_attention_is_that_of_torch(options: dict[str, Any]) -> None:
     mine.load_state_dict(wanted)
     first = options.get("batch_first", False)
     parts = (
-        tokens(QUERIES, first=first),
-        tokens(KEYS, options.get("kdim", WIDTH), first=first),
-        tokens(KEYS, options.get("vdim", WIDTH), first=first),
+        tokens(queries, first=first),
+        tokens(keys, options.get("kdim", WIDTH), first=first),
+        tokens(keys, options.get("vdim", WIDTH), first=first),
     )
-    for given in masks():
+    for given in masks(queries, keys):
         meant, weights = theirs(*parts, **given)
         out, shown = mine(*parts, **given)
         torch.testing.assert_close(shown, weights)
+        # a learned mask has gradients, too
+        added = [x for x in given.values() if isinstance(x, torch.Tensor) and x.requires_grad]
         for one, other in zip(
-            with_gradients(out, [*parts, *mine.parameters()]),
-            with_gradients(meant, [*parts, *theirs.parameters()]),
+            with_gradients(out, [*parts, *mine.parameters(), *added]),
+            with_gradients(meant, [*parts, *theirs.parameters(), *added]),
             strict=True,
         ):
-            torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize("first", [False, True])
-def test_one_sequence_without_a_batch(first: bool) -> None:
-    theirs, mine = pair(batch_first=first)
-    x, padding = torch.randn(KEYS, WIDTH).double(), torch.arange(KEYS) > 4
-    for given in (
-        {"key_padding_mask": padding},
-        {"average_attn_weights": False, "attn_mask": torch.ones(HEADS, KEYS, KEYS).triu(1) > 0},
-    ):
-        for one, other in zip(mine(x, x, x, **given), theirs(x, x, x, **given), strict=True):
             torch.testing.assert_close(one, other)
 
 
@@ -212,24 +205,7 @@ def test_no_tokens_and_no_samples(body: str) -> None:
             assert weights.shape == (batch, n, n)
 
 
-def test_a_mask_beside_an_input_keeps_its_promise() -> None:
-    module, x = ours("input t: tokens(at_most = 2) attend columns(t)"), tokens(6)
-    marked = (torch.arange(6) < 3).expand(BATCH, 6)
-    with pytest.raises(ValueError, match="`t` promises at most 2 tokens, got 3"):
-        module(x, x, x, attn_mask=torch.zeros(6, 6), inputs={"t": marked})
-
-
-def test_a_learned_mask_has_gradients() -> None:
-    theirs, mine = pair()
-    x, added = tokens(6), torch.randn(6, 6, dtype=torch.float64, requires_grad=True)
-    found, meant = (m(x, x, x, attn_mask=added, need_weights=False)[0] for m in (mine, theirs))
-    for one, other in zip(
-        with_gradients(found, [added, x]), with_gradients(meant, [added, x]), strict=True
-    ):
-        torch.testing.assert_close(one, other)
-
-
-def test_a_causal_spec_needs_no_look_at_a_causal_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_causal_spec_needs_no_look_at_a_causal_mask() -> None:
     module, x = ours("causal attend window(before = 2, after = 0)"), tokens(9)
     meant = module(x, x, x, need_weights=False)[0]
     wrong = torch.zeros(9, 9, dtype=torch.bool)
@@ -237,8 +213,6 @@ def test_a_causal_spec_needs_no_look_at_a_causal_mask(monkeypatch: pytest.Monkey
     found = module(x, x, x, attn_mask=wrong, is_causal=True, need_weights=False)[0]
     assert torch.equal(found, meant)
     assert torch.equal(module(x, x, x, is_causal=True, need_weights=False)[0], meant)
-    with pytest.raises(ValueError, match="is_causal is a hint about attn_mask, which is not given"):
-        ours()(x, x, x, is_causal=True)
 
 
 def test_padding_everywhere_gives_zeros_where_torch_gives_nan() -> None:
@@ -270,15 +244,6 @@ def test_extra_keys_go_with_every_spec_of_a_softmax() -> None:
     torch.testing.assert_close(out, module(x, x, x, need_weights=False)[0])
 
 
-def test_dropout_is_for_training() -> None:
-    module, x = ours("attend full", dropout=0.5, add_bias_kv=True), tokens(9)
-    assert not torch.equal(module(x, x, x)[0], module(x, x, x)[0])
-    _, weights = module(x, x, x, average_attn_weights=False)
-    assert (weights == 0).any()
-    module.eval()
-    assert torch.equal(module(x, x, x)[0], module(x, x, x)[0])
-
-
 # --- torch's own transformers ---------------------------------------------------------------------
 
 
@@ -289,56 +254,6 @@ def layer_with(body: str, kind: Any = nn.TransformerEncoderLayer, **options: Any
         WIDTH, HEADS, batch_first=True, dtype=torch.float64, spec=spec_of(body), **options
     )
     return layer
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("graded", [True, False])
-def test_encoder_layers_apply_the_spec(training: bool, graded: bool) -> None:
-    layer = layer_with("attend window(radius = 1)").train(training)
-    full = layer_with("attend full").train(training)
-    full.load_state_dict(layer.state_dict())
-    x = tokens(9, first=True).detach()
-    other = x.clone()
-    other[:, 5:] += 1
-    far = (torch.arange(9)[:, None] - torch.arange(9)).abs() > 1
-    with torch.set_grad_enabled(graded):
-        found, changed = layer(x), layer(other)
-        # what torch's own layer does with a mask of the same pairs, by whichever path
-        plain = nn.TransformerEncoderLayer(
-            WIDTH, HEADS, 32, dropout=0.0, batch_first=True, dtype=torch.float64
-        )
-        plain.load_state_dict(layer.state_dict())
-        plain.train(training)
-        torch.testing.assert_close(found, plain(x, src_mask=far))
-        assert not torch.allclose(found, full(x))
-        assert torch.equal(found[:, :4], changed[:, :4])
-        padding = torch.arange(9) > torch.tensor([[8], [6]])
-        meant = plain(x, src_mask=far, src_key_padding_mask=padding)
-        rows = ~padding
-        torch.testing.assert_close(layer(x, src_key_padding_mask=padding)[rows], meant[rows])
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
-def test_whole_encoders_apply_the_spec(training: bool) -> None:
-    stack = nn.TransformerEncoder(layer_with("causal attend window(before = 2, after = 0)"), 2)
-    plain = nn.TransformerEncoder(
-        nn.TransformerEncoderLayer(
-            WIDTH, HEADS, 32, dropout=0.0, batch_first=True, dtype=torch.float64
-        ),
-        2,
-    )
-    plain.load_state_dict(stack.state_dict())
-    stack.train(training)
-    plain.train(training)
-    x, padding = tokens(9, first=True).detach(), torch.arange(9) > torch.tensor([[8], [6]])
-    behind = torch.arange(9)[:, None] - torch.arange(9)
-    mask = (behind < 0) | (behind > 2)
-    with torch.no_grad():
-        meant = plain(x, mask=mask, src_key_padding_mask=padding)[~padding]
-        for given in ({}, {"mask": behind < 0}):
-            found = stack(x, src_key_padding_mask=padding, **given)
-            torch.testing.assert_close(found[~padding], meant)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
@@ -353,37 +268,52 @@ def test_an_encoder_that_was_built_before_says_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_decoder_layers_apply_the_spec(training: bool) -> None:
-    layer = layer_with("causal attend window(before = 2, after = 0)", nn.TransformerDecoderLayer)
-    layer.multihead_attn = MultiheadAttention(
-        WIDTH, HEADS, batch_first=True, dtype=torch.float64, spec=spec_of("attend full")
-    )
-    plain = nn.TransformerDecoderLayer(
-        WIDTH, HEADS, 32, dropout=0.0, batch_first=True, dtype=torch.float64
-    )
-    plain.load_state_dict(layer.state_dict())
-    layer.train(training)
-    plain.train(training)
-    x, memory = tokens(6, first=True), tokens(9, first=True)
-    behind = torch.arange(6)[:, None] - torch.arange(6)
-    found = layer(x, memory, tgt_is_causal=True)
-    torch.testing.assert_close(found, plain(x, memory, tgt_mask=(behind < 0) | (behind > 2)))
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
+def test_encoders_and_decoders_apply_the_spec(training: bool) -> None:
+    body, behind = "causal attend window(before = 2, after = 0)", torch.arange(9)[:, None]
+    mask = (behind < torch.arange(9)) | (behind > torch.arange(9) + 2)
+    options: dict[str, Any] = {"dropout": 0.0, "batch_first": True, "dtype": torch.float64}
+    x, padding = tokens(9, first=True).detach(), torch.arange(9) > torch.tensor([[8], [6]])
+    stack = nn.TransformerEncoder(layer_with(body), 2).train(training)
+    plain = nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, 32, **options), 2)
+    plain.load_state_dict(stack.state_dict())
+    with torch.no_grad():
+        meant = plain.train(training)(x, mask=mask, src_key_padding_mask=padding)[~padding]
+        for given in ({}, {"mask": behind < torch.arange(9)}):
+            found = stack(x, src_key_padding_mask=padding, **given)
+            torch.testing.assert_close(found[~padding], meant)
+    layer = layer_with(body, nn.TransformerDecoderLayer).train(training)
+    layer.multihead_attn = ours(batch_first=True)
+    other = nn.TransformerDecoderLayer(WIDTH, HEADS, 32, **options).train(training)
+    other.load_state_dict(layer.state_dict())
+    memory = tokens(7, first=True)
+    meant = other(x, memory, tgt_mask=mask)
+    torch.testing.assert_close(layer(x, memory, tgt_is_causal=True), meant)
 
 
 # --- what it is besides ---------------------------------------------------------------------------
 
 
-def test_copies_and_learned_parts() -> None:
-    module = ours("heads 4 attend full score bias(buckets = 4)")
+def test_dropout_copies_and_sequences_without_a_batch() -> None:
+    module, x = ours("heads 4 attend full score bias(buckets = 4)", dropout=0.5), tokens(KEYS)
     assert isinstance(module, nn.MultiheadAttention)
     assert set(module.state_dict()) - set(pair()[0].state_dict()) == {"attention.bias_0"}
-    x = tokens(6)
-    for same in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+    assert not torch.equal(module(x, x, x)[0], module(x, x, x)[0])
+    assert (module(x, x, x, average_attn_weights=False)[1] == 0).any()
+    module.eval()
+    for same in (module, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         torch.testing.assert_close(same(x, x, x), module(x, x, x))
-    meta = MultiheadAttention(
-        WIDTH, HEADS, spec=spec_of("heads 4 attend full score bias(buckets = 4)"), device="meta"
-    )
+    meta = MultiheadAttention(WIDTH, HEADS, spec=spec_of("attend full"), device="meta")
     assert {x.device.type for x in meta.parameters()} == {"meta"}
+    for first in (False, True):
+        theirs, mine = pair(batch_first=first)
+        one, padding = tokens(KEYS)[:, 0], torch.arange(KEYS) > 4
+        later = torch.ones(HEADS, KEYS, KEYS).triu(1) > 0
+        for given in (
+            {"key_padding_mask": padding},
+            {"average_attn_weights": False, "attn_mask": later},
+        ):
+            torch.testing.assert_close(mine(one, one, one, **given), theirs(one, one, one, **given))
 
 
 def test_one_graph_under_compile() -> None:
@@ -397,50 +327,104 @@ def test_one_graph_under_compile() -> None:
         compiled(x, x, x, key_padding_mask=padding + 1)
 
 
-def test_what_is_refused_says_why() -> None:
+@pytest.mark.parametrize(
+    ("body", "options", "why"),
+    [
+        (
+            "attend full normalize relu",
+            {"add_bias_kv": True},
+            "add_bias_kv adds a key to a softmax",
+        ),
+        (
+            "attend full normalize relu",
+            {"add_zero_attn": True},
+            "adds a key to a softmax, and `norm",
+        ),
+        ("attend full score alibi()", {"add_bias_kv": True}, "adds a key without a position"),
+        (
+            "extra_tokens 2 attend full",
+            {},
+            "has extra tokens, .* `attnspec.SelfAttention` takes it",
+        ),
+        ("heads 3 attend full", {}, "declares 3 heads, got num_heads = 4"),
+    ],
+)
+def test_modules_that_cannot_be_are_refused(body: str, options: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        ours(body, **options)
+
+
+def test_calls_that_do_not_fit_are_refused() -> None:
     window, full, x, y = ours("attend window(radius = 1)"), ours(), tokens(9), tokens(5)
-    with pytest.raises(ValueError, match=r"query is not key: .* a spec of two sequences, `cross`"):
-        window(y, x, x)
-    for body in ("causal attend full", "attend full score alibi()", "attend linear()"):
-        with pytest.raises(ValueError, match="query is not key"):
-            ours(body)(y, x, x)
-    with pytest.raises(ValueError, match="query is not key"):
-        window(x, x.clone(), x)
-    with pytest.raises(ValueError, match="query is not key"):
-        window(x, x.flip(0), x)
-    with pytest.raises(TypeError, match=r"must be torch.float64 as the weights, got torch.float32"):
-        window(x.float(), x, x)
-    with pytest.raises(ValueError, match="must end in"):
-        window(tokens(9, 12), x, x)
-    with pytest.raises(
-        ValueError, match=r"must end in \[24, 24, 24\], got the shapes \[\[9, 2, 24"
-    ):
-        full(x, x, tokens(9, 12))
-    with pytest.raises(ValueError, match="two axes each, or three"):
-        full(x[0], x, x)
-    with pytest.raises(TypeError, match="query must be a tensor of a floating type, got list"):
-        full([1.0], x, x)
-    with pytest.raises(ValueError, match=r"attn_mask must have the shape \[9, 9\] or \[8, 9, 9\]"):
-        full(x, x, x, attn_mask=torch.zeros(9, 8))
-    with pytest.raises(TypeError, match="attn_mask must be bool or of a floating type"):
-        full(x, x, x, attn_mask=torch.zeros(9, 9, dtype=torch.int64))
-    with pytest.raises(ValueError, match=r"key_padding_mask must have the shape \[2, 9\]"):
-        full(x, x, x, torch.zeros(9, 2))
-    with pytest.raises(TypeError, match="key_padding_mask must be bool or of a floating type"):
-        full(x, x, x, torch.zeros(2, 9, dtype=torch.int64))
-    with pytest.raises(ValueError, match="`favor` has no scores that a mask could be added to"):
-        ours("attend favor(features = 4)")(x, x, x, attn_mask=torch.zeros(9, 9))
-    for option in ("add_bias_kv", "add_zero_attn"):
-        with pytest.raises(
-            ValueError, match=f"{option} adds a key to a softmax, and `normalize relu`"
-        ):
-            ours("attend full normalize relu", **{option: True})
-    with pytest.raises(ValueError, match="add_bias_kv adds a key without a position"):
-        ours("attend full score alibi()", add_bias_kv=True)
-    with pytest.raises(ValueError, match=r"has extra tokens, .* `attnspec.SelfAttention` takes it"):
-        ours("extra_tokens 2 attend full")
-    with pytest.raises(ValueError, match="declares 3 heads, got num_heads = 4"):
-        ours("heads 3 attend full")
+    whole, numbers = torch.zeros(9, 9, dtype=torch.int64), torch.zeros(9, 9)
+    marked = ours("input t: tokens(at_most = 2) attend columns(t)")
+    three = (torch.arange(9) < 3).expand(BATCH, 9)
+    apart = "query is not key"
+    cases: list[tuple[Any, Any, dict[str, Any], type[Exception], str]] = [
+        (window, (y, x, x), {}, ValueError, apart + ": .* a spec of two sequences, `cross`"),
+        (ours("causal attend full"), (y, x, x), {}, ValueError, apart),
+        (ours("attend full score alibi()"), (y, x, x), {}, ValueError, apart),
+        (ours("attend linear()"), (y, x, x), {}, ValueError, apart),
+        (window, (x, x.clone(), x), {}, ValueError, apart),
+        (window, (x, x.flip(0), x), {}, ValueError, apart),
+        (
+            window,
+            (x.float(), x, x),
+            {},
+            TypeError,
+            "torch.float64 as the weights, got torch.float32",
+        ),
+        (window, (tokens(9, 12), x, x), {}, ValueError, "must end in"),
+        (
+            full,
+            (x, x, tokens(9, 12)),
+            {},
+            ValueError,
+            r"must end in \[24, 24, 24\], got the shapes",
+        ),
+        (full, (x[0], x, x), {}, ValueError, "two axes each, or three"),
+        (full, ([1.0], x, x), {}, TypeError, "query must be a tensor of a floating type, got list"),
+        (full, (x, x, x), {"attn_mask": numbers[:, 1:]}, ValueError, r"\[9, 9\] or \[8, 9, 9\]"),
+        (
+            full,
+            (x, x, x),
+            {"attn_mask": whole},
+            TypeError,
+            "attn_mask must be bool or of a floating",
+        ),
+        (full, (x, x, x, numbers[1:3, 1:]), {}, ValueError, r"must have the shape \[2, 9\]"),
+        (
+            full,
+            (x, x, x, whole[:2]),
+            {},
+            TypeError,
+            "key_padding_mask must be bool or of a floating",
+        ),
+        (
+            full,
+            (x, x, x),
+            {"is_causal": True},
+            ValueError,
+            "is a hint about attn_mask, which is not",
+        ),
+        (
+            ours("attend favor(features = 4)"),
+            (x, x, x),
+            {"attn_mask": numbers},
+            ValueError,
+            "`favor` has no scores that a mask could be added to",
+        ),
+        (
+            marked,
+            (x, x, x),
+            {"attn_mask": numbers, "inputs": {"t": three}},
+            ValueError,
+            "`t` promises at most 2 tokens, got 3",
+        ),
+    ]
+    for module, parts, given, error, why in cases:
+        with pytest.raises(error, match=why):
+            module(*parts, **given)
 
 
 @pytest.mark.limits(REFUSING)
@@ -463,47 +447,6 @@ def test_a_spec_of_two_sequences_reads_another(queries: int, keys: int) -> None:
         torch.testing.assert_close(found, each)
     with pytest.raises(ValueError, match="joins two sequences"):
         mine(q, k, k, attn_mask=blocked)
-
-
-def test_a_decoder_reads_an_encoder_by_a_spec_of_two_sequences() -> None:
-    body = "cross attend where(abs(q * n - k * m) <= 2 * m)"
-    torch.manual_seed(0)
-    layer = nn.TransformerDecoderLayer(WIDTH, HEADS, 32, 0.0, batch_first=True).double().eval()
-    mask = torch.tensor(~spec_of(body).mask(KEYS, m=QUERIES))
-    words, memory = tokens(QUERIES, first=True), tokens(KEYS, first=True)
-    wanted = layer(words, memory, memory_mask=mask)
-    mine = MultiheadAttention(
-        WIDTH, HEADS, spec=spec_of(body), batch_first=True, dtype=torch.float64
-    )
-    mine.load_state_dict(layer.multihead_attn.state_dict())
-    layer.multihead_attn = mine
-    torch.testing.assert_close(layer(words, memory), wanted)
-
-
-@pytest.mark.parametrize(("queries", "keys"), [(7, 5), (5, 1), (9, 4)])
-@pytest.mark.parametrize("options", [{}, {"add_bias_kv": True, "add_zero_attn": True}], ids=str)
-def test_every_pair_of_more_queries_than_keys(
-    queries: int, keys: int, options: dict[str, Any]
-) -> None:
-    theirs, mine = pair(batch_first=True, **options)
-    q, k = tokens(queries, first=True), tokens(keys, first=True)
-    padding = torch.zeros(BATCH, keys).double()
-    padding[1, 1:] = -torch.inf
-    for given in (
-        {},
-        {"need_weights": False},
-        {"key_padding_mask": padding, "attn_mask": torch.randn(queries, keys).double()},
-        {"key_padding_mask": torch.randn(BATCH, keys).double()},
-    ):
-        found, wanted = mine(q, k, k, **given), theirs(q, k, k, **given)
-        for one, other in zip(found, wanted, strict=True):
-            torch.testing.assert_close(one, other)
-        for one, other in zip(
-            with_gradients(found[0], [q, k, *mine.parameters()]),
-            with_gradients(wanted[0], [q, k, *theirs.parameters()]),
-            strict=True,
-        ):
-            torch.testing.assert_close(one, other)
 
 
 def test_views_of_one_tensor_are_one_sequence() -> None:

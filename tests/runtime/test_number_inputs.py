@@ -69,15 +69,6 @@ def test_no_positions() -> None:
     assert out.shape == (2, 4, 0, 8)
 
 
-def test_labels_in_a_predicate_are_numbers_of_a_short_file() -> None:
-    spec = attnspec.parse("attention a { input d: ids attend where(d(q) // 2 == d(k) // 2) }")
-    names: dict[str, object] = {}
-    exec(compile(spec.emit(standalone=True), "emitted", "exec"), names)
-    parts, labels = tensors(33), torch.randint(0, 9, (2, 33), dtype=torch.int32)
-    found = names["A"]()(*parts, inputs={"d": labels})  # type: ignore[operator]
-    torch.testing.assert_close(found, spec.compile()(*parts, inputs={"d": labels}))
-
-
 @pytest.mark.parametrize(
     ("time", "error", "message"),
     [
@@ -129,44 +120,6 @@ def test_vmap_over_tensors_and_inputs(mapped: tuple[int | None, int | None]) -> 
         assert torch.allclose(found[at], one(*mine), atol=1e-10)
 
 
-@pytest.mark.slow
-def test_traced_programs_take_numbers() -> None:
-    module = compiled()
-    q, k, v = (x.detach() for x in tensors(40))
-    time = torch.rand(2, 40)
-    whole = module(q, k, v, inputs={"time": time})
-    traced = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
-    assert torch.equal(traced(q, k, v, inputs={"time": time}), whole)
-    program = torch.export.export(module, (q, k, v), {"inputs": {"time": time}})
-    assert torch.equal(program.module()(q, k, v, inputs={"time": time}), whole)
-
-
-def test_choices_among_what_numbers_let_through() -> None:
-    spec = attnspec.parse(
-        "attention a { causal input t: numbers"
-        " attend topk(keys = 3, within = where(t(k) <= t(q))) }"
-    )
-    module, n = spec.compile(), 30
-    parts, time = tensors(n), torch.randint(0, 6, (2, n))
-    pairs = module.pairs(*parts[:2], inputs={"t": time})
-    earlier = (time[:, None] <= time[:, :, None])[:, None]
-    assert not (pairs & ~earlier).any()
-    assert pairs.sum(-1).amax() == 3
-    out = module(*parts, inputs={"t": time})
-    assert torch.allclose(out, expected(parts, pairs), atol=1e-10)
-
-
-def test_a_verified_plan_beside_a_mechanism() -> None:
-    from attnspec.verification import verify
-
-    spec = attnspec.parse(
-        "attention a { causal input t: numbers"
-        " attend (where(t(k) <= t(q)) & window(before = 4, after = 0)) + linear() }"
-    )
-    found = verify(spec.program, 65)
-    assert found.ok, str(found)
-
-
 @pytest.mark.parametrize("body", ["1 / t(k) > 0.3", "t(q) / t(k) > 0.5", "1 / (t(k) - 7) < -0.2"])
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_division_by_an_input_is_that_of_the_definition(body: str, whole: bool) -> None:
@@ -204,16 +157,6 @@ def test_a_whole_divisor_that_may_be_0_is_refused_as_that() -> None:
         spec.compile()(q, q, q, inputs={"t": torch.tensor([[0, 1]])})
 
 
-@pytest.mark.parametrize("body", ["t(k) // n < 2", "t(k) % n < 3", "t(q) // (n - 7) == t(k) % 2"])
-@pytest.mark.parametrize("n", [0, 1, 5])
-def test_numbers_are_divided_by_the_length(body: str, n: int) -> None:
-    spec = attnspec.parse(f"attention a {{ input t: numbers attend where({body}) }}")
-    q, t = torch.randn(1, 1, n, 4), torch.tensor([[3, 9, 0, -4, 17]])[:, :n]
-    found = spec.compile().pairs(q, q, inputs={"t": t})[0, 0].numpy()
-    assert (found == spec.mask(n, inputs={"t": t[0].numpy()})).all()
-    assert spec.compile()(q, q, q, inputs={"t": t}).shape == q.shape
-
-
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -228,40 +171,6 @@ def test_what_may_be_0_is_named(body: str, reason: str) -> None:
     q, t = torch.randn(1, 1, 5, 4), torch.arange(5)[None]
     with pytest.raises(ValueError, match=reason):
         spec.compile()(q, q, q, inputs={"t": t})
-
-
-def test_numbers_are_divided_by_the_number_of_queries() -> None:
-    spec = attnspec.parse(
-        "attention a { cross input t: numbers attend where(t(k) // m + t(k) % n <= q) }"
-    )
-    q, k, t = torch.randn(1, 1, 9, 4), torch.randn(1, 1, 5, 4), torch.tensor([[0, 30, 2, 7, 80]])
-    found = spec.compile().pairs(q, k, inputs={"t": t})[0, 0].numpy()
-    assert (found == spec.mask(5, m=9, inputs={"t": t[0].numpy()})).all()
-    assert spec.compile()(q, k, k, inputs={"t": t}).shape == q.shape
-
-
-LENGTHS = {
-    "where(k < p)": lambda q, k, p: (k < p) & (q == q),
-    "~where(k < p or q - k < 3)": lambda q, k, p: ~((k < p) | (q - k < 3)),
-    "transpose(where(q + k // 2 <= max(p, 3)))": lambda q, k, p: k + q // 2 <= max(p, 3),
-    "where(p in 3..k) | where(k > p - 8) & self": lambda q, k, p: (
-        ((3 <= p) & (k >= p)) | ((k > p - 8) & (q == k))
-    ),
-}
-
-
-@pytest.mark.parametrize("backend", ["auto", "dense", "bands"])
-@pytest.mark.parametrize("graph", LENGTHS)
-def test_a_length_is_a_number_in_predicates(graph: str, backend: str) -> None:
-    spec = attnspec.parse(f"attention a {{ input p: length attend {graph} }}")
-    parts = tensors(19)
-    lengths = torch.tensor([5, -3])
-    at = torch.arange(19)
-    pairs = torch.stack([LENGTHS[graph](at[:, None], at, max(0, int(p))) for p in lengths])
-    for sample, p in enumerate(lengths):
-        assert np.array_equal(spec.mask(19, inputs={"p": int(p)}), pairs[sample].numpy())
-    found = spec.compile(backend)(*parts, inputs={"p": lengths})
-    torch.testing.assert_close(found, expected(parts, pairs[:, None]))
 
 
 def test_a_length_has_no_position_and_is_not_known_in_a_step() -> None:

@@ -193,44 +193,7 @@ def test_tensors_of_any_strides(body: str, n: int) -> None:
     torch.testing.assert_close(module(*one), module(*(x.contiguous() for x in one)))
 
 
-@every_body
-def test_one_tensor_thrice_and_views_of_one_buffer(body: str) -> None:
-    module, x = drawn(body), torch.randn(2, 4, 40, 8)
-    torch.testing.assert_close(module(x, x, x), module(x, x.clone(), x.clone()))
-    leaf = x.clone().requires_grad_()
-    (found,) = torch.autograd.grad(module(leaf, leaf, leaf).square().sum(), leaf)
-    parts = [x.clone().requires_grad_() for _ in range(3)]
-    apart = torch.autograd.grad(module(*parts).square().sum(), parts)
-    torch.testing.assert_close(found, sum(apart))
-    buffer = torch.randn(2, 40, 3, 4, 8)
-    views = buffer.permute(2, 0, 3, 1, 4)
-    torch.testing.assert_close(module(*views), module(*(v.contiguous() for v in views)))
-
-
 # --- modes and copies ----------------------------------------------------------------------------
-
-
-@every_body
-def test_settings_of_torch_change_no_number(body: str) -> None:
-    module, parts = drawn(body), given()
-    meant = module(*parts)
-    with torch.no_grad():
-        assert torch.equal(drawn_again(module)(*parts), meant)
-    with torch.inference_mode():
-        assert torch.equal(drawn_again(module)(*parts), meant)
-    with torch.device("meta"):
-        assert torch.equal(drawn_again(module)(*parts), meant)
-    default = torch.get_default_dtype()
-    try:
-        torch.set_default_dtype(torch.float64)
-        assert torch.equal(drawn_again(module)(*parts), meant)
-    finally:
-        torch.set_default_dtype(default)
-
-
-def drawn_again(module: Any) -> Any:
-    """The same module with nothing laid out."""
-    return copy.deepcopy(module)
 
 
 @every_body

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_checks import ALONG, tensors, with_gradients
+from attention_checks import tensors, with_gradients
 from population import spec_of
 from sweeps import sometimes
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -281,25 +281,6 @@ def test_vmap_of_the_operator(name: str) -> None:
             torch.testing.assert_close(x, y)
 
 
-@pytest.mark.parametrize("asked", [(0,), (1, 2)])
-@pytest.mark.parametrize("mapped", [(0, 0, 0), (0, None, None), (2, 0, None)])
-@pytest.mark.parametrize("more", ["", "score bias(buckets = 4)"])
-def test_gradients_of_some_under_vmap_where_each_decides(
-    asked: tuple[int, ...], mapped: tuple[int | None, ...], more: str
-) -> None:
-    run = operator(sample(f"heads 4 causal attend topk(keys = 3) {more}"))
-    every = [
-        x if dim is None else torch.stack([x, x.flip(2), -x], dim)
-        for x, dim in zip((x.detach() for x in given(9)), mapped, strict=True)
-    ]
-    slopes = torch.func.grad(lambda *parts: run(*parts).square().sum(), asked)
-    found = torch.func.vmap(slopes, mapped)(*every)
-    for at in range(3):
-        own = (x if d is None else x.select(d, at) for x, d in zip(every, mapped, strict=True))
-        for x, meant in zip(found, slopes(*own), strict=True):
-            torch.testing.assert_close(x[at], meant)
-
-
 def test_tables_that_are_mapped_over() -> None:
     module = sample("bias")
     parts, (table,) = [x.detach() for x in given(30)], module.parameters()
@@ -307,17 +288,6 @@ def test_tables_that_are_mapped_over() -> None:
     slope = torch.func.grad(lambda table: operator(module)(*parts, table).square().sum())
     for x, table in zip(torch.func.vmap(slope)(tables), tables, strict=True):
         torch.testing.assert_close(x, slope(table))
-
-
-@pytest.mark.parametrize(
-    "name",
-    # the pairs that the queries and keys of one sample decide are what they are nearby
-    ["static", "linear", "hybrid", "rfa", "causal attend topk(keys = 2)"],
-)
-def test_derivatives_of_derivatives(name: str) -> None:
-    run, parts = operator(sample(name).double()), tensors(1, 4, 4, 4, key_heads=2)
-    assert torch.autograd.gradcheck(run, parts, **ALONG)
-    assert torch.autograd.gradgradcheck(run, parts, **ALONG)
 
 
 @pytest.mark.parametrize("body", ["attend window(radius = 1)", "attend topk(keys = 2)"])
