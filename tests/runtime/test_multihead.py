@@ -194,17 +194,6 @@ def test_a_mask_takes_pairs_away(body: str) -> None:
     )
 
 
-@pytest.mark.parametrize("body", BODIES[:2])
-def test_no_tokens_and_no_samples(body: str) -> None:
-    module = ours("heads 4 " * ("head 1" in body) + body)
-    for n, batch in ((0, 2), (1, 2), (3, 0)):
-        x, mask = tokens(n, batch=batch), torch.zeros(n, n, dtype=torch.bool)
-        for given in ({}, {"attn_mask": mask}):
-            out, weights = module(x, x, x, **given)
-            assert out.shape == x.shape
-            assert weights.shape == (batch, n, n)
-
-
 def test_a_causal_spec_needs_no_look_at_a_causal_mask() -> None:
     module, x = ours("causal attend window(before = 2, after = 0)"), tokens(9)
     meant = module(x, x, x, need_weights=False)[0]
@@ -213,6 +202,18 @@ def test_a_causal_spec_needs_no_look_at_a_causal_mask() -> None:
     found = module(x, x, x, attn_mask=wrong, is_causal=True, need_weights=False)[0]
     assert torch.equal(found, meant)
     assert torch.equal(module(x, x, x, is_causal=True, need_weights=False)[0], meant)
+
+
+def test_views_of_one_tensor_and_no_tokens() -> None:
+    window, x = ours("attend window(radius = 1)"), tokens(9)
+    wanted = window(x, x, x)[0]
+    assert torch.equal(window(x[:], x.view_as(x), x)[0], wanted)
+    torch.testing.assert_close(window(x[:, 0], x[:, 0], x[:, 0])[0], wanted[:, 0])
+    for n, batch in ((0, 2), (1, 2), (3, 0)):
+        x = tokens(n, batch=batch)
+        for given in ({}, {"attn_mask": torch.zeros(n, n, dtype=torch.bool)}):
+            out, weights = window(x, x, x, **given)
+            assert (out.shape, weights.shape) == (x.shape, (batch, n, n))
 
 
 def test_padding_everywhere_gives_zeros_where_torch_gives_nan() -> None:
@@ -447,10 +448,3 @@ def test_a_spec_of_two_sequences_reads_another(queries: int, keys: int) -> None:
         torch.testing.assert_close(found, each)
     with pytest.raises(ValueError, match="joins two sequences"):
         mine(q, k, k, attn_mask=blocked)
-
-
-def test_views_of_one_tensor_are_one_sequence() -> None:
-    window, x = ours("attend window(radius = 1)"), tokens(9)
-    wanted = window(x, x, x)[0]
-    assert torch.equal(window(x[:], x.view_as(x), x)[0], wanted)
-    torch.testing.assert_close(window(x[:, 0], x[:, 0], x[:, 0])[0], wanted[:, 0])

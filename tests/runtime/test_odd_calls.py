@@ -1,10 +1,4 @@
-"""What people and machines feed a module: one test for each kind of bad or odd input.
-
-Tested elsewhere: what does not fit (test_runtime.py), transforms (test_transforms.py), caches and
-states (test_streaming.py, tests/integrations), threads and modes (test_runtime.py). Not tested:
-head sizes that a GPU's kernels refuse need a GPU (tests/backends/test_flex.py reads the refusals);
-more memory than there is ends in torch's own error, `spec.analyse(n).peak_memory` says it before.
-"""
+"""What people and machines feed a module: one test for each kind of bad or odd input."""
 
 from __future__ import annotations
 
@@ -15,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from attention_checks import module_of, spec_of, tensors, with_gradients
+from attention_checks import tensors, with_gradients
+from population import spec_of
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -80,9 +75,6 @@ def test_a_keyword_that_a_call_does_not_take_is_refused_with_the_way_out(
     for call in (layer, layer.step):
         with pytest.raises(TypeError, match=f"takes no `{keyword}`: "):
             call(torch.randn(1, 3, 8), **{keyword: 1})
-
-
-# --- shapes --------------------------------------------------------------------------------------
 
 
 # --- masks and numbers ---------------------------------------------------------------------------
@@ -161,9 +153,9 @@ def test_vectors_that_are_equal_or_zero_are_hashed() -> None:
 
 def test_more_numbers_than_32_bits_count() -> None:
     parts = [torch.empty(2048, 64, 256, 128, device="meta") for _ in range(3)]
-    assert module_of(BODIES[0])(*parts).shape == (2048, 64, 256, 128)
+    assert spec_of(BODIES[0]).compile()(*parts).shape == (2048, 64, 256, 128)
     # products of positions, 46,341 squared and more, are counted in 64 bits
-    module = module_of("cross attend where((q * k * k) % 7 == 3)")
+    module = spec_of("cross attend where((q * k * k) % 7 == 3)").compile()
     q, k = torch.randn(1, 1, 1, 4), torch.randn(1, 1, 8000, 4)
     found = module.pairs(q, k, query_start=99_999)[0, 0, 0].nonzero().flatten().tolist()
     assert found == [k for k in range(8000) if 99_999 * k * k % 7 == 3]
@@ -235,28 +227,22 @@ def test_hooks_parametrizations_and_accumulated_gradients() -> None:
     torch.testing.assert_close(found, fresh(*parts))
 
 
-@every_body
-def test_padding_that_is_written_over_before_derivatives_is_told(body: str) -> None:
+@pytest.mark.parametrize("body", [*BODIES, "input x: ids attend same(x)"])
+def test_what_is_written_over_before_derivatives_is_told(body: str) -> None:
     module, parts = drawn(body), [x.requires_grad_() for x in given()]
-    real = torch.arange(40) < torch.tensor([[40], [30]])
-    out = module(*parts, key_padding_mask=real)
-    meant = torch.autograd.grad(out.sum(), parts, retain_graph=True)
-    again = torch.autograd.grad(out.sum(), parts, retain_graph=True)
-    assert all(map(torch.equal, meant, again))
-    real[:, 20:] = False
-    with pytest.raises(RuntimeError, match=r"written over before.*pass a `.clone\(\)`"):
-        torch.autograd.grad(out.sum(), parts)
-
-
-def test_inputs_that_are_written_over_before_derivatives_are_told() -> None:
-    module, parts = drawn("input x: ids attend same(x)"), [y.requires_grad_() for y in given()]
-    x = torch.randint(3, (2, 40))
-    out, lse = module(*parts, inputs={"x": x}, return_lse=True)
-    torch.autograd.grad(lse.sum(), parts[0], retain_graph=True)
-    x += 1
+    real, x = torch.arange(40) < torch.tensor([[40], [30]]), torch.randint(3, (2, 40))
+    more = {"inputs": {"x": x}} if "input" in body else {"key_padding_mask": real}
+    out, lse = module(*parts, return_lse=True, **more)
+    loss = out.sum() + lse[lse.isfinite()].sum()
+    once, again = (torch.autograd.grad(loss, parts, retain_graph=True) for _ in range(2))
+    assert all(map(torch.equal, once, again))
+    if "input" in body:
+        x += 1
+    else:
+        real[:, 20:] = False
     for each in (out, lse):
-        with pytest.raises(RuntimeError, match="written over before"):
-            torch.autograd.grad(each.sum(), parts[0], retain_graph=True)
+        with pytest.raises(RuntimeError, match=r"written over before.*pass a `.clone\(\)`"):
+            torch.autograd.grad(each.sum(), parts[:2], retain_graph=True)
 
 
 # --- numbers that are none -----------------------------------------------------------------------

@@ -75,16 +75,21 @@ def check_same(found: torch.Tensor, meant: torch.Tensor, leaves: Sequence[torch.
 # --- traces --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sometimes(BODIES, SOME))
-def test_one_graph_for_all_lengths(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "n_q"),
+    [*((name, None) for name in SOME), ("bias", 1), ("bias", 3)]
+    + [pytest.param(name, None, marks=pytest.mark.slow) for name in BODIES if name not in SOME],
+)
+def test_one_graph_for_all_lengths(name: str, n_q: int | None) -> None:
+    """Of whole sequences, or of the last queries in steps of generation."""
     module = sample(name)
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(module, fullgraph=True, dynamic=True, backend=counter)
     # one of several results, too
     more = {} if name in WITHOUT_SUMS else {"return_lse": True}
-    for n in LENGTHS:
-        parts, rest = given(n), others(name, n) | more
+    for n in LENGTHS if n_q is None else range(70, 76):
+        parts, rest = given(n, n_q), others(name, n) | more
         leaves = [*parts, *module.parameters()]
         found, meant = (each(*parts, **rest) for each in (compiled, module))
         if more:
@@ -94,19 +99,6 @@ def test_one_graph_for_all_lengths(name: str) -> None:
                 out * torch.where(some, lse[..., None], 0) for out, lse in (found, meant)
             )
         check_same(found, meant, leaves)
-    assert counter.frame_count == 1
-
-
-@pytest.mark.parametrize("n_q", [1, 3])
-def test_steps_of_generation_in_one_graph(n_q: int) -> None:
-    module = sample("bias")
-    torch._dynamo.reset()
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend=counter)
-    with torch.inference_mode():
-        for n in range(70, 80):
-            parts = given(n, n_q)
-            torch.testing.assert_close(compiled(*parts), module(*parts))
     assert counter.frame_count == 1
 
 

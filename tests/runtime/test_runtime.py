@@ -167,12 +167,6 @@ def test_tensors_without_numbers_have_shapes() -> None:
         module_of("attend full", "bands")(*given)
 
 
-def test_learned_tables_are_where_q_is() -> None:
-    given = [x.detach().to("meta") for x in tensors(2, 2, 40, 40)]
-    with pytest.raises(ValueError, match=r"`bias_0` must be on meta as q, got cpu: move the mod"):
-        module_of("heads 2 attend full score bias()")(*given)
-
-
 @pytest.mark.parametrize(
     ("device", "kind", "words"),
     [
@@ -274,17 +268,6 @@ def test_modes_of_the_caller_do_not_reach_what_is_kept() -> None:
             assert module_of(GRAPHS["strided"], name)(*given).dtype == torch.float32
         finally:
             torch.set_default_dtype(default)
-
-
-def test_torch_compile_with_inputs() -> None:
-    module = module_of(INPUTS)
-    torch._dynamo.reset()
-    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
-    given, inputs = tensors(3, 2, 60, 60), drawn_inputs(3, 60)
-    torch.testing.assert_close(compiled(*given, inputs=inputs), module(*given, inputs=inputs))
-    inputs["important"][:] = True
-    with pytest.raises(ValueError, match="at most 9 tokens"):
-        compiled(*given, inputs=inputs)
 
 
 # --- second calls --------------------------------------------------------------------------------
