@@ -128,7 +128,7 @@ def test_the_zoo_looks_ahead_as_the_analysis_says(path: Path) -> None:
 def test_choices_look_ahead_as_the_analysis_says(body: str, causal: bool) -> None:
     spec = parse(f"attention a {{ {body} }}")
     assert spec.analyse(57).causal is causal
-    for n in (57, 12):
+    for n in (57, 12, *((9, 8) if body == "causal attend lsh(chunk = 4)" else ())):
         hold(spec, n)
 
 
