@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_models import TOLERANCE, difference, named, names_restored, padded, tiny, tokens
+from tiny_models import IMAGES, TOLERANCE, difference, named, names_restored, padded, tiny, tokens
 
 import attnspec
 from attnspec.integrations.transformers import convert, used_by
@@ -27,7 +27,8 @@ OWN_CODE = "no: computes attention in code of its own"
 _numbers = itertools.count()
 
 _LATENT = {
-    **{"kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "v_head_dim": 16},
+    **{"kv_lora_rank": 16, "q_lora_rank": 24, "v_head_dim": 16},
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim"), 8),
     **{"num_experts_per_tok": 2, "index_topk": 5, "index_head_dim": 16, "index_n_heads": 2},
 }
 _GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
@@ -114,10 +115,10 @@ BOTH_WAYS: dict[str, tuple[Any, ...]] = {
     "BART": ("Bart",),
     "BERT": ("Bert",),
     "BigBird": ("BigBird",),
-    "CLIP, images": ("CLIPVision",),
+    "CLIP, images": ("CLIPVision", IMAGES),
     "DeBERTa": ("Deberta",),
     "DeBERTa v2, v3": ("DebertaV2",),
-    "DINOv2": ("Dinov2",),
+    "DINOv2": ("Dinov2", IMAGES),
     "DistilBERT": ("DistilBert",),
     "ELECTRA": ("Electra",),
     "Funnel": ("Funnel", {"num_hidden_layers": ..., "block_sizes": [1, 1], "d_head": 12}),
@@ -127,7 +128,7 @@ BOTH_WAYS: dict[str, tuple[Any, ...]] = {
     "MPNet": ("MPNet",),
     "RoBERTa": ("Roberta",),
     "T5": ("T5", {"d_kv": 12, "decoder_start_token_id": 0}),
-    "ViT": ("ViT",),
+    "ViT": ("ViT", IMAGES),
     "wav2vec2": (
         "Wav2Vec2",
         {**_SOUND, "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2},

@@ -38,17 +38,15 @@ TINY: dict[str, Any] = {
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 64),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
     **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts"), 1),
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "kv_channels"), 8),
     **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1},
     **{"initializer_range": 0.2, "init_std": 0.2, "vocab_size": 61, "word_embed_proj_dim": WIDTH},
-    **{"image_size": 8, "patch_size": 2, "num_mel_bins": 8, "max_source_positions": 13},
-    **{"num_experts_per_tok": 1, "qk_rope_head_dim": 4, "v_head_dim": 12, "rotary_dim": 4},
-    **{"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 61, "laurel_rank": 4},
-    **{"global_head_dim": 8, "num_kv_shared_layers": 0, "altup_num_inputs": 2},
-    **{"attn_temperature_tuning": False, "window_size": 4},
-    "attention_types": [[["global", "local"], 1]],
+    **{"num_mel_bins": 8, "max_source_positions": 13, "num_experts_per_tok": 1, "rotary_dim": 4},
+    **{"attention_types": [[["global", "local"], 1]], "window_size": 4},
+    "attn_temperature_tuning": False,
 }
 """Sizes under every name that a config has for them: strong enough for attention to matter."""
+
+IMAGES = {"image_size": 8, "patch_size": 2}
 
 _numbers = itertools.count()
 
