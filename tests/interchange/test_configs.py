@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -17,7 +16,6 @@ from tiny_models import LAYERS, TINY, WIDTH, transformers
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-import attnspec
 from attnspec import AttnSpecError, Spec, from_hf_config
 from attnspec.integrations.transformers import convert, used_by
 from attnspec.interchange import hf_configs
