@@ -338,6 +338,10 @@ def test_a_cache_that_has_lost_keys_is_refused(graph: str) -> None:
         steps(model, ids, sliding())
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.11",  # type: ignore[operator]
+    reason="the cache of transformers rounds to NaN in torch 2.9, with its own attention too",
+)
 def test_keys_of_fewer_bits_are_read_as_they_are() -> None:
     # the first part is exact, later ones meet what is kept of it
     model, ids, spec = sparse(WINDOW), tokens(2, 14), attnspec.parse(WINDOW)

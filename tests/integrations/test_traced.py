@@ -16,6 +16,10 @@ import attnspec
 from attnspec.integrations.transformers import convert
 
 SLOW = pytest.mark.slow
+COMPILED = pytest.mark.skipif(
+    torch.__version__ < "2.11",  # type: ignore[operator]
+    reason="torch.compile takes a converted model from torch 2.11 on",
+)
 BOTH_WAYS = "attention near { attend window(radius = 3) | global(first(1)) score alibi() }"
 KINDS = {"layer_types": ["sliding_attention", "full_attention"]}
 
@@ -42,6 +46,7 @@ def converted(model: Any, text: str = WINDOW) -> Any:
     return model
 
 
+@COMPILED
 @pytest.mark.parametrize("masked", [False, pytest.param(True, marks=SLOW)])
 @pytest.mark.parametrize(
     ("make", "text"),
@@ -146,6 +151,7 @@ def test_a_trace_refuses_causality_that_only_pairs_show(text: str, words: str) -
         torch.export.export(model, (), given(8, False), strict=False)
 
 
+@COMPILED
 @pytest.mark.parametrize("real", [False, True])
 def test_layers_of_a_converted_model_compile_to_one_graph(real: bool) -> None:
     model, call = llama("sdpa"), given(8, True, pad=3)

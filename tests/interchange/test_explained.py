@@ -73,7 +73,8 @@ dilated(radius = 6, step = 2); block(size = 7); block(size = 4, before = 1); col
 columns(positions(3, 8..9)); columns(every(4)); rows(last(3)); rows(positions(2, 7))"""
 """Graphs of families that have a smallest member around a mask."""
 
-INSIDE = """; strided(stride = 4); global(first(1)); global(positions(5)); summary(stride = 5, cells = 2)
+INSIDE = """; strided(stride = 4); global(first(1)); global(positions(5))
+summary(stride = 5, cells = 2)
 global(first(1) | last(2)); fixed(stride = 4, cells = 1)"""
 """Others, which have a largest member inside of it alone."""
 
