@@ -79,7 +79,7 @@ class Family:
     def __str__(self) -> str:
         return self.stem
 
-    def build(self, attention: str = "eager", head: str = "Model", **settings: Any) -> Any:
+    def build(self, attention: str = "eager", head: str = "Model", /, **settings: Any) -> Any:
         return tiny(self.stem, head, attention, **{**self.settings, **settings})
 
     def inputs(self, left: bool = False) -> dict[str, torch.Tensor]:
@@ -177,7 +177,7 @@ def spec_of(family: Family, graph: str, score: str = "", side: str = "") -> attn
     return attnspec.parse(f"attention {name} {{ {word} {heads} attend {graph} {score} }}")
 
 
-def specs_of(family: Family, graph: str, score: str = "") -> dict[str, attnspec.Spec]:
+def specs_of(family: Family, graph: str, score: str = "") -> dict[str, Any]:
     """The arguments of `convert` that give every layer a graph."""
     sides = ("encoder", "decoder", "cross") if family.stem in ("Bart", "T5", "Whisper") else ("",)
     return {side or "spec": spec_of(family, graph, score, side) for side in sides}

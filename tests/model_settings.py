@@ -55,7 +55,7 @@ SETTINGS = (
 
 
 def build(name: str, implementation: str) -> Any:
-    return tiny(name, attention=implementation, **MODELS[name][0])
+    return tiny(name, "Model", implementation, **MODELS[name][0])
 
 
 def call_of(model: Any, setting: str) -> dict[str, Any] | None:

@@ -51,7 +51,7 @@ IMAGES = {"image_size": 8, "patch_size": 2}
 _numbers = itertools.count()
 
 
-def tiny(stem: str, head: str = "Model", attention: str = "eager", **settings: Any) -> Any:
+def tiny(stem: str, head: str = "Model", attention: str = "eager", /, **settings: Any) -> Any:
     """A tiny random model, in evaluation; a setting of `...` is left to the config."""
     given = {name: value for name, value in {**TINY, **settings}.items() if value is not ...}
     config = getattr(transformers, f"{stem}Config")(**given)
@@ -62,7 +62,7 @@ def tiny(stem: str, head: str = "Model", attention: str = "eager", **settings: A
 
 
 def bert(attention: str, **settings: Any) -> Any:
-    return tiny("Bert", attention=attention, num_hidden_layers=3, **settings)
+    return tiny("Bert", "Model", attention, num_hidden_layers=3, **settings)
 
 
 def llama(attention: str, **settings: Any) -> Any:

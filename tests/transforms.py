@@ -94,7 +94,8 @@ def same_with_gradients(
 ) -> None:
     parts = tensors(n)
     same(run(*parts), meant(*parts))
-    same(*(torch.autograd.grad(loss_of(x)(*parts), parts) for x in (run, meant)))
+    found, wanted = (torch.autograd.grad(loss_of(x)(*parts), parts) for x in (run, meant))
+    same(found, wanted)
 
 
 # --- traces --------------------------------------------------------------------------------------
@@ -287,11 +288,11 @@ def narrowed(kind: Kind) -> None:
 def checkpointed(kind: Kind) -> None:
     run = kind.run()
     for reentrant in (False, True):
-        again = partial(checkpoint.checkpoint, run, use_reentrant=reentrant)
         given = tensors(), tensors()
+        again: Any = partial(checkpoint.checkpoint, run, use_reentrant=reentrant)
         for parts, each in zip(given, (again, run), strict=True):
             each(*parts).square().sum().backward()
-        same(*([x.grad for x in parts] for parts in given))
+        same([x.grad for x in given[0]], [x.grad for x in given[1]])
 
 
 class _Block(nn.Module):

@@ -49,8 +49,8 @@ _CAUSAL = (
         "apertus arcee aria_text biogpt bitnet bloom codegen cohere ctrl dbrx diffllama ernie4_5"
         " ernie4_5_moe falcon flex_olmo gemma glm glm4 glm4_moe gpt2 gpt_bigcode gpt_neox"
         " gpt_neox_japanese gptj granite granitemoe granitemoeshared helium hunyuan_v1_dense"
-        " hunyuan_v1_moe hy_v3 hyperclovax jais2 jetmoe llama minimax_m2 moshi mpt nanochat nemotron"
-        " olmo olmo2 olmoe opt persimmon phi seed_oss solar_open stablelm xglm"
+        " hunyuan_v1_moe hy_v3 hyperclovax jais2 jetmoe llama minimax_m2 moshi mpt nanochat"
+        " nemotron olmo olmo2 olmoe opt persimmon phi seed_oss solar_open stablelm xglm"
     )
 )
 """Types whose layers read no later token, unless the config says `is_causal = False`."""
@@ -284,13 +284,12 @@ def _layers(config: Config, causal: bool | None, part: str | None) -> Layers:
         layers = _OWN[kind](config)
         _require_direction(config, layers.causal)
     else:
-        types = _types(config)
-        back = _reads_back(config, causal)
+        types, back = _types(config), _reads_back(config, causal)
         attends = tuple(_layer(each, config, back) for each in types)
         if kind == "mimo_v2_flash":
             # sinks stand in sliding layers alone
             attends = tuple(f"{x} normalize softmax{'1' * (x != 'full')}" for x in attends)
-        layers = Layers(attends, back, (), tuple(_scores(config)))
+        layers = Layers(attends, back, lines=tuple(_scores(config)))
     return layers
 
 
@@ -570,10 +569,6 @@ def _nystromformer(config: Config) -> Layers:
     return Layers((attend,) * _count_of(config), False)
 
 
-def _fnet(config: Config) -> Layers:
-    return Layers(("fourier()",) * _count_of(config), False)
-
-
 def _t5(config: Config, stack: str) -> Layers:
     """T5 and LongT5: a learned bias of the distance, and no scale."""
     buckets = config.get("relative_attention_num_buckets", 32)
@@ -616,7 +611,7 @@ _OWN: dict[str, Callable[[Config], Layers]] = {
     "gpt_neo": _gpt_neo,
     "reformer": _reformer,
     "nystromformer": _nystromformer,
-    "fnet": _fnet,
+    "fnet": lambda config: Layers(("fourier()",) * _count_of(config), False),
 }
 
 _OF_TWO: dict[str, Callable[[Config, str], Layers]] = {

@@ -24,7 +24,7 @@ def pieces(model: Any, cache: Any) -> torch.Tensor:
         return torch.cat(
             [
                 model(input_ids=x, past_key_values=cache, use_cache=True).last_hidden_state
-                for x in tokens(2, 13).split((9, 1, 3), 1)
+                for x in torch.split(tokens(2, 13), [9, 1, 3], 1)
             ],
             1,
         )
@@ -57,11 +57,11 @@ def test_a_model_that_chooses_keys_reads_those_of_its_spec(name: str) -> None:
     model.set_attn_implementation("eager")
     for text in (CAUSAL, NEAR):
         with convert(model, attnspec.parse(text)):
-            found, cache = states(model), SpecCache(model)
-            assert (difference(found[0], wanted[0]) < TOLERANCE) is (text == CAUSAL)
+            given, cache = states(model), SpecCache(model)
+            assert (difference(given[0], wanted[0]) < TOLERANCE) is (text == CAUSAL)
             for _ in range(2):
                 # what the choice goes by is kept, as long as the cache is
-                assert difference(pieces(model, cache), found[-1]) < TOLERANCE
+                assert difference(pieces(model, cache), given[-1]) < TOLERANCE
                 assert cache.bytes > 0
                 cache.reset()
 

@@ -1,5 +1,5 @@
 """A model that is there already is given a spec, in place, says what it reads, and gets its own
-attention back. What each family reads then: test_models.py."""
+attention back. What each family reads then: test_families.py."""
 
 from __future__ import annotations
 
@@ -130,7 +130,9 @@ def test_a_refusal_leaves_the_model_as_it_was(
 ) -> None:
     model = BY_STEM[stem].build()
     before = [module.config for module in model.modules() if hasattr(module, "config")]
-    specs = {x: attnspec.parse(y) if isinstance(y, str) else y for x, y in given.items()}
+    specs: dict[str, Any] = {
+        x: attnspec.parse(y) if isinstance(y, str) else y for x, y in given.items()
+    }
     with pytest.raises(attnspec.AttnSpecError, match=message):
         convert(model, **specs)
     after = [module.config for module in model.modules() if hasattr(module, "config")]

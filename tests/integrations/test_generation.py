@@ -1,5 +1,5 @@
 """Models that write: from a cache that keeps what the spec may still read, and from those of
-transformers, the rows of the whole pass. Each family with each cache: test_models.py."""
+transformers, the rows of the whole pass. Each family with each cache: test_families.py."""
 
 from __future__ import annotations
 
@@ -149,14 +149,16 @@ def test_samples_beams_and_guesses() -> None:
     # one that guesses right now and then
     other = sparse(MIXED)
     other.model.layers[2].mlp.down_proj.weight.data.mul_(0.5)
-    ways = ({}, {"prompt_lookup_num_tokens": 3}, {"assistant_model": other})
+    ways: Any = ({}, {"prompt_lookup_num_tokens": 3}, {"assistant_model": other})
     require_written(
         model, ids, *({"past_key_values": SpecCache(model), **x} for x in ways), **GREEDY
     )
     more = {**GREEDY, "num_beams": 2, "num_return_sequences": 2}
     require_written(model, tokens(2, 9), {"past_key_values": SpecCache(model)}, **more)
     # of a model with windows of its own guesses are taken back, too
-    pair = [BY_STEM["Gemma3Text"].build(head="ForCausalLM", eos_token_id=None) for _ in range(2)]
+    pair = [
+        BY_STEM["Gemma3Text"].build("eager", "ForCausalLM", eos_token_id=None) for _ in range(2)
+    ]
     for each, text in zip(pair, (WINDOW, SINKS), strict=True):
         convert(each, attnspec.parse(text))
     require_written(
@@ -184,7 +186,7 @@ def test_a_batch_padded_on_the_left_writes_as_its_samples_do_alone(more: dict[st
     ],
 )
 def test_sinks_of_a_model_stand_beside_what_is_kept(body: str) -> None:
-    model = BY_STEM["GptOss"].build(head="ForCausalLM", eos_token_id=None)
+    model = BY_STEM["GptOss"].build("eager", "ForCausalLM", eos_token_id=None)
     convert(model, attnspec.parse(f"attention a {{ causal {body} }}"))
     for name, parameter in model.named_parameters():
         if "attnspec" in name or "sinks" in name:
@@ -339,7 +341,7 @@ def test_a_cache_that_has_lost_keys_is_refused(graph: str) -> None:
 
 
 @pytest.mark.skipif(
-    torch.__version__ < "2.11",  # type: ignore[operator]
+    torch.__version__ < "2.11",
     reason="the cache of transformers rounds to NaN in torch 2.9, with its own attention too",
 )
 def test_keys_of_fewer_bits_are_read_as_they_are() -> None:

@@ -291,7 +291,8 @@ def test_the_function_scales_as_it_is_told_and_drops_nothing_in_evaluation() -> 
 @pytest.mark.parametrize("word", ["softcap", "position_bias", "sliding_window", "novelty"])
 def test_what_changes_the_mathematics_is_refused(word: str) -> None:
     assert f"passes `{word}`" in refused(called, **{word: torch.ones(2)})
-    assert called(**{word: None})[0].shape == (1, 4, 2, 8)
+    nothing: dict[str, Any] = {word: None}
+    assert called(**nothing)[0].shape == (1, 4, 2, 8)
 
 
 def test_a_layer_says_which_it_is_and_which_way_it_reads() -> None:

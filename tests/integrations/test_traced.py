@@ -17,7 +17,7 @@ from attnspec.integrations.transformers import convert
 
 SLOW = pytest.mark.slow
 COMPILED = pytest.mark.skipif(
-    torch.__version__ < "2.11",  # type: ignore[operator]
+    torch.__version__ < "2.11",
     reason="torch.compile takes a converted model from torch 2.11 on",
 )
 BOTH_WAYS = "attention near { attend window(radius = 3) | global(first(1)) score alibi() }"
@@ -60,7 +60,7 @@ def converted(model: Any, text: str = WINDOW) -> Any:
             marks=SLOW,
         ),
         pytest.param(
-            lambda: BY_STEM["GptOss"].build(head="ForCausalLM"),
+            lambda: BY_STEM["GptOss"].build("eager", "ForCausalLM"),
             f"{CAUSAL[:-1]} normalize softmax1 }}",
             id="gpt_oss",
             marks=SLOW,

@@ -83,15 +83,15 @@ def test_training_padding_and_saving(family: Family, tmp_path: Path) -> None:
 def test_writing_from_every_cache(family: Family) -> None:
     # further back than the model's own windows, from a position, and to the first ones
     graph = "window(before = 5, after = 0) | block(size = 8) | columns(first(1))"
-    kinds = {"layer_types": ["sliding_attention"] * 2 + ["full_attention"]}
+    kinds: dict[str, Any] = {"layer_types": ["sliding_attention"] * 2 + ["full_attention"]}
     more = kinds if family.stem in ("Gemma2", "Gemma3Text", "GptOss") else {}
     if family.stem == "MiniMaxM3VLText":
         more = {"layer_types": ["minimax_m3_sparse"] * 3}
     head = "LMHeadModel" if family.stem == "GPT2" else "ForCausalLM"
-    model = family.build(head=head, num_hidden_layers=3, eos_token_id=None, **more)
+    model = family.build("eager", head, num_hidden_layers=3, eos_token_id=None, **more)
     for layer in model.modules():
         if hasattr(layer, "sinks"):
-            torch.nn.init.normal_(layer.sinks)  # type: ignore[arg-type]
+            torch.nn.init.normal_(layer.sinks)
     ids, beams = tokens(2, 9), {**GREEDY, "num_beams": 2}
     before = model.generate(ids, **GREEDY)
     score = score_of(CELLS[family.stem].replace("…", "2.0"))
