@@ -366,43 +366,6 @@ def test_positions_that_count_from_padding_on_the_left_warn(body: str) -> None:
 # --- run-time inputs in `generate` ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("body", "values"),
-    [
-        (
-            "input x: tokens causal attend window(before = 2, after = 0) | columns(x)",
-            torch.arange(40).view(2, 20) % 9 == 1,
-        ),
-        (
-            "input x: numbers causal attend where(x(q) - x(k) <= 2) & window(before = 6, after = 0)"
-            " | self",
-            torch.arange(40).view(2, 20).sqrt() * 4,
-        ),
-    ],
-)
-def test_generate_under_inputs_is_step_by_step(body: str, values: torch.Tensor) -> None:
-    name = named(f"attention a {{ {body} }}")
-    model, ids = llama(name), tokens(2, 7)
-    with with_inputs(name, {"x": values}):
-        got = [
-            model.generate(ids, **GREEDY, **more)
-            for more in ({}, {"cache_implementation": "static", "disable_compile": True})
-        ]
-    wanted = ids
-    for n in range(7, 13):
-        with torch.no_grad():
-            out = model(wanted, attnspec_inputs={"x": values[:, :n]}, use_cache=False)
-        wanted = torch.cat([wanted, out.logits[:, -1:].argmax(-1)], 1)
-    assert got[0].tolist() == got[1].tolist() == wanted.tolist()
-    # and the inputs are felt
-    with torch.no_grad():
-        one, other = (
-            model(ids, attnspec_inputs={"x": x[:, :7]}).logits
-            for x in (values, torch.zeros_like(values))
-        )
-    assert difference(one, other) > TOLERANCE
-
-
 def test_inputs_that_are_not_there_or_too_short() -> None:
     name = named("attention a { input m: tokens causal attend self | columns(m) }")
     model, ids, marked = llama(name), tokens(2, 7), torch.ones(2, 7, dtype=torch.bool)

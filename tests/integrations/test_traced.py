@@ -21,7 +21,6 @@ COMPILED = pytest.mark.skipif(
     reason="torch.compile takes a converted model from torch 2.11 on",
 )
 BOTH_WAYS = "attention near { attend window(radius = 3) | global(first(1)) score alibi() }"
-KINDS = {"layer_types": ["sliding_attention", "full_attention"]}
 
 
 def given(n: int, masked: bool, pad: int = 0) -> dict[str, Any]:
@@ -53,12 +52,6 @@ def converted(model: Any, text: str = WINDOW) -> Any:
     [
         pytest.param(lambda: llama("sdpa"), WINDOW, id="llama"),
         pytest.param(lambda: bert("sdpa"), BOTH_WAYS, id="bert", marks=SLOW),
-        pytest.param(
-            lambda: BY_STEM["Gemma3Text"].build("sdpa", "ForCausalLM", **KINDS),
-            SINKS,
-            id="gemma",
-            marks=SLOW,
-        ),
         pytest.param(
             lambda: BY_STEM["GptOss"].build("eager", "ForCausalLM"),
             f"{CAUSAL[:-1]} normalize softmax1 }}",
