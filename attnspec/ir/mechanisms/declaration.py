@@ -144,6 +144,27 @@ class MechanismDeclaration:
         """Its operations; here those of sums of features: keys by values, and queries by these."""
         return 4 * n * self.feature_width(size) * size + 2 * n * self.row_flops(size)
 
+    def forward_flops(self, n: int, size: int, causal: bool = False) -> int:
+        """Its operations, with those of the pairs of a chunk where sums are causal."""
+        found = self.flops(n, size)
+        if causal and self.sums:
+            found += 2 * n * LIMITS.feature_chunk * (self.feature_width(size) + size)
+        return found
+
+    def backward_flops(self, n: int, size: int, causal: bool = False) -> int:
+        """Those of the backward pass: two products for each one forward, and what is computed again
+        rather than kept."""
+        found = self.backward * self.flops(n, size)
+        if not self.sums:
+            return found
+        width = self.feature_width(size)
+        if self.features_again:
+            found += 2 * n * self.row_flops(size)
+        if causal:
+            # the states; of the pairs of a chunk three products of features and two of values
+            found += 2 * n * width * size + 2 * n * LIMITS.feature_chunk * (3 * width + 2 * size)
+        return found
+
     def held(self, at: Sizes) -> int:
         """The most numbers that all heads hold at one time beside q, k, v and the output."""
         width, size = self.feature_width(at.size), at.size
