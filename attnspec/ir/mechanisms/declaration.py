@@ -13,9 +13,6 @@ from typing import ClassVar
 
 from attnspec.limits import LIMITS
 
-START = ("zeros", "ones", "constant", "normal", "uniform", "scaled", "drawn")
-"""How a learned part may start."""
-
 LANES = 16
 """Keys from which on it may be: with fewer than a vector has lanes torch's kernel makes zeros of
 scores that are no numbers."""
@@ -44,12 +41,12 @@ class Sizes:
 class Part:
     """Something that a mechanism learns: a tensor [layers or 1, heads or 1, *shape].
 
-    An entry "d" of the shape is the size of a head, "d_v" that of a head of values. `start` is one
-    of `START`, `by` its number: the standard deviation of `normal`, the bound of `uniform`, the
-    value of `constant`; `scaled` is normal, with the root of the last extent dividing that
-    deviation; `drawn` are Gaussian rows by the seed `by`, the layer and the head. `layers` and
-    `heads` say that all layers, or all heads of a layer, share one. What is `kept` is no parameter,
-    but a buffer that calls in training move.
+    An entry "d" of the shape is the size of a head, "d_v" that of a head of values. `start` is
+    `zeros`, `ones`, or with the number `by`: `normal` of that deviation, `scaled`, the same divided
+    by the root of the last extent, `uniform` within that bound, `constant` of that value, `drawn`,
+    Gaussian rows by that seed, the layer and the head. `layers` and `heads` say that all layers, or
+    all heads of a layer, share one. What is `kept` is no parameter, but a buffer that calls in
+    training move.
     """
 
     name: str
