@@ -11,7 +11,6 @@ gap is a bound: what they reach lies inside the spectrum.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ import numpy as np
 
 from attnspec.analysis.counting.conjunctions import Listed
 from attnspec.analysis.counting.degrees import degrees_of
-from attnspec.analysis.quality import Quality
+from attnspec.analysis.quality import Figure
 from attnspec.graphs.operators import Union, transpose_of
 from attnspec.graphs.stack import Stack, TooMuch
 from attnspec.limits import LIMITS
@@ -37,47 +36,33 @@ TOLERANCE = 1e-10
 """Of the residual, relative to the eigenvalue that is iterated for."""
 
 
-@dataclass(frozen=True)
-class Spectrum:
-    """`slowest`: the largest absolute value of an eigenvalue but for one 1. Where the quality is
-    "bound", it is no more than the true value."""
-
-    slowest: float
-    quality: Quality = "exact"
-    note: str = ""
-
-    @property
-    def gap(self) -> float:
-        """1 - |second eigenvalue|."""
-        return 1 - self.slowest
-
-
 @lru_cache(maxsize=4)
-def spectrum(stack: Stack, n: int) -> Spectrum:
-    """The spectrum of all layers and heads together at n > 0 positions; raises TooMuch."""
+def spectral_gap(stack: Stack, n: int) -> Figure[float]:
+    """1 - |second eigenvalue| of all layers and heads together at n > 0 positions; the gap is no
+    more than a bound. Raises TooMuch."""
     from scipy.sparse.csgraph import connected_components
 
     edges = edges_both_ways(stack, n)
     degrees = np.asarray(edges.sum(axis=1)).ravel()
     parts = int(connected_components(edges)[0]) - int((degrees == 0).sum())
     if parts > 1:
-        return Spectrum(1.0, note=f"{parts:,} parts that no pair joins")
+        return Figure(0.0, note=f"{parts:,} parts that no pair joins")
     if n == 1 or not degrees.any():
-        return Spectrum(0.0)
+        return Figure(1.0)
     # no degree, no pair: such a position has an eigenvalue 0
     roots = np.sqrt(np.maximum(degrees, 1))
     edges.data = edges.data / (np.repeat(roots, np.diff(edges.indptr)) * roots[edges.indices])
     if n <= LIMITS.eigenvalues:
         values = np.linalg.eigvalsh(edges.toarray())
-        return Spectrum(_rounded(max(values[-2], -values[0])), note="but for rounding")
+        return Figure(_gap(max(values[-2], -values[0])), note="but for rounding")
     slowest, settled = _by_iterations(edges, np.sqrt(degrees / degrees.sum()))
     if settled:
-        return Spectrum(_rounded(slowest), "estimate", "by Lanczos iterations")
-    return Spectrum(_rounded(slowest), "bound", "at most: the iterations did not settle")
+        return Figure(_gap(slowest), "estimate", "by Lanczos iterations")
+    return Figure(_gap(slowest), "bound", "at most: the iterations did not settle")
 
 
-def _rounded(slowest: float) -> float:
-    return 1.0 if slowest > 1 - ROUNDING else max(0.0, float(slowest))
+def _gap(slowest: float) -> float:
+    return 0.0 if slowest > 1 - ROUNDING else 1 - max(0.0, float(slowest))
 
 
 def edges_both_ways(stack: Stack, n: int) -> csr_array:
