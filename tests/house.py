@@ -22,7 +22,7 @@ from import_graph import all_imports, cycles, modules_of, statements
 HALL = 8
 """The most files right inside the package."""
 
-LINES = 77_351
+LINES = 77_313
 """The most lines of the package with its examples: a ratchet."""
 
 SCREEN = 60

@@ -162,7 +162,7 @@ def _by_pairs(stack: Stack, n: int) -> Figure[Leak | None]:
 @lru_cache(maxsize=8)
 def later_pair(relation: Relation, n: int) -> tuple[int, int] | None:
     """The first query of a relation that reads a later key, with the first such key; beyond
-    MOST_POSITIONS some of the first queries and keys, and TooMuch where they show none."""
+    `LIMITS.positions` some of the first queries and keys, and TooMuch where they show none."""
     if n > LIMITS.positions:
         first = np.arange(FIRST)
         later = np.triu(evaluate_pairs(relation, first[:, None], first[None], n), 1)
