@@ -315,7 +315,9 @@ def test_a_cache_that_begins_later_is_enough_for_a_window(rest: str) -> None:
     inputs = "input x: ids" * rest.startswith("&")
     spec = f"attention w {{ {inputs} causal attend window(before = 3, after = 0) {rest} }}"
     ids, mask, model = tokens(3, 14), padded(14, left=True), llama("eager")
-    with with_inputs(convert(model, attnspec.parse(spec)), {"x": torch.arange(14)[None] // 5}):
+    with with_inputs(
+        convert(model, attnspec.parse(spec)), {"x": torch.arange(14).expand(3, -1) // 5}
+    ):
         found = steps(model, ids, sliding(), mask=mask)
         assert difference(found, hidden(model, ids, mask), mask) < TOLERANCE
 
