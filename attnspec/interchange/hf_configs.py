@@ -6,7 +6,7 @@ caps, a scale of the config's own, learned sinks as `softmax1`.
 
 The tables say which type reads which field; a field that changes pairs or scores and that no spec
 says is refused by its name. Source: transformers 5, masking_utils.py and the models' files; tests
-hold tiny models of each type against their specs (tests/interchange/test_models_of_configs.py).
+hold tiny models of each type against their specs (tests/interchange/test_configs.py).
 """
 
 from __future__ import annotations
