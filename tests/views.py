@@ -344,9 +344,7 @@ class Call:
     @cached_property
     def tables(self) -> list[torch.Tensor]:
         """Numbers for each table that the spec learns."""
-        return [
-            _numbers(x.shape, 1).float().double() for x in self.case.spec.compile().parameters()
-        ]
+        return [numbers(x.shape, 1).float().double() for x in self.case.spec.compile().parameters()]
 
     def meant(self, dtype: torch.dtype, sums: bool) -> list[torch.Tensor]:
         """The output, the log-sum-exps and the gradients by the oracle in a type, of the `sums`
@@ -361,7 +359,7 @@ class Call:
             )
             out, lse = dense.attend_with_lse(self.case.attention, asked, _directions)
             results = [out.detach(), lse.detach() if sums else torch.zeros(0)]
-            grads = _gradients(out, lse if sums else None, [*leaves, *tables])
+            grads = gradients(out, lse if sums else None, [*leaves, *tables])
             self.__dict__[key] = [*results, *grads]
         return self.__dict__[key]  # type: ignore[no-any-return]
 
@@ -375,7 +373,7 @@ class Call:
             if "log-sum-exps" not in str(error) and "return_lse" not in str(error):
                 raise
             out, lse = module(*leaves, **self.keywords), None
-        grads = _gradients(out, lse, [*leaves, *module.parameters()])
+        grads = gradients(out, lse, [*leaves, *module.parameters()])
         with torch.no_grad():
             # another operation computes the same
             plain = module(*leaves, **self.keywords)
@@ -384,7 +382,7 @@ class Call:
         return [out.detach(), torch.zeros(0) if lse is None else lse.detach(), *grads]
 
 
-def _numbers(shape: Any, seed: int) -> torch.Tensor:
+def numbers(shape: Any, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
@@ -396,11 +394,15 @@ def _directions(*given: Any) -> np.ndarray:
     return one_head(seed, layer, head, 0, features, size, orthogonal)
 
 
-def _gradients(
-    out: torch.Tensor, lse: torch.Tensor | None, leaves: list[torch.Tensor]
+def gradients(
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    leaves: list[torch.Tensor],
+    weights: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """Of fixed random weights of the outputs and of the sines of the log-sum-exps."""
-    total = (out * _numbers(out.shape, 2).to(out.dtype)).sum()
+    weights = numbers(out.shape, 2) if weights is None else weights
+    total = (out * weights.to(out.dtype)).sum()
     if lse is not None:
         total = total + torch.where(torch.isfinite(lse), lse, 0.0).sin().sum().to(out.dtype)
     if not total.requires_grad:
