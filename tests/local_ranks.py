@@ -85,9 +85,9 @@ class Shards:
         found: partitions.Partition | None = None
         return getattr(partitions, name)(self.n, self.ranks) if name else found
 
-    def module(self, dtype: torch.dtype) -> Any:
+    def module(self, dtype: torch.dtype, backend: str = "auto") -> Any:
         """With numbers in place of what is learned."""
-        made = self.call.case.spec.compile()
+        made = self.call.case.spec.compile(backend)
         made.make_parameters(self.tensors[0].shape[3], self.tensors[2].shape[3])
         with torch.no_grad():
             for parameter in made.parameters():

@@ -273,6 +273,17 @@ KERNELS = (
 )
 """The backends that run on the CPU."""
 
+SLOW_KERNELS = {
+    "triton": (
+        *("full", "blocks", "empty rows", "by layer", "documents", "few marked tokens", "length"),
+        *("times", "choices", "both", "bias", "softmax1", "several inputs", "five residues"),
+        *("linear", "efficient", "taylor", "favor of relus", "window and linear", "random"),
+        *("documents and linear", "stride and taylor", "shifted back", "scattered tokens"),
+    )
+}
+"""Those that are asked for by name, here by an interpreter, and the specs that they run by
+default: each kind of kernel, few tiles."""
+
 SHAPES = (
     "plain",
     "last queries",
