@@ -19,6 +19,7 @@ from oracle.meaning import masks
 from oracle.program import attention_of
 from oracle.tree import Attention
 from population import inputs_of
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
 from attnspec import Report, Spec, diff, parse
 from attnspec.backends import BACKENDS
@@ -182,6 +183,44 @@ def _compared(case: Case) -> Any:
     return [found.only_in_a.count, found.only_in_b.count]
 
 
+def _flex(case: Case) -> Any:
+    """The pairs of the functions that FlexAttention is handed, whose lists are those of torch."""
+    spec, heads = case.spec, case.spec.heads or 1
+    chosen = any(entry.kind == "choices" for entry in spec.program.inputs)
+    if case.n == 0 or chosen or any(x.mechanism for x in spec.program.attends):
+        return SILENT
+    found = []
+    for layer in range(spec.layers):
+        flex = spec.to_flex(case.n, layer, case.inputs or None)
+        found.append(create_mask(flex.mask_mod, 1, heads, case.n, case.n, device="cpu")[0])
+        if layer == 0:
+            ours = flex.block_mask()
+            torchs = create_block_mask(flex.mask_mod, 1, heads, case.n, case.n, "cpu")
+            for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks"):
+                assert torch.equal(getattr(ours, name), getattr(torchs, name)), name
+            assert torch.equal(ours.to_dense(), torchs.to_dense())
+    return torch.stack(found).numpy()
+
+
+def _block_rows(case: Case) -> Any:
+    """The pairs of the blocks that FlashInfer is handed, which say whether they are whole."""
+    n, size = case.n, (16, 7, 1)[case.n % 3]
+    if n == 0:
+        return SILENT
+
+    def dense(_: int, *at: Any) -> np.ndarray:
+        found = case.spec.to_bsr(n, size, *at)
+        rows = np.repeat(np.arange(len(found.indptr) - 1), np.diff(found.indptr))
+        most = [np.minimum(size, n - each * size) for each in (rows, found.indices)]
+        assert found.mask.any((1, 2)).all()
+        assert (found.full == (found.mask.sum((1, 2)) == most[0] * most[1])).all()
+        bits = np.unpackbits(found.packed_mask, bitorder="little")
+        assert (bits[: found.mask.size] == found.mask.ravel()).all()
+        return np.asarray(found.dense())
+
+    return case.each(dense)
+
+
 PAIRS: dict[str, View] = {
     "mask": (lambda c: c.each(c.spec.mask), lambda c: c.masks),
     "adjacency": (
@@ -196,6 +235,8 @@ PAIRS: dict[str, View] = {
         _compared,
         lambda c: [int((c.masks & ~near(c.n)).sum()), int((near(c.n) & ~c.masks).sum())],
     ),
+    "flex": (_flex, lambda c: c.masks),
+    "block rows": (_block_rows, lambda c: c.masks),
     "source": (lambda c: parse(c.spec.source) == c.spec, lambda c: True),
 }
 """What is asked of every graph."""
