@@ -250,26 +250,27 @@ def test_a_layout_of_other_pairs_is_found_by_its_pairs(body: str, n: int, backen
             assert faults(verify(program, n, module=module), WEIGHTS)
 
 
-def tampered(body: str, backend: str, wrong: Callable[[Any], None]) -> Verification:
-    """What is found of a module whose kernel of all heads was made wrong."""
-    module = module_of(body, backend)
-    assert verify(module.program, N, module=module).ok
-    for group in module.engine.prepare(0, 2, 2, N, N, "cpu").groups:
-        wrong(group.kernel)
-    return verify(module.program, N, module=module)
-
-
 def repeat_band(kernel: Any) -> None:
     kernel.attention.steps[-1].strips.append(kernel.attention.steps[-1].strips[0])
 
 
+@pytest.mark.parametrize("n", [N, LONG])
 @pytest.mark.parametrize(
-    ("backend", "wrong"),
-    [("bands", repeat_band), ("tiles", lambda kernel: kernel.runs.append(kernel.runs[0]))],
+    ("body", "backend", "wrong"),
+    [
+        (STRIDED, "bands", repeat_band),
+        (WINDOW, "tiles", lambda kernel: kernel.runs.append(kernel.runs[0])),
+    ],
 )
-def test_a_pair_that_is_held_twice_is_found(backend: str, wrong: Callable[[Any], None]) -> None:
-    found = tampered(STRIDED if backend == "bands" else WINDOW, backend, wrong)
-    assert any(re.search(r"2 tiles hold the pair \(\d+, \d+\)", x) for x in faults(found, LAYOUT))
+def test_a_pair_that_is_held_twice_is_found(
+    body: str, backend: str, wrong: Callable[[Any], None], n: int
+) -> None:
+    module = module_of(body, backend)
+    assert verify(module.program, n, module=module, depth="pairs").ok
+    for group in module.engine.prepare(0, 2, 2, n, n, "cpu").groups:
+        wrong(group.kernel)
+    said = faults(verify(module.program, n, module=module, depth="pairs"), "pair")
+    assert any(re.search(r"2 tiles hold the pair \(\d+, \d+\)", text) for text in said), said
 
 
 def test_a_list_that_is_wrong_on_the_way_back_alone_is_found(
