@@ -18,9 +18,10 @@ from torch.nn.attention.flex_attention import BlockMask, create_mask
 from views import Call, Case, errors
 
 from attnspec import Spec
-from attnspec.backends.flex import attention, backend, kernel
+from attnspec.backends.flex import attention, backend
 from attnspec.backends.flex.backend import FlexBackend
 from attnspec.backends.flex.kernel import FlexKernel
+from attnspec.lower.work import Call as WorkCall
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without"),
@@ -66,8 +67,8 @@ def check_lists(mask: BlockMask, n_q: int, n_k: int) -> None:
     assert not (masked & whole).any()
     assert not (some & ~(masked | whole)).any()
     assert not (whole & ~every).any()
-    # inputs may leave nothing of a block that is visited
-    assert (masked & ~some).sum() <= masked.sum() // 2
+    # padding and inputs may leave nothing of a block that is visited
+    assert batch > 1 or torch.equal(masked | whole, some)
 
 
 @pytest.fixture
@@ -94,7 +95,6 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[BlockMask]:
 
 
 def taken(spec: Spec) -> bool:
-    """Of what a GPU is given; a graph without pairs is composed."""
     chosen = any(entry.kind == "choices" for entry in spec.program.inputs)
     return not chosen and all(
         attend.mechanism is None and attend.normalize in ("softmax", "softmax1")
@@ -102,7 +102,7 @@ def taken(spec: Spec) -> bool:
     )
 
 
-NAMES = [name for name, spec in population().items() if taken(spec) and name != "nothing"]
+NAMES = [name for name, spec in population().items() if taken(spec)]
 QUICK = (
     *("window", "strided", "blocks", "empty rows", "softmax1", "both", "bias", "by layer"),
     *("documents", "few marked tokens", "length", "times", "several inputs", "shifted"),
@@ -117,6 +117,9 @@ def test_outputs_and_log_sum_exps_on_a_gpu(name: str, on_a_gpu: list[BlockMask])
     spec, turn = population()[name], NAMES.index(name)
     n = spec.program.fixed_length or (300, 130, 260)[turn % 3]
     call = replace(call_of(Case(spec, n), turn), dtype=torch.float32)
+    if not call.case.masks[call.layer].any((1, 2)).all():
+        # heads without a pair are composed
+        return
     module = spec.compile(backend="flex")
     with torch.no_grad():
         for parameter, table in zip(module.parameters(), call.tables, strict=True):
@@ -124,7 +127,7 @@ def test_outputs_and_log_sum_exps_on_a_gpu(name: str, on_a_gpu: list[BlockMask])
         said = module(*call.tensors, **call.keywords, return_lse=True)
     kinds = torch.float64, torch.float32
     assert errors(list(said), *(call.meant(x, True)[:2] for x in kinds)) == []
-    assert on_a_gpu or not call.case.masks[call.layer].any()
+    assert on_a_gpu
 
 
 def test_a_long_step_is_one_call_and_bands_are_runs(on_a_gpu: list[BlockMask]) -> None:
@@ -252,7 +255,7 @@ def test_an_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "_is_new_enough", lambda: False)
     with pytest.raises(ValueError, match=r"on the CPU it needs torch 2\.13, which is not"):
         spec_of("attend full").plan(64, backend="flex")
-    assert spec_of("attend full").plan(64, "cuda", backend="flex")
+    assert spec_of("attend full").plan(64, "cuda", backend="flex").steps
 
 
 def test_it_is_never_run_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +285,7 @@ def test_gradients_of_tables_are_the_same_bits_where_torch_is_told_so() -> None:
     x = torch.empty(1, 1, 128, 16, device="meta", requires_grad=True)
     for learned in (True, False):
         table = torch.zeros(1, 8, device="meta", requires_grad=learned)
-        call = kernel.Call(tables={change.table: table for change in plain.work.changes})
+        call = WorkCall(tables={change.table: table for change in plain.work.changes})
         assert elsewhere.goes_fast(x, x, x, call)
         torch.use_deterministic_algorithms(True)
         try:

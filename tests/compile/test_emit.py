@@ -184,6 +184,6 @@ def test_what_modules_import_is_checked() -> None:
 @pytest.mark.usefixtures("unverified")
 def test_emitted_modules_are_verified() -> None:
     module = written(spec_of(BODIES["strided"]), standalone=False)
-    assert verify(spec_of(BODIES["strided"]).program, 100, module=module).ok  # type: ignore[arg-type]
+    assert verify(spec_of(BODIES["strided"]).program, 100, module=module).ok
     wrong = spec_of("causal attend residue(step = isqrt(n))")
-    assert not verify(wrong.program, 100, module=module).ok  # type: ignore[arg-type]
+    assert not verify(wrong.program, 100, module=module).ok

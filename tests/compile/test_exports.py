@@ -30,10 +30,11 @@ def test_flex_attention_computes_the_spec(name: str) -> None:
     heads = call.tensors[0].shape[1]
     flex = spec.to_flex(70, call.layer, call.keywords.get("inputs"), heads)
     assert (flex.score_mod is None) == ("score" not in BODIES[name])
-    more = {"score_mod": flex.score_mod, "scale": flex.scale(6)}
+    more: Any = {"score_mod": flex.score_mod, "scale": flex.scale(6)}
     with torch.no_grad():
         parts = [x.detach() for x in call.tensors]
-        found = flex_attention(*parts, block_mask=flex.block_mask(), **more)
+        attend: Any = flex_attention
+        found = attend(*parts, block_mask=flex.block_mask(), **more)
     meant = call.meant(torch.float64, False)[0]
     assert errors([found], [meant], [meant]) == []
 
