@@ -19,12 +19,13 @@ from sweeps import checkered
 import attnspec.backends.bands.attention
 import attnspec.layout.edge_list
 from attnspec.compile.compiler import emit_spec
+from attnspec.graphs.stack import TooMuch
 from attnspec.ir.program import Program
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import BackendError
 from attnspec.text.diagnostics import InternalError
-from attnspec.verification import TooLong, Verification, verify, verify_each
+from attnspec.verification import Verification, verify, verify_each
 from attnspec.verification.numbers import SIZE
 from attnspec.verification.trial import CHOICES, Known, sample_inputs
 from attnspec.verification.verify import Depth
@@ -354,11 +355,11 @@ def test_a_long_sequence_is_sampled(body: str, backend: str) -> None:
 def test_verification_has_limits() -> None:
     program = spec_of("attend self").program
     for n in (0, LIMITS.planned + 1):
-        with pytest.raises(ValueError, match="n must be between 1 and 1048576"):
+        with pytest.raises(ValueError, match="n must be between 1 and 1,048,576"):
             verify(program, n)
-    with pytest.raises(TooLong, match="too long for the backend dense"):
+    with pytest.raises(TooMuch, match="too long for the backend dense"):
         verify(program, 20_000, backend="dense")
-    with pytest.raises(TooLong, match="a head is estimated to take"):
+    with pytest.raises(TooMuch, match="a head is estimated to take"):
         verify(spec_of("attend full").program, 1 << 16, backend="bands")
 
 
