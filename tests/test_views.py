@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interpreted import interpreted
 from oracle import truth
 from oracle.program import UNKNOWN, attention_of
 from oracle.scalars import Invalid
@@ -21,6 +22,7 @@ from views import (
     KERNELS,
     PAIRS,
     SHAPES,
+    SLOW_KERNELS,
     Call,
     Case,
     View,
@@ -39,6 +41,8 @@ from attnspec.analysis.report.report import NAMES as NAMES_OF_FIGURES
 from attnspec.graphs.patterns import PATTERNS
 from attnspec.ir.mechanisms import MECHANISMS
 from attnspec.ir.program import leaves
+
+__all__ = ["interpreted"]
 
 NAMES = list(population())
 LENGTHS = (33, 2, 64, 7, 130, 1, 24)
@@ -114,6 +118,21 @@ def test_kernels(name: str) -> None:
     assert {kernel: faults for kernel, faults in found.items() if faults} == {}
 
 
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [
+        pytest.param(kernel, name, marks=[pytest.mark.slow] * (name not in quick))
+        for kernel, quick in SLOW_KERNELS.items()
+        for name in NAMES
+    ],
+)
+def test_kernels_that_are_asked_for_by_name(kernel: str, name: str) -> None:
+    turn = NAMES.index(name)
+    call = replace(call_of(case_of(name), turn), dtype=(torch.float32, torch.float16)[turn % 2])
+    assert not check(call, kernel)
+
+
 @pytest.mark.parametrize("name", WEIGHED)
 def test_every_pair_is_weighed_once(name: str) -> None:
     case, turn = case_of(name, 1), NAMES.index(name)
@@ -127,15 +146,17 @@ def test_every_pair_is_weighed_once(name: str) -> None:
 def test_steps(name: str) -> None:
     turn = NAMES.index(name)
     case = Case(population()[name], population()[name].program.fixed_length or 33)
-    call = replace(call_of(case, turn), shape=SHAPES[turn % 2 * 4], dtype=torch.float64)
+    kinds = {entry.kind for entry in case.spec.inputs.values()}
+    # rows of scores begin where a sample does
+    shape = "plain" if "scores" in kinds else SHAPES[turn % 2 * 4]
+    call = replace(call_of(case, turn), shape=shape, dtype=torch.float64)
     if has_mechanism(case.spec, alone=True):
         assert step_errors(call) == []
         return
-    chosen = any(entry.kind == "choices" for entry in case.spec.inputs.values())
     if is_decided(case.spec):
         stable = case.spec.analyse(case.n).stable
     else:
-        stable = chosen or truth.flag("stable", case.masks, case.attention, case.inputs)
+        stable = "choices" in kinds or truth.flag("stable", case.masks, case.attention, case.inputs)
     try:
         assert step_errors(call) == []
         refused = ""
