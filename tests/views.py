@@ -483,9 +483,9 @@ class Call:
             tables = [x.to(dtype).requires_grad_() for x in self.tables.values()]
             by_size = {x.shape[-1]: x for x in tables if x.dim()}
             learned = {**self.kept, **dict(zip(self.tables, tables, strict=True))}
-            asked = dense.Call(
-                *leaves, self.layer, self.padding, self.inputs, by_size, learned, _rotations
-            )
+            q, k, v = leaves
+            given = self.layer, self.padding, self.inputs, by_size, learned, _rotations
+            asked = dense.Call(q, k, v, *given)
             out, lse = dense.attend_with_lse(self.case.attention, asked, _directions)
             results = [out.detach(), lse.detach() if sums else torch.zeros(0)]
             grads = gradients(out, lse if sums else None, [*leaves, *tables])

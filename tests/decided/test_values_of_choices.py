@@ -239,7 +239,7 @@ def test_what_is_computed_again_is_the_same(body: str, reentrant: bool) -> None:
             torch.manual_seed(next(turns))
             return module(x, x, v)
 
-        more = {"use_reentrant": reentrant, "preserve_rng_state": False}
+        more: dict[str, Any] = {"use_reentrant": reentrant, "preserve_rng_state": False}
         out = checkpoint(attend, x, v, **more) if again else attend(x, v)
         out.square().sum().backward()
         grads.append((x.grad, v.grad))

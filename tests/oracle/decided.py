@@ -430,7 +430,7 @@ def clusters(a: dict[str, Any], at: Place) -> np.ndarray:
 
 def _learned(called: str, at: Place) -> torch.Tensor:
     """What a layer and head has of it."""
-    layers = at.sample.learned[called]
+    layers: torch.Tensor = at.sample.learned[called]
     heads = layers[at.layer if len(layers) > 1 else 0]
     return heads[at.head if len(heads) > 1 else 0]
 

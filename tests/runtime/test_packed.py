@@ -60,10 +60,13 @@ def module_of(body: str) -> CompiledAttention:
     return module
 
 
-def tokens(keys: int = sum(LENGTHS), queries: int | None = None) -> list[torch.Tensor]:
+def tokens(
+    keys: int = sum(LENGTHS), queries: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     counts = (keys if queries is None else queries, keys, keys)
     shapes = [(count, heads, 8) for count, heads in zip(counts, (4, 2, 2), strict=True)]
-    return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    q, k, v = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
+    return q, k, v
 
 
 def inputs_of(module: CompiledAttention) -> dict[str, torch.Tensor]:
@@ -80,7 +83,7 @@ def looped(
     layer: int = 0,
 ) -> torch.Tensor:
     """The definition: one call for each document."""
-    outs, bounds = [], [list(pairwise(each.tolist())) for each in (ends[0], *ends[-1:] * 2)]
+    outs, bounds = [], [list(pairwise(ends[at].tolist())) for at in (0, -1, -1)]
     for i, spans in enumerate(zip(*bounds, strict=True)):
         slices = [slice(*span) for span in spans]
         q, k, v = (x[at].transpose(0, 1)[None] for x, at in zip(parts, slices, strict=True))
@@ -110,7 +113,7 @@ def test_documents_are_each_by_itself(body: str, short: bool) -> None:
     assert set(module.state_dict()) == before
     q, k, v = (
         torch.nested.nested_tensor_from_jagged(x, at).transpose(1, 2)
-        for x, at in zip(parts, (ends[0], *ends[-1:] * 2), strict=True)
+        for x, at in zip(parts, (ends[0], ends[-1], ends[-1]), strict=True)
     )
     v = k if short else v
     nested = packed(module, q, k, v, layer=layer, inputs=inputs)
@@ -143,7 +146,8 @@ def test_no_documents_and_no_tokens(body: str, lengths: tuple[int, ...]) -> None
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_autocast_dropout_and_a_compiled_step() -> None:
     module, parts, ends = module_of(BODIES[0]).float(), tokens(), offsets()
-    parts = [x.detach().float() for x in parts]
+    q, k, v = (x.detach().float() for x in parts)
+    parts = q, k, v
     with torch.autocast("cpu", torch.bfloat16):
         assert packed(module, *parts, ends).dtype == torch.bfloat16
     assert not packed(module, *parts, ends, dropout_p=1.0).any()

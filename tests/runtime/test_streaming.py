@@ -99,9 +99,12 @@ def in_steps(
     state, outs, low = None, [], 0
     for size in sizes:
         at = slice(low, low + size)
-        rest = {"inputs": None if inputs is None else {x: y[:, at] for x, y in inputs.items()}}
+        rest: dict[str, Any] = {
+            "inputs": None if inputs is None else {x: y[:, at] for x, y in inputs.items()}
+        }
         rest["key_padding_mask"] = None if padding is None else padding[:, at]
-        out, state = module.step(*part_of(parts, low, low + size), state, **rest, **options)
+        q, k, v = part_of(parts, low, low + size)
+        out, state = module.step(q, k, v, state, **rest, **options)
         outs.append(out)
         low += size
     if isinstance(outs[0], tuple):
