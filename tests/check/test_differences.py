@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from itertools import pairwise
 
 import numpy as np
-import pytest
 from goldens import Golden
 from population import spec_of
 
-import attnspec
 from attnspec import diff
 from attnspec.show.differences import Difference
-from attnspec.text.diagnostics import AttnSpecError
 
 SAME = "# spellings of one graph\n"
 

@@ -14,8 +14,7 @@ import pytest
 from goldens import Golden
 
 from attnspec.spec import parse
-from attnspec.text.catalogue import catalogue, marked
-from attnspec.text.diagnostics import Diagnostic, SpecError, render
+from attnspec.text.diagnostics import Diagnostic, SpecError
 
 BEFORE, AFTER = "attention a { ", " }"
 
