@@ -28,12 +28,10 @@ PARTS = (
     "window(radius = 1)",
     "residue(step = 2)",
     "global(first(1)) | self",
-    "columns(first(1))",
-    "rows(first(1))",
     "block(size = 3)",
     "summary(stride = 3, cells = 1) | self",
 )
-DEPTHS = ("depth <= 1", "depth <= 2", "depth <= 3", "depth <= n - 1")
+DEPTHS = ("depth <= 2", "depth <= n - 1")
 
 
 @pytest.mark.parametrize("causal", ["", "causal "])
@@ -44,15 +42,15 @@ def test_depths_of_two_layers_are_proven_soundly(causal: str) -> None:
         claims = " ".join(f"require {claim}" for claim in DEPTHS)
         body = f"{causal}layers 2 attend {first} layer 1 {{ attend {second} }}"
         spec = spec_of(f"{body} {claims}")
-        depths = {n: spec.analyse(n).depth for n in (2, 7, 11)}
-        for most, found in zip((1, 2, 3, None), spec.verdicts, strict=True):
+        depths = {n: spec.analyse(n).depth for n in (2, 11)}
+        for most, found in zip((2, None), spec.verdicts, strict=True):
             if found.status == "proven":
                 proven += 1
                 for n, depth in depths.items():
                     bound = n - 1 if most is None else most
                     assert depth is not None, (body, n)
                     assert depth <= bound, (body, n)
-    assert proven > 30
+    assert proven > 12
 
 
 CONTAINED = [
@@ -75,12 +73,12 @@ def test_what_lies_in_what(small: str, large: str) -> None:
 
 
 def test_contained_is_proven_soundly() -> None:
-    graphs = sorted({graph for pair in CONTAINED for graph in pair} | {"full", "causal"})
+    graphs = sorted({graph for pair in CONTAINED[::2] for graph in pair})
     for causal in ("", "causal "):
         claims = [f"require {a} subset {b}" for a, b in product(graphs, repeat=2)]
         found = spec_of(f"{causal}attend self {' '.join(claims)}").verdicts
         masks = {
-            graph: [spec_of(f"{causal}attend {graph}").mask(n) for n in (1, 2, 7, 13, 40)]
+            graph: [spec_of(f"{causal}attend {graph}").mask(n) for n in (1, 7, 40)]
             for graph in graphs
         }
         assert sum(each.status == "proven" for each in found) > 2 * len(graphs)
