@@ -38,6 +38,12 @@ FILES = {
     " attend same(doc) | global(important) | prefix(len) }\n",
     "formula.attn": "attention a { attend lsh(buckets = 4) }\n",
     "mechanism.attn": "attention mixed { heads 2 attend self head 1 { attend linear() } }\n",
+    "stack.attn": "attention a { layers 3 heads 2 attend window(radius = 1)"
+    " layer 1 { head 1 { attend full } } layer 2 { attend linear() } }\n",
+    "many.attn": "attention a { heads 12 attend window(radius = head)"
+    " head 0..5 { attend full } head 11 { attend linear() } }\n",
+    "choices.attn": "attention a { input c: choices(size = 4) causal attend chosen(c) }\n",
+    "formula_alone.attn": "attention a { attend linear() }\n",
     "hubs.attn": "attention hubs(r = 3, hubs = 1)"
     " { attend window(radius = r) | global(first(hubs)) }\n",
     "needs.attn": "attention needs(r) { input x: tokens attend window(radius = r) | global(x) }\n",
@@ -66,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize("table", ["usage", "specs", "figures", "modules"])
+@pytest.mark.parametrize("table", ["usage", "specs", "figures", "modules", "pictures"])
 def test_consoles(
     table: str, golden: Golden, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
