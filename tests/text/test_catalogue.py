@@ -94,5 +94,5 @@ def test_messages_follow_the_style_and_are_as_approved(golden: Golden) -> None:
             assert "invalid" not in words.lower()
             assert not re.search(r"__|\$", words.split("U+")[0])
         assert diagnostic.message[0] in "`'\"" or not diagnostic.message[0].isupper()
-    text = "\n\n".join(map(str, shown))
+    text = "\n".join(map(str, shown))
     golden("".join(c if c == "\n" or c.isprintable() else ascii(c)[1:-1] for c in text) + "\n")
