@@ -240,7 +240,12 @@ def test_compile_writes_and_prints_a_module() -> None:
     assert "class Good(" in text
     assert str(Path.cwd()) not in text
     assert run("compile", "good.attn", "-o", "-").stdout == text
+    # named after the file, or after the attention where there is none
+    Path("other.attn").write_text(GOOD)
+    assert value("compile", "other.attn")["file"] == "other_attn.py"
+    Path("good_attn.py").unlink()
     assert run("compile", "-", stdin=GOOD).exit_code == 0
+    assert Path("good_attn.py").read_text() == text
     # the next one replaces it without being forced
     assert run("compile", "good.attn", "--set", "r=4").exit_code == 0
     assert Path("good_attn.py").read_text() != text
