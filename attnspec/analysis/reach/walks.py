@@ -173,9 +173,7 @@ def _reader(chain: Chain, layer: int, queries: np.ndarray, key: int) -> int:
     held = np.zeros(queries.shape, bool)
     for relation in chain.at(layer):
         held |= np.asarray(relation.holds(queries, np.int64(key), chain.n))
-    if held.any():
-        return int(queries[held.argmax()])
-    raise LookupError(f"position {key} has no reader in layer {layer}")
+    return int(queries[np.flatnonzero(held)[0]])
 
 
 def _greedy(spans: Spans, query: int, key: int) -> list[Read] | None:
