@@ -19,7 +19,7 @@ from transcripts import SETTINGS
 from attnspec.cli import main
 
 GOOD = "attention good(r = 3) { causal attend window(radius = r) require causal }\n"
-FILES = {
+FILES: dict[str, str | bytes] = {
     "good.attn": GOOD,
     "wrong.attn": "attention wrong { attend windw(radius = 3) }\n",
     "untrue.attn": "attention untrue { attend full require causal }\n",

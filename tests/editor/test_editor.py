@@ -209,7 +209,10 @@ def test_imports_are_completed_and_defined_where_they_are_imported(tmp_path: Pat
     assert '"parts/near.attn"' in {each.label for each in offers(Document("from ", main), 5)}
 
 
-@pytest.mark.parametrize("name", [*(str(each.name) for each in (*PATTERNS, *MECHANISMS)), *INPUTS])
+@pytest.mark.parametrize(
+    "name",
+    [*(str(each.name) for each in PATTERNS), *(str(each.name) for each in MECHANISMS), *INPUTS],
+)
 def test_words_are_explained_where_they_have_their_meaning(name: str) -> None:
     text = f"attention a {{ input x: {name} attend {name}() }}"
     is_input = name in INPUTS
@@ -239,7 +242,7 @@ def test_arguments_are_explained_and_comments_are_not(text: str) -> None:
 def test_diagnostics_of_several_attentions_come_together() -> None:
     def codes(text: str, claims: bool) -> list[tuple[str, int | None]]:
         found = checking.diagnostics(Document(text), claims=claims)
-        return [(each.code, each.span and each.span.line) for each in found]
+        return [(each.code, each.span.line if each.span else None) for each in found]
 
     text = (
         "graph g = full\nattention a { attend windo(radius = 3) }\nattention b { attend full foo }"

@@ -432,7 +432,7 @@ def test_specs_plans_and_reports_in_notebooks() -> None:
         {"n": 16, "head": 2, "inputs": {"x": marked}},
     ):
         with pytest.raises(AttnSpecError):
-            spec.show(**wrong)  # type: ignore[arg-type]
+            spec.show(**wrong)
 
 
 # --- PNG and axes --------------------------------------------------------------------------------
