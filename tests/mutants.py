@@ -10,14 +10,13 @@ with a diff; a survivor that means the same as before is explained in `mutants_a
 function and its lines.
 
 Which tests reach what is recorded first, once for each file of tests (`--record` does it anew),
-in `.mutants/`. Results are printed; `--json FILE` writes them too.
+in `.mutants/`. Nothing else is kept: results are printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import multiprocessing
 import sys
 import tempfile
@@ -86,9 +85,6 @@ class Outcome:
         return "survived" if self.tests else "not reached"
 
 
-# --- what is changed ------------------------------------------------------------------------------
-
-
 def files_of(room: str) -> list[Path]:
     """The files of a room, relative to the root; ValueError where a name stands for none."""
     found: dict[Path, None] = {}
@@ -137,9 +133,6 @@ def test_files(patterns: Iterable[str]) -> list[Path]:
     return sorted(path.relative_to(ROOT) for path in found if path.name not in LEFT_OUT)
 
 
-# --- the whole ------------------------------------------------------------------------------------
-
-
 def report(outcomes: Sequence[Outcome]) -> str:
     """Scores of rooms and of all."""
     lines = []
@@ -163,38 +156,6 @@ def diff_of(mutation: Mutation) -> str:
     return "\n".join(difflib.unified_diff(was, becomes, *names, n=2, lineterm=""))
 
 
-def as_data(outcomes: Sequence[Outcome], number: int, seed: int) -> dict[str, object]:
-    """The results without what differs from run to run."""
-    kept = [x for x in outcomes if x.verdict in ("survived", "not reached")]
-    return {
-        "number": number,
-        "seed": seed,
-        "verdicts": dict(sorted(Counter(x.verdict for x in outcomes).items())),
-        "survivors": [
-            {
-                "file": str(x.mutation.path),
-                "function": x.mutation.function,
-                "verdict": x.verdict,
-                **dict(zip(("was", "becomes"), lines_of(x.mutation), strict=True)),
-            }
-            for x in kept
-        ],
-    }
-
-
-def named(mutation: Mutation) -> tuple[str, str, str, str]:
-    """What a change is known by in another tree: file, function, lines and what they become."""
-    return str(mutation.path), mutation.function, *lines_of(mutation)
-
-
-def survivors_of(path: Path | None) -> set[tuple[str, str, str, str]] | None:
-    """What survived a run that wrote its results there."""
-    if path is None:
-        return None
-    found = json.loads(path.read_text(encoding="utf-8"))["survivors"]
-    return {(x["file"], x["function"], x["was"], x["becomes"]) for x in found}
-
-
 def lines_of(mutation: Mutation) -> tuple[str, str]:
     return mutation.lines(source_of(mutation.path))
 
@@ -213,8 +174,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60.0, help="of tests for each change")
     parser.add_argument("--workers", type=int, default=1, help="processes side by side")
     parser.add_argument("--record", action="store_true", help="record anew what tests reach")
-    parser.add_argument("--again", type=Path, help="try what survived a run, of its --json, alone")
-    parser.add_argument("--json", type=Path, help="where to write the results, if anywhere")
     return parser.parse_args()
 
 
@@ -248,10 +207,7 @@ def outcomes_of(asked: argparse.Namespace, pool: Pool) -> Iterator[Outcome]:
     }
     explained, number_of, jobs = alike(), {}, []
     reaching = records_of(test_files(asked.tests), asked.record, pool)
-    wanted = survivors_of(asked.again)
     for each in drawn(paths, asked.number, asked.seed):
-        if wanted is not None and named(each) not in wanted:
-            continue
         why = explained.get((each.function, *lines_of(each)))
         if why is not None:
             yield Outcome(paths[each.path], each, None, 0, why)
@@ -279,17 +235,8 @@ def main() -> int:
                         print(diff_of(outcome.mutation), flush=True)
     finally:
         # hours of work are told of, also where they were ended
-        told(outcomes, asked)
+        print(report(sorted(outcomes, key=lambda each: [*ROOMS].index(each.room))))
     return 0
-
-
-def told(outcomes: list[Outcome], asked: argparse.Namespace) -> None:
-    """Print the scores, and write what was asked for."""
-    outcomes.sort(key=lambda each: [*ROOMS].index(each.room))
-    print(report(outcomes))
-    if asked.json is not None:
-        text = json.dumps(as_data(outcomes, asked.number, asked.seed), indent=1)
-        asked.json.write_text(text + "\n", encoding="utf-8")
 
 
 def place_of(outcome: Outcome) -> str:

@@ -11,16 +11,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from caches import forget
 from mutations import Mutation
 from noted import NOTED, Calls, key_of
 
@@ -86,6 +87,20 @@ def digest_of(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
+_CACHING = type(cache(len))
+
+
+def forget() -> None:
+    """Empties what functions of the package have cached. The garbage collector would not name them
+    all: what is frozen is no longer in its lists."""
+    for name, module in [*sys.modules.items()]:
+        for value in vars(module).values() if name.partition(".")[0] == "attnspec" else ():
+            for each in (value, *(vars(value).values() if isinstance(value, type) else ())):
+                function = getattr(each, "__func__", each)
+                if isinstance(function, _CACHING):
+                    function.cache_clear()
+
+
 class Recorder:
     """A plugin of pytest that notes which functions of a tree each test calls that passes."""
 
@@ -99,7 +114,7 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        forget("attnspec")
+        forget()
         self._failed = False
         with tempfile.TemporaryDirectory() as folder:
             os.environ[NOTED] = os.pathsep.join([folder, self._here.tree])
