@@ -16,7 +16,7 @@ from soak.generator import spec_of
 from soak.run import one, tried
 from soak.shrink import shrunk
 
-SPECS = 40
+SPECS = 16
 
 
 @pytest.mark.limits("", "tiny")

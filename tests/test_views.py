@@ -94,6 +94,7 @@ def test_pairs_and_figures(name: str) -> None:
         assert differing(Case(case.spec, 0), PAIRS) == []
 
 
+@pytest.mark.limits("", "tiny")
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels(name: str) -> None:
     """What is chosen, and every third backend."""
@@ -103,6 +104,7 @@ def test_kernels(name: str) -> None:
     assert {kernel: faults for kernel, faults in found.items() if faults} == {}
 
 
+@pytest.mark.limits("", "tiny")
 @pytest.mark.parametrize("name", WEIGHED)
 def test_every_pair_is_weighed_once(name: str) -> None:
     case, turn = case_of(name, 1), NAMES.index(name)
@@ -112,6 +114,7 @@ def test_every_pair_is_weighed_once(name: str) -> None:
             assert np.abs(times - case.masks[turn % case.spec.layers]).max(initial=0) < 1e-9, kernel
 
 
+@pytest.mark.limits("", "tiny")
 @pytest.mark.parametrize("name", [name for name in NAMES if population()[name].program.causal])
 def test_steps(name: str) -> None:
     turn = NAMES.index(name)
