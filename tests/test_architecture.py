@@ -66,18 +66,13 @@ def test_names_of_patterns_are_known_at_home() -> None:
             # what nobody knows any more is not allowed either
             assert found == NAMES_KNOWN.get(module, set()), module
 
-
-@pytest.mark.parametrize(
-    "text",
-    [
+    for text in (
         'wide = term.pattern not in ("block", "window")',
-        'match leaf.pattern:\n    case "rows" | "block" if wide:\n        pass',
+        'match leaf.pattern:\n    case "rows" | "block" if wide: pass',
         'Leaf("block", (("size", 8),))',
         'at.patterns["block"](8)',
-    ],
-)
-def test_a_pattern_that_is_named_is_found(text: str) -> None:
-    assert names_known(text, ("block", "residue")) == {"block"}
+    ):
+        assert names_known(text, ("block", "residue")) == {"block"}
 
 
 def private_names(module: str, text: str) -> list[str]:
