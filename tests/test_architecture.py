@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Collection, Sequence
@@ -41,7 +42,8 @@ def test_the_hall_is_small() -> None:
 def names_known(text: str, names: Collection[str]) -> set[str]:
     """The patterns that a module makes, looks up or tells apart by their names."""
     found: list[ast.AST] = []
-    for node in ast.walk(ast.parse(text)):
+    may = re.search(r"\.patterns?\b|\bLeaf\(|\bBY_NAME\b", text)
+    for node in ast.walk(ast.parse(text)) if may else ():
         match node:
             case ast.Compare(ast.Attribute(attr="pattern"), _, others):
                 found += others
@@ -77,14 +79,12 @@ def test_names_of_patterns_are_known_at_home() -> None:
 
 def private_names(module: str, text: str) -> list[str]:
     """What a module imports that is private to another package."""
+    imports = re.findall(r"^ *from (attnspec[\w.]*) import (\([^)]*\)|.*)", text, re.MULTILINE)
     return [
-        f"{module}: {node.module}.{alias.name}"
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("attnspec")
-        for alias in node.names
-        if any(part.startswith("_") for part in f"{node.module}.{alias.name}".split("."))
-        and not alias.name.endswith("__")
-        and package_of(module) != package_of(str(node.module))
+        f"{module}: {home}.{name}"
+        for home, names in imports
+        if package_of(module) != package_of(home)
+        for name in re.findall(r"\b_\w*[a-z]\b", names if "._" not in home else "_all")
     ]
 
 
