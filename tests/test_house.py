@@ -13,10 +13,10 @@ from package_map import MODULES, ROOT
 LINES = 77_313
 """The most lines of the package, which becomes less."""
 
-PATCHES = 173
+PATCHES = 129
 """The most calls in the tests that patch something."""
 
-PRIVATE = 0.53
+PRIVATE = 0.52
 """The largest share of tests that use a name of the package which no public module gives."""
 
 PUBLIC = ("cli", "distributed", "integrations.transformers", "limits", "runtime", "testing")
