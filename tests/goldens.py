@@ -70,17 +70,12 @@ def orphans(folder: Path, stems: Iterable[Path], test_files: Iterable[Path]) -> 
     `stems` are those of the collected tests that use golden files, `test_files` the files that were
     collected in full: a folder is judged if its test file was collected or does not exist.
     """
-    owned = {folder / stem for stem in stems}
-    collected = {path.stem for path in test_files}
+    owned, collected = {folder / stem for stem in stems}, {path.stem for path in test_files}
     found = []
-    for path in sorted(folder.rglob("*")):
-        if path.is_dir():
-            continue
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         owner = path.relative_to(folder).parts[0]
-        exists = (folder.parent / f"{owner}.py").exists()
-        if exists and owner not in collected:
-            continue
-        names = [path.with_name(path.name[:i]) for i, c in enumerate(path.name) if c == "."]
-        if not owned.intersection(names):
+        names = {path.with_name(path.name[:i]) for i, c in enumerate(path.name) if c == "."}
+        is_judged = owner in collected or not any(folder.parent.rglob(f"{owner}.py"))
+        if is_judged and owned.isdisjoint(names):
             found.append(path)
     return found
