@@ -61,13 +61,12 @@ def zoo_tasks() -> Iterator[dict[str, Any]]:
         }
 
 
-def random_tasks(count: int, seed: str) -> Iterator[dict[str, Any]]:
+def random_tasks(count: int, seed: int) -> Iterator[dict[str, Any]]:
     """Random specs of the language."""
     from oracle.tree import text
-    from soak.generator import spec_of
+    from specs import drawn
 
-    for number in range(count):
-        spec = spec_of(f"{seed}/{number}")
+    for number, spec in enumerate(drawn(count, seed)):
         lengths = list(LENGTHS)
         if spec.grid:
             sides = [int(side.parts[0]) for side in spec.grid if side.kind == "number"]  # type: ignore[arg-type]
@@ -303,7 +302,7 @@ def main() -> int:
     parser.add_argument("--base", default="HEAD", help="the commit to compare with")
     parser.add_argument("--only", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--random", type=int, default=300, help="how many random specs")
-    parser.add_argument("--seed", default="replay")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--match", default="", help="specs whose names have these letters")
     parser.add_argument("--renamed", nargs="*", default=[], metavar="OLD=NEW")
     parser.add_argument("--dropped", nargs="*", default=[], metavar="FIGURE")
