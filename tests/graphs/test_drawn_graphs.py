@@ -1,4 +1,4 @@
-"""What is drawn is frozen: published vectors, golden rows, statistics; arguments that do not fit."""
+"""What is drawn is frozen: published vectors, golden rows, statistics; arguments refused."""
 
 from __future__ import annotations
 
