@@ -143,3 +143,82 @@ def test_m_is_for_two_sequences_alone() -> None:
         spec_of("attend full").mask(4, m=True)
     with pytest.raises(AttnSpecError, match="use `adjacency`"):
         spec_of("attend full").graph(4)
+
+
+# --- figures -------------------------------------------------------------------------------------
+
+SPECS = (
+    *GRAPHS,
+    "self head 1 { attend columns(last(2)) - rows(first(1)) }",
+)
+
+
+@pytest.mark.parametrize("graph", SPECS)
+def test_figures_are_those_of_the_masks(graph: str) -> None:
+    spec = spec_of(f"{'heads 2 layers 2 ' * ('head' in graph)}attend {graph}")
+    for m, n in ((7, 16), (33, 20), (20, 20), (0, 5), (5, 0)):
+        report = spec.analyse(n, m=m)
+        slots = np.ndindex(spec.layers, spec.heads or 1)
+        masks = np.stack([spec.mask(n, *at, m=m) for at in slots])
+        keys, readers = masks.sum(2), masks.sum(1)
+        assert report.edges == masks.sum()
+        assert (report.m, report.n, report.causal) == (m, n, None)
+        assert (report.degree, report.readers) == (keys.max(initial=0), readers.max(initial=0))
+        assert str(report).startswith(f"a  m = {m}, n = {n}, ")
+        if 0 in (m, n):
+            assert (report.density, report.min_degree, report.flops) == (0, 0, 0)
+            assert "nothing to run" in str(spec.plan(n, m=m))
+        else:
+            assert (report.min_degree, report.min_readers) == (keys.min(), readers.min())
+    assert spec.analyse(20).edges == spec.analyse(20, m=20).edges
+
+
+def test_what_is_about_one_sequence_is_not_known() -> None:
+    report = spec_of("attend full").analyse(9, m=5)
+    names = ("causal", "depth", "diameter", "path_length", "spectral_gap", "kv_cache")
+    for figure in report.to_dict(names)["figures"].values():
+        unknown = {"value": None, "quality": None, "note": "queries and keys are two sequences"}
+        assert figure == unknown
+    for ask in (report.hops, report.told, report.eccentricity, lambda i: report.path(i, 0)):
+        with pytest.raises(AttnSpecError, match="of which the keys read nothing"):
+            ask(0)
+    assert (report.symmetric, spec_of("attend full").analyse(9).symmetric) == (None, True)
+    with pytest.raises(AttnSpecError, match="no tensors are analysed"):
+        spec_of("attend topk(keys = 2)").analyse(4, tensors=(np.zeros((1, 4, 2)),) * 2)
+
+
+@pytest.mark.parametrize(
+    ("graph", "reads"),
+    [
+        ("window(radius = n // 4)", False),
+        ("where(q * n <= k)", False),
+        ("transpose(rows(last(2)))", False),
+        ("topk(keys = 3, within = window(radius = 9))", False),
+        ("where(q < m)", True),
+        ("window(radius = m)", True),
+        ("rows(last(2))", True),
+        ("transpose(columns(~last(2)))", True),
+        ("shift(window(radius = 3), by = n - 5)", True),
+        ("topk(keys = m)", True),
+    ],
+)
+def test_rows_are_stable_where_no_graph_reads_m(graph: str, reads: bool) -> None:
+    figure = spec_of(f"attend {graph}").analyse(9, m=5).to_dict(("stable",))["figures"]["stable"]
+    assert (figure["note"] == "the graph reads m, the number of queries") == reads
+
+
+def test_costs_are_those_of_m_queries() -> None:
+    spec = spec_of("attend full")
+    assert spec.analyse(16, m=40, head_dim=8).useful_flops == 4 * 8 * 16 * 40
+    wide, long, square = spec.analyse(64, m=1000), spec.analyse(1000, m=64), spec.analyse(1000)
+    assert wide.edges == long.edges == 64_000
+    for name in ("flops", "useful_flops", "bytes", "peak_memory"):
+        assert getattr(long, name) < getattr(square, name)
+        # keys that are laid out among more queries are read more often
+        assert getattr(wide, name) < getattr(square, name) or name == "bytes"
+    plan = spec.plan(64, m=1000)
+    assert (plan.m, plan.n, spec.plan(64).m) == (1000, 64, 64)
+    assert str(plan).startswith("a, m = 1000, n = 64, cpu")
+    one = parse("attention a { attend full }")
+    assert one.plan(64).m is None
+    assert "m" not in one.analyse(9).to_dict()
