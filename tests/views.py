@@ -184,12 +184,26 @@ def _compared(case: Case) -> Any:
     return [found.only_in_a.count, found.only_in_b.count]
 
 
+def _blocks(spec: Spec, n: int, layer: int, head: int, inputs: Any) -> np.ndarray:
+    """The pairs by blocks of one size, all false where another size has other pairs, or where what
+    is called full is not."""
+    if n == 0:
+        return np.zeros((0, 0), bool)
+    one, other = (spec.to_bsr(n, size, layer, head, inputs) for size in (1, (2, 3, 5, 8)[n % 4]))
+    rows = np.repeat(np.arange(len(other.indptr) - 1), np.diff(other.indptr))
+    sides = (np.minimum(other.size, n - other.size * at) for at in (rows, other.indices))
+    whole = other.mask.sum((1, 2)) == math.prod(sides)
+    return one.dense() & bool((one.dense() == other.dense()).all() and whole[other.full].all())
+
+
 PAIRS: dict[str, View] = {
     "mask": (lambda c: c.each(c.spec.mask), lambda c: c.masks),
     "adjacency": (
         lambda c: c.each(lambda *at: c.spec.adjacency(*at).toarray()),
         lambda c: c.masks,
     ),
+    # what is decided for a block as a whole, and what is looked at pair by pair
+    "blocks": (lambda c: c.each(lambda n, *at: _blocks(c.spec, n, *at)), lambda c: c.masks),
     "graph": (
         lambda c: set(c.spec.graph(c.n, 0, 0, c.inputs or None).edges),
         lambda c: {(int(q), int(k)) for q, k in np.argwhere(c.masks[0, 0])},

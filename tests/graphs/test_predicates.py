@@ -19,8 +19,7 @@ from attnspec import AttnSpecError, Spec, parse
 
 ASKED = {
     name: {**PAIRS, **FIGURES}[name]
-    for name in "mask adjacency edges degree readers symmetric stable depth hops told".split()
-    if name in {**PAIRS, **FIGURES}
+    for name in "mask adjacency blocks edges degree readers symmetric depth hops told".split()
 }
 
 PREDICATES = """k <= q
@@ -178,7 +177,7 @@ def test_predicates_of_inputs_mean_what_they_say(predicate: str) -> None:
         times[chance.random(n) < part] = odd
     case = Case(reading(predicate), n)
     case.__dict__["inputs"] = {"t": times, "d": chance.integers(-4, 9, n)}
-    asked = ("mask", "adjacency", "edges", "degree", "symmetric")
+    asked = ("mask", "adjacency", "blocks", "edges", "degree", "symmetric")
     assert differing(case, {name: ASKED[name] for name in asked}) == []
     # labels that a longer sequence draws may be 0
     for kernel in ("tiles", "dense") if "/ t" not in predicate else ():
