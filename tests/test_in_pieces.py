@@ -21,13 +21,13 @@ pytestmark = pytest.mark.limits("tiny")
 
 @pytest.mark.parametrize("part", range(8))
 def test_views_in_pieces(part: int) -> None:
-    for name in NAMES[part::16]:
+    for name in NAMES[part::48]:
         case = case_of(name, 2)
         if not any(x.mechanism for x in population()[name].program.attends):
             assert differing(case, views_of(case.spec)) == [], name
         turn = NAMES.index(name)
         call = replace(call_of(case, turn), dtype=torch.float64)
-        for kernel in ("auto", KERNELS[1 + turn // 16 % (len(KERNELS) - 1)]):
+        for kernel in ("auto", KERNELS[1 + turn // 48 % (len(KERNELS) - 1)]):
             assert not check(call, kernel), (name, kernel)
 
 
