@@ -36,17 +36,21 @@ def test_a_wrong_meaning_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch
 
     def narrower(spec: Attention, n: int, inputs: Any = None) -> np.ndarray:
         """`dilated` forgets its own position."""
-        wrong = "dilated" in spec.words()
-        return right(spec, n, inputs) & ~(np.eye(n, dtype=bool) & wrong)
+        return right(spec, n, inputs) & ~(np.eye(n, dtype=bool) & ("dilated" in spec.words()))
 
     def mask(spec: Attention) -> None:
         if differing(Case(parse(tree.text(spec)), 7, spec), {"mask": PAIRS["mask"]}):
             raise soak.Finding(spec, "mask")
 
     monkeypatch.setattr("views.masks", narrower)
-    graphs = part_of(Maker.graph).map(lambda graph: Attention((Node("attend", (graph,)),)))
-    with pytest.raises(soak.Finding, match=r"attend dilated\(radius = 0, step = 1\)"):
-        [ten(mask, seed, graphs) for seed in range(20)]
+
+    def written(make: Maker) -> Node:
+        dilated = pattern("dilated", radius=make.count(0, 9), step=make.count(1, 5))
+        return Node("g|", (make.graph(2), dilated))
+
+    wrong = part_of(written).map(lambda graph: Attention((Node("attend", (graph,)),)))
+    with pytest.raises(soak.Finding, match=r"attend full \| dilated\(radius = 0, step = 1\)"):
+        ten(mask, 0, wrong)
     whole = pattern("dilated", radius=1, step=1)
     with pytest.raises(soak.Finding, match="mask: "):
         ten(soak.ask, 0, st.just(Attention((Node("attend", (whole,)),))), st.data())

@@ -235,10 +235,8 @@ def test_choices_cost_what_they_take_at_most() -> None:
 
 def test_costs_of_more_samples_and_heads() -> None:
     spec = spec_of("attend window(radius = 40)")
-    one, many, narrow = (
-        spec.analyse(512, **shape)
-        for shape in ({}, {"batch": 3, "heads": 4}, {"head_dim": 32})  # type: ignore[arg-type]
-    )
+    one, narrow = spec.analyse(512), spec.analyse(512, head_dim=32)
+    many = spec.analyse(512, batch=3, heads=4)
     for name in ("flops", "useful_flops", "backward_flops"):
         assert getattr(many, name) == 12 * getattr(one, name)
     assert one.peak_memory is not None

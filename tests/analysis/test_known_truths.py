@@ -181,8 +181,8 @@ def test_differences_count_the_pairs_of_a_mistake() -> None:
     assert swapped.only_in_a.count + swapped.only_in_b.count == 288
     # (window, 0) of one library keeps the query and as many keys before it, another counts it in
     for window in (1, 8, 512):
-        bodies = (f"causal attend window(before = {window - x}, after = 0)" for x in (0, 1))
-        found = between(*bodies, n=1024)
+        one, other = (f"causal attend window(before = {window - x}, after = 0)" for x in (0, 1))
+        found = between(one, other, 1024)
         assert (found.only_in_a.count, found.only_in_b.count) == (1024 - window, 0)
         assert found.only_in_a.examples[0] == (window, 0)
     assert parse(f"attention a {{ causal attend {PAPER} }}").adjacency(256).nnz == 5896

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import pi, sqrt
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,7 +106,7 @@ def test_a_mechanism_reaches_what_gradients_reach(body: str) -> None:
     leaves = [x.requires_grad_() for x in sample]
     out, report = module(*leaves), spec.analyse(N)
     for query in range(N):
-        grads = torch.autograd.grad(
+        grads: Any = torch.autograd.grad(
             out[0, 0, query].sin().sum(), leaves, retain_graph=True, allow_unused=True
         )
         # a query's own row is no key

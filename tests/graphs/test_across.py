@@ -159,7 +159,7 @@ def test_figures_are_those_of_the_masks(graph: str) -> None:
     for m, n in ((7, 16), (33, 20), (20, 20), (0, 5), (5, 0)):
         report = spec.analyse(n, m=m)
         slots = np.ndindex(spec.layers, spec.heads or 1)
-        masks = np.stack([spec.mask(n, *at, m=m) for at in slots])
+        masks = np.stack([spec.mask(n, layer, head, m=m) for layer, head in slots])
         keys, readers = masks.sum(2), masks.sum(1)
         assert report.edges == masks.sum()
         assert (report.m, report.n, report.causal) == (m, n, None)

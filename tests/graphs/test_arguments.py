@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
+from typing import Any
 
 import pytest
 from goldens import Golden
@@ -11,10 +12,12 @@ from goldens import Golden
 from attnspec.graphs.patterns import PATTERNS
 from attnspec.ir.mechanisms import MECHANISMS
 
+DECLARED: list[Any] = [*PATTERNS, *MECHANISMS]
+
 
 def lines() -> Iterator[str]:
-    for declared in (*PATTERNS, *MECHANISMS):
-        for entry in fields(declared):  # type: ignore[arg-type]
+    for declared in DECLARED:
+        for entry in fields(declared):
             one = entry.metadata["parameter"]
             said = [f"{declared.name}.{entry.name}: {one.context or one.kind}"]
             said += [f"least {one.least}"] if one.least is not None else []
@@ -29,8 +32,8 @@ def test_arguments_are_those_that_are_promised(golden: Golden) -> None:
     golden("\n".join(lines()) + "\n")
 
 
-@pytest.mark.parametrize("declared", [*PATTERNS, *MECHANISMS], ids=lambda c: c.name)
-def test_defaults_are_admissible(declared: type) -> None:
+@pytest.mark.parametrize("declared", DECLARED, ids=lambda c: c.name)
+def test_defaults_are_admissible(declared: Any) -> None:
     for entry in fields(declared):
         one, default = entry.metadata["parameter"], entry.default
         if one.kind == "choice":
@@ -43,6 +46,6 @@ def test_defaults_are_admissible(declared: type) -> None:
 
 
 def test_names_are_unique_and_mechanisms_say_why_they_are_not_causal() -> None:
-    names = [declared.name for declared in (*PATTERNS, *MECHANISMS)]
+    names = [declared.name for declared in DECLARED]
     assert len({*names}) == len(names)
     assert [m.name for m in MECHANISMS if m.causal == bool(m.why_not_causal)] == []

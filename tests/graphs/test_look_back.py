@@ -35,7 +35,8 @@ def tensors_of(part: object, seen: set[int]) -> Iterator[torch.Tensor]:
 def keys_kept(body: str) -> int:
     """How many keys a stream holds after so many single steps."""
     spec = spec_of(f"causal {body}")
-    module, state = spec.compile(), None
+    module: Any = spec.compile()
+    state: Any = None
     q = torch.randn(1, 1, N, 3)
     given = {x: torch.from_numpy(np.stack([y])) for x, y in inputs_of(spec, N).items()}
     for at in range(N):
