@@ -19,6 +19,7 @@ from oracle.meaning import masks
 from oracle.program import attention_of
 from oracle.tree import Attention
 from population import inputs_of
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
 from attnspec import Report, Spec, diff, parse
 from attnspec.backends import BACKENDS
@@ -184,16 +185,42 @@ def _compared(case: Case) -> Any:
     return [found.only_in_a.count, found.only_in_b.count]
 
 
-def _blocks(spec: Spec, n: int, layer: int, head: int, inputs: Any) -> np.ndarray:
-    """The pairs by blocks of one size, all false where another size has other pairs, or where what
-    is called full is not."""
+def _flex(case: Case) -> Any:
+    """The pairs of the functions that FlexAttention is handed, whose lists are those of torch."""
+    spec, heads = case.spec, case.spec.heads or 1
+    chosen = any(entry.kind == "choices" for entry in spec.program.inputs)
+    if case.n == 0 or chosen or any(x.mechanism for x in spec.program.attends):
+        return SILENT
+    found = []
+    for layer in range(spec.layers):
+        flex = spec.to_flex(case.n, layer, case.inputs or None)
+        found.append(create_mask(flex.mask_mod, 1, heads, case.n, case.n, device="cpu")[0])
+        if layer == 0:
+            ours = flex.block_mask()
+            torchs = create_block_mask(flex.mask_mod, 1, heads, case.n, case.n, "cpu")
+            for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks"):
+                assert torch.equal(getattr(ours, name), getattr(torchs, name)), name
+            assert torch.equal(ours.to_dense(), torchs.to_dense())
+    return torch.stack(found).numpy()
+
+
+def _block_rows(case: Case) -> Any:
+    """The pairs of the blocks that FlashInfer is handed, which say whether they are whole."""
+    n, size = case.n, (16, 7, 1)[case.n % 3]
     if n == 0:
-        return np.zeros((0, 0), bool)
-    one, other = (spec.to_bsr(n, size, layer, head, inputs) for size in (1, (2, 3, 5, 8)[n % 4]))
-    rows = np.repeat(np.arange(len(other.indptr) - 1), np.diff(other.indptr))
-    sides = (np.minimum(other.size, n - other.size * at) for at in (rows, other.indices))
-    whole = other.mask.sum((1, 2)) == math.prod(sides)
-    return one.dense() & bool((one.dense() == other.dense()).all() and whole[other.full].all())
+        return SILENT
+
+    def dense(_: int, *at: Any) -> np.ndarray:
+        found = case.spec.to_bsr(n, size, *at)
+        rows = np.repeat(np.arange(len(found.indptr) - 1), np.diff(found.indptr))
+        most = [np.minimum(size, n - each * size) for each in (rows, found.indices)]
+        assert found.mask.any((1, 2)).all()
+        assert (found.full == (found.mask.sum((1, 2)) == most[0] * most[1])).all()
+        bits = np.unpackbits(found.packed_mask, bitorder="little")
+        assert (bits[: found.mask.size] == found.mask.ravel()).all()
+        return np.asarray(found.dense())
+
+    return case.each(dense)
 
 
 PAIRS: dict[str, View] = {
@@ -202,8 +229,6 @@ PAIRS: dict[str, View] = {
         lambda c: c.each(lambda *at: c.spec.adjacency(*at).toarray()),
         lambda c: c.masks,
     ),
-    # what is decided for a block as a whole, and what is looked at pair by pair
-    "blocks": (lambda c: c.each(lambda n, *at: _blocks(c.spec, n, *at)), lambda c: c.masks),
     "graph": (
         lambda c: set(c.spec.graph(c.n, 0, 0, c.inputs or None).edges),
         lambda c: {(int(q), int(k)) for q, k in np.argwhere(c.masks[0, 0])},
@@ -212,6 +237,8 @@ PAIRS: dict[str, View] = {
         _compared,
         lambda c: [int((c.masks & ~near(c.n)).sum()), int((near(c.n) & ~c.masks).sum())],
     ),
+    "flex": (_flex, lambda c: c.masks),
+    "block rows": (_block_rows, lambda c: c.masks),
     "source": (lambda c: parse(c.spec.source) == c.spec, lambda c: True),
 }
 """What is asked of every graph."""
@@ -289,6 +316,17 @@ KERNELS = (
 )
 """The backends that run on the CPU."""
 
+SLOW_KERNELS = {
+    "triton": (
+        *("full", "blocks", "empty rows", "by layer", "documents", "few marked tokens", "length"),
+        *("times", "choices", "both", "bias", "softmax1", "several inputs", "five residues"),
+        *("linear", "efficient", "taylor", "favor of relus", "window and linear", "random"),
+        *("documents and linear", "stride and taylor", "shifted back", "scattered tokens"),
+    )
+}
+"""Those that are asked for by name, here by an interpreter, and the specs that they run by
+default: each kind of kernel, few tiles."""
+
 SHAPES = (
     "plain",
     "last queries",
@@ -360,9 +398,7 @@ class Call:
     @cached_property
     def tables(self) -> list[torch.Tensor]:
         """Numbers for each table that the spec learns."""
-        return [
-            _numbers(x.shape, 1).float().double() for x in self.case.spec.compile().parameters()
-        ]
+        return [numbers(x.shape, 1).float().double() for x in self.case.spec.compile().parameters()]
 
     def meant(self, dtype: torch.dtype, sums: bool) -> list[torch.Tensor]:
         """The output, the log-sum-exps and the gradients by the oracle in a type, of the `sums`
@@ -377,7 +413,7 @@ class Call:
             )
             out, lse = dense.attend_with_lse(self.case.attention, asked, _directions)
             results = [out.detach(), lse.detach() if sums else torch.zeros(0)]
-            grads = _gradients(out, lse if sums else None, [*leaves, *tables])
+            grads = gradients(out, lse if sums else None, [*leaves, *tables])
             self.__dict__[key] = [*results, *grads]
         return self.__dict__[key]  # type: ignore[no-any-return]
 
@@ -391,7 +427,7 @@ class Call:
             if "log-sum-exps" not in str(error) and "return_lse" not in str(error):
                 raise
             out, lse = module(*leaves, **self.keywords), None
-        grads = _gradients(out, lse, [*leaves, *module.parameters()])
+        grads = gradients(out, lse, [*leaves, *module.parameters()])
         with torch.no_grad():
             # another operation computes the same
             plain = module(*leaves, **self.keywords)
@@ -400,7 +436,7 @@ class Call:
         return [out.detach(), torch.zeros(0) if lse is None else lse.detach(), *grads]
 
 
-def _numbers(shape: Any, seed: int) -> torch.Tensor:
+def numbers(shape: Any, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
@@ -412,11 +448,15 @@ def _directions(*given: Any) -> np.ndarray:
     return one_head(seed, layer, head, 0, features, size, orthogonal)
 
 
-def _gradients(
-    out: torch.Tensor, lse: torch.Tensor | None, leaves: list[torch.Tensor]
+def gradients(
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    leaves: list[torch.Tensor],
+    weights: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """Of fixed random weights of the outputs and of the sines of the log-sum-exps."""
-    total = (out * _numbers(out.shape, 2).to(out.dtype)).sum()
+    weights = numbers(out.shape, 2) if weights is None else weights
+    total = (out * weights.to(out.dtype)).sum()
     if lse is not None:
         total = total + torch.where(torch.isfinite(lse), lse, 0.0).sin().sum().to(out.dtype)
     if not total.requires_grad:

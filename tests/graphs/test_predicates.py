@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import Any
 
@@ -17,10 +18,21 @@ from views import FIGURES, PAIRS, Case, differing, times_weighed
 
 from attnspec import AttnSpecError, Spec, parse
 
-ASKED = {
-    name: {**PAIRS, **FIGURES}[name]
-    for name in "mask adjacency blocks edges degree readers symmetric depth hops told".split()
-}
+
+def blocks(spec: Spec, n: int, layer: int, head: int, inputs: Any) -> np.ndarray:
+    """The pairs by blocks of one size, all false where another size has other pairs, or where what
+    is called full is not."""
+    one, other = (spec.to_bsr(n, size, layer, head, inputs) for size in (1, (2, 3, 5, 8)[n % 4]))
+    rows = np.repeat(np.arange(len(other.indptr) - 1), np.diff(other.indptr))
+    sides = (np.minimum(other.size, n - other.size * at) for at in (rows, other.indices))
+    whole = other.mask.sum((1, 2)) == math.prod(sides)
+    return one.dense() & bool((one.dense() == other.dense()).all() and whole[other.full].all())
+
+
+NAMES = "mask adjacency edges degree readers symmetric depth hops told".split()
+ASKED = {name: {**PAIRS, **FIGURES}[name] for name in NAMES}
+# what is decided of a block as a whole, and what is looked at pair by pair
+ASKED["blocks"] = (lambda c: c.each(lambda n, *at: blocks(c.spec, n, *at)), lambda c: c.masks)
 
 PREDICATES = """k <= q
 q < k

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import CAUSAL, LONGFORMER, SINKS, WINDOW, bert, llama, named, transformers
+from model_families import BY_STEM
+from tiny_models import CAUSAL, LONGFORMER, SINKS, WINDOW, bert, llama, named, tokens, transformers
 from torch._dynamo.utils import counters
 
 import attnspec
@@ -16,60 +17,32 @@ from attnspec.integrations.transformers import convert
 
 SLOW = pytest.mark.slow
 COMPILED = pytest.mark.skipif(
-    torch.__version__ < "2.11",  # type: ignore[operator]
+    torch.__version__ < "2.11",
     reason="torch.compile takes a converted model from torch 2.11 on",
 )
 BOTH_WAYS = "attention near { attend window(radius = 3) | global(first(1)) score alibi() }"
 
 
-def gemma() -> Any:
-    config = transformers.Gemma3TextConfig(
-        vocab_size=61,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        intermediate_size=32,
-        sliding_window=5,
-        layer_types=["sliding_attention", "full_attention"],
-        query_pre_attn_scalar=16,
-        initializer_range=0.2,
-    )
-    torch.manual_seed(1)
-    return transformers.Gemma3ForCausalLM(config).eval()
-
-
-def gpt_oss() -> Any:
-    config = transformers.GptOssConfig(
-        vocab_size=61,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        intermediate_size=32,
-        num_local_experts=2,
-        num_experts_per_tok=1,
-    )
-    torch.manual_seed(1)
-    return transformers.GptOssForCausalLM(config).eval()
-
-
-def called(n: int, masked: bool, pad: int = 0) -> dict[str, Any]:
-    ids = torch.randint(3, 61, (2, n), generator=torch.Generator().manual_seed(n))
+def given(n: int, masked: bool, pad: int = 0) -> dict[str, Any]:
+    ids = tokens(2, n)
     mask = torch.ones_like(ids)
     mask[1, n - pad :] = 0
-    given = {"input_ids": ids, "attention_mask": mask}
-    return given if masked else {"input_ids": ids}
+    return {"input_ids": ids, "attention_mask": mask} if masked else {"input_ids": ids}
 
 
 def compiled(model: Any, **settings: Any) -> Any:
+    torch._dynamo.reset()
     return torch.compile(model, fullgraph=True, backend="eager", **settings)
 
 
 def graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
+
+
+def converted(model: Any, text: str = WINDOW) -> Any:
+    model.config.use_cache = False
+    convert(model, attnspec.parse(text))
+    return model
 
 
 @COMPILED
@@ -79,57 +52,53 @@ def graphs() -> int:
     [
         pytest.param(lambda: llama("sdpa"), WINDOW, id="llama"),
         pytest.param(lambda: bert("sdpa"), BOTH_WAYS, id="bert", marks=SLOW),
-        pytest.param(gemma, SINKS, id="gemma", marks=SLOW),
-        pytest.param(gpt_oss, f"{CAUSAL[:-1]} normalize softmax1 }}", id="gpt_oss", marks=SLOW),
+        pytest.param(
+            lambda: BY_STEM["GptOss"].build("eager", "ForCausalLM"),
+            f"{CAUSAL[:-1]} normalize softmax1 }}",
+            id="gpt_oss",
+            marks=SLOW,
+        ),
     ],
 )
 def test_one_graph_serves_every_length(make: Callable[[], Any], text: str, masked: bool) -> None:
-    model = make()
-    model.config.use_cache = False
-    convert(model, attnspec.parse(text))
-    torch._dynamo.reset()
+    model = converted(make(), text)
     traced, before = compiled(model, dynamic=True), graphs()
     for n in (20, 33):
-        given = called(n, masked, pad=4)
-        real = given["attention_mask"].bool() if masked else ...
-        torch.testing.assert_close(traced(**given)[0][real], model(**given)[0][real])
+        call = given(n, masked, pad=4)
+        real = call["attention_mask"].bool() if masked else ...
+        torch.testing.assert_close(traced(**call)[0][real], model(**call)[0][real])
     assert graphs() == before + 1
 
 
-@pytest.mark.slow
 # transformers keeps hidden states beside its forward
 @pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects:UserWarning")
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=SLOW)])
 @pytest.mark.parametrize(
     ("make", "text"),
     [
         pytest.param(lambda: llama("sdpa"), SINKS, id="llama"),
-        pytest.param(lambda: bert("sdpa"), LONGFORMER, id="bert"),
+        pytest.param(lambda: bert("sdpa"), LONGFORMER, id="bert", marks=SLOW),
     ],
 )
 def test_a_dynamic_length_is_exported(make: Callable[[], Any], text: str, strict: bool) -> None:
-    model = make()
-    model.config.use_cache = False
-    convert(model, attnspec.parse(text))
-    given, n = called(20, True), torch.export.Dim("n", min=2, max=40)
-    shapes = {name: {1: n} for name in given}
-    program = torch.export.export(model, (), given, dynamic_shapes=shapes, strict=strict)
-    other = called(37, True, pad=4)
+    model = converted(make(), text)
+    call, n = given(20, True), torch.export.Dim("n", min=2, max=40)
+    shapes = {name: {1: n} for name in call}
+    program = torch.export.export(model, (), call, dynamic_shapes=shapes, strict=strict)
+    other = given(37, True, pad=4)
     real = other["attention_mask"].bool()
     found = program.module()(**other)[0][real]
     torch.testing.assert_close(found, model(**other)[0][real], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.parametrize("left", [0, 3])
 def test_a_step_with_a_static_cache_is_one_graph(left: int) -> None:
-    model = llama("sdpa")
-    convert(model, attnspec.parse(WINDOW))
-    ids, mask = called(16, False)["input_ids"], torch.ones(2, 24, dtype=torch.long)
+    model, ids = converted(llama("sdpa")), tokens(2, 16)
+    model.config.use_cache, mask = True, torch.ones(2, 24, dtype=torch.long)
     mask[1, :left] = 0
     cache = transformers.StaticCache(config=model.config, max_cache_len=24)
     own = transformers.DynamicCache()
-    torch._dynamo.reset()
     traced, before = compiled(model), graphs()
     with torch.no_grad():
         for each in (cache, own):
@@ -142,31 +111,24 @@ def test_a_step_with_a_static_cache_is_one_graph(left: int) -> None:
     assert graphs() == before + 1
 
 
-@pytest.mark.slow
+@SLOW
 def test_generating_with_a_compiled_step_is_generating() -> None:
-    model = llama("sdpa")
-    convert(model, attnspec.parse(WINDOW))
-    ids = called(6, False)["input_ids"]
+    model, ids = converted(llama("sdpa")), tokens(2, 6)
     settings = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": "static"}
-    meant, whole = model.generate(ids, **settings), model.forward
-    torch._dynamo.reset()
-    before = graphs()
-    model.forward = torch.compile(whole, backend="eager", fullgraph=True)
+    model.config.use_cache = True
+    meant, before = model.generate(ids, **settings), graphs()
+    model.forward = compiled(model.forward)
     assert torch.equal(model.generate(ids, **settings), meant)
     # the prompt, and the steps
     assert graphs() <= before + 2
 
 
-@pytest.mark.slow
+@SLOW
 def test_packed_documents_are_refused_by_what_was_traced() -> None:
-    model = llama("sdpa")
-    model.config.use_cache = False
-    convert(model, attnspec.parse(WINDOW))
-    torch._dynamo.reset()
-    traced, given = compiled(model), called(8, False)
-    traced(**given, position_ids=torch.arange(8)[None])
+    traced, call = compiled(converted(llama("sdpa"))), given(8, False)
+    traced(**call, position_ids=torch.arange(8)[None])
     with pytest.raises(RuntimeError, match="this one asks for a packed mask"):
-        traced(**given, position_ids=(torch.arange(8) % 5)[None])
+        traced(**call, position_ids=(torch.arange(8) % 5)[None])
 
 
 @pytest.mark.parametrize(
@@ -177,23 +139,21 @@ def test_packed_documents_are_refused_by_what_was_traced() -> None:
     ],
 )
 def test_a_trace_refuses_causality_that_only_pairs_show(text: str, words: str) -> None:
-    model, given = llama("sdpa"), called(8, False)
-    model.set_attn_implementation(named(text))
-    torch._dynamo.reset()
+    model = llama(named(text))
     with pytest.raises(attnspec.AttnSpecError, match=words):
-        torch.export.export(model, (), given, strict=False)
+        torch.export.export(model, (), given(8, False), strict=False)
 
 
 @COMPILED
-def test_layers_of_a_converted_model_compile_to_one_graph() -> None:
-    model = llama("sdpa")
-    convert(model, attnspec.parse(WINDOW))
-    given = called(8, False)
+@pytest.mark.parametrize("real", [False, True])
+def test_layers_of_a_converted_model_compile_to_one_graph(real: bool) -> None:
+    model, call = llama("sdpa"), given(8, True, pad=3)
+    convert(model, attnspec.parse(SINKS), positions="real" if real else "absolute")
     with torch.no_grad():
-        meant = model(**given, use_cache=False)[0]
+        meant = model(**call, use_cache=False)[0]
         torch._dynamo.reset()
         before = graphs()
         for layer in model.model.layers:
             layer.compile(fullgraph=True, backend="eager")
-        torch.testing.assert_close(model(**given, use_cache=False)[0], meant)
+        torch.testing.assert_close(model(**call, use_cache=False)[0], meant)
     assert graphs() == before + 1

@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from model_families import FAMILIES
-from tiny_models import CAUSAL, FULL, TOLERANCE, WINDOW, difference, llama, names_restored, tokens
+from model_families import BY_STEM, specs_of
+from tiny_models import (
+    CAUSAL,
+    FULL,
+    IMAGES,
+    TINY,
+    TOLERANCE,
+    WINDOW,
+    difference,
+    hidden,
+    llama,
+    tiny,
+    tokens,
+)
 from tiny_models import transformers as hf
 
 import attnspec
 from attnspec.integrations.transformers import SpecCache, convert, used_by
 
-_TINY: dict[str, Any] = {
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-}
-_SMALL: dict[str, Any] = {
-    **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
-    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 48),
-    "vocab_size": 61,
-    "d_model": 32,
-    "max_position_embeddings": 40,
-    "pad_token_id": 0,
-    "eos_token_id": None,
-}
-
-
-@pytest.fixture(autouse=True)
-def _no_names_left() -> Iterator[None]:
-    with names_restored():
-        yield
-
 
 def llava() -> Any:
     torch.manual_seed(1)
-    text = hf.LlamaConfig(vocab_size=61, eos_token_id=None, initializer_range=0.2, **_TINY)
-    vision = hf.CLIPVisionConfig(image_size=8, patch_size=4, **_TINY)
+    text = hf.LlamaConfig(**{**TINY, "eos_token_id": None})
+    vision = hf.CLIPVisionConfig(**{**TINY, "image_size": 8, "patch_size": 4})
     config = hf.LlavaConfig(
         text_config=text, vision_config=vision, image_token_index=60, vision_feature_layer=-1
     )
@@ -50,7 +38,7 @@ def llava() -> Any:
 
 
 def images() -> dict[str, torch.Tensor]:
-    ids = tokens(2, 12).clamp(max=59)
+    ids = tokens(2, 12)
     ids[:, 1:5] = 60
     pixels = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(3))
     return {"input_ids": ids, "pixel_values": pixels}
@@ -62,12 +50,12 @@ def logits(model: Any, **inputs: Any) -> torch.Tensor:
 
 
 def test_several_stacks_are_refused_by_their_names() -> None:
-    model = llava()
+    model, spec = llava(), attnspec.parse(CAUSAL)
     stacks = "`model.vision_tower.encoder.layers` .* `model.language_model.layers`"
     with pytest.raises(attnspec.AttnSpecError, match=f"{stacks}.*`only=`"):
-        convert(model, attnspec.parse(CAUSAL))
+        convert(model, spec)
     with pytest.raises(attnspec.AttnSpecError, match=f"got 'language_model'.*{stacks}"):
-        convert(model, attnspec.parse(CAUSAL), only="language_model")
+        convert(model, spec, only="language_model")
 
 
 @pytest.mark.parametrize(
@@ -91,13 +79,10 @@ def test_layers_that_are_not_chosen_keep_their_attention(
         assert seen == ["attention" if number is None else str(number) for number in given]
         sparse = logits(model, **inputs)
         assert difference(sparse, before) > 0.01
+        greedy = {**inputs, "max_new_tokens": 3, "do_sample": False}
+        whole = model.generate(**greedy, use_cache=False)
         for cache in ({}, {"cache_implementation": "static"}):
-            written = model.generate(**inputs, max_new_tokens=3, do_sample=False, **cache)
-            whole = inputs["input_ids"]
-            for _ in range(3):
-                rows = logits(model, **{**inputs, "input_ids": whole})
-                whole = torch.cat([whole, rows[:, -1:].argmax(-1)], 1)
-            assert (written == whole).all()
+            assert (model.generate(**greedy, **cache) == whole).all()
         model.save_pretrained(tmp_path)
     assert difference(logits(model, **inputs), before) == 0.0
     loaded = hf.AutoModelForImageTextToText.from_pretrained(tmp_path).eval()
@@ -109,9 +94,7 @@ def test_layers_that_are_not_chosen_keep_their_attention(
 
 @pytest.mark.parametrize("stem", ["Bart", "Whisper"])
 def test_a_decoder_alone_takes_a_spec(stem: str) -> None:
-    config = getattr(hf, f"{stem}Config")(**_SMALL)
-    model = getattr(hf, f"{stem}ForCausalLM")(config).eval()
-    ids = tokens(2, 9)
+    model, ids = tiny(stem, "ForCausalLM"), tokens(2, 9)
     before = logits(model, input_ids=ids)
     with convert(model, attnspec.parse(CAUSAL)) as done:
         assert sorted(layer.kind for layer in done.layers) == ["dense"] * 2 + ["spec"] * 2
@@ -119,7 +102,7 @@ def test_a_decoder_alone_takes_a_spec(stem: str) -> None:
 
 
 def test_a_decoder_that_is_causal_by_its_mask_alone_reads_itself() -> None:
-    model = hf.NllbMoeModel(hf.NllbMoeConfig(**_SMALL, num_experts=2)).eval()
+    model = tiny("NllbMoe", num_experts=2)
     with convert(model, decoder=attnspec.parse(CAUSAL)) as done:
         assert [layer.kind for layer in done.layers][2:] == ["spec", "dense"] * 2
     convert(model, decoder=attnspec.parse(FULL))
@@ -128,10 +111,8 @@ def test_a_decoder_that_is_causal_by_its_mask_alone_reads_itself() -> None:
 
 
 def test_windows_that_are_numbers_by_their_kind_are_replaced() -> None:
-    config = hf.MoshiConfig(
-        **_TINY, vocab_size=61, sliding_window=4, ffn_dim=48, num_codebooks=2, audio_vocab_size=9
-    )
-    model, ids = hf.MoshiForCausalLM(config).eval(), tokens(2, 9)
+    own = {"sliding_window": 4, "num_codebooks": 2, "audio_vocab_size": 9}
+    model, ids = tiny("Moshi", "ForCausalLM", **own), tokens(2, 9)
     # its own masks are causal alone
     before = logits(model, input_ids=ids)
     assert "`sliding_window = 4`" in str(convert(model, attnspec.parse(CAUSAL)))
@@ -139,76 +120,69 @@ def test_windows_that_are_numbers_by_their_kind_are_replaced() -> None:
 
 
 def test_keys_that_are_made_of_others_are_named() -> None:
-    config = hf.DeepseekV4Config(
-        **{**_TINY, "vocab_size": 61, "head_dim": 8, "q_lora_rank": 16, "o_lora_rank": 8},
-        o_groups=2,
-        moe_intermediate_size=16,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        sliding_window=6,
-        eos_token_id=None,
+    model = tiny(
+        "DeepseekV4",
+        "ForCausalLM",
+        **{"head_dim": 8, "q_lora_rank": 16, "o_lora_rank": 8, "o_groups": 2},
+        **{"num_experts_per_tok": 2, "sliding_window": 6, "eos_token_id": None},
         layer_types=["sliding_attention", "heavily_compressed_attention"],
     )
-    model = hf.DeepseekV4ForCausalLM(config).eval()
     done = convert(model, attnspec.parse(WINDOW))
     assert "in place of heavily_compressed_attention, sliding_attention in 2 layers" in str(done)
     model.generate(tokens(1, 9), past_key_values=SpecCache(model), max_new_tokens=3)
 
 
-def test_a_method_of_another_kind_is_refused() -> None:
-    config = hf.GPTNeoXJapaneseConfig(
-        **{**_TINY, "vocab_size": 61, "intermediate_multiple_size": 2}
-    )
-    with pytest.raises(attnspec.AttnSpecError, match="in its own code"):
-        convert(hf.GPTNeoXJapaneseModel(config), attnspec.parse(CAUSAL))
-
-
 def test_a_cache_is_advised_that_has_places_for_all_layers() -> None:
-    config = hf.RecurrentGemmaConfig(
-        **{**_TINY, "num_hidden_layers": 3, "vocab_size": 61, "lru_width": 32},
-        attention_window_size=6,
-        eos_token_id=None,
-        block_types=["recurrent", "recurrent", "attention"],
-    )
-    model, ids = hf.RecurrentGemmaForCausalLM(config).eval(), tokens(1, 12)
+    own = {"num_hidden_layers": 3, "lru_width": 48, "attention_window_size": 6}
+    kinds = ["recurrent", "recurrent", "attention"]
+    model, ids = tiny("RecurrentGemma", "ForCausalLM", block_types=kinds, **own), tokens(1, 12)
     sliding = hf.DynamicCache(config=model.config)
-    far = attnspec.parse("attention far { causal attend window(before = 9, after = 0) }")
-    convert(model, far)
+    convert(model, attnspec.parse("attention a { causal attend window(before = 9, after = 0) }"))
     model(input_ids=ids, past_key_values=sliding)
-    with pytest.raises(
-        attnspec.AttnSpecError, match=r"`past_key_values = SpecCache\(model\)`"
-    ) as e:
+    words = r"`past_key_values = SpecCache\(model\)`"
+    with pytest.raises(attnspec.AttnSpecError, match=words) as caught:
         model(input_ids=ids[:, :1], past_key_values=sliding)
-    assert "DynamicCache" not in str(e.value)
+    assert "DynamicCache" not in str(caught.value)
 
 
 def test_a_part_that_asks_for_nothing_can_be_skipped() -> None:
-    config = hf.SiglipVisionConfig(**_TINY, image_size=8, patch_size=4)
-    model = hf.SiglipVisionModel(config).eval()
+    with pytest.raises(attnspec.AttnSpecError, match="in its own code"):
+        convert(tiny("GPTNeoXJapanese", intermediate_multiple_size=2), attnspec.parse(CAUSAL))
+    model = tiny("SiglipVision", **IMAGES)
     with pytest.raises(attnspec.AttnSpecError, match="in its own code; `skip="):
         convert(model, attnspec.parse(FULL))
     head = next(x.path for x in used_by(model) if x.kind == "cannot")
-    assert {x.kind for x in convert(model, attnspec.parse(FULL), skip=head).layers} == {
-        "spec",
-        "cannot",
-    }
+    kinds = {x.kind for x in convert(model, attnspec.parse(FULL), skip=head).layers}
+    assert kinds == {"spec", "cannot"}
 
 
-def test_choices_of_layers_of_one_stack() -> None:
-    model = llama("eager")
+def test_a_layer_of_a_stack_keeps_its_attention_and_its_bias() -> None:
     spec = attnspec.parse("attention two { causal layers 2 attend full layer 1 { attend self } }")
-    with convert(model, spec, skip="model.layers.1") as done:
-        assert [layer.what for layer in done.layers] == [
-            "`two`, layer 0",
-            "its own attention",
-            "`two`, layer 1",
-        ]
-
-
-def test_a_layer_that_keeps_its_attention_keeps_its_bias() -> None:
-    family = next(x for x in FAMILIES if x.stem == "T5")
-    model = family.build()
-    before = family.hidden(model)
-    text = "attention b { causal heads 4 attend full score bias(buckets = 32, max_distance = 128) }"
-    with convert(model, decoder=attnspec.parse(text), skip="decoder.block.1"):
+    with convert(llama("eager"), spec, skip="model.layers.1") as done:
+        what = [layer.what for layer in done.layers]
+        assert what == ["`two`, layer 0", "its own attention", "`two`, layer 1"]
+    family = BY_STEM["T5"]
+    before = family.hidden(model := family.build())
+    score = "score bias(buckets = 32, max_distance = 128)"
+    decoder = specs_of(family, "full", score)["decoder"]
+    with convert(model, decoder=decoder, skip="decoder.block.1"):
         assert difference(family.hidden(model), before) < TOLERANCE
+
+
+def test_layers_that_share_keys_have_states_of_their_own() -> None:
+    model = tiny(
+        "Gemma3nText",
+        "ForCausalLM",
+        **{"num_hidden_layers": 4, "head_dim": 8, "num_key_value_heads": 2, "laurel_rank": 4},
+        **{"intermediate_size": [64] * 4, "vocab_size_per_layer_input": 61},
+        **{"hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2, "sliding_window": 8},
+        **{"activation_sparsity_pattern": [0.0] * 4, "altup_num_inputs": 2},
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    )
+    layers = "layer 2 { attend window(before = 5, after = 0) }"
+    text = f"attention g {{ causal layers 4 attend window(before = 2, after = 0) {layers} }}"
+    convert(model, attnspec.parse(text))
+    ids, cache = tokens(2, 12), SpecCache(model)
+    with torch.no_grad():
+        rows = [model(input_ids=x, past_key_values=cache).logits for x in torch.split(ids, 5, 1)]
+    assert difference(torch.cat(rows, 1), hidden(model, ids)) < TOLERANCE
