@@ -93,11 +93,9 @@ versions: $(INSTALLED)  ## tests of what torch computes, with several versions o
 
 MINUTES ?= 10
 SEED ?= 0
-SOAK_ARGS ?=
-
 soak: $(INSTALLED)  ## random specs against a meaning of their own, for MINUTES=10 from SEED=0
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m soak \
-		--minutes $(MINUTES) --seed $(SEED) --processes $(WORKERS) $(SOAK_ARGS)
+		--minutes $(MINUTES) --seed $(SEED) --processes $(WORKERS)
 
 tiny: $(INSTALLED)  ## the tests that hold under limits made tiny, under those
 	ATTNSPEC_LIMITS=tiny $(PYTEST) tests

@@ -39,10 +39,10 @@ PARTS = ("mask", "plan", "values", "report", "verdicts")
 TOLERANCE = 1e-9
 
 
-def tasks_of(count: int, seed: str) -> Iterator[dict[str, Any]]:
+def tasks_of(count: int, seed: int) -> Iterator[dict[str, Any]]:
     """The attentions that ship, with small parameters, and random specs of the language."""
     from oracle.tree import text
-    from soak.generator import spec_of
+    from specs import drawn
     from zoo import ATTENTIONS, SMALLER, smaller
 
     import attnspec
@@ -55,8 +55,8 @@ def tasks_of(count: int, seed: str) -> Iterator[dict[str, Any]]:
             "parameters": SMALLER.get(path.stem, {}),
             "lengths": lengths_of(smaller(path, name)),
         }
-    for number in range(count):
-        written = text(spec_of(f"{seed}/{number}"))
+    for number, spec in enumerate(drawn(count, seed)):
+        written = text(spec)
         try:
             lengths = lengths_of(attnspec.parse(written))
         except attnspec.SpecError:
@@ -270,7 +270,7 @@ def main() -> int:
     parser.add_argument("--base", default="HEAD", help="the commit to compare with")
     parser.add_argument("--only", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--random", type=int, default=300, help="how many random specs")
-    parser.add_argument("--seed", default="replay")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--match", default="", help="specs whose names have these letters")
     parser.add_argument("--renamed", nargs="*", default=[], metavar="OLD=NEW")
     parser.add_argument("--dropped", nargs="*", default=[], metavar="FIGURE")

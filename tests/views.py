@@ -158,7 +158,9 @@ def _path(case: Case) -> list[bool]:
         steps = case.report.path(case.query, key)
         here, last, right = case.query, math.inf, steps is not None
         for layer, head, position in steps or ():
-            right &= position == here or case.masks[layer % len(case.masks), head, here, position]
+            # further layers are as the last one
+            pairs = case.masks[min(layer, len(case.masks) - 1), head]
+            right &= position == here or bool(pairs[here, position])
             right &= layer <= last
             here, last = position, layer
         found.append(right and here == key and len(steps or ()) <= far[key])
