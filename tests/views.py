@@ -296,6 +296,8 @@ class Call:
     shape: str
     dtype: torch.dtype
     layer: int = 0
+    sharp: bool = False
+    """Scores of a standard deviation of 4."""
 
     @cached_property
     def inputs(self) -> list[dict[str, Any]]:
@@ -328,7 +330,7 @@ class Call:
         drawn = []
         for count, length, width in ((heads, n_q, 6), (key_heads, n, 6), (key_heads, n, out)):
             x = torch.randn(2, length, count, 2 * width, generator=generator).to(self.dtype)
-            x = x.transpose(1, 2)[..., ::2]
+            x = x.transpose(1, 2)[..., ::2] * (4 if self.sharp and not drawn else 1)
             drawn.append((x if self.shape == "strided" else x.contiguous()).requires_grad_())
         return drawn
 
