@@ -72,10 +72,10 @@ def call_of(case: Case, turn: int) -> Call:
     """A call whose shape and type go by turns."""
     shape = SHAPES[turn % len(SHAPES)]
     kinds = {entry.kind for entry in case.spec.inputs.values()}
-    if "numbers" in kinds and shape in ("left", "right", "holes"):
+    if "numbers" in kinds and shape in ("left", "right", "holes", "several"):
         # of padding the numbers are others than they are given
         shape = "plain"
-    if "nystrom" in mechanisms(case.spec) and shape in ("last queries", "one query"):
+    if "nystrom" in mechanisms(case.spec) and shape in ("last queries", "one query", "several"):
         # it takes the queries of all positions
         shape = "plain"
     return Call(case, shape, TYPES[turn // len(SHAPES) % len(TYPES)], turn % case.spec.layers)
@@ -124,7 +124,7 @@ def test_every_pair_is_weighed_once(name: str) -> None:
 def test_steps(name: str) -> None:
     turn = NAMES.index(name)
     case = Case(population()[name], population()[name].program.fixed_length or 33)
-    call = replace(call_of(case, turn), shape=SHAPES[turn % 2 * 4], dtype=torch.float64)
+    call = replace(call_of(case, turn), shape=("plain", "left")[turn % 2], dtype=torch.float64)
     if mechanisms(case.spec) & {"synthesizer", "gmlp"}:
         with pytest.raises(ValueError, match="no state of constant size"):
             step_errors(call)

@@ -284,6 +284,7 @@ SHAPES = (
     "holes",
     "wide",
     "strided",
+    "several",
 )
 """What calls are like: how many queries, key heads, padding, sizes, strides."""
 
@@ -310,15 +311,19 @@ class Call:
             "left": (at >= n // 3, at >= n // 2),
             "right": (at < n - n // 3, at < 0),
             "holes": (at % 3 != 1, at % 5 < 3),
+            # beside fewer queries and key heads
+            "several": (at >= n // 2, at != n - 2),
         }
         return np.stack(rows[self.shape]) if self.shape in rows else None
 
     @cached_property
     def tensors(self) -> list[torch.Tensor]:
         n, heads = self.case.n, self.case.spec.heads or 2
-        n_q = {"last queries": -(-n // 3), "one query": min(n, 1)}.get(self.shape, n)
+        n_q = {"last queries": -(-n // 3), "several": -(-n // 2), "one query": min(n, 1)}.get(
+            self.shape, n
+        )
         key_heads = heads // min(x for x in (2, 3, 5, 7, heads) if heads % x == 0 and x > 0)
-        key_heads = key_heads if self.shape == "grouped" else heads
+        key_heads = key_heads if self.shape in ("grouped", "several") else heads
         out = {"wide": 13}.get(self.shape, 5)
         if {x.mechanism.name for x in self.case.spec.program.attends if x.mechanism} & {
             "gmlp",
