@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from attnspec import SpecError
+from attnspec.limits import LIMITS
 from attnspec.runtime import CompiledAttention
 from benchmarks.accuracy.costs import peak_bytes
 
@@ -104,6 +105,35 @@ def test_what_is_no_number_stays_none(body: str) -> None:
     assert module_of(f"attend {body}").float()(q, k, v)[0, 0, 5].isnan().all()
 
 
+@pytest.mark.parametrize(
+    ("body", "n", "by"),
+    [
+        ("attend linformer(rank = 40, max_length = 2100)", 2100, 1),
+        ("attend linformer(rank = 8, max_length = 2100)", 1024, 100),
+        ("attend nystrom(landmarks = 32, conv = 9)", 2100, 1),
+        ("causal attend favor(features = 96)", 2100, 1),
+        ("attend taylor(order = 2)", 2100, 1),
+        ("causal attend linear()", 2100, 1),
+        ("attend fourier()", LIMITS.transformed + 1, 1),
+    ],
+)
+def test_long_sequences_with_and_without_gradients(body: str, n: int, by: float) -> None:
+    """Also of scores far from zero, which must not overflow."""
+    module = spec_of(body).compile(head_size=8)
+    wide = [x.detach() for x in tensors(1, 2, n, n)]
+    wide = [by * x.float().double() for x in wide[:2]] + [wide[2].float().double()]
+    results = []
+    for kind in (torch.float64, torch.float32):
+        leaves = [x.to(kind).requires_grad_() for x in wide]
+        out = module.to(kind)(*leaves)
+        grads = torch.autograd.grad(out.square().sum(), leaves, materialize_grads=True)
+        with torch.no_grad():
+            results.append([out, module(*leaves), *grads])
+    for meant, found in zip(*results, strict=True):
+        error = (found.double() - meant).detach().abs().max()
+        assert error <= 1e-2 * meant.detach().abs().max().clamp(min=1.0)
+
+
 def test_many_steps_approach_the_inverse() -> None:
     given = tensors(1, 2, 24, 24)
     found = [
@@ -147,6 +177,9 @@ def test_derivatives_of_derivatives(name: str) -> None:
 
 
 MEMORY = (
+    "attend window(radius = 64)",
+    "causal attend residue(step = 64) | window(before = 64, after = 0)",
+    "attend random(keys = 4)",
     "attend linear()",
     "attend favor(features = 64)",
     "attend rfa(features = 32)",
