@@ -69,6 +69,7 @@ from attnspec.integrations.model_mask import (
     axis_of,
     part_of_inputs,
     part_of_padding,
+    require_compilable,
 )
 from attnspec.integrations.real_positions import RealRunning
 from attnspec.ir.program import Leaf, Program, leaves
@@ -190,6 +191,7 @@ class ModelAttention:
         self.require_heads(of[1])
         causal = must_read_back(place, mask.kind == "causal" or asked)
         if traced:
+            require_compilable()
             # `bool` of a symbol would be another one, and what is asked must be plain
             offset = 1 if mask.q_offset else 0
             about = (*of, causal, offset, mask.padding is not None)

@@ -196,6 +196,19 @@ def model_mask(
     return written_out(found, _settings) if indexed and found.kind == "causal" else found
 
 
+_COMPILES = torch.__version__ >= "2.11"  # type: ignore[operator]
+"""Whether torch's compiler compares names of functions and takes any object as a constant."""
+
+
+def require_compilable() -> None:
+    """Raise AttnSpecError where torch's compiler is too old for a converted model."""
+    if not _COMPILES and torch.compiler.is_dynamo_compiling():
+        raise AttnSpecError(
+            "torch.compile takes a converted model from torch 2.11 on,"
+            f" this is torch {torch.__version__}"
+        )
+
+
 _WRITTEN = "and_masks.<locals>.and_mask"
 """The function of transformers that joins a causal mask with windows, or with documents."""
 
@@ -204,6 +217,7 @@ def _traced(asked: dict[str, Any]) -> ModelMask:
     """The facts in a traced program, which can neither read numbers nor look into a function. What
     a function is called is known, and it is asked whether queries read the key before: where models
     are traced, transformers takes every sequence for several packed ones."""
+    require_compilable()
     q_length, kv_length, at = asked["q_length"], asked["kv_length"], asked["q_offset"]
     mask_function, attention_mask = asked["mask_function"], asked["attention_mask"]
     offset = at.clone() if isinstance(at, torch.Tensor) else None

@@ -480,6 +480,10 @@ def test_guesses_are_taken_back(how: str) -> None:
         assert model.generate(ids, **given, **GREEDY).tolist() == wanted.tolist()
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.11",  # type: ignore[operator]
+    reason="the cache of transformers rounds to NaN in torch 2.9, with its own attention too",
+)
 def test_keys_of_fewer_bits_are_read_as_they_are() -> None:
     # the first part is exact, later ones meet what is kept of it
     def read(model: Any) -> torch.Tensor:

@@ -15,6 +15,10 @@ import attnspec
 from attnspec.integrations.transformers import convert
 
 SLOW = pytest.mark.slow
+COMPILED = pytest.mark.skipif(
+    torch.__version__ < "2.11",  # type: ignore[operator]
+    reason="torch.compile takes a converted model from torch 2.11 on",
+)
 BOTH_WAYS = "attention near { attend window(radius = 3) | global(first(1)) score alibi() }"
 
 
@@ -68,6 +72,7 @@ def graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
+@COMPILED
 @pytest.mark.parametrize("masked", [False, pytest.param(True, marks=SLOW)])
 @pytest.mark.parametrize(
     ("make", "text"),
@@ -179,6 +184,7 @@ def test_a_trace_refuses_causality_that_only_pairs_show(text: str, words: str) -
         torch.export.export(model, (), given, strict=False)
 
 
+@COMPILED
 def test_layers_of_a_converted_model_compile_to_one_graph() -> None:
     model = llama("sdpa")
     convert(model, attnspec.parse(WINDOW))
