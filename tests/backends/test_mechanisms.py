@@ -130,6 +130,9 @@ def test_long_sequences_with_and_without_gradients(body: str, n: int, by: float)
         with torch.no_grad():
             results.append([out, module(*leaves), *grads])
     for meant, found in zip(*results, strict=True):
+        assert found.isfinite().all()
+        if by > 1:
+            continue
         error = (found.double() - meant).detach().abs().max()
         assert error <= 1e-2 * meant.detach().abs().max().clamp(min=1.0)
 
