@@ -6,6 +6,7 @@ import copy
 import gc
 import math
 import pickle
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from attention_checks import ALONG, GRAPHS, check_transforms, tensors, with_grad
 from limited import REFUSING
 from package_map import ROOT
 from population import spec_of
-from views import KERNELS, Call, Case, errors_of
+from views import KERNELS, SHAPES, Call, Case, check, errors_of
 from zoo import EXAMPLES
 
 from attnspec.backends import BACKENDS
@@ -43,6 +44,31 @@ def equal(found: Any, meant: Any, error: float = 1e-11) -> None:
 
 
 # --- what is computed ----------------------------------------------------------------------------
+
+
+@cache
+def call_of(body: str, n: int, shape: str) -> Call:
+    """What is meant is computed once."""
+    return Call(Case(spec_of(body), n), shape, torch.float64)
+
+
+@pytest.mark.limits("", "tiny")
+@pytest.mark.parametrize(
+    ("body", "n"),
+    [
+        ("attend full", 40),
+        ("causal attend full score alibi()", 40),
+        ("attend block(size = 8, before = 1) | global(first(2)) normalize softmax1", 70),
+        ("input d: ids attend same(d) & window(radius = 30) | self", 70),
+        # of several orders, whose results are merged
+        ("causal attend window(before = 20, after = 0) | residue(step = 16)", 200),
+        ("attend window(radius = 9) | residue(step = 16) | rows(first(2)) score alibi()", 200),
+    ],
+)
+@every_backend
+def test_calls_of_every_shape(backend: str, body: str, n: int) -> None:
+    found = {shape: check(call_of(body, n, shape), backend) for shape in SHAPES}
+    assert {shape: faults for shape, faults in found.items() if faults} == {}
 
 
 @pytest.mark.parametrize("body", [GRAPHS["window"], "attend window(radius = 3) + linear()"])

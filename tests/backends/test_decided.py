@@ -95,6 +95,7 @@ def differing(call: Call, backend: str) -> list[str] | None:
     return taken(backend, ask)
 
 
+@pytest.mark.limits("", "tiny")
 @pytest.mark.parametrize(
     ("body", "n"), [(body, n) for n in (130, 65, 1) for body in DECIDED if n > 65 or "|" in body]
 )

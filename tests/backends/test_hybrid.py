@@ -35,6 +35,7 @@ EACH = [*product(enumerate(GRAPHS), enumerate(MECHANISMS))]
 LENGTHS = (100, 1, 65, 130)
 
 
+@pytest.mark.limits("", "tiny")
 @pytest.mark.parametrize(
     ("graph", "mechanism", "turn"),
     [
