@@ -15,6 +15,7 @@ from population import BODIES, spec_of
 from sweeps import in_turn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
+from views import Call, Case, errors_of
 
 from attnspec import SpecError
 from attnspec.limits import LIMITS
@@ -145,6 +146,20 @@ def test_many_steps_approach_the_inverse() -> None:
     ]
     errors = [float((x - found[0]).detach().abs().max()) for x in found]
     assert errors[1] > errors[2] > 1e3 * errors[3]
+
+
+@pytest.mark.parametrize(("name", "shape"), in_turn(MECHANISMS, ("holes", "left", "right")))
+def test_padding_is_as_if_it_were_not_there(name: str, shape: str) -> None:
+    for n in (33, 90):
+        call = Call(Case(spec_of(BODIES[name]), n), shape, torch.float64)
+        assert errors_of(call, call.case.spec.compile()) == []
+
+
+@pytest.mark.parametrize("floor", [0.3, 0.8])
+def test_denominators_below_a_floor_have_no_gradient(floor: float) -> None:
+    spec = spec_of(f"causal attend rfa(features = 2, floor = {floor})")
+    for n in (5, 33):
+        assert errors_of(Call(Case(spec, n), "plain", torch.float64), spec.compile()) == []
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
