@@ -69,7 +69,6 @@ class Limits:
     products: int = 16  # products of chosen graphs, in one that lists run
     tile_pairs: int = 1 << 23  # pairs of tiles that are looked at on one level
     iterations: int = 2000  # steps of an eigenvalue solver
-    banded: int = 1 << 24  # numbers of a banded factor of one
     looks_grown: int = 1 << 27  # pairs that are evaluated at one length to see how counts grow
     cells_grown: int = 1 << 15  # cells of a grid, likewise
 

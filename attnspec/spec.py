@@ -216,7 +216,7 @@ class Spec:
         """bool [n, n]: True where the query of the row reads the key of the column; of a spec with
         `cross` [m, n], where m is n if it is not given.
 
-        Raises AttnSpecError above a length of `LONGEST_MASK`, and for m of another spec.
+        Raises AttnSpecError above a length of `LIMITS.mask`, and for m of another spec.
         """
         stack, length = self._crossed(n, m, inputs)
         return stack.mask(length, layer, head)[stack.queries(length), : length_of(n)]
@@ -232,7 +232,7 @@ class Spec:
         """scipy.sparse.csr_array [n, n] of bool with sorted indices; never dense on the way; of a
         spec with `cross` [m, n] as `mask`.
 
-        Raises AttnSpecError above `MOST_EDGES` edges and above a length of `LONGEST_ADJACENCY`, and
+        Raises AttnSpecError above `LIMITS.edges` edges, above n = `LIMITS.positions_listed`, and
         for m of another spec.
         """
         stack, length = self._crossed(n, m, inputs)

@@ -17,6 +17,7 @@ from attnspec.backends.rows.backend import RowsBackend
 from attnspec.backends.torch_call.backend import TorchCall
 from attnspec.backends.torch_call.forms import form_of
 from attnspec.graphs.bind import BindError, extents_of, located
+from attnspec.graphs.stack import TooMuch
 from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program
@@ -34,7 +35,7 @@ from attnspec.lower.work import (
     refusal_of,
     runs_mechanisms,
 )
-from attnspec.text.diagnostics import AttnSpecError, ranges
+from attnspec.text.diagnostics import ranges
 
 AUTO = "auto"
 """Stands in place of a backend's name for the cheapest."""
@@ -222,7 +223,7 @@ def plan(
     heads = shape.heads_of(program)
     shape = replace(shape, heads=heads)
     if n > LIMITS.planned:
-        raise AttnSpecError(f"plans are made up to n = {LIMITS.planned:,}, got {n:,}")
+        raise TooMuch(f"plans are made up to n = {LIMITS.planned:,}, got {n:,}")
     kind = device.partition(":")[0]
     inputs = stand_ins(program)
     if n == 0:

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from house import HALL, House, measured, told
+from house import HALL, LINES, House, measured, told
 from package_map import ROOT
 
 # what is counted is counted once
@@ -23,6 +23,7 @@ def ours() -> House:
 
 def test_the_hall_is_small_functions_short_and_no_room_a_circle() -> None:
     assert ours().hall <= HALL
+    assert sum(ours().lines.values()) <= LINES
     assert ours().long == []
     assert ours().circles == []
 

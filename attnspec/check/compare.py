@@ -22,11 +22,10 @@ from attnspec.graphs.forms.conditions import equal
 from attnspec.graphs.forms.dnf import form_of, place_of
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import Relation
-from attnspec.graphs.stack import Sample, Stack, TooMuch
+from attnspec.graphs.stack import Sample, Stack, TooMuch, require_supported
 from attnspec.ir.api_checks import length_of
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Attend, Crossing, inputs_of, leaves
-from attnspec.limits import LIMITS
 from attnspec.lower.mechanism_sizes import symbols_in
 from attnspec.text.diagnostics import AttnSpecError, hinted
 
@@ -191,8 +190,7 @@ def compare(
     keys = length_of(n)
     (first, n), (second, _) = (crossed(spec.program, n, m) for spec in (a, b))
     a, b = replace(a, program=first), replace(b, program=second)
-    if n > LIMITS.positions:
-        raise TooMuch(f"lengths above {LIMITS.positions:,} are not looked into, got {n:,}")
+    require_supported(n)
     for spec in (a, b):
         # a length that a grid does not have is an error, not a difference
         extents_of(spec.program, n)
@@ -236,8 +234,7 @@ def _slots(a: Elaborated, b: Elaborated) -> list[tuple[Slot, ...]]:
         numbers = tuple(_attend_number(spec, *slot) for spec in (a, b))
         own = any(here[number] for here, number in zip(differs, numbers, strict=True))
         found.setdefault((*numbers, slot if own else None), []).append(slot)
-        if len(found) > LIMITS.graphs:
-            raise TooMuch(f"more than {LIMITS.graphs:,} graphs are not looked into")
+        require_supported(0, len(found))
     return [tuple(slots) for slots in found.values()]
 
 

@@ -245,9 +245,7 @@ def _at_lengths(
         yield _unchecked(claim, why, f" at n = {_listed(missing)}")
     for n in lengths:
         if n > LIMITS.matrix and claim.kind not in _LONG:
-            yield _unchecked(
-                claim, f"lengths above {LIMITS.matrix:,} are not looked into, got n = {n:,}"
-            )
+            yield _unchecked(claim, f"this claim supports n <= {LIMITS.matrix:,}, got n = {n:,}")
             continue
         if n in domain.faults:
             yield domain.faults[n]

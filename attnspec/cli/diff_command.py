@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from attnspec.cli import console, options
-from attnspec.cli.failures import LimitReached, fitting
+from attnspec.cli.failures import fitting
 from attnspec.cli.specs import STDIN, read_inputs, shown_path, source_at
 from attnspec.elaborate import attention_names, parameter_names
-from attnspec.graphs.stack import TooMuch
 from attnspec.show.differences import page
 from attnspec.spec import Spec, diff
 from attnspec.text.diagnostics import hinted
@@ -68,10 +67,7 @@ def command(
     first, second = specs(a, b, names, parameters)
     n = _length(first, second, length)
     with fitting():
-        try:
-            found = diff(first, second, n, _inputs((first, second), inputs, n), queries)
-        except TooMuch as error:
-            raise LimitReached(str(error)) from None
+        found = diff(first, second, n, _inputs((first, second), inputs, n), queries)
     if as_json:
         console.result_json({"ok": True, **found.to_dict()})
     else:

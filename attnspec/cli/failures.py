@@ -62,11 +62,17 @@ def _status(code: str) -> int:
 
 @contextmanager
 def fitting() -> Iterator[None]:
-    """A backend that refuses, or a length that the spec does not have, is wrong usage."""
+    """A backend that refuses, or a length that the spec does not have, is wrong usage; what is
+    larger than is supported reaches a limit."""
+    # no help text should wait for it
+    from attnspec.graphs.stack import TooMuch
+
     try:
         yield
     except (SpecError, InternalError):
         raise
+    except TooMuch as error:
+        raise LimitReached(str(error)) from None
     except AttnSpecError as error:
         # the spec is sound, the request does not fit it
         raise click.UsageError(str(error)) from None

@@ -9,9 +9,8 @@ import click
 
 from attnspec.backends.planner import Plan
 from attnspec.cli import console, options
-from attnspec.cli.failures import LimitReached, fitting
+from attnspec.cli.failures import fitting
 from attnspec.cli.specs import length_of, read_inputs, spec_at
-from attnspec.limits import LIMITS
 
 DEFAULT_LENGTH = 4096
 
@@ -92,7 +91,10 @@ def command(
 
         rates = Rates(link or Rates.link, speed or Rates.speed)
         given = read_inputs(loaded, inputs, inputs, n) if inputs else None
-        _check_devices(n, devices, queries)
+        if queries is not None:
+            raise click.UsageError(
+                "-m is about two sequences, and --devices cuts one: leave one out"
+            )
         with fitting():
             found = loaded.distribute(n, devices, batch, heads, head_size, key_heads, given, rates)
         if as_json:
@@ -108,27 +110,12 @@ def command(
     ):
         if said:
             raise click.UsageError(f"{option} is about what travels: give --devices, too")
-    longest = max(n, queries or 0)
-    if longest > LIMITS.planned:
-        raise LimitReached(f"plans are made up to n = {LIMITS.planned:,}, got {longest:,}")
     with fitting():
         plan = loaded.plan(n, device, batch, heads, head_size, backend, queries)
     if as_json:
         console.result_json({"ok": True, **to_dict(plan)})
     else:
         console.result(str(plan))
-
-
-def _check_devices(n: int, devices: int, queries: int | None) -> None:
-    """Raises LimitReached for what is not planned for, UsageError for two sequences."""
-    if queries is not None:
-        raise click.UsageError("-m is about two sequences, and --devices cuts one: leave one out")
-    from attnspec.distributed.planning import LONGEST, MOST_RANKS
-
-    if n > LONGEST:
-        raise LimitReached(f"several devices are planned for up to n = {LONGEST:,}, got {n:,}")
-    if devices > MOST_RANKS:
-        raise LimitReached(f"plans are made for up to {MOST_RANKS} devices, got {devices}")
 
 
 def to_dict(plan: Plan) -> dict[str, object]:

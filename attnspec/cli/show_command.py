@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
 from attnspec.cli import console, options
-from attnspec.cli.failures import LimitReached, fitting
+from attnspec.cli.failures import fitting
 from attnspec.cli.files import require_folder, write_result
 from attnspec.cli.specs import length_of, needed_inputs, read_inputs, shown_path, spec_at
 from attnspec.show.drawing import MAKER
 from attnspec.show.panels import has_graph
 from attnspec.show.picture import SUFFIXES, Picture
-from attnspec.show.tally import TooLong
 from attnspec.spec import Spec
 
 DEFAULT_LENGTH = 64
@@ -99,19 +97,10 @@ def picture_of(
 def printed(found: Picture) -> str:
     """The whole text of a picture for standard output, with colours where it shows them."""
     signs = console.signs()
-    with fitting(), in_time():
+    with fitting():
         figure, text = found.text(console.width(), signs)
     name = click.style(figure.name, bold=True) if signs == "colour" else figure.name
     return "\n".join([name, figure.about, "", console.styled(text), *figure.footer])
-
-
-@contextmanager
-def in_time() -> Iterator[None]:
-    """A picture that would take too long reaches a limit of the compiler."""
-    try:
-        yield
-    except TooLong as error:
-        raise LimitReached(str(error)) from None
 
 
 def require_slot(spec: Spec, layer: int | None, head: int | None) -> None:
@@ -145,7 +134,7 @@ def write_picture(path: str, found: Picture, *, force: bool) -> None:
 
     A picture that this command drew is replaced, anything else only by `force`.
     """
-    with fitting(), in_time():
+    with fitting():
         content = found.content(Path(path).suffix.lower())
     write_result(path, content, force=force or _is_ours(path))
 

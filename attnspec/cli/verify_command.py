@@ -18,14 +18,13 @@ from attnspec.backends import BACKENDS
 from attnspec.backends.planner import AUTO
 from attnspec.backends.plugins import installed_names
 from attnspec.cli import console, options
-from attnspec.cli.failures import WRONG_SPEC, LimitReached, fitting
+from attnspec.cli.failures import WRONG_SPEC, fitting
 from attnspec.cli.running_model import verify_running
 from attnspec.cli.specs import length_of, shown_path, spec_at
 from attnspec.compile.emit import MARK, SPEC, class_name
 from attnspec.graphs.stack import Stack, blamed
 from attnspec.ir.program import Program
 from attnspec.ir.serial import from_data
-from attnspec.limits import LIMITS
 from attnspec.lower.lower import require_built
 from attnspec.lower.work import is_on_request
 from attnspec.spec import parse
@@ -135,12 +134,8 @@ def _verified(
         program = loaded.program
     n = length_of(program, length, DEFAULT_LENGTH)
     # it loads torch, which no help text and no error of the spec should wait for
-    from attnspec.verification import TooLong, verify, verify_each
+    from attnspec.verification import verify, verify_each
 
-    longest = max(n, queries or 0)
-    if longest > LIMITS.planned:
-        message = f"sequences of up to {LIMITS.planned:,} positions are verified, got {longest:,}"
-        raise LimitReached(message)
     if 0 in (n, queries):
         name = "m" if n else "n"
         raise click.UsageError(f"there is nothing to verify at {name} = 0")
@@ -149,12 +144,9 @@ def _verified(
         own = [each.name for each in BACKENDS if not is_on_request(each, "cpu")]
         names = [*own, *installed_names()]
     with fitting(), blamed(Stack(program), n):
-        try:
-            if module is None:
-                return verify_each(program, n, names, queries)
-            return verify(program, n, module=module, m=queries)
-        except TooLong as error:
-            raise LimitReached(str(error)) from None
+        if module is None:
+            return verify_each(program, n, names, queries)
+        return verify(program, n, module=module, m=queries)
 
 
 def emitted(path: str) -> tuple[Program, torch.nn.Module]:

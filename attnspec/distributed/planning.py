@@ -26,7 +26,7 @@ from attnspec.distributed.timing import (
     pairs_of,
 )
 from attnspec.graphs.relation import Relation
-from attnspec.graphs.stack import Sample, Stack
+from attnspec.graphs.stack import Sample, Stack, TooMuch
 from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.program import Program
 from attnspec.ir.serial import fingerprint
@@ -273,9 +273,9 @@ def plan(
     """
     require_one_sequence(program)
     if not 1 <= ranks <= MOST_RANKS:
-        raise AttnSpecError(f"plans are made for 1 to {MOST_RANKS} devices, got {ranks}")
+        raise TooMuch(f"plans are made for 1 to {MOST_RANKS} devices, got {ranks}")
     if n > LONGEST:
-        raise AttnSpecError(f"several devices are planned for up to n = {LONGEST:,}, got {n:,}")
+        raise TooMuch(f"several devices are planned for up to n = {LONGEST:,}, got {n:,}")
     heads = program.heads or 1
     tensors = tensors or Tensors(heads=heads, key_heads=heads)
     planner = Planner(program, n, tensors, inputs, rates)

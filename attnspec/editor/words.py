@@ -59,10 +59,3 @@ def words() -> dict[str, tuple[str, ...]]:
         "position": POSITIONS,
         "coordinate": tuple(dict.fromkeys(name for axes in AXES.values() for name in axes)),
     }
-
-
-def builtin() -> frozenset[str]:
-    """The words that no graph may be named after."""
-    known = words()
-    kinds = ("pattern", "mechanism", "function", "set", "operation")
-    return frozenset(word for kind in kinds for word in known[kind])

@@ -84,7 +84,7 @@ class Stopped(Exception):
 
 
 class Collector:
-    """The diagnostics of one elaboration; MOST_ERRORS of them end it."""
+    """The diagnostics of one elaboration; `LIMITS.problems` of them end it."""
 
     def __init__(self) -> None:
         self.diagnostics: list[Diagnostic] = []

@@ -40,7 +40,14 @@ Sample = Mapping[str, npt.ArrayLike]
 
 
 class TooMuch(AttnSpecError):
-    """A spec, or a length, is larger than what is looked into."""
+    """A spec, or a length, is larger than what is supported."""
+
+
+def require_supported(n: int, graphs: int = 0) -> None:
+    """Raises TooMuch for a length, or a number of different graphs, above what is supported."""
+    for what, count, most in (("n", n, LIMITS.positions), ("graphs", graphs, LIMITS.graphs)):
+        if count > most:
+            raise TooMuch(f"this analysis supports {what} <= {most:,}, got {what} = {count:,}")
 
 
 @dataclass(frozen=True)
@@ -328,8 +335,7 @@ class Stack:
             return
 
     def _bind(self, n: int) -> Bound:
-        if n > LIMITS.positions:
-            raise TooMuch(f"lengths above {LIMITS.positions:,} are not looked into, got n = {n:,}")
+        require_supported(n)
         if n == 0 or (self.program.crossing is not None and self.program.crossing.empty):
             extents_of(self.program, n)
             return Bound((), (), ())
@@ -351,8 +357,7 @@ class Stack:
                     index = found.setdefault(relation, (len(found), layer, head))[0]
                     if not self.differs(attend):
                         everywhere[attend] = index
-                if len(found) > LIMITS.graphs:
-                    raise TooMuch(f"more than {LIMITS.graphs:,} graphs are not looked into")
+                require_supported(n, len(found))
                 indices.append(index)
             chosen.append(tuple(indices))
             if everywhere.keys() >= set(slots):

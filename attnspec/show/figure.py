@@ -94,7 +94,7 @@ def figure(
     or of one layer, one head; `known` are samples of what tensors decide. For a terminal of `width`
     columns terms are not told apart.
 
-    Raises SpecError where none of them has pairs, TooLong where they would take too long.
+    Raises SpecError where none of them has pairs, TooMuch where they would take too long.
     """
     layers = range(spec.program.layer_count) if layer is None else [layer]
     groups, without = grouped(spec, n, layers, head, inputs, known)

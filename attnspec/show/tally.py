@@ -11,19 +11,16 @@ import numpy.typing as npt
 
 from attnspec.graphs.predicates.listable import lists_rows
 from attnspec.graphs.relation import Relation
+from attnspec.graphs.stack import TooMuch
 from attnspec.ir.program import Crossing
 from attnspec.limits import LIMITS
-from attnspec.text.diagnostics import AttnSpecError, InternalError
+from attnspec.text.diagnostics import InternalError
 
 LONGEST = 1 << 23
 """The longest sequence; random patterns draw for every position, also where few are looked at."""
 
 SAMPLED_ROWS = 8
 """Queries that stand for those of a row of cells where counting them all would take too long."""
-
-
-class TooLong(AttnSpecError):
-    """A picture would take too much time."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,7 @@ def tally(
         width = _progressions(relation, n) if n <= LONGEST else None
         most = LIMITS.planned if width is None and n <= LONGEST else LONGEST
         if n > most:
-            raise TooLong(f"this pattern is drawn up to n = {most:,}, got {n:,}")
+            raise TooMuch(f"this pattern is drawn up to n = {most:,}, got {n:,}")
         listed = lists_rows(relation, n)
         if listed and relation.typical_degree(n) * n <= LIMITS.edges_cut:
             counts, degrees = _written(relation, n, side, cells)

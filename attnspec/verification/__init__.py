@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from attnspec.verification.alone import Alone, beyond, mask_alone, verify_alone
 from attnspec.verification.numbers import error_bound
-from attnspec.verification.pairs import TooLong
 from attnspec.verification.report import Check, Verification
 from attnspec.verification.trial import sample_inputs
 from attnspec.verification.verify import verify, verify_each
@@ -24,7 +23,6 @@ from attnspec.verification.verify import verify, verify_each
 __all__ = [
     "Alone",
     "Check",
-    "TooLong",
     "Verification",
     "beyond",
     "error_bound",

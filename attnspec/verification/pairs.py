@@ -15,11 +15,11 @@ import numpy as np
 from attnspec.backends.planner import choose
 from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
 from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.graphs.stack import TooMuch
 from attnspec.layout.steps import bands_of, seconds_of
 from attnspec.limits import LIMITS
 from attnspec.lower.cost_model import dense_seconds
 from attnspec.lower.work import Work
-from attnspec.text.diagnostics import AttnSpecError
 from attnspec.verification.kernel_pairs import Blocks, Layout
 
 
@@ -173,10 +173,6 @@ RUN = 20.0
 """Seconds that the forward of all heads may be estimated to take for it to be run."""
 
 
-class TooLong(AttnSpecError):
-    """A sequence that is too long for what would run it."""
-
-
 @dataclass(frozen=True)
 class Chosen:
     """What runs a work, and the estimate for one head, 0 for a sequence short enough to try."""
@@ -187,7 +183,7 @@ class Chosen:
 
 def chosen_for(work: Work, relation: Relation, backend: str, forced: bool) -> Chosen:
     """What runs a work whose inputs make it this relation; `forced` where bands run whatever they
-    cost. Raises TooLong where building it, or its mask, is not affordable."""
+    cost. Raises TooMuch where building it, or its mask, is not affordable."""
     found = choose(work, "cpu", backend)
     name, seconds = found.name, 0.0
     if work.reads and name == "bands":
@@ -199,12 +195,12 @@ def chosen_for(work: Work, relation: Relation, backend: str, forced: bool) -> Ch
     if work.n_k > LIMITS.every_pair:
         pairs = work.n_q * work.n_k
         if name == "dense" and pairs > LIMITS.pairs_listed:
-            raise TooLong(
+            raise TooMuch(
                 f"n = {work.n_k:,} is too long for the backend dense, which computes every score:"
                 f" up to {LIMITS.pairs_listed:,} are allowed, and there are {pairs:,}"
             )
         if not seconds <= LAID_OUT:
-            raise TooLong(
+            raise TooMuch(
                 f"n = {work.n_k:,} is too long for the backend {name}: a head is estimated to take"
                 f" {seconds:,.3g} s, and {LAID_OUT:,.3g} s are allowed"
             )

@@ -14,6 +14,7 @@ from torch import nn
 from attnspec.backends.bands.backend import BandsBackend
 from attnspec.backends.planner import AUTO
 from attnspec.backends.rows.backend import RowsBackend
+from attnspec.graphs.stack import TooMuch
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Program
 from attnspec.ir.serial import plan_data
@@ -25,7 +26,6 @@ from attnspec.lower.work import BackendError, Work
 from attnspec.runtime.module import CompiledAttention
 from attnspec.verification.decided import decided_checks
 from attnspec.verification.numbers import SIZE
-from attnspec.verification.pairs import TooLong
 from attnspec.verification.report import Check, Verification, together
 from attnspec.verification.trial import Computed, Known, Shape, Trial, sample_inputs, words_of
 
@@ -73,15 +73,15 @@ def verify_each(
     program: Program, n: int, backends: Sequence[str], m: int | None = None
 ) -> Verification:
     """The same with each of these backends; those that refuse, or that n is too long for, are
-    named in the report. Raises BackendError or TooLong where all of them are."""
+    named in the report. Raises BackendError or TooMuch where all of them are."""
     found: list[Verification] = []
     refused: list[tuple[str, str]] = []
-    last: BackendError | TooLong | None = None
+    last: BackendError | TooMuch | None = None
     known: Known = Cache(LIMITS.layouts)
     for backend in backends:
         try:
             found.append(verify(program, n, backend=backend, known=known, m=m))
-        except (BackendError, TooLong) as error:
+        except (BackendError, TooMuch) as error:
             refused.append((backend, str(error)))
             last = error
     if last is not None and not found:
@@ -100,7 +100,7 @@ def _tried(
     sides = program.crossing
     for name, count in (("n", n), ("m", n if sides is None else sides.queries)):
         if not 1 <= count <= LIMITS.planned:
-            raise ValueError(f"{name} must be between 1 and {LIMITS.planned}, got {count}")
+            raise TooMuch(f"{name} must be between 1 and {LIMITS.planned:,}, got {count:,}")
     attention.make_parameters(SIZE, SIZE)
     few = attention.backend == RowsBackend.name and n > FEW and sides is None
     n_q = FEW if few else n if sides is None else sides.queries

@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
+from attnspec.backends.factored.costs import pair_flops
 from attnspec.backends.factored.hybrid.lag import lagged
 from attnspec.backends.tiles.backend import TilesBackend
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
 from attnspec.layout.steps import Banded, bands_of, reading_seconds, seconds_of
 from attnspec.lower.cost_model import current
-from attnspec.lower.mechanism_costs import flops_of, pair_flops_of
 from attnspec.lower.work import Kernel, Work, graph_of, mechanism_of
 
 if TYPE_CHECKING:
@@ -68,12 +68,10 @@ class FactoredBackend:
             seconds += reading_seconds(work)
         elif work.hybrid:
             seconds += seconds_of(_bands(work), work.n_q)
-            # what the kernel gives the pairs, forward
-            each, _ = pair_flops_of(mechanism_of(work), SIZE)
             _, rest = lagged(work)
             others = () if rest is None else bands_of(rest, work.n_q, work.n_k)
             pairs = sum(band.amounts.get("bands_pair", 0.0) for band in others)
-            seconds += operation * pairs * each
+            seconds += operation * pairs * pair_flops(mechanism_of(work), SIZE)
         return seconds
 
     def steps(self, work: Work) -> tuple[str, ...]:
@@ -123,7 +121,7 @@ def _composed_seconds(work: Work) -> float:
 
 
 def _operations(work: Work) -> int:
-    return flops_of(mechanism_of(work), work.n_k, SIZE)
+    return mechanism_of(work).flops(work.n_k, SIZE)
 
 
 def _bands(work: Work) -> tuple[Banded, ...]:

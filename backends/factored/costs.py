@@ -5,16 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from attnspec.backends.factored.hybrid.lag import lagged
-from attnspec.ir.mechanisms.declaration import Sizes
+from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Sizes
 from attnspec.layout.steps import bands_of
 from attnspec.layout.tiling import survey
 from attnspec.limits import LIMITS
-from attnspec.lower.mechanism_costs import (
-    backward_flops_of,
-    flops_of,
-    pair_flops_of,
-    row_flops_of,
-)
 from attnspec.lower.work import Work, mechanism_of
 
 
@@ -49,8 +43,8 @@ def products_of(work: Work, heads: int, size: int) -> Products:
     n = max(0, work.n_k - lag)
     at = Sizes(n, size, heads, work.causal)
     found = Products(
-        flops_of(mechanism, n, size, work.causal),
-        backward_flops_of(mechanism, n, size, work.causal),
+        mechanism.forward_flops(n, size, work.causal),
+        mechanism.backward_flops(n, size, work.causal),
         4 * at.tensor + (2 * mechanism.between(at) if n else 0),
         mechanism.held(at) if n else 0,
     )
@@ -64,6 +58,11 @@ def products_of(work: Work, heads: int, size: int) -> Products:
     return replace(found, moved=found.moved + 3 * sums, held=found.held + beside)
 
 
+def pair_flops(mechanism: MechanismDeclaration, size: int) -> int:
+    """The operations of a single pair of a sum of features: its weight, and what it adds."""
+    return 2 * (mechanism.pair_width(size) + size + 1)
+
+
 def _with_pairs(
     before: Products, work: Work, pairs: tuple[int, int], sizes: tuple[int, int]
 ) -> Products:
@@ -71,16 +70,17 @@ def _with_pairs(
     blocks read."""
     (count, read), (heads, size) = pairs, sizes
     mechanism = mechanism_of(work)
-    forward, backward = pair_flops_of(mechanism, size)
-    rows = work.n_q + work.n_k
-    features = [rows * each for each in row_flops_of(mechanism, size)]
     width = mechanism.pair_width(size)
+    features = (work.n_q + work.n_k) * mechanism.row_flops(size)
     # features and values, features of keys once more in the blocks that read them, and scores
     parts = work.n_q * width, work.n_k * width, work.n_k * (size + 1), read * width, count
     return replace(
         before,
-        flops=before.flops + count * forward + features[0],
-        backward_flops=before.backward_flops + count * backward + features[1],
+        flops=before.flops + count * pair_flops(mechanism, size) + features,
+        # the weight again, and the gradients of both
+        backward_flops=before.backward_flops
+        + count * 2 * (3 * width + 2 * (size + 1))
+        + (3 if mechanism.features_again else 2) * features,
         moved=before.moved + 2 * sum(parts) + 2 * count,
         held=max(before.held, sum(min(LIMITS.product, heads * part) for part in parts)),
     )

@@ -94,11 +94,6 @@ def to_queries(w: torch.Tensor, b: torch.Tensor, products: EdgeProducts) -> torc
     return _product(products, w, None, b)
 
 
-def to_keys(w: torch.Tensor, a: torch.Tensor, products: EdgeProducts) -> torch.Tensor:
-    """Sums [B, K, n_k, d] of w [B, K, R, places] times a [B, K, R, n_q, d], over R as well."""
-    return _product(products, w, a, None)
-
-
 def _product(products: EdgeProducts, *three: torch.Tensor | None) -> torch.Tensor:
     found: torch.Tensor = _Product.apply(products, *three)  # type: ignore[no-untyped-call]
     return found

@@ -25,7 +25,6 @@ from attnspec.backends.triton.tuning import MAPS, SUMMED, steps_of
 from attnspec.graphs.relation import takes_tensors
 from attnspec.layout.steps import READING, amounts_of
 from attnspec.lower.cost_model import current
-from attnspec.lower.mechanism_costs import flops_of, row_flops_of
 from attnspec.lower.rates import Amounts
 from attnspec.lower.work import MERGED, Bias, Kernel, Work, graph_of, mechanism_of
 from attnspec.version import is_older
@@ -185,9 +184,9 @@ def _window(work: Work) -> bool:
 def _operations(work: Work) -> int:
     """Those of the kernels, for one head."""
     mechanism = mechanism_of(work)
-    found = flops_of(mechanism, work.n_k, SIZE, work.causal)
+    found = mechanism.forward_flops(work.n_k, SIZE, work.causal)
     # features of both sides are made before
-    return found - 2 * work.n_k * row_flops_of(mechanism, SIZE)[0]
+    return found - 2 * work.n_k * mechanism.row_flops(SIZE)
 
 
 def _of_sums(work: Work) -> Amounts:

@@ -37,9 +37,6 @@ from attnspec.layout.tile_layout import FULL_TILE, NOTHING, StepLayout
 LOOKED = 1 << 24
 """Pairs that are looked at together, about."""
 
-WHOLE = 0
-"""The number of the mask of all tiles that every input fills."""
-
 
 @dataclass(frozen=True, eq=False)
 class Static:

@@ -37,7 +37,6 @@ from attnspec.layout.orders import NATURAL
 from attnspec.layout.steps import bands_of
 from attnspec.layout.tiling import Survey, classify, survey
 from attnspec.lower.lower import stand_ins, works_of
-from attnspec.lower.mechanism_costs import flops_of
 from attnspec.lower.mechanism_sizes import bind_mechanism, longest_of
 from attnspec.lower.work import Shape
 from attnspec.spec import parse
@@ -337,7 +336,7 @@ def test_mechanisms_cost_what_their_formulas_say() -> None:
         program = parse(f"attention a {{ attend {text} }}").program
         mechanism = program.attends[0].mechanism
         assert mechanism is not None
-        assert flops_of(bind_mechanism(mechanism, situation_of(program, n)), n, d) == flops, text
+        assert bind_mechanism(mechanism, situation_of(program, n)).flops(n, d) == flops, text
 
 
 @pytest.mark.parametrize("declared", DECLARED, ids=lambda declared: declared.name)
@@ -383,7 +382,7 @@ def test_mechanisms_cost_what_torch_counts(text: str) -> None:
     with FlopCounterMode(display=False) as counted:
         spec.compile()(*given)
     bound = bind_mechanism(mechanism, situation_of(spec.program, n))
-    assert counted.get_total_flops() == pytest.approx(flops_of(bound, n, d), rel=0.1)
+    assert counted.get_total_flops() == pytest.approx(bound.flops(n, d), rel=0.1)
 
 
 MECHANISMS = [
@@ -518,7 +517,7 @@ def test_mechanisms_are_not_counted_beyond_what_they_are_learned_for() -> None:
 
 
 def test_nystrom_is_linear_in_n_beyond_its_inverse() -> None:
-    costs = [flops_of(Nystrom(landmarks=8), n, 16) for n in (100, 200, 300)]
+    costs = [Nystrom(landmarks=8).flops(n, 16) for n in (100, 200, 300)]
     assert costs[2] - costs[1] == costs[1] - costs[0] == 100 * 8 * 8 * 16
 
 

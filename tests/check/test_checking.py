@@ -174,7 +174,7 @@ def test_costs_of_one_layer() -> None:
     ("body", "claim", "reason"),
     [
         ("attend gmlp(max_length = 8)", "bytes >= n", "learned for at most 8 positions"),
-        ("attend full", "bytes <= n at n = 5_000_000", "lengths above 4,194,304"),
+        ("attend full", "bytes <= n at n = 5_000_000", "supports n <= 4,194,304"),
         ("input x: tokens attend global(x)", "degree <= n", "depend on run-time inputs"),
         ("input x: tokens attend full", "full subset global(x)", "depend on run-time inputs"),
         ("attend linear()", "edges <= n", "`linear` is a mechanism"),
@@ -185,7 +185,7 @@ def test_costs_of_one_layer() -> None:
         ("attend full", f"{OPEN} == full at n = 70_000", "so many pairs"),
         ("attend window(radius = 9)", "path_length > 1 at n = 5000", "8 queries were followed"),
         ("attend topk(size = 4, blocks = 1) & lsh()", "causal", "`lsh` is decided by the data"),
-        ("attend full", "degree <= n at n = 2_000_000_000", "lengths above 4,194,304"),
+        ("attend full", "degree <= n at n = 2_000_000_000", "supports n <= 4,194,304"),
         ("attend where(q * k == q * q)", "edges == n at n = 1_000_000", "so many are not"),
         ("attend block(size = n // 4000)", "degree <= n", "at n = 1, 2, 64, 257, 1,024: `size`"),
     ],

@@ -64,7 +64,7 @@ def test_what_cannot_be_counted_says_so() -> None:
     assert found.equal is None
     assert not found.proven
     assert "not compared: " in str(found)
-    with pytest.raises(TooMuch, match="lengths above"):
+    with pytest.raises(TooMuch, match="supports n <="):
         between("attend full", "attend self", 5_000_000)
 
 
@@ -419,7 +419,7 @@ def test_inputs_of_the_command() -> None:
         (("old.attn", "gone.attn"), 3, "there is no gone.attn"),
         (("-", "-"), 2, "not both"),
         (("old.attn", "cells.attn", "-n", "11"), 2, "12 cells, got n = 11"),
-        (("old.attn", "new.attn", "-n", "5000000"), 4, "lengths above"),
+        (("old.attn", "new.attn", "-n", "5000000"), 4, "supports n <="),
         (("needs.attn", "old.attn"), 1, "has no value"),
     ],
 )

@@ -18,7 +18,7 @@ from attnspec.editor.completion import offers
 from attnspec.editor.document import Document, specs_below
 from attnspec.editor.documentation import definition_at, hover, markdown
 from attnspec.editor.highlighting import COLOURED, AttnLexer
-from attnspec.editor.words import builtin, words
+from attnspec.editor.words import words
 from attnspec.elaborate.names import INPUTS
 from attnspec.grammar.parser import expected, keywords
 from attnspec.graphs.patterns import PATTERNS
@@ -195,7 +195,9 @@ def test_what_stands_there_is_offered(path: Path) -> None:
     """Every keyword, pattern and mechanism of the zoo, at its place, without what follows it."""
     text = path.read_text(encoding="utf-8")
     whole = Document(text, path)
-    known = {*keywords(), *builtin()} - set(words()["scalar"])
+    kinds = ("pattern", "mechanism", "function", "set", "operation")
+    known = {*keywords(), *(word for kind in kinds for word in words()[kind])}
+    known -= set(words()["scalar"])
     for number, word in enumerate(whole.scan.words):
         # a parameter may be called like a word of the language
         if word.kind == "name" and word.text in known and not whole.symbols.resolve(number):

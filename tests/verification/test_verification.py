@@ -25,6 +25,7 @@ from attnspec.backends.common.merging import Partial, merge
 from attnspec.compile.compiler import VERIFIED as VERIFIED_AT
 from attnspec.compile.compiler import emit_spec
 from attnspec.graphs.relation import Relation
+from attnspec.graphs.stack import TooMuch
 from attnspec.ir.program import Program
 from attnspec.layout.edge_list import EdgeLayout
 from attnspec.layout.steps import _layouts, _whole
@@ -34,7 +35,7 @@ from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import BackendError
 from attnspec.text.diagnostics import InternalError
-from attnspec.verification import TooLong, Verification, pairs, verify, verify_each
+from attnspec.verification import Verification, pairs, verify, verify_each
 from attnspec.verification.kernel_pairs import Blocks, Layout, layouts_of
 from attnspec.verification.numbers import SIZE
 from attnspec.verification.pairs import (
@@ -709,11 +710,11 @@ def test_samples_have_the_ends_and_are_all_of_few() -> None:
 def test_verification_has_limits() -> None:
     program = spec_of("attend self").program
     for n in (0, LIMITS.planned + 1):
-        with pytest.raises(ValueError, match="n must be between 1 and 1048576"):
+        with pytest.raises(ValueError, match="n must be between 1 and 1,048,576"):
             verify(program, n)
-    with pytest.raises(TooLong, match="too long for the backend dense"):
+    with pytest.raises(TooMuch, match="too long for the backend dense"):
         verify(program, 20_000, backend="dense")
-    with pytest.raises(TooLong, match="a head is estimated to take"):
+    with pytest.raises(TooMuch, match="a head is estimated to take"):
         verify(spec_of("attend full").program, 1 << 16, backend="bands")
 
 

@@ -18,7 +18,7 @@ from attnspec.backends.factored.costs import Products, products_of
 from attnspec.backends.planner import AUTO, choose
 from attnspec.backends.torch_call.backend import TorchCall
 from attnspec.graphs.relation import Relation
-from attnspec.graphs.stack import Stack, TooMuch, patterns_in
+from attnspec.graphs.stack import Stack, TooMuch, patterns_in, require_supported
 from attnspec.ir.program import Crossing, Program
 from attnspec.layout.orders import NATURAL
 from attnspec.layout.steps import bands_of
@@ -92,8 +92,7 @@ def steps_of(
     """The steps chosen at n on the CPU, of the layers of a stack; raises NotBuilt, TooMuch, or as
     `Spec.plan` does."""
     require_built(stack.program)
-    if n > LIMITS.positions:
-        raise TooMuch(f"lengths above {LIMITS.positions:,} are not looked into, got n = {n:,}")
+    require_supported(n)
     program = stack.program
     longest = longest_of(program)
     if longest is not None and n > longest:

@@ -60,12 +60,12 @@ def _of_layer(name: str) -> Callable[[Stack, int], float]:
 def spectral_gap(stack: Stack, n: int) -> float:
     """1 - |second eigenvalue| of the symmetrised, degree-normalised union of all heads; raises
     TooMuch where no more than a bound is found."""
-    from attnspec.analysis.spectrum.spectrum import spectrum
+    from attnspec.analysis.spectrum import spectrum
 
-    found = spectrum(stack, n)
+    found = spectrum.spectral_gap(stack, n)
     if found.quality == "bound":
         raise TooMuch(f"the spectral gap at n = {n:,} is not found in time: {found.note}")
-    return found.gap
+    return found.value
 
 
 def _counted(name: str) -> Callable[[Stack, int], float]:

@@ -31,7 +31,7 @@ from attnspec.graphs.forms.stability import (
 from attnspec.graphs.forms.written import written
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import Relation, evaluate_pairs
-from attnspec.graphs.stack import TooMuch, asks_for
+from attnspec.graphs.stack import TooMuch, asks_for, require_supported
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Attend, Input, Leaf, Program, Term, inputs_of, leaves, symbols_of
@@ -267,8 +267,7 @@ def places(program: Program, *, drawn: bool = True) -> Iterator[tuple[int, int]]
             if not differs:
                 seen.add(index)
             count += 1
-            if count > LIMITS.graphs:
-                raise TooMuch(f"more than {LIMITS.graphs:,} graphs are not looked into")
+            require_supported(0, count)
             yield layer, head
 
 

@@ -28,7 +28,14 @@ from attnspec.graphs.forms.stability import FAR, bound_choice
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.patterns.where import Where
 from attnspec.graphs.relation import Relation, evaluate_pairs
-from attnspec.graphs.stack import Stack, TooMuch, decides, require_few_patterns, undecided
+from attnspec.graphs.stack import (
+    Stack,
+    TooMuch,
+    decides,
+    require_few_patterns,
+    require_supported,
+    undecided,
+)
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.api_checks import sampled
 from attnspec.ir.program import Input, Program, inputs_of, leaves
@@ -76,7 +83,7 @@ def looks_ahead(program: Program) -> Leak | None:
     try:
         return _by_choice(Stack(program), FAR)[0]
     except TooMuch:
-        # so many graphs are not looked into
+        # more graphs than are supported
         return None
 
 
@@ -155,14 +162,14 @@ def _by_pairs(stack: Stack, n: int) -> Figure[Leak | None]:
 @lru_cache(maxsize=8)
 def later_pair(relation: Relation, n: int) -> tuple[int, int] | None:
     """The first query of a relation that reads a later key, with the first such key; beyond
-    MOST_POSITIONS some of the first queries and keys, and TooMuch where they show none."""
+    `LIMITS.positions` some of the first queries and keys, and TooMuch where they show none."""
     if n > LIMITS.positions:
         first = np.arange(FIRST)
         later = np.triu(evaluate_pairs(relation, first[:, None], first[None], n), 1)
         if later.any():
             query, key = divmod(int(later.argmax()), FIRST)
             return query, key
-        raise TooMuch(f"lengths above {LIMITS.positions:,} are not looked into, got n = {n:,}")
+        require_supported(n)
     return next(iter(only_in(relation, Where(BEHIND), n).examples), None)
 
 

@@ -89,7 +89,7 @@ class Spread:
 def spread(chain: Chain, most: int | None = None) -> Spread:
     """The spread over up to `most` layers; raises TooMuch where a graph is too large to look into.
 
-    Exact up to n = EVERY_PAIR, and beyond for causal graphs that repeat themselves.
+    Exact up to n = `LIMITS.every_pair`, and beyond for causal graphs that repeat themselves.
     """
     n = chain.n
     if n == 0:

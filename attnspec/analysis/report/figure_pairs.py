@@ -14,7 +14,7 @@ from attnspec.analysis.counting.degrees import degrees_of
 from attnspec.analysis.counting.figures import PAIRS
 from attnspec.analysis.quality import Figure, Unknown
 from attnspec.analysis.report import figure_choices as choices
-from attnspec.analysis.spectrum.spectrum import spectrum
+from attnspec.analysis.spectrum import spectrum
 from attnspec.graphs.across import reads_m
 from attnspec.graphs.stack import Stack, has_mechanism
 from attnspec.ir.crossing import evened
@@ -203,5 +203,4 @@ def spectral_gap(report: Inquiry) -> Figure[Any]:
     _ = report.graphs
     if not report.length:
         raise Unknown("there is no position")
-    found = spectrum(report.stack, report.length)
-    return Figure(found.gap, found.quality, found.note)
+    return spectrum.spectral_gap(report.stack, report.length)

@@ -13,9 +13,6 @@ from typing import ClassVar
 
 from attnspec.limits import LIMITS
 
-START = ("zeros", "ones", "constant", "normal", "uniform", "scaled", "drawn")
-"""How a learned part may start."""
-
 LANES = 16
 """Keys from which on it may be: with fewer than a vector has lanes torch's kernel makes zeros of
 scores that are no numbers."""
@@ -44,12 +41,12 @@ class Sizes:
 class Part:
     """Something that a mechanism learns: a tensor [layers or 1, heads or 1, *shape].
 
-    An entry "d" of the shape is the size of a head, "d_v" that of a head of values. `start` is one
-    of `START`, `by` its number: the standard deviation of `normal`, the bound of `uniform`, the
-    value of `constant`; `scaled` is normal, with the root of the last extent dividing that
-    deviation; `drawn` are Gaussian rows by the seed `by`, the layer and the head. `layers` and
-    `heads` say that all layers, or all heads of a layer, share one. What is `kept` is no parameter,
-    but a buffer that calls in training move.
+    An entry "d" of the shape is the size of a head, "d_v" that of a head of values. `start` is
+    `zeros`, `ones`, or with the number `by`: `normal` of that deviation, `scaled`, the same divided
+    by the root of the last extent, `uniform` within that bound, `constant` of that value, `drawn`,
+    Gaussian rows by that seed, the layer and the head. `layers` and `heads` say that all layers, or
+    all heads of a layer, share one. What is `kept` is no parameter, but a buffer that calls in
+    training move.
     """
 
     name: str
@@ -143,6 +140,27 @@ class MechanismDeclaration:
     def flops(self, n: int, size: int) -> int:
         """Its operations; here those of sums of features: keys by values, and queries by these."""
         return 4 * n * self.feature_width(size) * size + 2 * n * self.row_flops(size)
+
+    def forward_flops(self, n: int, size: int, causal: bool = False) -> int:
+        """Its operations, with those of the pairs of a chunk where sums are causal."""
+        found = self.flops(n, size)
+        if causal and self.sums:
+            found += 2 * n * LIMITS.feature_chunk * (self.feature_width(size) + size)
+        return found
+
+    def backward_flops(self, n: int, size: int, causal: bool = False) -> int:
+        """Those of the backward pass: two products for each one forward, and what is computed again
+        rather than kept."""
+        found = self.backward * self.flops(n, size)
+        if not self.sums:
+            return found
+        width = self.feature_width(size)
+        if self.features_again:
+            found += 2 * n * self.row_flops(size)
+        if causal:
+            # the states; of the pairs of a chunk three products of features and two of values
+            found += 2 * n * width * size + 2 * n * LIMITS.feature_chunk * (3 * width + 2 * size)
+        return found
 
     def held(self, at: Sizes) -> int:
         """The most numbers that all heads hold at one time beside q, k, v and the output."""

@@ -6,7 +6,6 @@ Heads that share a key head have features of their own of its keys.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
@@ -26,8 +25,6 @@ from attnspec.lower.work import Work
 
 SMALL = 1e-6
 """How far sums of weights that may be negative or vanish are kept from 0."""
-
-Draws = Callable[[int, torch.dtype, torch.device, int], Tables]
 
 
 def favor_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> FeatureKernel:

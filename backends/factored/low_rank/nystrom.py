@@ -80,31 +80,6 @@ def nystrom(
     return attend(q, repeated(k_marks, q.shape[1]), values, scale, mask=mask)
 
 
-def residual(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    landmarks: int,
-    iterations: int,
-    padding: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """How far the inverse is from one, |A Z A - A| / |A| in Frobenius norms, [B, H].
-
-    0 for a pseudo-inverse. Six iterations, the published number, often leave much of it: then the
-    output is far from the Nystroem approximation, let alone from softmax.
-    """
-    q, k = widened(q), widened(k)
-    if landmarks >= k.shape[2]:
-        return q.new_zeros(q.shape[:2])
-    middle = _middle(*_marks(q, k, landmarks, padding))
-    left = middle @ pseudo_inverse(middle, iterations) @ middle - middle
-    whole = torch.linalg.matrix_norm(middle).clamp_min(torch.finfo(q.dtype).tiny)
-    found: torch.Tensor = torch.linalg.matrix_norm(left) / whole
-    if padding is None:
-        return found
-    # where each landmark is a position, nothing is inverted
-    return found.masked_fill((padding.sum(-1) <= landmarks)[:, None], 0.0)
-
-
 def _marks(
     q: torch.Tensor, k: torch.Tensor, landmarks: int, padding: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
