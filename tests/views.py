@@ -332,7 +332,7 @@ class Call:
             # values are one half of what it takes; standalone files have one size of a head
             out = 6
         generator = torch.Generator().manual_seed(n)
-        drawn = []
+        drawn: list[torch.Tensor] = []
         for count, length, width in ((heads, n_q, 6), (key_heads, n, 6), (key_heads, n, out)):
             x = torch.randn(2, length, count, 2 * width, generator=generator).to(self.dtype)
             x = x.transpose(1, 2)[..., ::2] * (4 if self.sharp and not drawn else 1)
@@ -387,7 +387,9 @@ class Call:
             tables = [x.to(dtype).requires_grad_() for x in self.tables.values()]
             by_size = {x.shape[-1]: x for x in tables if x.dim()}
             learned = dict(zip(self.tables, tables, strict=True))
-            asked = dense.Call(*leaves, self.layer, self.padding, self.inputs, by_size, learned)
+            q, k, v = leaves
+            given = self.layer, self.padding, self.inputs, by_size, learned
+            asked = dense.Call(q, k, v, *given)
             out, lse = dense.attend_with_lse(self.case.attention, asked, _directions)
             results = [out.detach(), lse.detach() if sums else torch.zeros(0)]
             grads = _gradients(out, lse if sums else None, [*leaves, *tables])

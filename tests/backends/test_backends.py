@@ -94,7 +94,7 @@ def test_tensors_of_any_strides(backend: str, body: str) -> None:
             # the gradient of a sum has no strides at all
             sums = torch.autograd.grad(module(*given).sum(), given)
             results.append([*with_gradients(module(*given), given), *sums])
-        equal(*results)
+        equal(results[0], results[1])
     assert torch.equal(shared, before)
 
 
@@ -164,7 +164,8 @@ def test_long_sequences_are_those_of_the_definition(backend: str, score: str) ->
         torch.nn.init.normal_(x)
     dense.load_state_dict(module.state_dict())
     given = tensors(1, 2, 1024, 1024)
-    equal(*(with_gradients(each(*given), given) for each in (module, dense)), error=1e-9)
+    found, meant = (with_gradients(each(*given), given) for each in (module, dense))
+    equal(found, meant, error=1e-9)
 
 
 @pytest.mark.parametrize("heads", [1, 3, 12, 40])
@@ -268,13 +269,11 @@ def test_gradients_that_are_differentiated_again_are_the_same(
     run = torch.compile(attend, backend="eager") if traced else attend
     q = torch.randn(1, 2, 40, 8).requires_grad_()
     try:
-        equal(
-            *(
-                torch.autograd.grad(run(q).square().sum(), q, create_graph=again)[0]
-                for again in (False, True)
-            ),
-            error=1e-4,
+        once, again = (
+            torch.autograd.grad(run(q).square().sum(), q, create_graph=more)[0]
+            for more in (False, True)
         )
+        equal(once, again, error=1e-4)
     except BackendError as error:
         pytest.skip(str(error))
 

@@ -92,7 +92,8 @@ def differing(call: Call, backend: str) -> list[str] | None:
             return errors(said, meant, meant)
         return errors(said, meant, call.said(learning(spec, "dense").float()))
 
-    return taken(backend, ask)
+    found: list[str] | None = taken(backend, ask)
+    return found
 
 
 @pytest.mark.limits("", "tiny")

@@ -93,8 +93,8 @@ def test_transforms_and_steps_are_as_exact(graph: str, mechanism: str) -> None:
     outs = [torch.func.vmap(lambda *x: module(*(y[None] for y in x))[0])(*parts)]
     if causal:
         steps, state = [], None
-        for each in zip(*(torch.split(x, [40, 1, 1, 28], 2) for x in parts), strict=True):
-            out, state = module.step(*each, state)
+        for q, k, v in zip(*(torch.split(x, [40, 1, 1, 28], 2) for x in parts), strict=True):
+            out, state = module.step(q, k, v, state)
             steps.append(out)
         outs.append(torch.cat(steps, 2))
     meant, rough = (call.meant(kind, True)[:1] for kind in (torch.float64, torch.float32))

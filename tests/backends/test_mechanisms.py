@@ -342,8 +342,8 @@ def test_a_draw_may_be_asked_for_and_is_the_only_state() -> None:
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 def test_what_is_computed_again_or_traced_keeps_its_draw() -> None:
-    given = torch.randn(3, 1, 1, 5, 4, generator=torch.Generator().manual_seed(0)).unbind(0)
-    given = [x.requires_grad_() for x in given]
+    drawn = torch.randn(3, 1, 1, 5, 4, generator=torch.Generator().manual_seed(0))
+    given = [x.clone().requires_grad_() for x in drawn]
     found = []
     for again in (False, True):
         module = redrawing(1)

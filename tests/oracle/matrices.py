@@ -44,7 +44,9 @@ def linformer(one: Head, a: Mapping[str, Any]) -> torch.Tensor:
         if kind == "conv":
             width = -(-a.get("max_length", 4096) // rank)
             count = -(-n // width)
-            maps = [torch.block_diag(*[each[None]] * count)[:, :n] for each in maps]
+            maps = [
+                torch.kron(torch.eye(count, dtype=each.dtype), each[None])[:, :n] for each in maps
+            ]
             read = torch.stack([x.any() for x in torch.split(one.real, width)])
             maps = [each[read] for each in maps]
         keys, values = (
