@@ -123,9 +123,8 @@ def _seeds() -> None:
 def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules are written without a trial of every backend, which test_verification.py holds: for
     tests of what is written, or of modules that they verify themselves."""
-    monkeypatch.setattr(
-        "attnspec.compile.compiler._verified", lambda spec, backend: "Not verified."
-    )
+    for name in ("_verified", "_verified_alone"):
+        monkeypatch.setattr(f"attnspec.compile.compiler.{name}", lambda *_: "Not verified.")
 
 
 @pytest.fixture

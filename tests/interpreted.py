@@ -12,14 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import triton.language as tl
-from attention_checks import module_of
 from triton.runtime import interpreter
-
-from attnspec.backends.triton.backend import INTERPRETED
-from attnspec.backends.triton.tuning import Chunks
-from attnspec.runtime import CompiledAttention
 
 
 class _Patched:
@@ -35,7 +29,7 @@ def interpreted() -> Iterator[None]:
     for every function that is called, are put there once, and memory of the CPU is not copied to
     itself."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(INTERPRETED, "1")
+        patch.setenv("TRITON_INTERPRET", "1")
         from attnspec.backends.triton import kernels
 
         patch.setattr(interpreter, "_patch_attr", _called_with_semantics)
@@ -47,29 +41,6 @@ def interpreted() -> Iterator[None]:
         yield
         for scope in reversed(scopes):
             scope.restore()
-
-
-@pytest.fixture
-def small_chunks(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of 8 in segments of two, and small blocks, so that little has several of each."""
-    # kernels are interpreted or not as is said when they are imported
-    from attnspec.backends.triton.sums import way
-
-    small = Chunks(chunk=8, segment=2, features=32, values=16, back=16)
-    monkeypatch.setattr(way, "SUMMED", small)
-
-
-def learner_of(
-    body: str, kind: torch.dtype, backend: str, sizes: tuple[int, int]
-) -> CompiledAttention:
-    """A module of a type with numbers in place of what is learned; `sizes` are those of keys and of
-    values."""
-    module = module_of(body, backend)
-    module.make_parameters(*sizes)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.normal_(generator=torch.Generator().manual_seed(1))
-    return module.to(kind)
 
 
 def _keep_types(patch: pytest.MonkeyPatch) -> None:
@@ -148,7 +119,7 @@ def compiled_for_a_gpu(text: str, folder: Path, capability: int = 90) -> list[li
     """What a program prints, by lines and words, that compiles kernels for a compute capability,
     times ten: it needs no GPU, but a fresh process in which they are not interpreted."""
     where = {**os.environ, "TRITON_CACHE_DIR": str(folder)}
-    where.pop(INTERPRETED, None)
+    where.pop("TRITON_INTERPRET", None)
     command = [sys.executable, "-c", GPU.replace("90", str(capability)) + text]
     found = subprocess.run(command, env=where, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr[-2000:]

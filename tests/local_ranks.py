@@ -1,81 +1,201 @@
-"""What each of a few local processes runs: every case on two, three and all four ranks.
-
-`run` starts one process, which loads what all need and forks; rank 0 holds what the ranks find
-together against one process, and writes what differs as JSON.
+"""Calls whose positions lie over ranks, beside the same in one process; and ranks that are
+processes: `run` starts one, which loads what all need and forks.
 """
 
 from __future__ import annotations
 
-import copy
 import importlib
 import itertools
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import astuple, dataclass
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from population import population, spec_of
+from views import Call, Case, errors, gradients, numbers
+
+from attnspec.distributed import LostRank, parallelize, partitions
 
 HERE = Path(__file__).parent
 WORLD = 4
 LIMIT = 60.0
 
+AXES = {"tokens": 1, "ids": 1, "numbers": 1, "choices": 2, "buckets": 3}
+"""Along which axis inputs have positions."""
 
-@dataclass
-class Case:
-    """One spec at one length, and then at `more`, over the first `ranks` processes; `text` or the
-    name of a file. `kind` is the type of the tensors, `grad` names those that are differentiated,
-    `within` is how far from one process is near enough. `lists` are heads that have lists of
-    choices of their own, 0 for lists that are alike."""
 
+class Found(NamedTuple):
+    """What one rank finds: the whole output, log-sum-exps if there are any and gradients of q, k
+    and v; its share of gradients of what is learned; how the layer goes; the bytes of rows that
+    reached it, and as many as were planned."""
+
+    whole: list[torch.Tensor]
+    learned: list[torch.Tensor]
+    how: str
+    received: int
+    planned: int
+
+
+@dataclass(frozen=True)
+class Shards:
+    """A call of a spec, by its name in the population or its body, over the first ranks."""
+
+    text: str
     n: int
     ranks: int
-    text: str = ""
-    file: str = ""
-    name: str | None = None
-    settings: dict[str, int] = field(default_factory=dict)
-    batch: int = 2
-    heads: int = 4
-    key_heads: int = 2
     partition: str = ""
-    padding: bool = False
-    lse: bool = False
+    shape: str = "plain"
+    dtype: torch.dtype = torch.float64
     layer: int = 0
     dtensor: bool = False
-    more: list[int] = field(default_factory=list)
-    kind: str = "float64"
-    autocast: bool = False
-    grad: str = "qkv"
-    dropout: float = 0.0
-    within: float = 1e-12
-    lists: int = 0
+
+    @cached_property
+    def call(self) -> Call:
+        spec = population().get(self.text) or spec_of(self.text)
+        return Call(Case(spec, self.n), self.shape, self.dtype, self.layer)
+
+    @cached_property
+    def tensors(self) -> list[torch.Tensor]:
+        q, k, v = self.call.tensors
+        # keys that are the queries
+        shared = "lsh" in self.call.case.spec.source
+        return [q, q.detach().clone() if shared else k, v]
 
     @property
-    def label(self) -> str:
-        what = Path(self.file).stem if self.file else " ".join(self.text.split())
-        return f"{what} {self.name or ''} n={self.n} ranks={self.ranks} {self.partition}"
+    def where(self) -> partitions.Partition | None:
+        """The partition of a name, None for the cheapest."""
+        name, _, step = self.partition.partition(" ")
+        if name == "uneven":
+            # of four ranks two have nothing, and one a single position
+            ends = 0, 0, 1, self.n, self.n
+            runs = tuple(((a, b),) if a < b else () for a, b in itertools.pairwise(ends))
+            return partitions.Partition("uneven", self.n, runs)
+        if name == "residue":
+            return partitions.by_residue(self.n, self.ranks, int(step))
+        found: partitions.Partition | None = None
+        return getattr(partitions, name)(self.n, self.ranks) if name else found
+
+    def module(self, dtype: torch.dtype, backend: str = "auto") -> Any:
+        """With numbers in place of what is learned."""
+        made = self.call.case.spec.compile(backend)
+        made.make_parameters(self.tensors[0].shape[3], self.tensors[2].shape[3])
+        with torch.no_grad():
+            for parameter in made.parameters():
+                parameter.copy_(numbers(parameter.shape, 1))
+        return made.to(torch.promote_types(dtype, torch.float32))
+
+    def found(
+        self,
+        module: torch.nn.Module,
+        dtype: torch.dtype,
+        sums: bool,
+        share: Callable[..., Any] = lambda x, dim: x,
+        mesh: Any = None,
+    ) -> list[torch.Tensor]:
+        """The output, log-sum-exps if they are asked for, gradients of q, k, v and of what is
+        learned, of this share of the tensors."""
+        leaves = [share(x.detach().to(dtype), 2).requires_grad_() for x in self.tensors]
+        more = dict(self.call.keywords)
+        if "key_padding_mask" in more:
+            more["key_padding_mask"] = share(more["key_padding_mask"], 1)
+        axes = {entry.name: AXES.get(entry.kind) for entry in self.call.case.spec.inputs.values()}
+        if "inputs" in more:
+            more["inputs"] = {
+                name: x if axes[name] is None else share(x, axes[name])
+                for name, x in more["inputs"].items()
+            }
+        args = [_placed(x, mesh, self.n) for x in leaves] if self.dtensor and mesh else leaves
+        both = module(*args, **more, return_lse=sums)
+        out, lse = (_local(x) for x in (both if sums else (both, None)))
+        shape = (*self.tensors[0].shape[:3], self.tensors[2].shape[3])
+        found = [out.detach(), torch.zeros(0) if lse is None else lse.detach()]
+        found += gradients(out, lse, [*leaves, *module.parameters()], share(numbers(shape, 2), 2))
+        with torch.no_grad():
+            plain = _local(module(*args, **more))
+        torch.testing.assert_close(plain, found[0], rtol=1e-2, atol=1e-2, equal_nan=True)
+        return found
+
+    @cached_property
+    def has_sums(self) -> bool:
+        """Whether one process gives log-sum-exps."""
+        try:
+            self.found(self.module(torch.float64), torch.float64, True)
+        except ValueError as error:
+            if "log-sum-exps" not in str(error):
+                raise
+            return False
+        return True
+
+    def on(self, mesh: Any) -> Found:
+        """What one rank finds."""
+        module = self.module(self.dtype)
+        par = parallelize(module, mesh, partition=self.where, timeout=LIMIT)
+        try:
+            found = self.found(par, self.dtype, self.has_sums, par.shard, mesh)
+        except ValueError as error:
+            if "log-sum-exps over several devices" not in str(error):
+                raise
+            found = self.found(par, self.dtype, False, par.shard, mesh)
+        received, plan = par.bytes_received, par.plan(self.n, layer=self.layer)
+        whole = [par.unshard(x) if x.dim() > 2 else x for x in found[:5]]
+        planned = plan.bytes_received[mesh.get_local_rank()]
+        return Found(whole, found[5:], plan.layers[0].how, received, planned)
+
+    def differing(self, found: Sequence[Found]) -> list[str]:
+        """In what ranks differ from one process, and from each other."""
+        sums = found[0].whole[1].dim() > 1
+        learned = [sum(shares) for shares in zip(*(each.learned for each in found), strict=True)]
+        said = [*found[0].whole, *learned]
+        meant = self.found(self.module(torch.float64), torch.float64, sums)
+        rough = self.found(self.module(self.dtype), self.dtype, sums)
+        wrong = errors(said, meant, rough)
+        for rank, each in enumerate(found):
+            if each.received != each.planned:
+                wrong.append(f"rank {rank} got {each.received:,} bytes, planned {each.planned:,}")
+            same = (torch.equal(*pair) for pair in zip(each.whole, found[0].whole, strict=True))
+            if not all(same):
+                wrong.append(f"rank {rank} has other shards than the first")
+        return wrong
 
 
-def run(cases: Sequence[Case], folder: Path) -> tuple[list[list[Any]], list[list[Any]]]:
-    """What each rank said of each case, and then of faults, from one start of four processes."""
-    (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
-    root = str(HERE.parent)
-    path = os.pathsep.join([root, str(HERE)])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+def _placed(x: torch.Tensor, mesh: Any, n: int) -> Any:
+    from torch.distributed.tensor import DTensor, Shard
+
+    whole = x.new_empty(*x.shape[:2], n, x.shape[3])
+    size = whole.shape, whole.stride()
+    return DTensor.from_local(x, mesh, [Shard(2)], run_check=False, shape=size[0], stride=size[1])
+
+
+def _local(x: Any) -> Any:
+    return x.to_local() if hasattr(x, "to_local") else x
+
+
+# --- ranks that are processes --------------------------------------------------------------------
+
+
+def run(calls: Sequence[Shards], folder: Path) -> tuple[list[list[Found]], list[list[list[str]]]]:
+    """What each rank finds of each call, and then says of faults, from one start of processes."""
+    torch.save([astuple(each) for each in calls], folder / "calls")
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]),
+    }
     command = [sys.executable, "-W", "ignore", str(HERE / "local_ranks.py"), str(folder)]
     # what goes wrong before there are ranks is said by the first
     with (
-        (folder / "errors0").open("w") as errors,
-        subprocess.Popen(
-            command, env=environment, stderr=errors, start_new_session=True
-        ) as process,
+        (folder / "errors0").open("w") as words,
+        subprocess.Popen(command, env=environment, stderr=words, start_new_session=True) as process,
     ):
         try:
             process.wait(timeout=500)
@@ -85,301 +205,38 @@ def run(cases: Sequence[Case], folder: Path) -> tuple[list[list[Any]], list[list
                 os.killpg(process.pid, signal.SIGKILL)
     files = [folder / f"errors{rank}" for rank in range(WORLD)]
     told = "\n".join(each.read_text()[-2000:] for each in files if each.exists())
-    assert (folder / "cases0.json").exists(), told
+    assert (folder / "calls0").exists(), told
 
     def said(what: str) -> list[list[Any]]:
-        files = [folder / f"{what}{rank}.json" for rank in range(WORLD)]
-        return [json.loads(each.read_text()) if each.exists() else [] for each in files]
+        files = [folder / f"{what}{rank}" for rank in range(WORLD)]
+        return [torch.load(x, weights_only=False) if x.exists() else [] for x in files]
 
-    return said("cases"), said("faults")
-
-
-# --- in the processes ----------------------------------------------------------------------------
+    return [[Found(*x) for x in each] for each in said("calls")], said("faults")
 
 
-def _cases(rank: int, folder: Path) -> None:
+def _calls(rank: int, folder: Path) -> None:
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 
-    cases = [Case(**each) for each in json.loads((folder / "cases.json").read_text())]
+    calls = [Shards(*each) for each in torch.load(folder / "calls", weights_only=False)]
     groups = {size: dist.new_group(list(range(size))) for size in (2, 3, 4)}
     meshes = {
         size: DeviceMesh.from_group(group, "cpu", mesh_dim_names=("cp",))
         for size, group in groups.items()
         if rank < size
     }
-    said = []
-    for case in cases:
-        if rank >= case.ranks:
-            continue
-        try:
-            said.append(tried(case, meshes[case.ranks], rank))
-        except Exception as error:
-            said.append({"case": case.label, "error": repr(error), "trace": traceback.format_exc()})
-    (folder / f"cases{rank}.json").write_text(json.dumps(said))
+    found = [tuple(each.on(meshes[each.ranks])) for each in calls if rank < each.ranks]
+    torch.save(found, folder / f"calls{rank}")
     dist.barrier()
-
-
-def _partition(case: Case) -> Any:
-    from attnspec.distributed import partitions
-
-    if not case.partition:
-        return None
-    name, _, number = case.partition.partition(" ")
-    if name == "uneven":
-        # of four ranks two have nothing, and one a single position
-        ends = 0, 0, 1, case.n, case.n
-        runs = tuple(((a, b),) if a < b else () for a, b in itertools.pairwise(ends))
-        return partitions.Partition("uneven", case.n, runs)
-    if name == "residue":
-        return partitions.by_residue(case.n, case.ranks, int(number))
-    return getattr(partitions, name)(case.n, case.ranks)
-
-
-def tried(case: Case, mesh: Any, rank: int) -> dict[str, Any]:
-    """How far the ranks' outputs and gradients are from one process, and bytes as they were planned
-    and counted, of one length after the other."""
-    import torch
-
-    import attnspec
-    from attnspec.distributed import parallelize
-
-    spec = (
-        attnspec.parse(case.text)
-        if case.text
-        else attnspec.load(case.file, name=case.name, parameters=case.settings)
-    )
-    torch.manual_seed(5)
-    module = spec.compile(head_size=6)
-    module = module.double() if case.kind == "float64" else module
-    # a call of training may move what is kept
-    alone = copy.deepcopy(module)
-    par = parallelize(module, mesh, partition=_partition(case), timeout=LIMIT)
-    each = [_at_length(case, spec, (par, alone), n, rank) for n in (case.n, *case.more)]
-    lists = "how", "received", "planned", "apart"
-    return {**each[-1], **{name: [x for one in each for x in one[name]] for name in lists}}
-
-
-def _at_length(
-    case: Case, spec: Any, modules: tuple[Any, Any], n: int, rank: int
-) -> dict[str, Any]:
-    """One call over the ranks beside one in this process."""
-    import torch
-
-    from attnspec.distributed import partitions
-    from attnspec.distributed.collectives import gathered
-
-    (par, alone), kind = modules, getattr(torch, case.kind)
-    made = torch.Generator().manual_seed(n)
-    whole = _tensors(case, spec, n, made)
-    weight = torch.randn(whole[0].shape, generator=made, dtype=torch.float64).to(kind)
-    given = _inputs(case, spec, n) | drawn_lists(spec, n, case.lists)
-    padding = drawn_padding(case.batch, n) if case.padding else None
-    local = [
-        par.shard(x).requires_grad_(name in case.grad) for name, x in zip("qkv", whole, strict=True)
-    ]
-    options: dict[str, Any] = {"layer": case.layer, "return_lse": case.lse}
-    if case.dropout:
-        options["dropout_p"] = case.dropout
-        torch.manual_seed(100 + rank)
-    with _modes(case):
-        out, lse = _over_ranks(case, par, whole, local, padding, given, options)
-    plan, received = par.plan(n, layer=case.layer), par.bytes_received
-    if case.grad:
-        _loss(out, par.shard(weight), lse).backward()
-    ones = partitions.contiguous(par.mesh.ranks, par.mesh.ranks)
-    shares = [_gradient(p)[None] for p in par.module.parameters()]
-    tables = [gathered(par.mesh, ones, each, 0).sum(0) for each in shares]
-    together = [par.unshard(x.detach()) for x in (out, *(_gradient(x) for x in local))]
-    if lse is not None:
-        together.append(par.unshard(lse.detach()))
-    par.module.zero_grad()
-    answer = {
-        "case": case.label,
-        "how": [layer.how for layer in plan.layers],
-        "partition": str(plan.partition),
-        "received": [received],
-        "planned": [plan.bytes_received[rank] + _sums(case, plan, rank) if case.batch else 0],
-        "apart": [],
-        "within": case.within,
-    }
-    if rank:
-        return answer
-    if case.dropout:
-        # whatever is dropped, outputs are linear in values, and so backward has the same mask
-        sums = (together[0] * weight).sum(), (together[3] * whole[2]).sum()
-        dropped = float(((together[0] == 0).all(-1)).float().mean())
-        return {**answer, "apart": [_apart(*sums), 0.0 if dropped < 0.9 else 1.0]}
-    parts = [x.clone().requires_grad_(x_.requires_grad) for x, x_ in zip(whole, local, strict=True)]
-    with _modes(case):
-        found = alone(*parts, key_padding_mask=padding, inputs=given, **options)
-    out, lse = found if case.lse else (found, None)
-    if case.grad:
-        _loss(out, weight, lse).backward()
-    wanted = [out.detach(), *(_gradient(x) for x in parts)]
-    if lse is not None:
-        wanted.append(lse.detach())
-    wanted += [_gradient(p) for p in alone.parameters()]
-    alone.zero_grad()
-    pairs = zip([*together, *tables], wanted, strict=True)
-    return {**answer, "apart": [_apart(a, b) for a, b in pairs]}
-
-
-def _sums(case: Case, plan: Any, rank: int) -> int:
-    """The bytes of log-sum-exps of heads elsewhere, which a call may ask for and no plan counts;
-    heads go with their key heads, as even as these allow."""
-    ways = [layer.how for layer in plan.layers]
-    if not case.lse or ways != ["heads"]:
-        return 0
-    heads, keys = plan.tensors.heads, plan.tensors.key_heads
-    ends = [at * keys // case.ranks * (heads // keys) for at in (rank, rank + 1)]
-    positions = plan.partition.lengths[rank]
-    return int(case.batch * (heads - (ends[1] - ends[0])) * positions * 8)
-
-
-def _tensors(case: Case, spec: Any, n: int, made: Any) -> list[Any]:
-    """Whole q, k and v."""
-    import torch
-
-    from attnspec.graphs.patterns import BY_NAME
-    from attnspec.lower.lower import decided_leaves, shares_keys
-
-    heads = spec.program.heads or case.heads
-    ratio = case.heads // case.key_heads
-    key_heads = heads // ratio if heads % ratio == 0 else heads
-    decided = [BY_NAME[leaf.pattern] for leaf in decided_leaves(spec.program)]
-    if not case.lists and not all(getattr(each, "by_inputs", False) for each in decided):
-        key_heads = heads
-    shapes = [(case.batch, count, n, 6) for count in (heads, key_heads, key_heads)]
-    whole = [torch.randn(*s, generator=made, dtype=torch.float64) for s in shapes]
-    if any(shares_keys(attend.graph) for attend in spec.program.attends):
-        whole[1] = whole[0].clone()
-    return [x.to(getattr(torch, case.kind)) for x in whole]
-
-
-def _inputs(case: Case, spec: Any, n: int) -> dict[str, Any]:
-    """Whole run-time inputs, alike for all samples."""
-    import torch
-    from zoo import sample
-
-    return {
-        name: torch.as_tensor(x)[None].expand(case.batch, *torch.as_tensor(x).shape).contiguous()
-        for name, x in sample(spec, n).items()
-    }
-
-
-def drawn_padding(batch: int, n: int) -> Any:
-    """Which keys of samples are real, bool [batch, n]: some seven of ten."""
-    import torch
-
-    return torch.rand(batch, n, generator=torch.Generator().manual_seed(n + 1)) > 0.3
-
-
-def drawn_lists(spec: Any, n: int, heads: int) -> dict[str, Any]:
-    """Lists of choices of two samples and so many heads: blocks near the query, of a third of them
-    none, and some twice."""
-    import torch
-
-    made, found = torch.Generator().manual_seed(n + heads), {}
-    for entry in spec.program.inputs if heads else ():
-        if entry.kind == "choices":
-            size = entry.size or 1
-            blocks = -(-n // size)
-            near = torch.arange(n)[:, None] // size
-            drawn = near + torch.randint(-3, 4, (2, heads, n, 4), generator=made)
-            drawn[torch.rand(drawn.shape, generator=made) < 1 / 3] = -1
-            found[entry.name] = drawn.clamp(-1, blocks - 1)
-        elif entry.kind == "scores":
-            blocks = -(-n // entry.size)
-            found[entry.name] = torch.randn(2, heads, n, blocks, generator=made)
-    return found
-
-
-@contextmanager
-def _modes(case: Case) -> Iterator[None]:
-    """No gradients, or autocast, as a case says."""
-    import torch
-
-    with (
-        torch.set_grad_enabled(bool(case.grad)),
-        torch.autocast("cpu", torch.bfloat16, enabled=case.autocast),
-    ):
-        yield
-
-
-def _over_ranks(
-    case: Case,
-    par: Any,
-    whole: Sequence[Any],
-    local: Sequence[Any],
-    padding: Any,
-    given: dict[str, Any],
-    options: dict[str, Any],
-) -> tuple[Any, Any]:
-    """The output of this rank and its log-sum-exps, None where they are not asked for."""
-    from attnspec.ir.program import POSITIONS
-
-    axes = {entry.name: POSITIONS.get(entry.kind) for entry in par.module.program.inputs}
-    shards = {
-        name: x if (axis := axes[name]) is None else par.shard(x, axis) for name, x in given.items()
-    }
-    args = list(local)
-    if case.dtensor:
-        from torch.distributed.tensor import DTensor, Shard
-
-        mesh = par.device_mesh
-        args = [
-            DTensor.from_local(
-                x, mesh, [Shard(2)], run_check=False, shape=w.shape, stride=w.stride()
-            )
-            for x, w in zip(local, whole, strict=True)
-        ]
-    found = par(
-        *args,
-        key_padding_mask=None if padding is None else par.shard(padding, dim=1),
-        inputs=shards,
-        **options,
-    )
-    out, lse = found if case.lse else (found, None)
-    return (out.to_local() if case.dtensor else out), lse
-
-
-def _loss(out: Any, weight: Any, lse: Any) -> Any:
-    import torch
-
-    loss = (out.to(weight.dtype) * weight).sum()
-    return loss if lse is None else loss + torch.where(lse > -torch.inf, lse, 0.0).sum()
-
-
-def _gradient(x: Any) -> Any:
-    return x.new_zeros(x.shape) if x.grad is None else x.grad
-
-
-def _apart(a: Any, b: Any) -> float:
-    import torch
-
-    if (a.shape, a.dtype) != (b.shape, b.dtype):
-        return float("inf")
-    a, b = a.double(), b.double()
-    same = (a == b) | (torch.isinf(a) & torch.isinf(b) & (a == b))
-    apart = torch.where(same, 0.0, (a - b).abs() / (1 + b.abs().amax() if b.numel() else 1))
-    found = float(apart.max()) if apart.numel() else 0.0
-    return found if found == found else float("inf")
 
 
 def _faults(rank: int, folder: Path) -> None:
     """A rank with another spec, then one that lives and does not come; at last one that ends
     between forward and backward: what the others say then, and in another call."""
-    import torch
     from torch.distributed.device_mesh import init_device_mesh
 
-    import attnspec
-    from attnspec.distributed import parallelize
-
     mesh = init_device_mesh("cpu", (WORLD,))
-    specs = [
-        attnspec.parse(f"attention a {{ attend window(radius = {r}) }}").compile() for r in (2, 3)
-    ]
+    modules = [spec_of(f"attend window(radius = {r})").compile() for r in (2, 3)]
     said = []
 
     def tell(module: Any, ends: bool = False) -> None:
@@ -395,21 +252,18 @@ def _faults(rank: int, folder: Path) -> None:
         except Exception as error:
             said.append([type(error).__name__, str(error)])
 
-    tell(specs[0])
-    tell(specs[rank == 2])
-    said.append(_hung(rank, folder, specs[0]))
-    tell(specs[0], ends=True)
-    tell(specs[0])
-    (folder / f"faults{rank}.json").write_text(json.dumps(said))
+    tell(modules[0])
+    tell(modules[rank == 2])
+    said.append(_hung(rank, folder, modules[0]))
+    tell(modules[0], ends=True)
+    tell(modules[0])
+    torch.save(said, folder / f"faults{rank}")
 
 
 def _hung(rank: int, folder: Path, module: Any) -> list[str]:
     """What a rank says of a call to which one that lives does not come until it has said so."""
-    import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
-
-    from attnspec.distributed import LostRank, parallelize
 
     # connections in which somebody waited too long are of no more use
     group = dist.new_group(list(range(WORLD)))
@@ -430,22 +284,15 @@ def _hung(rank: int, folder: Path, module: Any) -> list[str]:
     return ["none", ""]
 
 
-LOADED = (
-    "torch._dynamo",
-    "torch.distributed.tensor",
-    "scipy.sparse.csgraph",
-    "attnspec.compile.compiler",
-    "attnspec.distributed.parallel",
-    "zoo",
-)
+LOADED = "torch._dynamo", "torch.distributed.tensor", "scipy.sparse.csgraph"
 """What every rank would load; forked, they have it from one process."""
 
 
 def main(folder: Path) -> None:
     for name in LOADED:
         importlib.import_module(name)
-    torch = sys.modules["torch"]
     torch.set_num_threads(1)
+    population()
     ranks = [os.fork() or _rank(rank, folder) for rank in range(WORLD)]
     for process in ranks:
         os.waitpid(process, 0)
@@ -457,8 +304,8 @@ def _rank(rank: int, folder: Path) -> NoReturn:
     from noted import noting
 
     try:
-        with (folder / f"errors{rank}").open("w") as errors:
-            os.dup2(errors.fileno(), 2)
+        with (folder / f"errors{rank}").open("w") as words:
+            os.dup2(words.fileno(), 2)
         dist.init_process_group(
             "gloo",
             init_method=f"file://{folder}/store",
@@ -467,7 +314,7 @@ def _rank(rank: int, folder: Path) -> NoReturn:
             timeout=timedelta(seconds=LIMIT),
         )
         tell = noting()
-        _cases(rank, folder)
+        _calls(rank, folder)
         tell()
         _faults(rank, folder)
         tell()

@@ -275,6 +275,8 @@ def sample_of(inputs: Iterable[Any], n: int, draw: np.random.Generator) -> dict[
             case "choices":
                 # some repeat, some are none
                 made[entry.name] = draw.integers(-1, -(-n // entry.size), (1, n, 3))
+            case "scores":
+                made[entry.name] = draw.normal(size=(1, n, -(-n // entry.size)))
             case _:
                 made[entry.name] = int(draw.integers(0, n + 3))
     return made

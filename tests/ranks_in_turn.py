@@ -47,6 +47,9 @@ class Rank:
     def get_group(self) -> Rank:
         return self
 
+    def get_local_rank(self) -> int:
+        return self.number
+
     def size(self) -> int:
         return len(self.network.sent)
 

@@ -86,8 +86,6 @@ def test_the_tests_of_this_repository() -> None:
     def reaching(module: str) -> set[str]:
         return {path.name for path in files_reaching([sources.paths[module]], sources)}
 
-    assert reaching("formula_checks") >= {"test_mixing.py", "test_low_rank.py"}
-    assert len(reaching("formula_checks")) < 10
     drawing = reaching("attnspec.show.svg")
     assert "test_picture_files.py" in drawing
     assert "test_cli.py" in drawing

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interpreted import interpreted
 from oracle import truth
 from oracle.program import UNKNOWN, attention_of
 from oracle.scalars import Invalid
@@ -20,6 +21,7 @@ from views import (
     KERNELS,
     PAIRS,
     SHAPES,
+    SLOW_KERNELS,
     Call,
     Case,
     View,
@@ -38,6 +40,8 @@ from attnspec.analysis.report.report import NAMES as NAMES_OF_FIGURES
 from attnspec.graphs.patterns import PATTERNS
 from attnspec.ir.mechanisms import MECHANISMS
 from attnspec.ir.program import leaves
+
+__all__ = ["interpreted"]
 
 NAMES = list(population())
 LENGTHS = (33, 2, 64, 7, 130, 1, 24)
@@ -116,6 +120,21 @@ def test_kernels(name: str) -> None:
     call = call_of(case_of(name), turn)
     found = {kernel: check(call, kernel) for kernel in ("auto", *KERNELS[1 + turn % 3 :: 3])}
     assert {kernel: faults for kernel, faults in found.items() if faults} == {}
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [
+        pytest.param(kernel, name, marks=[pytest.mark.slow] * (name not in quick))
+        for kernel, quick in SLOW_KERNELS.items()
+        for name in NAMES
+    ],
+)
+def test_kernels_that_are_asked_for_by_name(kernel: str, name: str) -> None:
+    turn = NAMES.index(name)
+    call = replace(call_of(case_of(name), turn), dtype=(torch.float32, torch.float16)[turn % 2])
+    assert not check(call, kernel)
 
 
 @pytest.mark.parametrize("name", WEIGHED)

@@ -20,6 +20,7 @@ from oracle.meaning import masks
 from oracle.program import attention_of
 from oracle.tree import Attention
 from population import inputs_of
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
 from attnspec import Report, Spec, diff, parse
 from attnspec.backends import BACKENDS
@@ -183,6 +184,44 @@ def _compared(case: Case) -> Any:
     return [found.only_in_a.count, found.only_in_b.count]
 
 
+def _flex(case: Case) -> Any:
+    """The pairs of the functions that FlexAttention is handed, whose lists are those of torch."""
+    spec, heads = case.spec, case.spec.heads or 1
+    chosen = any(entry.kind == "choices" for entry in spec.program.inputs)
+    if case.n == 0 or chosen or any(x.mechanism for x in spec.program.attends):
+        return SILENT
+    found = []
+    for layer in range(spec.layers):
+        flex = spec.to_flex(case.n, layer, case.inputs or None)
+        found.append(create_mask(flex.mask_mod, 1, heads, case.n, case.n, device="cpu")[0])
+        if layer == 0:
+            ours = flex.block_mask()
+            torchs = create_block_mask(flex.mask_mod, 1, heads, case.n, case.n, "cpu")
+            for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks"):
+                assert torch.equal(getattr(ours, name), getattr(torchs, name)), name
+            assert torch.equal(ours.to_dense(), torchs.to_dense())
+    return torch.stack(found).numpy()
+
+
+def _block_rows(case: Case) -> Any:
+    """The pairs of the blocks that FlashInfer is handed, which say whether they are whole."""
+    n, size = case.n, (16, 7, 1)[case.n % 3]
+    if n == 0:
+        return SILENT
+
+    def dense(_: int, *at: Any) -> np.ndarray:
+        found = case.spec.to_bsr(n, size, *at)
+        rows = np.repeat(np.arange(len(found.indptr) - 1), np.diff(found.indptr))
+        most = [np.minimum(size, n - each * size) for each in (rows, found.indices)]
+        assert found.mask.any((1, 2)).all()
+        assert (found.full == (found.mask.sum((1, 2)) == most[0] * most[1])).all()
+        bits = np.unpackbits(found.packed_mask, bitorder="little")
+        assert (bits[: found.mask.size] == found.mask.ravel()).all()
+        return np.asarray(found.dense())
+
+    return case.each(dense)
+
+
 PAIRS: dict[str, View] = {
     "mask": (lambda c: c.each(c.spec.mask), lambda c: c.masks),
     "adjacency": (
@@ -197,6 +236,8 @@ PAIRS: dict[str, View] = {
         _compared,
         lambda c: [int((c.masks & ~near(c.n)).sum()), int((near(c.n) & ~c.masks).sum())],
     ),
+    "flex": (_flex, lambda c: c.masks),
+    "block rows": (_block_rows, lambda c: c.masks),
     "source": (lambda c: parse(c.spec.source) == c.spec, lambda c: True),
 }
 """What is asked of every graph."""
@@ -273,6 +314,17 @@ KERNELS = (
     *(each.name for each in BACKENDS if "cpu" not in getattr(each, "on_request", ())),
 )
 """The backends that run on the CPU."""
+
+SLOW_KERNELS = {
+    "triton": (
+        *("full", "blocks", "empty rows", "by layer", "documents", "few marked tokens", "length"),
+        *("times", "choices", "both", "bias", "softmax1", "several inputs", "five residues"),
+        *("linear", "efficient", "taylor", "favor of relus", "window and linear", "random"),
+        *("documents and linear", "stride and taylor", "shifted back", "scattered tokens"),
+    )
+}
+"""Those that are asked for by name, here by an interpreter, and the specs that they run by
+default: each kind of kernel, few tiles."""
 
 SHAPES = (
     "plain",
@@ -359,9 +411,7 @@ class Call:
     def tables(self) -> dict[str, torch.Tensor]:
         """Numbers for each table that the spec learns, by its name."""
         module = self.made(self.case.spec.compile())
-        return {
-            name: _numbers(x.shape, 1).float().double() for name, x in module.named_parameters()
-        }
+        return {name: numbers(x.shape, 1).float().double() for name, x in module.named_parameters()}
 
     def made(self, module: Any) -> Any:
         """A module whose tables have the size of the call's heads."""
@@ -374,8 +424,8 @@ class Call:
         """A module with the numbers of the call."""
         with torch.no_grad():
             tables = self.tables.values()
-            for x, numbers in zip(self.made(module).parameters(), tables, strict=True):
-                x.copy_(numbers)
+            for x, table in zip(self.made(module).parameters(), tables, strict=True):
+                x.copy_(table)
         return module
 
     def meant(self, dtype: torch.dtype, sums: bool) -> list[torch.Tensor]:
@@ -392,7 +442,7 @@ class Call:
             asked = dense.Call(q, k, v, *given)
             out, lse = dense.attend_with_lse(self.case.attention, asked, _directions)
             results = [out.detach(), lse.detach() if sums else torch.zeros(0)]
-            grads = _gradients(out, lse if sums else None, [*leaves, *tables])
+            grads = gradients(out, lse if sums else None, [*leaves, *tables])
             self.__dict__[key] = [*results, *grads]
         return self.__dict__[key]  # type: ignore[no-any-return]
 
@@ -406,7 +456,7 @@ class Call:
             if "log-sum-exps" not in str(error) and "return_lse" not in str(error):
                 raise
             out, lse = module(*leaves, **self.keywords), None
-        grads = _gradients(out, lse, [*leaves, *module.parameters()])
+        grads = gradients(out, lse, [*leaves, *module.parameters()])
         with torch.no_grad():
             # another operation computes the same
             plain = module(*leaves, **self.keywords)
@@ -415,7 +465,7 @@ class Call:
         return [out.detach(), torch.zeros(0) if lse is None else lse.detach(), *grads]
 
 
-def _numbers(shape: Any, seed: int) -> torch.Tensor:
+def numbers(shape: Any, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
@@ -427,12 +477,16 @@ def _directions(*given: Any) -> np.ndarray:
     return one_head(seed, layer, head, 0, features, size, orthogonal)
 
 
-def _gradients(
-    out: torch.Tensor, lse: torch.Tensor | None, leaves: list[torch.Tensor]
+def gradients(
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    leaves: list[torch.Tensor],
+    weights: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """Of fixed random weights of the outputs and of the sines of the log-sum-exps."""
+    weights = numbers(out.shape, 2) if weights is None else weights
     # the same numbers in every type
-    total = (out * _numbers(out.shape, 2).bfloat16().to(out.dtype)).sum()
+    total = (out * weights.bfloat16().to(out.dtype)).sum()
     if lse is not None:
         total = total + torch.where(torch.isfinite(lse), lse, 0.0).sin().sum().to(out.dtype)
     if not total.requires_grad:

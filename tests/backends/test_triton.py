@@ -1,507 +1,416 @@
-"""Triton kernels under the interpreter against the definition, in tiles of a few rows: values,
-log-sum-exps and gradients."""
+"""Triton kernels under the interpreter, beside other backends where the oracle has no formula; what
+they refuse, and what is compiled for a GPU."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import triton
-from attention_checks import (
-    ALONG,
-    GRAPHS,
-    assert_agree,
-    defined,
-    module_of,
-    spec_of,
-    with_gradients,
-)
-from attention_checks import tensors as tensors_of
+from attention_checks import ALONG, check_transforms, module_of, tensors
 from interpreted import compiled_for_a_gpu, interpreted
-from listed_calls import CPU
-from random_specs import spec_text
-from sweeps import in_turn
-from zoo import ATTENTIONS, smaller
+from local_ranks import Shards
+from population import spec_of
+from torch.autograd import forward_ad
+from views import errors
 
-import attnspec
-from attnspec.backends.planner import plan
-from attnspec.backends.triton import backend as backend_module
-from attnspec.backends.triton import tuning
-from attnspec.backends.triton.backend import TritonBackend
-from attnspec.backends.triton.tuning import ON_GPU
-from attnspec.graphs.relation import Relation
-from attnspec.lower.lower import works_of
-from attnspec.lower.work import BackendError, Call
-from attnspec.spec import Spec
+from attnspec import Spec
 from attnspec.verification import verify
 
 __all__ = ["interpreted"]
 
-pytestmark = pytest.mark.usefixtures("interpreted", "small_tiles")
+pytestmark = [
+    pytest.mark.usefixtures("interpreted"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning"),
+]
 
 
-@pytest.fixture
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of 16, so that short sequences have several."""
-    monkeypatch.setattr(tuning, "ON_GPU", replace(ON_GPU, targets=(16,)))
+SLOW = pytest.mark.slow
 
 
-def tensors(
-    n_q: int, n: int, *, heads: int = 1, key_heads: int = 1, batch: int = 1, size: int = 4
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return tensors_of(
-        batch, heads, n_q, n, key_heads=key_heads, size=size, out_size=3, dtype=torch.float32
-    )
+def differing(call: Shards, other: str) -> list[str]:
+    """In what `triton` errs by more than another backend does in the same type."""
+    kinds = (torch.float64, other), (call.dtype, other), (call.dtype, "triton")
+    sums = call.has_sums
+    meant, rough, said = (call.found(call.module(*x), x[0], sums) for x in kinds)
+    return errors(said, meant, rough)
 
 
-def exact(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [x.detach().double().requires_grad_() for x in given]
+CHOSEN = "input c: choices(size = 4) "
+SHORT = "causal attend (window(before = 2, after = 0) | topk(keys = 3)) + linear()"
 
 
-def check(spec: Spec, n_q: int, n: int, **shape: int) -> None:
-    """Values and gradients of a module against the definition."""
-    module = spec.compile(backend="triton")
-    given = tensors(n_q, n, **shape)
-    wide = exact(given)
-    right = with_gradients(defined(spec, wide[0], wide[1], wide[2]), wide)
-    base = with_gradients(defined(spec, *given), given)
-    assert_agree(with_gradients(module(*given), given), right, base)
-
-
-@pytest.mark.parametrize("name", GRAPHS)
-def test_values_and_gradients(name: str) -> None:
-    spec = spec_of(GRAPHS[name])
-    check(spec, 1, 1)
-    check(spec, 41, 41)
-
-
-@pytest.mark.parametrize("name", ["causal", "strided", "blocks"])
-def test_queries_are_the_last_positions_and_share_keys(name: str) -> None:
-    check(spec_of(GRAPHS[name]), 18, 35, heads=4, key_heads=2)
-
-
-SCORES = (
-    "softcap(cap = 2)",
-    "alibi(slopes = [0.5, -0.1]) score softcap(cap = 3)",
-    "bias(buckets = 8, max_distance = 12)",
-    "bias(buckets = 4, max_distance = 9) score softcap(cap = 1)",
+@pytest.mark.parametrize(
+    ("body", "n", "shape"),
+    [
+        ("causal attend topk(blocks = 2, size = 8, queries = 1)", 29, "left"),
+        (
+            "causal attend topk(blocks = 1, size = 16, queries = 1) | cluster(count = 9)",
+            29,
+            "right",
+        ),
+        ("causal attend lsh(buckets = 6, rounds = 3, chunk = 8)", 29, "left"),
+        (
+            "input i: ids heads 4 attend topk(keys = 5) | same(i) & self",
+            29,
+            "grouped",
+        ),
+        (f"{CHOSEN}attend chosen(c) | global(first(1)) normalize softmax1", 17, "last queries"),
+        ("causal attend topk(blocks = 2, size = 4, queries = 1) | self", 1, "plain"),
+        ("causal attend topk(blocks = 2, size = 4, queries = 1) | self", 0, "plain"),
+        *(
+            pytest.param(f"attend {body}", 29, shape, marks=SLOW)
+            for body, shape in (
+                ("lsh(buckets = 6, rounds = 2, chunk = 8, cut = bucket)", "right"),
+                ("lsh(buckets = 6, rounds = 2, chunk = 16, share_qk = false)", "holes"),
+                ("lsh(buckets = 6, rounds = 2, chunk = 8) | window(radius = 3)", "left"),
+                ("cluster(count = 3) & window(radius = 60)", "wide"),
+                ("topk(keys = 5) & window(radius = 9)", "strided"),
+            )
+        ),
+    ],
 )
+def test_what_the_data_decide(body: str, n: int, shape: str) -> None:
+    assert differing(Shards(body, n, 1, "", shape, torch.float32), "dense") == []
 
 
-@pytest.mark.parametrize(("score", "normalize"), in_turn(SCORES, ("softmax", "softmax1")))
-def test_changed_scores_padding_and_sums(score: str, normalize: str) -> None:
-    """The dense backend, which test_backends.py holds to plain words, is the definition here."""
-    body = f"heads 2 attend window(radius = 9) | global(first(2)) score {score}"
-    body += f" normalize {normalize}"
-    n = 23
-    padding = torch.rand(2, n) < 0.7
-    padding[1] = False
-    given = tensors(n, n, heads=2, batch=2)
-    found = []
-    for backend, parts in (("dense", exact(given)), ("dense", given), ("triton", given)):
-        module = module_of(body, backend).to(parts[0].dtype)
-        learned = [*module.parameters()]
-        for table in learned:
-            table.data = torch.linspace(-1, 1, table.numel()).to(table).view(table.shape)
-        out, lse = module(*parts, key_padding_mask=padding, return_lse=True)
-        weighed = (out * torch.cos(torch.arange(3.0))).sum() + lse[lse > -math.inf].sin().sum()
-        grads = torch.autograd.grad(weighed, [*parts, *learned])
-        sums = torch.where(lse > -math.inf, lse, -9.0)
-        found.append([torch.cat([out.detach(), sums.detach()[..., None]], -1), *grads])
-    right, base, ours = found
-    assert_agree(ours[:4], right[:4], base[:4])
-    for mine, meant in zip(ours[4:], right[4:], strict=True):
-        torch.testing.assert_close(mine.double(), meant.double(), rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize(
+    ("body", "n", "shape"),
+    [
+        ("causal attend rfa(features = 12, gated = true, floor = 1)", 33, "grouped"),
+        ("causal attend window(before = 9, after = 0) + rfa(features = 12)", 33, "left"),
+        (SHORT, 33, "holes"),
+        # chunks of several segments
+        *(
+            pytest.param(body, n, shape, marks=SLOW)
+            for body, n, shape in (
+                ("causal attend linear(feature = exp)", 1100, "plain"),
+                ("causal attend taylor(order = 2)", 1100, "plain"),
+                ("attend favor(features = 70)", 1100, "left"),
+                ("causal attend window(before = 70, after = 0) + linear()", 1100, "plain"),
+                ("causal attend lsh(rounds = 2, buckets = 4, chunk = 8) + linear()", 75, "plain"),
+                (f"{CHOSEN}attend chosen(c) + rfa(features = 12)", 75, "left"),
+                ("attend linear(feature = identity)", 33, "plain"),
+                ("attend favor(features = 24, kind = trig)", 33, "plain"),
+            )
+        ),
+    ],
+)
+def test_sums_of_features(body: str, n: int, shape: str) -> None:
+    assert differing(Shards(body, n, 1, "", shape, torch.float32), "factored") == []
 
 
-def test_half_numbers_and_any_strides() -> None:
-    spec, n = spec_of(GRAPHS["blocks"]), 37
-    module = spec.compile(backend="triton")
-    shared = torch.randn(2, n, 3, 2, 8).half()
-    parts = [shared[:, :, i].transpose(1, 2).requires_grad_() for i in range(3)]
-    wide = exact(parts)
-    right = with_gradients(defined(spec, wide[0], wide[1], wide[2]), wide)
-    base = with_gradients(module_of(GRAPHS["blocks"], "dense")(*parts), parts)
-    assert_agree(with_gradients(module(*parts), parts), right, base)
-    # the gradient of a sum has no strides at all, rows of which every number is apart neither
-    turned = torch.randn(1, 2, 8, n).transpose(2, 3).requires_grad_()
-    (ours,) = torch.autograd.grad(module(turned, turned, turned).sum(), turned)
-    (meant,) = torch.autograd.grad(defined(spec, turned, turned, turned).sum(), turned)
-    torch.testing.assert_close(ours, meant, rtol=1e-4, atol=1e-4)
+# many keys of few rows, and many rows of few keys: lists are cut, and partial results merged
+LONG = "attend self | global(first(1))"
 
 
-def far_apart(x: torch.Tensor) -> torch.Tensor:
-    """The same numbers, rows so far apart that 32 bits do not count to the last."""
-    apart = 1 << 27
-    # memory that nobody writes to takes no room
-    room = torch.empty(x.shape[2] * apart, dtype=x.dtype)
-    return room.as_strided(x.shape, (0, 0, apart, 1)).copy_(x)
+@SLOW
+def test_long_lists_are_cut_and_each_run_gives_the_same_bits() -> None:
+    for body in (LONG, f"input d: ids {LONG} & same(d)", "causal attend linear()"):
+        call = Shards(body, 1200, 1, "", "plain", torch.float32)
+        module = call.module(call.dtype)
+        assert differing(call, "auto") == []
+        both = [call.found(module, call.dtype, True) for _ in range(2)]
+        assert all(torch.equal(*pair) for pair in zip(*both, strict=True))
 
 
 @pytest.mark.parametrize("body", ["attend full", "causal attend linear()"])
 def test_rows_further_apart_than_32_bits_count(body: str) -> None:
-    near = [torch.randn(1, 1, 20, 8).half() for _ in range(3)]
-    far = [far_apart(x) for x in near]
-    module = module_of(body, "triton")
-    assert torch.equal(module(*far), module(*near))
-    work, heads = module.engine.binder.works(0, 1, 20, 20)[0]
-    kernel = cast(Any, TritonBackend().build(work, heads, CPU))
-    found = []
-    for q, k, v in (far, near):
-        if work.mechanism is None:
-            # what autograd saves it hands on as it lies
-            q = q[:, :, None]
-            out, lse = kernel.forward(q, k, v, Call(), 0.3)
-            found.append([out, *kernel.derivatives((q, k, v, out, lse), out, None, Call(), 0.3)])
-        else:
-            given = kernel.given(q, k, v, Call())
-            kept = kernel.way.outputs(kernel.how, given)
-            into = kernel.way.gradients(kernel.how, given, kept, kept[0])
-            found.append([kept[0], into.q, into.k, into.v])
+    near = [torch.randn(1, 1, 20, 8).half().requires_grad_() for _ in range(3)]
+    far = []
+    for x in near:
+        # memory that nobody writes to takes no room
+        room = torch.empty(20 << 27, dtype=x.dtype).as_strided(x.shape, (0, 0, 1 << 27, 1))
+        far.append(room.copy_(x.detach()).requires_grad_())
+    module, found = module_of(body, "triton"), []
+    for parts in (far, near):
+        out = module(*parts)
+        found.append([out, *torch.autograd.grad(out.float().square().sum(), parts)])
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", ["blocks", "strided"])
-def test_long_lists_are_cut_and_large_tiles_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnspec.backends.triton import attention, tables
-
-    body = f"heads 2 {GRAPHS[name]} score bias(buckets = 4, max_distance = 9)"
-    given = tensors(39, 39, heads=2)
-
-    def results() -> list[torch.Tensor]:
-        module = module_of(body, "triton")
-        (table,) = module.parameters()
-        torch.nn.init.uniform_(table, -1, 1)
-        return with_gradients(module(*given), [*given, table])
-
-    torch.manual_seed(1)
-    whole = results()
-    monkeypatch.setattr(tables, "SHORTEST", 1)
-    monkeypatch.setattr(tables, "LONGEST", 1)
-    monkeypatch.setattr(tuning, "ON_GPU", replace(ON_GPU, targets=(32,)))
-    monkeypatch.setattr(
-        attention, "blocks_for", lambda *given: attention.Blocks(16, 16, warps=4, stages=1)
-    )
-    torch.manual_seed(1)
-    cut = results()
-    for ours, meant in zip(cut, whole, strict=True):
-        torch.testing.assert_close(ours, meant, rtol=1e-4, atol=1e-5)
-    torch.manual_seed(1)
-    for ours, meant in zip(results(), cut, strict=True):
-        assert torch.equal(ours, meant)
+@pytest.mark.parametrize("body", ["attend window(radius = 5)", "attend linear(feature = exp)"])
+def test_any_strides(body: str) -> None:
+    module = module_of(body, "triton")
+    # the gradient of a sum has no strides at all, rows of which every number is apart neither
+    turned = torch.randn(1, 1, 8, 19).transpose(2, 3).requires_grad_()
+    straight = turned.detach().contiguous().requires_grad_()
+    grads = [torch.autograd.grad(module(x, x, x).sum(), x)[0] for x in (turned, straight)]
+    torch.testing.assert_close(*grads)
 
 
-INPUTS = {
-    "ids": "causal input x: ids attend same(x)",
-    "tokens": "input x: tokens attend window(radius = 2) | global(x)",
-    "length": "input x: length attend causal | prefix(x)",
-    "numbers": "input x: numbers attend where(abs(x(q) - x(k)) <= 0.3) | self",
+def test_exponentials_that_are_large_stay_numbers() -> None:
+    # of weights that float32 does not hold nothing is left, here and there
+    q, k, v = (x.detach() for x in tensors(1, 2, 27, 27, size=6, dtype=torch.float32))
+    parts = [(60 * q).requires_grad_(), (60 * k).requires_grad_(), v]
+    both = []
+    for backend in ("triton", "factored"):
+        out = module_of("causal attend linear(feature = exp)", backend)(*parts)
+        both.append([out.detach(), *torch.autograd.grad(out.sin().sum(), parts[:2])])
+    for mine, right in zip(*both, strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-4)
+    # features in frames whose unit float32 does not hold
+    wide = tensors(1, 1, 5, 5, size=64, dtype=torch.float32)
+    body = "attend rbf(sigma = 1.0, features = 64, seed = 0)"
+    ours, right = (module_of(body, x)(*wide) for x in ("triton", "factored"))
+    torch.testing.assert_close(ours, right, rtol=1e-4, atol=1e-4)
+    # sums that float16 does not hold
+    q = torch.full((1, 1, 40, 16), 60.0, dtype=torch.float16)
+    v = torch.randn(1, 1, 40, 4).half()
+    means = v.float().cumsum(2) / torch.arange(1, 41)[:, None]
+    ours = module_of("causal attend linear(feature = squared_relu)", "triton")(q, q, v)
+    torch.testing.assert_close(ours.float(), means, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("body", ["causal attend linear()", "causal attend self + linear()"])
+def test_a_stream_goes_on_from_states(body: str) -> None:
+    module = module_of(body, "triton")
+    q, k, v = (x.detach() for x in tensors(1, 2, 20, 20, size=6, dtype=torch.float32))
+    state, outs = None, []
+    for at in (slice(0, 9), slice(9, 10), slice(10, 20)):
+        out, state = module.step(q[:, :, at], k[:, :, at], v[:, :, at], state)
+        outs.append(out)
+    torch.testing.assert_close(torch.cat(outs, 2), module(q, k, v), rtol=1e-5, atol=1e-5)
+
+
+# --- derivatives that kernels do not have --------------------------------------------------------
+
+BODIES = {
+    "static": "attend window(radius = 1) | columns(first(1))",
+    "inputs": "input x: ids attend where(x(k) <= x(q)) & window(radius = 2)",
+    "decided": "causal attend topk(blocks = 1, size = 2, queries = 1) | self",
+    "sums": "causal attend linear()",
+    "beside": "causal attend self + linear()",
 }
 
 
-@pytest.mark.parametrize("kind", INPUTS)
-def test_run_time_inputs(kind: str) -> None:
-    n = 21
-    x = {
-        "ids": torch.randint(0, 4, (2, n)).sort(-1).values,
-        "tokens": torch.rand(2, n) < 0.2,
-        "length": torch.randint(0, n + 1, (2,)),
-        "numbers": torch.rand(2, n),
-    }[kind]
-    given = tensors(n, n, batch=2)
-    results = [
-        with_gradients(module_of(INPUTS[kind], backend)(*given, inputs={"x": x}), given)
-        for backend in ("dense", "triton")
-    ]
-    for meant, ours in zip(*results, strict=True):
-        torch.testing.assert_close(ours, meant, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize(
+    "body", [pytest.param(x, marks=[SLOW] * (x in ("sums", "beside"))) for x in BODIES]
+)
+def test_other_derivatives_are_found_by_other_ways(body: str) -> None:
+    module = module_of(BODIES[body], "triton")
+    inputs = {"x": torch.tensor([[0, 0, 1, 1]])} if body == "inputs" else None
+    given = tensors(1, 1, 4, 4, size=2)
+
+    def run(*parts: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = module(*parts, inputs=inputs)
+        return found
+
+    assert torch.autograd.gradgradcheck(run, given, **ALONG)
+    check_transforms(run, *(x.detach() for x in given))  # type: ignore[arg-type]
+    ways = [torch.randn_like(x) for x in given]
+    with forward_ad.dual_level():
+        duals = map(forward_ad.make_dual, [x.detach() for x in given], ways)
+        moved = forward_ad.unpack_dual(run(*duals)).tangent  # type: ignore[no-untyped-call]
+    ends = [run(*(x + s * y for x, y in zip(given, ways, strict=True))) for s in (1e-6, -1e-6)]
+    torch.testing.assert_close(moved, (ends[0] - ends[1]) / 2e-6, rtol=1e-6, atol=1e-7)
 
 
-def outputs(relation: Relation, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """What one head of a relation gives for values that tell keys apart, and what it should."""
-    from attnspec.graphs.relation import evaluate_pairs
-    from attnspec.lower.work import Work
+def test_derivatives_of_log_sum_exps() -> None:
+    module = module_of(BODIES["static"], "triton")
 
-    kernel = TritonBackend().build(Work(relation, n, n), (0,), torch.device("cpu"))
-    zeros, v = torch.zeros(1, 1, n, 2), torch.eye(n)[None, None]
-    at = np.arange(n)
-    held = np.broadcast_to(evaluate_pairs(relation, at[:, None], at[None], n), (n, n))
-    weights = held / np.maximum(held.sum(1, keepdims=True), 1)
-    with torch.no_grad():
-        return kernel(zeros, zeros, v, Call())[0, 0].numpy(), weights
+    def run(*given: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = module(*given, return_lse=True)[1]
+        return found
+
+    assert torch.autograd.gradgradcheck(run, tensors(1, 1, 4, 4, size=2), **ALONG)
 
 
-def test_random_compositions() -> None:
-    for seed in range(20):
-        n = (19, 33, 50)[seed % 3]
-        for _, _, relation in attnspec.parse(spec_text(seed)).stack().relations(n):
-            found, meant = outputs(relation, n)
-            assert np.abs(found - meant).max() < 1e-6, f"seed {seed}, n = {n}: {spec_text(seed)}"
+@SLOW
+def test_the_operator() -> None:
+    for body in ("heads 2 causal attend full score alibi()", "heads 2 causal attend linear()"):
+        module = module_of(body, "triton")
+        parts = tensors(1, 2, 6, 6, dtype=torch.float32)
+        padding = torch.ones(1, 6, dtype=torch.bool)
+        call = torch.ops.attnspec.attention.default
+        torch.library.opcheck(call, (*parts, module.engine.text, [], [], padding))
 
 
-def static_graphs(part: int, parts: int) -> Iterator[tuple[str, Relation, int]]:
-    """The distinct graphs of the zoo that no tensors decide, at a small length, in parts."""
-    seen: set[tuple[Relation, int]] = set()
-    for path, name in ATTENTIONS:
-        program = smaller(path, name).program
-        n = program.fixed_length or 45
-        if program.inputs or any(attend.mechanism for attend in program.attends):
-            continue
-        for layer in range(program.layers or 1):
-            for work, _ in works_of(program, layer, program.heads or 1, n, n, {}):
-                if not work.decided and (work.relation, n) not in seen:
-                    seen.add((work.relation, n))
-                    if len(seen) % parts == part:
-                        yield name, work.relation, n
+# --- verification --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "part", [0, *(pytest.param(x, marks=pytest.mark.slow) for x in range(1, 6))]
+    ("graph", "other"),
+    [
+        (
+            "causal attend window(before = 6, after = 0) | residue(step = 4)",
+            "causal attend window(before = 5, after = 0) | residue(step = 4)",
+        ),
+        (
+            "causal input x: ids attend same(x)",
+            "causal input x: ids attend same(x) & window(radius = 2)",
+        ),
+        (
+            "input x: tokens attend window(radius = 6) | global(x)",
+            "input x: tokens attend window(radius = 6) | rows(x)",
+        ),
+        (
+            "input x: numbers attend where(x(k) <= x(q))",
+            "input x: numbers attend where(x(k) < x(q))",
+        ),
+        (
+            "causal attend window(before = 6, after = 0) + linear()",
+            "causal attend window(before = 5, after = 0) + linear()",
+        ),
+    ],
 )
-def test_static_graphs_of_the_zoo(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, relation, n in static_graphs(part, 6):
-        monkeypatch.setattr(tuning, "ON_GPU", replace(ON_GPU, targets=(16,) if n < 50 else (64,)))
-        found, meant = outputs(relation, n)
-        assert np.abs(found - meant).max() < 1e-6, name
-
-
-@pytest.mark.slow
-def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
-    kernels = compiled_for_a_gpu(PRINTED + COMPILED, tmp_path)
-    assert {name for name, _ in kernels} == {"attend", "merge", "of_queries", "of_keys", "add_up"}
-    # shared memory of a multiprocessor of that class
-    assert all(int(room) <= 227 << 10 for _, room in kernels)
-
-
-PRINTED = """
-import attnspec
-from attnspec.backends.triton import attention, tables
-from attnspec.backends.triton.backend import TritonBackend
-from attnspec.lower.lower import stand_ins, works_of
-from attnspec.lower.work import Call
-
-def launch(kernel, lists, batch, heads, blocks):
-    def run(*given):
-        found = kernel.warmup(*given, grid=(lists.count,), **blocks.options)
-        print(kernel.__name__, found.metadata.shared)
-    return run
-
-attention._launch = launch
-"""
-"""Prints each kernel that would be launched, and the shared memory that it takes."""
-
-COMPILED = """
-tables.LONGEST = tables.SHORTEST = 1
-for size, dtype, score, graph in (
-    (64, torch.float16, "bias(buckets = 8)", "full"),
-    (128, torch.bfloat16, "alibi() score softcap(cap = 9)", "same(x)"),
-):
-    reads = "input x: ids" if "x" in graph else ""
-    body = f"heads 2 causal {reads} attend {graph} score {score}"
-    spec = attnspec.parse(f"attention a {{ {body} }}")
-    (work, heads), = works_of(spec.program, 0, 2, 1024, 1024, stand_ins(spec.program))
-    kernel = TritonBackend().build(work, heads, torch.device("cpu"))
-    q, k = (torch.zeros(1, 1, *each, 1024, size, dtype=dtype) for each in ((2,), ()))
-    tables = {x: torch.zeros(2, 8, requires_grad=True) for x in spec.compile().state_dict()}
-    for seed in (None, torch.zeros(1, dtype=torch.int64)):
-        padding = torch.ones(1, 1024, dtype=torch.bool)
-        data = {"x": torch.zeros(1, 1024, dtype=torch.int64)}
-        call = Call(padding, 0.1, tables=tables, data=data, seed=seed)
-        out, lse = kernel.forward(q, k, k, call, 0.1)
-        kernel.derivatives((q, k, k, out, lse), out, None, call, 0.1)
-"""
-
-
-@pytest.mark.slow
-def test_large_heads_fit_small_gpus(tmp_path: Path) -> None:
-    found = compiled_for_a_gpu(PRINTED + LARGE_HEADS, tmp_path, 86)
-    assert {name for name, _ in found} == {"attend", "of_queries", "of_keys"}
-    # what a program may have on that class
-    assert all(int(taken) <= 99 << 10 for _, taken in found)
-
-
-LARGE_HEADS = """
-attention.room_on = lambda device: 99 << 10
-spec = attnspec.parse("attention a { causal attend window(before = 300, after = 0) }")
-((work, heads),) = works_of(spec.program, 0, 1, 1024, 1024, {})
-kernel = TritonBackend().build(work, heads, torch.device("cpu"))
-for dtype in (torch.bfloat16, torch.float32):
-    q, k = torch.zeros(1, 1, 1, 1024, 256, dtype=dtype), torch.zeros(1, 1, 1024, 256, dtype=dtype)
-    out, lse = kernel.forward(q, k, k, Call(), 0.1)
-    kernel.derivatives((q, k, k, out, lse), out, None, Call(), 0.1)
-"""
-
-
-@pytest.mark.parametrize("room", [99 << 10, 227 << 10])
-def test_blocks_are_no_larger_where_there_is_less_room(
-    room: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from attnspec.backends.triton import attention
-
-    for size in (16, 64, 128, 256, 512):
-        for dtype in (torch.bfloat16, torch.float32):
-            for back in (False, True):
-                whole = attention.blocks_for(size, dtype, back, False)
-                found = attention.blocks_for(size, dtype, back, False, room)
-                assert found == whole or room < 128 << 10
-                assert tuning.LEAST <= found.q <= whole.q
-                assert tuning.LEAST <= found.k <= whole.k
-    # what triton knows of a device decides
-    known = SimpleNamespace(get_device_properties=lambda index: {"max_shared_mem": room})
-    driver = SimpleNamespace(active=SimpleNamespace(utils=known))
-    monkeypatch.setattr(triton.runtime, "driver", driver)
-    attention.room_on.cache_clear()
-    assert attention.room_on(torch.device("cuda", 0)) == room
-    assert attention.room_on(CPU) == attention.LARGE
-    attention.room_on.cache_clear()
-    # compiled, forward in larger blocks these take 120 KB
-    small = attention.blocks_for(256, torch.bfloat16, False, False, room)
-    assert small.q * small.k == (64 * 64 if room > 99 << 10 else 64 * 32)
-
-
-@pytest.mark.parametrize(
-    ("triton_is", "numpy_is", "runs"),
-    [("3.6.0", "2.4.1", False), ("3.6.0", "2.3.5", True), ("3.7.0", "2.4.1", True)],
-)
-def test_an_interpreter_that_is_older_than_numpy_is_refused(
-    triton_is: str, numpy_is: str, runs: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = {"triton": triton_is, "numpy": numpy_is}
-    monkeypatch.setattr(backend_module, "version", known.__getitem__)
-    monkeypatch.setenv(backend_module.INTERPRETED, "1")
-    spec = spec_of("attend window(radius = 2)")
-    ((work, _),) = works_of(spec.program, 0, 1, 9, 9, {})
-    why = TritonBackend().refuses(work, "cpu")
-    assert (why is None) is runs
-    assert runs or why == "the interpreter of Triton before 3.7 needs a numpy before 2.4"
-
-
-def test_heads_without_room_for_the_least_blocks_go_in_plain_operations(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from attnspec.backends.triton import attention
-
-    body = "causal attend window(before = 3, after = 0)"
-    ((work, heads),) = works_of(spec_of(body).program, 0, 1, 20, 20, {})
-    kernel = cast(Any, TritonBackend().build(work, heads, CPU))
-    q, k, v = torch.randn(3, 1, 1, 20, 512)
-    half = [x.half() for x in (q[:, :, None], k, v)]
-    for room, goes in ((227 << 10, True), (99 << 10, False)):
-        monkeypatch.setattr(attention, "room_on", lambda device, room=room: room)
-        assert kernel.goes_fast(q[:, :, None], k, v, Call()) is goes
-        assert kernel.goes_fast(*half, Call())
-
-    def launched(*given: object) -> None:
-        raise AssertionError("a kernel is launched")
-
-    monkeypatch.setattr(attention, "_launch", launched)
-    exact = module_of(body, "dense")(q, k, v)
-    torch.testing.assert_close(kernel(q, k, v, Call()), exact, rtol=1e-5, atol=1e-5)
-
-
-READ = (
-    "causal input x: ids attend same(x)",
-    "input x: ids attend same(x) & window(radius = 9) | self",
-    "input x: tokens attend window(radius = 2) | global(x)",
-    "input x: numbers attend where(x(k) <= x(q))",
-)
-
-
-@pytest.mark.parametrize("body", READ)
-@pytest.mark.parametrize("back", [False, True])
-def test_verification_reads_the_lists_of_a_call(
-    body: str, back: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = spec_of(body).program
+def test_verification_reads_the_lists_both_ways(graph: str, other: str) -> None:
+    program = spec_of(graph).program
     found = verify(program, 41, backend="triton", depth="pairs")
     assert found.ok
     assert any("its lists on the way back" in check.what for check in found.checks)
-    from attnspec.backends.triton import labelled, reading
-
-    def forgetful(of: Any) -> Any:
-        """The last entry of a list is forgotten."""
-
-        def run(*given: Any) -> Any:
-            lists = of(*given)
-            programs = lists.programs.clone()
-            programs.view(-1, 5)[0, 3] -= 1
-            return replace(lists, programs=programs)
-
-        return run
-
-    side = "columns" if back else "rows"
-    for kind in (labelled.LabelledTables, reading.ReadTables):
-        of = getattr(kind, side).func
-        monkeypatch.setattr(kind, side, property(forgetful(of)))
-    found = verify(program, 41, backend="triton", depth="pairs")
-    assert [("way back" in fault.what) for fault in found.faults] == [back]
+    wrong = verify(program, 41, module=module_of(other, "triton"), depth="pairs")
+    assert {"way back" in fault.what for fault in wrong.faults} == {False, True}
 
 
-@pytest.mark.parametrize("back", [False, True])
-def test_verification_reads_the_lists(back: bool) -> None:
-    spec = spec_of("causal attend window(before = 6, after = 0) | residue(step = 4)")
-    module = spec.compile(backend="triton")
-    assert verify(spec.program, 41, backend="triton", depth="pairs").checks
-    assert verify(spec.program, 41, module=module, depth="pairs").ok
-    kernel: Any = module.engine.prepare(0, 2, 2, 41, 41, "cpu").groups[0].kernel
-    step = kernel.steps[0]
-    # the last entry of a list is forgotten
-    (step.columns if back else step.rows).programs[0, 3] -= 1
-    found = verify(spec.program, 41, module=module, depth="pairs")
-    assert [("way back" in fault.what) for fault in found.faults] == [back]
+# --- who is refused ------------------------------------------------------------------------------
 
 
-def test_operator() -> None:
-    module = module_of("heads 2 causal attend full score alibi()", "triton")
-    given = tensors(18, 18, heads=2)
-    padding = torch.ones(1, 18, dtype=torch.bool)
-    torch.library.opcheck(
-        torch.ops.attnspec.attention.default, (*given, module.engine.text, [], [], padding)
-    )
+def refusal(spec: Spec, n: int = 256, device: str = "cuda") -> str:
+    (step,) = spec.plan(n, device).steps
+    return str({each.backend.name: each.refusal for each in step.candidates}["triton"])
 
 
-@pytest.mark.parametrize("reuses", [("cpu",), ()])
-def test_the_operator_hands_on_what_is_known_alone(
-    monkeypatch: pytest.MonkeyPatch, reuses: tuple[str, ...]
+def test_refusals_have_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    for body, reason in (
+        ("attend full normalize relu", "not merged by"),
+        ("heads 1 attend full score bias() score bias(buckets = 4)", "two learned tables"),
+        ("attend lsh(rounds = 2, chunk = 4, multiplicity = true)", "`lsh` weighs pairs"),
+        ("heads 1 attend topk(keys = 3) score alibi()", "its scores are changed"),
+        ("attend cluster(of = q)", "means of queries"),
+        ("input x: ids attend (same(x) & random(keys = 3)) + linear()", "`factored` computes both"),
+    ):
+        if reason in ("not merged by", "two learned tables"):
+            with pytest.raises(ValueError, match=reason):
+                spec_of(body).compile(backend="triton")
+        else:
+            assert reason in refusal(spec_of(body)), body
+    window = spec_of("attend window(radius = 3)")
+    assert "type cuda, not on mps" in refusal(window, device="mps")
+    assert window.plan(4096, "cuda", backend="triton").steps[0].chosen.name == "triton"
+    assert window.plan(64).steps[0].chosen.name != "triton"
+    monkeypatch.delenv("TRITON_INTERPRET")
+    for body in ("attend window(radius = 3)", "causal attend linear()"):
+        with pytest.raises(ValueError, match="run on a GPU; with TRITON_INTERPRET=1"):
+            spec_of(body).plan(64, backend="triton")
+
+
+def test_plans_for_a_gpu_say_what_runs() -> None:
+    for body, n, chosen, lines in (
+        ("causal attend linear()", 65_536, "triton", ["sums of features in chunks of"]),
+        ("attend favor()", 65_536, "triton", ["sums of features"]),
+        ("attend nystrom(landmarks = 8)", 64, "factored", []),
+        (
+            "causal attend window(before = 2, after = 0) + linear()",
+            65_536,
+            "triton",
+            ["sums of features in chunks of", "the graph instead in natural order"],
+        ),
+        ("input x: ids attend same(x) + favor(features = 12)", 65_536, "factored", []),
+    ):
+        (step,) = spec_of(body).plan(n, "cuda").steps
+        assert step.chosen.name == chosen
+        assert all(x.startswith(y) for x, y in zip(step.lines, lines, strict=False))
+    (step,) = spec_of("attend nystrom(landmarks = 8)").plan(64, "cuda", backend="triton").steps
+    assert step.lines[0].startswith("products of whole matrices by torch")
+
+
+@pytest.mark.parametrize(
+    ("triton", "numpy", "runs"),
+    [("3.6.0", "2.4.1", False), ("3.6.0", "2.3.5", True), ("3.7.0", "2.4.1", True)],
+)
+def test_an_interpreter_that_is_older_than_numpy_is_refused(
+    triton: str, numpy: str, runs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # a kernel that gives no log-sum-exps in passing is given none on the way back
-    monkeypatch.setattr("attnspec.backends.triton.kernel.TritonKernel.reuses", reuses)
-    module = module_of("heads 2 attend window(radius = 3)", "triton")
-    given = [x.requires_grad_() for x in tensors(18, 18, heads=2)]
-    call = torch.ops.attnspec.attention.default
-    out = call(*given, module.engine.text, [], [])[0]
-    found = torch.autograd.grad(out.square().sum(), given)
-    right = torch.autograd.grad(module(*given).square().sum(), given)
-    for mine, other in zip(found, right, strict=True):
-        torch.testing.assert_close(mine, other)
+    known = {"triton": triton, "numpy": numpy}
+    monkeypatch.setattr("attnspec.backends.triton.backend.version", known.__getitem__)
+    spec = spec_of("attend window(radius = 2)")
+    if runs:
+        assert spec.plan(9, backend="triton").steps
+    else:
+        with pytest.raises(ValueError, match=r"Triton before 3\.7 needs a numpy before 2\.4"):
+            spec.plan(9, backend="triton")
 
 
-def test_where_it_cannot_go_it_says_so_or_goes_by_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = spec_of("attend window(radius = 3)")
-    module = spec.compile(backend="triton")
-    small = [x.detach().double().requires_grad_() for x in tensors_of(1, 1, 4, 4, size=2)]
-    assert torch.autograd.gradgradcheck(module, small, **ALONG)
-    q, k, v = (x.bfloat16() for x in tensors(20, 20))
-    assert torch.isfinite(module(q, k, v)).all()
-    assert plan(spec.program, 64).steps[0].chosen.name != "triton"
-    bodies = ("normalize relu", "score bias(buckets = 6) score bias(buckets = 4)")
-    for body, reason in zip(bodies, ("not merged by", "two learned tables"), strict=True):
-        with pytest.raises(BackendError, match=reason):
-            spec_of(f"heads 1 attend full {body}").compile(backend="triton")
-    with pytest.raises(BackendError, match="type cuda, not on mps"):
-        plan(spec.program, 64, "mps", "triton")
-    monkeypatch.delenv(backend_module.INTERPRETED)
-    with pytest.raises(BackendError, match="run on a GPU; with TRITON_INTERPRET=1"):
-        plan(spec.program, 64, backend="triton")
-    assert plan(spec.program, 4096, "cuda", "triton").steps[0].chosen.name == "triton"
-    monkeypatch.setattr(backend_module, "find_spec", lambda name: None)
-    with pytest.raises(BackendError, match="triton is not installed"):
-        plan(spec.program, 64, "cuda", "triton")
+def test_types_that_kernels_do_not_take_go_the_composed_way() -> None:
+    # the interpreter has no bfloat16
+    for body in ("attend window(radius = 3)", "causal attend linear()"):
+        q = torch.randn(1, 2, 20, 6).bfloat16()
+        found, meant = (module_of(body, x)(q, q, q) for x in ("triton", "auto"))
+        torch.testing.assert_close(found, meant, rtol=2e-2, atol=2e-2)
+
+
+# --- compiled for a GPU, without one -------------------------------------------------------------
+
+
+@SLOW
+@pytest.mark.parametrize("capability", [90, 86])
+def test_kernels_compile_for_a_gpu(capability: int, tmp_path: Path) -> None:
+    # the shared memory that a program may have
+    room = {90: 227 << 10, 86: 99 << 10}[capability]
+    found = compiled_for_a_gpu(f"ROOM = {room}" + COMPILED, tmp_path, capability)
+    assert {name for name, _ in found} == {
+        *("attend", "merge", "of_queries", "of_keys", "add_up"),
+        *("along", "carry", "outputs", "of_values"),
+    }
+    assert all(int(taken) <= room for _, taken in found)
+
+
+COMPILED = """
+import attnspec
+from attnspec.backends.triton import attention, tables
+from attnspec.backends.triton.backend import TritonBackend
+from attnspec.backends.triton.sums import hybrid, way
+from attnspec.lower.lower import stand_ins, works_of
+from attnspec.lower.work import Call
+
+def printed(kernel, given, count, **options):
+    found = kernel.warmup(*given, grid=(count,), **options)
+    print(kernel.__name__, found.metadata.shared)
+
+def launch_tiles(kernel, lists, batch, heads, blocks):
+    return lambda *given: printed(kernel, given, lists.count, **blocks.options)
+
+def launch_sums(kernel, count):
+    options = {"num_warps": way.SUMMED.warps, "num_stages": way.SUMMED.stages}
+    return lambda *given: printed(kernel, given, count, **options)
+
+attention._launch, way._launch = launch_tiles, launch_sums
+attention.room_on = way.room_on = lambda device: ROOM
+way.is_taken = hybrid.is_taken = lambda q: True
+tables.LONGEST = tables.SHORTEST = 1
+for size, dtype, body in (
+    (64, torch.float16, "attend full score bias(buckets = 8)"),
+    (128, torch.bfloat16, "input x: ids attend same(x) score alibi() score softcap(cap = 9)"),
+    (256, torch.float32, "attend window(before = 300, after = 0)"),
+    (128, torch.bfloat16, "attend linear()"),
+    (64, torch.float32, "attend rfa(features = 64, gated = true)"),
+    (64, torch.float16, "attend window(before = 63, after = 0) + favor(features = 96)"),
+):
+    spec = attnspec.parse(f"attention a {{ heads 2 causal {body} }}")
+    ((work, heads),) = works_of(spec.program, 0, 2, 1024, 1024, stand_ins(spec.program))
+    kernel = TritonBackend().build(work, heads, torch.device("cpu"))
+    q, k, v = (torch.zeros(1, h, 1024, size, dtype=dtype, requires_grad=True) for h in (2, 1, 1))
+    data = {"x": torch.zeros(1, 1024, dtype=torch.int64)} if work.reads else {}
+    module = spec.compile(head_size=size)
+    learned = {x: module.get_parameter(y)[0] for x, y in module.engine.tables_of(work)}
+    padding = torch.ones(1, 1024, dtype=torch.bool)
+    seeds = (None,) if work.mechanism else (None, torch.zeros(1, dtype=torch.int64))
+    for seed in seeds:
+        call = Call(padding, 0.1 if seed is not None else 0.0, tables=learned, data=data, seed=seed)
+        if work.mechanism:
+            kernel(q, k, v, call).sum().backward()
+        else:
+            parts = q.detach()[:, :, None].view(1, 1, 2, 1024, size), k.detach(), v.detach()
+            out, lse = kernel.forward(*parts, call, 0.1)
+            kernel.derivatives((*parts, out, lse), out, None, call, 0.1)
+"""
+
+
+def test_any_call_is_a_call_of_the_module() -> None:
+    given: Any = [torch.zeros(1, 2, 0, 4, requires_grad=True) for _ in range(3)]
+    for body in ("causal attend linear()", "attend favor()", "attend full"):
+        out = module_of(body, "triton")(*given)
+        assert [x.shape for x in torch.autograd.grad(out.sum(), given)] == [(1, 2, 0, 4)] * 3

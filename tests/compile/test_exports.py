@@ -1,156 +1,42 @@
-"""Graphs for other libraries: each format says the pairs of the spec, and no others."""
+"""Graphs for other libraries, whose pairs the views hold: scores, lengths, two sequences, refusals;
+and plain operations under torch.export with a dynamic n."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import zoo
+from population import BODIES, spec_of
+from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
+from views import Call, Case, errors, numbers, written
 
-import attnspec
-from attnspec.compile.exports import flex_masks
-from attnspec.compile.exports.blocks import cover_of
-from attnspec.compile.standalone.page import StandaloneError
-from attnspec.graphs.relation import EMPTY, FULL, SOME
-from attnspec.spec import Spec
-from attnspec.text.diagnostics import AttnSpecError
+from attnspec import AttnSpecError, parse
+from attnspec.runtime import composed
 
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
-def spec_of(text: str) -> Spec:
-    return attnspec.parse(f"attention a {{ {text} }}")
-
-
-SPECS = [
-    "attend full",
-    "causal attend full",
-    "attend window(before = 20, after = 3)",
-    "causal attend window(before = 9, after = 0) | columns(first(4))",
-    "attend window(radius = 3) | global(positions(0, 17, 40..42))",
-    "causal attend strided(stride = 8)",
-    "attend block(size = 16, before = 1) | random_blocks(size = 8, blocks = 1, seed = 3)",
-    "attend where(q < 40 and k >= 10)",
-    "heads 2 attend window(radius = 3 * head) | random(keys = 2, seed = 1)",
-    "attend where(k == n - 1 - q) | window(radius = isqrt(n))",
-]
-
-LENGTHS = (1, 64, 130)
-
-
-@pytest.mark.parametrize("text", SPECS)
-@pytest.mark.parametrize(("n", "block"), [(0, 4), (1, 4), (7, 16), (130, 16), (130, 1)])
-def test_block_rows_are_the_pairs(text: str, n: int, block: int) -> None:
-    spec = spec_of(text)
-    found, mask = spec.to_bsr(n, block), spec.mask(n)
-    assert (found.dense() == mask).all()
-    assert found.mask.any((1, 2)).all()
-    assert (
-        found.full == [part.sum() == _pairs(found, at, n) for at, part in enumerate(found.mask)]
-    ).all()
-    bits = np.unpackbits(found.packed_mask, bitorder="little")
-    assert (bits[: found.mask.size] == found.mask.ravel()).all()
-
-
-def _pairs(found: object, at: int, n: int) -> int:
-    """How many pairs the block `at` could have."""
-    rows, size = np.diff(found.indptr), found.size  # type: ignore[attr-defined]
-    row, column = np.repeat(np.arange(len(rows)), rows)[at], found.indices[at]  # type: ignore[attr-defined]
-    return int(min(size, n - row * size) * min(size, n - column * size))
-
-
-@pytest.mark.parametrize("text", SPECS)
-@pytest.mark.parametrize("n", LENGTHS)
-def test_a_mask_function_and_its_blocks_are_the_pairs(text: str, n: int) -> None:
-    spec = spec_of(text)
-    flex = spec.to_flex(n)
-    heads = spec.heads or 1
-    found = create_mask(flex.mask_mod, 1, heads, n, n, device="cpu")[0].numpy()
-    for head in range(heads):
-        assert (found[head] == spec.mask(n, head=head)).all()
-    blocks = flex.block_mask()
-    meant = create_block_mask(flex.mask_mod, 1, heads, n, n, "cpu")
-    assert blocks.seq_lengths == (n, n)
-    assert torch.equal(blocks.to_dense(), meant.to_dense())
-    for name in ("kv_num_blocks", "full_kv_num_blocks"):
-        assert torch.equal(getattr(blocks, name), getattr(meant, name))
-
-
-def test_a_mask_prints_on_one_line() -> None:
-    spec = attnspec.parse("attention near { layers 2 attend window(radius = 2) }")
-    assert repr(spec.to_flex(4096, layer=1)) == "<FlexMask near, layer 1, n = 4,096>"
-    assert repr(spec.to_flex()) == "<FlexMask near, layer 0, every n>"
-
-
-def test_one_mask_function_serves_every_length_that_it_can() -> None:
-    flex = spec_of("causal attend window(before = 9, after = 0)").to_flex()
-    for n in LENGTHS:
-        meant = spec_of("attend window(before = 9, after = 0)").mask(n)
-        assert (create_mask(flex.mask_mod, 1, 1, n, n, device="cpu")[0, 0].numpy() == meant).all()
-        assert flex.block_mask(n).seq_lengths == (n, n)
+# --- FlexAttention and block rows ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "attend global(last(2))",
-        "attend random(keys = 2, seed = 0)",
-        "attend window(radius = n // 8)",
-    ],
+    "name", ["full", "softcap", "alibi", "slopes", "scale of n", "documents", "times", "by layer"]
 )
-def test_pairs_that_depend_on_the_length_ask_for_it(text: str) -> None:
-    flex = spec_of(text).to_flex()
-    with pytest.raises(ValueError, match=r"to_flex\(n\)"):
-        _ = flex.mask_mod
-    with pytest.raises(ValueError, match=r"block_mask\(n\)"):
-        flex.block_mask()
-    assert (
-        create_mask(flex.block_mask(40).mask_mod, 1, 1, 40, 40, device="cpu")[0, 0].numpy()
-        == spec_of(text).mask(40)
-    ).all()
-
-
-def test_inputs_come_a_batch_at_a_time() -> None:
-    spec = spec_of("input d: ids input p: length causal attend same(d) | prefix(p)")
-    ids, lengths = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2]]), torch.tensor([1, 3])
-    flex = spec.to_flex(5, inputs={"d": ids, "p": lengths})
-    found = create_mask(flex.mask_mod, 2, 1, 5, 5, device="cpu")[:, 0].numpy()
-    for sample in range(2):
-        inputs: dict[str, Any] = {"d": ids[sample].numpy(), "p": int(lengths[sample])}
-        assert (found[sample] == spec.mask(5, inputs=inputs)).all()
-    assert flex.block_mask().kv_num_blocks.shape[0] == 2
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_computes_the_spec() -> None:
-    spec = spec_of("heads 2 causal attend window(before = 20, after = 0) | columns(every(16))")
-    q, k, v = torch.randn(3, 1, 2, 70, 8, generator=torch.Generator().manual_seed(1)).double()
-    found = flex_attention(q, k, v, block_mask=spec.to_flex(70).block_mask())
-    torch.testing.assert_close(found, spec.compile()(q, k, v))
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize(
-    "body",
-    [
-        "heads 2 causal attend window(before = 20, after = 0) score alibi(slopes = [0.3, 0.7])",
-        "heads 2 attend residue(step = 3) score softcap(cap = 2) score alibi() scale 1 / n",
-        "layers 2 attend full layer 1 { attend full scale 0.7 score softcap(cap = 1) }",
-        "attend full",
-    ],
-)
-def test_scores_are_changed_as_the_spec_says(body: str) -> None:
-    spec = spec_of(body)
-    q, k, v = torch.randn(3, 1, 2, 70, 8, generator=torch.Generator().manual_seed(1)).double()
-    layer = spec.layers - 1
-    flex = spec.to_flex(70, layer=layer, heads=2)
-    assert (flex.score_mod is None) == (body == "attend full")
-    found = flex_attention(
-        q, k, v, score_mod=flex.score_mod, block_mask=flex.block_mask(), scale=flex.scale(8)
-    )
-    torch.testing.assert_close(found, spec.compile()(q, k, v, layer=layer))
+def test_flex_attention_computes_the_spec(name: str) -> None:
+    spec = spec_of(BODIES[name])
+    call = Call(Case(spec, 70), "plain", torch.float64, spec.layers - 1)
+    heads = call.tensors[0].shape[1]
+    flex = spec.to_flex(70, call.layer, call.keywords.get("inputs"), heads)
+    assert (flex.score_mod is None) == ("score" not in BODIES[name])
+    more: Any = {"score_mod": flex.score_mod, "scale": flex.scale(6)}
+    with torch.no_grad():
+        parts = [x.detach() for x in call.tensors]
+        attend: Any = flex_attention
+        found = attend(*parts, block_mask=flex.block_mask(), **more)
+    meant = call.meant(torch.float64, False)[0]
+    assert errors([found], [meant], [meant]) == []
 
 
 @pytest.mark.parametrize(
@@ -168,91 +54,25 @@ def test_scores_that_are_no_function_are_refused(body: str, why: str) -> None:
         _ = flex.score_mod
 
 
-def test_a_scale_of_the_length_needs_one() -> None:
-    spec = spec_of("attend full scale 1 / n")
-    assert spec.to_flex(50).scale(8) == 0.02
+def test_one_mask_function_serves_every_length_that_it_can() -> None:
+    flex = spec_of("causal attend window(before = 9, after = 0)").to_flex()
+    for n in (1, 64, 130):
+        meant = spec_of("attend window(before = 9, after = 0)").mask(n)
+        assert (create_mask(flex.mask_mod, 1, 1, n, n, device="cpu")[0, 0].numpy() == meant).all()
+        assert flex.block_mask(n).seq_lengths == (n, n)
+    for graph in ("global(last(2))", "random(keys = 2, seed = 0)", "window(radius = n // 8)"):
+        spec = spec_of(f"attend {graph}")
+        with pytest.raises(ValueError, match=r"to_flex\(n\)"):
+            _ = spec.to_flex().mask_mod
+        with pytest.raises(ValueError, match=r"block_mask\(n\)"):
+            spec.to_flex().block_mask()
+        found = create_mask(spec.to_flex().block_mask(40).mask_mod, 1, 1, 40, 40, device="cpu")
+        assert (found[0, 0].numpy() == spec.mask(40)).all()
+    assert spec_of("attend full scale 1 / n").to_flex(50).scale(8) == 0.02
     with pytest.raises(ValueError, match="depends on n"):
-        spec.to_flex().scale(8)
-
-
-def test_what_no_formula_says_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object) -> str:
-        raise StandaloneError("no formula")
-
-    monkeypatch.setattr(flex_masks, "graph_module", refuse)
-    spec = spec_of("heads 2 attend window(radius = 2 + head) | global(first(2))")
-    flex = spec.to_flex(150)
-    found = create_mask(flex.mask_mod, 1, 2, 150, 150, device="cpu")[0].numpy()
-    for head in range(2):
-        assert (found[head] == spec.mask(150, head=head)).all()
-    with pytest.raises(ValueError, match=r"to_flex\(n\)"):
-        _ = spec.to_flex().mask_mod
-
-
-@pytest.mark.slow
-@zoo.every_attention
-def test_every_spec_of_the_zoo_is_handed_over_or_refused(path: Path, name: str) -> None:
-    spec = zoo.smaller(path, name)
-    n = spec.program.fixed_length or 200
-    inputs, heads, flex, reason = zoo.sample(spec, n), spec.heads or 2, None, ""
-    try:
-        flex = spec.to_flex(n, inputs=inputs, heads=heads)
-    except AttnSpecError as error:
-        reason = str(error)
-    if flex is None:
-        assert "mechanism" in reason or "decided by the tensors" in reason
-        return
-    found = create_mask(flex.mask_mod, 1, heads, n, n, device="cpu")[0].numpy()
-    for head in range(heads):
-        mask = spec.mask(n, head=head, inputs=inputs)
-        assert (found[head] == mask).all()
-        assert (spec.to_bsr(n, 16, head=head, inputs=inputs).dense() == mask).all()
-    meant = create_block_mask(flex.mask_mod, 1, heads, n, n, "cpu")
-    assert torch.equal(flex.block_mask().to_dense(), meant.to_dense())
-
-
-# --- formats --------------------------------------------------------------------------------------
-
-
-def test_blocks_are_classified_exactly() -> None:
-    relation = spec_of("attend where(q < 40 and (q - k) % 2 == 0 or k < 16)").relation(70)
-    found = cover_of(relation, 70, 16, 16)
-    mask = np.asarray(relation.holds(np.arange(70)[:, None], np.arange(70)[None], 70))
-    for i, j in np.ndindex(*found.shape):
-        part = mask[16 * i : 16 * i + 16, 16 * j : 16 * j + 16]
-        assert found[i, j] == (FULL if part.all() else SOME if part.any() else EMPTY)
-
-
-@pytest.mark.parametrize(
-    ("text", "said", "words"),
-    [
-        ("attend topk(keys = 3)", {}, "decided by the tensors"),
-        ("attend favor(features = 8, seed = 0)", {}, "mechanism"),
-        ("input d: ids attend same(d)", {}, "needs its inputs d, got none"),
-        ("attend full", {"inputs": {"x": [1]}}, "got x"),
-        ("heads 2 attend full", {"heads": 3}, "2 heads"),
-        ("attend full", {"layer": 1}, None),
-        ("layers 2 attend full", {"layer": 2}, "between 0 and 1"),
-        ("input d: ids attend same(d)", {"inputs": {"d": np.zeros((1, 1, 4), int)}}, "one sample"),
-    ],
-)
-def test_what_flex_cannot_have_is_refused(
-    text: str, said: dict[str, object], words: str | None
-) -> None:
-    if words is None:
-        assert spec_of(text).to_flex(4, **said).n == 4  # type: ignore[arg-type]
-        return
-    with pytest.raises(AttnSpecError, match=words):
-        spec_of(text).to_flex(4, **said)  # type: ignore[arg-type]
-
-
-def test_too_much_is_refused() -> None:
-    with pytest.raises(AttnSpecError, match="larger blocks"):
-        spec_of("attend full").to_bsr(10_000, 1)
-    with pytest.raises(AttnSpecError, match="smaller blocks"):
-        spec_of("attend full").to_bsr(40_000, 64)
-    with pytest.raises(AttnSpecError, match="at least 1"):
-        spec_of("attend full").to_bsr(4, 0)
+        spec_of("attend full scale 1 / n").to_flex().scale(8)
+    near = parse("attention near { layers 2 attend window(radius = 2) }")
+    assert repr(near.to_flex(4096, layer=1)) == "<FlexMask near, layer 1, n = 4,096>"
 
 
 @pytest.mark.parametrize(
@@ -264,31 +84,26 @@ def test_too_much_is_refused() -> None:
         "window(radius = 5) | global(last(1))",
     ],
 )
-@pytest.mark.parametrize(("m", "n"), [(8, 8), (5, 8), (200, 130), (128, 256), (300, 7)])
-def test_flex_takes_queries_of_another_sequence(graph: str, m: int, n: int) -> None:
+def test_masks_of_two_sequences(graph: str) -> None:
     spec = spec_of(f"cross attend {graph}")
-    flex, meant = spec.to_flex(n, m=m), spec.mask(n, m=m)
-    assert (create_mask(flex.mask_mod, 1, 1, m, n, "cpu")[0, 0].numpy() == meant).all()
-    blocks, listed = flex.block_mask(), create_block_mask(flex.mask_mod, 1, 1, m, n, "cpu")
-    assert blocks.seq_lengths == (m, n)
-    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks"):
-        assert torch.equal(getattr(blocks, name), getattr(listed, name))
-    assert torch.equal(blocks.to_dense(), listed.to_dense())
-    assert spec.to_flex().block_mask(n, m=m).seq_lengths == (m, n)
-
-
-def test_one_mask_function_serves_all_lengths_of_both_sequences() -> None:
-    spec = spec_of("cross attend window(radius = 2)")
-    mask_mod = spec.to_flex().mask_mod
-    for m, n in ((3, 9), (9, 3)):
-        found = create_mask(mask_mod, 1, 1, m, n, "cpu")[0, 0].numpy()
-        assert (found == spec.mask(n, m=m)).all()
-    with pytest.raises(ValueError, match=r"to_flex\(n, m=m\)"):
-        _ = spec_of("cross attend rows(last(2))").to_flex().mask_mod
+    for m, n in ((8, 8), (5, 8), (200, 130), (300, 7), (0, 11)):
+        meant = spec.mask(n, m=m)
+        found = spec.to_bsr(n, 4, m=m)
+        assert len(found.indptr) == -(-m // 4) + 1
+        assert found.dense().shape == (m, n)
+        assert (found.dense() == meant).all()
+        if not m:
+            continue
+        flex = spec.to_flex(n, m=m)
+        held = create_mask(flex.mask_mod, 1, 1, m, n, "cpu")[0, 0]
+        assert (held.numpy() == meant).all()
+        blocks, listed = flex.block_mask(), create_block_mask(flex.mask_mod, 1, 1, m, n, "cpu")
+        assert blocks.seq_lengths == (m, n)
+        for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks"):
+            assert torch.equal(getattr(blocks, name), getattr(listed, name))
+        assert spec.to_flex().block_mask(n, m=m).seq_lengths == (m, n)
     with pytest.raises(ValueError, match="m queries read a number of keys"):
         spec.to_flex(m=4)
-    with pytest.raises(AttnSpecError, match="one sequence"):
-        spec_of("attend full").to_flex(4, m=4)
 
 
 @pytest.mark.parametrize("times", [[1, 5, 2, 2, 9], [1.0, float("nan"), 0.5, float("inf"), 2.0]])
@@ -299,14 +114,150 @@ def test_flex_compares_numbers(times: list[float]) -> None:
     assert (found == spec.mask(5, inputs=inputs)).all()
 
 
-@pytest.mark.parametrize("m", [0, 1, 5, 8, 19])
-def test_blocks_of_two_sequences(m: int) -> None:
-    for graph in ("where(q + 2 * k < m)", "where(q + 2 * k < n)", "window(radius = 2)", "full"):
-        spec, n = spec_of(f"cross attend {graph}"), 11
-        meant = spec.mask(n, m=m)
-        found = spec.to_bsr(n, 4, m=m)
-        assert len(found.indptr) == -(-m // 4) + 1
-        assert found.dense().shape == (m, n)
-        assert (found.dense() == meant).all()
+@pytest.mark.parametrize(
+    ("text", "said", "words"),
+    [
+        ("attend topk(keys = 3)", {}, "decided by the tensors"),
+        ("attend favor(features = 8, seed = 0)", {}, "mechanism"),
+        ("input d: ids attend same(d)", {}, "needs its inputs d, got none"),
+        ("attend full", {"inputs": {"x": [1]}}, "got x"),
+        ("heads 2 attend full", {"heads": 3}, "2 heads"),
+        ("layers 2 attend full", {"layer": 2}, "between 0 and 1"),
+        ("input d: ids attend same(d)", {"inputs": {"d": np.zeros((1, 1, 4), int)}}, "one sample"),
+        ("attend full", {"m": 4}, "one sequence"),
+    ],
+)
+def test_what_flex_cannot_have_is_refused(text: str, said: dict[str, Any], words: str) -> None:
+    with pytest.raises(AttnSpecError, match=words):
+        spec_of(text).to_flex(4, **said)
+
+
+@pytest.mark.parametrize(
+    ("n", "block", "words"), [(10_000, 1, "larger"), (40_000, 64, "smaller"), (4, 0, "at least 1")]
+)
+def test_blocks_that_are_too_many_or_too_large_are_refused(n: int, block: int, words: str) -> None:
+    with pytest.raises(AttnSpecError, match=words):
+        spec_of("attend full").to_bsr(n, block)
     with pytest.raises(AttnSpecError, match="one sequence"):
-        spec_of("attend full").to_bsr(n, 4, m=m)
+        spec_of("attend full").to_bsr(11, 4, m=3)
+
+
+# --- torch.export with a dynamic n ---------------------------------------------------------------
+
+EXPORTED = (
+    "input p: length causal attend full | prefix(p) score alibi()",
+    "attend window(radius = 3)",
+    "attend dilated(radius = 3, step = 2)",
+    "attend block(size = 5) | shift(block(size = 4), by = 1)",
+    "attend fixed(stride = 4, cells = 1)",
+    "attend window(radius = 2) | global(first(1) | last(2))",
+    "attend where(abs(q - k) % 3 == 0 or k < n // 2)",
+    "attend powers(base = 3)",
+    "attend transpose(window(before = 3, after = 0)) - columns(first(1))",
+    "heads 2 causal attend full head 1 { attend block(size = max(1, n // 8)) }",
+    "input doc: ids causal attend same(doc)",
+    "input t: tokens attend window(radius = 2) | global(t)",
+    "heads 2 causal attend window(before = 3, after = 0) score bias(buckets = 8)",
+    "causal attend window(before = 3, after = 0) score softcap(cap = 5) normalize softmax1",
+    "causal attend window(before = 3, after = 0) normalize relu",
+    "attend linear()",
+    "attend fourier()",
+    "input x: numbers attend where(x(k) + 1 < x(q))",
+)
+HERE = [
+    body
+    for body in (*EXPORTED, "attend where(k % n < max(1, n // 4) or q >= n / 2)")
+    if not any(x in body for x in ("linear", "fourier", "powers", "size =", "x(k)"))
+]
+SLOW = pytest.mark.slow
+
+
+class Positional(nn.Module):
+    """An attention whose inputs are positional."""
+
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.attention = attention
+        for parameter in self.parameters():
+            nn.init.normal_(parameter)
+
+    def forward(self, q: Any, k: Any, v: Any, inputs: Any) -> Any:
+        return self.attention(q, k, v, inputs=inputs)
+
+
+def inputs_of(body: str, n: int) -> dict[str, torch.Tensor]:
+    at = torch.arange(n)[None]
+    every = {"doc": at // 4, "p": torch.tensor([5]), "t": at % 7 == 0, "x": at * 2 % 9}
+    return {name: x for name, x in every.items() if f"input {name}:" in body}
+
+
+def exported(module: nn.Module, body: str, strict: bool = False) -> Any:
+    n, inputs = torch.export.Dim("n", min=2, max=4096), inputs_of(body, 33)
+    shapes: dict[str, Any] = {name: {2: n} for name in "qkv"}
+    shapes["inputs"] = {name: {1: n} if x.dim() > 1 else None for name, x in inputs.items()}
+    given = (*torch.randn(3, 1, 2, 33, 8), inputs)
+    with torch.no_grad():
+        program = torch.export.export(module, given, dynamic_shapes=shapes, strict=strict)
+    assert "attnspec" not in str(program.graph)
+    return program.module()
+
+
+def assert_same(program: Any, module: nn.Module, body: str) -> None:
+    for n in (2, 9, 150):
+        given = (*numbers((3, 1, 2, n, 8), n).float(), inputs_of(body, n))
+        torch.testing.assert_close(program(*given), module(*given))
+
+
+@pytest.mark.usefixtures("unverified")
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=SLOW)])
+@pytest.mark.parametrize(
+    "body", [pytest.param(x, marks=[SLOW] * (i > 0)) for i, x in enumerate(EXPORTED)]
+)
+def test_a_file_that_stands_alone_is_exported_for_every_length(body: str, strict: bool) -> None:
+    module = Positional(written(spec_of(body), standalone=True)).eval()
+    assert_same(exported(module, body, strict), module, body)
+
+
+@pytest.mark.parametrize(
+    "body", [pytest.param(x, marks=[SLOW] * (i < len(HERE) - 1)) for i, x in enumerate(HERE)]
+)
+def test_plain_operations_in_this_process_are_exported_for_every_length(body: str) -> None:
+    module = Positional(spec_of(body).compile())
+    with composed():
+        program = exported(module, body)
+    assert_same(program, module, body)
+
+
+@pytest.mark.usefixtures("unverified")
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("causal attend linear()", "a dynamic length, since its mechanism goes by pieces"),
+        ("attend favor(features = 8, seed = 0)", "`strict=False`, since its features are drawn"),
+        ("attend strided(stride = isqrt(n))", "since its mask reads a root or logarithm"),
+        ("heads 2 attend window(radius = 3) scale 1 / n score bias()", "since its scale reads n"),
+        ("attend expander(degree = 4, seed = 0)", "a dynamic length, since its pairs are drawn"),
+        ("attend random(keys = 2, seed = 0)", "this file, since its pairs are drawn"),
+    ],
+)
+def test_a_file_that_stands_alone_refuses_what_torch_would(body: str, words: str) -> None:
+    module = Positional(written(spec_of(body), standalone=True)).eval()
+    with pytest.raises(ValueError, match=f"torch.export cannot take .*{words}.*one operator"):
+        exported(module, body)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("attend linear()", "laid out for one length, since `linear` is"),
+        ("attend random(keys = 2, seed = 1)", "since its pairs are drawn"),
+        ("attend block(size = max(1, n // 8))", "since a size or a factor reads n"),
+        ("attend topk(keys = 3)", "since `topk` goes by numbers"),
+        ("sequence grid(1, n) attend axial", "since a grid, or a second sequence, has a length"),
+        ("input x: numbers attend where(x(k) + 1 < x(q))", "the numbers of `x` are checked"),
+    ],
+)
+def test_sizes_and_checks_that_read_numbers_are_refused_in_a_trace(body: str, words: str) -> None:
+    module = Positional(spec_of(body).compile())
+    with composed(), pytest.raises(ValueError, match=words):
+        exported(module, body)

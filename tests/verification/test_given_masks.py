@@ -114,13 +114,6 @@ def test_a_function_of_the_sample_is_refused() -> None:
     assert WINDOW.compare(lambda b, h, q, k: first_alone(b * 0, h, q, k), 6).equal
 
 
-def test_a_function_that_captures_one_sample_has_no_other() -> None:
-    ids = torch.tensor([[0, 0, 1, 1]])
-    spec = attnspec.parse("attention a { input d: ids attend same(d) }")
-    given = {"d": ids[0].numpy()}
-    assert spec.compare(lambda b, h, q, k: ids[b, q] == ids[b, k], 4, inputs=given).equal
-
-
 def test_layers_and_inputs_are_chosen() -> None:
     spec = attnspec.parse(
         "attention a { layers 2 input d: ids attend same(d) layer 1 { attend full } }"

@@ -4,7 +4,6 @@ passes, and what is a little beyond them is found."""
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from attnspec.lower.lower import Binder
 from attnspec.lower.work import Softcap
 from attnspec.verification.definition import Results
 from attnspec.verification.formulas import FormulaTrial, Run
-from attnspec.verification.kernel_pairs import Layout, layouts_of
 from attnspec.verification.numbers import (
     SIZE,
     error_bound,
@@ -25,7 +23,6 @@ from attnspec.verification.numbers import (
     support_fault,
     weights_fault,
 )
-from attnspec.verification.pairs import counts_fault, counts_of, held_rows, rows_fault
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -179,60 +176,3 @@ def test_what_is_tried_has_scores_of_about_one(body: str) -> None:
     assert size <= most
     # not smaller than it must be
     assert size > most / 2 or max(factors) == 1.0
-
-
-# --- pairs ---------------------------------------------------------------------------------------
-
-N = 300
-
-
-def layout_of(body: str, n_q: int) -> Layout:
-    kernel = module_of(body, "tiles").engine.prepare(0, 2, 2, n_q, N, "cpu").groups[0].kernel
-    layouts = layouts_of(kernel, n_q, N, {})
-    assert layouts is not None
-    return layouts[0]
-
-
-@pytest.mark.parametrize("n_q", [N, 120])
-@pytest.mark.parametrize("more", [True, False])
-def test_a_key_too_many_and_one_too_few_are_counted(n_q: int, more: bool) -> None:
-    body = "attend window(radius = 20)"
-    relation = spec_of(body).relation(N)
-    layout = layout_of(body, n_q)
-    counts = counts_of(layout, N)
-    assert counts_fault(counts, relation, n_q) is None
-    counts[200] += 1 if more else -1
-    said = f"query 200 has {42 if more else 40} keys, and 41 in the graph"
-    assert counts_fault(counts, relation, n_q) == said
-    # what another query has too few does not make up for it
-    counts[250] -= 1 if more else -1
-    assert counts_fault(counts, relation, n_q) == said
-
-
-@pytest.mark.parametrize("n_q", [N, 120])
-def test_a_graph_with_a_key_more_or_less_is_another(n_q: int) -> None:
-    layout = layout_of("attend window(before = 20, after = 4)", n_q)
-    rows = np.arange(N - n_q, N)
-    for before, after, said in (
-        (20, 4, None),
-        (19, 4, "a mask of run|a FULL tile of run"),
-        (20, 3, "a mask of run|a FULL tile of run"),
-        (21, 4, "no tile holds the pair"),
-        (20, 5, "no tile holds the pair"),
-    ):
-        other = spec_of(f"attend window(before = {before}, after = {after})").relation(N)
-        fault = rows_fault(layout, rows, held_rows(other, rows, N))
-        counted = counts_fault(counts_of(layout, N), other, n_q)
-        assert (fault is None) == (counted is None) == (said is None)
-        if said is not None:
-            assert any(words in str(fault) for words in said.split("|"))
-
-
-def test_a_pair_that_is_held_twice_is_found_where_it_is_held() -> None:
-    body = "attend window(radius = 20)"
-    layout = layout_of(body, N)
-    rows = np.array([0, 150])
-    held = held_rows(spec_of(body).relation(N), rows, N)
-    twice = replace(layout, parts=(*layout.parts, *layout.parts))
-    assert rows_fault(layout, rows, held) is None
-    assert str(rows_fault(twice, rows, held)).startswith("2 tiles hold the pair (0, 0): ")

@@ -1,0 +1,495 @@
+"""Plans over several devices on paper: every pair is somewhere, nothing travels needlessly."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from population import population, spec_of
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import maximum_flow
+from views import Case
+from zoo import EXAMPLES
+
+import attnspec
+from attnspec.cli import main
+from attnspec.distributed import Tensors, partitions, plan
+from attnspec.distributed.partitions import Partition
+from attnspec.distributed.timing import Rates
+from attnspec.text.diagnostics import AttnSpecError
+from benchmarks import exchange as script
+from benchmarks.readme_tables import exchange_table
+
+MILLION = 1 << 20
+LARGE = Tensors(1, 32, 8, 128, 128, 2)
+FEW = Tensors(1, 8, 2, 128, 128, 2)
+
+
+def planned(body: str, n: int, ranks: int, tensors: Tensors = LARGE, **more: Any) -> Any:
+    return plan(spec_of(body).program, n, ranks, tensors, **more)
+
+
+def layer_of(body: str, n: int, ranks: int, tensors: Tensors = LARGE, **more: Any) -> Any:
+    (layer,) = planned(body, n, ranks, tensors, **more).layers
+    return layer
+
+
+# --- partitions ----------------------------------------------------------------------------------
+
+
+def every_partition(n: int, ranks: int) -> list[Partition]:
+    found = [partitions.contiguous(n, ranks), partitions.head_tail(n, ranks)]
+    found += [x for s in (ranks, 8) if (x := partitions.by_residue(n, ranks, s)) is not None]
+    work = np.arange(n) % 7 + 1
+    found.append(partitions.in_chunks(n, ranks, work))
+    parts = partitions.in_parts(n, ranks, work, np.arange(2, n, 2)) if n else None
+    return found if parts is None else [*found, parts]
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 17, 101])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_each_position_has_one_place(n: int, ranks: int) -> None:
+    for partition in every_partition(n, ranks):
+        held = [partition.positions(rank) for rank in range(ranks)]
+        assert sorted(np.concatenate(held).tolist()) == list(range(n))
+        assert tuple(map(len, held)) == partition.lengths
+        values = np.arange(n) ** 2
+        assert np.allclose(partition.sums(values), [values[at].sum() for at in held])
+        assert partition.counts(values % 3 == 1).tolist() == [sum(at**2 % 3 == 1) for at in held]
+        ascends = bool((np.diff(partition.order) > 0).all())
+        assert partition.in_order == (ascends and partition.step == 1)
+
+
+def test_residues_are_whole_classes_or_equal_parts_of_them() -> None:
+    for n, ranks, step in product((0, 7, 24, 61), (1, 2, 3, 4, 6), range(1, 30)):
+        found = partitions.by_residue(n, ranks, step)
+        even = step % ranks == 0 or step >= 4 * ranks if step >= ranks else ranks % step == 0
+        assert (found is not None) == even
+        for rank in range(ranks if found else 0):
+            mine = found.positions(rank)  # type: ignore[union-attr]
+            if step >= ranks:
+                low, high = rank * step // ranks, (rank + 1) * step // ranks
+                assert set(mine.tolist()) == {x for x in range(n) if low <= x % step < high}
+            else:
+                residue, parts = rank * step // ranks, ranks // step
+                same = len(range(residue, n, step))
+                assert len(mine) in (same // parts, -(-same // parts))
+                assert (np.diff(mine) == step).all()
+
+
+def test_shards_of_two_ends_make_triangles_even() -> None:
+    for n, ranks in product((24, 48), (1, 2, 3)):
+        found = partitions.head_tail(n, ranks)
+        assert found.sums(np.arange(n) + 0.5).tolist() == [n * n / 2 / ranks] * ranks
+
+
+def dealt(
+    ends: Sequence[tuple[int, int]], work: np.ndarray, ranks: int, most: int, room: float
+) -> list[list[int]]:
+    """The heaviest first, each to the rank with the least work that takes it."""
+    mine: list[list[int]] = [[] for _ in range(ranks)]
+    load, held = [0.0] * ranks, [0] * ranks
+    weight = [float(work[a:b].sum()) for a, b in ends]
+    for i in sorted(range(len(ends)), key=lambda i: (-weight[i], i)):
+        size = ends[i][1] - ends[i][0]
+        free = [r for r in range(ranks) if len(mine[r]) < most and held[r] + size <= room]
+        order = sorted(range(ranks), key=lambda r: (load[r], r))
+        rank = min(free, key=lambda r: (load[r], r)) if free else min(order, key=held.__getitem__)
+        mine[rank].append(i)
+        load[rank] += weight[i]
+        held[rank] += size
+    return [[x for i in sorted(each) for x in range(*ends[i])] for each in mine]
+
+
+def test_what_weighs_most_goes_to_whom_has_least() -> None:
+    for seed in range(40):
+        draw = random.Random(seed)
+        n, ranks = draw.randint(2, 90), draw.randint(1, 4)
+        work = np.array([draw.randint(0, 9) for _ in range(n)], float)
+        each, more = divmod(n, partitions.CHUNKS * ranks)
+        edges = np.cumsum([0, *(each + (x < more) for x in range(partitions.CHUNKS * ranks))])
+        chunks = [(int(a), int(b)) for a, b in pairwise(edges) if a < b]
+        found = partitions.in_chunks(n, ranks, work)
+        wanted = dealt(chunks, work, ranks, partitions.CHUNKS, np.inf)
+        assert [found.positions(r).tolist() for r in range(ranks)] == wanted
+        cuts = np.array(sorted(draw.sample(range(1, n), draw.randint(0, n - 1))), np.int64)
+        ends = list(zip([0, *cuts.tolist()], [*cuts.tolist(), n], strict=True))
+        parts = partitions.in_parts(n, ranks, work, cuts)
+        fits = len(ends) >= ranks and max(b - a for a, b in ends) <= n / ranks
+        assert (parts is not None) == fits
+        if parts is not None:
+            wanted = dealt(ends, work, ranks, n + 1, partitions.ROOM * n / ranks)
+            assert [parts.positions(r).tolist() for r in range(ranks)] == wanted
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        ("attend full", {"contiguous"}),
+        ("causal attend full", {"contiguous", "head-tail"}),
+        ("attend residue(step = 6)", {"contiguous", "by residue modulo 6"}),
+        # of several heads
+        (
+            "heads 2 attend residue(step = 6) head 1 { attend residue(step = 4) }",
+            {"contiguous", *(f"by residue modulo {step}" for step in (2, 4, 6))},
+        ),
+        ("attend window(radius = 3)", {"contiguous"}),
+        ("causal attend block(size = 5) | columns(first(1))", {"contiguous"}),
+    ],
+)
+def test_partitions_that_are_worth_a_plan(body: str, names: set[str]) -> None:
+    found = planned(body, 60, 2, Tensors(heads=spec_of(body).heads or 1))
+    assert {str(each.partition) for each in found.considered} == names
+    alone = planned(body, 3, 2, Tensors(heads=spec_of(body).heads or 1))
+    assert {str(each.partition) for each in alone.considered} == {"contiguous"}
+
+
+@pytest.mark.parametrize(
+    "body", ["attend full", "causal attend full", "input doc: ids attend same(doc)"]
+)
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_each_partition_is_considered_once_and_the_one_that_is_taken_first(
+    body: str, ranks: int
+) -> None:
+    given = {"inputs": {"doc": np.arange(96) // 11}} if "doc" in body else {}
+    found = planned(body, 96, ranks, Tensors(), **given)
+    taken, *others = found.considered
+    assert taken.partition == found.partition
+    assert len({each.partition for each in found.considered}) == len(found.considered)
+    for each in found.considered:
+        alone = planned(body, 96, ranks, Tensors(), partition=each.partition, **given)
+        assert alone.considered == (each,)
+        assert each.seconds == sum(
+            len(layer.layers) * layer.estimate(alone.tensors, alone.rates).together
+            for layer in alone.layers
+        )
+        assert each.bytes == max(alone.bytes_received)
+    assert all(each.seconds >= 0.9 * taken.seconds for each in others)
+
+
+def test_documents_are_dealt_out_whole_and_evenly() -> None:
+    n, ranks = 1 << 17, 8
+    draw = np.random.default_rng(1)
+    ids = np.repeat(np.arange(400), draw.integers(1, 1024, 400))[:n]
+    program = attnspec.load(EXAMPLES / "packed_causal.attn").program
+    known = plan(program, n, ranks, LARGE, inputs={"document": ids})
+    assert str(known.partition) == "whole documents"
+    assert sum(known.bytes_received) == 0
+    # nobody knows of them before a call
+    assert sum(plan(program, n, ranks, LARGE).bytes_received) > 0
+    for lengths in ([n], [75000] + [1024] * ((n - 75000) // 1024) + [(n - 75000) % 1024]):
+        ids = np.repeat(np.arange(len(lengths)), lengths)
+        found = plan(program, n, ranks, FEW, inputs={"document": ids}).layers[0]
+        assert found.balance is not None
+        assert found.balance <= 1.05
+    for size in (4, 5, 30):
+        # those in the front are heavier
+        body = f"causal attend block(size = {size}) & (columns(first(20)) | window(radius = 2))"
+        found = planned(body, 120, 3)
+        for each in found.considered:
+            if str(each.partition) == "whole documents":
+                assert each.bytes == 0
+                assert max(each.partition.lengths) <= 1.05 * 120 / 3 + size
+
+
+# --- bytes, beside the fewest that rows can have -------------------------------------------------
+
+
+def cut_of(mask: np.ndarray, query: int, key: int) -> int:
+    """The least weight of rows and columns that cover all pairs: for every pair the key's row
+    travels to the query, or the query's row to the key and its result back. The rows that travel
+    are a vertex cover of a bipartite graph, and the lightest weighs as much as a maximal flow
+    (König 1931)."""
+    q, k = np.nonzero(mask)
+    if not len(q):
+        return 0
+    n_q, n_k = mask.shape
+    ends = (
+        np.r_[np.zeros(n_q, int), 1 + q, 1 + n_q + np.arange(n_k)],
+        np.r_[1 + np.arange(n_q), 1 + n_q + k, np.full(n_k, 1 + n_q + n_k)],
+    )
+    room = np.r_[np.full(n_q, query), np.full(len(q), query + key), np.full(n_k, key)]
+    graph = coo_array((room.astype(np.int32), ends), (n_q + n_k + 2,) * 2).tocsr()
+    return int(maximum_flow(graph, 0, n_q + n_k + 1).flow_value)
+
+
+def test_the_cut_is_the_lightest_cover() -> None:
+    draw = np.random.default_rng(5)
+    for _ in range(40):
+        mask, (query, key) = draw.random((4, 3)) < 0.4, draw.integers(1, 9, 2).tolist()
+        best = min(
+            sum(qs) * query + sum(ks) * key
+            for qs in product((0, 1), repeat=4)
+            for ks in product((0, 1), repeat=3)
+            if not (mask & ~np.array(qs, bool)[:, None] & ~np.array(ks, bool)).any()
+        )
+        assert cut_of(mask, query, key) == best
+
+
+@pytest.mark.parametrize("ranks", [4, pytest.param(3, marks=pytest.mark.slow)])
+def test_bytes_are_near_the_cut(ranks: int) -> None:
+    shape = Tensors(1, 8, 2, 16, 16, 2)
+    key, query, partial = 2 * 32 * 2, 8 * 16 * 2, 8 * 17 * 4
+    found, cut = {}, {}
+    for name, spec in population().items():
+        program, n = spec.program, spec.program.fixed_length or 130
+        if program.heads or program.inputs or (program.layers or 1) > 1:
+            continue
+        if any(x.mechanism or x.normalize not in ("softmax", "softmax1") for x in program.attends):
+            continue
+        if "random" in spec.source or "expander" in spec.source:
+            # heads have pairs of their own
+            continue
+        where = partitions.contiguous(n, ranks)
+        (layer,) = plan(program, n, ranks, shape, partition=where).layers
+        mask, held = Case(spec, n).masks[0, 0], [where.positions(r) for r in range(ranks)]
+        cut[name] = sum(
+            cut_of(mask[np.ix_(held[a], held[b])], query + partial, key)
+            for a, b in product(range(ranks), repeat=2)
+            if a != b
+        )
+        assert layer.links.sum() >= cut[name], name
+        if layer.how == "rows" and not layer.why:
+            found[name] = int(layer.links.sum())
+    assert len(found) > 60
+    # of a block that two ranks share, the few queries of one may read many keys of the other
+    assert {name: each for name, each in found.items() if each > 1.25 * cut[name]} == {}
+    assert sum(found.values()) <= 1.02 * sum(cut[name] for name in found)
+
+
+def test_rows_that_read_everything_travel_as_queries() -> None:
+    """And nothing else does: two keys of every rank, and the window's rims."""
+    n, ranks, shape = 1 << 16, 8, Tensors(1, 1, 1, 1, 1, 4)
+    where = partitions.contiguous(n, ranks)
+    layer = layer_of(
+        "attend window(radius = 9) | global(first(2))", n, ranks, shape, partition=where
+    )
+    own = np.abs(np.subtract.outer(np.arange(ranks), np.arange(ranks)))
+    keys = 9 * (own == 1)
+    keys[1:, 0] += 2
+    # a key with its value is 8 bytes, a query 4, and its result 8
+    wanted = 8 * keys.T
+    wanted[0, 1:] += 2 * 4
+    wanted[1:, 0] += 2 * 8
+    assert layer.links.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize(
+    "graph", ["window(radius = 40) | global(first(4))", "full", "causal & residue(step = 3)"]
+)
+def test_pairs_are_counted_where_they_are_computed(graph: str) -> None:
+    spec, where = spec_of(f"attend {graph}"), partitions.contiguous(1024, 4)
+    layer = layer_of(f"attend {graph}", 1024, 4, Tensors(1, 2, 1), partition=where)
+    assert layer.pairs.sum() == pytest.approx(2 * spec.mask(1024).sum())
+    assert layer.balance == layer.pairs.sum(0).max() / layer.pairs.sum(0).mean()
+
+
+def test_a_key_row_is_sent_once_for_all_heads_that_read_it() -> None:
+    text = "attend random_blocks(size = 8, blocks = 2, seed = 3{})"
+    where = partitions.contiguous(512, 4)
+    apart = planned(text.format(""), 512, 4, FEW, partition=where)
+    alike = planned(text.format(", per_head = false"), 512, 4, FEW, partition=where)
+    # of every rank at most its keys, however many heads read them
+    assert max(alike.bytes_received) < max(apart.bytes_received) <= apart.bytes_gathered
+
+
+EACH_WAY = {
+    "rows": "attend window(radius = 9) | global(first(2))",
+    "states": "attend linear()",
+    "heads": "attend efficient()",
+    "all": "attend topk(keys = 5, share = all)",
+}
+
+
+@pytest.mark.parametrize("way", EACH_WAY)
+def test_samples_and_numbers_of_more_bytes_are_as_many_bytes_more(way: str) -> None:
+    def links(batch: int, size: int) -> np.ndarray:
+        where = partitions.contiguous(1 << 14, 4)
+        tensors = Tensors(batch, 8, 8, 16, 16, size)
+        found = layer_of(EACH_WAY[way], 1 << 14, 4, tensors, partition=where)
+        assert found.how == way
+        return np.stack([found.there, found.back])
+
+    one = links(1, 4)
+    assert one[0].sum() > 0
+    assert not np.diagonal(one, axis1=1, axis2=2).any()
+    assert (links(3, 4) == 3 * one).all()
+    assert (links(1, 8) == 2 * one).all()
+
+
+def test_the_table_on_paper() -> None:
+    """Figures of one layer, 8 ranks, 32 heads of 128 with 8 of keys, two bytes."""
+    for body, wanted in (
+        ("attend window(before = 1023, after = 0)", 1023 * 4096),
+        ("attend residue(step = 64)", 0),
+        ("causal attend block(size = 8192)", 0),
+        ("causal attend window(before = 1023, after = 0) | columns(first(4))", 1027 * 4096),
+    ):
+        found = planned(body, MILLION, 8)
+        assert found.bytes_gathered == 3_758_096_384
+        assert max(found.bytes_received) == wanted
+
+
+# --- ways ----------------------------------------------------------------------------------------
+
+
+def test_heads_travel_where_rows_would_be_more() -> None:
+    few, many = (layer_of("attend full", 4096, ranks) for ranks in (8, 16))
+    assert (few.how, many.how) == ("heads", "rows")
+    assert "as rows" in few.why
+    even = Tensors(1, 8, 8, 64, 64, 2)
+    for link in (1e6, 5e10):
+        rates = Rates(link, 2e14)
+        assert layer_of("causal attend full", 4096, 4, even, rates=rates).how == "heads"
+    # a window is less than what goes by heads, at any rate
+    assert layer_of("attend window(radius = 3)", 4096, 4, even).how == "rows"
+
+
+def test_keys_alone_travel_where_work_is_more_even() -> None:
+    found = planned("causal attend full", 1 << 17, 8, Tensors())
+    (layer,) = found.layers
+    assert str(found.partition) == "head-tail"
+    assert layer.why.startswith("keys alone, at ")
+    assert layer.balance < 1.001
+    assert not layer.back.any()
+
+
+def test_pairs_that_a_call_decides_go_by_heads() -> None:
+    """Unless heads decide together, or inputs with them."""
+    for body, how in (
+        ("attend topk(keys = 8, share = group)", "heads"),
+        ("attend topk(keys = 8, share = all)", "all"),
+        ("input x: choices attend chosen(x) | window(radius = 3)", "heads"),
+        ("input x: choices attend chosen(x) | topk(keys = 3)", "heads"),
+        ("input x: ids attend topk(keys = 3) & same(x)", "all"),
+    ):
+        layer = layer_of(body, 4096, 8)
+        assert layer.how == how, body
+        who = "inputs" if "attend chosen" in body else "queries and keys"
+        assert layer.why.startswith(f"{who} decide the pairs of `"), layer.why
+        assert (" bytes would reach a rank as all" in layer.why) == (how == "heads")
+
+
+def test_sums_travel_where_positions_would_be_more() -> None:
+    linear = "causal attend linear()"
+    long = layer_of(linear, MILLION, 64)
+    assert long.how == "states"
+    assert "bytes would reach a rank as heads" in long.why
+    # 8 key heads of 128 x 129 float32 numbers, 63 of 64 parts of them there and back, and frames
+    assert long.received.max() == 8 * 128 * 129 * 4 * 63 // 64 * 2 + 63 * 8 * 4
+    assert layer_of(linear, MILLION, 8).received.max() < 2 * 8 * 128 * 129 * 4
+    assert layer_of(linear, 64, 8).how == "heads"
+    n = 1 << 16
+    heads = "heads 32 head 0..3 {{ attend window(radius = 9) }} head 4..31 {{ attend {} }}"
+    for body in (
+        "input t: tokens attend columns(t) + linear()",
+        "attend linformer(rank = 4, max_length = 65536, projection = conv)",
+        "attend efficient()",
+        "causal attend window(before = 1023, after = 0) + linear()",
+        heads.format("linear()"),
+        heads.format("efficient()"),
+    ):
+        assert layer_of(body, n, 8).how == "heads"
+    # causal ones go by the order of positions
+    residue = partitions.by_residue(n, 8, 8)
+    for where, how in (
+        (partitions.contiguous(n, 8), "states"),
+        (partitions.head_tail(n, 8), "heads"),
+        (residue, "heads"),
+    ):
+        assert layer_of(linear, n, 8, partition=where).how == how
+        assert layer_of("attend linear()", n, 8, partition=where).how == "states"
+
+
+def test_plans_share_their_number_only_if_they_say_the_same() -> None:
+    """No row travels where there is one rank: what the layers say of it is the same."""
+    body = "attend window(radius = 2)"
+    lengths = [planned(body, n, 1) for n in (63, 64)]
+    wide = planned(body, 64, 1, Tensors(1, 32, 8, 128, 64, 2))
+    assert len({each.digest for each in (*lengths, wide)}) == 3
+    assert planned(body, 64, 1).digest == lengths[1].digest
+
+
+def test_what_takes_longer_is_counted_where_rows_travel_while_pairs_are_computed() -> None:
+    layer = layer_of("attend window(radius = 9)", 1 << 14, 4)
+    for link, speed in ((1e6, 2e14), (5e10, 1e6), (5e10, 2e14)):
+        found = layer.estimate(LARGE, Rates(link, speed))
+        both = found.computing + found.travelling
+        assert max(found.computing, found.travelling) <= found.together <= both
+        assert 0 <= found.hidden <= 1
+    assert layer.estimate(LARGE, Rates(1.0, 2e14)).travelling == layer.received.max()
+
+
+def test_what_is_not_planned_is_refused() -> None:
+    with pytest.raises(AttnSpecError, match="1 to 256 devices, got 0"):
+        planned("attend full", 8, 0)
+    with pytest.raises(AttnSpecError, match="one of 9 positions over 2 ranks"):
+        planned("attend full", 8, 2, partition=partitions.contiguous(9, 2))
+    with pytest.raises(AttnSpecError, match="joins two sequences"):
+        spec_of("cross attend where(q >= k)").distribute(100, 4)
+
+
+# --- the command, and the table over the zoo -----------------------------------------------------
+
+
+def said(*words: str) -> dict[str, Any]:
+    result = CliRunner().invoke(main, ["plan", *words, "--json"])
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.output))
+
+
+def test_the_command_draws_a_table_and_a_picture() -> None:
+    spec = str(EXAMPLES / "longformer.attn")
+    result = CliRunner().invoke(main, ["plan", spec, "-n", str(MILLION), "--devices", "64"])
+    assert result.exit_code == 0
+    rows = [line for line in result.output.splitlines() if line.startswith("|")]
+    assert [len(row) for row in rows] == [66] * 64
+    data = said(spec, "-n", "4096", "--devices", "4")
+    assert data["bytes_received"] == np.array(data["links"]).sum(0).tolist()
+    assert data["layers"][0]["bytes"] == np.array(data["links"]).sum()
+    packed = str(EXAMPLES / "packed_causal.attn")
+    words = packed, "-n", "4096", "--devices", "4"
+    plain, slower = said(*words), said(*words, "--link", "5e9", "--speed", "1e12")
+    assert (plain["link"], slower["link"], slower["speed"]) == (5e10, 5e9, 1e12)
+    known = said(*words, "--input", "document=0*1024,1*1024,2*1024,3*1024")
+    assert known["bytes_received"] == [0, 0, 0, 0]
+    assert sum(plain["bytes_received"]) > 0
+    for options, code in (
+        ([spec, "--devices", "300"], 4),
+        ([spec, "--key-heads", "3"], 2),
+        ([spec, "--devices", "4", "--heads", "4", "--key-heads", "3"], 2),
+        ([packed, "--link", "5e9"], 2),
+        ([packed, "--input", "document=0*4096"], 2),
+        ([*words, "--link", "0"], 2),
+        ([*words, "--input", "documents=0*4096"], 2),
+    ):
+        assert CliRunner().invoke(main, ["plan", *options]).exit_code == code
+
+
+@pytest.mark.slow
+def test_the_table_over_the_zoo(tmp_path: Path) -> None:
+    out = tmp_path / "exchange.json"
+    names = ["longformer", "linformer", "sinkhorn", script.SAME_DRAWS]
+    script.main(["-n", "2048", "--out", str(out), "--only", *names])
+    figures = json.loads(out.read_text())
+    rows = figures["rows"]
+    assert len(rows) == 2 * len(names)
+    assert rows["linformer, 8, 2048"]["rows"] is None
+    for ranks in script.RANKS:
+        row = rows[f"longformer, {ranks}, 2048"]
+        assert row["bytes"] == row["rows"] <= row["keys_alone"] <= row["gathered"]
+    # one heading, and a row for each whose graph is known
+    table = exchange_table(figures)
+    assert sum(line.startswith("| ") for line in table.splitlines()) == len(names)
+    # what is there is not planned again
+    rows["longformer, 8, 2048"]["bytes"] = -1
+    out.write_text(json.dumps(figures))
+    script.main(["-n", "2048", "--out", str(out), "--only", "longformer"])
+    assert json.loads(out.read_text())["rows"]["longformer, 8, 2048"]["bytes"] == -1
