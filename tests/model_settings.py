@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import torch
 import torch._dynamo
-from tiny_models import tokens, transformers
+from tiny_models import tiny, tokens, transformers
 
 import attnspec
 from attnspec.integrations.transformers import convert
@@ -23,43 +23,21 @@ from attnspec.integrations.transformers import convert
 PAGE = Path(__file__).parent.parent / "docs" / "verify.md"
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "attnspec")
 LENGTH, SHORT, WINDOW = 12, 8, 4
-_TINY = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_DECODER = {**_TINY, "num_key_value_heads": 2, "sliding_window": WINDOW}
 _LAST = f"window(before = {WINDOW - 1}, after = 0)"
-_MIXED = f"layer 0 {{ attend {_LAST} }} layer 1 {{ attend full }}"
+_MIXED = f"causal layers 2 layer 0 {{ attend {_LAST} }} layer 1 {{ attend full }}"
+_KINDS = {"layer_types": ["sliding_attention", "full_attention"]}
+_SLIDING = {"sliding_window": WINDOW, "num_key_value_heads": 2}
 MODELS: Mapping[str, tuple[dict[str, Any], str]] = {
-    "Bert": (_TINY, "attend full"),
+    "Bert": ({}, "attend full"),
     "ModernBert": (
-        {
-            **_TINY,
-            "local_attention": 2 * WINDOW,
-            "layer_types": ["sliding_attention", "full_attention"],
-        },
+        {**_KINDS, "local_attention": 2 * WINDOW},
         f"layers 2 layer 0 {{ attend window(radius = {WINDOW}) }} layer 1 {{ attend full }}",
     ),
-    "GPT2": ({"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4}, "causal attend full"),
-    "Llama": ({**_DECODER}, "causal attend full"),
-    "Mistral": (_DECODER, f"causal attend {_LAST}"),
-    "Gemma3Text": (
-        {**_DECODER, "head_dim": 8, "layer_types": ["sliding_attention", "full_attention"]},
-        f"causal layers 2 {_MIXED}",
-    ),
-    "GptOss": (
-        {
-            **{**_DECODER, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1},
-            "layer_types": ["sliding_attention", "full_attention"],
-        },
-        f"causal layers 2 {_MIXED}",
-    ),
+    "GPT2": ({}, "causal attend full"),
+    "Llama": ({"num_key_value_heads": 2}, "causal attend full"),
+    "Mistral": (_SLIDING, f"causal attend {_LAST}"),
+    "Gemma3Text": ({**_SLIDING, **_KINDS, "head_dim": 8}, _MIXED),
+    "GptOss": ({**_SLIDING, **_KINDS, "head_dim": 8}, _MIXED),
 }
 """Stems of classes, settings of a tiny config, and what it means as a spec."""
 
@@ -77,11 +55,7 @@ SETTINGS = (
 
 
 def build(name: str, implementation: str) -> Any:
-    """A tiny random model."""
-    config = getattr(transformers, f"{name}Config")(**MODELS[name][0])
-    config._attn_implementation = implementation
-    torch.manual_seed(1)
-    return getattr(transformers, f"{name}Model")(config).eval()
+    return tiny(name, "Model", implementation, **MODELS[name][0])
 
 
 def call_of(model: Any, setting: str) -> dict[str, Any] | None:

@@ -113,6 +113,7 @@ def test_pairs_and_figures(name: str) -> None:
         assert differing(Case(case.spec, 0), PAIRS) == []
 
 
+@pytest.mark.limits("", "tiny")
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels(name: str) -> None:
     """What is chosen, and every third backend."""
@@ -137,6 +138,7 @@ def test_kernels_that_are_asked_for_by_name(kernel: str, name: str) -> None:
     assert not check(call, kernel)
 
 
+@pytest.mark.limits("", "tiny")
 @pytest.mark.parametrize("name", WEIGHED)
 def test_every_pair_is_weighed_once(name: str) -> None:
     case, turn = case_of(name, 1), NAMES.index(name)
@@ -146,6 +148,7 @@ def test_every_pair_is_weighed_once(name: str) -> None:
             assert np.abs(times - case.masks[turn % case.spec.layers]).max(initial=0) < 1e-9, kernel
 
 
+@pytest.mark.limits("", "tiny")
 @pytest.mark.parametrize("name", [name for name in NAMES if population()[name].program.causal])
 def test_steps(name: str) -> None:
     turn = NAMES.index(name)

@@ -1,19 +1,16 @@
-"""Tiny random models of transformers, and attentions registered for them."""
+"""Tiny random models of transformers, by the stems of their classes."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import attnspec
-from attnspec.integrations.model_layers import crosses
-from attnspec.integrations.model_mask import ModelMask, model_mask
 from attnspec.integrations.transformers import register
 
 transformers = pytest.importorskip(
@@ -27,7 +24,50 @@ LONGFORMER = "attention longformer { attend window(radius = 3) | global(first(1)
 WINDOW = "attention recent { causal attend window(before = 4, after = 0) }"
 SINKS = "attention sinks { causal attend window(before = 2, after = 0) | columns(first(2)) }"
 
+WIDTH, HEADS, LAYERS = 48, 4, 2
+TINY: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "embedding_size"), WIDTH),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), HEADS),
+    **dict.fromkeys(("num_key_value_heads", "encoder_attention_heads"), HEADS),
+    "decoder_attention_heads": HEADS,
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "n_layers"), LAYERS),
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_decoder_layers"), LAYERS),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "hidden_dim", "d_ff", "d_kv"), 16),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 16),
+    **dict.fromkeys(("decoder_ffn_dim", "encoder_ffn_dim", "intermediate_size_mlp"), 16),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 64),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts"), 1),
+    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1},
+    **{"initializer_range": 0.2, "init_std": 0.2, "vocab_size": 61, "word_embed_proj_dim": WIDTH},
+    **{"num_mel_bins": 8, "max_source_positions": 13, "num_experts_per_tok": 1, "rotary_dim": 4},
+    **{"attention_types": [[["global", "local"], 1]], "window_size": 4},
+    "attn_temperature_tuning": False,
+}
+"""Sizes under every name that a config has for them: strong enough for attention to matter."""
+
+IMAGES = {"image_size": 8, "patch_size": 2}
+
 _numbers = itertools.count()
+
+
+def tiny(stem: str, head: str = "Model", attention: str = "eager", /, **settings: Any) -> Any:
+    """A tiny random model, in evaluation; a setting of `...` is left to the config."""
+    given = {name: value for name, value in {**TINY, **settings}.items() if value is not ...}
+    config = getattr(transformers, f"{stem}Config")(**given)
+    config._attn_implementation = attention
+    torch.manual_seed(1)
+    name = stem if head == "Model" else stem.removesuffix("Text")
+    return getattr(transformers, f"{name}{head}")(config).eval()
+
+
+def bert(attention: str, **settings: Any) -> Any:
+    return tiny("Bert", "Model", attention, num_hidden_layers=3, **settings)
+
+
+def llama(attention: str, **settings: Any) -> Any:
+    own = {"num_hidden_layers": 3, "num_key_value_heads": 2, "eos_token_id": None, **settings}
+    return tiny("Llama", "ForCausalLM", attention, **own)
 
 
 def named(text: str, **settings: Any) -> str:
@@ -35,48 +75,9 @@ def named(text: str, **settings: Any) -> str:
     return register(attnspec.parse(text), f"attnspec_test_{next(_numbers)}", **settings)
 
 
-def bert(attention: str, **settings: Any) -> Any:
-    config = transformers.BertConfig(
-        vocab_size=61,
-        hidden_size=24,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        intermediate_size=32,
-        max_position_embeddings=40,
-        # strong enough for attention to matter in random layers
-        initializer_range=0.2,
-        **settings,
-    )
-    torch.manual_seed(1)
-    model = transformers.BertModel(config).eval()
-    model.set_attn_implementation(attention)
-    return model
-
-
-def llama(attention: str, **settings: Any) -> Any:
-    config = transformers.LlamaConfig(
-        vocab_size=61,
-        hidden_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=64,
-        bos_token_id=1,
-        eos_token_id=None,
-        pad_token_id=0,
-        initializer_range=0.2,
-        **settings,
-    )
-    torch.manual_seed(1)
-    model = transformers.LlamaForCausalLM(config).eval()
-    model.set_attn_implementation(attention)
-    return model
-
-
 def tokens(batch: int, n: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(n)
-    return torch.randint(1, 61, (batch, n), generator=generator)
+    return torch.randint(3, 60, (batch, n), generator=generator)
 
 
 def padded(n: int, left: bool) -> torch.Tensor:
@@ -93,68 +94,6 @@ def hidden(model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None) -> t
     return out.logits if "logits" in out else out.last_hidden_state  # type: ignore[no-any-return]
 
 
-def dense(
-    masks: Callable[[int, int], np.ndarray],
-    cap: float | None = None,
-    across: Callable[[int, int], np.ndarray] | None = None,
-) -> Callable[..., tuple[torch.Tensor, None]]:
-    """transformers' attention function for a dense mask per layer: the definition, by softmax.
-
-    Scores are first capped, cap · tanh(score / cap), if a cap is given. Layers that read another
-    sequence have the mask [m, n] that `across` says of both lengths, or read every key.
-    """
-
-    def attend(
-        module: Any,
-        q: Any,
-        k: Any,
-        v: Any,
-        mask: ModelMask | None,
-        *,
-        scaling: float,
-        s_aux: torch.Tensor | None = None,
-        position_bias: torch.Tensor | None = None,
-        **_: object,
-    ) -> tuple[torch.Tensor, None]:
-        n = k.shape[2]
-        # one that is written out knows its facts
-        mask = getattr(mask, "facts", mask)
-        layer = getattr(module, "layer_idx", None) or 0
-        allowed = torch.ones(q.shape[2], n, dtype=torch.bool)
-        if crosses(module) and across is not None:
-            allowed = torch.from_numpy(across(q.shape[2], n))
-        elif not crosses(module):
-            allowed = torch.from_numpy(masks(n, layer))[..., n - q.shape[2] :, :]
-        if mask is not None and mask.padding is not None:
-            allowed = allowed & mask.padding[:, None, None, :]
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-        scores = q @ k.transpose(-1, -2) * scaling
-        scores = scores if position_bias is None else scores + position_bias
-        scores = scores if cap is None else cap * (scores / cap).tanh()
-        scores = scores.masked_fill(~allowed, -torch.inf)
-        if s_aux is not None:
-            # a key of value 0 with this score
-            sink = s_aux[None, :, None, None].expand(*scores.shape[:-1], 1)
-            scores = torch.cat([scores, sink], -1)
-        weights = scores.softmax(-1)[..., : k.shape[2]].masked_fill(~allowed, 0.0)
-        return (weights @ v).transpose(1, 2).contiguous(), None
-
-    return attend
-
-
-def reference(
-    masks: Callable[[int, int], np.ndarray],
-    cap: float | None = None,
-    across: Callable[[int, int], np.ndarray] | None = None,
-) -> str:
-    """Registers dense attention under the masks of (n, layer), [n, n] or one for each head; for
-    layers that read another sequence, of (m, n)."""
-    name = f"reference_{next(_numbers)}"
-    transformers.AttentionInterface.register(name, dense(masks, cap, across))
-    transformers.AttentionMaskInterface.register(name, model_mask)
-    return name
-
-
 def difference(a: torch.Tensor, b: torch.Tensor, real: torch.Tensor | None = None) -> float:
     """The largest absolute difference at real tokens."""
     assert a.shape == b.shape
@@ -167,12 +106,14 @@ def difference(a: torch.Tensor, b: torch.Tensor, real: torch.Tensor | None = Non
 @contextmanager
 def names_restored() -> Iterator[None]:
     """Takes back what was registered within."""
-    attention = transformers.AttentionInterface._global_mapping
-    masks = transformers.AttentionMaskInterface._global_mapping
-    before = dict(attention), dict(masks)
+    mappings = (
+        transformers.AttentionInterface._global_mapping,
+        transformers.AttentionMaskInterface._global_mapping,
+    )
+    before = [dict(mapping) for mapping in mappings]
     try:
         yield
     finally:
-        for mapping, kept in zip((attention, masks), before, strict=True):
+        for mapping, kept in zip(mappings, before, strict=True):
             mapping.clear()
             mapping.update(kept)

@@ -13,14 +13,15 @@ import pickle
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+import transformers
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
@@ -28,6 +29,7 @@ from torch.utils import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import attnspec
+from attnspec.integrations.transformers import convert
 from attnspec.runtime import CompiledAttention, composed
 
 ROOT = Path(__file__).parent.parent
@@ -45,15 +47,22 @@ class Kind:
     def __str__(self) -> str:
         return self.title
 
+    def spec(self) -> attnspec.Spec:
+        return attnspec.parse(f"attention sample {{ {self.body} }}")
+
     def module(self) -> CompiledAttention:
         torch.manual_seed(0)
-        module = attnspec.parse(f"attention sample {{ {self.body} }}").compile(head_size=SIZE)
+        module = self.spec().compile(head_size=SIZE)
         for parameter in module.parameters():
             nn.init.normal_(parameter)
         return module
 
     def inputs(self, n: int = LENGTH, batch: int = 2) -> dict[str, torch.Tensor]:
         return {"doc": (torch.arange(n) // 7).repeat(batch, 1)} if "doc" in self.body else {}
+
+    def run(self, n: int = LENGTH, dtype: torch.dtype = torch.float32) -> Callable[..., Any]:
+        """A call of its module beside inputs of n positions."""
+        return partial(self.module().to(dtype), inputs=self.inputs(n))
 
 
 KINDS = (
@@ -65,24 +74,28 @@ KINDS = (
 
 
 def tensors(n: int = LENGTH, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """Leaves of a query, a key and a value."""
     generator = torch.Generator().manual_seed(n)
-    return [torch.randn(2, HEADS, n, SIZE, generator=generator, dtype=dtype) for _ in range(3)]
+    shape = (2, HEADS, n, SIZE)
+    drawn = [torch.randn(shape, generator=generator, dtype=dtype) for _ in range(3)]
+    return [x.requires_grad_() for x in drawn]
 
 
 def same(found: Any, meant: Any, allowed: float = 1e-4) -> None:
     torch.testing.assert_close(found, meant, rtol=allowed, atol=allowed)
 
 
+def loss_of(run: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda *parts: run(*parts).square().sum()
+
+
 def same_with_gradients(
     run: Callable[..., torch.Tensor], meant: Callable[..., torch.Tensor], n: int = LENGTH
 ) -> None:
-    parts = [x.requires_grad_() for x in tensors(n)]
-    outs = run(*parts), meant(*parts)
-    same(*outs)
-    for one, other in zip(
-        *(torch.autograd.grad(out.square().sum(), parts) for out in outs), strict=True
-    ):
-        same(one, other)
+    parts = tensors(n)
+    same(run(*parts), meant(*parts))
+    found, wanted = (torch.autograd.grad(loss_of(x)(*parts), parts) for x in (run, meant))
+    same(found, wanted)
 
 
 # --- traces --------------------------------------------------------------------------------------
@@ -98,30 +111,29 @@ def compiled(kind: Kind) -> None:
 
 
 def exported(kind: Kind) -> None:
-    module, n = kind.module(), torch.export.Dim("n", min=2, max=4096)
+    n, file = torch.export.Dim("n", min=2, max=4096), io.BytesIO()
     shapes: dict[str, Any] = {name: {2: n} for name in "qkv"}
     shapes["inputs"] = {name: {1: n} for name in kind.inputs()}
     given = {**dict(zip("qkv", tensors(), strict=True)), "inputs": kind.inputs()}
-    program, file = torch.export.export(module, (), given, dynamic_shapes=shapes), io.BytesIO()
-    torch.export.save(program, file)
+    torch.export.save(torch.export.export(kind.module(), (), given, dynamic_shapes=shapes), file)
     file.seek(0)
-    parts, rest = tensors(OTHER), {"inputs": kind.inputs(OTHER)}
+    parts = dict(zip("qkv", tensors(OTHER), strict=True))
     loaded = torch.export.load(file).module()
-    same(loaded(**dict(zip("qkv", parts, strict=True)), **rest), module(*parts, **rest))
+    same(loaded(**parts, inputs=kind.inputs(OTHER)), kind.run(OTHER)(**parts))
 
 
 def exported_plainly(kind: Kind) -> None:
-    module, parts, rest = kind.module(), tensors(), {"inputs": kind.inputs()}
+    rest = {"inputs": kind.inputs()}
     with composed():
-        program = torch.export.export(module, tuple(parts), rest, strict=False)
+        program = torch.export.export(kind.module(), tuple(tensors()), rest, strict=False)
     assert "attnspec" not in str(program.graph)
-    same(program.module()(*parts, **rest), module(*parts, **rest))
+    same(program.module()(*tensors(), **rest), kind.run()(*tensors()))
 
 
 def in_onnx(kind: Kind) -> None:
     import onnxruntime
 
-    module, parts, inputs = kind.module().eval(), tensors(), kind.inputs()
+    module, parts, inputs = kind.module().eval(), [x.detach() for x in tensors()], kind.inputs()
     for parameter in module.parameters():
         parameter.requires_grad_(False)
     program = torch.onnx.export(module, tuple(parts), kwargs={"inputs": inputs}, verbose=False)
@@ -157,28 +169,12 @@ def scripted(kind: Kind) -> None:
 
 
 def in_models(kind: Kind) -> None:
-    from transformers import (
-        BertConfig,
-        BertModel,
-        GemmaConfig,
-        GemmaForCausalLM,
-        LlamaConfig,
-        LlamaForCausalLM,
-        StaticCache,
-    )
+    from tiny_models import tiny
 
-    from attnspec.integrations.transformers import convert
-
-    sizes = {"hidden_size": HEADS * SIZE, "num_hidden_layers": 1, "num_attention_heads": HEADS}
-    sizes |= {"intermediate_size": 32, "vocab_size": 61}
-    own: dict[str, Any] = {"num_key_value_heads": HEADS, "head_dim": SIZE}
-    models: tuple[Any, ...] = (
-        LlamaForCausalLM(LlamaConfig(**sizes)),
-        GemmaForCausalLM(GemmaConfig(**sizes, **own)),
-        BertModel(BertConfig(**sizes)),
-    )
-    for model in models:
-        convert(model.eval(), attnspec.parse(f"attention sample {{ {kind.body} }}"))
+    one = {"num_hidden_layers": 1}
+    models = tiny("Llama", "ForCausalLM", **one), tiny("Gemma", "ForCausalLM", head_dim=12, **one)
+    for model in (*models, tiny("Bert", **one)):
+        convert(model, kind.spec())
         torch._dynamo.reset()
         traced: Any = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")
         for n in (LENGTH, OTHER):
@@ -186,14 +182,13 @@ def in_models(kind: Kind) -> None:
             rest = {"attnspec_inputs": kind.inputs(n)} if kind.inputs() else {}
             same(traced(**given, **rest)[0], model(**given, **rest)[0])
     model, ids = models[0], torch.arange(LENGTH).repeat(2, 1)
-    cache, rest = StaticCache(config=model.config, max_cache_len=OTHER), {}
-    traced, steps = torch.compile(model, fullgraph=True, backend="eager"), []
+    cache, steps = transformers.StaticCache(config=model.config, max_cache_len=OTHER), []
+    traced = torch.compile(model, fullgraph=True, backend="eager")
     with torch.no_grad():
         for first, last in ((0, LENGTH - 2), (LENGTH - 2, LENGTH - 1), (LENGTH - 1, LENGTH)):
             run, reach = (traced, OTHER) if first else (model, last)
             rest = {"attnspec_inputs": kind.inputs(reach)} if kind.inputs() else {}
-            at = torch.arange(first, last)[None]
-            given = {"position_ids": at, "past_key_values": cache}
+            given = {"position_ids": torch.arange(first, last)[None], "past_key_values": cache}
             steps.append(run(ids[:, first:last], **given, **rest).logits)
         rest = {"attnspec_inputs": kind.inputs()} if kind.inputs() else {}
         same(torch.cat(steps, 1), model(ids, **rest).logits)
@@ -202,8 +197,9 @@ def in_models(kind: Kind) -> None:
 # --- functions of functions -----------------------------------------------------------------------
 
 
-def _one(kind: Kind, module: CompiledAttention) -> Callable[..., torch.Tensor]:
+def _one(kind: Kind) -> Callable[..., torch.Tensor]:
     """A call for one sample."""
+    module = kind.module()
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *doc: torch.Tensor) -> torch.Tensor:
         inputs = {"doc": doc[0][None]} if doc else {}
@@ -214,112 +210,89 @@ def _one(kind: Kind, module: CompiledAttention) -> Callable[..., torch.Tensor]:
 
 
 def mapped(kind: Kind) -> None:
-    module, parts, inputs = kind.module(), tensors(), kind.inputs()
-    found = torch.func.vmap(_one(kind, module))(*parts, *inputs.values())
-    same(found, module(*parts, inputs=inputs))
+    found = torch.func.vmap(_one(kind))(*tensors(), *kind.inputs().values())
+    same(found, kind.run()(*tensors()))
 
 
 def gradients(kind: Kind) -> None:
-    module, rest = kind.module(), {"inputs": kind.inputs()}
-
-    def loss(*parts: torch.Tensor) -> torch.Tensor:
-        return module(*parts, **rest).square().sum()  # type: ignore[no-any-return]
-
-    parts = [x.requires_grad_() for x in tensors()]
-    found = torch.func.grad(loss, (0, 1, 2))(*tensors())
+    loss, parts = loss_of(kind.run()), tensors()
+    found = torch.func.grad(loss, (0, 1, 2))(*(x.detach() for x in parts))
     same(found, torch.autograd.grad(loss(*parts), parts))
 
 
 def each_gradient(kind: Kind) -> None:
-    module, run = kind.module(), _one(kind, kind.module())
-    given = *tensors(), *kind.inputs().values()
-    loss = torch.func.grad(lambda *x: run(*x).square().sum(), (0, 1, 2))
-    found = torch.func.vmap(loss)(*given)
-    parts = [x.requires_grad_() for x in tensors()]
-    meant = module(*parts, inputs=kind.inputs()).square().sum()
-    same(found, torch.autograd.grad(meant, parts))
+    loss = torch.func.grad(loss_of(_one(kind)), (0, 1, 2))
+    found = torch.func.vmap(loss)(*(x.detach() for x in tensors()), *kind.inputs().values())
+    parts = tensors()
+    same(found, torch.autograd.grad(loss_of(kind.run())(*parts), parts))
 
 
 def forward_mode(kind: Kind) -> None:
-    module, rest = kind.module().double(), {"inputs": kind.inputs()}
-    parts = tensors(dtype=torch.float64)
-    along, step = [torch.randn_like(x) for x in parts], 1e-6
-    ends = (
-        module(*(x + sign * step * y for x, y in zip(parts, along, strict=True)), **rest)
-        for sign in (1, -1)
+    run = kind.run(dtype=torch.float64)
+    parts = tuple(x.detach() for x in tensors(dtype=torch.float64))
+    along, step = tuple(torch.randn_like(x) for x in parts), 1e-6
+    one, other = (
+        run(*(x + sign * step * y for x, y in zip(parts, along, strict=True))) for sign in (1, -1)
     )
-    slope = (next(ends) - next(ends)) / (2 * step)
-    found = torch.func.jvp(lambda *x: module(*x, **rest), tuple(parts), tuple(along))[1]
-    same(found, slope, 1e-5)
+    slope = (one - other) / (2 * step)
+    same(torch.func.jvp(run, parts, along)[1], slope, 1e-5)
     with forward_ad.dual_level():
         make: Any = forward_ad.make_dual
         taken: Any = forward_ad.unpack_dual
         dual = [make(x, y) for x, y in zip(parts, along, strict=True)]
-        same(taken(module(*dual, **rest)).tangent, slope, 1e-5)
+        same(taken(run(*dual)).tangent, slope, 1e-5)
 
 
 def each_forward_mode(kind: Kind) -> None:
-    run, given = _one(kind, kind.module()), (*tensors(), *kind.inputs().values())
-    along = torch.randn_like(given[0])
+    run, (q, *rest) = _one(kind), [*(x.detach() for x in tensors()), *kind.inputs().values()]
+    along = torch.randn_like(q)
 
     def slope(q: torch.Tensor, along: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = torch.func.jvp(lambda q: run(q, *rest), (q,), (along,))[1]
         return found
 
-    found = torch.func.vmap(slope)(given[0], along, *given[1:])
-    each = [slope(*(x[i] for x in (given[0], along, *given[1:]))) for i in range(2)]
-    same(found, torch.stack(each))
+    each = [slope(q[i], along[i], *(x[i] for x in rest)) for i in range(2)]
+    same(torch.func.vmap(slope)(q, along, *rest), torch.stack(each))
 
 
 def second_derivatives(kind: Kind) -> None:
-    module, rest = kind.module().double(), {"inputs": kind.inputs(6)}
-    parts = [x.requires_grad_() for x in tensors(6, torch.float64)]
-    assert torch.autograd.gradgradcheck(
-        lambda *x: module(*x, **rest), parts, atol=1e-5, fast_mode=True
-    )
+    run, parts = kind.run(6, torch.float64), tensors(6, torch.float64)
+    assert torch.autograd.gradgradcheck(run, parts, atol=1e-5, fast_mode=True)
 
 
 def second_derivatives_of_a_trace(kind: Kind) -> None:
-    module, rest = kind.module(), {"inputs": kind.inputs()}
+    run = kind.run()
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        parts = [mode.from_tensor(x.requires_grad_()) for x in tensors()]
-        (grad,) = torch.autograd.grad(module(*parts, **rest).sum(), parts[:1], create_graph=True)
+        parts = [mode.from_tensor(x) for x in tensors()]
+        (grad,) = torch.autograd.grad(run(*parts).sum(), parts[:1], create_graph=True)
         torch.autograd.grad(grad.sum(), parts[0])
 
 
 def forward_mode_of_a_trace(kind: Kind) -> None:
-    module, (q, k, v), inputs = kind.module(), tensors(), [*kind.inputs().values()]
-    learned = [x.detach() for x in module.parameters()]
-
-    def run(q: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = torch.ops.attnspec.attention(
-            q, k, v, module.engine.text, learned, inputs
-        )[0]
-        return out
-
-    torch.func.jvp(run, (q,), (q,))
+    given = *(x.detach() for x in tensors()), *kind.inputs().values()
+    program = torch.export.export(_Positional(kind.module()), given).module()
+    torch.func.jvp(lambda q: program(q, *given[1:]), given[:1], given[:1])
 
 
 # --- training ------------------------------------------------------------------------------------
 
 
 def narrowed(kind: Kind) -> None:
-    module, parts, rest = kind.module(), tensors(), {"inputs": kind.inputs()}
+    run, parts = kind.run(), tensors()
     with torch.autocast("cpu", torch.bfloat16):
-        out = module(*parts, **rest)
+        out = run(*parts)
     assert out.dtype == torch.bfloat16
-    same(out, module(*(x.bfloat16() for x in parts), **rest))
+    same(out, run(*(x.bfloat16() for x in parts)))
 
 
 def checkpointed(kind: Kind) -> None:
-    module, rest = kind.module(), {"inputs": kind.inputs()}
+    run = kind.run()
     for reentrant in (False, True):
-        given = [[x.requires_grad_() for x in tensors()] for _ in range(2)]
-        run = partial(module, **rest)
-        checkpoint.checkpoint(run, *given[0], use_reentrant=reentrant).square().sum().backward()
-        run(*given[1]).square().sum().backward()
-        for one, other in zip(*given, strict=True):
-            same(one.grad, other.grad)
+        given = tensors(), tensors()
+        again: Any = partial(checkpoint.checkpoint, run, use_reentrant=reentrant)
+        for parts, each in zip(given, (again, run), strict=True):
+            each(*parts).square().sum().backward()
+        same([x.grad for x in given[0]], [x.grad for x in given[1]])
 
 
 class _Block(nn.Module):
@@ -342,20 +315,16 @@ def _trained(kind: Kind, rank: int, wrap: Callable[[nn.Module], nn.Module]) -> N
     every = torch.randn(4, LENGTH, HEADS * SIZE, generator=torch.Generator().manual_seed(3))
     alone, block = _Block(kind), _Block(kind)
     (alone(every, kind.inputs(batch=4)) / 2).backward()
-    before = {name: x.detach().clone() for name, x in alone.named_parameters()}
     wrapped = wrap(block)
-    for step in range(2):
-        mine = every[2 * rank : 2 * rank + 2]
+    for _ in range(2):
         wrapped.zero_grad()
-        wrapped(mine, kind.inputs()).backward()
-        del step
-    grads = dict(alone.named_parameters())
+        wrapped(every[2 * rank : 2 * rank + 2], kind.inputs()).backward()
+    meant = dict(alone.named_parameters())
     for name, parameter in block.named_parameters():
-        grad: Any = parameter.grad
-        found = grad.full_tensor() if hasattr(grad, "full_tensor") else grad
-        same(found, grads[name].grad, 1e-3)
-        held: Any = parameter.detach()
-        same(held.full_tensor() if hasattr(held, "full_tensor") else held, before[name])
+        whole: list[Any] = [parameter.grad, parameter.detach()]
+        grad, kept = (x.full_tensor() if hasattr(x, "full_tensor") else x for x in whole)
+        same(grad, meant[name].grad, 1e-3)
+        same(kept, meant[name].detach())
 
 
 def replicated(kind: Kind, rank: int) -> None:
@@ -367,7 +336,6 @@ def sharded(kind: Kind, rank: int) -> None:
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh("cpu", (2,))
-
     _trained(kind, rank, lambda block: cast(nn.Module, fully_shard(block, mesh=mesh)))
 
 
@@ -375,67 +343,55 @@ def sharded(kind: Kind, rank: int) -> None:
 
 
 def copied(kind: Kind) -> None:
-    module, parts, rest = kind.module(), tensors(), {"inputs": kind.inputs()}
-    out = module(*parts, **rest)
-    assert torch.equal(copy.deepcopy(module)(*parts, **rest), out)
+    run = kind.run()
+    assert torch.equal(copy.deepcopy(run)(*tensors()), run(*tensors()))
 
 
 def pickled(kind: Kind) -> None:
-    module, parts, rest = kind.module(), tensors(), {"inputs": kind.inputs()}
-    out = module(*parts, **rest)
-    assert torch.equal(pickle.loads(pickle.dumps(module))(*parts, **rest), out)
+    run = kind.run()
+    assert torch.equal(pickle.loads(pickle.dumps(run))(*tensors()), run(*tensors()))
 
 
 def threaded(kind: Kind) -> None:
-    module, lengths = kind.module(), [LENGTH + i % 3 for i in range(6)]
-    given = {n: (tensors(n), kind.inputs(n)) for n in lengths}
-    outs: dict[int, torch.Tensor] = {}
+    module = kind.module()
 
-    def run(i: int) -> None:
-        parts, inputs = given[lengths[i]]
-        outs[i] = module(*parts, inputs=inputs)
+    def run(n: int) -> torch.Tensor:
+        out: torch.Tensor = module(*tensors(n), inputs=kind.inputs(n))
+        return out
 
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for i, n in enumerate(lengths):
-        parts, inputs = given[n]
-        assert torch.equal(outs[i], module(*parts, inputs=inputs))
+    lengths = [LENGTH + i % 3 for i in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        for n, out in zip(lengths, list(pool.map(run, lengths)), strict=True):
+            assert torch.equal(out, run(n))
 
 
 def faked(kind: Kind) -> None:
-    module, rest = kind.module(), {"inputs": kind.inputs()}
+    run = kind.run()
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        parts = [mode.from_tensor(x.requires_grad_()) for x in tensors()]
-        out = module(*parts, **rest)
+        parts = [mode.from_tensor(x) for x in tensors()]
+        out = run(*parts)
         grads = torch.autograd.grad(out.sum(), parts)
-    assert out.shape == parts[0].shape
-    assert [x.shape for x in grads] == [x.shape for x in parts]
+    assert [x.shape for x in (out, *grads)] == [parts[0].shape, *(x.shape for x in parts)]
 
 
 def counted(kind: Kind) -> None:
-    module, parts, rest = kind.module(), tensors(), {"inputs": kind.inputs()}
     with FlopCounterMode(display=False) as counter:
-        module(*parts, **rest)
-    text = f"attention sample {{ {kind.body} }}"
+        kind.run()(*tensors())
+    sizes: dict[str, Any] = {"batch": 2, "heads": HEADS, "head_dim": SIZE}
     sample = {name: x[0].numpy() for name, x in kind.inputs().items()}
-    report = attnspec.parse(text).analyse(
-        LENGTH, inputs=sample or None, batch=2, heads=HEADS, head_dim=SIZE
-    )
+    report = kind.spec().analyse(LENGTH, inputs=sample or None, **sizes)
     assert counter.get_total_flops() > 0
     if report.flops is not None and not sample:
         assert counter.get_total_flops() == report.flops
 
 
 def inferred(kind: Kind) -> None:
-    module, rest = kind.module(), {"inputs": kind.inputs()}
+    run = kind.run()
     with torch.inference_mode():
-        inferred = module(*tensors(), **rest)
+        inferred = run(*tensors())
     # what was laid out then serves training
-    same_with_gradients(partial(module, **rest), partial(kind.module(), **rest))
-    same(inferred, module(*tensors(), **rest))
+    same_with_gradients(run, kind.run())
+    same(inferred, run(*tensors()))
 
 
 @dataclass(frozen=True)

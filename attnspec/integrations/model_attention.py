@@ -168,7 +168,7 @@ class ModelAttention:
         if not traced:
             self._require_rows_done(place, mask, of, inputs, cached is not None)
         dropout = dropout if module.training else 0.0
-        run, inputs = self._run_of(place, lists, sink is not None, inputs)
+        run, inputs = self._run_of(place, lists, sink is not None, inputs, mask.end)
         running = self._counting(run, place, mask, of)
         settings: dict[str, Any] = {"layer": layer, "return_lse": sink is not None}
         if traced and mask.offset is not None:
@@ -226,9 +226,10 @@ class ModelAttention:
         lists: Lists | None,
         sink: bool,
         inputs: Mapping[str, torch.Tensor] | None,
+        end: int,
     ) -> tuple[Running, Mapping[str, torch.Tensor] | None]:
         """What computes at a place of a model, its pairs cut to lists that the model chose, and the
-        run-time inputs with these."""
+        run-time inputs with these, without slots of a cache from `end` on, which are empty."""
         own = self.module_of(place)
         if lists is None and not sink:
             return Running(own), inputs
@@ -237,7 +238,7 @@ class ModelAttention:
         cut = self._variants[key]
         cut.check_finite = own.check_finite
         return Running(cut, {name: own.learned(name) for name in cut.engine.learned}), (
-            self._with_lists(inputs, lists)
+            self._with_lists(inputs, lists, end)
         )
 
     def _counting(
@@ -262,13 +263,14 @@ class ModelAttention:
         return self.module if place is None or place.attention is None else place.attention
 
     def _with_lists(
-        self, inputs: Mapping[str, torch.Tensor] | None, lists: Lists | None
+        self, inputs: Mapping[str, torch.Tensor] | None, lists: Lists | None, end: int
     ) -> Mapping[str, torch.Tensor] | None:
-        """The run-time inputs with what the model chose among them."""
+        """The run-time inputs with what the model chose before `end` among them."""
         if lists is None:
             return inputs
         taken = own_input(self.program)
-        return {**(inputs or {}), INPUT if taken is None else taken.name: lists.numbers}
+        chosen = lists.numbers.masked_fill(lists.numbers * lists.size >= end, -1)
+        return {**(inputs or {}), INPUT if taken is None else taken.name: chosen}
 
     def of(self, module: torch.nn.Module) -> ModelAttention | None:
         """The spec of a module: this one, None where it keeps its own attention."""

@@ -125,16 +125,6 @@ class SidesAttention:
         """The program of the first spec."""
         return self.entries[0].program
 
-    @property
-    def standing(self) -> Mapping[str, torch.Tensor] | None:
-        """The run-time inputs that stand for every call."""
-        return self.entries[0].standing
-
-    @standing.setter
-    def standing(self, inputs: Mapping[str, torch.Tensor] | None) -> None:
-        for each in self.entries:
-            each.standing = inputs
-
     def __call__(
         self,
         module: torch.nn.Module,

@@ -107,7 +107,7 @@ def register(
         raise AttnSpecError(
             extra_tokens_need_places(module.program.name, module.program.extra_tokens)
         )
-    name = f"attnspec_{module.program.name}" if name is None else name
+    name = _default(module.program.name) if name is None else name
     _enter(name, ModelAttention(module), (spec, backend), override)
     return name
 
@@ -281,9 +281,15 @@ def _entered(
     attention = within if within is not None and joins is None else SidesAttention(within, joins)
     owner = own if joins is None else (own, cross)
     if name is None:
-        words = ["attnspec", *(each.program.name for each in attention.entries)]
-        name = _free("_".join(words), (owner, backend))
+        words = (each.program.name for each in attention.entries)
+        name = _free(_default(*words), (owner, backend))
     return name, _enter(name, attention, (owner, backend), False)
+
+
+def _default(*words: str) -> str:
+    """The name for specs of these names; what transformers gives a meaning is broken up."""
+    name = "_".join(("attnspec", *words))
+    return re.sub("|".join(_SPECIAL), lambda found: f"{found[0][0]}_{found[0][1:]}", name)
 
 
 def _free(name: str, owner: tuple[object, str]) -> str:

@@ -6,7 +6,7 @@ caps, a scale of the config's own, learned sinks as `softmax1`.
 
 The tables say which type reads which field; a field that changes pairs or scores and that no spec
 says is refused by its name. Source: transformers 5, masking_utils.py and the models' files; tests
-hold tiny models of each type against their specs (tests/interchange/test_models_of_configs.py).
+hold tiny models of each type against their specs (tests/interchange/test_configs.py).
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ def _names(text: str) -> frozenset[str]:
 
 _BY_TYPES = _names(
     "afmoe cohere2 cohere2_moe cwm dots1 exaone4 exaone_moe gemma2 gemma3_text gemma3n_text"
-    " gemma4_text gpt_oss kolibri1 lfm2 llama4_text mellum ministral modernbert modernbert-decoder"
-    " olmo3 qwen2 qwen2_moe qwen3 smollm3 vaultgemma"
+    " gemma4_text gpt_oss granite_swa granitemoe_swa kolibri1 laguna lfm2 llama4_text mellum"
+    " mimo_v2_flash ministral modernbert modernbert-decoder olmo3 qwen2 qwen2_moe qwen3 smollm3"
+    " vaultgemma"
 )
 """Types that read `layer_types`."""
 
-_BY_WINDOW = _names("mistral mixtral phi3 qwen3_moe starcoder2")
+_BY_WINDOW = _names("ministral3 mistral mixtral phi3 qwen3_moe starcoder2")
 """Types that read one `sliding_window` for all layers."""
 
 _LATENT = _names("axk1 deepseek_v2 deepseek_v3 glm4_moe_lite minicpm3 youtu")
@@ -45,11 +46,11 @@ _CAUSAL = (
     | _BY_WINDOW
     | _LATENT
     | _names(
-        "apertus arcee aria_text biogpt bitnet bloom codegen cohere ctrl dbrx ernie4_5 ernie4_5_moe"
-        " falcon flex_olmo gemma glm glm4 glm4_moe gpt2 gpt_bigcode gpt_neox gpt_neox_japanese gptj"
-        " granite granitemoe granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3"
-        " hyperclovax jais2 jetmoe llama minimax_m2 mpt nanochat nemotron olmo olmo2 olmoe opt"
-        " persimmon phi seed_oss solar_open stablelm xglm"
+        "apertus arcee aria_text biogpt bitnet bloom codegen cohere ctrl dbrx diffllama ernie4_5"
+        " ernie4_5_moe falcon flex_olmo gemma glm glm4 glm4_moe gpt2 gpt_bigcode gpt_neox"
+        " gpt_neox_japanese gptj granite granitemoe granitemoeshared helium hunyuan_v1_dense"
+        " hunyuan_v1_moe hy_v3 hyperclovax jais2 jetmoe llama minimax_m2 moshi mpt nanochat"
+        " nemotron olmo olmo2 olmoe opt persimmon phi seed_oss solar_open stablelm xglm"
     )
 )
 """Types whose layers read no later token, unless the config says `is_causal = False`."""
@@ -127,6 +128,9 @@ _REFUSED = (
     Refused("attn_config.alibi_bias_max", _UNREAD, ("mpt",), (8,)),
     Refused("attn_config.prefix_lm", _UNREAD, ("mpt",)),
     Refused("attn_config.attn_uses_sequence_id", _UNREAD, ("mpt",)),
+    Refused(
+        "rope_parameters.llama_4_scaling_beta", "scales queries by their position", ("ministral3",)
+    ),
     Refused("attn_logit_softcapping", _UNREAD, ("gemma3_text",), ()),
     Refused("relative_attention_num_buckets", _UNREAD, ("mpnet",), (32,)),
 )
@@ -135,7 +139,7 @@ _SCORES = (
     ("query_pre_attn_scalar", ("gemma2", "gemma3_text", "vaultgemma"), "scale 1 / sqrt({})"),
     (
         "attention_multiplier",
-        ("granite", "granitemoe", "granitemoeshared", "hyperclovax"),
+        _names("granite granite_swa granitemoe granitemoe_swa granitemoeshared hyperclovax"),
         "scale {}",
     ),
     ("attn_config.softmax_scale", ("mpt",), "scale {}"),
@@ -147,7 +151,7 @@ _ALWAYS = {
     "gemma3n_text": ("scale 1",),
     "gemma4_text": ("scale 1",),
     # the model hands the logit of each head over, as `s_aux`
-    "gpt_oss": ("normalize softmax1",),
+    **dict.fromkeys(("gpt_oss", "granite_swa", "granitemoe_swa"), ("normalize softmax1",)),
     "bloom": ("score alibi()",),
     "mpt": ("score alibi()",),
 }
@@ -280,10 +284,12 @@ def _layers(config: Config, causal: bool | None, part: str | None) -> Layers:
         layers = _OWN[kind](config)
         _require_direction(config, layers.causal)
     else:
-        types = _types(config)
-        back = _reads_back(config, causal)
+        types, back = _types(config), _reads_back(config, causal)
         attends = tuple(_layer(each, config, back) for each in types)
-        layers = Layers(attends, back, (), tuple(_scores(config)))
+        if kind == "mimo_v2_flash":
+            # sinks stand in sliding layers alone
+            attends = tuple(f"{x} normalize softmax{'1' * (x != 'full')}" for x in attends)
+        layers = Layers(attends, back, lines=tuple(_scores(config)))
     return layers
 
 
@@ -563,10 +569,6 @@ def _nystromformer(config: Config) -> Layers:
     return Layers((attend,) * _count_of(config), False)
 
 
-def _fnet(config: Config) -> Layers:
-    return Layers(("fourier()",) * _count_of(config), False)
-
-
 def _t5(config: Config, stack: str) -> Layers:
     """T5 and LongT5: a learned bias of the distance, and no scale."""
     buckets = config.get("relative_attention_num_buckets", 32)
@@ -609,7 +611,7 @@ _OWN: dict[str, Callable[[Config], Layers]] = {
     "gpt_neo": _gpt_neo,
     "reformer": _reformer,
     "nystromformer": _nystromformer,
-    "fnet": _fnet,
+    "fnet": lambda config: Layers(("fourier()",) * _count_of(config), False),
 }
 
 _OF_TWO: dict[str, Callable[[Config, str], Layers]] = {

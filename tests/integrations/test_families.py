@@ -1,0 +1,199 @@
+"""Each family of models: what comes of a spec, and that a converted model trains, saves, pads and
+writes as it should. One table of models (tests/model_families.py), one test for each question."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_families import (
+    BY_STEM,
+    FAMILIES,
+    OWN_CODE,
+    PAGE,
+    Family,
+    row,
+    score_of,
+    specs_of,
+)
+from tiny_models import (
+    CAUSAL,
+    FULL,
+    TOLERANCE,
+    bert,
+    difference,
+    named,
+    tokens,
+)
+from transcripts import blocks, run_python
+
+import attnspec
+from attnspec.integrations.transformers import SpecCache, convert, used_by
+
+ROWS = PAGE.read_text(encoding="utf-8").split("<!-- families -->\n")[1].split("\n<!-- /fam")[0]
+CELLS = dict(zip((x.stem for x in FAMILIES), ROWS.splitlines()[2:], strict=True))
+TAKING = [x for x in FAMILIES if f"{OWN_CODE} |" not in CELLS[x.stem]]
+KEEPING = [x for x in FAMILIES if x not in TAKING]
+WRITING = [x for x in TAKING if x.causal]
+STATIC = {"cache_implementation": "static", "disable_compile": True}
+GREEDY: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+def test_the_page_says_what_comes_of_a_spec(family: Family) -> None:
+    assert row(family) == CELLS[family.stem]
+
+
+def test_the_pages_python_runs() -> None:
+    names: dict[str, object] = {}
+    for number, block in enumerate(blocks(PAGE.read_text(encoding="utf-8"))):
+        run_python(block, names, f"{PAGE.name}, block {number}")
+
+
+@pytest.mark.parametrize("family", TAKING, ids=str)
+def test_training_padding_and_saving(family: Family, tmp_path: Path) -> None:
+    model, twin = family.build(**family.wide), family.build(**family.wide)
+    keys, score = list(model.state_dict()), score_of(CELLS[family.stem].replace("…", "2.0"))
+    done = convert(model, **specs_of(family, "full", score))
+    assert list(model.state_dict()) == keys
+    given = family.inputs(left=True)
+    assert difference(family.hidden(model, **given), family.hidden(twin, **given)) < TOLERANCE
+    for each in (model, twin):
+        states = each(**family.inputs())[0]
+        weight = torch.randn(states.shape, generator=torch.Generator().manual_seed(3))
+        if "attention_mask" in given:
+            weight = weight * family.inputs()["attention_mask"][..., None]
+        (states * weight).sum().backward()
+    for (name, found), (_, wanted) in zip(
+        model.named_parameters(), twin.named_parameters(), strict=True
+    ):
+        assert (found.grad is None) == (wanted.grad is None), name
+        if found.grad is not None and wanted.grad is not None:
+            largest = max(float(wanted.grad.abs().max()), 1.0)
+            assert difference(found.grad, wanted.grad) < 1e-4 * largest, name
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path).eval()
+    assert [str(x) for x in used_by(loaded)] == [str(x) for x in done.layers]
+    assert difference(family.hidden(loaded), family.hidden(model)) < TOLERANCE
+
+
+@pytest.mark.parametrize("family", WRITING, ids=str)
+def test_writing_from_every_cache(family: Family) -> None:
+    # further back than the model's own windows, from a position, and to the first ones
+    graph = "window(before = 5, after = 0) | block(size = 8) | columns(first(1))"
+    kinds: dict[str, Any] = {"layer_types": ["sliding_attention"] * 2 + ["full_attention"]}
+    more = kinds if family.stem in ("Gemma2", "Gemma3Text", "GptOss") else {}
+    if family.stem == "MiniMaxM3VLText":
+        more = {"layer_types": ["minimax_m3_sparse"] * 3}
+    head = "LMHeadModel" if family.stem == "GPT2" else "ForCausalLM"
+    model = family.build("eager", head, num_hidden_layers=3, eos_token_id=None, **more)
+    for layer in model.modules():
+        if hasattr(layer, "sinks"):
+            torch.nn.init.normal_(layer.sinks)
+    ids, beams = tokens(2, 9), {**GREEDY, "num_beams": 2}
+    before = model.generate(ids, **GREEDY)
+    score = score_of(CELLS[family.stem].replace("…", "2.0"))
+    with convert(model, *specs_of(family, graph, score).values()):
+        wanted = model.generate(ids, use_cache=False, **GREEDY)
+        for given in ({}, STATIC, {"past_key_values": SpecCache(model)}):
+            assert model.generate(ids, **given, **GREEDY).tolist() == wanted.tolist(), given
+        wanted = model.generate(ids, use_cache=False, **beams)
+        for given in ({}, {"past_key_values": SpecCache(model)}):
+            assert model.generate(ids, **given, **beams).tolist() == wanted.tolist()
+    assert model.generate(ids, **GREEDY).tolist() == before.tolist()
+
+
+# --- models with attention in code of their own -----------------------------------------------
+
+
+@pytest.mark.parametrize("family", KEEPING, ids=str)
+def test_code_of_its_own_is_refused_wherever_a_spec_comes_from(family: Family) -> None:
+    model, name = family.build(), named("attention nothing { attend self }")
+    model.set_attn_implementation("eager")
+    wanted, before = family.hidden(model), model.config._attn_implementation
+    with pytest.raises(attnspec.AttnSpecError, match="in code of its own"):
+        model.set_attn_implementation(name)
+    assert model.config._attn_implementation == before
+    with pytest.raises(attnspec.AttnSpecError, match="in its own code; attnspec/integrations"):
+        convert(model, attnspec.parse(FULL))
+    assert {layer.kind for layer in used_by(model)} == {"cannot"}
+    # a config that was changed by hand, past every check: as before, or an error
+    model.config._attn_implementation = name
+    try:
+        assert difference(family.hidden(model), wanted) == 0.0
+    except (TypeError, ValueError) as error:
+        assert "this one computes it in code of its own" in str(error)  # noqa: PT017
+    assert {layer.kind for layer in used_by(model)} == {"cannot"}
+
+
+def test_models_that_inherit_or_contain_code_of_their_own_are_refused() -> None:
+    deberta, model = BY_STEM["Deberta"].build(), BY_STEM["Bert"].build()
+    own = type("Own", (type(deberta),), {})
+    deberta.config._attn_implementation = named(FULL)
+    with pytest.raises(attnspec.AttnSpecError, match="Own computes it in code of its own"):
+        own(deberta.config)
+    pair = type("Pair", (type(model),), {})(model.config)
+    pair.second = BY_STEM["Deberta"].build()
+    message = "DebertaModel computes it in code.*`convert` the parts that do ask"
+    with pytest.raises(attnspec.AttnSpecError, match=message):
+        pair.set_attn_implementation(named(FULL))
+
+
+# --- what each layer uses ---------------------------------------------------------------------
+
+
+def test_a_line_for_each_layer() -> None:
+    text = "attention lines { layers 3 attend full layer 0 { attend self } }"
+    assert str(used_by(bert(named(text)))).splitlines() == [
+        f"encoder.layer.{layer}.attention.self: spec, `lines`, layer {layer}" for layer in range(3)
+    ]
+    model = bert("eager")
+    assert {layer.kind for layer in used_by(model)} == {"dense"}
+    model.set_attn_implementation(attn_implementation="sdpa")
+    assert str(used_by(model)[0]).endswith(": dense, `sdpa` of transformers")
+    assert used_by(torch.nn.Linear(2, 2)) == ()
+    own = torch.nn.Sequential(attnspec.SelfAttention(attnspec.parse(CAUSAL), 8, 2))
+    assert str(used_by(own)) == "0.attention: spec, `past`"
+
+
+@pytest.mark.parametrize(
+    ("stem", "text", "reason"),
+    [
+        ("Llama", FULL, "must not read the future"),
+        ("Llama", "attention e { attend linear() }", "a mechanism reads every position"),
+        ("Gemma2", CAUSAL, "passes `sliding_window` and `softcap` too"),
+        ("Mistral", CAUSAL, "passes `sliding_window` too"),
+        ("Bart", CAUSAL, "this is cross-attention"),
+        ("Bart", CAUSAL, "this decoder read the encoder's"),
+        ("T5", FULL, "passes `position_bias` too"),
+        ("DistilBert", "attention e { layers 2 attend full }", "leave `layers` out"),
+        ("Llama", "attention e { causal heads 7 attend full }", "has 7 heads, the model 4"),
+        ("Bert", "attention e { layers 3 attend full }", "has 3 layers, the model 2"),
+    ],
+)
+def test_what_cannot_be_used_is_said_before_a_call(stem: str, text: str, reason: str) -> None:
+    model = BY_STEM[stem].build(named(text))
+    assert any(layer.kind == "cannot" and reason in layer.what for layer in used_by(model))
+
+
+def test_layers_are_known_without_source() -> None:
+    # as in a notebook: transformers would look for the file of the class
+    source = """
+class OwnAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+class AskingAttention(OwnAttention):
+    def forward(self, x):
+        return ALL.get_interface(self.config._attn_implementation, None)(self, x)
+"""
+    names: dict[str, Any] = {"nn": torch.nn, "torch": torch, "__name__": "nowhere"}
+    exec(source, names)
+    model = torch.nn.ModuleDict(
+        {"own": names["OwnAttention"](), "asks": names["AskingAttention"]()}
+    )
+    model["asks"].config = bert(named(FULL)).config
+    assert [(x.path, x.kind) for x in used_by(model)] == [("own", "cannot"), ("asks", "spec")]
