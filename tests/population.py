@@ -122,6 +122,34 @@ BODIES = {
     " + favor(features = 16)",
     "a prefix and sums": "causal input s: length attend prefix(s) + linear(feature = exp)",
     "documents and linear": "input d: ids causal attend same(d) + linear()",
+    "identity": "attend linear(feature = identity)",
+    "favor of waves": "causal attend favor(features = 12, kind = trig)",
+    "efficient by scaling": "attend efficient(normalize = scaling)",
+    "waves": "layers 2 heads 2 attend rfa(features = 6)",
+    "waves above a floor": "causal attend rfa(features = 6, floor = 0.3)",
+    "gated waves": "causal heads 2 attend rfa(features = 6, gated = true)",
+    "stride and waves": "attend residue(step = 3) + rfa(features = 8)",
+    "linformer": "layers 2 heads 2 attend linformer(rank = 8, max_length = 140)",
+    "linformer of heads": "heads 2 attend linformer(rank = 8, share = none, max_length = 140)",
+    "linformer of layers": "layers 3 attend linformer(rank = 5, share = head, max_length = 140)",
+    "linformer by kernels": "attend linformer(rank = 9, projection = conv, max_length = 140)",
+    "kernels for values": "heads 2 attend"
+    " linformer(rank = 9, projection = conv, share = none, max_length = 140)",
+    "linformer of means": "attend linformer(rank = 6, projection = mean)",
+    "linformer of maxima": "heads 3 attend linformer(rank = 6, projection = max)",
+    "nystrom": "attend nystrom(landmarks = 5)",
+    "nystrom and a kernel": "heads 2 attend nystrom(landmarks = 7, iterations = 1, conv = 5)",
+    "synthesizer": "attend synthesizer(max_length = 140)",
+    "mixed synthesizer": "causal heads 2 attend synthesizer(max_length = 140, products = true)",
+    "random weights": "layers 2 heads 2 attend synthesizer(kind = random, max_length = 140)",
+    "random factors": "causal attend"
+    " synthesizer(kind = factorized_random, rank = 3, max_length = 140)",
+    "factors": "causal attend synthesizer(kind = factorized_dense, max_length = 140)",
+    "factors and products": "attend"
+    " synthesizer(kind = factorized_dense, max_length = 140, products = true)",
+    "mixer": "layers 2 attend mixer(hidden = 7, max_length = 140)",
+    "gmlp": "attend gmlp(max_length = 140)",
+    "causal gmlp": "causal heads 2 attend gmlp(max_length = 140)",
 }
 """Bodies of attentions by what they are about."""
 
