@@ -21,7 +21,7 @@ MUTANTS ?=
 SPEC ?= examples/sparse_strided.attn
 EMITTED := $(notdir $(SPEC:.attn=_attn.py))
 
-.PHONY: help setup demo test quick lint types format slow soak tiny replay house reference docs minilm lm bench bench-quick accuracy clean mutants versions
+.PHONY: help setup demo test quick lint types format slow soak tiny replay reference docs minilm lm bench bench-quick accuracy clean mutants versions
 
 help:  ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,14 +53,14 @@ tests-alone: $(INSTALLED)
 
 BASE ?= HEAD
 
-# what no test reaches is no reason to run them all
-quick: lint types  ## lint, types and the tests that the change since BASE=HEAD can reach
-	@files="$$($(BIN)/python tests/reaching.py $(BASE))" || exit; \
-	if test -n "$$files"; then $(PYTEST) $$files; else echo "no test reaches the change"; fi
+quick: lint types  ## lint, types and the tests of the rooms that changed since BASE=HEAD
+	@chosen="$$($(BIN)/python tests/quick.py $(BASE))" || exit; \
+	if test -n "$$chosen"; then $(PYTEST) $$chosen; else echo "nothing has changed"; fi
 
-lint: $(INSTALLED)  ## ruff: rules and layout
+lint: $(INSTALLED)  ## ruff: rules and layout; import-linter: floors
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	@$(BIN)/lint-imports
 
 types: $(INSTALLED)  ## mypy, strict
 	$(BIN)/mypy
@@ -93,11 +93,9 @@ versions: $(INSTALLED)  ## tests of what torch computes, with several versions o
 
 MINUTES ?= 10
 SEED ?= 0
-SOAK_ARGS ?=
-
 soak: $(INSTALLED)  ## random specs against a meaning of their own, for MINUTES=10 from SEED=0
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m soak \
-		--minutes $(MINUTES) --seed $(SEED) --processes $(WORKERS) $(SOAK_ARGS)
+		--minutes $(MINUTES) --seed $(SEED) --processes $(WORKERS)
 
 tiny: $(INSTALLED)  ## the tests that hold under limits made tiny, under those
 	ATTNSPEC_LIMITS=tiny $(PYTEST) tests
@@ -106,9 +104,6 @@ REPLAY ?=
 
 replay: $(INSTALLED)  ## what BASE=commit and this tree say and compute of the same specs (minutes)
 	$(BIN)/python tests/replay.py --base $(BASE) $(REPLAY)
-
-house: $(INSTALLED)  ## count files, lines, rooms, circles of imports and long functions
-	@$(BIN)/python tests/house.py
 
 mutants: $(INSTALLED)  ## change the package in small ways and see whether a test notices (hours)
 	$(BIN)/python tests/mutants.py --workers $(WORKERS) $(MUTANTS)

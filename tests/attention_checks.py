@@ -56,6 +56,16 @@ def module_of(body: str, backend: str = "auto") -> CompiledAttention:
     return CompiledAttention(plan_data(spec_of(body).program, backend))
 
 
+def learner_of(body: str, size: int, out_size: int) -> CompiledAttention:
+    """The module of an attention in float64, with normal numbers in place of what is learned."""
+    module = spec_of(body).compile().double()
+    module.make_parameters(size, out_size)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_()
+    return module
+
+
 def tensors(
     batch: int,
     heads: int,

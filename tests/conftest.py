@@ -7,6 +7,7 @@ import gc
 import importlib
 import os
 import random
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
@@ -49,6 +50,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write the golden files instead of comparing with them",
     )
+    parser.addoption(
+        "--some",
+        metavar="WORD,WORD",
+        help="of a test with over 50 cases each tenth, and those named by one of the words",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -56,6 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # taken before -k and -m deselect, so that a narrow run does not see orphans
     config.stash[EVERY_ITEM] = tuple(items)
     _leave_out_what_has_other_limits(config, items)
+    _thin_out(config, items)
     _skip_what_needs_another_version(items)
 
 
@@ -65,6 +72,21 @@ def _leave_out_what_has_other_limits(config: pytest.Config, items: list[pytest.I
     marks = [(item, item.get_closest_marker("limits")) for item in items]
     kept = [item for item, mark in marks if own in (mark.args if mark else ("",))]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
+
+
+def _thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What `--some` asks for."""
+    if config.option.some is None:
+        return
+    words, cases = config.option.some.split(","), Counter[str]()
+    sizes = Counter(item.nodeid.partition("[")[0] for item in items)
+    kept = []
+    for item in items:
+        test, _, case = item.nodeid.partition("[")
+        cases[test] += 1
+        if sizes[test] <= 50 or cases[test] % 10 == 1 or any(word in case for word in words):
+            kept.append(item)
     items[:] = kept
 
 

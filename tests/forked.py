@@ -14,13 +14,13 @@ import resource
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from mutations import Mutation
-from reached import Record, Recorder
+from reached import Record, Recorder, digest_of
 
 NOT_COPIED = (".git", ".venv", ".*_cache", "__pycache__", ".hypothesis", ".mutants", "build")
 
@@ -34,7 +34,7 @@ MEMORY = 8 << 30
 """Bytes that a run of tests may take: what a change makes of a size has no other bound."""
 
 FEW = 16
-"""Tests that are run first; most changes are noticed by them."""
+"""Tests that are run first: those of many files take longer to be collected than to run."""
 
 PASSED, FAILED, INTERRUPTED, UNKNOWN = 0, 1, 2, 4
 """What pytest returns; UNKNOWN where there is no test of a name."""
@@ -75,10 +75,9 @@ def in_child(run: Callable[[], object], seconds: float) -> Any:
         raise Ended(f"the time: more than {seconds:.0f} s of computing, or no end")
     if status < 0:
         raise Ended(f"a crash: {signal.Signals(-status).name}")
-    found = json.loads(text)
     if status:
-        raise RuntimeError(f"a run of tests failed by itself: {found}")
-    return found
+        raise RuntimeError(f"a run of tests failed by itself: {text.decode()}")
+    return json.loads(text)
 
 
 def _answer(run: Callable[[], object], seconds: float, read: int, write: int) -> None:
@@ -106,18 +105,13 @@ def _answer(run: Callable[[], object], seconds: float, read: int, write: int) ->
 class Watch:
     """A plugin of pytest: the first test that fails."""
 
-    def __init__(self) -> None:
-        self.failed: str | None = None
+    failed: str | None = None
 
-    def _note(self, report: object, other: str) -> None:
-        if getattr(report, "outcome", "") == "failed" and self.failed is None:
-            self.failed = str(getattr(report, "nodeid", "")) or other
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.outcome == "failed" and self.failed is None:
+            self.failed = report.nodeid or "collecting tests"
 
-    def pytest_runtest_logreport(self, report: object) -> None:
-        self._note(report, "a test")
-
-    def pytest_collectreport(self, report: object) -> None:
-        self._note(report, "collecting tests")
+    pytest_collectreport = pytest_runtest_logreport
 
 
 def run_pytest(copy: Path, arguments: Sequence[str], plugin: object) -> int:
@@ -157,7 +151,7 @@ def recorded(copy: Path, path: Path) -> Record | None:
     def run() -> dict[str, object]:
         recorder = Recorder(copy)
         run_pytest(copy, [str(path)], recorder)
-        return asdict(recorder.record(copy / path))
+        return {**asdict(recorder.record), "digest": digest_of(copy / path)}
 
     try:
         return Record(**in_child(run, RECORDING))
@@ -187,28 +181,20 @@ class Worker:
         path = self.changed / mutation.path
         source = path.read_bytes()
         path.write_bytes(mutation.of(source))
+        size = FEW
         try:
-            found = (self._killer(some, 4 * seconds + 60) for some in _rounds(tests))
-            return next((each for each in found if each is not None), None)
+            while tests:
+                some = tests[:size]
+                found = failing(self.changed, some, 4 * seconds + 60)
+                if found is None:
+                    tests, size = tests[size:], 8 * size
+                elif found in some and self._fails_anyway(found):
+                    tests = [test for test in tests if test != found]
+                else:
+                    return found
+            return None
         finally:
             path.write_bytes(source)
-
-    def _killer(self, tests: list[str], seconds: float) -> str | None:
-        """The first of these tests that fails because of what is changed now."""
-        while tests:
-            found = failing(self.changed, tests, seconds)
-            if found is None or found not in tests or not self._fails_anyway(found):
-                return found
-            tests = [test for test in tests if test != found]
-        return None
-
-
-def _rounds(tests: list[str]) -> Iterator[list[str]]:
-    """A few tests first: those of many files take longer to be collected than to run."""
-    size = FEW
-    while tests:
-        yield tests[:size]
-        tests, size = tests[size:], 8 * size
 
 
 _worker: list[Worker] = []

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from difflib import unified_diff
 from pathlib import Path
 
 import pytest
@@ -25,15 +26,42 @@ class Golden:
     stem: Path
     update: bool
 
+    def path(self, suffix: str = ".txt") -> Path:
+        return self.stem.with_name(self.stem.name + suffix)
+
     def __call__(self, text: str, suffix: str = ".txt") -> None:
-        path = self.stem.with_name(self.stem.name + suffix)
+        path = self.path(suffix)
         if self.update:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8", newline="\n")
             return
         if not path.exists():
             pytest.fail(f"{path} does not exist; --update-golden writes it, then read it")
-        assert text == path.read_text(encoding="utf-8")
+        approved = path.read_text(encoding="utf-8")
+        lines = unified_diff(approved.splitlines(), text.splitlines(), "approved", "now", "", "", 1)
+        assert text == approved, "\n".join(lines)
+
+    def entries(self, answer: Callable[[str], tuple[str, Sequence[str]]]) -> None:
+        """Ask every entry of the file anew.
+
+        An entry is a line at the margin, which says what is asked and what must come of it, and
+        below it, indented, the words of the answer. `answer` takes such a line and gives both. Only
+        words are written anew: what must come of it is changed by hand. Lines that begin with `# `
+        and empty ones are titles.
+        """
+        lines: list[str] = []
+        wrong: dict[str, str] = {}
+        for line in self.path().read_text(encoding="utf-8").rstrip("\n").split("\n"):
+            if line.startswith("    "):
+                continue
+            lines.append(line)
+            if line and not line.startswith("# "):
+                made, words = answer(line)
+                lines += [f"    {each}".rstrip() or "    ." for each in words]
+                if made != line:
+                    wrong[line] = made
+        assert wrong == {}
+        self("\n".join(lines) + "\n")
 
 
 def orphans(folder: Path, stems: Iterable[Path], test_files: Iterable[Path]) -> list[Path]:
@@ -42,17 +70,12 @@ def orphans(folder: Path, stems: Iterable[Path], test_files: Iterable[Path]) -> 
     `stems` are those of the collected tests that use golden files, `test_files` the files that were
     collected in full: a folder is judged if its test file was collected or does not exist.
     """
-    owned = {folder / stem for stem in stems}
-    collected = {path.stem for path in test_files}
+    owned, collected = {folder / stem for stem in stems}, {path.stem for path in test_files}
     found = []
-    for path in sorted(folder.rglob("*")):
-        if path.is_dir():
-            continue
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         owner = path.relative_to(folder).parts[0]
-        exists = (folder.parent / f"{owner}.py").exists()
-        if exists and owner not in collected:
-            continue
-        names = [path.with_name(path.name[:i]) for i, c in enumerate(path.name) if c == "."]
-        if not owned.intersection(names):
+        names = {path.with_name(path.name[:i]) for i, c in enumerate(path.name) if c == "."}
+        is_judged = owner in collected or not any(folder.parent.rglob(f"{owner}.py"))
+        if is_judged and owned.isdisjoint(names):
             found.append(path)
     return found

@@ -10,7 +10,7 @@ with a diff; a survivor that means the same as before is explained in `mutants_a
 function and its lines.
 
 Which tests reach what is recorded first, once for each file of tests (`--record` does it anew),
-in `.mutants/`. Results are printed; `--json FILE` writes them too.
+in `.mutants/`. Nothing else is kept: results are printed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import sha256
 from itertools import islice
@@ -33,7 +33,7 @@ from pathlib import Path
 
 from forked import end_on_request, killer_of, record_of, start_worker
 from mutations import Mutation, mutations_of
-from reached import Reaching, Record, digest_of
+from reached import Record, digest_of, tests_reaching
 
 ROOMS: dict[str, tuple[str, ...]] = {
     "patterns": ("graphs/patterns/*", "graphs/operators", "graphs/relation", "graphs/token_sets"),
@@ -58,7 +58,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
 }
 """What is changed: files of the package by their paths in it."""
 
-PACKAGE = "attnspec"
 LEFT_OUT = ("test_packaging.py", "test_docs.py", "test_mutants.py")
 """Files of tests that are not run: they build packages, or are about this."""
 
@@ -69,24 +68,12 @@ RECORDS = ROOT / ".mutants"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a change: killed by a test, by the time it took, or not at all."""
+    """What became of a change: the verdict, and what killed it or why it did not."""
 
     room: str
+    verdict: str
     mutation: Mutation
-    killer: str | None
-    tests: int
-    alike: str | None = None
-
-    @property
-    def verdict(self) -> str:
-        if self.killer is not None:
-            return "killed"
-        if self.alike is not None:
-            return "alike"
-        return "survived" if self.tests else "not reached"
-
-
-# --- what is changed ------------------------------------------------------------------------------
+    why: str
 
 
 def files_of(room: str) -> list[Path]:
@@ -94,7 +81,7 @@ def files_of(room: str) -> list[Path]:
     found: dict[Path, None] = {}
     for name in ROOMS[room]:
         # the folders at the top are linked into the package
-        at = ROOT if name.partition("/")[0] in ("backends", "grammar") else ROOT / PACKAGE
+        at = ROOT if name.partition("/")[0] in ("backends", "grammar") else ROOT / "attnspec"
         chosen = sorted(at.glob(f"{name}.py"))
         if not chosen:
             raise ValueError(f"the room {room} names {name}, and there is no such file")
@@ -132,28 +119,17 @@ def alike() -> dict[tuple[str, str, str], str]:
     return {(x["function"], x["was"], x["becomes"]): x["why"] for x in listed}
 
 
-def test_files(patterns: Iterable[str]) -> list[Path]:
-    found = {path for pattern in patterns for path in (ROOT / "tests").rglob(pattern)}
-    return sorted(path.relative_to(ROOT) for path in found if path.name not in LEFT_OUT)
-
-
-# --- the whole ------------------------------------------------------------------------------------
-
-
 def report(outcomes: Sequence[Outcome]) -> str:
     """Scores of rooms and of all."""
     lines = []
-    rooms = [*dict.fromkeys(outcome.room for outcome in outcomes)]
-    for name in (*rooms, "all"):
-        chosen = [x for x in outcomes if name in (x.room, "all")]
-        count = Counter(outcome.verdict for outcome in chosen)
-        asked = len(chosen) - count["alike"]
+    for name in (*(room for room in ROOMS if any(x.room == room for x in outcomes)), "all"):
+        count = Counter(x.verdict for x in outcomes if name in (x.room, "all"))
+        asked = count.total() - count["alike"]
         part = f"{count['killed'] / asked:.0%}" if asked else "-"
-        rest = ", ".join(
-            f"{count[x]} {x}" for x in ("survived", "not reached", "alike") if count[x]
-        )
-        lines.append(f"{name:<10} {count['killed']:>4} of {asked:>4} killed {part:>5}  {rest}")
-    return "\n".join(line.rstrip() for line in lines)
+        rest = (f"{count[x]} {x}" for x in ("survived", "not reached", "alike") if count[x])
+        killed = f"{name:<12} {count['killed']:>4} of {asked:>4} killed {part:>5}"
+        lines.append(f"{killed}  {', '.join(rest)}".rstrip())
+    return "\n".join(lines)
 
 
 def diff_of(mutation: Mutation) -> str:
@@ -161,38 +137,6 @@ def diff_of(mutation: Mutation) -> str:
     was, becomes = (text.decode().splitlines() for text in (source, mutation.of(source)))
     names = f"{mutation.path} ({mutation.function})", "changed"
     return "\n".join(difflib.unified_diff(was, becomes, *names, n=2, lineterm=""))
-
-
-def as_data(outcomes: Sequence[Outcome], number: int, seed: int) -> dict[str, object]:
-    """The results without what differs from run to run."""
-    kept = [x for x in outcomes if x.verdict in ("survived", "not reached")]
-    return {
-        "number": number,
-        "seed": seed,
-        "verdicts": dict(sorted(Counter(x.verdict for x in outcomes).items())),
-        "survivors": [
-            {
-                "file": str(x.mutation.path),
-                "function": x.mutation.function,
-                "verdict": x.verdict,
-                **dict(zip(("was", "becomes"), lines_of(x.mutation), strict=True)),
-            }
-            for x in kept
-        ],
-    }
-
-
-def named(mutation: Mutation) -> tuple[str, str, str, str]:
-    """What a change is known by in another tree: file, function, lines and what they become."""
-    return str(mutation.path), mutation.function, *lines_of(mutation)
-
-
-def survivors_of(path: Path | None) -> set[tuple[str, str, str, str]] | None:
-    """What survived a run that wrote its results there."""
-    if path is None:
-        return None
-    found = json.loads(path.read_text(encoding="utf-8"))["survivors"]
-    return {(x["file"], x["function"], x["was"], x["becomes"]) for x in found}
 
 
 def lines_of(mutation: Mutation) -> tuple[str, str]:
@@ -203,64 +147,59 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--number", type=int, default=200, help="changes that are tried")
     parser.add_argument("--seed", type=int, default=0, help="draws other changes")
-    parser.add_argument(
-        "--rooms", nargs="+", choices=ROOMS, default=[*ROOMS], help="what is changed"
-    )
+    parser.add_argument("--rooms", nargs="+", choices=ROOMS, default=[*ROOMS])
     parser.add_argument("--paths", nargs="+", default=["*"], help="patterns of files, in the rooms")
-    parser.add_argument(
-        "--tests", nargs="+", default=["test_*.py"], help="patterns of tests' files"
-    )
+    parser.add_argument("--tests", nargs="+", default=["test_*.py"], help="patterns of their files")
     parser.add_argument("--seconds", type=float, default=60.0, help="of tests for each change")
     parser.add_argument("--workers", type=int, default=1, help="processes side by side")
     parser.add_argument("--record", action="store_true", help="record anew what tests reach")
-    parser.add_argument("--again", type=Path, help="try what survived a run, of its --json, alone")
-    parser.add_argument("--json", type=Path, help="where to write the results, if anywhere")
     return parser.parse_args()
 
 
-def records_of(paths: Sequence[Path], again: bool, pool: Pool) -> Reaching:
+def records_of(paths: Iterable[Path], again: bool, pool: Pool) -> dict[Path, Record]:
     """What is recorded of files of tests; those that are new or have changed are recorded first."""
     RECORDS.mkdir(exist_ok=True)
-
-    def kept(path: Path) -> Path:
-        return RECORDS / f"{path.stem}.json"
-
-    def is_known(path: Path) -> bool:
-        known = kept(path).exists() and not again
-        return known and Record.from_file(kept(path)).digest == digest_of(ROOT / path)
-
-    wanted = [path for path in paths if not is_known(path)]
+    known: dict[Path, Record] = {}
+    wanted = []
+    for path in paths:
+        kept = RECORDS / f"{path.stem}.json"
+        if kept.exists():
+            known[path] = Record(**json.loads(kept.read_text(encoding="utf-8")))
+        if again or path not in known or known[path].digest != digest_of(ROOT / path):
+            wanted.append(path)
     for number, (path, record) in enumerate(pool.imap_unordered(record_of, wanted), 1):
-        said = "not recorded, it takes too long" if record is None else f"{len(record.tests)} tests"
-        print(f"recorded {number} of {len(wanted)}: {path.name}, {said}", flush=True)
+        note = "not recorded, it takes too long" if record is None else f"{len(record.tests)} tests"
+        print(f"recorded {number} of {len(wanted)}: {path.name}, {note}", flush=True)
         if record is not None:
-            record.to_file(kept(path))
-    return Reaching({path: Record.from_file(kept(path)) for path in paths if kept(path).exists()})
+            known[path] = record
+            text = json.dumps(asdict(record))
+            (RECORDS / f"{path.stem}.json").write_text(text, encoding="utf-8")
+    return known
 
 
 def outcomes_of(asked: argparse.Namespace, pool: Pool) -> Iterator[Outcome]:
     """What becomes of each change, one after the other."""
-    paths = {
+    rooms = {
         path: room
         for room in asked.rooms
         for path in files_of(room)
         if any(path.match(pattern) for pattern in asked.paths)
     }
-    explained, number_of, jobs = alike(), {}, []
-    reaching = records_of(test_files(asked.tests), asked.record, pool)
-    wanted = survivors_of(asked.again)
-    for each in drawn(paths, asked.number, asked.seed):
-        if wanted is not None and named(each) not in wanted:
-            continue
-        why = explained.get((each.function, *lines_of(each)))
+    files = {path for pattern in asked.tests for path in (ROOT / "tests").rglob(pattern)}
+    tests = sorted(path.relative_to(ROOT) for path in files if path.name not in LEFT_OUT)
+    records = records_of(tests, asked.record, pool)
+    explained, jobs = alike(), []
+    for each in drawn(rooms, asked.number, asked.seed):
+        why = explained.get((each.function, *each.lines(source_of(each.path))))
         if why is not None:
-            yield Outcome(paths[each.path], each, None, 0, why)
-            continue
-        tests, seconds = reaching.tests(each, asked.seconds)
-        number_of[each] = len(tests)
-        jobs.append((each, tests, seconds))
+            yield Outcome(rooms[each.path], "alike", each, why)
+        else:
+            jobs.append((each, *tests_reaching(records, each, asked.seconds)))
+    number_of = {each: len(some) for each, some, _ in jobs}
     for each, killer in pool.imap_unordered(killer_of, jobs):
-        yield Outcome(paths[each.path], each, killer, number_of[each])
+        verdict = "killed" if killer else "survived" if number_of[each] else "not reached"
+        why = killer or f"{number_of[each]} tests passed"
+        yield Outcome(rooms[each.path], verdict, each, why)
 
 
 def main() -> int:
@@ -273,29 +212,15 @@ def main() -> int:
             with context.Pool(asked.workers, start_worker, (ROOT, Path(base))) as pool:
                 for outcome in outcomes_of(asked, pool):
                     outcomes.append(outcome)
-                    line = f"{len(outcomes):>4} {outcome.verdict:<11} {place_of(outcome)}"
-                    print(line, flush=True)
+                    mutation = outcome.mutation
+                    place = f"{mutation.path}:{mutation.line} {mutation.function}"
+                    print(f"{len(outcomes):>4} {outcome.verdict:<11} {place}, {outcome.why}")
                     if outcome.verdict in ("survived", "not reached"):
-                        print(diff_of(outcome.mutation), flush=True)
+                        print(diff_of(mutation), flush=True)
     finally:
         # hours of work are told of, also where they were ended
-        told(outcomes, asked)
+        print(report(outcomes))
     return 0
-
-
-def told(outcomes: list[Outcome], asked: argparse.Namespace) -> None:
-    """Print the scores, and write what was asked for."""
-    outcomes.sort(key=lambda each: [*ROOMS].index(each.room))
-    print(report(outcomes))
-    if asked.json is not None:
-        text = json.dumps(as_data(outcomes, asked.number, asked.seed), indent=1)
-        asked.json.write_text(text + "\n", encoding="utf-8")
-
-
-def place_of(outcome: Outcome) -> str:
-    mutation = outcome.mutation
-    where = f"{mutation.path}:{mutation.line} {mutation.function}"
-    return f"{where}, {outcome.killer or outcome.alike or f'{outcome.tests} tests passed'}"
 
 
 if __name__ == "__main__":

@@ -85,17 +85,10 @@ _TURNED = (ast.Sub, ast.FloorDiv, ast.Mod, ast.Div, ast.MatMult)
 _DROPPED = (ast.Add, ast.Sub, ast.BitAnd, ast.BitOr, ast.Mult)
 
 _PAIRS = (
-    ("min", "max"),
-    ("any", "all"),
-    ("minimum", "maximum"),
-    ("amin", "amax"),
-    ("argmin", "argmax"),
-    ("floor", "ceil"),
-    ("zeros", "ones"),
-    ("zeros_like", "ones_like"),
-    ("logical_and", "logical_or"),
-)
-_OPPOSITE = {**dict(_PAIRS), **{second: first for first, second in _PAIRS}}
+    "min max any all minimum maximum amin amax argmin argmax floor ceil zeros ones"
+    " zeros_like ones_like logical_and logical_or"
+).split()
+_OPPOSITE = {name: _PAIRS[at ^ 1] for at, name in enumerate(_PAIRS)}
 
 
 class _Finder(ast.NodeVisitor):
@@ -110,8 +103,6 @@ class _Finder(ast.NodeVisitor):
         self._starts = [0]
         for line in source.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
-
-    # --- places --------------------------------------------------------------------------------
 
     def _span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
         end_line, end = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
@@ -139,16 +130,10 @@ class _Finder(ast.NodeVisitor):
             line = self.source[:start].count(b"\n") + 1
             self._add(line, start, start + len(found[0][0].encode()), new)
 
-    # --- what is left out ----------------------------------------------------------------------
+    def _leave_out(self, node: ast.AST) -> None:
+        """Words, and errors whose messages are for tests of their own."""
 
-    def visit_Raise(self, node: ast.Raise) -> None:
-        """An error's message is for its own test."""
-
-    def visit_Assert(self, node: ast.Assert) -> None:
-        """There are none outside of tests."""
-
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Words."""
+    visit_Raise = visit_Assert = visit_JoinedStr = _leave_out
 
     def visit_keyword(self, node: ast.keyword) -> None:
         if node.arg != "strict":
@@ -179,8 +164,6 @@ class _Finder(ast.NodeVisitor):
             return
         given = [x for x in (*node.args.defaults, *node.args.kw_defaults) if x is not None]
         self._visit_named(node.name, [*given, *node.body], "<locals>.")
-
-    # --- what is changed -----------------------------------------------------------------------
 
     def visit_Compare(self, node: ast.Compare) -> None:
         for (left, right), op in zip(

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from oracle.program import Unknown, attention_of
-from oracle.tree import expression, number, pattern
-from pattern_samples import samples_of
 from zoo import ATTENTIONS, SMALLER, loaded
 
-from attnspec.graphs.patterns import PATTERNS
 from attnspec.spec import Spec, load, parse
 
 BODIES = {
@@ -133,6 +129,34 @@ BODIES = {
     " + favor(features = 16)",
     "a prefix and sums": "causal input s: length attend prefix(s) + linear(feature = exp)",
     "documents and linear": "input d: ids causal attend same(d) + linear()",
+    "identity": "attend linear(feature = identity)",
+    "favor of waves": "causal attend favor(features = 12, kind = trig)",
+    "efficient by scaling": "attend efficient(normalize = scaling)",
+    "waves": "layers 2 heads 2 attend rfa(features = 6)",
+    "waves above a floor": "causal attend rfa(features = 6, floor = 0.3)",
+    "gated waves": "causal heads 2 attend rfa(features = 6, gated = true)",
+    "stride and waves": "attend residue(step = 3) + rfa(features = 8)",
+    "linformer": "layers 2 heads 2 attend linformer(rank = 8, max_length = 140)",
+    "linformer of heads": "heads 2 attend linformer(rank = 8, share = none, max_length = 140)",
+    "linformer of layers": "layers 3 attend linformer(rank = 5, share = head, max_length = 140)",
+    "linformer by kernels": "attend linformer(rank = 9, projection = conv, max_length = 140)",
+    "kernels for values": "heads 2 attend"
+    " linformer(rank = 9, projection = conv, share = none, max_length = 140)",
+    "linformer of means": "attend linformer(rank = 6, projection = mean)",
+    "linformer of maxima": "heads 3 attend linformer(rank = 6, projection = max)",
+    "nystrom": "attend nystrom(landmarks = 5)",
+    "nystrom and a kernel": "heads 2 attend nystrom(landmarks = 7, iterations = 1, conv = 5)",
+    "synthesizer": "attend synthesizer(max_length = 140)",
+    "mixed synthesizer": "causal heads 2 attend synthesizer(max_length = 140, products = true)",
+    "random weights": "layers 2 heads 2 attend synthesizer(kind = random, max_length = 140)",
+    "random factors": "causal attend"
+    " synthesizer(kind = factorized_random, rank = 3, max_length = 140)",
+    "factors": "causal attend synthesizer(kind = factorized_dense, max_length = 140)",
+    "factors and products": "attend"
+    " synthesizer(kind = factorized_dense, max_length = 140, products = true)",
+    "mixer": "layers 2 attend mixer(hidden = 7, max_length = 140)",
+    "gmlp": "attend gmlp(max_length = 140)",
+    "causal gmlp": "causal heads 2 attend gmlp(max_length = 140)",
 }
 """Bodies of attentions by what they are about."""
 
@@ -197,27 +221,96 @@ DECIDED = [
 BODIES |= {each.replace("attend ", "", 1): each for each in DECIDED}
 
 
+SAMPLES = """
+block(size = 1)
+block(size = 3)
+block(size = 4, before = 1)
+block(size = 5, after = 2)
+block(size = 16, before = 1, after = 1)
+block(size = 1000)
+block(size = 7, before = 1000, after = 1000)
+columns(last(200))
+columns(every(7))
+columns(positions(0, 5..9, 100..120))
+columns(first(2) | last(2))
+dilated(radius = 0, step = 5)
+dilated(radius = 4, step = 1)
+dilated(radius = 6, step = 3)
+dilated(radius = 7, step = 3)
+dilated(radius = 1000, step = 2)
+expander(degree = 2)
+expander(degree = 4, seed = 9)
+expander(degree = 6, per_head = false)
+fixed(stride = 5, cells = 2)
+fixed(stride = 8, cells = 8)
+fixed(stride = 16, cells = 3)
+fixed(stride = 3, cells = 100)
+fixed(stride = 1000, cells = 900)
+global(first(0))
+global(every(5, offset = 2))
+global(positions(2, 9..40))
+global(every(2) & ~first(9))
+powers(base = 3)
+powers(base = 7)
+powers(base = 1000)
+prefix(0)
+prefix(5)
+prefix(1000)
+random(keys = 0)
+random(keys = 5, seed = 4611686018427387904)
+random(keys = 1000)
+random(keys = 1000, per_head = false)
+random_blocks(size = 4, blocks = 0)
+random_blocks(size = 1, blocks = 2)
+random_blocks(size = 5, blocks = 2, seed = 3)
+random_blocks(size = 7, blocks = 1000)
+random_blocks(size = 1000, blocks = 1)
+residue(step = 1)
+residue(step = 7)
+residue(step = 64)
+residue(step = 1000)
+rows(first(0))
+rows(last(2))
+rows(every(4, offset = 1))
+rows(~first(5))
+strided(stride = 1)
+strided(stride = 2)
+strided(stride = 13)
+strided(stride = 1000)
+summary(stride = 1, cells = 1)
+summary(stride = 4, cells = 1)
+summary(stride = 8, cells = 8)
+summary(stride = 3, cells = 100)
+window(radius = 0)
+window(radius = 1)
+window(radius = 70)
+window(radius = 1000)
+window(before = 0, after = 0)
+window(before = 0, after = 2)
+window(before = 4, after = 9)
+where(false)
+where(abs(q - k) in {1, 2, 4})
+where(k ** 8 * (q + 1 - q) % 3 == 1)
+""".strip().splitlines()
+"""Calls that between them reach every branch of a pattern."""
+
+CELLS = {
+    "sequence grid(9, 4) extra_tokens 3": ("axial", "neighborhood(1, 5)"),
+    "sequence grid(1, 6) extra_tokens 1": ("axial", "neighborhood(3, 7)"),
+    "sequence grid(2, 11) extra_tokens 1": ("neighborhood(5, 3)", "where(k.col == 0)"),
+    "sequence grid(7, 8)": ("neighborhood(7, 7)",),
+    "sequence grid(3, 4, 5)": ("neighborhood(3, 1, 3)",),
+    "sequence grid(4, 3, 3) extra_tokens 2": ("axial", "neighborhood(1, 3, 5)"),
+}
+
+
 def samples() -> Iterator[tuple[str, str]]:
-    """A body of each sample of a pattern whose arguments are all numbers."""
-    for each in PATTERNS:
-        if each.data_dependent:
-            continue
-        for index, sample in enumerate(samples_of(each)):
-            given: dict[str, Any] = {
-                entry.name: getattr(sample, entry.name)
-                for entry in fields(sample)  # type: ignore[arg-type]
-                if entry.metadata["parameter"].context == ""
-            }
-            given = {key: value for key, value in given.items() if value is not None}
-            if given and all(isinstance(value, int) and value < 2**63 for value in given.values()):
-                called = {key: number(value) for key, value in given.items()}
-                if each.name == "prefix":
-                    yield f"prefix {index}", f"attend prefix({given['length']})"
-                else:
-                    yield (
-                        f"{each.name} {index}",
-                        f"attend {expression(pattern(each.name, **called))}",
-                    )
+    """Bodies with one pattern each."""
+    for index, call in enumerate(SAMPLES):
+        # what is drawn under `causal` are other numbers
+        yield call, f"{'causal ' if 'random' in call and index % 2 else ''}attend {call}"
+    for grid, calls in CELLS.items():
+        yield from ((f"{call} of {grid}", f"{grid} attend {call}") for call in calls)
 
 
 SMALL: dict[str, int] = {

@@ -39,70 +39,41 @@ PARTS = ("mask", "plan", "values", "report", "verdicts")
 TOLERANCE = 1e-9
 
 
-def zoo_tasks() -> Iterator[dict[str, Any]]:
-    """The attentions that ship, with small parameters."""
-    from zoo import ATTENTIONS, SMALLER, loaded
+def tasks_of(count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """The attentions that ship, with small parameters, and random specs of the language."""
+    from oracle.tree import text
+    from specs import drawn
+    from zoo import ATTENTIONS, SMALLER, smaller
+
+    import attnspec
 
     for path, name in ATTENTIONS:
-        parameters = SMALLER.get(path.stem, {})
-        spec = loaded(path, name)
-        cells = re.search(r"sequence grid\(([^)]*)\)", spec.source)
-        lengths = list(LENGTHS)
-        if cells is not None:
-            extents = {**spec.parameters, **parameters}
-            sides = [word.strip() for word in cells[1].split(",")]
-            lengths = [int(np.prod([int(extents.get(side, side)) for side in sides]))]
         yield {
             "id": f"{path.stem}:{name}",
             "path": str(path),
             "name": name,
-            "parameters": parameters,
-            "lengths": lengths,
+            "parameters": SMALLER.get(path.stem, {}),
+            "lengths": lengths_of(smaller(path, name)),
         }
+    for number, spec in enumerate(drawn(count, seed)):
+        written = text(spec)
+        try:
+            lengths = lengths_of(attnspec.parse(written))
+        except attnspec.SpecError:
+            # a refusal is an answer, too
+            lengths = list(LENGTHS)
+        yield {"id": f"random {number}", "text": written, "lengths": lengths}
 
 
-def random_tasks(count: int, seed: str) -> Iterator[dict[str, Any]]:
-    """Random specs of the language."""
-    from oracle.tree import text
-    from soak.generator import spec_of
-
-    for number in range(count):
-        spec = spec_of(f"{seed}/{number}")
-        lengths = list(LENGTHS)
-        if spec.grid:
-            sides = [int(side.parts[0]) for side in spec.grid if side.kind == "number"]  # type: ignore[arg-type]
-            constant = len(sides) == len(spec.grid)
-            cells = int(np.prod(sides))
-            lengths = [cells] if constant else [cells * rows for rows in (1, 2, 5)]
-            lengths = [n + spec.extra_tokens for n in lengths]
-        yield {"id": f"random {number}", "text": text(spec), "lengths": lengths}
-
-
-def sample(spec: Any, n: int) -> dict[str, Any]:
-    """One sample of every run-time input."""
-    draw = np.random.default_rng(n)
-    made: dict[str, Any] = {}
-    for name, entry in spec.inputs.items():
-        blocks = -(-n // getattr(entry, "size", 1))
-        if entry.kind == "tokens":
-            marks = draw.random(n) < 0.2
-            most = n if entry.at_most is None else entry.at_most
-            made[name] = marks & (np.cumsum(marks) <= most)
-        elif entry.kind == "ids":
-            made[name] = np.sort(draw.integers(0, 4, n))
-        elif entry.kind == "numbers":
-            made[name] = draw.integers(-3, 9, n)
-        elif entry.kind == "choices":
-            made[name] = draw.integers(-1, max(blocks, 1), (1, n, 3))
-        elif entry.kind == "scores":
-            made[name] = draw.standard_normal((1, n, blocks))
-        elif entry.kind == "buckets":
-            made[name] = draw.integers(0, 5, (1, 2, n))
-        elif entry.kind == "pairs":
-            made[name] = draw.standard_normal((1, n, n))
-        else:
-            made[name] = n // 2
-    return made
+def lengths_of(spec: Any) -> list[int]:
+    """The lengths at which a spec is asked, those of its grid where it has one."""
+    program = spec.program
+    if program.fixed_length:
+        return [program.fixed_length]
+    if program.grid is None:
+        return list(LENGTHS)
+    cells = int(np.prod([side for side in program.grid if isinstance(side, int)]))
+    return [cells * rows + program.extra_tokens for rows in (1, 2, 5)]
 
 
 class Dump:
@@ -120,7 +91,7 @@ class Dump:
             answer = None
             self.answers[key] = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
         else:
-            self.answers[key] = answer
+            self.answers.update(flattened(key, answer))
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
         return answer
@@ -147,7 +118,10 @@ class Dump:
         return self.answers
 
     def at(self, spec: Any, module: Any, n: int) -> None:
-        inputs = sample(spec, n)
+        # which imports the package that is asked
+        from zoo import sample
+
+        inputs = {name: np.asarray(x) for name, x in sample(spec, n).items()}
         if "mask" in self.parts:
             for layer in range(min(spec.layers, 2)):
                 for head in range(min(spec.heads or 1, 3)):
@@ -158,16 +132,9 @@ class Dump:
         if "plan" in self.parts:
             self.record(f"n={n} plan", lambda: chosen_kernels(spec, n))
         if "report" in self.parts:
-            figures = self.record(
-                f"n={n} report", lambda: spec.analyse(n, inputs=inputs or None).to_dict()
-            )
-            if figures is not None:
-                self.answers.update(flattened(f"n={n} report", self.answers.pop(f"n={n} report")))
+            self.record(f"n={n} report", lambda: spec.analyse(n, inputs=inputs or None).to_dict())
         if "values" in self.parts and module is not None:
-            answer = self.record(f"n={n} values", lambda: values(spec, module, n, inputs))
-            if answer is not None:
-                del self.answers[f"n={n} values"]
-                self.answers.update({f"n={n} {name}": array for name, array in answer.items()})
+            self.record(f"n={n} values", lambda: values(spec, module, n, inputs))
 
 
 def module_of(spec: Any) -> Any:
@@ -303,7 +270,7 @@ def main() -> int:
     parser.add_argument("--base", default="HEAD", help="the commit to compare with")
     parser.add_argument("--only", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--random", type=int, default=300, help="how many random specs")
-    parser.add_argument("--seed", default="replay")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--match", default="", help="specs whose names have these letters")
     parser.add_argument("--renamed", nargs="*", default=[], metavar="OLD=NEW")
     parser.add_argument("--dropped", nargs="*", default=[], metavar="FIGURE")
@@ -313,8 +280,8 @@ def main() -> int:
         dump(json.loads(options.dump[0].read_text()), options.dump[1], tuple(options.only))
         return 0
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-    tasks = [*zoo_tasks(), *random_tasks(options.random, options.seed)]
-    tasks = [task for task in tasks if options.match in task["id"]]
+    every = tasks_of(options.random, options.seed)
+    tasks = [task for task in every if options.match in task["id"]]
     for number, task in enumerate(tasks):
         task["number"] = number
     with tempfile.TemporaryDirectory() as name:

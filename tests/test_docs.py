@@ -1,11 +1,15 @@
-"""The pages: every spec compiles, every transcript is what happens, every table is current."""
+"""What pages, docstrings and golden files show is what happens."""
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import re
 from pathlib import Path
 
 import pytest
+from goldens import EVERY_ITEM, Golden, golden_stem, orphans
+from package_map import MODULES
 from reference_tables import refreshed
 from transcripts import ROOT, Block, blocks, replayed, run_python, save
 
@@ -50,25 +54,24 @@ def test_a_page_shows_what_happens(
             run_python(block, names, f"{page}, block {number}")
 
 
-def test_a_wrong_transcript_is_noticed(tmp_path: Path) -> None:
-    page = "```console\n$ echo right\nwrong\n```\n"
-    (block,) = blocks(page)
+def test_what_a_page_shows_wrongly_is_noticed(tmp_path: Path) -> None:
+    (block,) = blocks("```console\n$ echo right\nwrong\n```\n")
     assert replayed(block, tmp_path) != block.text
-
-
-def test_a_wrong_answer_in_python_is_noticed() -> None:
     with pytest.raises(ValueError, match="Expected"):
         run_python(Block("python", ">>> 1 + 1\n3\n", 0, 0), {}, "page")
+    table = "<!-- codes -->\nold\n<!-- /codes -->\n"
+    assert refreshed(table) != table
+
+
+@pytest.mark.parametrize("module", [x for x in MODULES if ">>> " in MODULES[x].read_text("utf-8")])
+def test_examples_in_docstrings_give_what_they_say(module: str) -> None:
+    found = doctest.testmod(importlib.import_module(module))
+    assert (found.failed, found.attempted > 0) == (0, True)
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_tables_are_current(page: str) -> None:
     assert refreshed(read(page)) == read(page)
-
-
-def test_a_stale_table_is_noticed() -> None:
-    page = "<!-- codes -->\nold\n<!-- /codes -->\n"
-    assert refreshed(page) != page
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -77,3 +80,29 @@ def test_links_lead_somewhere(page: str) -> None:
     links = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", read(page))
     local = [link for link in links if "://" not in link]
     assert [link for link in local if not (folder / link).exists()] == []
+
+
+def test_no_golden_file_is_an_orphan(request: pytest.FixtureRequest) -> None:
+    items = request.config.stash[EVERY_ITEM]
+    stems = [golden_stem(item) for item in items if "golden" in getattr(item, "fixturenames", ())]
+    # a single test asked for by name leaves its neighbours uncollected
+    whole = [] if any("::" in arg for arg in request.config.args) else [i.path for i in items]
+    assert orphans(Path(__file__).parent / "golden", stems, whole) == []
+
+
+def test_golden_files_are_compared_to_the_byte_and_orphans_found(tmp_path: Path) -> None:
+    folder, stem = tmp_path / "golden", Path("test_a") / "test_x[0.5]"
+    with pytest.raises(pytest.fail.Exception, match="--update-golden"):
+        Golden(folder / stem, update=False)("text\n")
+    Golden(folder / stem, update=True)("text\n")
+    Golden(folder / stem, update=False)("text\n")
+    with pytest.raises(AssertionError):
+        Golden(folder / stem, update=False)("text")
+    for name in ("test_a/test_y.txt", "test_gone/test_z.txt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    (tmp_path / "test_a.py").touch()
+    found = [path.stem for path in orphans(folder, [stem], [tmp_path / "test_a.py"])]
+    assert found == ["test_y", "test_z"]
+    # nothing is said about a file whose tests were not collected
+    assert [path.stem for path in orphans(folder, [], [])] == ["test_z"]

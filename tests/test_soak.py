@@ -1,59 +1,59 @@
-"""The differential tester itself: it finds nothing in a few specs, and finds what is made wrong."""
+"""The strategy and the oracle themselves: random specs mean what the contract says, every word of
+the language is drawn, and what is made wrong is found and made small."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import soak
+from hypothesis import strategies as st
 from oracle import meaning, tree, truth
 from oracle.scalars import Invalid
 from oracle.tree import Attention, Claim, Input, Node, Scope, name, number, pattern
-from soak.generator import spec_of
-from soak.run import one, tried
-from soak.shrink import shrunk
+from specs import MECHANISMS, STATIC, Maker, drawn, part_of, specs, ten
+from views import PAIRS, Case, differing
 
-SPECS = 40
+from attnspec import parse
 
 
 @pytest.mark.limits("", "tiny")
-def test_a_few_random_specs_mean_what_the_contract_says() -> None:
-    checks: Counter[str] = Counter()
-    for index in range(SPECS):
-        outcome = one(f"smoke:{index}")
-        if outcome is not None:
-            assert not outcome.trial.findings, str(outcome)
-            checks.update(outcome.trial.checks)
-    for kind in ("mask", "adjacency", "edges", "claim", "call", "steps"):
-        assert checks[kind], f"nothing was looked at: {kind}"
+@pytest.mark.parametrize("seed", range(3))
+def test_random_specs_mean_what_the_contract_says(seed: int) -> None:
+    ten(soak.ask, seed, specs(), st.data())
 
 
-def _narrower(spec: Attention, n: int, inputs: Mapping[str, Any] | None = None) -> np.ndarray:
-    """Masks in which every `dilated` forgets its own position: a wrong meaning."""
-    found = meaning.masks(spec, n, inputs)
-    wrong = any(
-        each.kind == "pattern" and each.parts[0] == "dilated"
-        for top in spec.statements()
-        for each in top.walk()
-    )
-    return found & ~np.eye(n, dtype=bool) if wrong else found
+def test_every_pattern_mechanism_and_operator_is_drawn() -> None:
+    words = set().union(*(spec.words() for spec in drawn(150)))
+    wanted = {*(each.name for each in STATIC), *MECHANISMS, *tree._LEVELS, "transpose", "shift"}
+    assert wanted - words <= {"**", "/"}
 
 
-def test_a_wrong_meaning_is_reported_and_made_small() -> None:
-    leaf = pattern("dilated", radius=9, step=2)
-    other = Node("g|", (pattern("residue", step=7), pattern("window", radius=1)))
-    spec = Attention((Node("attend", (Node("g|", (other, leaf)),)),), causal=True)
-    assert not tried(spec, "seed").findings
+def test_a_wrong_meaning_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = meaning.masks
 
-    def wrong(smaller: Attention) -> bool:
-        return any(each.check == "mask" for each in tried(smaller, "seed", _narrower).findings)
+    def narrower(spec: Attention, n: int, inputs: Any = None) -> np.ndarray:
+        """`dilated` forgets its own position."""
+        return right(spec, n, inputs) & ~(np.eye(n, dtype=bool) & ("dilated" in spec.words()))
 
-    assert wrong(spec)
-    small = shrunk(spec, wrong)
-    assert tree.text(small) == tree.text(Attention((Node("attend", (leaf,)),)))
+    def mask(spec: Attention) -> None:
+        if differing(Case(parse(tree.text(spec)), 7, spec), {"mask": PAIRS["mask"]}):
+            raise soak.Finding(spec, "mask")
+
+    monkeypatch.setattr("views.masks", narrower)
+
+    def written(make: Maker) -> Node:
+        dilated = pattern("dilated", radius=make.count(0, 9), step=make.count(1, 5))
+        return Node("g|", (make.graph(2), dilated))
+
+    wrong = part_of(written).map(lambda graph: Attention((Node("attend", (graph,)),)))
+    with pytest.raises(soak.Finding, match=r"attend full \| dilated\(radius = 0, step = 1\)"):
+        ten(mask, 0, wrong)
+    whole = pattern("dilated", radius=1, step=1)
+    with pytest.raises(soak.Finding, match="mask: "):
+        ten(soak.ask, 0, st.just(Attention((Node("attend", (whole,)),))), st.data())
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,6 @@ def test_a_wrong_meaning_is_reported_and_made_small() -> None:
 )
 def test_texts_have_the_brackets_they_need(node: Node, written: str) -> None:
     assert tree.expression(node) == written
-
-
-def test_a_seed_is_a_spec() -> None:
-    assert spec_of("3:4") == spec_of("3:4")
-    assert len({tree.text(spec_of(f"3:{index}")) for index in range(50)}) == 50
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import torch
 from interpreted import interpreted
 from oracle import truth
-from oracle.program import UNKNOWN, attention_of
+from oracle.program import attention_of
 from oracle.scalars import Invalid
 from oracle.tree import Attention
 from population import BODIES, population, spec_of
@@ -30,6 +30,7 @@ from views import (
     differing,
     errors_of,
     is_decided,
+    row_errors,
     step_errors,
     times_weighed,
     written,
@@ -67,18 +68,32 @@ def case_of(name: str, turn: int = 0) -> Case:
     return case
 
 
+def mechanisms(spec: Spec) -> set[str]:
+    return {x.mechanism.name for x in spec.program.attends if x.mechanism}
+
+
 def has_mechanism(spec: Spec, alone: bool = False) -> bool:
     return any(x.mechanism and not (alone and x.graph) for x in spec.program.attends)
+
+
+CANCELLING = ("identity", "favor of waves", "waves", "gated waves")
+"""Sums of weights of either sign, of which some may be near 0."""
 
 
 def call_of(case: Case, turn: int) -> Call:
     """A call whose shape and type go by turns."""
     shape = SHAPES[turn % len(SHAPES)]
     kinds = {entry.kind for entry in case.spec.inputs.values()}
-    if "numbers" in kinds and shape in ("left", "right", "holes"):
+    if "numbers" in kinds and shape in ("left", "right", "holes", "several"):
         # of padding the numbers are others than they are given
         shape = "plain"
-    return Call(case, shape, TYPES[turn // len(SHAPES) % len(TYPES)], turn % case.spec.layers)
+    if "nystrom" in mechanisms(case.spec) and shape in ("last queries", "one query", "several"):
+        # it takes the queries of all positions
+        shape = "plain"
+    dtype = TYPES[turn // len(SHAPES) % len(TYPES)]
+    if NAMES[turn % len(NAMES)] in CANCELLING:
+        dtype = torch.float64
+    return Call(case, shape, dtype, turn % case.spec.layers)
 
 
 GRAPHS = [name for name in NAMES if not has_mechanism(population()[name], alone=True)]
@@ -109,6 +124,7 @@ def test_pairs_and_figures(name: str) -> None:
         assert differing(Case(case.spec, 0), PAIRS) == []
 
 
+@pytest.mark.limits("", "tiny")
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels(name: str) -> None:
     """What is chosen, and every third backend."""
@@ -133,6 +149,7 @@ def test_kernels_that_are_asked_for_by_name(kernel: str, name: str) -> None:
     assert not check(call, kernel)
 
 
+@pytest.mark.limits("", "tiny")
 @pytest.mark.parametrize("name", WEIGHED)
 def test_every_pair_is_weighed_once(name: str) -> None:
     case, turn = case_of(name, 1), NAMES.index(name)
@@ -142,14 +159,19 @@ def test_every_pair_is_weighed_once(name: str) -> None:
             assert np.abs(times - case.masks[turn % case.spec.layers]).max(initial=0) < 1e-9, kernel
 
 
+@pytest.mark.limits("", "tiny")
 @pytest.mark.parametrize("name", [name for name in NAMES if population()[name].program.causal])
 def test_steps(name: str) -> None:
     turn = NAMES.index(name)
     case = Case(population()[name], population()[name].program.fixed_length or 33)
     kinds = {entry.kind for entry in case.spec.inputs.values()}
     # rows of scores begin where a sample does
-    shape = "plain" if "scores" in kinds else SHAPES[turn % 2 * 4]
+    shape = "plain" if "scores" in kinds else ("plain", "left")[turn % 2]
     call = replace(call_of(case, turn), shape=shape, dtype=torch.float64)
+    if mechanisms(case.spec) & {"synthesizer", "gmlp"}:
+        with pytest.raises(ValueError, match="no state of constant size"):
+            step_errors(call)
+        return
     if has_mechanism(case.spec, alone=True):
         assert step_errors(call) == []
         return
@@ -176,6 +198,22 @@ def test_written_modules(name: str) -> None:
     assert errors_of(call, written(call.case.spec, standalone=turn % 4 > 0)) == []
 
 
+@pytest.mark.parametrize("dtype", TYPES[2:], ids=str)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (at % 24 != 5))
+        for at, name in enumerate(NAMES)
+        if name not in CANCELLING and not is_decided(population()[name])
+    ],
+)
+def test_rows_in_16_bits(name: str, dtype: torch.dtype) -> None:
+    spec = population()[name]
+    longest = 130 if mechanisms(spec) & {"linformer", "synthesizer", "mixer", "gmlp"} else 500
+    call = Call(Case(spec, spec.program.fixed_length or longest), "plain", dtype)
+    assert row_errors(call, call.said(call.learning(spec.compile()).float())) == []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", NAMES)
@@ -193,14 +231,14 @@ def test_the_population_has_every_pattern_and_mechanism() -> None:
     programs = [spec.program for spec in population().values()]
     attends = [attend for program in programs for attend in program.attends]
     patterns = {leaf.pattern for x in attends if x.graph for leaf in leaves(x.graph)}
-    assert {each.name for each in PATTERNS} - patterns <= UNKNOWN
-    mechanisms = {attend.mechanism.name for attend in attends if attend.mechanism}
-    assert {each.name for each in MECHANISMS} - mechanisms <= UNKNOWN
+    assert {each.name for each in PATTERNS} <= patterns
+    used = {attend.mechanism.name for attend in attends if attend.mechanism}
+    assert {each.name for each in MECHANISMS} == used
     assert set(BODIES) <= population().keys()
 
 
 ELSEWHERE = {
-    **dict.fromkeys(GRAPH_HEADS, "analysis/test_graph_heads.py"),
+    **dict.fromkeys(GRAPH_HEADS, "analysis/test_mechanisms.py"),
     **dict.fromkeys(("choice", "scoring_flops"), "decided/test_figures_of_choices.py"),
     "order": "analysis/test_order.py: counts over n, growth derived by hand",
     "stable": "graphs/test_stable.py, and the verdicts",

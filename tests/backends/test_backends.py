@@ -1,62 +1,80 @@
-"""Every backend against the definition: values, gradients, padding, lengths, types."""
+"""What every backend does alike, and which one is chosen."""
 
 from __future__ import annotations
 
+import copy
+import gc
 import math
-import re
+import pickle
 from functools import cache
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from attention_checks import (
-    ALONG,
-    BACKEND_NAMES,
-    GRAPHS,
-    assert_agree,
-    defined,
-    module_of,
-    spec_of,
-    tensors,
-    with_gradients,
-)
+from attention_checks import ALONG, GRAPHS, check_transforms, tensors, with_gradients
+from limited import REFUSING
 from package_map import ROOT
+from population import spec_of
+from views import KERNELS, SHAPES, Call, Case, check, errors_of
+from zoo import EXAMPLES
 
 from attnspec.backends import BACKENDS
-from attnspec.backends.common.score_formula import bucket_of, thresholds
-from attnspec.backends.planner import candidates, plan
-from attnspec.graphs.patterns import BY_NAME
-from attnspec.ir.serial import plan_data
-from attnspec.lower.work import BackendError, Work
+from attnspec.lower.work import BackendError
 from attnspec.runtime import CompiledAttention
+from attnspec.spec import load
 
-Given: TypeAlias = "tuple[torch.Tensor, ...]"
-
-every_backend = pytest.mark.parametrize("backend", BACKEND_NAMES)
+every_backend = pytest.mark.parametrize("backend", KERNELS)
 
 
-def narrowed(given: tuple[torch.Tensor, ...], dtype: torch.dtype) -> list[torch.Tensor]:
-    return [x.detach().to(dtype).requires_grad_() for x in given]
+def module_of(body: str, backend: str, n: int = 33) -> CompiledAttention:
+    """Skips where the backend takes no such graph, or no such length."""
+    spec = spec_of(body)
+    try:
+        module = spec.compile(backend)
+        heads = spec.heads or 1
+        module(*(x.detach() for x in tensors(1, heads, n, n)))
+    except BackendError as error:
+        pytest.skip(str(error))
+    return module
+
+
+def equal(found: Any, meant: Any, error: float = 1e-11) -> None:
+    torch.testing.assert_close(found, meant, rtol=error, atol=error)
+
+
+# --- what is computed ----------------------------------------------------------------------------
 
 
 @cache
-def drawn(n: int, dtype: torch.dtype = torch.float64) -> Given:
-    """The same numbers in any type."""
-    return tensors(2, 2, n, n) if dtype == torch.float64 else tuple(narrowed(drawn(n), dtype))
+def call_of(body: str, n: int, shape: str) -> Call:
+    """What is meant is computed once."""
+    return Call(Case(spec_of(body), n), shape, torch.float64)
 
 
-@cache
-def meant(name: str, n: int, dtype: torch.dtype = torch.float64) -> Given:
-    """Outputs and gradients by the definition: which backend is held against them changes
-    nothing."""
-    parts = drawn(n, dtype)
-    return tuple(with_gradients(defined(spec_of(GRAPHS[name]), *parts), parts))
-
-
+@pytest.mark.limits("", "tiny")
+@pytest.mark.parametrize(
+    ("body", "n"),
+    [
+        ("attend full", 40),
+        ("causal attend full score alibi()", 40),
+        ("attend block(size = 8, before = 1) | global(first(2)) normalize softmax1", 70),
+        ("input d: ids attend same(d) & window(radius = 30) | self", 70),
+        # of several orders, whose results are merged
+        ("causal attend window(before = 20, after = 0) | residue(step = 16)", 400),
+        ("attend window(radius = 9) | residue(step = 16) | rows(first(2)) score alibi()", 300),
+    ],
+)
 @every_backend
-def test_tensors_of_any_strides(backend: str) -> None:
-    spec, module = spec_of(GRAPHS["window"]), module_of(GRAPHS["window"], backend)
+def test_calls_of_every_shape(backend: str, body: str, n: int) -> None:
+    found = {shape: check(call_of(body, n, shape), backend) for shape in SHAPES}
+    assert {shape: faults for shape, faults in found.items() if faults} == {}
+
+
+@pytest.mark.parametrize("body", [GRAPHS["window"], "attend window(radius = 3) + linear()"])
+@every_backend
+def test_tensors_of_any_strides(backend: str, body: str) -> None:
+    module = module_of(body, backend)
     shared = torch.randn(2, 70, 3, 4, 8, dtype=torch.float64)
     before = shared.clone()
     views = [
@@ -69,266 +87,359 @@ def test_tensors_of_any_strides(backend: str) -> None:
         [torch.randn(2, 5, size, 3, dtype=torch.float64).permute(0, 3, 1, 2) for size in (2, 2, 4)],
         [torch.randn(size, 1, 2, 1, dtype=torch.float64).permute(3, 2, 1, 0) for size in (1, 1, 4)],
     ]
-    for q, k, v in views:
-        given = [x.clone().contiguous().requires_grad_() for x in (q, k, v)]
-        exact = with_gradients(defined(spec, *given), given)
-        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-        assert_agree(with_gradients(module(*leaves), leaves), exact, exact)
-        # the gradient of a sum has no strides at all
-        sums = torch.autograd.grad(module(*leaves).sum(), leaves)
-        wanted = torch.autograd.grad(defined(spec, *given).sum(), given)
-        for found, right in zip(sums, wanted, strict=True):
-            torch.testing.assert_close(found, right, rtol=0, atol=1e-12)
+    for each in views:
+        results = []
+        for q, k, v in (each, [x.clone().contiguous() for x in each]):
+            given = [x.detach().requires_grad_() for x in (q, k, v)]
+            # the gradient of a sum has no strides at all
+            sums = torch.autograd.grad(module(*given).sum(), given)
+            results.append([*with_gradients(module(*given), given), *sums])
+        equal(results[0], results[1])
     assert torch.equal(shared, before)
 
 
 @every_backend
-@pytest.mark.parametrize("name", ["causal", "causal window", "strided"])
+@pytest.mark.parametrize("name", ["causal", "strided"])
 def test_the_future_leaves_causal_rows_alone(name: str, backend: str) -> None:
-    module = module_of(GRAPHS[name].replace(", after = 3", ", after = 0"), backend)
-    with torch.no_grad():
-        q, k, v = tensors(1, 2, 200, 200, dtype=torch.float32)
-        out = module(q, k, v)
-        for x in (k, v):
-            x[:, :, 111:] = torch.randn_like(x[:, :, 111:]) * 100
-        assert torch.equal(module(q, k, v)[:, :, :111], out[:, :, :111])
+    module = module_of(GRAPHS[name], backend)
+    q, k, v = (x.detach() for x in tensors(1, 2, 200, 200, dtype=torch.float32))
+    out = module(q, k, v)
+    for x in (k, v):
+        x[:, :, 111:] = torch.randn_like(x[:, :, 111:]) * 100
+    assert torch.equal(module(q, k, v)[:, :, :111], out[:, :, :111])
 
 
-@pytest.mark.parametrize("heads", [1, 2, 3, 6, 12, 40])
+@pytest.mark.parametrize("backend", [each for each in KERNELS if each in ("scattered", "edges")])
+def test_what_a_row_does_not_read_cannot_reach_it(backend: str) -> None:
+    body = "causal attend powers(base = 3)"
+    module, reads = spec_of(body).compile(backend), spec_of(body).mask(70)[:, 0]
+    q, k, v = (x.detach() for x in tensors(1, 2, 70, 70))
+    before = module(q, k, v)
+    k[:, :, 0], v[:, :, 0] = torch.nan, torch.inf
+    after = module(q, k, v)
+    assert torch.equal(after[:, :, ~reads], before[:, :, ~reads])
+    assert not after[:, :, reads].isfinite().any()
+    # nor is anything left over for the next call
+    k[:, :, 0], v[:, :, 0] = 0.0, 0.0
+    assert module(q, k, v).isfinite().all()
+
+
+@pytest.mark.parametrize("normalize", ["softmax", "softmax1", "relu", "sigmoid"])
+@every_backend
+def test_large_numbers_stay_finite(backend: str, normalize: str) -> None:
+    module = module_of(f"{GRAPHS['window']} normalize {normalize}", backend)
+    assert module(*(x * 1e10 for x in tensors(1, 1, 70, 70))).isfinite().all()
+
+
+@pytest.mark.parametrize("normalize", ["softmax", "softmax1"])
+@pytest.mark.parametrize("scale", ["0", "-1.5", "1e-30"])
+def test_scores_of_any_scale_are_numbers(scale: str, normalize: str) -> None:
+    spec = spec_of(f"causal attend full scale {scale} normalize {normalize}")
+    for shape in ("plain", "right"):
+        assert errors_of(Call(Case(spec, 70), shape, torch.float64), spec.compile("torch")) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "n"),
+    [
+        ("causal attend (window(before = 4, after = 0) - self) & same(d)", 1),
+        ("attend where(q > 9) & same(d)", 4),
+        ("attend where(q > 9) & same(d) score alibi()", 4),
+        ("attend where(q > 9) & same(d) normalize relu", 4),
+    ],
+)
+def test_what_is_static_may_leave_no_key(body: str, n: int) -> None:
+    spec = spec_of(f"input d: ids {body}")
+    for shape in ("one query", "several", "right", "plain"):
+        assert errors_of(Call(Case(spec, n), shape, torch.float64), spec.compile()) == []
+
+
+@pytest.mark.parametrize("score", ["", "score alibi()", "score bias(buckets = 8)"])
+@every_backend
+def test_long_sequences_are_those_of_the_definition(backend: str, score: str) -> None:
+    # every tile of queries reads the first keys, from ever farther away, and its own
+    body = f"heads 2 attend window(radius = 40) | columns(first(64)) {score}"
+    module, dense = module_of(body, backend), spec_of(body).compile("dense")
+    for x in module.parameters():
+        torch.nn.init.normal_(x)
+    dense.load_state_dict(module.state_dict())
+    given = tensors(1, 2, 1024, 1024)
+    found, meant = (with_gradients(each(*given), given) for each in (module, dense))
+    equal(found, meant, error=1e-9)
+
+
+@pytest.mark.parametrize("heads", [1, 3, 12, 40])
 def test_alibi_has_the_slopes_of_its_paper(heads: int) -> None:
     """For a spec that says the number of heads, and for one that takes that of the call."""
-    q, k, v = (torch.randn(1, heads, 9, 4, dtype=torch.float64) for _ in range(3))
-    low = 2 ** math.floor(math.log2(heads))
-    slopes = [2 ** (-8 * (h + 1) / low) for h in range(low)]
-    slopes += [2 ** (-8 * (h + 1) / (2 * low)) for h in range(0, 2 * low, 2)][: heads - low]
-    gap = (torch.arange(9)[:, None] - torch.arange(9)).abs()
-    scores = q @ k.mT / 2 - torch.tensor(slopes, dtype=torch.float64)[:, None, None] * gap
     for said in ("", f"heads {heads}"):
-        out = module_of(f"{said} attend full score alibi()", "auto")(q, k, v)
-        torch.testing.assert_close(out, scores.softmax(-1) @ v)
+        low = 2 ** math.floor(math.log2(heads))
+        slopes = [2 ** (-8 * (h + 1) / low) for h in range(low)]
+        slopes += [2 ** (-8 * (h + 1) / (2 * low)) for h in range(0, 2 * low, 2)][: heads - low]
+        q = torch.zeros(1, heads, 2, 4, dtype=torch.float64)
+        v = torch.eye(2, dtype=torch.float64).expand(1, heads, 2, 2)
+        out = spec_of(f"{said} attend full score alibi()").compile()(q, q, v)
+        # of two keys the farther one weighs exp(-slope) of the nearer one
+        found = -torch.log(out[0, :, 0, 1] / out[0, :, 0, 0])
+        equal(found, torch.tensor(slopes, dtype=torch.float64))
 
 
-def available(backend: str, body: str) -> bool:
-    try:
-        plan(spec_of(body).program, 130, backend=backend)
-    except BackendError:
-        return False
-    return True
-
-
+@pytest.mark.parametrize("n_q", [1, 130])
 @every_backend
-def test_large_numbers_stay_finite(backend: str) -> None:
-    module = module_of(GRAPHS["window"], backend)
-    q, k, v = (x.detach() * 1e10 for x in tensors(1, 1, 70, 70, dtype=torch.float32))
-    assert torch.isfinite(module(q, k, v)).all()
-    for normalize in ("softmax1", "relu", "sigmoid"):
-        body = f"{GRAPHS['window']} normalize {normalize}"
-        if available(backend, body):
-            assert torch.isfinite(module_of(body, backend)(q, k, v)).all()
-
-
-def test_buckets_are_those_of_the_source() -> None:
-    def bucket(distance: int, buckets: int, most: int, two_sided: bool) -> int:
-        found = 0
-        if two_sided:
-            buckets //= 2
-            found = buckets if distance < 0 else 0
-            distance = abs(distance)
-        distance = max(distance, 0)
-        exact = buckets // 2
-        if distance < exact:
-            return found + distance
-        far = math.log(distance / exact) / math.log(most / exact) * (buckets - exact)
-        # whole numbers are met exactly only by luck
-        return found + min(buckets - 1, exact + math.floor(far + 1e-9))
-
-    distances = np.arange(-300, 301)
-    for buckets, most in ((32, 128), (8, 20), (4, 3), (33, 100), (16, 64)):
-        for two_sided in (True, False):
-            wanted = [bucket(int(x), buckets, most, two_sided) for x in distances]
-            assert bucket_of(distances, buckets, most, two_sided).tolist() == wanted
-    assert thresholds(16, 128)[7] == 8
-    # log(16 / 8) / log(128 / 8) * 8 is 2 and must not be rounded below it
-    assert bucket_of(np.array([15, 16]), 32, 128, True).tolist() == [9, 10]
-
-
-@every_backend
-def test_dropout_keeps_the_mean_and_follows_the_seed(backend: str) -> None:
-    module = module_of("attend window(radius = 40)", backend)
-    q, k, v = (x.detach() for x in tensors(8, 4, 130, 130, dtype=torch.float32))
-    kept = module(q, k, torch.ones_like(v))
+def test_dropout_keeps_the_mean_and_follows_the_seed(backend: str, n_q: int) -> None:
+    module = module_of("attend window(radius = 40)", backend, n_q)
+    q, k, v = (x.detach() for x in tensors(8, 4, n_q, 130, dtype=torch.float32))
+    v = torch.ones_like(v).requires_grad_()
     torch.manual_seed(3)
-    dropped = module(q, k, torch.ones_like(v), dropout_p=0.25)
-    assert abs(dropped.mean() - kept.mean()) < 0.01
-    assert 0.01 < (dropped - kept).std() < 0.5
+    dropped = module(q, k, v, dropout_p=0.25)
+    assert abs(dropped.mean() - 1) < 0.04
+    assert 0.01 < dropped.std() < 0.5
     torch.manual_seed(3)
-    assert torch.equal(module(q, k, torch.ones_like(v), dropout_p=0.25), dropped)
+    assert torch.equal(module(q, k, v, dropout_p=0.25), dropped)
+    # the output is linear in v, whatever was dropped
+    (slope,) = torch.autograd.grad(dropped.sum(), v)
+    torch.testing.assert_close((slope * v).sum(), dropped.sum())
     assert not module(q, k, v, dropout_p=1.0).any()
 
 
-@pytest.mark.parametrize("backend", ["torch", "bands"])
-@pytest.mark.parametrize("body", ["strided", "blocks", "alibi"])
-def test_a_default_device_reaches_no_kernel(body: str, backend: str) -> None:
-    body = GRAPHS.get(body, "heads 4 attend window(radius = 9) score alibi()")
-    given = tensors(2, 4, 130, 130)
-    padding = torch.ones(2, 130, dtype=torch.bool)
-    padding[1, 90:] = False
-    plain = with_gradients(module_of(body, backend)(*given, key_padding_mask=padding), given)
-    module = CompiledAttention(plan_data(spec_of(body).program, backend))
-    with torch.device("meta"):
-        out = module(*given, key_padding_mask=padding)
-    for found, meant in zip(with_gradients(out, given), plain, strict=True):
-        assert torch.equal(found, meant)
+def test_groups_of_heads_where_torchs_call_takes_the_larger_alone() -> None:
+    # ten heads of 700 x 700 scores go through it under dropout, two by the definition
+    spec = load(EXAMPLES / "blockbert.attn")
+    q, k, v = tensors(1, 12, 700, 700, dtype=torch.float32)
+    dropped = spec.compile("torch")(q, k, v, dropout_p=1e-12)
+    equal(dropped, spec.compile("dense")(q, k, v), error=1e-4)
 
 
-@every_backend
-def test_a_length_without_a_value_says_nothing_of_a_backend(backend: str) -> None:
-    # at n = 1 it divides by 0
-    spec = spec_of("attend where(q != k // (n // 2))")
-    assert spec.compile(backend=backend).backend == backend
-
-
-def test_refusals() -> None:
-    spec = spec_of("input t: tokens attend window(radius = 3) | global(t)")
-    with pytest.raises(BackendError, match=r"tiles refuses: the graph reads .* `t`"):
-        plan(spec.program, 64, backend="tiles")
-    with pytest.raises(BackendError, match=r"one of auto, .*got 'quick'"):
-        plan(spec.program, 64, backend="quick")
-    step = plan(spec.program, 4096).steps[0]
-    assert step.chosen.name != "tiles"
-    refused = {c.backend.name: c.refusal for c in step.candidates if c.refusal is not None}
-    assert "`t`" in refused["tiles"]
-    assert "refused: the graph reads the run-time input `t`" in str(plan(spec.program, 4096))
+# --- derivatives, transforms, modes, copies ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "body", ["where(q != k // (n // 2))", "where(q // (n // 2) < 3) + linear()"]
-)
-def test_a_length_without_a_value_refuses_nothing(body: str) -> None:
-    spec = spec_of(f"attend {body}")
-    for backend in ("auto", "scattered" if "linear" not in body else "factored"):
-        module = spec.compile(backend=backend)
-        given = tensors(1, 1, 6, 6)
-        assert module(*given).shape == given[0].shape
-        with pytest.raises(ValueError, match="division by zero"):
-            module(*tensors(1, 1, 1, 1))
-
-
-def test_what_several_groups_are_refused_for_is_said_once() -> None:
-    spec = spec_of(
-        "layers 2 heads 2 head 0 { attend window(radius = 3) } head 1 { attend self }"
-        " layer 1 { head 1 { attend linear() } }"
-    )
-    found = plan(spec.program, 4096)
-    said = [(c.backend.name, c.refusal) for step in found.steps for c in step.candidates]
-    lines = str(found).splitlines()
-    for refusal in {pair for pair in said if pair[1] is not None}:
-        (line,) = [
-            line for line in lines if f"{refusal[0]} " in line and f"refused: {refusal[1]}" in line
-        ]
-        groups = [
-            " ".join(step.where)
-            for step in found.steps
-            if refusal in [(c.backend.name, c.refusal) for c in step.candidates]
-        ]
-        if len(groups) == len(found.steps):
-            assert line.startswith("every group ")
-        elif len(groups) > 1:
-            assert line.startswith(f"{len(groups)} groups ")
-            assert line.endswith(f"({'; '.join(groups)})")
-    alike = str(plan(spec_of("heads 2 attend self head 1 { attend full }").program, 4096))
-    assert alike.count("the last 16 queries at most") == 1
-    assert "every group  " in alike
-
-
-def test_the_cheapest_is_chosen_and_named_ones_are_kept() -> None:
-    spec = spec_of("attend window(radius = 64)")
-    assert plan(spec.program, 16384).steps[0].chosen.name != "dense"
-    for n in (64, 16384):
-        ranked = plan(spec.program, n).steps[0].candidates
-        seconds = [c.seconds for c in ranked if c.seconds is not None]
-        assert seconds == sorted(seconds)
-    assert plan(spec.program, 16384, backend="dense").steps[0].chosen.name == "dense"
-    assert plan(spec.program, 0).steps == ()
-
-
-def test_a_plan_of_nothing_says_so() -> None:
-    assert str(spec_of("attend full").plan(0)) == "sample, n = 0, cpu: nothing to run"
-    with pytest.raises(ValueError, match="has 2 x 3 = 6 cells, got n = 0"):
-        spec_of("sequence grid(2, 3) attend axial").plan(0)
-    with pytest.raises(BackendError, match="one of auto"):
-        spec_of("attend full").plan(0, backend="quick")
-
-
-def test_estimates_are_shown_for_the_device_that_they_are_about() -> None:
-    spec = spec_of("attend window(radius = 3)")
-    head, *_ = str(spec.plan(512, device="cuda:1")).splitlines()
-    published = "by default rates (NVIDIA H200)"
-    assert head.endswith(f"cuda; estimates for one head of size 64, forward, {published}")
-    head, *lines = str(spec.plan(512, device="mps")).splitlines()
-    assert head.endswith(
-        "no estimates for mps: plain tensor operations, ranked as on a GPU of another kind"
-    )
-    assert any(line.endswith("chosen") for line in lines)
-    assert any("refused: its kernel runs on the CPU, not on mps" in line for line in lines)
-    figure = re.compile(r"\d (s|ms|us)$")
-    assert not any(figure.search(line) for line in lines)
-    assert any(figure.search(line) for line in str(spec.plan(512)).splitlines())
-    body = "layers 3 heads 3 attend window(radius = 4) layer 1 { head 0, 2 { attend full } }"
-    text = str(plan(spec_of(body).program, 64))
-    assert "layer 0, 2  head 0..2" in text
-    assert "layer 1     head 0, 2" in text
-
-
-def test_derivatives_of_derivatives() -> None:
-    for name in ("window", "random"):
-        for backend in BACKEND_NAMES:
-            module = module_of(GRAPHS[name], backend)
-            given = tensors(1, 1, 6, 6, size=2)
-            assert torch.autograd.gradcheck(module, given, **ALONG)
-            assert torch.autograd.gradgradcheck(module, given, **ALONG)
-
-
-def test_candidates_name_every_backend_once() -> None:
-    work = Work(BY_NAME["full"](), 64, 64)
-    assert sorted(c.backend.name for c in candidates(work, "cpu")) == sorted(
-        backend.name for backend in BACKENDS
-    )
-
-
-@pytest.mark.parametrize(
-    ("body", "backend"),
+    "body",
     [
-        ("full", "scattered"),
-        ("window(radius = 3)", "bands"),
-        ("window(radius = 3)", "traced"),
-        ("linear()", "factored"),
-        ("window(radius = 3) + linear()", "factored"),
-        ("lsh(rounds = 2, chunk = 8)", "lists"),
-        ("sinkhorn(size = 8)", "lists"),
-        ("sinkhorn(size = 8)", "traced"),
+        GRAPHS["window"],
+        "causal attend random(keys = 6)",
+        "attend where(k * 3 == q or k + 9 == q)",
+        "heads 2 causal attend strided(stride = 4) score bias(buckets = 8)",
+        "heads 2 attend window(radius = 2) | columns(first(2)) score alibi() normalize softmax1",
+        "heads 2 attend window(radius = 2) score softcap(cap = 2)",
     ],
 )
-def test_gradients_that_are_differentiated_again_are_the_same(body: str, backend: str) -> None:
+@every_backend
+def test_derivatives_of_derivatives(backend: str, body: str) -> None:
+    module = module_of(body, backend, 9).double()
+    for x in module.parameters():
+        torch.nn.init.normal_(x)
+    for n_q in (1, 7):
+        given = tensors(1, 2, n_q, 9, size=2)
+        try:
+            assert torch.autograd.gradcheck(module, given, **ALONG)
+        except BackendError:
+            continue
+        assert torch.autograd.gradgradcheck(module, given, **ALONG)
+
+
+@pytest.mark.parametrize(
+    ("body", "traced"),
+    [
+        ("window(radius = 3)", False),
+        ("window(radius = 3)", True),
+        ("linear()", False),
+        ("window(radius = 3) + linear()", False),
+        ("lsh(rounds = 2, chunk = 8)", False),
+        ("sinkhorn(size = 8)", False),
+        ("sinkhorn(size = 8)", True),
+    ],
+)
+@every_backend
+def test_gradients_that_are_differentiated_again_are_the_same(
+    body: str, traced: bool, backend: str
+) -> None:
     """Of keys that are made of the queries, too: each has its own share."""
-    name = "auto" if backend == "traced" else backend
-    module = spec_of(f"attend {body}").compile(name, head_size=8)
+    if traced and backend != "auto":
+        pytest.skip("one is enough")
+    try:
+        module = spec_of(f"attend {body}").compile(backend, head_size=8)
+    except BackendError as error:
+        pytest.skip(str(error))
 
     def attend(q: torch.Tensor) -> torch.Tensor:
         k = q if "lsh" in body else q.roll(1, 3) * 0.7
         out: torch.Tensor = module(q, k, k * 2)
         return out
 
-    run = torch.compile(attend, backend="eager") if backend == "traced" else attend
+    run = torch.compile(attend, backend="eager") if traced else attend
     q = torch.randn(1, 2, 40, 8).requires_grad_()
-    found = [
-        torch.autograd.grad(run(q).square().sum(), q, create_graph=again)[0]
-        for again in (False, True)
-    ]
-    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+    try:
+        once, again = (
+            torch.autograd.grad(run(q).square().sum(), q, create_graph=more)[0]
+            for more in (False, True)
+        )
+        equal(once, again, error=1e-4)
+    except BackendError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("name", ["blocks", "random", "empty rows"])
+@every_backend
+def test_transforms(backend: str, name: str) -> None:
+    module = module_of(GRAPHS[name], backend, 40)
+    q, k, v = (x.detach() for x in tensors(2, 2, 40, 40))
+    check_transforms(module, q, k, v)
+    many = torch.func.vmap(
+        lambda *each: module(*(x[None] for x in each), return_lse=True), out_dims=1
+    )(q, k, v)
+    for one, other in zip(many, module(q, k, v, return_lse=True), strict=True):
+        equal(one[0], other)
+
+
+def test_heads_of_several_graphs_are_transformed_and_traced() -> None:
+    body = (
+        "heads 4 attend block(size = 16) | global(first(16)) | random_blocks(size = 16, blocks = 2)"
+    )
+    module, same = spec_of(body).compile(), spec_of(body).compile("dense")
+    q, k, v = (x.detach() for x in tensors(2, 4, 40, 40, key_heads=2))
+    many = torch.func.vmap(lambda *x: module(*(y[None] for y in x))[0])(q, k, v)
+    equal(many, same(q, k, v))
+    traced = torch.compile(lambda *x: module(*x, return_lse=True), backend="eager", fullgraph=True)
+    equal(traced(q, k, v), same(q, k, v, return_lse=True))
+
+
+@pytest.mark.parametrize("n_q", [1, 70])
+@pytest.mark.parametrize(
+    "body", [GRAPHS["random"], "causal attend window(radius = 9) score alibi()", GRAPHS["blocks"]]
+)
+def test_modes_of_the_caller_do_not_reach_the_next_call(body: str, n_q: int) -> None:
+    given = tensors(1, 2, n_q, 70)
+    wanted = with_gradients(spec_of(body).compile()(*given), given)
+    for enter in (torch.inference_mode(), torch.device("meta"), torch.no_grad()):
+        module = spec_of(body).compile()
+        with enter:
+            module(*given)
+            module(*(torch.randn(1, 2, 300, 8, device="cpu") for _ in range(3)))
+        equal(with_gradients(module(*given), given), wanted)
+
+
+def test_copies_compute_the_same() -> None:
+    module = spec_of("input d: ids attend where(d(q) - d(k) <= 0)").compile()
+    given, inputs = tensors(1, 2, 8, 8), {"d": torch.arange(8)[None] // 3}
+    out = module(*given, inputs=inputs)
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(other(*given, inputs=inputs), out)
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["torch", "numpy"])
+def test_inputs_that_are_written_to_are_read_again(seen: bool) -> None:
+    spec = spec_of("causal input d: ids attend where(d(q) - d(k) <= 0)")
+    module, given, array = spec.compile(), tensors(1, 1, 8, 8), np.zeros((1, 8), dtype=np.int64)
+    ids = torch.from_numpy(array)
+    before = module(*given, inputs={"d": ids})
+    (ids if seen else array)[:, 4:] = 1
+    after = module(*given, inputs={"d": ids})
+    assert torch.equal(after, spec.compile()(*given, inputs={"d": ids.clone()}))
+    assert not torch.equal(after, before)
+
+
+def bytes_alive() -> int:
+    """The bytes of all tensors that live, each storage once."""
+    gc.collect()
+    tensors = (x for x in gc.get_objects() if type(x) is torch.Tensor)
+    # what a transform wrapped, kept by the error of another test, has no storage
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    storages = (x.untyped_storage() for x in tensors if not wrapped(x))
+    return sum({x.data_ptr(): x.nbytes() for x in storages}.values())
+
+
+def test_masks_go_with_their_modules_and_those_of_many_paddings_are_bounded() -> None:
+    before = bytes_alive()
+    module = spec_of("attend window(radius = 5)").compile("torch")
+    padding = torch.arange(500) < torch.tensor([[400], [500]])
+    module(*torch.zeros(3, 2, 1, 500, 4).unbind(0), key_padding_mask=padding)
+    assert bytes_alive() > before + 4 * 500**2
+    del module
+    assert bytes_alive() < before + 500**2
+    module = spec_of("attend window(radius = 5)").compile("torch")
+    for batch in range(1, 60):
+        padding = torch.arange(40).expand(batch, -1) >= batch % 40
+        module(*torch.zeros(3, batch, 1, 40, 4).unbind(0), key_padding_mask=padding)
+    # the last 32, of 28 to 59 samples, and the one without padding
+    assert bytes_alive() < before + 2 * 4 * 40**2 * sum(range(28, 61))
+
+
+@pytest.mark.parametrize(
+    "body", [GRAPHS["strided"], "heads 4 attend window(radius = 9) score alibi()"]
+)
+@every_backend
+def test_a_default_device_reaches_no_kernel(body: str, backend: str) -> None:
+    given, padding = tensors(2, 4, 130, 130), torch.ones(2, 130, dtype=torch.bool)
+    padding[1, 90:] = False
+    plain = module_of(body, backend, 130)(*given, key_padding_mask=padding)
+    module = spec_of(body).compile(backend)
+    with torch.device("meta"):
+        out = module(*given, key_padding_mask=padding)
+    for found, meant in zip(*(with_gradients(x, given) for x in (out, plain)), strict=True):
+        assert torch.equal(found, meant)
+
+
+# --- what is planned -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body", ["where(q != k // (n // 2))", "where(q // (n // 2) < 3) + linear()"]
+)
+@every_backend
+def test_a_length_without_a_value_says_nothing_of_a_backend(body: str, backend: str) -> None:
+    module = module_of(f"attend {body}", backend, 6)
+    # it divides by 0
+    with pytest.raises(ValueError, match="division by zero"):
+        module(*tensors(1, 1, 1, 1))
+
+
+def test_refusals_are_named() -> None:
+    spec = spec_of("input t: tokens attend window(radius = 3) | global(t)")
+    refused = {c.backend.name: c.refusal for c in spec.plan(4096).steps[0].candidates}
+    assert refused.keys() == {each.name for each in BACKENDS}
+    some = [name for name, reason in refused.items() if reason and "`t`" in reason]
+    assert some
+    for name in some:
+        with pytest.raises(BackendError, match=f"{name} refuses: .*`t`"):
+            spec.plan(64, backend=name)
+        assert f"refused: {refused[name]}" in str(spec.plan(4096))
+    for ask in (spec.plan, spec_of("attend full").plan):
+        with pytest.raises(BackendError, match=r"one of auto, .*got 'quick'"):
+            ask(0, backend="quick")
+
+
+@pytest.mark.limits(REFUSING)
+def test_what_needs_a_larger_mask_than_is_kept_is_refused() -> None:
+    for body, refused in (("window(radius = 5)", True), ("full", False)):
+        steps = spec_of(f"attend {body}").plan(41).steps[0].candidates
+        reasons = {c.backend.name: c.refusal for c in steps}
+        assert bool(reasons["torch"]) == refused
+
+
+def test_the_cheapest_is_chosen_and_named_ones_are_kept() -> None:
+    spec = spec_of("attend window(radius = 64)")
+    for n in (64, 16384):
+        ranked = spec.plan(n).steps[0].candidates
+        seconds = [c.seconds for c in ranked if c.seconds is not None]
+        assert seconds == sorted(seconds)
+    assert spec.plan(16384).steps[0].chosen.name != "dense"
+    assert spec.plan(16384, backend="dense").steps[0].chosen.name == "dense"
+    assert str(spec.plan(0)) == "sample, n = 0, cpu: nothing to run"
+    with pytest.raises(ValueError, match="has 2 x 3 = 6 cells, got n = 0"):
+        spec_of("sequence grid(2, 3) attend axial").plan(0)
+
+
+def test_estimates_are_shown_for_the_device_that_they_are_about() -> None:
+    spec = spec_of("attend window(radius = 3)")
+    assert "forward, by default rates (NVIDIA H200)" in str(spec.plan(512, device="cuda:1"))
+    head, *lines = str(spec.plan(512, device="mps")).splitlines()
+    assert "no estimates for mps" in head
+    assert any("refused: its kernel runs on the CPU, not on mps" in line for line in lines)
+    assert not any(line.endswith((" s", " ms", " us")) for line in lines)
+    assert any(line.endswith((" s", " ms", " us")) for line in str(spec.plan(512)).splitlines())
 
 
 def test_every_backend_has_a_row_on_their_page() -> None:
     page = (ROOT / "backends" / "README.md").read_text(encoding="utf-8")
-    folders = [type(each).__module__.split(".")[2] for each in BACKENDS]
-    assert [folder for folder in folders if f"\n| `{folder}/` | " not in page] == []
+    assert [each.name for each in BACKENDS if f"`{each.name}`" not in page] == []

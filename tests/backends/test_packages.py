@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_checks import spec_of, tensors, with_gradients
-from formula_checks import learner_of
+from attention_checks import learner_of, spec_of, tensors, with_gradients
 
 from attnspec.backends.factored.features.directions import one_head
 from attnspec.runtime import CompiledAttention

@@ -1,23 +1,14 @@
-"""Pairs between two sequences against their definition: masks and every closed form."""
+"""Pairs between two sequences against their definition: masks, lists of pairs and calls."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from relation_checks import faults
+import torch
 
-from attnspec.graphs.across import Across, reads_m
-from attnspec.graphs.bind import bind_attended, situation_of
-from attnspec.graphs.relation import Relation, is_of_any_length
-from attnspec.graphs.stack import Stack
-from attnspec.ir.crossing import crossed, evened
-from attnspec.ir.program import Crossing
-from attnspec.spec import Spec, parse
-from attnspec.text.diagnostics import AttnSpecError
+from attnspec import AttnSpecError, Spec, parse
 
 SIZES = ((0, 5), (5, 0), (1, 1), (7, 16), (33, 20), (130, 257), (20, 20))
 """Queries and keys."""
@@ -81,83 +72,36 @@ def test_masks_are_those_of_the_definition(graph: str) -> None:
     assert np.array_equal(spec.mask(9), brute(GRAPHS[graph], 9, 9))
 
 
-def predicate(draw: random.Random) -> str:
-    """Comparisons of q, k, m and n that Python understands as they are written."""
-    one = draw.choice(["q", "k", "q * n", "k * m", "q + k", "q - k", "2 * k - q", "q * k"])
-    other = draw.choice(
-        ["m", "n", "m - n", "3", "m * 2", "abs(m - n)", "min(m, n) // 2", "m * n // 3"]
-    )
-    if draw.random() < 0.3:
-        return f"({one}) % {draw.randint(2, 5)} {draw.choice(['==', '<'])} {draw.randint(0, 3)}"
-    return f"{one} {draw.choice(['<', '<=', '>', '==', '!='])} {other}"
-
-
-def composed(draw: random.Random, depth: int = 3) -> tuple[str, str]:
-    """A graph of predicates, and what it means in Python."""
-    if not depth or draw.random() < 0.2:
-        said = predicate(draw)
-        return f"where({said})", f"({said})"
-    if draw.random() < 0.2:
-        graph, meaning = composed(draw, depth - 1)
-        return f"~({graph})", f"(not {meaning})"
-    op, word = draw.choice([("|", "or"), ("&", "and"), ("-", "and not")])
-    (first, left), (second, right) = composed(draw, depth - 1), composed(draw, depth - 1)
-    return f"({first} {op} {second})", f"({left} {word} {right})"
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_random_compositions(seed: int) -> None:
-    graph, meaning = composed(random.Random(seed))
-    spec, code = spec_of(f"attend {graph}"), compile(meaning, "meaning", "eval")
+@pytest.mark.parametrize(
+    ("graph", "meant"),
+    [
+        ("where(q * n < m - n) - where((k * m) % 4 < 2)", "q * n < m - n and not k * m % 4 < 2"),
+        (
+            "~(where(2 * k - q >= m * n // 3) | where((q * k) % 3 == 1))",
+            "not (2 * k - q >= m * n // 3 or q * k % 3 == 1)",
+        ),
+        (
+            "where(q + k == abs(m - n)) | where(k * m > min(m, n) // 2) & where(q - k != 3)",
+            "q + k == abs(m - n) or k * m > min(m, n) // 2 and q - k != 3",
+        ),
+    ],
+)
+def test_compositions_of_predicates(graph: str, meant: str) -> None:
+    code = compile(meant, "meant", "eval")
     for m, n in ((1, 1), (7, 16), (21, 9)):
         expected = brute(lambda q, k, m, n: eval(code, {}, {"q": q, "k": k, "m": m, "n": n}), m, n)
-        assert np.array_equal(spec.mask(n, m=m), expected), graph
+        assert np.array_equal(spec_of(f"attend {graph}").mask(n, m=m), expected), graph
 
 
-def relation_of(spec: Spec, crossing: Crossing) -> Relation:
-    """What a call with these queries and keys computes."""
-    program = crossed(spec.program, crossing.keys, crossing.queries)[0]
-    at = replace(situation_of(program, crossing.length), crossing=crossing)
-    graph = spec.program.attend().graph
-    assert graph is not None
-    return bind_attended(graph, at)
-
-
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_closed_forms_agree_with_the_definition(graph: str) -> None:
+@pytest.mark.parametrize("graph", [graph for graph in GRAPHS if "m" not in graph])
+def test_calls_of_two_lengths_weigh_each_pair_once(graph: str) -> None:
     spec = spec_of(f"attend {graph}")
-    for crossing in (
-        Crossing(7, 16, first=9),
-        Crossing(16, 7),
-        Crossing(9, 11, first=11),
-        *([] if reads_m(spec.program) else [Crossing(5, 13, start=3, first=8)]),
-    ):
-        relation = relation_of(spec, crossing)
-        assert faults(relation, crossing.length, (1, 3, 8)) == []
-        mine = [relation, *getattr(relation, "terms", ())]
-        assert crossing.even or any(isinstance(part, Across) for part in mine)
-
-
-def test_a_broken_closed_form_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    relation = relation_of(spec_of("attend window(radius = 2)"), Crossing(7, 16, first=9))
-    monkeypatch.setattr(Across, "_queries", lambda self, tiles: tiles)
-    assert faults(relation, 16, (1, 3, 8))
-
-
-def test_queries_from_a_start_are_rows_of_all() -> None:
-    spec = spec_of("attend window(radius = 4) | where((q + k) % 7 == 0) | columns(last(2))")
-    whole = spec.mask(20, m=40)
-    for start, count in ((0, 40), (3, 12), (31, 9)):
-        relation = relation_of(spec, Crossing(count, 20, start))
-        rows = np.zeros((count, 20), bool)
-        rows[relation.rows(0, count, max(count, 20))] = True
-        assert np.array_equal(rows, whole[start : start + count])
-
-
-def test_two_sequences_have_lengths_of_their_own() -> None:
-    spec = spec_of("attend window(radius = 2)")
-    assert is_of_any_length(relation_of(spec, Crossing(300, 300)))
-    assert not is_of_any_length(relation_of(spec, Crossing(300, 20)))
+    for m, n in ((7, 16), (33, 20), (20, 20)):
+        meant = brute(GRAPHS[graph], m, n)
+        zeros = torch.zeros(1, 1, max(m, n), 4, dtype=torch.float64)
+        out = spec.compile()(zeros[:, :, :m], zeros[:, :, :n], torch.eye(n)[None, None].double())
+        times = out[0, 0].numpy() * np.maximum(meant.sum(1), 1)[:, None]
+        assert np.abs(times - meant).max() < 1e-9
 
 
 def test_inputs_are_the_keys() -> None:
@@ -181,37 +125,11 @@ def test_choices_have_a_row_for_each_query() -> None:
         spec.mask(7, m=4, inputs={"x": lists})
 
 
-@pytest.mark.parametrize(
-    ("graph", "reads"),
-    [
-        ("window(radius = 3) | columns(last(2)) | prefix(2)", False),
-        ("where(q * n <= k)", False),
-        ("shift(window(radius = 3), by = 2)", False),
-        ("transpose(rows(last(2)))", False),
-        ("topk(keys = 3, within = window(radius = 9))", False),
-        ("where(q < m)", True),
-        ("window(radius = m)", True),
-        ("rows(last(2))", True),
-        ("global(first(2) | last(2))", True),
-        ("transpose(columns(~last(2)))", True),
-        ("shift(window(radius = 3), by = -2)", True),
-        ("shift(window(radius = 3), by = n - 5)", True),
-        ("topk(keys = 3, within = rows(last(2)))", True),
-        ("topk(keys = m)", True),
-    ],
-)
-def test_what_reads_m(graph: str, reads: bool) -> None:
-    assert reads_m(spec_of(f"attend {graph}").program) is reads
-
-
 def test_where_both_are_as_long_it_is_a_spec_of_one_sequence() -> None:
     spec = spec_of("let w = m // 8 attend where(abs(q * n - k * m) <= w * m) | rows(last(2))")
     same = parse("attention a { attend where(abs(q * n - k * n) <= n // 8 * n) | rows(last(2)) }")
-    assert evened(spec.program) == same.program
-    assert evened(same.program) is same.program
-    found = Stack(crossed(spec.program, 33)[0]).relation(33)
-    assert not any(isinstance(part, Across) for part in getattr(found, "terms", ()))
     assert np.array_equal(spec.mask(33), same.mask(33))
+    assert spec.analyse(33).edges == same.analyse(33).edges
 
 
 def test_m_is_for_two_sequences_alone() -> None:
@@ -225,3 +143,82 @@ def test_m_is_for_two_sequences_alone() -> None:
         spec_of("attend full").mask(4, m=True)
     with pytest.raises(AttnSpecError, match="use `adjacency`"):
         spec_of("attend full").graph(4)
+
+
+# --- figures -------------------------------------------------------------------------------------
+
+SPECS = (
+    *GRAPHS,
+    "self head 1 { attend columns(last(2)) - rows(first(1)) }",
+)
+
+
+@pytest.mark.parametrize("graph", SPECS)
+def test_figures_are_those_of_the_masks(graph: str) -> None:
+    spec = spec_of(f"{'heads 2 layers 2 ' * ('head' in graph)}attend {graph}")
+    for m, n in ((7, 16), (33, 20), (20, 20), (0, 5), (5, 0)):
+        report = spec.analyse(n, m=m)
+        slots = np.ndindex(spec.layers, spec.heads or 1)
+        masks = np.stack([spec.mask(n, layer, head, m=m) for layer, head in slots])
+        keys, readers = masks.sum(2), masks.sum(1)
+        assert report.edges == masks.sum()
+        assert (report.m, report.n, report.causal) == (m, n, None)
+        assert (report.degree, report.readers) == (keys.max(initial=0), readers.max(initial=0))
+        assert str(report).startswith(f"a  m = {m}, n = {n}, ")
+        if 0 in (m, n):
+            assert (report.density, report.min_degree, report.flops) == (0, 0, 0)
+            assert "nothing to run" in str(spec.plan(n, m=m))
+        else:
+            assert (report.min_degree, report.min_readers) == (keys.min(), readers.min())
+    assert spec.analyse(20).edges == spec.analyse(20, m=20).edges
+
+
+def test_what_is_about_one_sequence_is_not_known() -> None:
+    report = spec_of("attend full").analyse(9, m=5)
+    names = ("causal", "depth", "diameter", "path_length", "spectral_gap", "kv_cache")
+    for figure in report.to_dict(names)["figures"].values():
+        unknown = {"value": None, "quality": None, "note": "queries and keys are two sequences"}
+        assert figure == unknown
+    for ask in (report.hops, report.told, report.eccentricity, lambda i: report.path(i, 0)):
+        with pytest.raises(AttnSpecError, match="of which the keys read nothing"):
+            ask(0)
+    assert (report.symmetric, spec_of("attend full").analyse(9).symmetric) == (None, True)
+    with pytest.raises(AttnSpecError, match="no tensors are analysed"):
+        spec_of("attend topk(keys = 2)").analyse(4, tensors=(np.zeros((1, 4, 2)),) * 2)
+
+
+@pytest.mark.parametrize(
+    ("graph", "reads"),
+    [
+        ("window(radius = n // 4)", False),
+        ("where(q * n <= k)", False),
+        ("transpose(rows(last(2)))", False),
+        ("topk(keys = 3, within = window(radius = 9))", False),
+        ("where(q < m)", True),
+        ("window(radius = m)", True),
+        ("rows(last(2))", True),
+        ("transpose(columns(~last(2)))", True),
+        ("shift(window(radius = 3), by = n - 5)", True),
+        ("topk(keys = m)", True),
+    ],
+)
+def test_rows_are_stable_where_no_graph_reads_m(graph: str, reads: bool) -> None:
+    figure = spec_of(f"attend {graph}").analyse(9, m=5).to_dict(("stable",))["figures"]["stable"]
+    assert (figure["note"] == "the graph reads m, the number of queries") == reads
+
+
+def test_costs_are_those_of_m_queries() -> None:
+    spec = spec_of("attend full")
+    assert spec.analyse(16, m=40, head_dim=8).useful_flops == 4 * 8 * 16 * 40
+    wide, long, square = spec.analyse(64, m=1000), spec.analyse(1000, m=64), spec.analyse(1000)
+    assert wide.edges == long.edges == 64_000
+    for name in ("flops", "useful_flops", "bytes", "peak_memory"):
+        assert getattr(long, name) < getattr(square, name)
+        # keys that are laid out among more queries are read more often
+        assert getattr(wide, name) < getattr(square, name) or name == "bytes"
+    plan = spec.plan(64, m=1000)
+    assert (plan.m, plan.n, spec.plan(64).m) == (1000, 64, 64)
+    assert str(plan).startswith("a, m = 1000, n = 64, cpu")
+    one = parse("attention a { attend full }")
+    assert one.plan(64).m is None
+    assert "m" not in one.analyse(9).to_dict()

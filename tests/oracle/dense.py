@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from oracle import decided
+from oracle.matrices import OUTPUTS, Head
 from oracle.meaning import Slot, mask, slot
 from oracle.scalars import Place, place_of, scalar
 from oracle.tree import Attention, Node
@@ -49,6 +50,16 @@ class Call:
         group, real = len(q) // len(k), self.real(b).tolist()
         wide = k.repeat(group, 0)
         return decided.Sample(q, wide, real, causal, scale, group, self.rotations, self.learned)
+
+    def learned_by(self, mechanism: str, layer: int, head: int) -> dict[str, torch.Tensor]:
+        """What a layer and head of a mechanism has learned, by the part of its name."""
+        found = {}
+        for name, x in self.learned.items():
+            called, _, part = name.partition("_")
+            if called == mechanism:
+                by_layer = x[layer if len(x) > 1 else 0]
+                found[part] = by_layer[head if len(by_layer) > 1 else 0]
+        return found
 
 
 def attend(spec: Attention, call: Call, directions: Directions) -> torch.Tensor:
@@ -92,18 +103,20 @@ def _head(
     at = place_of(spec, n, call.layer, head, call.inputs[b])
     real = call.real(b)
     kept = torch.from_numpy(real)
+    mechanism = does.attend.nodes[-1] if does.attend.kind == "g+" else does.attend
+    learned = call.learned_by(str(mechanism.parts[0]), call.layer, head)
+    one = Head(q, k, v, kept, spec.causal, learned)
     if does.attend.kind == "mechanism":
-        return _mechanism(does.attend, at, q, k, v, kept, directions)
+        return _mechanism(mechanism, at, one, directions)
     if decided.is_decided(does.attend):
         at = replace(at, sample=call.sample(b, spec.causal, _scale(does, at, q)))
     pairs = mask(spec, n, call.layer, head, call.inputs[b], at.sample)
     held = torch.from_numpy(pairs & real)[n - len(q) :]
     if at.sample is not None and does.attend.kind != "g+" and kept.any():
         return _decided(does, at, held, q, k, v, call, head)
-    if does.attend.kind == "g+":
-        changed = _scores(does, at, q, k, call, head)
-        return _hybrid(does.attend.nodes[1], at, held, changed, q, k, v, kept, directions)
     scores = _scores(does, at, q, k, call, head)
+    if does.attend.kind == "g+":
+        return _hybrid(mechanism, at, held, scores, one, directions)
     return weights(scores, held, does.normalize) @ v, log_sum_exp(scores, held, does.normalize)
 
 
@@ -244,6 +257,7 @@ _MAPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": lambda x: x.clamp(min=0.0),
     "squared_relu": lambda x: x.clamp(min=0.0) ** 2,
     "exp": torch.exp,
+    "identity": lambda x: x,
 }
 
 
@@ -256,11 +270,9 @@ def _options(node: Node, at: Place) -> dict[str, Any]:
     return found
 
 
-def _kernel(
-    node: Node, at: Place, q: torch.Tensor, k: torch.Tensor, directions: Directions
-) -> torch.Tensor:
+def _kernel(node: Node, at: Place, one: Head, directions: Directions) -> torch.Tensor:
     """The weights of all pairs, before any is left out or divided."""
-    a, size = _options(node, at), q.shape[-1]
+    (q, k), a, size = (one.q, one.k), _options(node, at), one.q.shape[-1]
     if node.parts[0] == "linear":
         feature = _MAPS[a.get("feature", "elu1")]
         products: torch.Tensor = feature(q) @ feature(k).T
@@ -273,10 +285,28 @@ def _kernel(
         s = q @ k.T / math.sqrt(size)
         second: torch.Tensor = 1 + s + s * s / 2
         return second
-    w = _rows(a, at, size, directions).to(q.dtype)
+    w = _rows({"orthogonal": node.parts[0] != "rfa", **a}, at, size, directions).to(q.dtype)
+    if node.parts[0] == "rfa":
+        q, k = (x / x.norm(dim=1, keepdim=True) for x in (q, k))
+        return _waves(q, k, w * one.learned["spread"]) * (_left(one) if a.get("gated") else 1.0)
     q, k = q * size**-0.25, k * size**-0.25
+    if a.get("kind") == "trig":
+        return torch.exp(((q * q).sum(1)[:, None] + (k * k).sum(1)) / 2) * _waves(q, k, w)
     halves: torch.Tensor = torch.relu(q @ w.T) @ torch.relu(k @ w.T).T / len(w)
     return halves
+
+
+def _waves(q: torch.Tensor, k: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """The means over the random rows w of the cosines of w (q - k), for all pairs."""
+    return torch.cos((q @ w.T)[:, None] - (k @ w.T)[None]).mean(-1)
+
+
+def _left(one: Head) -> torch.Tensor:
+    """What the gates behind each key, up to a query's own, leave of it."""
+    gate = torch.sigmoid(one.k @ one.learned["gate"] + one.learned["gate_bias"])
+    gate = torch.where(one.real, gate, 1.0)
+    behind = torch.ones(len(gate), len(gate), dtype=torch.bool).triu(1)
+    return one.last(torch.where(behind, gate, 1.0).cumprod(1).T * (1 - gate))
 
 
 def _logarithms(
@@ -286,7 +316,7 @@ def _logarithms(
     themselves may be too small for their type, all of a query's."""
     a, size = _options(node, at), q.shape[-1]
     kind = a.get("kind", "positive")
-    if node.parts[0] not in ("favor", "rbf") or kind == "relu":
+    if node.parts[0] not in ("favor", "rbf") or kind in ("relu", "trig"):
         return None
     w = _rows(a, at, size, directions).to(q.dtype)
     if node.parts[0] == "rbf":
@@ -305,37 +335,40 @@ def _rows(a: dict[str, Any], at: Place, size: int, directions: Directions) -> to
 
 
 def _mechanism(
-    node: Node,
-    at: Place,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    real: torch.Tensor,
-    directions: Directions,
+    node: Node, at: Place, one: Head, directions: Directions
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The outputs, and the logarithms of what they are divided by."""
-    a = _options(node, at)
+    a, (q, k, v, real) = _options(node, at), (one.q, one.k, one.v, one.real)
+    if node.parts[0] in OUTPUTS:
+        return OUTPUTS[str(node.parts[0])](one, a), None
     if node.parts[0] == "fourier":
         # padding counts as zeros
         given = torch.where(real[:, None], v, 0.0).to(torch.promote_types(v.dtype, torch.float32))
         waves: torch.Tensor = torch.fft.fft(torch.fft.fft(given, dim=1), dim=0).real
-        return waves[len(k) - len(q) :].to(v.dtype), None
+        return one.last(waves).to(v.dtype), None
     if node.parts[0] == "efficient":
-        keys = torch.where(real[:, None], k, -math.inf)
-        found = torch.softmax(q, 1) @ (torch.softmax(keys, 0) if real.any() else 0 * k).T
+        if a.get("normalize") == "scaling":
+            found = q @ k.T / real.sum().clamp(min=1)
+        else:
+            keys = torch.where(real[:, None], k, -math.inf)
+            found = torch.softmax(q, 1) @ (torch.softmax(keys, 0) if real.any() else 0 * k).T
         return torch.where(real, found, 0.0) @ v, None
     allowed = _allowed(at, len(q), len(k)) & real
     logarithms = _logarithms(node, at, q, k, directions)
     if logarithms is not None:
         out = weights(logarithms, allowed, "softmax") @ v
         return out, log_sum_exp(logarithms, allowed, "softmax")
-    raw = torch.where(allowed, _kernel(node, at, q, k, directions), 0.0)
+    raw = torch.where(allowed, _kernel(node, at, one, directions), 0.0)
     total = raw.sum(1, keepdim=True)
-    if node.parts[0] == "linear":
-        if a.get("normalize") == "none":
-            return raw @ v, None
+    if a.get("normalize") == "none":
+        return raw @ v, None
+    if node.parts[0] == "linear" and a.get("feature") != "identity":
         return (raw / (total + 1e-6)) @ v, _log(total, 1e-6)
-    return raw / total.clamp(min=1e-6) @ v, _log(total)
+    if a.get("floor"):
+        return raw / total.clamp(min=a["floor"]) @ v, None
+    # weights may have either sign
+    away = torch.where(total < 0, total.clamp(max=-1e-6), total.clamp(min=1e-6))
+    return raw / away @ v, _log(total)
 
 
 def _log(total: torch.Tensor, more: float = 0.0) -> torch.Tensor:
@@ -349,21 +382,18 @@ def _hybrid(
     at: Place,
     held: torch.Tensor,
     scores: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    real: torch.Tensor,
+    one: Head,
     directions: Directions,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    allowed = _allowed(at, len(q), len(k)) & real
-    logarithms = _logarithms(node, at, q, k, directions)
+    allowed = _allowed(at, len(one.q), len(one.k)) & one.real
+    logarithms = _logarithms(node, at, one.q, one.k, directions)
     if logarithms is not None:
         mixed = torch.where(held, scores, logarithms)
-        return weights(mixed, allowed, "softmax") @ v, log_sum_exp(mixed, allowed, "softmax")
-    raw = torch.where(held, torch.exp(scores), _kernel(node, at, q, k, directions))
+        return weights(mixed, allowed, "softmax") @ one.v, log_sum_exp(mixed, allowed, "softmax")
+    raw = torch.where(held, torch.exp(scores), _kernel(node, at, one, directions))
     raw = torch.where(allowed, raw, 0.0)
     total = raw.sum(1, keepdim=True)
-    return raw / torch.where(total == 0, 1.0, total) @ v, _log(total)
+    return raw / torch.where(total == 0, 1.0, total) @ one.v, _log(total)
 
 
 def _allowed(at: Place, rows: int, n: int) -> torch.Tensor:

@@ -20,9 +20,6 @@ from attnspec.ir.scalars import Apply, Symbol
 from oracle import tree
 from oracle.tree import Attention, Node, Scope, Statement, name, number
 
-UNKNOWN = frozenset("rfa nystrom linformer synthesizer mixer gmlp".split())
-"""The mechanisms whose formulas the oracle does not have."""
-
 
 class Unknown(Exception):
     """The oracle has no meaning of its own for a spec."""
@@ -58,9 +55,6 @@ def _statements(attend: Attend) -> Iterator[Node]:
     if attend.graph is not None:
         parts.append(graph(attend.graph))
     if attend.mechanism is not None:
-        known = {str(value) for _, value in attend.mechanism.arguments}
-        if attend.mechanism.name in UNKNOWN or known & {"identity", "trig"}:
-            raise Unknown(attend.mechanism.name)
         parts.append(Node("mechanism", (attend.mechanism.name, *_named(attend.mechanism))))
     yield Node("attend", (parts[0] if len(parts) == 1 else Node("g+", tuple(parts)),))
     if attend.scale is not None:

@@ -100,6 +100,10 @@ def scalar(node: Node, at: Place) -> Any:
             return -scalar(node.nodes[0], at)
         case "call":
             return _function(str(node.parts[0]), [scalar(each, at) for each in node.nodes])
+        case "and" | "or" | "not" | "in_range" | "in_set" | "chain":
+            return predicate(node, at)
+        case kind if kind in _COMPARE:
+            return predicate(node, at)
         case _:
             return _operation(node.kind, *(scalar(each, at) for each in node.nodes))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -27,7 +26,6 @@ FLAGS = (
 )
 
 KEYS = {"ArrowUp": 38, "ArrowDown": 40, "ArrowLeft": 37, "ArrowRight": 39}
-KEYS |= {"Tab": 9, "Enter": 13, "Escape": 27}
 
 
 def found() -> str | None:
@@ -142,36 +140,9 @@ class Browser:
 
     def press(self, key: str) -> None:
         """Press a key where the focus is."""
-        code = KEYS[key]
-        text = {"text": "\r"} if key == "Enter" else {}
+        names = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key]}
         for kind in ("keyDown", "keyUp"):
-            self.ask(
-                "Input.dispatchKeyEvent",
-                type=kind,
-                key=key,
-                code=key,
-                windowsVirtualKeyCode=code,
-                **(text if kind == "keyDown" else {}),
-            )
-
-    def place(self, selector: str) -> dict[str, float]:
-        """Where an element is in the window, scrolled to its middle."""
-        found: dict[str, float] = self.run(
-            f"(e => {{ e.scrollIntoView({{block: 'center'}}); return e.getBoundingClientRect()"
-            f".toJSON(); }})(document.querySelector({json.dumps(selector)}))"
-        )
-        return found
-
-    def point(self, x: float, y: float, click: bool = False) -> None:
-        """Move the pointer to a place in the window, and click there."""
-        self.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-        for kind in ("mousePressed", "mouseReleased") if click else ():
-            self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
-
-    def screenshot(self, path: Path) -> None:
-        """The whole page as a picture."""
-        data = self.ask("Page.captureScreenshot", captureBeyondViewport=True)["data"]
-        path.write_bytes(base64.b64decode(data))
+            self.ask("Input.dispatchKeyEvent", type=kind, **names)
 
     def complaints(self) -> list[str]:
         """What the page failed at, and what it asked for beside itself."""

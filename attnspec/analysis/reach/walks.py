@@ -166,14 +166,14 @@ def walk(chain: Chain, query: int, key: int) -> list[Read] | None:
 
 
 def _reader(chain: Chain, layer: int, queries: np.ndarray, key: int) -> int:
-    """One of the queries that is the key or reads it."""
+    """The first of the queries that is the key or reads it."""
     if (queries == key).any():
         return key
+    # of any relation: a set has another order in each process
+    held = np.zeros(queries.shape, bool)
     for relation in chain.at(layer):
-        held = np.broadcast_to(relation.holds(queries, np.int64(key), chain.n), queries.shape)
-        if held.any():
-            return int(queries[held.argmax()])
-    raise LookupError(f"position {key} has no reader in layer {layer}")
+        held |= np.asarray(relation.holds(queries, np.int64(key), chain.n))
+    return int(queries[np.flatnonzero(held)[0]])
 
 
 def _greedy(spans: Spans, query: int, key: int) -> list[Read] | None:

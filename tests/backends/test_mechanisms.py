@@ -1,0 +1,448 @@
+"""Mechanisms: numbers at the edge, what they draw, what they learn, what they refuse."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from attention_checks import tensors
+from population import BODIES, spec_of
+from sweeps import in_turn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+from views import Call, Case, errors_of
+
+from attnspec import SpecError
+from attnspec.limits import LIMITS
+from attnspec.runtime import CompiledAttention
+from benchmarks.accuracy.costs import peak_bytes
+
+MECHANISMS = [
+    name
+    for name, body in BODIES.items()
+    if any(x.mechanism and not x.graph for x in spec_of(body).program.attends)
+]
+
+
+def module_of(body: str, size: int = 8) -> CompiledAttention:
+    module = spec_of(body).compile(head_size=size).double()
+    with torch.no_grad():
+        for x in module.parameters():
+            x.normal_(generator=torch.Generator().manual_seed(1))
+    return module
+
+
+# --- numbers at the edge -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    in_turn(
+        [
+            "linear()",
+            "linear(feature = exp)",
+            "favor(features = 24)",
+            "favor(features = 24, kind = hyperbolic)",
+            "favor(features = 24, kind = trig)",
+            "rbf(features = 24)",
+            "rfa(features = 12)",
+            "rfa(features = 12, gated = true)",
+            "taylor()",
+            "taylor(order = 2)",
+        ],
+        [0.0, 1e-30, 60.0, -60.0, 300.0],
+    ),
+)
+def test_no_input_divides_by_zero(text: str, size: float) -> None:
+    module = module_of(f"causal attend {text}").float()
+    q, k, v = tensors(1, 2, 70, 70, dtype=torch.float32)
+    out = module(q.abs() * size, k.abs() * size, v)
+    assert all(x.isfinite().all() for x in (out, *torch.autograd.grad(out.sum(), (q, k, v))))
+
+
+@pytest.mark.parametrize("text", ["rfa(features = 12)", "taylor()"])
+@pytest.mark.parametrize("kind", [torch.float16, torch.float32, torch.float64])
+def test_rows_of_zeros_have_no_direction_and_no_gradient(text: str, kind: torch.dtype) -> None:
+    given = [x.detach() for x in tensors(1, 2, 12, 12, dtype=kind)]
+    for x in given[:2]:
+        x[:, :, ::3] = 0
+    q, k, v = (x.requires_grad_() for x in given)
+    out = module_of(f"causal attend {text}").float()(q, k, v)
+    grads = torch.autograd.grad(out.float().square().sum(), (q, k, v))
+    assert all(x.isfinite().all() for x in grads)
+    for x in grads[:2]:
+        assert not x[:, :, ::3].any()
+        assert x[:, :, 4].all()
+
+
+def test_elu1_does_not_round_to_zero() -> None:
+    q, k = (torch.full((1, 1, 3, 6), -9.0) for _ in range(2))
+    k[:, :, 1] = -20.0
+    v = torch.eye(3)[None, None]
+    module = spec_of("attend linear()").compile()
+    found = module(q, k, v)[0, 0, 0]
+    assert found[1] > 0
+    meant = module(q.double(), k.double(), v.double())[0, 0, 0]
+    torch.testing.assert_close(found.double(), meant, rtol=1e-5, atol=0)
+
+
+def test_features_that_grow_by_powers_of_ten_agree_with_float64() -> None:
+    module = spec_of("causal attend favor(features = 24)").compile()
+    q, k, v = (x.detach() for x in tensors(1, 2, 100, 100))
+    k = k * torch.linspace(0.1, 12.0, 100).double()[:, None]
+    found = module(q.float(), k.float(), v.float())
+    torch.testing.assert_close(found.double(), module(q, k, v), rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("body", ["linformer(rank = 4, max_length = 20)", "nystrom(landmarks = 4)"])
+def test_what_is_no_number_stays_none(body: str) -> None:
+    q, k, v = (x.detach() for x in tensors(1, 1, 12, 12, dtype=torch.float32))
+    q[0, 0, 5] = math.nan
+    assert module_of(f"attend {body}").float()(q, k, v)[0, 0, 5].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("body", "n", "by"),
+    [
+        ("attend linformer(rank = 40, max_length = 2100)", 2100, 1),
+        ("attend linformer(rank = 8, max_length = 2100)", 1024, 100),
+        ("attend nystrom(landmarks = 32, conv = 9)", 2100, 1),
+        ("causal attend favor(features = 96)", 2100, 1),
+        ("attend taylor(order = 2)", 2100, 1),
+        ("causal attend linear()", 2100, 1),
+        ("attend fourier()", LIMITS.transformed + 1, 1),
+    ],
+)
+def test_long_sequences_with_and_without_gradients(body: str, n: int, by: float) -> None:
+    """Also of scores far from zero, which must not overflow."""
+    module = spec_of(body).compile(head_size=8)
+    wide = [x.detach() for x in tensors(1, 2, n, n)]
+    wide = [by * x.float().double() for x in wide[:2]] + [wide[2].float().double()]
+    results = []
+    for kind in (torch.float64, torch.float32):
+        leaves = [x.to(kind).requires_grad_() for x in wide]
+        out = module.to(kind)(*leaves)
+        grads = torch.autograd.grad(out.square().sum(), leaves, materialize_grads=True)
+        with torch.no_grad():
+            results.append([out, module(*leaves), *grads])
+    for meant, found in zip(*results, strict=True):
+        assert found.isfinite().all()
+        if by > 1:
+            continue
+        error = (found.double() - meant).detach().abs().max()
+        assert error <= 1e-2 * meant.detach().abs().max().clamp(min=1.0)
+
+
+def test_many_steps_approach_the_inverse() -> None:
+    given = tensors(1, 2, 24, 24)
+    found = [
+        spec_of(f"attend nystrom(landmarks = 8, iterations = {steps})").compile()(*given)
+        for steps in (0, 1, 6, 40)
+    ]
+    errors = [float((x - found[0]).detach().abs().max()) for x in found]
+    assert errors[1] > errors[2] > 1e3 * errors[3]
+
+
+@pytest.mark.parametrize(("name", "shape"), in_turn(MECHANISMS, ("holes", "left", "right")))
+def test_padding_is_as_if_it_were_not_there(name: str, shape: str) -> None:
+    for n in (33, 90):
+        call = Call(Case(spec_of(BODIES[name]), n), shape, torch.float64)
+        assert errors_of(call, call.case.spec.compile()) == []
+
+
+@pytest.mark.parametrize("floor", [0.3, 0.8])
+def test_denominators_below_a_floor_have_no_gradient(floor: float) -> None:
+    spec = spec_of(f"causal attend rfa(features = 2, floor = {floor})")
+    for n in (5, 33):
+        assert errors_of(Call(Case(spec, n), "plain", torch.float64), spec.compile()) == []
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_calls_of_nothing(name: str) -> None:
+    module = module_of(BODIES[name])
+    heads = spec_of(BODIES[name]).heads or 2
+    for batch, n in ((2, 0), (0, 3)):
+        given = tensors(batch, heads, n, n)
+        out = module(*given)
+        assert out.shape == given[0].shape
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("name", [name for name in MECHANISMS if "causal" in BODIES[name]])
+def test_no_bit_of_a_row_depends_on_the_future(name: str) -> None:
+    module = module_of(BODIES[name]).float()
+    q, k, v = (x.detach() for x in tensors(1, 2, 130, 130, dtype=torch.float32))
+    before = module(q, k, v)
+    for at in (1, 64, 100):
+        later = [x.clone() for x in (q, k, v)]
+        for x in later:
+            x[:, :, at:] = 20 * torch.randn_like(x[:, :, at:])
+        assert torch.equal(module(*later)[:, :, :at], before[:, :, :at])
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_derivatives_of_derivatives(name: str) -> None:
+    if "maxima" in name:
+        pytest.skip("differences across the corners of a maximum are no derivatives")
+    module = module_of(BODIES[name], 2)
+    given = tensors(1, spec_of(BODIES[name]).heads or 1, 5, 5, size=2)
+    assert torch.autograd.gradgradcheck(module, given, fast_mode=True, rtol=1e-4, atol=1e-6)
+
+
+MEMORY = (
+    "attend window(radius = 64)",
+    "causal attend residue(step = 64) | window(before = 64, after = 0)",
+    "attend random(keys = 4)",
+    "attend linear()",
+    "attend favor(features = 64)",
+    "attend rfa(features = 32)",
+    "attend taylor()",
+    "causal attend linear(feature = exp, normalize = none)",
+    "causal attend favor(features = 32, kind = trig)",
+    "causal attend rfa(features = 32, gated = true)",
+    "causal attend rbf(features = 64)",
+    "attend efficient()",
+    "attend linformer(rank = 16, max_length = 4096)",
+    "attend linformer(rank = 16, projection = max)",
+    "attend nystrom(landmarks = 16, conv = 33)",
+    "attend fourier()",
+    "causal attend window(before = 20, after = 0) + linear()",
+    "attend topk(keys = 16)",
+    "attend sinkhorn(size = 128)",
+    "attend cluster(of = q)",
+)
+
+
+@pytest.mark.parametrize(("body", "padded"), in_turn(MEMORY, (True, False)))
+def test_memory_is_that_of_a_few_tensors(body: str, padded: bool) -> None:
+    """Forward and backward: n x n numbers, like n x d x d_v, are 16 times as many as q, k, v and
+    the output."""
+    n, size = 4096, 64
+    module = module_of(body, size).float()
+    given = tensors(1, 1, n, n, size=size, dtype=torch.float32)
+    padding = torch.ones(1, n, dtype=torch.bool) if padded else None
+
+    def step() -> None:
+        torch.autograd.grad(
+            module(*given, key_padding_mask=padding).sum(), given, allow_unused=True
+        )
+
+    # what is made once for a length is not of the step
+    step()
+    gc.collect()
+    assert peak_bytes(step) < 12 * 4 * n * size * 4
+
+
+# --- what is drawn -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["positive", "hyperbolic", "trig"])
+def test_random_features_estimate_the_exponentials(kind: str) -> None:
+    draws, source = 2000, torch.Generator().manual_seed(4)
+    q, k = (0.25 * torch.randn(6, generator=source, dtype=torch.float64) for _ in range(2))
+    # beside a key of weight 1, whose value is 0
+    rows = [q[None], torch.stack([0 * k, k]), torch.tensor([[0.0], [1.0]]).double()]
+    meant, spread = float((q @ k / math.sqrt(6)).exp()), []
+    for orthogonal in ("false", "true"):
+        favor = f"favor(features = 2, kind = {kind}, seed = 7, orthogonal = {orthogonal})"
+        module = spec_of(f"attend columns(first(1)) + {favor}").compile()
+        share = module(*(x.expand(1, draws, -1, -1) for x in rows)).flatten()
+        found = share / (1 - share)
+        assert abs(float(found.mean()) - meant) < 4 * float(found.std()) / draws**0.5
+        spread.append(float(found.std()))
+    # the errors of independent directions, by the papers
+    total, apart = (float(((q + s * k) ** 2).sum()) / math.sqrt(6) for s in (1, -1))
+    variance = {
+        "positive": math.exp(total) * meant**2 * (1 - math.exp(-total)) / 2,
+        "hyperbolic": math.exp(total) * meant**2 * (1 - math.exp(-total)) ** 2 / 4,
+        "trig": math.exp(total) / meant**2 * (1 - math.exp(-apart)) ** 2 / 4,
+    }
+    assert spread[0] ** 2 == pytest.approx(variance[kind], rel=0.2)
+    assert spread[1] < spread[0]
+
+
+def test_many_features_are_softmax_attention() -> None:
+    source = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(1, 2, 40, 8, generator=source, dtype=torch.float64) for _ in range(3))
+    meant = scaled_dot_product_attention(q / 2, k / 2, v)
+    errors = [
+        float(
+            (spec_of(f"attend favor(features = {m})").compile()(q / 2, k / 2, v) - meant)
+            .abs()
+            .mean()
+        )
+        for m in (64, 16_384)
+    ]
+    assert errors[1] < min(errors[0] / 5, 0.02)
+
+
+def test_draws_are_those_of_every_version() -> None:
+    """The direction w of layer 1 and head 2, whose features of x are exp(w x - x x / 2)."""
+    body = "layers 2 heads 3 attend favor(features = 1, seed = 5, orthogonal = false)"
+    q = 2**0.25 * torch.eye(2, dtype=torch.float64).expand(1, 3, 2, 2)
+    k = torch.zeros(1, 3, 2, 2, dtype=torch.float64)
+    lse = spec_of(body).compile()(q, k, k, layer=1, return_lse=True)[1][0, 2]
+    found = lse + 0.5 - math.log(2)
+    assert found.tolist() == pytest.approx([0.16204514, -0.63113199], abs=1e-7)
+
+
+def test_draws_depend_on_seed_layer_and_head_alone() -> None:
+    q, k, v = (x.detach() for x in tensors(1, 1, 50, 50))
+    spec = "layers 2 heads 2 causal attend favor(features = 8, seed = SEED)"
+    seen = []
+    for seed in ("1", "2"):
+        module = spec_of(spec.replace("SEED", seed)).compile()
+        outs = [module(*(x.expand(2, 2, -1, -1) for x in (q, k, v)), layer=i) for i in (0, 1)]
+        seen += [x[0, head].numpy().tobytes() for x in outs for head in (0, 1)]
+        short = module(*(x[:, :, :9].expand(1, 2, -1, -1) for x in (q, k, v)))
+        torch.testing.assert_close(short, outs[0][:1, :, :9])
+    assert len(set(seen)) == 8
+
+
+def redrawing(every: int) -> CompiledAttention:
+    return spec_of(f"layers 2 attend favor(features = 4, redraw = {every})").compile()
+
+
+def outputs(module: CompiledAttention, times: int, layer: int = 0) -> list[torch.Tensor]:
+    q, k, v = torch.randn(3, 1, 1, 5, 4, generator=torch.Generator().manual_seed(0))
+    return [module(q, k, v, layer=layer) for _ in range(times)]
+
+
+def changes(outs: list[torch.Tensor]) -> list[bool]:
+    return [not torch.equal(a, b) for a, b in pairwise(outs)]
+
+
+def test_features_are_drawn_anew_in_training_alone() -> None:
+    module = redrawing(2)
+    assert changes(outputs(module, 5)) == [False, True, False, True]
+    assert not any(changes(outputs(module.eval(), 4)))
+    # layers count for themselves
+    assert changes(outputs(module.train(), 3, layer=1)) == [False, True]
+    assert not any(changes(outputs(spec_of("attend favor(features = 4)").compile(), 4)))
+
+
+def test_a_draw_may_be_asked_for_and_is_the_only_state() -> None:
+    module = redrawing(100).eval()
+    before = outputs(module, 1)[0]
+    module.redraw()
+    assert not torch.equal(before, outputs(module, 1)[0])
+    with pytest.raises(ValueError, match="no mechanism of `sample` redraws"):
+        spec_of("attend favor()").compile().redraw()
+    assert list(spec_of("attend favor()").compile().state_dict()) == []
+    again = redrawing(100)
+    again.load_state_dict(module.state_dict())
+    for each in (again.eval(), copy.deepcopy(module)):
+        assert torch.equal(outputs(each, 1)[0], outputs(module, 1)[0])
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_what_is_computed_again_or_traced_keeps_its_draw() -> None:
+    drawn = torch.randn(3, 1, 1, 5, 4, generator=torch.Generator().manual_seed(0))
+    given = [x.clone().requires_grad_() for x in drawn]
+    found = []
+    for again in (False, True):
+        module = redrawing(1)
+        outputs(module, 2)
+        out = checkpoint(module, *given, use_reentrant=False) if again else module(*given)
+        found.append(torch.autograd.grad(out.square().sum(), given))
+    torch.testing.assert_close(*found)
+    torch._dynamo.reset()
+    traced = torch.compile(redrawing(1), backend="eager", fullgraph=True)
+    for each in [traced(*given) for _ in range(3)]:
+        torch.testing.assert_close(each, redrawing(1)(*given))
+
+
+# --- what is learned and what is refused ---------------------------------------------------------
+
+
+def test_learned_parts_wait_for_the_size_of_a_head() -> None:
+    body = "causal heads 2 attend rfa(features = 4, gated = true)"
+    module, other = (spec_of(body).compile() for _ in range(2))
+    names = ["rfa_spread", "rfa_gate", "rfa_gate_bias"]
+    assert [name for name, _ in module.named_parameters()] == names
+    copy.deepcopy(module).state_dict()
+    q, k, v = torch.randn(3, 1, 2, 5, 6)
+    module(q, k, v)
+    assert [list(x.shape) for x in module.parameters()] == [[1, 2, 6], [1, 2, 6], [1, 2]]
+    other.load_state_dict(module.state_dict())
+    assert torch.equal(other(q, k, v), module(q, k, v))
+    # a generator decides what is drawn
+    for each in (module, other):
+        each.reset_parameters(torch.Generator().manual_seed(9))
+    assert torch.equal(other.get_parameter("rfa_gate"), module.get_parameter("rfa_gate"))
+
+
+def test_what_is_learned_starts_as_in_the_papers() -> None:
+    torch.manual_seed(0)
+    (projection,) = spec_of("attend linformer(rank = 64, max_length = 1000)").compile().parameters()
+    assert projection.std().item() == pytest.approx(1 / 8, rel=0.02)
+    q, k, v = torch.randn(3, 1, 1, 50, 8)
+    module = spec_of("attend gmlp(max_length = 64)").compile()
+    assert (module(q, k, v) - q).abs().max() < 1e-2
+    weights = spec_of("attend synthesizer(kind = random, max_length = 9)").compile()
+    assert weights.get_parameter("synthesizer_logits").std().item() > 0.7
+
+
+def test_what_is_learned_bounds_the_length() -> None:
+    report = spec_of("attend mixer(hidden = 3, max_length = 40)").analyse(41)
+    assert report.flops is None
+    assert "learned for at most 40 positions" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("body", "n_q", "dropped", "message"),
+    [
+        ("linformer(rank = 2, max_length = 10)", 11, 0, "at most max_length = 10 positions, got"),
+        ("synthesizer(max_length = 10)", 11, 0, "at most max_length = 10 positions, got n = 11"),
+        ("mixer(hidden = 3, max_length = 10)", 11, 0, "at most max_length = 10 positions, got"),
+        ("gmlp(max_length = 10)", 11, 0, "at most max_length = 10 positions, got n = 11"),
+        ("nystrom(landmarks = 3)", 2, 0, "queries of all positions.*got 2 of 11"),
+        ("nystrom(landmarks = 3)", 11, 0.5, r"no weights to drop: dropout_p must be 0, got 0\.5"),
+        ("linear()", 11, 0.5, "has no weights to drop"),
+        ("efficient()", 11, 0.5, "has no weights to drop"),
+        ("fourier()", 11, 0.5, "no weights to drop"),
+        ("window(radius = 3) + linear()", 11, 0.5, "a graph with `linear`` has no weights to drop"),
+        ("topk(keys = 3) + linear()", 11, 0.5, "a graph with `linear`` has no weights to drop"),
+    ],
+)
+def test_calls_that_are_refused(body: str, n_q: int, dropped: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        module_of(f"attend {body}")(*tensors(1, 1, n_q, 11), dropout_p=dropped)
+
+
+def test_specs_that_are_refused() -> None:
+    with pytest.raises(ValueError, match="both have one head size, got 8 and 3"):
+        spec_of("attend gmlp(max_length = 35)").compile()(*tensors(1, 1, 9, 9, out_size=3))
+    with pytest.raises(SpecError, match="a gate forgets earlier keys"):
+        spec_of("attend rfa(gated = true)")
+    with pytest.raises(ValueError, match="takes the root of `scale`, which is -1"):
+        spec_of("scale 4095 - n attend favor()").plan(4096)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "linformer(rank = 400, max_length = 50)",
+        *(
+            f"synthesizer(kind = {kind}, rank = 3, max_length = 50, products = true)"
+            for kind in ("dense", "random", "factorized_dense", "factorized_random")
+        ),
+    ],
+)
+def test_dropped_weights_keep_the_mean(body: str) -> None:
+    module = module_of(f"attend {body}")
+    given = [x.detach() for x in tensors(1, 2, 12, 12)]
+    plain = module(*given)
+    torch.manual_seed(0)
+    # every sample of a batch drops others
+    dropped = module(*(x.expand(300, -1, -1, -1) for x in given), dropout_p=0.3).detach()
+    spread = dropped.std(0) / math.sqrt(len(dropped))
+    assert ((dropped.mean(0) - plain).abs() <= 6 * spread + 1e-9).all()
+    assert dropped.std() > 0
+    assert not module(*given, dropout_p=1.0).any()
+    assert not np.array_equal(dropped[0], dropped[1])

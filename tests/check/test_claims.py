@@ -1,0 +1,206 @@
+"""Claims beside what counts on masks say; verdicts as plain data; words of the language."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+
+import pytest
+from package_map import ROOT
+from population import spec_of
+
+import attnspec
+from attnspec.check.verdicts import Verdict
+from attnspec.elaborate.names import METRICS, PROPERTIES
+from attnspec.spec import parse
+
+
+def verdict(body: str) -> Verdict:
+    (found,) = parse(f"attention a(r = 3) {{ {body} }}").verdicts
+    return found
+
+
+# --- what is proven holds -------------------------------------------------------------------------
+
+PARTS = (
+    "self",
+    "full",
+    "window(radius = 1)",
+    "residue(step = 2)",
+    "global(first(1)) | self",
+    "block(size = 3)",
+    "summary(stride = 3, cells = 1) | self",
+)
+DEPTHS = ("depth <= 2", "depth <= n - 1")
+
+
+@pytest.mark.parametrize("causal", ["", "causal "])
+def test_depths_of_two_layers_are_proven_soundly(causal: str) -> None:
+    """The last layer stands above itself, and no other is met again."""
+    proven = 0
+    for first, second in product(PARTS, repeat=2):
+        claims = " ".join(f"require {claim}" for claim in DEPTHS)
+        body = f"{causal}layers 2 attend {first} layer 1 {{ attend {second} }}"
+        spec = spec_of(f"{body} {claims}")
+        depths = {n: spec.analyse(n).depth for n in (2, 11)}
+        for most, found in zip((2, None), spec.verdicts, strict=True):
+            if found.status == "proven":
+                proven += 1
+                for n, depth in depths.items():
+                    bound = n - 1 if most is None else most
+                    assert depth is not None, (body, n)
+                    assert depth <= bound, (body, n)
+    assert proven > 12
+
+
+CONTAINED = [
+    ("window(radius = 2)", "window(radius = 3)"),
+    ("window(radius = isqrt(n) - 1)", "window(radius = isqrt(n))"),
+    ("block(size = 8)", "window(radius = 7)"),
+    ("window(radius = 8)", "block(size = 8, before = 1, after = 1)"),
+    ("block(size = 5)", "block(size = 12, before = 1, after = 1)"),
+    ("self", "block(size = isqrt(n))"),
+    ("residue(step = 12)", "residue(step = 4)"),
+    ("columns(first(1))", "global(first(2))"),
+    ("summary(stride = 8, cells = 1)", "fixed(stride = 8, cells = 2)"),
+]
+
+
+@pytest.mark.parametrize(("small", "large"), CONTAINED)
+def test_what_lies_in_what(small: str, large: str) -> None:
+    assert verdict(f"attend self require {small} subset {large}").status == "proven"
+    assert verdict(f"attend self require {large} subset {small}").status == "refuted"
+
+
+def test_contained_is_proven_soundly() -> None:
+    graphs = sorted({graph for pair in CONTAINED[::2] for graph in pair})
+    for causal in ("", "causal "):
+        claims = [f"require {a} subset {b}" for a, b in product(graphs, repeat=2)]
+        found = spec_of(f"{causal}attend self {' '.join(claims)}").verdicts
+        masks = {
+            graph: [spec_of(f"{causal}attend {graph}").mask(n) for n in (1, 7, 40)]
+            for graph in graphs
+        }
+        assert sum(each.status == "proven" for each in found) > 2 * len(graphs)
+        for (a, b), each in zip(product(graphs, repeat=2), found, strict=True):
+            held = all(
+                not (one & ~other).any() for one, other in zip(masks[a], masks[b], strict=True)
+            )
+            assert held or each.status != "proven", (a, b)
+
+
+# --- ways out -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "attend window(radius = 1)\nrequire diameter <= 4",
+        "heads 2 attend block(size = 8) head 1 { attend self }\nrequire path_length <= 2 at n = 64",
+        "causal attend block(size = 32)\nrequire depth <= 16 at n = 512",
+        "causal attend window(before = 31, after = 0)\nrequire depth <= 3 at n = 1000",
+    ],
+)
+def test_hints_can_be_pasted_and_hold(body: str) -> None:
+    text = f"attention a {{\n{body}\n}}"
+    (refuted,) = [d for d in parse(text).check() if d.code == "A606"]
+    found = re.search(r"`(attend [^`]*)`", refuted.help or "")
+    assert found is not None, refuted.help
+    mended = parse(re.sub(r"attend [^\n{]*(?= head|\n)", lambda _: found[1], text, count=1))
+    assert [d for d in mended.check() if d.severity == "error"] == []
+
+
+@pytest.mark.parametrize("what", ["degree", "edges"])
+@pytest.mark.parametrize("graph", ["window(radius = 3)", "causal", "block(size = 4)"])
+def test_the_length_that_is_offered_is_the_first_from_which_on_it_holds(
+    what: str, graph: str
+) -> None:
+    masks = [spec_of(f"attend {graph}").mask(n) for n in range(1, 40)]
+    values = [mask.sum() if what == "edges" else mask.sum(1).max() for mask in masks]
+    for least in range(1, 9):
+        fails = [n for n, value in enumerate(values, 1) if value < least]
+        found = spec_of(f"attend {graph} require {what} >= {least}").check()
+        if not fails:
+            assert not found
+        elif fails[-1] == len(values):
+            assert found[0].help is None
+        else:
+            assert f"`for n >= {fails[-1] + 1}`" in str(found[0].help)
+
+
+@pytest.mark.parametrize("figure", ["diameter", "depth"])
+@pytest.mark.parametrize("body", ["window(radius = 2)", "window(radius = 1) | residue(step = 5)"])
+def test_an_example_is_as_far_as_the_figure_says(figure: str, body: str) -> None:
+    spec = spec_of(f"attend {body} require {figure} <= 1 at n = 40")
+    (message,) = (d.message for d in spec.check() if d.code == "A606")
+    query, key = map(int, re.findall(r"(\d+) -> (\d+)", message)[0])
+    assert spec.analyse(40).hops(query)[key] == getattr(spec.analyse(40), figure)
+
+
+# --- verdicts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bound", "lengths"),
+    [
+        ("1", (1, 2, 64, 257, 1024)),
+        ("2 * r + 1", (7, 8, 64, 257, 1024)),
+        ("64", (64, 65, 257, 1024)),
+        ("1024", (1024, 1025)),
+        ("2000", (2000, 2001)),
+    ],
+)
+def test_where_a_claim_is_checked(bound: str, lengths: tuple[int, ...]) -> None:
+    found = verdict(f"attend window(radius = r) require degree <= 2 * r + 1 for n >= {bound}")
+    assert (found.status, found.lengths) == ("checked", lengths)
+    assert found.to_dict()["since"] == found.claim.since == lengths[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "lengths", "failed_at"),
+    [
+        ("attend full require depth <= 1", "proven", (), None),
+        (
+            "attend window(radius = 3) require depth <= 400",
+            "checked",
+            (1, 2, 64, 257, 1024),
+            None,
+        ),
+        ("attend window(radius = 3) require depth <= 40", "refuted", None, 257),
+        ("attend window(radius = r) require degree == 7 for n >= 6", "refuted", None, 6),
+        ("attend window(radius = r) require edges <= 400 for n >= 50", "refuted", None, 64),
+        ("input d: ids attend same(d) require causal for n >= 100", "refuted", None, 100),
+        (
+            "sequence grid(4, 4) attend full require degree == 16 for n >= 16",
+            "checked",
+            (16,),
+            None,
+        ),
+    ],
+)
+def test_verdicts_name_their_lengths(
+    body: str, status: str, lengths: tuple[int, ...] | None, failed_at: int | None
+) -> None:
+    found = verdict(body)
+    assert (found.status, found.failed_at) == (status, failed_at)
+    assert lengths in (None, found.lengths)
+
+
+def test_claims_of_other_lengths_are_other_specs() -> None:
+    one, other = (spec_of(f"attend full require degree <= n for n >= {n}") for n in (4, 5))
+    assert one != other
+    assert one == parse(one.source)
+    assert "require degree <= n for n >= 4" in one.source
+
+
+def test_every_word_of_a_claim_has_a_row_in_the_reference() -> None:
+    reference = (ROOT / "grammar" / "README.md").read_text(encoding="utf-8")
+    rows = reference.partition("| claim | holds when |\n")[2].partition("\n\n")[0].splitlines()
+    named = {word for row in rows for word in re.findall(r"`(\w+)", row.split("|")[1])}
+    assert {*METRICS, *PROPERTIES} <= named
+
+
+@pytest.mark.parametrize("name", sorted(attnspec._GONE))
+def test_names_that_were_public_are_refused_with_a_way_out(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"'{name}': .*`"):
+        getattr(attnspec, name)
