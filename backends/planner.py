@@ -40,6 +40,9 @@ from attnspec.text.diagnostics import ranges
 AUTO = "auto"
 """Stands in place of a backend's name for the cheapest."""
 
+RENAMED = {"bands": "tables", "tiles": "tables"}
+"""Earlier names of backends."""
+
 ON_REQUEST = "here it runs where it is asked for by name"
 """What stands for the refusal of a backend that is not."""
 
@@ -277,6 +280,8 @@ def _located_works(
 def check_backend(name: str) -> None:
     """Raises BackendError unless there is a backend of this name."""
     known = [AUTO, *[backend.name for backend in BACKENDS], *installed_names()]
+    if name in RENAMED and name not in known:
+        raise BackendError(f"the backend `{name}` is called `{RENAMED[name]}` now")
     if name not in known:
         raise BackendError(f"the backend must be one of {', '.join(known)}, got {name!r}")
 

@@ -8,7 +8,7 @@ import importlib
 import os
 import random
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -155,3 +155,16 @@ def golden(request: pytest.FixtureRequest) -> Golden:
     folder = Path(__file__).parent / "golden"
     update = bool(request.config.getoption("--update-golden"))
     return Golden(folder / golden_stem(request.node), update)
+
+
+@pytest.fixture(autouse=True)
+def _no_names_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test of models registers is taken back after it."""
+    if request.path.parent.name != "integrations":
+        yield
+        return
+    # here, as it skips where transformers is not
+    from tiny_models import names_restored
+
+    with names_restored():
+        yield

@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "kernels": (
         *("backends/common/*", "backends/dense/kernel", "backends/rows/kernel"),
         "backends/torch_call/*",
-        *("backends/tiles/kernel", "backends/bands/*", "backends/scattered/*"),
+        *("backends/tables/*", "backends/scattered/*"),
         *("backends/factored/features/*", "backends/factored/low_rank/*"),
         "backends/factored/hybrid/*",
     ),

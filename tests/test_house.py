@@ -10,13 +10,13 @@ from importlib import import_module
 
 from package_map import MODULES, ROOT
 
-LINES = 77_313
+LINES = 76_775
 """The most lines of the package, which becomes less."""
 
-PATCHES = 129
+PATCHES = 82
 """The most calls in the tests that patch something."""
 
-PRIVATE = 0.52
+PRIVATE = 0.32
 """The largest share of tests that use a name of the package which no public module gives."""
 
 PUBLIC = ("cli", "distributed", "integrations.transformers", "limits", "runtime", "testing")

@@ -34,9 +34,9 @@ def test_every_pattern_mechanism_and_operator_is_drawn() -> None:
 def test_a_wrong_meaning_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     right = meaning.masks
 
-    def narrower(spec: Attention, n: int, inputs: Any = None) -> np.ndarray:
+    def narrower(spec: Attention, n: int, *more: Any) -> np.ndarray:
         """`dilated` forgets its own position."""
-        return right(spec, n, inputs) & ~(np.eye(n, dtype=bool) & ("dilated" in spec.words()))
+        return right(spec, n, *more) & ~(np.eye(n, dtype=bool) & ("dilated" in spec.words()))
 
     def mask(spec: Attention) -> None:
         if differing(Case(parse(tree.text(spec)), 7, spec), {"mask": PAIRS["mask"]}):

@@ -18,21 +18,20 @@ import torch
 from scipy.optimize import nnls
 
 from attnspec.backends import BACKENDS
-from attnspec.backends.bands.kernel import SteppedKernel
 from attnspec.backends.common.masks import with_data
 from attnspec.backends.dense.backend import Dense
 from attnspec.backends.scattered.backend import ScatteredBackend
-from attnspec.backends.tiles.backend import TILES, TilesBackend
-from attnspec.backends.tiles.kernel import TiledKernel
+from attnspec.backends.tables.backend import TILES, TablesBackend
+from attnspec.backends.tables.composed import ComposedTables
+from attnspec.backends.tables.kernel import SteppedKernel
 from attnspec.backends.torch_call.backend import TorchCall
 from attnspec.bench.timing import Timing, machine, turns
 from attnspec.elaborate import elaborate
 from attnspec.graphs.stack import Stack
 from attnspec.ir.program import Program
+from attnspec.layout.from_rows import tables_of
 from attnspec.layout.orders import NATURAL, Order
-from attnspec.layout.runs import runs_of
-from attnspec.layout.steps import amounts_of, banded, layouts_of
-from attnspec.layout.tile_layout import tile_layout
+from attnspec.layout.steps import amounts_of, banded, layouts_of, natural_tables
 from attnspec.limits import LIMITS
 from attnspec.lower.cost_model import Calibration, shipped
 from attnspec.lower.lower import stand_ins, works_of
@@ -188,7 +187,7 @@ def gpu_works(device: str) -> Iterator[tuple[str, Work, Backend, Amounts]]:
 
 def _amounts(backend: Backend, work: Work) -> Amounts:
     """What one head's part of a work takes; nothing where a backend does not say."""
-    if isinstance(backend, TilesBackend):
+    if isinstance(backend, TablesBackend):
         amounts = backend.amounts(work, backend.tile(work))
     else:
         amounts = getattr(backend, "amounts", lambda work: {})(work)
@@ -220,18 +219,18 @@ def _on_cpu() -> Iterator[Trial]:
         for work in (_work(text, n), replace(_work(text, n), changes=(Softcap(50.0),))):
             kernel = scattered.build(work, _HEADS, CPU)
             yield _trial("scattered", text, work, scattered.amounts(work), kernel)
-    tiles = TilesBackend()
+    tiles = TablesBackend()
     for text, n in TILED:
         work = _work(text, n)
         for tile in TILES:
-            layout = tile_layout(work.relation, n, n, tile)
-            kernel = TiledKernel(work, _HEADS, CPU, runs_of(layout), layout.masks)
+            tables = natural_tables(work.relation, n, n, tile)
+            kernel = ComposedTables(work, _HEADS, CPU, tables)
             yield _trial(f"tiles of {tile}", text, work, tiles.amounts(work, tile), kernel)
     for text, n, step in BANDED:
         work = _work(text, n)
         for target in LIMITS.tile_sizes:
             whole = (banded(work.relation, n, n, _order(step), target),)
-            kernel = SteppedKernel(work, _HEADS, CPU, layouts_of(whole, n, n))
+            kernel = SteppedKernel(work, _HEADS, CPU, tables_of(layouts_of(whole, n, n), n, n))
             yield _trial(f"bands of {target}", text, work, amounts_of(whole, n), kernel)
     for n, *parts in MERGED:
         text = " | ".join(part for part, _ in parts)
@@ -240,7 +239,7 @@ def _on_cpu() -> Iterator[Trial]:
             banded(_work(part, n).relation, n, n, _order(step), LIMITS.tile_sizes[0])
             for part, step in parts
         )
-        kernel = SteppedKernel(work, _HEADS, CPU, layouts_of(bands, n, n))
+        kernel = SteppedKernel(work, _HEADS, CPU, tables_of(layouts_of(bands, n, n), n, n))
         yield _trial("bands", text, work, amounts_of(bands, n), kernel)
     yield Trial(f"packed documents, n = {PACKED}", {"bands_layout": 1}, _packed(PACKED))
 

@@ -42,7 +42,7 @@ from attnspec.runtime.call_checks import (
     in_type_of_autocast,
     refuse_unknown,
 )
-from attnspec.runtime.engine import no_log_sum_exps
+from attnspec.runtime.engine import no_log_sum_exps, require_log_sum_exps
 from attnspec.runtime.head_groups import draw_of
 from attnspec.runtime.module import CompiledAttention
 
@@ -268,6 +268,9 @@ class ParallelAttention(torch.nn.Module):
         check_padding(padding, q.shape[0], k.shape[2], q.device)
         chance = round(check_dropout(dropout_p) * 2**40)
         self.module.check_numbers(q, k, v, check_inputs(program, inputs, q, k, padding))
+        if return_lse:
+            # before any rank sends: those without heads of their own would
+            require_log_sum_exps(program, layer)
         flags = [padding is not None, return_lse, torch.is_grad_enabled()]
         flags += [x.requires_grad for x in (q, k, v)]
         shape = [q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3]]

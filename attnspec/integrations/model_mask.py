@@ -196,7 +196,7 @@ def model_mask(
     return written_out(found, _settings) if indexed and found.kind == "causal" else found
 
 
-_COMPILES = torch.__version__ >= "2.11"  # type: ignore[operator]
+_COMPILES = torch.__version__ >= "2.11"
 """Whether torch's compiler compares names of functions and takes any object as a constant."""
 
 

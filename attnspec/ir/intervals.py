@@ -36,6 +36,10 @@ def bounds(scalar: Scalar, values: Mapping[str, Bounds]) -> Bounds:
         case Apply(op, args):
             with np.errstate(all="ignore"):
                 return _outward(_apply(op, [bounds(arg, values) for arg in args]))
+        case _ if hasattr(scalar, "high"):
+            # a number that stands in a written file has bounds of its own
+            low, high = scalar.low, scalar.high  # type: ignore[union-attr]
+            return np.asarray(low, dtype=float), np.asarray(high, dtype=float)
         case _:
             constant = np.asarray(float(scalar))
             return _outward((constant, constant))

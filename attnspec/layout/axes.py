@@ -78,11 +78,6 @@ class Axis:
         return first, np.minimum(first + factor, below.offsets[group + 1])
 
     @property
-    def sequence(self) -> int:
-        """The positions that there are."""
-        return self.last - self.first
-
-    @property
     def natural(self) -> bool:
         """Whether the tiles follow one another as the positions do."""
         return self.side == 1

@@ -11,9 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+import numpy as np
+
 from attnspec.graphs.operators import Union
 from attnspec.graphs.relation import Relation, with_head
 from attnspec.ir.parameters import RelationError
+from attnspec.layout.from_rows import tables_of
 from attnspec.layout.orders import (
     NATURAL,
     Boxed,
@@ -25,6 +28,7 @@ from attnspec.layout.orders import (
     terms_of,
     without,
 )
+from attnspec.layout.tables import Tables
 from attnspec.layout.tile_layout import StepLayout, parted, step_layout
 from attnspec.layout.tiling import Survey, TooFine, classify, survey
 from attnspec.limits import LIMITS
@@ -233,25 +237,14 @@ def whole_layouts_of(bands: tuple[Banded, ...], n_q: int, n_k: int) -> list[Step
     return [_whole(band.step.relation, n_q, n_k, band.step.order, band.sizes) for band in bands]
 
 
-def aligned_layouts(
-    relations: Sequence[Relation], n_q: int, n_k: int
-) -> list[tuple[StepLayout, ...]] | None:
-    """The tiles of every step of several relations, all in the sizes of the first; None where the
-    relations have not as many steps each."""
-    bands = [bands_of(relation, n_q, n_k) for relation in relations]
-    sizes = [band.sizes for band in bands[0]]
-    if any(len(each) != len(sizes) for each in bands):
-        return None
-    found = [
-        tuple(
-            layout
-            for band, size in zip(each, sizes, strict=True)
-            for layout in _layouts(band.step.relation, n_q, n_k, band.step.order, size)
-        )
-        for each in bands
-    ]
-    shapes = {tuple((layout.q.size, layout.k.size) for layout in each) for each in found}
-    return found if len(shapes) == 1 else None
+def natural_tables(relation: Relation, n_q: int, n_k: int, tile: int) -> Tables[np.ndarray]:
+    """The tables of one step in natural order, in square tiles of a size."""
+    return tables_of([natural_layout(relation, n_q, n_k, tile)], n_q, n_k)
+
+
+def natural_layout(relation: Relation, n_q: int, n_k: int, tile: int) -> StepLayout:
+    """The square tiles of a size in natural order."""
+    return _whole(relation, n_q, n_k, NATURAL, (tile, tile))
 
 
 @lru_cache(maxsize=64)

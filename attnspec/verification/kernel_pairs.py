@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from attnspec.backends.common.pieces import Piece, keys_of, rows_of
+from attnspec.backends.tables.composed import Piece
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call
 
@@ -119,8 +119,8 @@ def layouts_of(
             Layout(what, "tile", tuple(_steps(found.attention, *sides, back)))
             for what, back in (("its tiles", False), ("its tiles on the way back", True))
         )
-    if name == "TiledKernel":
-        return (Layout("its tiles", "tile", tuple(_runs(found, n_q, n_k))),)
+    if name == "ComposedTables":
+        return (Layout("its tiles", "tile", tuple(_composed(found, n_q, n_k))),)
     if name in ("TritonKernel", "InputKernel"):
         steps, labels = found.tables_of(data, 1)
         return tuple(
@@ -138,25 +138,25 @@ def layouts_of(
 
 
 def _steps(attention: Any, at_q: torch.Tensor, at_k: torch.Tensor, back: bool) -> Iterator[Blocks]:
-    """The pieces that are computed, forward or on the way back, where positions, of queries from 1,
-    are in place of their rows."""
+    """The pieces that are computed, forward or backward, where positions, of queries from 1, are in
+    place of their rows."""
     for number, step in enumerate(attention.steps, 1):
-        read = step.backward_keys if back else step.keys
-        # what is taken stands in a buffer that the next one uses
-        rows = step.queries.take(at_q, "positions", blank=True).clone()
-        keys = read.take(at_k, "positions").clone()
-        for strip in step.strips:
-            for piece in strip.pieces(read, 1, SIZE, back):
-                found = piece.q.read(rows, piece.to, "positions", blank=True)
-                yield Blocks(
-                    f"step {number}",
-                    piece.to.back(found)[0].numpy() - 1,
-                    piece.k.height,
-                    partial(_piece_keys, piece, keys),
-                    partial(_piece_mask, piece),
-                    strip.kinds is None,
-                    (piece.q.frame.size, piece.k.frame.size),
-                )
+        order = step.keys_order(back)
+        # what is put in order stands in a buffer that the next one uses
+        rows = at_q if step.q_order is None else step.q_order.take(at_q, "positions", True).clone()
+        keys = at_k if order is None else order.take(at_k, "positions").clone()
+        for piece in step.pieces(1, SIZE, back, False):
+            found = piece.q.read(rows, piece.to, "positions", blank=True)
+            bias, _ = piece.masks(None)
+            yield Blocks(
+                f"step {number}",
+                piece.to.back(found)[0].numpy() - 1,
+                piece.k.height,
+                partial(_piece_keys, piece, keys),
+                partial(_piece_mask, bias),
+                bias is None or len(bias) == 1,
+                (1, 1),
+            )
 
 
 def _piece_keys(piece: Any, keys: torch.Tensor, low: int, high: int) -> np.ndarray:
@@ -164,39 +164,44 @@ def _piece_keys(piece: Any, keys: torch.Tensor, low: int, high: int) -> np.ndarr
     return found[low:high].copy()
 
 
-def _piece_mask(piece: Any, low: int, high: int) -> np.ndarray | None:
-    bias, _ = piece.bias(None, torch.float32)
+def _piece_mask(bias: torch.Tensor | None, low: int, high: int) -> np.ndarray | None:
     if bias is None:
         return None
-    held: np.ndarray = (bias == 0).numpy()
-    if piece.strip.kinds is None:
-        return np.asarray(held[0])
-    return np.asarray(piece.to.back(torch.from_numpy(held))[0, low:high])
+    return np.asarray((bias if len(bias) == 1 else bias[low:high]).numpy() == 0)
 
 
-def _runs(kernel: Any, n_q: int, n_k: int) -> Iterator[Blocks]:
+def _composed(kernel: Any, n_q: int, n_k: int) -> Iterator[Blocks]:
     at_k = torch.arange(n_k).view(1, 1, -1, 1)
-    at_q = at_k[:, :, None, n_k - n_q :]
-    for number, run in enumerate(kernel.runs, 1):
-        whole = Piece(run, 0, run.blocks, 0, run.height)
-        yield Blocks(
-            f"run {number}",
-            rows_of(at_q, whole)[0, 0, 0, :, :, 0].numpy(),
-            run.width,
-            partial(_run_keys, run, at_k),
-            partial(_run_mask, run),
-            run.kinds is None,
-            (run.tile, run.tile),
-        )
+    for number, step in enumerate(kernel.steps, 1):
+        place = step.place.numpy()
+        rows = np.full(sum(batch.blocks * batch.height for batch in step.batches) + 1, -1)
+        rows[place] = np.arange(n_k - n_q, n_k)
+        low = 0
+        for batch in step.batches:
+            high = low + batch.blocks * batch.height
+            yield Blocks(
+                f"step {number}",
+                rows[low:high].reshape(batch.blocks, -1),
+                batch.width,
+                partial(_composed_keys, batch, at_k),
+                partial(_composed_mask, batch),
+                batch.kinds is None and batch.real is None,
+                (1, 1),
+            )
+            low = high
 
 
-def _run_keys(run: Any, at: torch.Tensor, low: int, high: int) -> np.ndarray:
-    found: np.ndarray = keys_of(at, Piece(run, low, high, 0, run.height))[0, 0, :, :, 0].numpy()
+def _whole(batch: Any, low: int, high: int) -> Any:
+    return Piece(batch, low, high, 0, batch.height)
+
+
+def _composed_keys(batch: Any, at: torch.Tensor, low: int, high: int) -> np.ndarray:
+    found: np.ndarray = _whole(batch, low, high).of_keys(at)[0, 0, :, :, 0].numpy()
     return found
 
 
-def _run_mask(run: Any, low: int, high: int) -> np.ndarray | None:
-    mask = run.mask(Piece(run, low, high, 0, run.height))
+def _composed_mask(batch: Any, low: int, high: int) -> np.ndarray | None:
+    mask = _whole(batch, low, high).mask
     return None if mask is None else mask.reshape(-1, *mask.shape[-2:]).numpy()
 
 

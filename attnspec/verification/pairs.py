@@ -182,11 +182,11 @@ class Chosen:
 
 
 def chosen_for(work: Work, relation: Relation, backend: str, forced: bool) -> Chosen:
-    """What runs a work whose inputs make it this relation; `forced` where bands run whatever they
+    """What runs a work whose inputs make it this relation; `forced` where tables run whatever they
     cost. Raises TooMuch where building it, or its mask, is not affordable."""
     found = choose(work, "cpu", backend)
     name, seconds = found.name, 0.0
-    if work.reads and name == "bands":
+    if work.reads and name == "tables":
         seconds = seconds_of(bands_of(relation, work.n_q, work.n_k), work.n_q)
         if not forced and seconds > dense_seconds(work):
             name, seconds = "dense", dense_seconds(work)

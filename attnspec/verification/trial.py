@@ -116,7 +116,7 @@ class Trial:
         if forced:
             for kernel, _ in kernels.values():
                 if hasattr(kernel, "dense_seconds"):
-                    # bands that were asked for are tried also where dense would cost less
+                    # tables that were asked for are tried also where dense would cost less
                     kernel.dense_seconds = math.inf
         self.parts: list[Part] = []
         self.formulas: list[Part] = []

@@ -11,9 +11,9 @@ from typing import Literal, TypeAlias, cast
 import torch
 from torch import nn
 
-from attnspec.backends.bands.backend import BandsBackend
 from attnspec.backends.planner import AUTO
 from attnspec.backends.rows.backend import RowsBackend
+from attnspec.backends.tables.backend import TablesBackend
 from attnspec.graphs.stack import TooMuch
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Program
@@ -61,7 +61,7 @@ def verify(
     Raises ValueError for n above `LIMITS.planned`, for one that the spec does not have, and where
     it is too long for what would run it; BackendError for a backend that refuses.
     """
-    forced = module is None and backend == BandsBackend.name
+    forced = module is None and backend == TablesBackend.name
     own = CompiledAttention(plan_data(program, backend)) if module is None else module
     # an empty one is kept, too
     meant = Cache(LIMITS.layouts) if known is None else known

@@ -3,7 +3,7 @@
 Each mechanism has a kernel of its own in `backends.factored.kernels`. Time and memory go with its
 factors:
 linear in n for kernels and low ranks. With a graph beside it, the kernel's sums run over all keys,
-what it gave the pairs of the graph is taken away, and their exact weights, computed in bands as
+what it gave the pairs of the graph is taken away, and their exact weights, computed in tables as
 those of a graph alone, share its denominator. Graphs that read run-time inputs are laid out for
 every sample's inputs.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attnspec.backends.factored.costs import pair_flops
 from attnspec.backends.factored.hybrid.lag import lagged
-from attnspec.backends.tiles.backend import TilesBackend
+from attnspec.backends.tables.backend import TablesBackend
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
 from attnspec.layout.steps import Banded, bands_of, reading_seconds, seconds_of
 from attnspec.lower.cost_model import current
@@ -29,7 +29,7 @@ SIZE = 64
 
 
 class FactoredBackend:
-    """Each mechanism by its own formula, a graph beside it in bands."""
+    """Each mechanism by its own formula, a graph beside it in tables."""
 
     name = "factored"
     runs_decided = True
@@ -117,7 +117,7 @@ def _composed_seconds(work: Work) -> float:
     """What the graph takes in plain tensor operations."""
     if work.reads or work.decided:
         return current(work.device).dense_pair * work.n_q * work.n_k
-    return TilesBackend().cost(graph_of(work))
+    return TablesBackend().cost(graph_of(work))
 
 
 def _operations(work: Work) -> int:

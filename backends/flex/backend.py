@@ -1,7 +1,7 @@
 """Bands in orders as FlexAttention: each step a compiled call in its own order of tokens, in blocks
 of 128 x 128, and partial results merged by their log-sum-exps.
 
-The steps are those of `bands`, chosen by the rates of a GPU. On the CPU, where it compiles for the
+The steps are those of `tables`, chosen by the rates of a GPU. On the CPU, where it compiles for the
 forward alone and without log-sum-exps, it runs where it is asked for by name: a graph of several
 steps as one in natural order.
 """

@@ -10,10 +10,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from attnspec.layout.tile_layout import FULL_TILE, Places, StepLayout
+from attnspec.layout.axes import Axis
+from attnspec.layout.tile_layout import FULL_TILE, StepLayout
 
 BLOCK = 128
-"""Places of a block."""
+"""Axis of a block."""
 
 NOTHING, EVERYTHING = 0, 1
 """The numbers of the masks of an empty block and of a FULL one."""
@@ -152,7 +153,7 @@ def _runs_of_masks(masks: np.ndarray) -> np.ndarray | None:
     return found
 
 
-def _places(side: Places) -> np.ndarray:
+def _places(side: Axis) -> np.ndarray:
     """The positions at the places of a side's blocks."""
     blocks = max(FEWEST, side.count)
     found = np.full((blocks, BLOCK), -1, np.int64)

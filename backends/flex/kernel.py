@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from attnspec.backends.bands.kernel import ByTiles
 from attnspec.backends.common.exact import grouped, is_plain
 from attnspec.backends.common.flash import rows_of_size
 from attnspec.backends.common.merging import merged, with_zero
@@ -26,6 +25,7 @@ from attnspec.backends.common.score_formula import bucket_table, scale_of, slope
 from attnspec.backends.flex.attention import Blocks, Kind, Sides, attend, blocks_of, number_on
 from attnspec.backends.flex.block_lists import BLOCK, BYTES_MOST, BlockLists, block_lists
 from attnspec.backends.flex.conditions import Shape, condition_of, in_blocks
+from attnspec.backends.tables.kernel import ByTables
 from attnspec.graphs.relation import Relation
 from attnspec.layout.tile_layout import StepLayout
 from attnspec.lower.work import Alibi, BackendError, Bias, Call, Change, Softcap, Work
@@ -37,7 +37,7 @@ NARROWEST = 16
 """Numbers of a head on a GPU at least; zeros stand behind fewer."""
 
 
-class FlexKernel(ByTiles):
+class FlexKernel(ByTables):
     """Attention over disjoint steps, each a compiled call."""
 
     reuses = ()

@@ -16,10 +16,10 @@ from functools import cached_property
 
 import torch
 
-from attnspec.backends.bands.views import scratch
 from attnspec.backends.lists.batches import Batch, Batches, by_keys, by_queries
 from attnspec.backends.lists.changes import Changes
 from attnspec.backends.lists.partials import Partials, rows_of_tiles
+from attnspec.backends.tables.sides import scratch
 from attnspec.limits import LIMITS
 
 LOG2E = math.log2(math.e)

@@ -1,7 +1,7 @@
 """Lists of tiles that the data decide: entries sorted by key tile, computed in few large products.
 
 For graphs of which a part is decided by queries, keys or inputs. The decided graphs are taken apart
-from the rest, which runs in bands; results are merged by their log-sum-exps.
+from the rest, which runs in tables; results are merged by their log-sum-exps.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from attnspec.backends.bands.backend import BandsBackend
 from attnspec.backends.lists.products import Parts, parts_of
+from attnspec.backends.tables.backend import TablesBackend
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.token_sets import inputs_in
 from attnspec.limits import LIMITS
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ListsBackend:
-    """Decided lists of tiles, and the rest in bands."""
+    """Decided lists of tiles, and the rest in tables."""
 
     name = "lists"
     runs_decided = True
@@ -62,7 +62,7 @@ class ListsBackend:
         parts = _parts(work.relation)
         if parts.rest is None:
             return current().seconds(amounts)
-        return current().seconds(amounts) + BandsBackend().cost(
+        return current().seconds(amounts) + TablesBackend().cost(
             replace(work, relation=parts.rest, reads=inputs_in(parts.rest))
         )
 
@@ -71,7 +71,7 @@ class ListsBackend:
             return ("means of queries over all keys",)
         parts = _parts(work.relation)
         lines = [f"lists of `{product.leaf.name}`" for product in parts.products]
-        return (*lines, *(["the rest in bands"] if parts.rest is not None else []))
+        return (*lines, *(["the rest in tables"] if parts.rest is not None else []))
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.lists.kernel import ListedKernel

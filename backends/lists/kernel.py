@@ -1,4 +1,4 @@
-"""The kernel of graphs that the data decide: lists of tiles, and the rest in bands, merged.
+"""The kernel of graphs that the data decide: lists of tiles, and the rest in tables, merged.
 
 Where the fast way cannot go (transforms, dropout, derivatives of derivatives) the dense definition
 computes the same, which takes a number for every pair.
@@ -14,9 +14,6 @@ from typing import cast
 
 import torch
 
-from attnspec.backends.bands.kernel import SteppedKernel
-from attnspec.backends.bands.per_sample import ReadingKernel
-from attnspec.backends.bands.views import scratch
 from attnspec.backends.common.exact import Partial, SoftmaxKernel
 from attnspec.backends.common.merging import with_zero
 from attnspec.backends.common.score_formula import unit
@@ -29,9 +26,11 @@ from attnspec.backends.lists.partials import Partials, side_by_side, summed
 from attnspec.backends.lists.parts import Part, parts_of
 from attnspec.backends.lists.placed import Placed
 from attnspec.backends.lists.products import Parts
+from attnspec.backends.tables.kernel import SteppedKernel
+from attnspec.backends.tables.per_sample import ReadingKernel
+from attnspec.backends.tables.sides import scratch
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.token_sets import inputs_in
-from attnspec.layout.steps import bands_of, layouts_of
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
 
@@ -40,7 +39,7 @@ WEIGHT = "weight of a choice"
 
 
 class Rest(ReadingKernel):
-    """What stands beside decided graphs, in bands: those of each sample where inputs are read."""
+    """What stands beside decided graphs, in tables: those of each sample where inputs are read."""
 
     def __init__(
         self, work: Work, heads: tuple[int, ...], device: torch.device, rest: Relation
@@ -49,8 +48,7 @@ class Rest(ReadingKernel):
         super().__init__(work, heads, device)
 
     def known(self, work: Work) -> SteppedKernel:
-        layouts = layouts_of(bands_of(work.relation, work.n_q, work.n_k), work.n_q, work.n_k)
-        return SteppedKernel(work, self.heads, self.device, layouts)
+        return SteppedKernel(work, self.heads, self.device)
 
     def of_sample(self, data: Mapping[str, torch.Tensor], sample: int) -> SteppedKernel:
         """The kernel of one sample's inputs."""

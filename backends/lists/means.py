@@ -9,10 +9,9 @@ from functools import cached_property
 
 import torch
 
-from attnspec.backends.bands.kernel import SteppedKernel
 from attnspec.backends.dense.kernel import DenseKernel
+from attnspec.backends.tables.kernel import SteppedKernel
 from attnspec.graphs.patterns.full import Full
-from attnspec.layout.steps import bands_of, layouts_of
 from attnspec.lower.work import Call, Work
 
 
@@ -24,8 +23,7 @@ class MeansKernel:
     ) -> None:
         self.work, self.heads, self.device = work, heads, device
         means = replace(work, relation=Full(), n_q=count, reads=())
-        layouts = layouts_of(bands_of(means.relation, count, work.n_k), count, work.n_k)
-        self.inner = SteppedKernel(means, heads, device, layouts)
+        self.inner = SteppedKernel(means, heads, device)
 
     @cached_property
     def definition(self) -> DenseKernel:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from attnspec.backends.bands.views import scratch
 from attnspec.backends.common.merging import in_one_frame
+from attnspec.backends.tables.sides import scratch
 
 Index = tuple[torch.Tensor, "torch.Tensor | None"]
 """For each row some of the results, int64 [rows, parts], and which of them are none and stand for

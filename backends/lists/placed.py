@@ -13,11 +13,11 @@ from functools import cached_property, reduce
 
 import torch
 
-from attnspec.backends.bands.views import scratch
 from attnspec.backends.decided.choice import TileLists
 from attnspec.backends.lists.attention import Pairs, Tiles
 from attnspec.backends.lists.cover import Cover
 from attnspec.backends.lists.sides import Side, of_tiles
+from attnspec.backends.tables.sides import scratch
 
 Condition = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Whether q reads k, bool, or what is added to the score: of positions that broadcast, int64 of

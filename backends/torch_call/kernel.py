@@ -320,6 +320,21 @@ class JoinedCall(JoinedKernel, TorchCallKernel):
         found.each = [(kernel._cut(n), count) for kernel, count in self.each]
         return found
 
+    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+        return TorchCallKernel.traced(self, q, k, v, call)
+
+    def _plain_mask(self, call: Call) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        if call.padding is None and self._mask is not None:
+            return self._mask
+        masks = [kernel.dense.mask(call).expand(-1, count, -1, -1) for kernel, count in self.each]
+        mask = torch.cat(masks, 1)
+        if call.padding is not None:
+            return mask, ~mask.any(-1, keepdim=True)
+        works = [kernel.work for kernel, _ in self.each]
+        full = all(all_pairs(x.relation, x.n_q, x.n_k).any(1).all() for x in works)
+        self._mask = mask, None if full else ~mask.any(-1, keepdim=True)
+        return self._mask
+
     def _new(self, kind: torch.dtype) -> Bias:
         masks = [(_mask_of(x.work, kind).added, count) for x, count in self.each]
         return Bias(torch.cat([mask.expand(-1, count, -1, -1) for mask, count in masks], 1))

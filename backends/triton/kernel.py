@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from attnspec.backends.bands.kernel import ByTiles
-from attnspec.backends.bands.per_sample import ReadingBands
 from attnspec.backends.common.exact import Partial, has_numbers
 from attnspec.backends.common.labels import labels_of
 from attnspec.backends.common.remembered import Remembered
+from attnspec.backends.tables.kernel import ByTables
+from attnspec.backends.tables.per_sample import ReadingTables
 from attnspec.backends.triton.attention import Passing, TileAttention, drops_of, fits
 from attnspec.backends.triton.labelled import LabelledTables
 from attnspec.backends.triton.reading import ReadingStep
@@ -23,7 +23,7 @@ from attnspec.layout.tile_layout import StepLayout
 from attnspec.lower.work import Call, Work
 
 
-class TritonKernel(ByTiles):
+class TritonKernel(ByTables):
     """Attention over disjoint steps on the GPU; under the interpreter, on the CPU.
 
     Transforms and derivatives of derivatives go by tiles in natural order, and so do float64 on a
@@ -171,7 +171,7 @@ def tile_kernel(
     return TritonKernel(work, heads, device, layouts, labels[0])
 
 
-class ReadingLists(ReadingBands):
+class ReadingLists(ReadingTables):
     """Lists for graphs that read run-time inputs, made for each sample when these are seen."""
 
     reuses = TritonKernel.reuses

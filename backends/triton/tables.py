@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from attnspec.layout.tile_layout import FULL_TILE, Places, StepLayout
+from attnspec.layout.axes import Axis
+from attnspec.layout.tile_layout import FULL_TILE, StepLayout
 
 LONGEST = 4
 """Times the length of the median list that a list is at most, before it is cut."""
@@ -99,7 +100,7 @@ def turned(layout: StepLayout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return starts, rows[order], order
 
 
-def side_of(axis: Places, device: torch.device) -> TileSide:
+def side_of(axis: Axis, device: torch.device) -> TileSide:
     """The tiles of a side as rows of a tensor that begins at its first position."""
     places = axis.positions.reshape(axis.count, axis.size)
     rows = np.where(places >= 0, places - axis.first, -1)

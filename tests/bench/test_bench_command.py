@@ -95,8 +95,8 @@ def test_flex_is_given_the_same_pairs_and_its_compiler_may_fail(
     [
         ("softcap", "mask", "changes its scores"),
         ("sinkhorn", "mask", "changes its scores"),
-        ("relu", "bands", "results that `relu` normalises"),
-        ("packed", "tiles", "run-time input"),
+        ("relu", "torch", "torch knows no `relu`"),
+        ("packed", "scattered", "run-time input"),
         ("scales", "mask", "different scales"),
         ("topk", "flex", "queries and keys decide the pairs"),
         ("favor", "mask", "`favor` is a formula, and a mask is not"),
@@ -127,7 +127,7 @@ def test_results_that_differ_and_long_calls_are_not_timed(monkeypatch: pytest.Mo
 
     task = problem("near")
     most = 1.1 * (task.predicted("auto") or 0.0)
-    assert "a call is estimated to take" in rows([task], ["tiles"], 1, most)["tiles"].reason
+    assert "a call is estimated to take" in rows([task], ["tables"], 1, most)["tables"].reason
     assert all(row.reason for row in rows([task], ["sdpa"], 1, 1e-12).values())
     monkeypatch.setattr(benching, "rival", lambda task, name: lambda q, k, v: wrong[name](q))
     found = rows([task], [*wrong], 1, 60.0)
@@ -139,7 +139,7 @@ def test_results_that_differ_and_long_calls_are_not_timed(monkeypatch: pytest.Mo
     ("name", "arguments"),
     [
         ("packed", ["-n", "40", "--vs", "sdpa,mask,dense", "--batch", "2"]),
-        ("many", ["-n", "40", "--vs", "mask,tiles,bands,scattered", "--backward"]),
+        ("many", ["-n", "40", "--vs", "mask,tables,scattered", "--backward"]),
         ("layers", ["-n", "16", "--layer", "1", "--vs", "mask"]),
         ("near", ["-n", "1,40", "--dtype", "bfloat16", "--vs", "mask,dense", "--set", "r=2"]),
         ("grid", []),
@@ -179,7 +179,7 @@ def test_the_table_has_a_row_for_each_length_and_subject(folder: Path) -> None:
         ("near", ["-n", "4,096"], "write 4096"),
         ("near", ["-n", "64,1k"], "write 1024 or 1000"),
         ("near", ["--layer", "1"], "1 layer"),
-        ("packed", ["--backend", "tiles", "-n", "64"], "run-time input"),
+        ("packed", ["--backend", "scattered", "-n", "64"], "run-time input"),
         ("many", ["--heads", "2"], "`many` has 3 heads, got --heads 2"),
         ("grid", ["-n", "47"], "6 x 8 = 48 cells"),
         # looking for a plan asked for more than 8 GB

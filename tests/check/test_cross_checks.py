@@ -45,7 +45,7 @@ def test_differences_are_those_of_the_masks() -> None:
         attnspec.diff(a, parse("attention b { attend full }"), 5)
 
 
-EVERY = ("auto", "torch", "dense", "tiles", "bands", "scattered", "rows", "lists", "factored")
+EVERY = ("auto", "torch", "dense", "tables", "scattered", "rows", "lists", "factored")
 
 
 @pytest.mark.parametrize(("m", "n"), [(9, 20), (40, 17)])
@@ -72,7 +72,7 @@ def test_all_kinds_of_specs_are_verified(body: str, m: int, n: int) -> None:
 
 
 @pytest.mark.parametrize(("m", "n"), [(9, 20), (20, 9)])
-@pytest.mark.parametrize("backend", ["bands", "scattered", "auto"])
+@pytest.mark.parametrize("backend", ["tables", "scattered", "auto"])
 def test_a_fault_is_found(backend: str, m: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_of(BAND)
     module = spec.compile(backend=backend)

@@ -253,7 +253,7 @@ def test_compile_writes_and_prints_a_module() -> None:
     warned = run("compile", "gaps.attn")
     assert (warned.exit_code, "[A901]" in warned.stderr) == (0, True)
     alone = run("compile", "good.attn", "--standalone", "-o", "alone.py").stderr
-    assert not any(name in alone for name in ("bands", "scattered"))
+    assert not any(name in alone for name in ("tables", "scattered"))
 
 
 @pytest.mark.usefixtures("folder", "unverified")
@@ -365,7 +365,7 @@ def test_modules_are_verified(options: Sequence[str]) -> None:
     assert {check["queries"] for check in long["checks"]} <= {16, 64, 5000}
     every = run("verify", "good.attn", "-n", "20", "--backend", "all")
     assert every.exit_code == 0
-    for name in ("dense", "tiles", "bands", "scattered", "rows"):
+    for name in ("dense", "tables", "scattered", "rows"):
         assert f", {name}: " in every.stdout
 
 

@@ -146,6 +146,12 @@ def test_rows_stay_as_a_text_grows_where_they_are_stable(path: Path) -> None:
         assert (rows(spec, x[:, :, :n], v[:, :, :n]) - whole[:, :n]).abs().max() < most
 
 
+def test_a_last_choice_of_fewer_queries_looks_ahead() -> None:
+    spec = parse("attention a { causal attend topk(blocks = 2, size = 2, queries = 3) }")
+    # two queries of one block leave a place to another, which both choose
+    assert [spec.analyse(n).causal for n in (7, 8, 9)] == [True, False, True]
+
+
 def test_compiling_what_looks_ahead_warns_once() -> None:
     spec = parse("attention a { causal attend lsh(chunk = 4) }")
     with pytest.warns(UserWarning, match="A905.*borders of the chunks") as told:

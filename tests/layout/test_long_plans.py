@@ -23,12 +23,12 @@ def chosen(spec: Spec, n: int) -> str:
         ("attend random(keys = 8)", "scattered"),
         ("attend self | expander(degree = 6)", "scattered"),
         ("causal attend self | random(keys = 8)", "scattered"),
-        ("attend full normalize relu", "tiles"),
-        ("causal attend full normalize relu", "tiles"),
-        ("attend block(size = 32, before = n) normalize relu", "tiles"),
+        ("attend full normalize relu", "tables"),
+        ("causal attend full normalize relu", "tables"),
+        ("attend block(size = 32, before = n) normalize relu", "tables"),
         # no edges of a block are seen at the starts of ranges
-        ("causal attend block(size = 4096)", "bands"),
-        ("attend window(radius = 256)", "bands"),
+        ("causal attend block(size = 4096)", "tables"),
+        ("attend window(radius = 256)", "tables"),
         # a few queries with every key do not cut the others into pieces
         ("attend (self | random(keys = 1)) | global(first(1))", "scattered"),
     ],
@@ -84,7 +84,7 @@ def test_a_backend_that_is_asked_for_is_judged_at_the_length_itself() -> None:
     assert spec_of("attend random(keys = 780)").plan(5200, backend="scattered").steps
 
 
-@pytest.mark.parametrize("backend", ["auto", "bands", "scattered", "tiles"])
+@pytest.mark.parametrize("backend", ["auto", "tables", "scattered"])
 @pytest.mark.parametrize(
     "body",
     [

@@ -118,7 +118,7 @@ def test_calls_are_the_dense_formula(body: str, padded: bool) -> None:
         assert_computes(module, tensors(m, n), torch.tensor(np.array(masks)), **given)
 
 
-@pytest.mark.parametrize("backend", ["dense", "torch", "tiles", "bands", "scattered", "rows"])
+@pytest.mark.parametrize("backend", ["dense", "torch", "tables", "scattered", "rows"])
 def test_every_backend_takes_two_sequences(backend: str) -> None:
     spec = spec_of(f"attend {GRAPHS[1]}")
     module = spec.compile(backend=backend)

@@ -34,7 +34,7 @@ def test_mechanisms_over_disjoint_keys_are_merged_by_them(body: str) -> None:
     torch.testing.assert_close(merged, module(q, k, v), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("backend", ["torch", "bands", "tiles", "dense"])
+@pytest.mark.parametrize("backend", ["torch", "tables", "dense"])
 @pytest.mark.parametrize(("normalize", "empty"), [("softmax", -math.inf), ("softmax1", 0.0)])
 def test_many_rows_in_succession_have_no_key(backend: str, normalize: str, empty: float) -> None:
     body = f"attend window(radius = 3) - rows(first(200)) normalize {normalize}"
@@ -44,7 +44,7 @@ def test_many_rows_in_succession_have_no_key(backend: str, normalize: str, empty
     assert (lse[:, :, 200:].abs() > 0).all()
 
 
-@pytest.mark.parametrize("backend", ["torch", "bands"])
+@pytest.mark.parametrize("backend", ["torch", "tables"])
 def test_they_can_be_differentiated_twice(backend: str) -> None:
     module = spec_of("attend window(radius = 4) - self").compile(backend)
 

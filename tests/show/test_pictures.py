@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 from goldens import Golden
 from population import inputs_of, population, spec_of
+from views import is_decided
 
 from attnspec import Spec, SpecError, load, parse, zoo
 from attnspec.cli import main
@@ -82,6 +83,7 @@ DRAWN = [
     name
     for name, spec in population().items()
     if all(attend.graph is not None and not attend.mechanism for attend in spec.program.attends)
+    and not is_decided(spec)
 ][::9]
 
 

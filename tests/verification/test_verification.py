@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,6 @@ import torch
 from attention_checks import BACKEND_NAMES, GRAPHS, module_of, spec_of
 from sweeps import checkered
 
-import attnspec.backends.bands.attention
 import attnspec.layout.edge_list
 from attnspec.compile.compiler import emit_spec
 from attnspec.graphs.stack import TooMuch
@@ -120,7 +118,7 @@ def test_every_pair_is_looked_at_up_to_a_length() -> None:
     most = LIMITS.every_pair
     program = spec_of("attend window(radius = 3)").program
     for n in (most, 5 * most):
-        found = verify(program, n, backend="tiles")
+        found = verify(program, n, backend="tables")
         assert found.ok, str(found)
         laid = [check.queries for check in found.checks if LAYOUT in check.what]
         assert laid == [n] if n <= most else min(laid) >= LIMITS.queries_sampled
@@ -236,7 +234,7 @@ PAIR = r"(no (tile|place) holds|holds) the pair \(\d+, \d+\)"
 COUNT = r"query \d+ has \d+ keys, and \d+ in the graph"
 
 
-@pytest.mark.parametrize("backend", ["tiles", "bands", "scattered"])
+@pytest.mark.parametrize("backend", ["tables", "scattered"])
 @pytest.mark.parametrize(("body", "n"), [*((body, N) for body in NEAR), (WINDOW, LONG)])
 def test_a_layout_of_other_pairs_is_found_by_its_pairs(body: str, n: int, backend: str) -> None:
     """The reading of what a kernel holds names the pair; of long sequences counts are compared."""
@@ -251,25 +249,14 @@ def test_a_layout_of_other_pairs_is_found_by_its_pairs(body: str, n: int, backen
             assert faults(verify(program, n, module=module), WEIGHTS)
 
 
-def repeat_band(kernel: Any) -> None:
-    kernel.attention.steps[-1].strips.append(kernel.attention.steps[-1].strips[0])
-
-
 @pytest.mark.parametrize("n", [N, LONG])
-@pytest.mark.parametrize(
-    ("body", "backend", "wrong"),
-    [
-        (STRIDED, "bands", repeat_band),
-        (WINDOW, "tiles", lambda kernel: kernel.runs.append(kernel.runs[0])),
-    ],
-)
-def test_a_pair_that_is_held_twice_is_found(
-    body: str, backend: str, wrong: Callable[[Any], None], n: int
-) -> None:
-    module = module_of(body, backend)
+def test_a_pair_that_is_held_twice_is_found(n: int) -> None:
+    module = module_of(STRIDED, "tables")
     assert verify(module.program, n, module=module, depth="pairs").ok
     for group in module.engine.prepare(0, 2, 2, n, n, "cpu").groups:
-        wrong(group.kernel)
+        kernel: Any = group.kernel
+        batches = kernel.attention.steps[-1].batches
+        batches.append(batches[0])
     said = faults(verify(module.program, n, module=module, depth="pairs"), "pair")
     assert any(re.search(r"2 tiles hold the pair \(\d+, \d+\)", text) for text in said), said
 
@@ -331,7 +318,7 @@ def test_a_wrong_gradient_is_found() -> None:
     ("body", "backend"),
     checkered(
         [STRIDED, "attend random_blocks(size = 50, blocks = 2) | self"],
-        ["tiles", "bands", "scattered"],
+        ["tables", "scattered"],
     ),
 )
 def test_a_long_sequence_is_sampled(body: str, backend: str) -> None:
@@ -360,15 +347,15 @@ def test_verification_has_limits() -> None:
     with pytest.raises(TooMuch, match="too long for the backend dense"):
         verify(program, 20_000, backend="dense")
     with pytest.raises(TooMuch, match="a head is estimated to take"):
-        verify(spec_of("attend full").program, 1 << 16, backend="bands")
+        verify(spec_of("attend full").program, 1 << 16, backend="tables")
 
 
 def test_what_refuses_is_named() -> None:
     found = verify_each(spec_of("attend full normalize relu").program, 64, BACKEND_NAMES)
-    assert [name for name, _ in found.refused] == ["torch", "bands"]
-    assert "not run: the backend bands refuses: results that `relu` normalises" in str(found)
-    with pytest.raises(BackendError, match="results that `relu` normalises"):
-        verify_each(spec_of("attend full normalize relu").program, 64, ["bands"])
+    assert [name for name, _ in found.refused] == ["torch"]
+    assert "not run: the backend torch refuses: torch knows no `relu`" in str(found)
+    with pytest.raises(BackendError, match="torch knows no `relu`"):
+        verify_each(spec_of("attend full normalize relu").program, 64, ["torch"])
 
 
 def test_what_is_not_affordable_is_named() -> None:
@@ -390,7 +377,7 @@ def test_layers_of_the_same_pairs_are_run_once(scale: str) -> None:
     program = spec_of(text).program
 
     def layers(n: int, part: str) -> list[tuple[int, ...]]:
-        found = verify(program, n, backend="bands", depth="once")
+        found = verify(program, n, backend="tables", depth="once")
         assert found.ok
         return [check.layers for check in found.checks if part in check.what]
 
@@ -416,13 +403,12 @@ def test_graphs_and_mechanisms_of_one_spec_are_verified_apart() -> None:
     said = " ".join(emit_spec(spec_of(MIXED).elaborated).split())
     assert (
         "Verified at n = 65 when it was compiled, graphs and mechanisms apart, by the backends"
-        " torch, dense, tiles, bands, scattered, factored: every pair, values and gradients;"
-        in said
+        " torch, dense, tables, scattered, factored: every pair, values and gradients;" in said
     )
-    assert "; at n = 193 every pair of torch, tiles, bands, scattered, factored." in said
+    assert "; at n = 193 every pair of torch, tables, scattered, factored." in said
 
 
-@pytest.mark.parametrize("wrong", ["factored", "bands"])
+@pytest.mark.parametrize("wrong", ["factored", "tables"])
 def test_a_fault_of_either_kind_is_found_in_a_mixed_spec(
     wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -450,18 +436,18 @@ def test_a_spec_of_one_length_is_verified_there_alone() -> None:
     long = spec_of("sequence grid(16, 20) attend neighborhood(3, 5)").elaborated
     said = " ".join(emit_spec(long).split())
     assert "Verified at n = 320, its one length, when it was compiled, every pair of" in said
-    assert "values and gradients of 64 queries of torch, dense, tiles, bands, scattered." in said
+    assert "values and gradients of 64 queries of torch, dense, tables, scattered." in said
     # where weights would take long, the pairs are
     longer = spec_of("sequence grid(16, 70) attend neighborhood(3, 5)")
     said = " ".join(emit_spec(longer.elaborated).split())
     assert "Verified at n = 1,120, its one length" in said
-    assert "every pair of torch, tiles, bands, scattered; no values." in said
+    assert "every pair of torch, tables, scattered; no values." in said
     text = emit_spec(spec_of("sequence grid(90, 90) attend neighborhood(3, 5)").elaborated)
     assert "Not verified when it was compiled: it has one length, 8,100." in text
 
 
 def test_values_of_some_queries_show_a_fault_in_all() -> None:
-    module = module_of("attend window(radius = 9)", "bands")
+    module = module_of("attend window(radius = 9)", "tables")
     found = verify(module.program, 320, module=module, depth="values")
     assert found.ok
     assert {check.queries for check in found.checks} == {LIMITS.queries_sampled}
@@ -493,7 +479,7 @@ def test_a_compile_finds_what_goes_wrong_at_the_longer_length_alone(
 
     def found(program: Any, n: int, **more: Any) -> Verification:
         report = asked(program, n, **more)
-        wrong = n == 193 and more["backend"] == "bands"
+        wrong = n == 193 and more["backend"] == "tables"
         return replace(
             report, checks=tuple(replace(c, fault="wrong" * wrong or None) for c in report.checks)
         )
@@ -504,7 +490,7 @@ def test_a_compile_finds_what_goes_wrong_at_the_longer_length_alone(
 
 
 def test_the_pairs_alone_are_looked_at_without_running_anything() -> None:
-    module = module_of(STRIDED, "bands")
+    module = module_of(STRIDED, "tables")
     module.forward = None  # type: ignore[assignment,method-assign]
     found = verify(module.program, 193, module=module, depth="pairs")
     assert found.ok
@@ -519,10 +505,10 @@ def test_the_pairs_alone_are_looked_at_without_running_anything() -> None:
 def test_what_the_definition_says_is_known_to_the_next_backend() -> None:
     program = spec_of("causal heads 3 attend window(radius = 4) score alibi()").program
     known: Known = Cache(64)
-    apart = [verify(program, 33, backend=name) for name in ("dense", "bands")]
+    apart = [verify(program, 33, backend=name) for name in ("dense", "tables")]
     first = verify(program, 33, backend="dense", known=known)
     kept = set(known.kept)
-    second = verify(program, 33, backend="bands", known=known)
+    second = verify(program, 33, backend="tables", known=known)
     assert [first, second] == apart
     assert first.ok
     assert kept

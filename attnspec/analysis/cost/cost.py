@@ -27,7 +27,7 @@ from attnspec.limits import LIMITS
 from attnspec.lower.cost_model import dense_seconds
 from attnspec.lower.lower import require_built, stand_ins, works_of
 from attnspec.lower.mechanism_sizes import longest_of
-from attnspec.lower.work import ONE, BackendError, Shape, Softcap, Work, graph_of
+from attnspec.lower.work import MERGED, ONE, BackendError, Shape, Softcap, Work, graph_of
 from attnspec.text.diagnostics import AttnSpecError
 
 ELEMENT = 4
@@ -269,10 +269,14 @@ def _rows(work: Work, heads: int, size: int) -> _Amounts:
     return _Amounts(pairs, moved, 3 * pairs * heads, pairs, False, "exact")
 
 
-def _tiles(work: Work, heads: int, size: int) -> _Amounts:
-    from attnspec.backends.tiles.backend import TilesBackend
+def _tables(work: Work, heads: int, size: int) -> _Amounts:
+    return (_bands if work.normalize in MERGED else _tiles)(work, heads, size)
 
-    tile = TilesBackend().tile(work)
+
+def _tiles(work: Work, heads: int, size: int) -> _Amounts:
+    from attnspec.backends.tables.backend import TablesBackend
+
+    tile = TablesBackend().tile(work)
     found = survey(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile))
     tiles = round(found.tiles)
     pairs = min(tiles * tile * tile, work.n_q * work.n_k)
@@ -323,8 +327,7 @@ _AMOUNTS = {
     "torch": _torch,
     "dense": _dense,
     "rows": _rows,
-    "tiles": _tiles,
-    "bands": _bands,
+    "tables": _tables,
     "scattered": _scattered,
 }
 

@@ -145,7 +145,9 @@ class TopK(DataDependent):
             first = self._row_with(fewest)
         elif self.always is None and self.block > 1:
             rows = np.arange(0, n, m)
-            left = most - ((rows + m - 1) // self.block - rows // self.block + 1)
+            # the last choice may have fewer queries
+            last = np.minimum(rows + m, n) - 1
+            left = most - (last // self.block - rows // self.block + 1)
             first = min(rows[(0 < left) & (left < rows // self.block)].tolist(), default=n)
         else:
             first = self._row_with(most + 1)

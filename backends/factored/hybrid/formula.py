@@ -17,7 +17,6 @@ from torch.nn.functional import pad
 
 from attnspec.backends.common.labels import certain, possible
 from attnspec.backends.common.masks import Holding, MaskPlan, by_key_head, mask_plan, with_data
-from attnspec.backends.common.pieces import Piece, keys_of, rows_of
 from attnspec.backends.common.score_formula import Blocks, Formula, unit
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.factored.features.kernel import FeatureKernel
@@ -35,27 +34,27 @@ from attnspec.backends.factored.hybrid.merging import (
 )
 from attnspec.backends.factored.hybrid.tile_sums import TileSums
 from attnspec.backends.factored.low_rank.softmax import check_no_dropout
-from attnspec.backends.tiles.kernel import TiledKernel
+from attnspec.backends.tables.composed import ComposedTables, Piece
 from attnspec.graphs.operators import Complement, Intersection
 from attnspec.graphs.patterns.causal import Causal
 from attnspec.graphs.relation import Relation
-from attnspec.layout.runs import runs_of
-from attnspec.layout.tile_layout import FULL_TILE, TileLayout, tile_layout
+from attnspec.layout.from_rows import tables_of
+from attnspec.layout.steps import natural_layout
+from attnspec.layout.tile_layout import FULL_TILE, StepLayout
 from attnspec.lower.work import Call, Work, graph_of
 
 Weigh = Callable[[Rows, Columns, Blocks], Weighed]
 """What the pairs of some blocks weigh."""
 
 
-class OpenTiles(TiledKernel):
+class OpenTables(ComposedTables):
     """Tiles of the pairs that a mechanism may weigh beside a graph that a call decides, of which
     those are left out that the graph turns out to hold."""
 
     def less(self, blocks: Blocks, piece: Piece, call: Call, key_heads: int) -> Blocks:
         """The blocks of a piece without the pairs of the graph, for so many key heads."""
-        run, n = piece.run, self.work.n_k
-        queries = run.queries[piece.rows].view(piece.blocks, piece.height) + n - self.work.n_q
-        at = queries[..., None], run.keys(piece)[:, None]
+        n = self.work.n_k
+        at = piece.queries[..., None] + n - self.work.n_q, piece.keys[:, None]
         number = 4 if self.work.decided else 3
         data = {name: _beside_blocks(x, number) for name, x in call.data.items()}
         held = with_data(self.work.relation, data).holds(*at, n)
@@ -104,9 +103,9 @@ class HybridFormula:
         self.formula = Formula(graph, heads, device)
         self.whole: TileSums | None = None
         if not (work.reads or work.decided):
-            rest = tile_layout(others_of(work), n_q, n_k, kernel.how.chunk)
+            rest = natural_layout(others_of(work), n_q, n_k, kernel.how.chunk)
             whole = _full(rest)
-            self.others = self._tiled(_some(rest, whole))
+            self.others = self._composed(_some(rest, whole))
             self.whole = TileSums(whole, kernel.how.chunk, device)
 
     @cached_property
@@ -122,39 +121,42 @@ class HybridFormula:
         # they are kept, so the modes of this call must not reach them
         return apart(built)
 
-    def _tiled(self, layout: TileLayout) -> TiledKernel:
+    def _composed(self, layout: StepLayout) -> ComposedTables:
         graph = graph_of(self.work)
-        return TiledKernel(graph, self.heads, self.device, runs_of(layout), layout.masks)
+        tables = tables_of([layout], graph.n_q, graph.n_k)
+        return ComposedTables(graph, self.heads, self.device, tables)
 
     @cached_property
-    def open(self) -> tuple[OpenTiles, TileSums]:
+    def open(self) -> tuple[OpenTables, TileSums]:
         """Of a graph that a call decides: the tiles that may hold pairs of it and of the mechanism,
         and sums of those that hold the mechanism's alone."""
         work, tile = self.work, self.kernel.how.chunk
 
-        def others(graph: Relation) -> TileLayout:
-            return tile_layout(others_of(replace(work, relation=graph)), work.n_q, work.n_k, tile)
+        def others(graph: Relation) -> StepLayout:
+            return natural_layout(
+                others_of(replace(work, relation=graph)), work.n_q, work.n_k, tile
+            )
 
         relation = work.relation
         most, whole = others(certain(relation)), _full(others(possible(relation)))
         layout = _some(most, whole)
 
-        def built() -> tuple[OpenTiles, TileSums]:
-            graph, parts = graph_of(work), (runs_of(layout), layout.masks)
-            tiles = OpenTiles(graph, self.heads, self.device, *parts)
-            return tiles, TileSums(whole, tile, self.device)
+        def built() -> tuple[OpenTables, TileSums]:
+            tables = tables_of([layout], work.n_q, work.n_k)
+            open_ = OpenTables(graph_of(work), self.heads, self.device, tables)
+            return open_, TileSums(whole, tile, self.device)
 
         # they are kept, so the modes of this call must not reach them
         return apart(built)
 
     @cached_property
-    def graph(self) -> TiledKernel:
+    def graph(self) -> ComposedTables:
         """The tiles of a static graph."""
         graph = graph_of(self.work)
         sizes = graph.n_q, graph.n_k
-        layout = tile_layout(graph.relation, *sizes, self.kernel.how.chunk)
+        layout = natural_layout(graph.relation, *sizes, self.kernel.how.chunk)
         # it is kept, so the modes of this call must not reach it
-        return apart(lambda: self._tiled(layout))
+        return apart(lambda: self._composed(layout))
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -178,7 +180,7 @@ class HybridFormula:
         if self.whole is None:
             parts = self._of_all_pairs(rows, columns, call)
         else:
-            exact = _by_tiles(self.graph, rows, columns, partial(self._exact, call=call), call)
+            exact = _by_tables(self.graph, rows, columns, partial(self._exact, call=call), call)
             parts = [exact, *self._others(given, rows, columns, call)]
         return self._joined(q, v, parts)
 
@@ -235,7 +237,7 @@ class HybridFormula:
             return kernel_part(self.kernel, rows, columns, blocks.mask)
 
         return [
-            _by_tiles(tiles, rows, columns, by_kernel, call),
+            _by_tables(tiles, rows, columns, by_kernel, call),
             whole(self.kernel, given),
         ]
 
@@ -254,40 +256,37 @@ def _as_block(x: torch.Tensor) -> torch.Tensor:
     return x.unsqueeze(2)
 
 
-def _some(layout: TileLayout, whole: np.ndarray) -> TileLayout:
+def _some(layout: StepLayout, whole: np.ndarray) -> StepLayout:
     """The tiles of a layout but those that are `whole`, as `_full` has them."""
-    row = np.repeat(np.arange(layout.rows), np.diff(layout.starts))
+    row = np.repeat(np.arange(layout.q.count), np.diff(layout.starts))
     some = ~whole[row, layout.keys]
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(some)])[layout.starts]
     return replace(layout, starts=starts, keys=layout.keys[some], kinds=layout.kinds[some])
 
 
-def _full(layout: TileLayout) -> np.ndarray:
+def _full(layout: StepLayout) -> np.ndarray:
     """Which tiles are whole, bool [tiles of queries, tiles of keys]."""
-    held = np.zeros((layout.rows, -(-layout.n_k // layout.tile)), bool)
-    row = np.repeat(np.arange(layout.rows), np.diff(layout.starts))
+    held = np.zeros((layout.q.count, layout.k.count), bool)
+    row = np.repeat(np.arange(layout.q.count), np.diff(layout.starts))
     held[row, layout.keys] = layout.kinds == FULL_TILE
     return held
 
 
-def _by_tiles(
-    tiled: TiledKernel, rows: Rows, columns: Columns, weigh: Weigh, call: Call
+def _by_tables(
+    tables: ComposedTables, rows: Rows, columns: Columns, weigh: Weigh, call: Call
 ) -> Weighed:
-    """What the pairs of some tiles weigh, for all queries in order."""
+    """What the pairs of some tables weigh, for all queries in order."""
+    nothing = rows.log.new_zeros(*rows.log.shape[:4], columns.values.shape[-1])
+    if not tables.steps:
+        return Weighed(nothing, nothing[..., :1])
     parts = []
-    for run in tiled.runs:
-        for piece in run.pieces(4 * run.height * run.width, 4 * run.width):
-            blocks = tiled.blocks(piece, call)
-            if isinstance(tiled, OpenTiles):
-                blocks = tiled.less(blocks, piece, call, rows.q.shape[1])
-            found = weigh(
-                rows.mapped(partial(rows_of, piece=piece)),
-                columns.mapped(partial(keys_of, piece=piece)),
-                blocks,
+    (step,) = tables.steps
+    for batch in step.batches:
+        for piece in batch.pieces(4 * batch.height * batch.width, 4 * batch.width):
+            blocks = tables.blocks(piece, call)
+            if isinstance(tables, OpenTables):
+                blocks = tables.less(blocks, piece, call, rows.q.shape[1])
+            parts.append(
+                weigh(rows.mapped(piece.of_queries), columns.mapped(piece.of_keys), blocks)
             )
-            parts.append(found.mapped(lambda x: x.flatten(3, 4)))
-    # the last place is that of queries without a pair
-    nothing = rows.log.new_zeros(*rows.log.shape[:3], 1, columns.values.shape[-1])
-    sums = torch.cat([*(part.sums for part in parts), nothing], 3)
-    log = torch.cat([*(part.log for part in parts), nothing[..., :1]], 3)
-    return Weighed(sums.index_select(3, tiled.order), log.index_select(3, tiled.order))
+    return Weighed(*(step.ordered([getattr(x, name) for x in parts]) for name in ("sums", "log")))

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from attnspec.backends.bands.attention import Step, padding_of
-from attnspec.backends.bands.blocks import Patch
-from attnspec.backends.bands.views import scratch, side_by_side
 from attnspec.backends.factored.features.maps import Features, Tables
 from attnspec.backends.factored.features.spans import Given, Summing
 from attnspec.backends.factored.features.sums import through
+from attnspec.backends.tables.attend import as_read, bias_of, put_back
+from attnspec.backends.tables.blocks import Patch, Step
+from attnspec.backends.tables.sides import scratch, side_by_side
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,14 +34,14 @@ class GraphSums:
         taken = torch.zeros_like(sums[..., :1])
         flat, sizes = sums.flatten(0, 2), taken.flatten(0, 2)
         for step in self.steps:
-            into = step.queries.take(flat, "result")
-            beside = step.queries.take(sizes, "sizes")
+            into = as_read(step.q_order, flat, "result")
+            beside = as_read(step.q_order, sizes, "sizes")
             for part in _parts(self.how, given, step, frames):
                 weights = part.weights()
                 part.add_rows(into, (weights @ part.values).neg_())
                 part.add_rows(beside, weights.abs_().sum(-1, keepdim=True))
-            step.queries.put(flat, into)
-            step.queries.put(sizes, beside)
+            put_back(step.q_order, flat, into)
+            put_back(step.q_order, sizes, beside)
         return taken[..., 0]
 
     def differentiate(
@@ -52,12 +52,12 @@ class GraphSums:
         targets = into.k.flatten(0, 1), into.v.flatten(0, 1)
         of_queries = into.q.flatten(0, 2)
         for step in self.steps:
-            upper = step.queries.take(grad.flatten(0, 2), "grad rows", blank=True)
-            into_q = step.queries.take(of_queries, "query gradients")
+            upper = as_read(step.q_order, grad.flatten(0, 2), "grad rows", blank=True)
+            into_q = as_read(step.q_order, of_queries, "query gradients")
             sums = targets
-            ordered = step.backward_keys.ordered
-            if ordered is not None:
-                shapes = [(len(x), len(ordered.index), x.shape[2]) for x in targets]
+            order = step.k_order
+            if order is not None:
+                shapes = [(len(x), len(order), x.shape[2]) for x in targets]
                 sums = (
                     scratch("key gradients", shapes[0], grad.dtype).zero_(),
                     scratch("value gradients", shapes[1], grad.dtype).zero_(),
@@ -70,26 +70,25 @@ class GraphSums:
                 of_q, of_k = part.gradients(of_products, into.tables)
                 part.add_rows(into_q, of_q)
                 part.add_keys(sums[0], of_k)
-            step.queries.put(of_queries, into_q)
-            if ordered is not None:
+            put_back(step.q_order, of_queries, into_q)
+            if order is not None:
                 for target, found in zip(targets, sums, strict=True):
-                    ordered.add(target, found)
+                    order.add(target, found)
 
 
 def _parts(how: Summing, given: Given, step: Step, frames: torch.Tensor) -> Iterator[_Part]:
     """The pairs of a step, part by part."""
-    read = step.backward_keys
     sides = _Sides(
-        step.queries.take(given.q.flatten(0, 2), "queries"),
-        read.take(given.k.flatten(0, 1), "keys"),
-        read.take(given.v.flatten(0, 1), "values"),
-        step.queries.take(frames.flatten(0, 2), "sums"),
-        padding_of(step, None if given.padding is None else given.padding[0], given.q.dtype),
+        as_read(step.q_order, given.q.flatten(0, 2), "queries"),
+        as_read(step.k_order, given.k.flatten(0, 1), "keys"),
+        as_read(step.k_order, given.v.flatten(0, 1), "values"),
+        as_read(step.q_order, frames.flatten(0, 2), "sums"),
+        bias_of(None if given.padding is None else given.padding[0], given.q.dtype),
     )
     size = given.q.shape[-1]
     wide = how.map.width(size) if how.paired is None else size
     lead = given.q.shape[:3].numel()
-    for piece in step.pieces(read, lead, max(wide, given.v.shape[-1]), True, True):
+    for piece in step.pieces(lead, max(wide, given.v.shape[-1]), True, True):
         for patch in piece.patches:
             yield _Part(how, given, sides, patch)
 

@@ -20,9 +20,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-from attnspec.backends.bands.attention import Step, SteppedAttention
-from attnspec.backends.bands.changed_scores import ScoreChanges
-from attnspec.backends.bands.per_sample import ReadingKernel
 from attnspec.backends.common.flash import in_rows, rows_of_size
 from attnspec.backends.common.kv_keeper import Keeper
 from attnspec.backends.common.merging import LOWEST, in_one_frame
@@ -45,9 +42,11 @@ from attnspec.backends.factored.hybrid.merging import shared_quotient
 from attnspec.backends.factored.hybrid.pair_by_pair import PairByPair
 from attnspec.backends.factored.hybrid.stream import HybridStream
 from attnspec.backends.factored.low_rank.softmax import check_no_dropout
-from attnspec.graphs.relation import Relation
-from attnspec.layout.steps import bands_of, layouts_of
-from attnspec.layout.tile_layout import StepLayout
+from attnspec.backends.tables.attend import SteppedAttention
+from attnspec.backends.tables.blocks import Step
+from attnspec.backends.tables.changed_scores import ScoreChanges
+from attnspec.backends.tables.kernel import tables_of_work
+from attnspec.backends.tables.per_sample import ReadingKernel
 from attnspec.lower.work import Call, Kernel, Work, graph_of, mechanism_of
 
 LIKE_ONE = 64
@@ -133,11 +132,11 @@ class HybridKernel(Beside):
         self.quotient = shared_quotient(kernel)
         graph = graph_of(work)
         self.changes = ScoreChanges(graph, heads) if graph.changes else None
-        self.attention = SteppedAttention(_layouts(graph.relation, work), self.changes)
+        self.attention = SteppedAttention(tables_of_work(graph), self.changes)
         self.lag, rest = lagged(work)
         steps = self.attention.steps
         if self.lag:
-            steps = [] if rest is None else [Step(layout) for layout in _layouts(rest, work)]
+            steps = [] if rest is None else _steps(replace(graph, relation=rest))
         self.pairs = GraphSums(steps, kernel.how)
         self.by_pair = PairByPair(work, kernel)
         # weights of either sign cancel in the definition, too: its noise goes with the root of n
@@ -391,9 +390,9 @@ def hybrid_kernel(
     return (ReadingHybrid if work.reads else HybridKernel)(work, heads, kernel, device)
 
 
-def _layouts(relation: Relation, work: Work) -> list[StepLayout]:
-    """The steps of a relation at the lengths of a work."""
-    return layouts_of(bands_of(relation, work.n_q, work.n_k), work.n_q, work.n_k)
+def _steps(work: Work) -> list[Step]:
+    """The steps of a graph."""
+    return [Step(each, work.n_q, work.positions) for each in tables_of_work(work).steps]
 
 
 def late_of(given: Given, lag: int) -> Given:

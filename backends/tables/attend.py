@@ -9,127 +9,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import torch
 
-from attnspec.backends.bands.blocks import Piece, TensorStrip
-from attnspec.backends.bands.changed_scores import HeadScores, ScoreChanges
-from attnspec.backends.bands.views import (
-    Frame,
-    Ordered,
-    Read,
-    frame_of,
-    ordered_frame,
-    scratch,
-)
 from attnspec.backends.common.flash import flash, flash_backward
 from attnspec.backends.common.merging import merge, with_zero
 from attnspec.backends.common.score_formula import HALF, widened
 from attnspec.backends.common.torch_modes import apart
-from attnspec.layout.batches import strips_of
-from attnspec.layout.stacking import stacked
-from attnspec.layout.tile_layout import Places, StepLayout
+from attnspec.backends.tables.blocks import Piece, Step
+from attnspec.backends.tables.changed_scores import HeadScores, ScoreChanges
+from attnspec.backends.tables.sides import Order, scratch
+from attnspec.layout.tables import Tables, side_by_side
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.work import Standing
-
-REREAD = 1.5
-"""How often a key is read from which on a copy in order pays."""
-
-
-class Step:
-    """One step: its strips, and both sides as they are read. `standing` says where positions stand
-    that are not consecutive."""
-
-    def __init__(self, layout: StepLayout, standing: Standing | None = None) -> None:
-        self.layout = layout
-        cuts = strips_of(layout, max(1, LIMITS.tallest // layout.q.size))
-        q, k = frame_of(layout.q), frame_of(layout.k)
-        every = int(q.real.sum()) == layout.q.last - layout.q.first
-        # rows that follow no progression are put in order once, if that is all of them
-        self._put = q.step == 0 and every
-        reads = sum(strip.columns.size for strip in cuts)
-        self._few = k.step > 0 and reads <= REREAD * max(1, len(k.rows))
-        self._frames = q, k
-        self._read(q, k)
-        masks = torch.from_numpy(layout.masks)
-        at = (None, None) if standing is None else (standing.queries, standing.keys)
-        positions = _positions(layout.q, at[0]), _positions(layout.k, at[1])
-        self.strips = [TensorStrip(strip, self.queries, k, masks, positions) for strip in cuts]
-        self.complete = every and sum(strip.rows.size for strip in self.strips) == len(q.rows)
-
-    def _read(self, q: Frame, k: Frame) -> None:
-        self.queries = Read(ordered_frame(q), Ordered(q)) if self._put else Read(q, None)
-        moved = Read(ordered_frame(k), Ordered(k))
-        self.backward_keys = Read(k, None) if k.packed else moved
-        self.keys = Read(k, None) if k.packed or self._few else moved
-        self.order = Ordered(k)
-
-    def below(self, n: int) -> Step:
-        """The step for the first n positions of every sequence, between which pairs are the same;
-        raises Uncut."""
-        found = copy(self)
-        q, k = self._frames
-        if k.single:
-            found.queries, found.keys = self.queries.below(n), self.keys.below(n)
-            found.backward_keys, found.order = self.backward_keys.below(n), Ordered(k, n)
-        else:
-            # sequences behind the first one move on
-            found._read(q.below(n), k.below(n))
-        found.strips = []
-        for strip in self.strips:
-            read = strip.q if k.single else found.queries
-            parts, complete = strip.below(n, (q.side, k.side), read)
-            found.strips += parts
-            found.complete = found.complete and complete
-        return found
-
-    def pieces(
-        self, keys: Read, heads: int, size: int, back: bool, scored: bool
-    ) -> Iterator[Piece]:
-        """The pieces of all strips for so many heads of a size."""
-        for strip in self.strips:
-            yield from strip.pieces(keys, heads, size, back, scored)
-
-
-def _positions(side: Places, standing: np.ndarray | None) -> np.ndarray:
-    """The positions of a side's tiles [tiles, size], negative where there are none."""
-    at = side.positions.reshape(-1, side.size)
-    return at if standing is None else np.where(at < 0, at, standing[at - side.first])
 
 
 class SteppedAttention:
-    """Softmax attention over disjoint steps, on the CPU; with `one_more` logit 0 in every row for
-    `softmax1`, and changed scores, if there are any."""
+    """Softmax attention over the tables of disjoint steps, on the CPU; with `one_more` logit 0 in
+    every row for `softmax1`, and changed scores, if there are any."""
 
     def __init__(
         self,
-        layouts: Sequence[StepLayout],
+        tables: Tables[np.ndarray],
         changes: ScoreChanges | None = None,
         one_more: bool = False,
     ) -> None:
+        positions = np.arange(tables.n_k - tables.n_q, tables.n_k), np.arange(tables.n_k)
         standing = None if changes is None else changes.work.standing
-        self.layouts = tuple(layouts)
-        self.steps = [Step(layout, standing) for layout in layouts]
+        if standing is not None:
+            positions = standing.queries, standing.keys
+        self.tables = tables
+        self.steps = [Step(batches, tables.n_q, positions) for batches in tables.steps]
         self.changes, self.one_more = changes, one_more
-        self._longer: tuple[SteppedAttention, int] | None = None
         self._several: Cache[int, SteppedAttention] = Cache(LIMITS.paddings_laid_out)
-
-    def below(self, n: int, changes: ScoreChanges | None = None) -> SteppedAttention:
-        """That of the first n positions of every sequence, between which pairs are the same; raises
-        Uncut."""
-        found = copy(self)
-        found.steps = [step.below(n) for step in self.steps]
-        found.changes, found._longer, found._several = (
-            changes,
-            (self, n),
-            Cache(LIMITS.paddings_laid_out),
-        )
-        return found
 
     def forward(
         self,
@@ -187,14 +102,7 @@ class SteppedAttention:
         """What computes so many samples as one sequence."""
 
         def build() -> SteppedAttention:
-            if self._longer is not None:
-                longer, n = self._longer
-                return longer._of_several(batch).below(n)
-            layouts = []
-            for each in self.layouts:
-                sizes = each.q.last - each.q.first, each.k.last - each.k.first
-                layouts.append(stacked([each] * batch, *sizes))
-            return SteppedAttention(layouts, None, self.one_more)
+            return SteppedAttention(side_by_side([self.tables] * batch), None, self.one_more)
 
         return self._several.get(batch, lambda: apart(build))
 
@@ -210,15 +118,15 @@ class SteppedAttention:
         q, result, lse, k, v = tensors
         wide = lse.dtype
         out = self._summing(result, wide, "merged results")
+        real = bias_of(padding, wide)
         for number, step in enumerate(self.steps):
-            k_now, v_now = step.keys.take(k, "keys"), step.keys.take(v, "values")
-            q_now = step.queries.take(q, "queries")
-            real = padding_of(step, padding, wide)
+            keys = step.keys_order(back=False)
+            k_now, v_now = as_read(keys, k, "keys"), as_read(keys, v, "values")
+            q_now = as_read(step.q_order, q, "queries")
             # what is written for the first time need not be read before
-            fresh = step.complete and number == 0
-            place = step.queries.room if fresh else step.queries.take
-            into = place(out, "result"), place(lse, "sums")
-            for piece in step.pieces(step.keys, len(q), q.shape[-1], False, scores is not None):
+            place = room if step.complete and number == 0 else as_read
+            into = place(step.q_order, out, "result"), place(step.q_order, lse, "sums")
+            for piece in step.pieces(len(q), q.shape[-1], False, scores is not None):
                 bias, empty = piece.bias(real, wide)
                 rows = (
                     piece.q.read(q_now, piece.to, "q"),
@@ -234,8 +142,8 @@ class SteppedAttention:
                     sums = sums.masked_fill(empty, -math.inf)
                 put = _merge if number else _write
                 put(*into, piece, found, sums)
-            step.queries.put(out, into[0])
-            step.queries.put(lse, into[1])
+            put_back(step.q_order, out, into[0])
+            put_back(step.q_order, lse, into[1])
         if out is not result:
             result.copy_(out)
 
@@ -326,22 +234,22 @@ class SteppedAttention:
         of_q, *targets = into
         wide = lse.dtype
         grad_q = self._summing(of_q, wide, "sums of query gradients")
+        real = bias_of(padding, wide)
         of_tables: list[torch.Tensor] = []
         for step in self.steps:
-            keys = step.backward_keys
-            k_now, v_now = keys.take(k, "keys"), keys.take(v, "values")
+            keys = step.keys_order(back=True)
+            k_now, v_now = as_read(keys, k, "keys"), as_read(keys, v, "values")
             sums: Sequence[torch.Tensor] = targets
-            if keys.ordered is not None:
+            if keys is not None:
                 uses = ("key gradients", "value gradients")
                 sums = [scratch(use, tuple(k_now.shape), wide).zero_() for use in uses]
-            real = padding_of(step, padding, wide)
             # rows that are not there would add to the gradients of their keys
-            rows = [step.queries.take(grad, "grad rows", blank=True)]
+            rows = [as_read(step.q_order, grad, "grad rows", blank=True)]
             for x, use in ((q, "q rows"), (out, "out rows"), (lse, "lse rows")):
-                rows.append(step.queries.take(x, use))
+                rows.append(as_read(step.q_order, x, use))
             # with what earlier steps have added
-            q_sums = step.queries.take(grad_q, "query gradients")
-            for piece in step.pieces(keys, len(q), q.shape[-1], True, scores is not None):
+            q_sums = as_read(step.q_order, grad_q, "query gradients")
+            for piece in step.pieces(len(q), q.shape[-1], True, scores is not None):
                 parts, shares = _piece_back(piece, rows, k_now, v_now, real, scale, scores)
                 if shares:
                     held = of_tables or [torch.zeros_like(share) for share in shares]
@@ -349,10 +257,10 @@ class SteppedAttention:
                 piece.q.add(q_sums, parts[0], piece.to)
                 piece.k.add_overlapping(sums[0], parts[1], piece.to)
                 piece.k.add_overlapping(sums[1], parts[2], piece.to)
-            step.queries.put(grad_q, q_sums)
-            if keys.ordered is not None:
+            put_back(step.q_order, grad_q, q_sums)
+            if keys is not None:
                 for target, found in zip(targets, sums, strict=True):
-                    keys.ordered.add(target, found)
+                    keys.add(target, found)
         if grad_q is not of_q:
             of_q.copy_(grad_q)
         return of_tables
@@ -446,12 +354,27 @@ def _with_added(
     return added if bias is None else added + bias
 
 
-def padding_of(step: Step, padding: torch.Tensor | None, kind: torch.dtype) -> torch.Tensor | None:
-    """0 for a real key of padding [n_k] and -inf for another, in the order of the tiles."""
+def as_read(order: Order | None, x: torch.Tensor, use: str, blank: bool = False) -> torch.Tensor:
+    """x [c, rows, …] as a step reads it; with `blank` zero where there is no row."""
+    return x if order is None else order.take(x, use, blank)
+
+
+def room(order: Order | None, x: torch.Tensor, use: str) -> torch.Tensor:
+    """Where results for x [c, rows, …] are put: x, or a buffer."""
+    return x if order is None else order.room(x, use)
+
+
+def put_back(order: Order | None, into: torch.Tensor, found: torch.Tensor) -> None:
+    """Bring what was put there to the rows [c, rows, …]."""
+    if order is not None:
+        order.put(into, found)
+
+
+def bias_of(padding: torch.Tensor | None, kind: torch.dtype) -> torch.Tensor | None:
+    """0 for a real key of padding [n_k] and -inf for another."""
     if padding is None:
         return None
-    real = padding.new_zeros(len(padding), dtype=kind).masked_fill_(~padding, -math.inf)
-    return step.order.take(real[None], "padding")[0]
+    return padding.new_zeros(len(padding), dtype=kind).masked_fill_(~padding, -math.inf)
 
 
 def _write(

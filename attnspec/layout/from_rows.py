@@ -1,19 +1,19 @@
-"""Tiles of a step in batches: query tiles that are alike are computed in one call.
+"""Tables of the steps of a graph: query tiles that are alike are computed in one call.
 
-A `Strip` is a batch of independent blocks of equal shape. Query tiles that read the same key tiles
-are one tall block; others that read equally many are blocks of one strip, with one mask for all
-where their masks agree. The few that are like no others, at the ends of a sequence mostly, are tall
-blocks with their neighbours, of the key tiles that any of them reads: a call more would cost more.
+Query tiles that read the same key tiles are one tall block; others that read equally many are
+blocks of one batch, with one mask for all where their masks agree. The few that are like no others,
+at the ends of a sequence mostly, are tall blocks with their neighbours, of the key tiles that any
+of them reads: a call more would cost more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from attnspec.layout.tile_layout import FULL_TILE, NOTHING, StepLayout
+from attnspec.layout.tables import EMPTY, FULL, Batch, Tables, Tiled, unfolded
+from attnspec.layout.tile_layout import StepLayout
 from attnspec.limits import LIMITS
 
 LONE = 3
@@ -25,31 +25,48 @@ WASTED = 1.3
 SHARED = 8
 """One in how many blocks, or how many in number, must have a mask for it to be kept unfolded."""
 
-
-@dataclass(frozen=True, eq=False)
-class Strip:
-    """A batch of blocks.
-
-    `rows` are query tiles [blocks, tall], `columns` key tiles [blocks, wide]. `mask` is the mask of
-    every block, bool [tall * q.size, wide * k.size]; `kinds` numbers the masks of the blocks'
-    tiles, [blocks, tall, wide], where they differ. Both None: every pair is an edge.
-    """
-
-    rows: np.ndarray
-    columns: np.ndarray
-    mask: np.ndarray | None
-    kinds: np.ndarray | None
+Strip = tuple[np.ndarray, np.ndarray, "np.ndarray | None"]
+"""Blocks as query tiles [blocks, tall] and key tiles [blocks, wide] with the numbers of the masks
+of their tiles: [1, tall, wide] of every block or [blocks, tall, wide]; None without a mask."""
 
 
-def strips_of(layout: StepLayout, tallest: int) -> list[Strip]:
-    """The strips of a layout; query tiles without a key are in none.
+def tables_of(layouts: Sequence[StepLayout], n_q: int, n_k: int) -> Tables[np.ndarray]:
+    """The tables of steps, in the order in which they are computed."""
+    batches = [
+        _batch(layout, strip, step)
+        for step, layout in enumerate(layouts)
+        for strip in _strips(layout, max(1, LIMITS.tallest // layout.q.size))
+    ]
+    return Tables(tuple(batches), n_q, n_k)
 
-    A tall block has at most `tallest` query tiles.
-    """
+
+def _batch(layout: StepLayout, strip: Strip, step: int) -> Batch[np.ndarray]:
+    """A strip with the rows of its tiles."""
+    tiles, columns, kinds = strip
+    q, k = (
+        np.where(side.positions < 0, -1, side.positions - side.first).reshape(-1, side.size)
+        for side in (layout.q, layout.k)
+    )
+    mask: np.ndarray | Tiled[np.ndarray] | None = None
+    if kinds is not None:
+        numbers = kinds.size * layout.q.size * layout.k.size
+        alike = len(kinds) == 1 and numbers <= LIMITS.mask_shared
+        mask = unfolded(layout.masks, kinds) if alike else Tiled(_own(kinds, tiles), layout.masks)
+    return Batch(q[tiles].reshape(len(tiles), -1), k[columns].reshape(len(columns), -1), mask, step)
+
+
+def _own(kinds: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+    """The numbers of masks for each block."""
+    return kinds if len(kinds) == len(blocks) else np.repeat(kinds, len(blocks), axis=0)
+
+
+def _strips(layout: StepLayout, tallest: int) -> list[Strip]:
+    """The strips of a layout; query tiles without a key are in none. A tall block has at most
+    `tallest` query tiles."""
     lengths = np.diff(layout.starts)
     found: list[Strip] = []
     for rows in _neighbours(layout, lengths, tallest):
-        found.append(_joined(layout, rows))
+        found.append(_tall(layout, rows))
         lengths[rows] = 0
     for wide in np.unique(lengths[lengths > 0]):
         rows = np.flatnonzero(lengths == wide)
@@ -57,7 +74,7 @@ def strips_of(layout: StepLayout, tallest: int) -> list[Strip]:
         columns, kinds = layout.keys[entry], layout.kinds[entry]
         for blocks in _blocks(columns, tallest):
             # every query tile of a block reads the same key tiles
-            found.extend(_alike(layout, rows[blocks], columns[blocks[:, 0]], kinds[blocks]))
+            found.extend(_alike(rows[blocks], columns[blocks[:, 0]], kinds[blocks]))
     return found
 
 
@@ -81,15 +98,14 @@ def _neighbours(layout: StepLayout, lengths: np.ndarray, tallest: int) -> list[n
     return [np.array(rows) for rows in found if len(rows) > 1]
 
 
-def _joined(layout: StepLayout, rows: np.ndarray) -> Strip:
+def _tall(layout: StepLayout, rows: np.ndarray) -> Strip:
     """Query tiles as one tall block."""
     low, high = layout.starts[rows[0]], layout.starts[rows[-1] + 1]
     columns, place = np.unique(layout.keys[low:high], return_inverse=True)
-    kinds = np.full((1, len(rows), len(columns)), NOTHING)
+    kinds = np.full((1, len(rows), len(columns)), EMPTY)
     row = np.repeat(np.arange(len(rows)), np.diff(layout.starts[rows[0] : rows[-1] + 2]))
     kinds[0, row, place] = layout.kinds[low:high]
-    mask = None if (kinds == FULL_TILE).all() else unfolded(layout.masks, kinds)[0]
-    return Strip(rows[None], columns[None], mask, None)
+    return rows[None], columns[None], None if (kinds == FULL).all() else kinds
 
 
 def _blocks(columns: np.ndarray, tallest: int) -> Iterator[np.ndarray]:
@@ -119,9 +135,7 @@ def _equal(table: np.ndarray) -> np.ndarray:
     return np.asarray(rank[group.ravel()])
 
 
-def _alike(
-    layout: StepLayout, rows: np.ndarray, columns: np.ndarray, kinds: np.ndarray
-) -> Iterator[Strip]:
+def _alike(rows: np.ndarray, columns: np.ndarray, kinds: np.ndarray) -> Iterator[Strip]:
     """Blocks of one shape in strips: those with equal masks together, the others together."""
     group = _equal(kinds.reshape(len(kinds), -1)) if len(kinds) > 1 else np.zeros(1, np.int64)
     counts = np.bincount(group)
@@ -129,18 +143,8 @@ def _alike(
     shared = counts * SHARED >= min(len(rows), 8 * SHARED)
     for number in np.flatnonzero(shared):
         part = group == number
-        table = kinds[part.argmax()]
-        mask = None if (table == FULL_TILE).all() else unfolded(layout.masks, table[None])[0]
-        yield Strip(rows[part], columns[part], mask, None)
+        table = kinds[part][:1]
+        yield rows[part], columns[part], None if (table == FULL).all() else table
     part = ~shared[group]
     if part.any():
-        yield Strip(rows[part], columns[part], None, kinds[part])
-
-
-def unfolded(masks: np.ndarray, kinds: np.ndarray) -> np.ndarray:
-    """The masks of blocks from those of their tiles: [b, tall, wide] -> bool [b, h, w]."""
-    blocks, tall, wide = kinds.shape
-    height, width = masks.shape[1:]
-    held, mixed = np.zeros((*kinds.shape, height, width), bool), kinds >= 0
-    held[mixed], held[kinds == FULL_TILE] = masks[kinds[mixed]], True
-    return np.asarray(held.swapaxes(2, 3).reshape(blocks, tall * height, wide * width))
+        yield rows[part], columns[part], kinds[part]

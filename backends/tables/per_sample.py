@@ -14,14 +14,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from attnspec.backends.bands.kernel import SteppedKernel
 from attnspec.backends.common.masks import with_data
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.dense.kernel import DenseKernel
+from attnspec.backends.tables.kernel import SteppedKernel
 from attnspec.backends.torch_call.backend import TorchCall
 from attnspec.backends.torch_call.forms import Form
 from attnspec.backends.torch_call.kernel import TorchCallKernel
-from attnspec.layout.steps import bands_of, layouts_of, seconds_of
+from attnspec.layout.steps import bands_of, seconds_of
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Kernel, Mergeable, Work, refusal_of
@@ -108,8 +108,8 @@ class ReadingKernel:
         )
 
 
-class ReadingBands(ReadingKernel):
-    """Chooses bands or dense for every sample, by the estimate for its inputs."""
+class ReadingTables(ReadingKernel):
+    """Chooses tables or the definition for every sample, by the estimate for its inputs."""
 
     def __init__(
         self,
@@ -126,8 +126,7 @@ class ReadingBands(ReadingKernel):
         seconds = seconds_of(bands, work.n_q)
         if not math.isfinite(seconds) or seconds > self.dense_seconds:
             return None
-        layouts = layouts_of(bands, work.n_q, work.n_k)
-        return SteppedKernel(work, self.heads, self.device, layouts)
+        return SteppedKernel(work, self.heads, self.device)
 
     def unknown(self) -> Kernel:
         if refusal_of(TorchCall(), self.work, self.device.type) is None:

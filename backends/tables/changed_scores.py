@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from attnspec.backends.bands.blocks import Piece
 from attnspec.backends.common.score_formula import Formula
+from attnspec.backends.tables.blocks import Piece
 from attnspec.lower.work import Bias, Call, Softcap, Work
 
 

@@ -1,70 +1,67 @@
-"""The kernel of stepped attention: the flash kernel's steps, and tiles where they cannot go."""
+"""The kernels of tables: the flash kernel's steps on the CPU, and plain operations elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import cast
 
+import numpy as np
 import torch
 
-from attnspec.backends.bands.attention import SteppedAttention
-from attnspec.backends.bands.changed_scores import ScoreChanges
 from attnspec.backends.common.exact import Composed, JoinedKernel, Partial, SoftmaxKernel
 from attnspec.backends.dense.kernel import DenseKernel
-from attnspec.backends.tiles.kernel import TiledKernel
-from attnspec.layout.cutting import Uncut
-from attnspec.layout.runs import runs_of
-from attnspec.layout.stacking import stacked
-from attnspec.layout.tile_layout import StepLayout, tile_layout
-from attnspec.limits import LIMITS
+from attnspec.backends.tables.attend import SteppedAttention
+from attnspec.backends.tables.changed_scores import ScoreChanges
+from attnspec.backends.tables.composed import ComposedTables
+from attnspec.layout.from_rows import tables_of
+from attnspec.layout.steps import bands_of, layouts_of
+from attnspec.layout.tables import Tables, side_by_side
 from attnspec.lower.work import Call, Work
 
 
-class ByTiles(SoftmaxKernel):
-    """What is there by tiles in natural order where the flash kernel cannot go; where inputs are
-    read, by the definition."""
-
-    def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
-        self.work, self.heads, self.device = work, heads, device
-
-    def build_differentiable(self) -> Composed:
-        work = self.work
-        if work.reads:
-            return DenseKernel(work, self.heads, self.device)
-        layout = tile_layout(work.relation, work.n_q, work.n_k, LIMITS.tile)
-        return TiledKernel(work, self.heads, self.device, runs_of(layout), layout.masks)
-
-    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-        if self.work.reads:
-            return self.composed(q, k, v, call)[0]
-        return cast(TiledKernel, self.differentiable).traced(q, k, v, call)
-
-
-class SteppedKernel(ByTiles):
-    """Attention over disjoint steps."""
+class ByTables(SoftmaxKernel):
+    """What is there by tables where its own kernel cannot go; where inputs are read, by the
+    definition."""
 
     def __init__(
         self,
         work: Work,
         heads: tuple[int, ...],
         device: torch.device,
-        layouts: Sequence[StepLayout],
+        tables: Tables[np.ndarray] | None = None,
     ) -> None:
-        super().__init__(work, heads, device)
-        self.attention = SteppedAttention(layouts, self._changes(), work.normalize == "softmax1")
+        self.work, self.heads, self.device, self._tables = work, heads, device, tables
 
-    def _changes(self) -> ScoreChanges | None:
-        return ScoreChanges(self.work, self.heads) if self.work.changes else None
+    @cached_property
+    def tables(self) -> Tables[np.ndarray]:
+        """The tables of the work."""
+        return self._tables or tables_of_work(self.work)
 
-    def below(self, n: int) -> SteppedKernel | None:
-        """That of the first n positions alone, between which pairs are the same; None where its
-        blocks are no parts of these."""
-        found = self.at(n)
-        try:
-            found.attention = self.attention.below(n, found._changes())
-        except Uncut:
-            return None
-        return found
+    def build_differentiable(self) -> Composed:
+        if self.work.reads:
+            return DenseKernel(self.work, self.heads, self.device)
+        return ComposedTables(self.work, self.heads, self.device, self.tables)
+
+    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+        if self.work.reads:
+            return self.composed(q, k, v, call)[0]
+        return cast(ComposedTables, self.differentiable).traced(q, k, v, call)
+
+
+class SteppedKernel(ByTables):
+    """Attention over the tables of disjoint steps."""
+
+    def __init__(
+        self,
+        work: Work,
+        heads: tuple[int, ...],
+        device: torch.device,
+        tables: Tables[np.ndarray] | None = None,
+    ) -> None:
+        super().__init__(work, heads, device, tables)
+        changes = ScoreChanges(work, heads) if work.changes else None
+        self.attention = SteppedAttention(self.tables, changes, work.normalize == "softmax1")
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
@@ -81,29 +78,15 @@ class JoinedSteps(JoinedKernel):
     """Heads of different graphs as one sequence of as many positions, whose steps are theirs."""
 
     def __init__(
-        self,
-        groups: Sequence[tuple[Work, tuple[int, ...]]],
-        device: torch.device,
-        layouts: Sequence[Sequence[StepLayout]],
+        self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
     ) -> None:
         self.work = groups[0][0]
-        self.each = [(ByTiles(work, members, device), len(members)) for work, members in groups]
-        heads = [
-            mine for mine, (_, count) in zip(layouts, self.each, strict=True) for _ in range(count)
-        ]
-        sizes = self.work.n_q, self.work.n_k
-        steps = [stacked(step, *sizes) for step in zip(*heads, strict=True)]
-        self.attention = SteppedAttention(steps, None, self.work.normalize == "softmax1")
-
-    def below(self, n: int) -> JoinedSteps | None:
-        """That of the first n positions alone, as of one graph."""
-        found = self.at(n)
-        try:
-            found.attention = self.attention.below(n)
-        except Uncut:
-            return None
-        found.each = [(kernel.at(n), count) for kernel, count in self.each]
-        return found
+        each = [(ByTables(work, members, device), len(members)) for work, members in groups]
+        self.each = each
+        heads = [kernel.tables for kernel, count in each for _ in range(count)]
+        self.attention = SteppedAttention(
+            side_by_side(heads), None, self.work.normalize == "softmax1"
+        )
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
@@ -124,6 +107,12 @@ class JoinedSteps(JoinedKernel):
         shape = (len(q), k.shape[1], q.shape[2], k.shape[2], -1)
         of_keys = [x.reshape(shape).sum(2) for x in found[1:]]
         return found[0].reshape(q.shape), of_keys[0], of_keys[1]
+
+
+def tables_of_work(work: Work) -> Tables[np.ndarray]:
+    """The tables of a work of static pairs, in the steps that cost least."""
+    bands = bands_of(work.relation, work.n_q, work.n_k)
+    return tables_of(layouts_of(bands, work.n_q, work.n_k), work.n_q, work.n_k)
 
 
 def _of_queries(x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,145 @@
+"""Tables of blocks in any order of tokens, the backend of most graphs.
+
+On the CPU disjoint steps, each in the order of tokens in which its pairs are close: a stride is a
+band once tokens are grouped by residue. Every step goes through torch's flash kernel, forward and
+backward, and results are merged exactly by their log-sum-exps. Graphs that read run-time inputs are
+laid out anew for every sample's inputs. Where the flash kernel cannot go, plain operations compute
+the same tables; on other devices, and for weights that are not merged, those of one step in natural
+order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from attnspec.layout.orders import NATURAL
+from attnspec.layout.steps import bands_of, natural_tables, reading_seconds, seconds_of
+from attnspec.layout.tiling import survey
+from attnspec.limits import LIMITS
+from attnspec.lower.cost_model import current, dense_seconds
+from attnspec.lower.ranges import as_planned
+from attnspec.lower.rates import Amounts
+from attnspec.lower.work import (
+    MERGED,
+    Kernel,
+    Softcap,
+    Work,
+    differ_in_pairs_alone,
+    inputs_read,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+TILES = (32, 64, 128)
+"""Tile sizes of one step in natural order, each with a rate of its own."""
+
+LARGE = (512, 2048, 8192)
+"""Tile sizes for graphs of which smaller ones would be more than `LIMITS.tiles`; their rate is that
+of the last of `TILES`."""
+
+
+class TablesBackend:
+    """Blocks of queries and keys in any order."""
+
+    name = "tables"
+    takes_standing = True
+
+    @property
+    def least(self) -> float:
+        return min(current().bands_step, current().tiles_call)
+
+    def refuses(self, work: Work, device: str) -> str | None:
+        if steps_merged(work, device):
+            return None
+        if work.reads:
+            return f"the graph reads {inputs_read(work)}, and tables are laid out before"
+        if not self._costs(work):
+            size = f"{LARGE[-1]:,} x {LARGE[-1]:,}"
+            return f"in tiles of {size} there would be more than {LIMITS.tiles:,}"
+        return None
+
+    def cost(self, work: Work) -> float:
+        if not steps_merged(work, work.device):
+            return min(self._costs(work).values())
+        if work.reads:
+            # nothing is known before the inputs are; the kernel compares again for every sample
+            return reading_seconds(work)
+        bands = bands_of(work.relation, work.n_q, work.n_k)
+        seconds = seconds_of(bands, work.n_q, work.copies)
+        if any(isinstance(change, Softcap) for change in work.changes):
+            # scores that are bent are computed one operation after the other
+            pairs = sum(band.amounts["bands_pair"] for band in bands)
+            seconds += pairs * current().dense_pair
+        return seconds
+
+    def tile(self, work: Work) -> int:
+        """The tile size of one step in natural order that costs least."""
+        costs = self._costs(as_planned(work))
+        return min(costs, key=costs.__getitem__)
+
+    def _costs(self, work: Work) -> dict[int, float]:
+        """The seconds in natural order in tiles of every size that does not make too many."""
+        found = {}
+        for tile in (*TILES, *LARGE):
+            tiles = survey(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile)).tiles
+            if tiles <= LIMITS.tiles:
+                found[tile] = current(work.device).seconds(self.amounts(work, tile), work.copies)
+                if tile >= TILES[-1]:
+                    break
+        return found
+
+    def amounts(self, work: Work, tile: int) -> Amounts:
+        """What the work takes in natural order in tiles of a size."""
+        found = survey(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile))
+        full, undecided = found.area
+        return {
+            "tiles_call": 1,
+            "tiles_row": found.q.count,
+            f"tiles_pair_{min(tile, TILES[-1])}": min(full + undecided, work.n_q * work.n_k),
+            "tiles_masked": undecided,
+        }
+
+    def steps(self, work: Work) -> tuple[str, ...]:
+        if not steps_merged(work, work.device):
+            size = self.tile(work)
+            return (f"natural order, tiles {size} x {size}",)
+        if work.reads:
+            return ("as the inputs of a call decide",)
+        return tuple(str(band) for band in bands_of(work.relation, work.n_q, work.n_k))
+
+    def joins(self, works: Sequence[Work]) -> bool:
+        """Whether several heads differ in their pairs alone, so that their steps can be computed
+        together."""
+        first = works[0]
+        if first.reads or first.changes or not differ_in_pairs_alone(works):
+            return False
+        if not steps_merged(first, first.device):
+            return False
+        return len(works) * first.n_k <= LIMITS.joined
+
+    def build_joined(
+        self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
+    ) -> Kernel:
+        """The kernel of several groups of heads, one after the other."""
+        from attnspec.backends.tables.kernel import JoinedSteps
+
+        return JoinedSteps(groups, device)
+
+    def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+        from attnspec.backends.tables.composed import ComposedTables
+        from attnspec.backends.tables.kernel import SteppedKernel
+        from attnspec.backends.tables.per_sample import ReadingTables
+
+        if not steps_merged(work, device.type):
+            tables = natural_tables(work.relation, work.n_q, work.n_k, self.tile(work))
+            return ComposedTables(work, heads, device, tables)
+        if work.reads:
+            return ReadingTables(work, heads, device, dense_seconds(work))
+        return SteppedKernel(work, heads, device)
+
+
+def steps_merged(work: Work, device: str) -> bool:
+    """Whether steps of a work go through the flash kernel and are merged."""
+    return device == "cpu" and work.normalize in MERGED

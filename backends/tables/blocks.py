@@ -1,0 +1,296 @@
+"""Blocks of tables in pieces that stay in the cache: their rows, their keys, their masks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from attnspec.backends.tables.sides import (
+    REREAD,
+    Arrangement,
+    Blocks,
+    Lattice,
+    Order,
+    arrangement,
+    gap_of,
+    in_order,
+    lattice_of,
+)
+from attnspec.layout.tables import FULL, Batch, Tiled
+from attnspec.limits import LIMITS
+
+SINGLE = 8
+"""One in how many of the blocks for which there is room a run must have to be a piece by itself."""
+
+Positions = tuple[np.ndarray, np.ndarray]
+"""Where queries [n_q] and keys [n_k] stand, int64."""
+
+
+class Step:
+    """The batches of one step, and both sides as they are read: where they lie, or put in order,
+    None. Gradients of keys are added to rows in an order more often than keys are read in it."""
+
+    def __init__(
+        self, batches: Sequence[Batch[np.ndarray]], n_q: int, positions: Positions
+    ) -> None:
+        q, k = [batch.q for batch in batches], [batch.k for batch in batches]
+        queries = np.concatenate([np.zeros(0, np.int64), *(rows.ravel() for rows in q)])
+        self.complete = int((queries >= 0).sum()) == n_q
+        self.q_order: Order | None = None
+        if self.complete and not gap_of(q):
+            self.q_order = Order(queries)
+            ends = np.cumsum([0, *(rows.size for rows in q)])
+            at = np.arange(len(queries))
+            q = [at[a:b].reshape(x.shape) for (a, b), x in zip(pairwise(ends), q, strict=True)]
+        gap, self.k_order, moved = gap_of(k), None, k
+        if gap != 1 and batches:
+            order, moved = in_order(k)
+            self.k_order = Order(order)
+        reads = sum(rows.size for rows in k)
+        self.moves = self.k_order is not None and (
+            not gap or reads > REREAD * max(1, len(self.k_order))
+        )
+        self.batches = [
+            TensorBatch(batch, rows, keys if not self.moves else places, places, positions)
+            for batch, rows, keys, places in zip(batches, q, k, moved, strict=True)
+        ]
+
+    def keys_order(self, back: bool) -> Order | None:
+        """The order in which keys are read, forward or backward; None where they lie."""
+        return self.k_order if back or self.moves else None
+
+    def pieces(self, heads: int, size: int, back: bool, scored: bool) -> Iterator[Piece]:
+        """The pieces of all batches for so many heads of a size."""
+        for batch in self.batches:
+            yield from batch.pieces(heads, size, back, scored)
+
+
+class Piece:
+    """Some blocks of a batch with what is added to their scores."""
+
+    def __init__(self, batch: TensorBatch, low: int, high: int, heads: int, back: bool) -> None:
+        self.batch, self.low, self.high = batch, low, high
+        self.q = Blocks(batch.q[low:high])
+        self.k = Blocks((batch.k_back if back else batch.k)[low:high])
+        self.to: Arrangement = arrangement(self.q, self.k, heads)
+
+    @cached_property
+    def keys(self) -> torch.Tensor:
+        """The rows of the key tensor, int64 [blocks, w], the first one in place of none."""
+        return torch.from_numpy(np.maximum(self.batch.tables.k[self.low : self.high], 0))
+
+    @property
+    def distance(self) -> torch.Tensor:
+        """How far the key of every pair is behind its query, int64 [blocks or 1, h, w]."""
+        batch = self.batch
+        return batch.distance(self.low, self.high) if batch.apart is None else batch.apart
+
+    def bias(
+        self, padding: torch.Tensor | None, kind: torch.dtype
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """What to add to the scores [batch, heads, h, w], and the rows without a key, bool
+        [batch, heads, h]; None where nothing is added, or every row has one. `padding` is 0 or
+        -inf for every key."""
+        bias, empty = self.masks(padding)
+        if bias is None:
+            return None, None
+        return self._arranged(bias.to(kind)), None if empty is None else self._arranged(empty)
+
+    def masks(
+        self, padding: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The same as [1 or blocks, h, w] and [1 or blocks, h]."""
+        bias, empty = self.batch.masks(self.low, self.high)
+        if padding is not None:
+            real = padding[self.keys][:, None]
+            bias = real.expand(-1, self.q.height, -1) if bias is None else bias + real
+            empty = (bias == -math.inf).all(-1)
+        return bias, empty
+
+    def _arranged(self, x: torch.Tensor) -> torch.Tensor:
+        return x[None] if len(x) == 1 else self.to.arrange(x[None])
+
+    @cached_property
+    def patches(self) -> tuple[Patch, ...]:
+        """The same pairs by parts of the keys, so that the scores of a single block, which may be
+        large, take about `LIMITS.piece` numbers."""
+        width = self.k.height
+        most = max(1, LIMITS.piece // max(self.q.height, LIMITS.tall_cut))
+        parts = 1 if self.q.count > 1 else -(-width // most)
+        cuts = [width * part // parts for part in range(parts + 1)]
+        return tuple(Patch(self, low, high) for low, high in pairwise(cuts))
+
+
+class Patch:
+    """Some keys of the blocks of a piece: each of them once, and where the blocks find them."""
+
+    def __init__(self, piece: Piece, low: int, high: int) -> None:
+        self.piece, self.q, self.inside = piece, piece.q, slice(low, high)
+        rows, places = np.unique(piece.k.rows[:, low:high], return_inverse=True)
+        self.keys = Blocks(rows[None])
+        self.places = Blocks(places.reshape(piece.q.count, high - low))
+
+    def bias(self, padding: torch.Tensor | None) -> torch.Tensor | None:
+        """What to add to the scores [1 or blocks, h, w], as a piece has it, or None."""
+        bias, _ = self.piece.masks(padding)
+        return None if bias is None else bias[..., self.inside]
+
+
+class TensorBatch:
+    """A batch with its rows as they are read, and its masks as tensors."""
+
+    def __init__(
+        self,
+        tables: Batch[np.ndarray],
+        q: np.ndarray,
+        k: np.ndarray,
+        k_back: np.ndarray,
+        positions: Positions,
+    ) -> None:
+        self.tables, self.q, self.k, self.k_back = tables, q, k, k_back
+        self.blocks, self.height = q.shape
+        self.width = k.shape[1]
+        self.positions = positions
+        # masks of blocks, each its own, are kept from call to call as long as they are small
+        self.affordable = self.blocks * self.height * self.width <= LIMITS.mask_kept
+        self._pieces: dict[tuple[int, int, int, bool], Piece] = {}
+        self._lattices: dict[bool, Lattice | None] = {}
+        starts = lattice_of(q[:, 0])
+        # blocks that follow one another at one distance
+        self.run = self.blocks if starts is None else starts.each
+
+    @cached_property
+    def _bank(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        mask = self.tables.mask
+        if not isinstance(mask, Tiled):
+            return None
+        return torch.from_numpy(mask.kinds), torch.from_numpy(mask.tiles)
+
+    @cached_property
+    def _holes(self) -> torch.Tensor | None:
+        """Places of keys that are no rows, though no mask leaves them out: bool [blocks, w]."""
+        if self.tables.mask is not None or (self.tables.k >= 0).all():
+            return None
+        return torch.from_numpy(self.tables.k < 0)
+
+    def masks(self, low: int, high: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """What is added to the scores of some blocks, 0 or -inf [1 or blocks, h, w], and their rows
+        without a key, bool [1 or blocks, h]; None for nothing, and where every row has one."""
+        if self._bank is None and self._holes is None:
+            return self._one
+        if not self.affordable:
+            bias = self._unfolded(low, high)
+            return bias, _without_key(bias)
+        bias, empty = self._all
+        return bias[low:high], None if empty is None else empty[low:high]
+
+    @cached_property
+    def _one(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        if self.tables.mask is None or isinstance(self.tables.mask, Tiled):
+            return None, None
+        bias = _bias(torch.from_numpy(self.tables.mask))
+        return bias, _without_key(bias)
+
+    @cached_property
+    def _all(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        bias = self._unfolded(0, self.blocks)
+        return bias, _without_key(bias)
+
+    def _unfolded(self, low: int, high: int) -> torch.Tensor:
+        if self._holes is not None:
+            return _bias(~self._holes[low:high, None].expand(-1, self.height, -1))
+        kinds, tiles = self._bank or (None, None)
+        if kinds is None or tiles is None:
+            raise TypeError("these blocks share one mask")
+        kinds = kinds[low:high]
+        held = tiles[kinds.clamp(min=0)] | (kinds == FULL)[..., None, None]
+        held &= (kinds >= FULL)[..., None, None]
+        return _bias(held.transpose(2, 3).flatten(3, 4).flatten(1, 2))
+
+    @cached_property
+    def apart(self) -> torch.Tensor | None:
+        """How far keys are behind queries where that is the same in all blocks, int64 [1, h, w];
+        places that are no rows are as far as in the first block."""
+        q, k = self._places(0, self.blocks)
+        if self.blocks > 1:
+            first = q[:, :1]
+            if min(q[0].min(), k[0].min(), first.min()) < 0:
+                return None
+            # blocks that differ by where they start alone: no need to look at pairs
+            for side in (q, k):
+                moved = side - first
+                if not ((moved == moved[:1]) | (side < 0)).all():
+                    return None
+        return self.distance(0, 1)
+
+    def distance(self, low: int, high: int) -> torch.Tensor:
+        """How far keys are behind queries in some blocks, int64 [blocks, h, w]."""
+        q, k = self._places(low, high)
+        return torch.from_numpy(q[:, :, None] - k[:, None])
+
+    def _places(self, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
+        """The positions of queries [blocks, h] and keys [blocks, w], -1 where there are none."""
+        q, k = (
+            np.where(rows[low:high] < 0, -1, at[rows[low:high]])
+            for rows, at in zip((self.tables.q, self.tables.k), self.positions, strict=True)
+        )
+        return q, k
+
+    def pieces(self, heads: int, size: int, back: bool, scored: bool = False) -> Iterator[Piece]:
+        """Blocks in parts whose temporaries stay below `LIMITS.piece` numbers; `scored` where
+        scores are among them."""
+        if self.blocks == 1:
+            yield self._piece(0, 1, heads, back)
+            return
+        # keys that are read where they lie take no memory; their gradients always do
+        if back not in self._lattices:
+            self._lattices[back] = Blocks(self.k_back if back else self.k).lattice
+        lattice = self._lattices[back]
+        lying = lattice is not None and not back
+        per_block = heads * size * (self.height if lying else max(self.height, self.width))
+        if self._bank is not None:
+            per_block = max(per_block, self.height * self.width)
+        if scored:
+            per_block = max(per_block, heads * self.height * self.width)
+        # backward there are twice as many temporaries: keys and values, and the gradients of both
+        most = max(1, (LIMITS.piece // 2 if back else LIMITS.piece) // max(1, per_block))
+        if lattice is not None and lattice.many > 1 < heads and SINGLE * self.run >= most:
+            # several heads lie where they are for one run alone
+            most = min(most, self.run)
+        for low, high in _cuts(self.blocks, self.run, most):
+            yield self._piece(low, high, heads, back)
+
+    def _piece(self, low: int, high: int, heads: int, back: bool) -> Piece:
+        key = low, high, heads, back
+        found = self._pieces.get(key)
+        if found is None:
+            found = self._pieces[key] = Piece(self, low, high, heads, back)
+        return found
+
+
+def _bias(held: torch.Tensor) -> torch.Tensor:
+    """0 where a mask holds, else -inf."""
+    return torch.zeros(held.shape, device="cpu").masked_fill_(~held, -math.inf)
+
+
+def _without_key(bias: torch.Tensor) -> torch.Tensor | None:
+    """The rows [blocks, h] to which -inf is added alone, or None."""
+    empty = (bias == -math.inf).all(-1)
+    return empty if bool(empty.any()) else None
+
+
+def _cuts(blocks: int, run: int, most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of at most `most` blocks that are whole runs, or parts of one."""
+    step = most // run * run
+    if step:
+        for low in range(0, blocks, step):
+            yield low, min(low + step, blocks)
+        return
+    for first in range(0, blocks, run):
+        for low in range(first, first + run, most):
+            yield low, min(low + most, first + run)

@@ -1,0 +1,280 @@
+"""Tables in differentiable operations of torch, on any device: pieces of blocks are gathered,
+computed by the formula, put in order, and steps are merged.
+
+Where nothing asks for a derivative or a log-sum-exp, plain softmax in one step goes through
+`scaled_dot_product_attention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from attnspec.backends.common.dropping import kept
+from attnspec.backends.common.exact import grouped
+from attnspec.backends.common.merging import merged, with_zero
+from attnspec.backends.common.score_formula import Blocks, Formula, scale_of, widened
+from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.layout.tables import FULL, Batch, Tables, Tiled
+from attnspec.limits import LIMITS
+from attnspec.lower.work import MERGED, Call, Work
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a batch: blocks `low:high`, and of their queries `first:last`."""
+
+    batch: DeviceBatch
+    low: int
+    high: int
+    first: int
+    last: int
+
+    @property
+    def blocks(self) -> int:
+        return self.high - self.low
+
+    @property
+    def height(self) -> int:
+        return self.last - self.first
+
+    @property
+    def queries(self) -> torch.Tensor:
+        """Rows of the query tensor, int64 [blocks, h]."""
+        return self.batch.queries[self.low : self.high, self.first : self.last]
+
+    @property
+    def keys(self) -> torch.Tensor:
+        """Rows of the key tensor, int64 [blocks, w]."""
+        return self.batch.keys[self.low : self.high]
+
+    @property
+    def mask(self) -> torch.Tensor | None:
+        """The pairs, bool [h, w] or [blocks, h, w]; None where every pair is an edge."""
+        batch, rows = self.batch, slice(self.first, self.last)
+        held = batch.shared
+        if held is not None:
+            held = held[rows]
+        elif batch.kinds is not None and batch.tiles is not None:
+            tall = batch.tiles.shape[1]
+            above = self.first // tall
+            kinds = batch.kinds[self.low : self.high, above : -(-self.last // tall)]
+            held = batch.tiles[kinds.clamp(min=0)] | (kinds == FULL)[..., None, None]
+            held = held & (kinds >= FULL)[..., None, None]
+            held = held.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+            held = held[:, self.first - above * tall : self.last - above * tall]
+        if batch.real is not None:
+            real = batch.real[self.low : self.high, None]
+            held = real if held is None else held & real
+        return held
+
+    def of_queries(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, K, R, n_q, d] -> [B, K, R, blocks, h, d]."""
+        return _of(
+            x, 3, self.batch.first_query, self.low * self.batch.height + self.first, self.queries
+        )
+
+    def of_keys(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, K, n_k, d] -> [B, K, blocks, w, d]."""
+        return _of(x, 2, self.batch.first_key, self.low * self.batch.width, self.keys)
+
+
+def _of(
+    x: torch.Tensor, axis: int, first: int | None, start: int, index: torch.Tensor
+) -> torch.Tensor:
+    """The rows of x along an axis, which follow one another from `first` on if that is known."""
+    if first is None:
+        x = x.index_select(axis, index.reshape(-1))
+    else:
+        x = x.narrow(axis, first + start, index.numel())
+    return torch.unflatten(x, axis, tuple(index.shape))
+
+
+class DeviceBatch:
+    """A batch with its rows and masks as tensors of a device; places that are no rows have the
+    first one."""
+
+    def __init__(self, batch: Batch[np.ndarray], device: torch.device) -> None:
+        self.queries, self.keys = (
+            torch.from_numpy(np.maximum(rows, 0)).to(device) for rows in (batch.q, batch.k)
+        )
+        self.blocks, self.height = batch.q.shape
+        self.width = batch.k.shape[1]
+        self.first_query, self.first_key = _start_of(batch.q), _start_of(batch.k)
+        self.shared = self.kinds = self.tiles = self.real = None
+        if isinstance(batch.mask, Tiled):
+            self.kinds, self.tiles = (
+                torch.from_numpy(x).to(device) for x in (batch.mask.kinds, batch.mask.tiles)
+            )
+        elif batch.mask is not None:
+            self.shared = torch.from_numpy(batch.mask[0]).to(device)
+        elif (batch.k < 0).any():
+            self.real = torch.from_numpy(batch.k >= 0).to(device)
+
+    def pieces(self, per_block: int, per_row: int) -> Iterator[Piece]:
+        """Parts whose temporaries stay below `LIMITS.piece` numbers, `per_block` of them a block
+        or a single row `per_row`."""
+        if self.blocks > 1 or per_block <= LIMITS.piece:
+            step = max(1, LIMITS.piece // max(1, per_block))
+            for low in range(0, self.blocks, step):
+                yield Piece(self, low, min(low + step, self.blocks), 0, self.height)
+            return
+        step = max(1, LIMITS.piece // max(1, per_row))
+        for first in range(0, self.height, step):
+            yield Piece(self, 0, 1, first, min(first + step, self.height))
+
+
+def _start_of(rows: np.ndarray) -> int | None:
+    """The first row, if all of them follow one another."""
+    flat = rows.ravel()
+    return int(flat[0]) if len(flat) and flat[0] >= 0 and (np.diff(flat) == 1).all() else None
+
+
+class ComposedStep:
+    """The batches of one step, and where each query stands among theirs."""
+
+    def __init__(
+        self, batches: Sequence[Batch[np.ndarray]], n_q: int, device: torch.device
+    ) -> None:
+        self.batches = [DeviceBatch(batch, device) for batch in batches]
+        rows = np.concatenate([np.zeros(0, np.int64), *(batch.q.ravel() for batch in batches)])
+        place = np.full(n_q, len(rows))
+        place[rows[rows >= 0]] = np.flatnonzero(rows >= 0)
+        self.in_order = len(rows) == n_q and bool((place == np.arange(n_q)).all())
+        self.place = torch.from_numpy(place).to(device)
+
+    def pieces(self, heads: int, repeat: int, size: int) -> Iterator[Piece]:
+        """The parts of all batches, in order."""
+        for batch in self.batches:
+            per_block = heads * max(batch.width * size, repeat * batch.height * batch.width)
+            yield from batch.pieces(per_block, per_block // max(1, batch.height))
+
+    def ordered(self, parts: Sequence[torch.Tensor], empty: float = 0.0) -> torch.Tensor:
+        """What pieces have found [B, K, R, blocks, h, e] for the queries in order; `empty` for
+        those that are in no block."""
+        flat = [part.flatten(3, 4) for part in parts]
+        if self.in_order:
+            return torch.cat(flat, 3)
+        first = flat[0]
+        rest = first.new_full((*first.shape[:3], 1, first.shape[-1]), empty)
+        return torch.cat([*flat, rest], 3).index_select(3, self.place)
+
+
+class ComposedTables:
+    """Attention over tables; weights that are not merged by log-sum-exps in one step alone."""
+
+    def __init__(
+        self, work: Work, heads: tuple[int, ...], device: torch.device, tables: Tables[np.ndarray]
+    ) -> None:
+        self.work = work
+        merging = work.normalize in MERGED
+        self.formula = Formula(
+            replace(work, normalize="softmax") if merging else work, heads, device
+        )
+        self.positions = [torch.from_numpy(at).to(device) for at in work.positions]
+        self.steps = [ComposedStep(step, tables.n_q, device) for step in tables.steps]
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> torch.Tensor:
+        return self.traced(grouped(q, k), k, v, call).reshape(*q.shape[:3], v.shape[-1])
+
+    def partial(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q], if there are any."""
+        out, lse = self.composed(grouped(q, k), k, v, call)
+        return out.reshape(*q.shape[:3], v.shape[-1]), None if lse is None else lse.flatten(1, 2)
+
+    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+        """The output [B, K, R, n_q, d_v] of q [B, K, R, n_q, d]."""
+        if not self._fuses(q, k, v):
+            return self.composed(q, k, v, call)[0]
+        kind = q.dtype
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+            # gradients of what several pieces read add up in float32
+            q, k, v = widened(q), widened(k), widened(v)
+        outs = []
+        for piece in self._pieces(self.steps[0], q):
+            rows, keys, values = piece.of_queries(q), piece.of_keys(k), piece.of_keys(v)
+            outs.append(self._sdpa(rows.to(kind), keys.to(kind), values.to(kind), piece, call))
+        return self.steps[0].ordered(outs)
+
+    def _fuses(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+        """Whether torch's own attention does, which on the CPU has no second derivative."""
+        if not (self.work.plain and len(self.steps) == 1 and q.shape[-1] and v.shape[-1]):
+            return False
+        graded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+        return not (is_transformed() or (q.is_cpu and graded))
+
+    def composed(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The same by the formula, and its log-sum-exps [B, K, R, n_q], if there are any."""
+        kind = q.dtype
+        q, k, v = widened(q), widened(k), widened(v)
+        parts = [self._step(step, q, k, v, call) for step in self.steps]
+        if not parts:
+            # no query has a key; the formula says so in a way that can be differentiated
+            none = q.unsqueeze(3), k[:, :, None, :0], v[:, :, None, :0]
+            out, lse = self.formula.partial(*none, Blocks(None, None), call)
+            parts = [(out[:, :, :, 0], None if lse is None else lse[:, :, :, 0])]
+        out, lse = reduce(merged, parts)  # type: ignore[arg-type]
+        if self.work.normalize == "softmax1" and lse is not None:
+            out, lse = with_zero((out, lse))
+        return out.to(kind), lse
+
+    def _step(
+        self, step: ComposedStep, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        outs, sums = [], []
+        for piece in self._pieces(step, q):
+            left = kept(call, q.shape[:3], piece.queries, piece.keys)
+            blocks = replace(self.blocks(piece, call), kept=left)
+            parts = piece.of_queries(q), piece.of_keys(k), piece.of_keys(v)
+            out, lse = self.formula.partial(*parts, blocks, call)
+            outs.append(out)
+            if lse is not None:
+                sums.append(lse[..., None])
+        return step.ordered(outs), step.ordered(sums, -torch.inf)[..., 0] if sums else None
+
+    def _pieces(self, step: ComposedStep, q: torch.Tensor) -> Iterator[Piece]:
+        return step.pieces(q.shape[:2].numel(), q.shape[2], q.shape[-1])
+
+    def blocks(self, piece: Piece, call: Call) -> Blocks:
+        """The distances and the mask of a piece."""
+        distance, mask = None, piece.mask
+        if self.formula.needs_distance:
+            own, known = self.positions
+            distance = own[piece.queries][..., None] - known[piece.keys][:, None]
+        if call.padding is not None:
+            real = call.padding[:, piece.keys][:, None, None, :, None]
+            mask = real if mask is None else mask & real
+        return Blocks(distance, mask)
+
+    def _sdpa(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, piece: Piece, call: Call
+    ) -> torch.Tensor:
+        batch, keys, repeat, blocks, height, size = q.shape
+        mask = piece.mask
+        if mask is not None:
+            mask = mask.repeat(*(1,) * (mask.dim() - 2), repeat, 1)
+        if call.padding is not None:
+            real = call.padding[:, piece.keys][:, None, :, None]
+            mask = real if mask is None else mask & real
+            mask = mask.expand(batch, keys, blocks, repeat * height, -1).flatten(0, 1)
+        found = functional.scaled_dot_product_attention(
+            q.transpose(2, 3).reshape(batch * keys, blocks, repeat * height, size),
+            k.flatten(0, 1),
+            v.flatten(0, 1),
+            attn_mask=mask,
+            dropout_p=call.dropout_p,
+            scale=scale_of(self.work, size),
+        )
+        found = found.view(batch, keys, blocks, repeat, height, v.shape[-1])
+        return found.transpose(2, 3)

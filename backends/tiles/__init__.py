@@ -1,1 +1,0 @@
-"""Tiles of queries and keys in their natural order."""
