@@ -372,6 +372,18 @@ def test_edges_of_shapes() -> None:
             out.sum().backward()
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "attend where(abs(q - k) < max(n, 3)) | self",
+        "attend transpose(summary(stride = max(1, isqrt(n)), cells = 1)) & full | self",
+    ],
+)
+def test_numbers_of_n_within_others_are_written(body: str) -> None:
+    q, k, v = torch.randn(3, 2, 1, 11, 4)
+    assert torch.allclose(module_of(body)(q, k, v), spec_of(body).compile()(q, k, v))
+
+
 def test_masks_are_kept_by_length_and_nothing_of_a_mode_reaches_the_next_call() -> None:
     space = run(spec_of(BODIES["random"]))
     module, q = space["Sample"](), torch.randn(1, 2, 9, 4, requires_grad=True)
