@@ -125,6 +125,17 @@ class Shards:
         torch.testing.assert_close(plain, found[0], rtol=1e-2, atol=1e-2, equal_nan=True)
         return found
 
+    @cached_property
+    def has_sums(self) -> bool:
+        """Whether one process gives log-sum-exps."""
+        try:
+            self.found(self.module(torch.float64), torch.float64, True)
+        except ValueError as error:
+            if "log-sum-exps" not in str(error):
+                raise
+            return False
+        return True
+
     def on(self, mesh: Any) -> Found:
         """What one rank finds."""
         module = self.module(self.dtype)
