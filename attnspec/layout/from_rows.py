@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from attnspec.layout.tables import EMPTY, FULL, Batch, Tables, Tiled, unfolded
+from attnspec.layout.tables import EMPTY_TILE, FULL_TILE, Batch, Tables, Tiled, unfolded
 from attnspec.layout.tile_layout import StepLayout
 from attnspec.limits import LIMITS
 
@@ -102,10 +102,10 @@ def _tall(layout: StepLayout, rows: np.ndarray) -> Strip:
     """Query tiles as one tall block."""
     low, high = layout.starts[rows[0]], layout.starts[rows[-1] + 1]
     columns, place = np.unique(layout.keys[low:high], return_inverse=True)
-    kinds = np.full((1, len(rows), len(columns)), EMPTY)
+    kinds = np.full((1, len(rows), len(columns)), EMPTY_TILE)
     row = np.repeat(np.arange(len(rows)), np.diff(layout.starts[rows[0] : rows[-1] + 2]))
     kinds[0, row, place] = layout.kinds[low:high]
-    return rows[None], columns[None], None if (kinds == FULL).all() else kinds
+    return rows[None], columns[None], None if (kinds == FULL_TILE).all() else kinds
 
 
 def _blocks(columns: np.ndarray, tallest: int) -> Iterator[np.ndarray]:
@@ -144,7 +144,7 @@ def _alike(rows: np.ndarray, columns: np.ndarray, kinds: np.ndarray) -> Iterator
     for number in np.flatnonzero(shared):
         part = group == number
         table = kinds[part][:1]
-        yield rows[part], columns[part], None if (table == FULL).all() else table
+        yield rows[part], columns[part], None if (table == FULL_TILE).all() else table
     part = ~shared[group]
     if part.any():
         yield rows[part], columns[part], kinds[part]

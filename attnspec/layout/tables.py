@@ -14,17 +14,17 @@ import numpy as np
 
 Array = TypeVar("Array")
 
-FULL = -1
+FULL_TILE = -1
 """Stands in place of a mask's number for a tile whose every pair is an edge."""
 
-EMPTY = -2
+EMPTY_TILE = -2
 """Stands in place of a mask's number for a tile without an edge."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tiled(Generic[Array]):
-    """Masks by tile: `kinds` int [G, a, b] are numbers of `tiles` bool [m, h / a, w / b], FULL or
-    EMPTY."""
+    """Masks by tile: `kinds` int [G, a, b] are numbers of `tiles` bool [m, h / a, w / b], FULL_TILE
+    or EMPTY_TILE."""
 
     kinds: Array
     tiles: Array
@@ -35,8 +35,9 @@ class Batch(Generic[Array]):
     """G independent blocks of h queries and w keys.
 
     `q` int64 [G, h] are rows of the query tensor and `k` int64 [G, w] rows of the key tensor, -1
-    for none; in a block no key stands twice. `mask` is bool [1, h, w] for every block, or by tile;
-    None where every pair is an edge. Within one `step` no query stands twice.
+    for none; in a block no key stands twice. `mask` is bool [1, h, w] for every block, or by tile,
+    and leaves out places without a key; None where every pair of rows is an edge. Within one `step`
+    no query stands twice.
     """
 
     q: Array
@@ -85,7 +86,7 @@ def unfolded(tiles: np.ndarray, kinds: np.ndarray) -> np.ndarray:
     groups, tall, wide = kinds.shape
     height, width = tiles.shape[1:]
     held, mixed = np.zeros((*kinds.shape, height, width), bool), kinds >= 0
-    held[mixed], held[kinds == FULL] = tiles[kinds[mixed]], True
+    held[mixed], held[kinds == FULL_TILE] = tiles[kinds[mixed]], True
     return np.asarray(held.swapaxes(2, 3).reshape(groups, tall * height, wide * width))
 
 

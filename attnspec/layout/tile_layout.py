@@ -13,14 +13,9 @@ import numpy as np
 from attnspec.graphs.relation import Relation, Tiles, evaluate_pairs, is_closed, phase_of
 from attnspec.layout.axes import Axis
 from attnspec.layout.orders import Listed
+from attnspec.layout.tables import EMPTY_TILE, FULL_TILE
 from attnspec.layout.tiling import Classified
 from attnspec.limits import LIMITS
-
-FULL_TILE = -1
-"""Stands in place of a mask's number for a tile whose every pair is an edge."""
-
-NOTHING = -2
-"""Stands in place of a mask's number for a tile that turns out to be empty."""
 
 _CODES = 1 << 62
 """Phases of several kinds are one number as long as there are no more than these."""
@@ -66,7 +61,7 @@ def step_layout(found: Classified, relation: Relation, n: int) -> StepLayout:
     first, phase = same_masks(found.q, found.k, rows, columns, relation, n)
     kinds, masks = looked_into(found.q, found.k, rows[first], columns[first], relation, n)
     kinds = kinds[phase]
-    kept = kinds != NOTHING
+    kept = kinds != EMPTY_TILE
     q_full, k_full = found.fine()
     q_all, k_all = np.concatenate([q_full, rows[kept]]), np.concatenate([k_full, columns[kept]])
     kinds = np.concatenate([np.full(len(q_full), FULL_TILE), kinds[kept]])
@@ -206,12 +201,12 @@ class Masks:
 def looked_into(
     q: Axis, k: Axis, rows: np.ndarray, columns: np.ndarray, relation: Relation, n: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The kind of each tile by evaluating `holds` in it, NOTHING for an empty one, and the distinct
-    masks."""
+    """The kind of each tile by evaluating `holds` in it, EMPTY_TILE for an empty one, and the
+    distinct masks."""
     masks = Masks((q.size, k.size))
     q_at = q.positions.reshape(-1, q.size)
     k_at = k.positions.reshape(-1, k.size)
-    kinds = np.full(len(rows), NOTHING)
+    kinds = np.full(len(rows), EMPTY_TILE)
     step = max(1, LIMITS.pairs_at_once // (q.size * k.size))
     for low in range(0, len(rows), step):
         part = np.s_[low : low + step]
@@ -220,7 +215,7 @@ def looked_into(
         held = evaluate_pairs(relation, np.maximum(queries, 0), np.maximum(keys, 0), n) & real
         full = (held == real).all(axis=(1, 2))
         some = held.any(axis=(1, 2)) & ~full
-        found = np.where(full, FULL_TILE, NOTHING)
+        found = np.where(full, FULL_TILE, EMPTY_TILE)
         found[some] = masks.number(held[some])
         kinds[part] = found
     return kinds, masks.stacked()

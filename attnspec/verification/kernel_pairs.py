@@ -185,7 +185,7 @@ def _composed(kernel: Any, n_q: int, n_k: int) -> Iterator[Blocks]:
                 batch.width,
                 partial(_composed_keys, batch, at_k),
                 partial(_composed_mask, batch),
-                batch.kinds is None and batch.real is None,
+                batch.tiled is None and batch.real is None,
                 (1, 1),
             )
             low = high

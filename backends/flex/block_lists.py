@@ -11,7 +11,8 @@ from typing import TypeAlias
 import numpy as np
 
 from attnspec.layout.axes import Axis
-from attnspec.layout.tile_layout import FULL_TILE, StepLayout
+from attnspec.layout.tables import FULL_TILE
+from attnspec.layout.tile_layout import StepLayout
 
 BLOCK = 128
 """Axis of a block."""

@@ -21,7 +21,7 @@ from attnspec.backends.tables.sides import (
     in_order,
     lattice_of,
 )
-from attnspec.layout.tables import FULL, Batch, Tiled
+from attnspec.layout.tables import FULL_TILE, Batch, Tiled
 from attnspec.limits import LIMITS
 
 SINGLE = 8
@@ -165,11 +165,9 @@ class TensorBatch:
         self.run = self.blocks if starts is None else starts.each
 
     @cached_property
-    def _bank(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def _tiled(self) -> Tiled[torch.Tensor] | None:
         mask = self.tables.mask
-        if not isinstance(mask, Tiled):
-            return None
-        return torch.from_numpy(mask.kinds), torch.from_numpy(mask.tiles)
+        return on_device(mask, torch.device("cpu")) if isinstance(mask, Tiled) else None
 
     @cached_property
     def _holes(self) -> torch.Tensor | None:
@@ -181,7 +179,7 @@ class TensorBatch:
     def masks(self, low: int, high: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """What is added to the scores of some blocks, 0 or -inf [1 or blocks, h, w], and their rows
         without a key, bool [1 or blocks, h]; None for nothing, and where every row has one."""
-        if self._bank is None and self._holes is None:
+        if self._tiled is None and self._holes is None:
             return self._one
         if not self.affordable:
             bias = self._unfolded(low, high)
@@ -202,15 +200,11 @@ class TensorBatch:
         return bias, _without_key(bias)
 
     def _unfolded(self, low: int, high: int) -> torch.Tensor:
-        if self._holes is not None:
-            return _bias(~self._holes[low:high, None].expand(-1, self.height, -1))
-        kinds, tiles = self._bank or (None, None)
-        if kinds is None or tiles is None:
+        if self._tiled is not None:
+            return _bias(unfolded(self._tiled, slice(low, high)))
+        if self._holes is None:
             raise TypeError("these blocks share one mask")
-        kinds = kinds[low:high]
-        held = tiles[kinds.clamp(min=0)] | (kinds == FULL)[..., None, None]
-        held &= (kinds >= FULL)[..., None, None]
-        return _bias(held.transpose(2, 3).flatten(3, 4).flatten(1, 2))
+        return _bias(~self._holes[low:high, None].expand(-1, self.height, -1))
 
     @cached_property
     def apart(self) -> torch.Tensor | None:
@@ -253,7 +247,7 @@ class TensorBatch:
         lattice = self._lattices[back]
         lying = lattice is not None and not back
         per_block = heads * size * (self.height if lying else max(self.height, self.width))
-        if self._bank is not None:
+        if self._tiled is not None:
             per_block = max(per_block, self.height * self.width)
         if scored:
             per_block = max(per_block, heads * self.height * self.width)
@@ -271,6 +265,19 @@ class TensorBatch:
         if found is None:
             found = self._pieces[key] = Piece(self, low, high, heads, back)
         return found
+
+
+def on_device(tiled: Tiled[np.ndarray], device: torch.device) -> Tiled[torch.Tensor]:
+    """Masks by tile as tensors of a device."""
+    return Tiled(*(torch.from_numpy(x).to(device) for x in (tiled.kinds, tiled.tiles)))
+
+
+def unfolded(tiled: Tiled[torch.Tensor], blocks: slice, tall: slice = slice(None)) -> torch.Tensor:
+    """The masks of some blocks, of the `tall` tiles above one another in each: bool [G, h, w]."""
+    kinds = tiled.kinds[blocks, tall]
+    held = tiled.tiles[kinds.clamp(min=0)] | (kinds == FULL_TILE)[..., None, None]
+    held = held & (kinds >= FULL_TILE)[..., None, None]
+    return held.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 
 def _bias(held: torch.Tensor) -> torch.Tensor:

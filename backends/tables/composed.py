@@ -20,7 +20,8 @@ from attnspec.backends.common.exact import grouped
 from attnspec.backends.common.merging import merged, with_zero
 from attnspec.backends.common.score_formula import Blocks, Formula, scale_of, widened
 from attnspec.backends.common.torch_modes import is_transformed
-from attnspec.layout.tables import FULL, Batch, Tables, Tiled
+from attnspec.backends.tables.blocks import on_device, unfolded
+from attnspec.layout.tables import Batch, Tables, Tiled
 from attnspec.limits import LIMITS
 from attnspec.lower.work import MERGED, Call, Work
 
@@ -60,13 +61,11 @@ class Piece:
         held = batch.shared
         if held is not None:
             held = held[rows]
-        elif batch.kinds is not None and batch.tiles is not None:
-            tall = batch.tiles.shape[1]
+        elif batch.tiled is not None:
+            tall = batch.tiled.tiles.shape[1]
             above = self.first // tall
-            kinds = batch.kinds[self.low : self.high, above : -(-self.last // tall)]
-            held = batch.tiles[kinds.clamp(min=0)] | (kinds == FULL)[..., None, None]
-            held = held & (kinds >= FULL)[..., None, None]
-            held = held.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+            blocks, tiles = slice(self.low, self.high), slice(above, -(-self.last // tall))
+            held = unfolded(batch.tiled, blocks, tiles)
             held = held[:, self.first - above * tall : self.last - above * tall]
         if batch.real is not None:
             real = batch.real[self.low : self.high, None]
@@ -106,11 +105,9 @@ class DeviceBatch:
         self.blocks, self.height = batch.q.shape
         self.width = batch.k.shape[1]
         self.first_query, self.first_key = _start_of(batch.q), _start_of(batch.k)
-        self.shared = self.kinds = self.tiles = self.real = None
+        self.tiled = self.shared = self.real = None
         if isinstance(batch.mask, Tiled):
-            self.kinds, self.tiles = (
-                torch.from_numpy(x).to(device) for x in (batch.mask.kinds, batch.mask.tiles)
-            )
+            self.tiled = on_device(batch.mask, device)
         elif batch.mask is not None:
             self.shared = torch.from_numpy(batch.mask[0]).to(device)
         elif (batch.k < 0).any():

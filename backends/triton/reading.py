@@ -32,7 +32,8 @@ from attnspec.graphs.operators import Complement, Intersection, Union
 from attnspec.graphs.relation import Relation
 from attnspec.layout.orders import OrderedRelation
 from attnspec.layout.steps import Banded, whole_layouts_of
-from attnspec.layout.tile_layout import FULL_TILE, NOTHING, StepLayout
+from attnspec.layout.tables import EMPTY_TILE, FULL_TILE
+from attnspec.layout.tile_layout import StepLayout
 
 LOOKED = 1 << 24
 """Pairs that are looked at together, about."""
@@ -231,7 +232,7 @@ class ReadTables:
 
 def _kinds_in(layout: StepLayout, grid: StepLayout) -> np.ndarray:
     """What a layout says of the tiles of another in the same grid: FULL_TILE, the number of a mask,
-    or NOTHING for a tile that it has not."""
+    or EMPTY_TILE for a tile that it has not."""
     codes, wanted = (
         np.repeat(np.arange(x.q.count), np.diff(x.starts)) * x.k.count + x.keys
         for x in (layout, grid)
@@ -240,5 +241,5 @@ def _kinds_in(layout: StepLayout, grid: StepLayout) -> np.ndarray:
     found = np.searchsorted(codes, wanted, sorter=order)
     near = order[np.minimum(found, len(codes) - 1)] if len(codes) else np.zeros(len(wanted), int)
     if not len(codes):
-        return np.full(len(wanted), NOTHING)
-    return np.where(codes[near] == wanted, layout.kinds[near], NOTHING)
+        return np.full(len(wanted), EMPTY_TILE)
+    return np.where(codes[near] == wanted, layout.kinds[near], EMPTY_TILE)

@@ -15,7 +15,8 @@ import torch
 from torch.nn import functional
 
 from attnspec.layout.axes import Axis
-from attnspec.layout.tile_layout import FULL_TILE, StepLayout
+from attnspec.layout.tables import FULL_TILE
+from attnspec.layout.tile_layout import StepLayout
 
 LONGEST = 4
 """Times the length of the median list that a list is at most, before it is cut."""

@@ -27,7 +27,7 @@ from attnspec.limits import LIMITS
 from attnspec.lower.cost_model import dense_seconds
 from attnspec.lower.lower import require_built, stand_ins, works_of
 from attnspec.lower.mechanism_sizes import longest_of
-from attnspec.lower.work import MERGED, ONE, BackendError, Shape, Softcap, Work, graph_of
+from attnspec.lower.work import ONE, BackendError, Shape, Softcap, Work, graph_of
 from attnspec.text.diagnostics import AttnSpecError
 
 ELEMENT = 4
@@ -270,7 +270,9 @@ def _rows(work: Work, heads: int, size: int) -> _Amounts:
 
 
 def _tables(work: Work, heads: int, size: int) -> _Amounts:
-    return (_bands if work.normalize in MERGED else _tiles)(work, heads, size)
+    from attnspec.backends.tables.backend import steps_merged
+
+    return (_bands if steps_merged(work, "cpu") else _tiles)(work, heads, size)
 
 
 def _tiles(work: Work, heads: int, size: int) -> _Amounts:

@@ -40,7 +40,8 @@ from attnspec.graphs.patterns.causal import Causal
 from attnspec.graphs.relation import Relation
 from attnspec.layout.from_rows import tables_of
 from attnspec.layout.steps import natural_layout
-from attnspec.layout.tile_layout import FULL_TILE, StepLayout
+from attnspec.layout.tables import FULL_TILE
+from attnspec.layout.tile_layout import StepLayout
 from attnspec.lower.work import Call, Work, graph_of
 
 Weigh = Callable[[Rows, Columns, Blocks], Weighed]

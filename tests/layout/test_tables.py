@@ -1,0 +1,77 @@
+"""Tables of blocks: each pair of a graph stands in them once, and both ways of computing them read
+the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from population import spec_of
+
+from attnspec.backends.tables.attend import SteppedAttention
+from attnspec.backends.tables.composed import ComposedTables
+from attnspec.backends.tables.kernel import tables_of_work
+from attnspec.layout.steps import natural_tables
+from attnspec.layout.tables import FULL_TILE, Batch, Tables, Tiled, side_by_side, times
+from attnspec.lower.lower import works_of
+from attnspec.lower.work import Call, Work
+
+GRAPHS = (
+    "attend window(radius = 40)",
+    "causal attend window(before = 37, after = 0) | residue(step = 13)",
+    "attend window(radius = 5) | global(first(3) | last(2))",
+    "attend block(size = 16, before = 1) | random_blocks(size = 16, blocks = 2)",
+    "attend dilated(radius = 60, step = 4) - self",
+    "attend random(keys = 3) & where(q != 7)",
+    "sequence grid(5, 26) attend neighborhood(5, 5)",
+)
+
+
+@pytest.mark.parametrize("body", GRAPHS)
+def test_each_pair_stands_once(body: str) -> None:
+    spec = spec_of(body)
+    for n, n_q in ((130, 130), (130, 41), (37, 37), (1, 1)):
+        if spec.program.fixed_length not in (None, n):
+            continue
+        ((work, _),) = works_of(spec.program, 0, 1, n_q, n, {})
+        tables, mask = tables_of_work(work), spec.mask(n)[n - n_q :]
+        assert np.array_equal(times(tables), mask)
+        assert np.array_equal(times(natural_tables(work.relation, n_q, n, 32)), mask)
+        beside = np.kron(np.eye(3, dtype=np.int64), mask)
+        assert np.array_equal(times(side_by_side([tables] * 3)), beside)
+
+
+def differing(tables: Tables[np.ndarray], work: Work) -> list[str]:
+    """Which ways of computing tables give another output than their pairs."""
+    n_q, n_k = tables.n_q, tables.n_k
+    q, k, v = torch.randn(2, 1, 1, n_q, 4), torch.randn(2, 1, n_k, 4), torch.randn(2, 1, n_k, 4)
+    mask = torch.from_numpy(times(tables) > 0)
+    weights = (q[:, :, 0] @ k.mT / 2).masked_fill(~mask, -torch.inf).softmax(-1)
+    steps = SteppedAttention(tables).forward(q, k, v, None, 0.5)[0]
+    plain, _ = ComposedTables(work, (0,), torch.device("cpu"), tables).composed(q, k, v, Call())
+    found = {"steps": steps, "plain": plain}
+    return [
+        name
+        for name, out in found.items()
+        if not torch.allclose(out[:, :, 0], weights.nan_to_num() @ v, atol=1e-5)
+    ]
+
+
+def test_places_without_a_row_are_read_by_neither() -> None:
+    batch = Batch(np.array([[4, 0, -1], [2, 3, 1]]), np.array([[5, -1], [0, 6]]), None)
+    ((work, _),) = works_of(spec_of("attend full").program, 0, 1, 5, 7, {})
+    assert differing(Tables((batch,), 5, 7), work) == []
+
+
+def test_blocks_with_masks_of_their_own_are_read_by_tiles() -> None:
+    spec = spec_of(
+        "attend random_blocks(size = 32, blocks = 3) | residue(step = 7) & rows(last(9))"
+    )
+    ((work, _),) = works_of(spec.program, 0, 1, 600, 600, {})
+    kinds = set()
+    for tables in (tables_of_work(work), natural_tables(work.relation, 600, 600, 16)):
+        masks = [batch.mask for batch in tables.batches if isinstance(batch.mask, Tiled)]
+        kinds |= {int(kind) for mask in masks for kind in mask.kinds.ravel().clip(-2, 0)}
+        assert differing(tables, work) == []
+    # whole tiles among others
+    assert kinds >= {FULL_TILE, 0}
