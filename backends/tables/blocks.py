@@ -30,6 +30,9 @@ SINGLE = 8
 Positions = tuple[np.ndarray, np.ndarray]
 """Where queries [n_q] and keys [n_k] stand, int64."""
 
+Added = tuple[torch.Tensor | None, torch.Tensor | None]
+"""What is added to scores, and the rows without a key; None for nothing, and for no such rows."""
+
 
 class Step:
     """The batches of one step, and both sides as they are read: where they lie, or put in order,
@@ -90,20 +93,15 @@ class Piece:
         batch = self.batch
         return batch.distance(self.low, self.high) if batch.apart is None else batch.apart
 
-    def bias(
-        self, padding: torch.Tensor | None, kind: torch.dtype
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """What to add to the scores [batch, heads, h, w], and the rows without a key, bool
-        [batch, heads, h]; None where nothing is added, or every row has one. `padding` is 0 or
-        -inf for every key."""
+    def bias(self, padding: torch.Tensor | None, kind: torch.dtype) -> Added:
+        """As `masks`, in the type [batch, heads, h, w] and [batch, heads, h]; `padding` is 0 or -inf
+        for every key."""
         bias, empty = self.masks(padding)
         if bias is None:
             return None, None
         return self._arranged(bias.to(kind)), None if empty is None else self._arranged(empty)
 
-    def masks(
-        self, padding: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def masks(self, padding: torch.Tensor | None) -> Added:
         """The same as [1 or blocks, h, w] and [1 or blocks, h]."""
         bias, empty = self.batch.masks(self.low, self.high)
         if padding is not None:
@@ -158,6 +156,7 @@ class TensorBatch:
         self.positions = positions
         # masks of blocks, each its own, are kept from call to call as long as they are small
         self.affordable = self.blocks * self.height * self.width <= LIMITS.mask_kept
+        self._differ = self._tiled is not None or self._holes is not None
         self._pieces: dict[tuple[int, int, int, bool], Piece] = {}
         self._lattices: dict[bool, Lattice | None] = {}
         starts = lattice_of(q[:, 0])
@@ -176,35 +175,28 @@ class TensorBatch:
             return None
         return torch.from_numpy(self.tables.k < 0)
 
-    def masks(self, low: int, high: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def masks(self, low: int, high: int) -> Added:
         """What is added to the scores of some blocks, 0 or -inf [1 or blocks, h, w], and their rows
         without a key, bool [1 or blocks, h]; None for nothing, and where every row has one."""
-        if self._tiled is None and self._holes is None:
-            return self._one
-        if not self.affordable:
-            bias = self._unfolded(low, high)
-            return bias, _without_key(bias)
+        if self._differ and not self.affordable:
+            return _with_empty(self._held(low, high))
         bias, empty = self._all
+        if bias is None or not self._differ:
+            return bias, empty
         return bias[low:high], None if empty is None else empty[low:high]
 
     @cached_property
-    def _one(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        if self.tables.mask is None or isinstance(self.tables.mask, Tiled):
-            return None, None
-        bias = _bias(torch.from_numpy(self.tables.mask))
-        return bias, _without_key(bias)
+    def _all(self) -> Added:
+        return _with_empty(self._held(0, self.blocks))
 
-    @cached_property
-    def _all(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        bias = self._unfolded(0, self.blocks)
-        return bias, _without_key(bias)
-
-    def _unfolded(self, low: int, high: int) -> torch.Tensor:
+    def _held(self, low: int, high: int) -> torch.Tensor | None:
+        """The pairs of some blocks, bool [1 or blocks, h, w]; None where all are."""
         if self._tiled is not None:
-            return _bias(unfolded(self._tiled, slice(low, high)))
-        if self._holes is None:
-            raise TypeError("these blocks share one mask")
-        return _bias(~self._holes[low:high, None].expand(-1, self.height, -1))
+            return unfolded(self._tiled, slice(low, high))
+        if self._holes is not None:
+            return ~self._holes[low:high, None].expand(-1, self.height, -1)
+        mask = self.tables.mask
+        return torch.from_numpy(mask) if isinstance(mask, np.ndarray) else None
 
     @cached_property
     def apart(self) -> torch.Tensor | None:
@@ -280,15 +272,13 @@ def unfolded(tiled: Tiled[torch.Tensor], blocks: slice, tall: slice = slice(None
     return held.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 
-def _bias(held: torch.Tensor) -> torch.Tensor:
-    """0 where a mask holds, else -inf."""
-    return torch.zeros(held.shape, device="cpu").masked_fill_(~held, -math.inf)
-
-
-def _without_key(bias: torch.Tensor) -> torch.Tensor | None:
-    """The rows [blocks, h] to which -inf is added alone, or None."""
-    empty = (bias == -math.inf).all(-1)
-    return empty if bool(empty.any()) else None
+def _with_empty(held: torch.Tensor | None) -> Added:
+    """0 where pairs are, else -inf, and the rows [blocks, h] without a pair, or None."""
+    if held is None:
+        return None, None
+    bias = torch.zeros(held.shape, device="cpu").masked_fill_(~held, -math.inf)
+    empty = ~held.any(-1)
+    return bias, empty if bool(empty.any()) else None
 
 
 def _cuts(blocks: int, run: int, most: int) -> Iterator[tuple[int, int]]:
