@@ -18,6 +18,7 @@ import torch
 from attnspec.backends.common.torch_modes import is_recorded
 from attnspec.ir.program import POSITIONS, Program
 from attnspec.text.diagnostics import AttnSpecError
+from attnspec.version import is_older
 
 IndexMask = Callable[..., Any]
 """transformers' mask functions: (batch, head, query, key) -> whether the pair is allowed."""
@@ -196,13 +197,13 @@ def model_mask(
     return written_out(found, _settings) if indexed and found.kind == "causal" else found
 
 
-_COMPILES = torch.__version__ >= "2.11"
-"""Whether torch's compiler compares names of functions and takes any object as a constant."""
+COMPILING = (2, 11)
+"""The least torch whose compiler compares names of functions and takes any object as a constant."""
 
 
 def require_compilable() -> None:
     """Raise AttnSpecError where torch's compiler is too old for a converted model."""
-    if not _COMPILES and torch.compiler.is_dynamo_compiling():
+    if is_older(torch.__version__, COMPILING) and torch.compiler.is_dynamo_compiling():
         raise AttnSpecError(
             "torch.compile takes a converted model from torch 2.11 on,"
             f" this is torch {torch.__version__}"

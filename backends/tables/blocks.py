@@ -94,8 +94,8 @@ class Piece:
         return batch.distance(self.low, self.high) if batch.apart is None else batch.apart
 
     def bias(self, padding: torch.Tensor | None, kind: torch.dtype) -> Added:
-        """As `masks`, in the type [batch, heads, h, w] and [batch, heads, h]; `padding` is 0 or -inf
-        for every key."""
+        """As `masks`, in a type, [batch, heads, h, w] and bool [batch, heads, h]; `padding` is 0 or
+        -inf for every key."""
         bias, empty = self.masks(padding)
         if bias is None:
             return None, None
