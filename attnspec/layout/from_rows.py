@@ -51,13 +51,9 @@ def _batch(layout: StepLayout, strip: Strip, step: int) -> Batch[np.ndarray]:
     if kinds is not None:
         numbers = kinds.size * layout.q.size * layout.k.size
         alike = len(kinds) == 1 and numbers <= LIMITS.mask_shared
-        mask = unfolded(layout.masks, kinds) if alike else Tiled(_own(kinds, tiles), layout.masks)
+        each = np.repeat(kinds, len(tiles) // len(kinds), axis=0)
+        mask = unfolded(layout.masks, kinds) if alike else Tiled(each, layout.masks)
     return Batch(q[tiles].reshape(len(tiles), -1), k[columns].reshape(len(columns), -1), mask, step)
-
-
-def _own(kinds: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-    """The numbers of masks for each block."""
-    return kinds if len(kinds) == len(blocks) else np.repeat(kinds, len(blocks), axis=0)
 
 
 def _strips(layout: StepLayout, tallest: int) -> list[Strip]:

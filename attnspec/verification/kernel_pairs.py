@@ -191,17 +191,13 @@ def _composed(kernel: Any, n_q: int, n_k: int) -> Iterator[Blocks]:
             low = high
 
 
-def _whole(batch: Any, low: int, high: int) -> Any:
-    return Piece(batch, low, high, 0, batch.height)
-
-
 def _composed_keys(batch: Any, at: torch.Tensor, low: int, high: int) -> np.ndarray:
-    found: np.ndarray = _whole(batch, low, high).of_keys(at)[0, 0, :, :, 0].numpy()
+    found: np.ndarray = Piece(batch, low, high, 0, batch.height).of_keys(at)[0, 0, :, :, 0].numpy()
     return found
 
 
 def _composed_mask(batch: Any, low: int, high: int) -> np.ndarray | None:
-    mask = _whole(batch, low, high).mask
+    mask = Piece(batch, low, high, 0, batch.height).mask
     return None if mask is None else mask.reshape(-1, *mask.shape[-2:]).numpy()
 
 

@@ -11,6 +11,7 @@ order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 from attnspec.layout.orders import NATURAL
@@ -51,7 +52,7 @@ class TablesBackend:
         return min(current().bands_step, current().tiles_call)
 
     def refuses(self, work: Work, device: str) -> str | None:
-        if steps_merged(work, device):
+        if self.stepped(work, device):
             return None
         if work.reads:
             return f"the graph reads {inputs_read(work)}, and tables are laid out before"
@@ -61,18 +62,20 @@ class TablesBackend:
         return None
 
     def cost(self, work: Work) -> float:
-        if not steps_merged(work, work.device):
+        if not self.stepped(work, work.device):
             return min(self._costs(work).values())
-        if work.reads:
-            # nothing is known before the inputs are; the kernel compares again for every sample
-            return reading_seconds(work)
-        bands = bands_of(work.relation, work.n_q, work.n_k)
-        seconds = seconds_of(bands, work.n_q, work.copies)
-        if any(isinstance(change, Softcap) for change in work.changes):
-            # scores that are bent are computed one operation after the other
-            pairs = sum(band.amounts["bands_pair"] for band in bands)
-            seconds += pairs * current().dense_pair
-        return seconds
+        # nothing is known before the inputs are; the kernel compares again for every sample
+        return reading_seconds(work) if work.reads else _stepped_seconds(work)
+
+    def stepped(self, work: Work, device: str) -> bool:
+        """Whether steps of a work go through the flash kernel and are merged; of bent scores,
+        where plain operations in natural order do not take less."""
+        if device != "cpu" or work.normalize not in MERGED:
+            return False
+        if work.reads or not _is_bent(work):
+            return True
+        work = as_planned(work)
+        return _stepped_seconds(work) <= min(self._costs(work).values(), default=inf)
 
     def tile(self, work: Work) -> int:
         """The tile size of one step in natural order that costs least."""
@@ -102,7 +105,7 @@ class TablesBackend:
         }
 
     def steps(self, work: Work) -> tuple[str, ...]:
-        if not steps_merged(work, work.device):
+        if not self.stepped(work, work.device):
             size = self.tile(work)
             return (f"natural order, tiles {size} x {size}",)
         if work.reads:
@@ -115,9 +118,7 @@ class TablesBackend:
         first = works[0]
         if first.reads or first.changes or not differ_in_pairs_alone(works):
             return False
-        if not steps_merged(first, first.device):
-            return False
-        return len(works) * first.n_k <= LIMITS.joined
+        return self.stepped(first, first.device) and len(works) * first.n_k <= LIMITS.joined
 
     def build_joined(
         self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
@@ -132,7 +133,7 @@ class TablesBackend:
         from attnspec.backends.tables.kernel import SteppedKernel
         from attnspec.backends.tables.per_sample import ReadingTables
 
-        if not steps_merged(work, device.type):
+        if not self.stepped(work, device.type):
             tables = natural_tables(work.relation, work.n_q, work.n_k, self.tile(work))
             return ComposedTables(work, heads, device, tables)
         if work.reads:
@@ -140,6 +141,14 @@ class TablesBackend:
         return SteppedKernel(work, heads, device)
 
 
-def steps_merged(work: Work, device: str) -> bool:
-    """Whether steps of a work go through the flash kernel and are merged."""
-    return device == "cpu" and work.normalize in MERGED
+def _is_bent(work: Work) -> bool:
+    return any(isinstance(change, Softcap) for change in work.changes)
+
+
+def _stepped_seconds(work: Work) -> float:
+    bands = bands_of(work.relation, work.n_q, work.n_k)
+    seconds = seconds_of(bands, work.n_q, work.copies)
+    if _is_bent(work):
+        # scores that are bent are computed one operation after the other
+        seconds += current().dense_pair * sum(band.amounts["bands_pair"] for band in bands)
+    return seconds

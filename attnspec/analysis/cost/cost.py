@@ -270,9 +270,9 @@ def _rows(work: Work, heads: int, size: int) -> _Amounts:
 
 
 def _tables(work: Work, heads: int, size: int) -> _Amounts:
-    from attnspec.backends.tables.backend import steps_merged
+    from attnspec.backends.tables.backend import TablesBackend
 
-    return (_bands if steps_merged(work, "cpu") else _tiles)(work, heads, size)
+    return (_bands if TablesBackend().stepped(work, "cpu") else _tiles)(work, heads, size)
 
 
 def _tiles(work: Work, heads: int, size: int) -> _Amounts:
