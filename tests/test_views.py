@@ -30,6 +30,7 @@ from views import (
     differing,
     errors_of,
     is_decided,
+    patterns,
     row_errors,
     step_errors,
     times_weighed,
@@ -41,7 +42,6 @@ from attnspec.analysis.report.inquiry import GRAPH_HEADS
 from attnspec.analysis.report.report import NAMES as NAMES_OF_FIGURES
 from attnspec.graphs.patterns import PATTERNS
 from attnspec.ir.mechanisms import MECHANISMS
-from attnspec.ir.program import leaves
 
 __all__ = ["interpreted"]
 
@@ -230,8 +230,8 @@ def test_everything_at_every_length(name: str) -> None:
 def test_the_population_has_every_pattern_and_mechanism() -> None:
     programs = [spec.program for spec in population().values()]
     attends = [attend for program in programs for attend in program.attends]
-    patterns = {leaf.pattern for x in attends if x.graph for leaf in leaves(x.graph)}
-    assert {each.name for each in PATTERNS} <= patterns
+    drawn = {name for spec in population().values() for name in patterns(spec)}
+    assert {each.name for each in PATTERNS} <= drawn
     used = {attend.mechanism.name for attend in attends if attend.mechanism}
     assert {each.name for each in MECHANISMS} == used
     assert set(BODIES) <= population().keys()

@@ -24,9 +24,6 @@ from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
 from attnspec import Report, Spec, diff, parse
 from attnspec.backends import BACKENDS
-from attnspec.backends.factored.features.directions import one_head
-from attnspec.graphs.counter_rng import HASHES, Stream, normals
-from attnspec.ir.program import leaves
 from attnspec.limits import LIMITS, Limits
 
 
@@ -61,7 +58,7 @@ class Case:
         k = q if shares_keys(self.spec) else k
         learned = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         causal = self.spec.program.causal
-        return decided.Sample(q, k, [True] * self.n, causal, 6**-0.5, 1, _rotations, learned)
+        return decided.Sample(q, k, [True] * self.n, causal, 6**-0.5, 1, learned)
 
     @cached_property
     def module(self) -> Any:
@@ -96,8 +93,18 @@ class Case:
 
 def is_decided(spec: Spec) -> bool:
     """Whether queries and keys, or what an input says in their place, decide pairs."""
+    return not decided.NAMES.isdisjoint(patterns(spec))
+
+
+def patterns(spec: Spec) -> set[str]:
+    """The names of the patterns of its graphs."""
     graphs = [attend.graph for attend in spec.program.attends if attend.graph is not None]
-    return any(leaf.pattern in decided.NAMES for graph in graphs for leaf in leaves(graph))
+    return {name for graph in graphs for name in _leaves(graph)}
+
+
+def _leaves(graph: Any) -> list[str]:
+    below = [name for each in getattr(graph, "terms", ()) for name in _leaves(each)]
+    return [graph.pattern] if hasattr(graph, "pattern") else below
 
 
 def shares_keys(spec: Spec) -> bool:
@@ -436,14 +443,14 @@ class Call:
             # values are one half of what it takes; standalone files have one size of a head
             out = 6
         generator = torch.Generator().manual_seed(n)
-        drawn: list[torch.Tensor] = []
+        made: list[torch.Tensor] = []
         for count, length, width in ((heads, n_q, 6), (key_heads, n, 6), (key_heads, n, out)):
             x = torch.randn(2, length, count, 2 * width, generator=generator).to(self.dtype)
-            x = x.transpose(1, 2)[..., ::2] * (4 if self.sharp and not drawn else 1)
-            drawn.append((x if self.shape == "strided" else x.contiguous()).requires_grad_())
+            x = x.transpose(1, 2)[..., ::2] * (4 if self.sharp and not made else 1)
+            made.append((x if self.shape == "strided" else x.contiguous()).requires_grad_())
         if shares_keys(self.case.spec):
-            drawn[0] = drawn[1].detach()[:, :, n - n_q :].requires_grad_()
-        return drawn
+            made[0] = made[1].detach()[:, :, n - n_q :].requires_grad_()
+        return made
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -499,9 +506,9 @@ class Call:
             by_size = {x.shape[-1]: x for x in tables if x.dim()}
             learned = {**self.kept, **dict(zip(self.tables, tables, strict=True))}
             q, k, v = leaves
-            given = self.layer, self.padding, self.inputs, by_size, learned, _rotations
+            given = self.layer, self.padding, self.inputs, by_size, learned
             asked = dense.Call(q, k, v, *given)
-            out, lse = dense.attend_with_lse(self.case.attention, asked, _directions)
+            out, lse = dense.attend_with_lse(self.case.attention, asked)
             results = [out.detach(), lse.detach() if sums else torch.zeros(0)]
             grads = gradients(out, lse if sums else None, [*leaves, *tables])
             self.__dict__[key] = [*results, *grads]
@@ -529,19 +536,6 @@ class Call:
 def numbers(shape: Any, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
-def _directions(*given: Any) -> np.ndarray:
-    """The random rows of a mechanism: drawn by the package, for no contract says how."""
-    *first, orthogonal = given
-    seed, layer, head, features, size = first
-    return one_head(seed, layer, head, 0, features, size, orthogonal)
-
-
-def _rotations(seed: int, layer: int, head: int, rounds: int, size: int, columns: int) -> Any:
-    """The Gaussian numbers of a hash: drawn by the package, for no contract says how."""
-    drawn = normals(Stream(seed, HASHES, layer, head), np.arange(rounds * size), columns)
-    return drawn.reshape(rounds, size, columns)
 
 
 def gradients(

@@ -11,15 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from oracle.drawn import Draw
+from oracle.drawn import Draw, rotations
 from oracle.scalars import Place, scalar
 from oracle.tree import Node
 
 Pairs = set[tuple[int, int]]
 Graph = Callable[[int, int], bool]
-Rotations = Callable[[int, int, int, int, int, int], np.ndarray]
-"""The Gaussian numbers [rounds, d, columns] of a hash, from (seed, layer, head, rounds, d,
-columns): drawn by the package, for no contract says how."""
 
 
 @dataclass
@@ -34,7 +31,6 @@ class Sample:
     causal: bool
     scale: float
     group: int = 1
-    rotations: Rotations | None = None
     learned: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @property
@@ -227,7 +223,7 @@ def hashed(x: np.ndarray, a: Mapping[str, Any], count: int, at: Place) -> np.nda
     planes = a["hash"] == "hyperplanes"
     columns = count.bit_length() - 1 if planes else count // 2
     place = a["seed"], at.layer, at.head, a["rounds"], x.shape[1], columns
-    y = x @ at.sample.rotations(*place)
+    y = x @ rotations(*place)
     if planes:
         return np.asarray(((y > 0) * 2 ** np.arange(columns)).sum(-1))
     return np.asarray(np.concatenate([y, -y], -1).argmax(-1))

@@ -14,15 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from oracle import decided
+from oracle import decided, drawn
 from oracle.matrices import OUTPUTS, Head
 from oracle.meaning import Slot, mask, slot
 from oracle.scalars import Place, place_of, scalar
 from oracle.tree import Attention, Node
-
-Directions = Callable[[int, int, int, int, int, bool], np.ndarray]
-"""The random rows of a mechanism, from (seed, layer, head, features, size, orthogonal): drawn by
-the package, for no contract says how."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,6 @@ class Call:
     inputs: list[dict[str, Any]]
     tables: Mapping[int, torch.Tensor]
     learned: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    rotations: decided.Rotations | None = None
 
     def real(self, b: int) -> np.ndarray:
         return np.ones(self.k.shape[2], bool) if self.padding is None else self.padding[b]
@@ -49,7 +44,7 @@ class Call:
         q, k = (x[b].detach().double().numpy() for x in (self.q, self.k))
         group, real = len(q) // len(k), self.real(b).tolist()
         wide = k.repeat(group, 0)
-        return decided.Sample(q, wide, real, causal, scale, group, self.rotations, self.learned)
+        return decided.Sample(q, wide, real, causal, scale, group, self.learned)
 
     def learned_by(self, mechanism: str, layer: int, head: int) -> dict[str, torch.Tensor]:
         """What a layer and head of a mechanism has learned, by the part of its name."""
@@ -62,14 +57,12 @@ class Call:
         return found
 
 
-def attend(spec: Attention, call: Call, directions: Directions) -> torch.Tensor:
+def attend(spec: Attention, call: Call) -> torch.Tensor:
     """[B, H, n_q, e]."""
-    return attend_with_lse(spec, call, directions)[0]
+    return attend_with_lse(spec, call)[0]
 
 
-def attend_with_lse(
-    spec: Attention, call: Call, directions: Directions
-) -> tuple[torch.Tensor, torch.Tensor]:
+def attend_with_lse(spec: Attention, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     """[B, H, n_q, e], and the log-sum-exps [B, H, n_q], NaN where the weights have none."""
     batch, heads, asked, _ = call.q.shape
     if call.k.shape[2] == 0:
@@ -80,7 +73,7 @@ def attend_with_lse(
     for b in range(batch):
         for head in range(heads):
             keys = call.k[b, head // group], call.v[b, head // group]
-            out, lse = _head(spec, call, b, head, keys, directions)
+            out, lse = _head(spec, call, b, head, keys)
             outs.append(out)
             sums.append(call.q.new_full((asked,), math.nan) if lse is None else lse)
     shape = batch, heads, asked
@@ -93,7 +86,6 @@ def _head(
     b: int,
     head: int,
     keys: tuple[torch.Tensor, torch.Tensor],
-    directions: Directions,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     k, v = keys
     q, n = call.q[b, head], len(k)
@@ -107,7 +99,7 @@ def _head(
     learned = call.learned_by(str(mechanism.parts[0]), call.layer, head)
     one = Head(q, k, v, kept, spec.causal, learned)
     if does.attend.kind == "mechanism":
-        return _mechanism(mechanism, at, one, directions)
+        return _mechanism(mechanism, at, one)
     if decided.is_decided(does.attend):
         at = replace(at, sample=call.sample(b, spec.causal, _scale(does, at, q)))
     pairs = mask(spec, n, call.layer, head, call.inputs[b], at.sample)
@@ -116,7 +108,7 @@ def _head(
         return _decided(does, at, held, q, k, v, call, head)
     scores = _scores(does, at, q, k, call, head)
     if does.attend.kind == "g+":
-        return _hybrid(mechanism, at, held, scores, one, directions)
+        return _hybrid(mechanism, at, held, scores, one)
     return weights(scores, held, does.normalize) @ v, log_sum_exp(scores, held, does.normalize)
 
 
@@ -270,7 +262,7 @@ def _options(node: Node, at: Place) -> dict[str, Any]:
     return found
 
 
-def _kernel(node: Node, at: Place, one: Head, directions: Directions) -> torch.Tensor:
+def _kernel(node: Node, at: Place, one: Head) -> torch.Tensor:
     """The weights of all pairs, before any is left out or divided."""
     (q, k), a, size = (one.q, one.k), _options(node, at), one.q.shape[-1]
     if node.parts[0] == "linear":
@@ -285,7 +277,7 @@ def _kernel(node: Node, at: Place, one: Head, directions: Directions) -> torch.T
         s = q @ k.T / math.sqrt(size)
         second: torch.Tensor = 1 + s + s * s / 2
         return second
-    w = _rows({"orthogonal": node.parts[0] != "rfa", **a}, at, size, directions).to(q.dtype)
+    w = _rows({"orthogonal": node.parts[0] != "rfa", **a}, at, size).to(q.dtype)
     if node.parts[0] == "rfa":
         q, k = (x / x.norm(dim=1, keepdim=True) for x in (q, k))
         return _waves(q, k, w * one.learned["spread"]) * (_left(one) if a.get("gated") else 1.0)
@@ -309,16 +301,14 @@ def _left(one: Head) -> torch.Tensor:
     return one.last(torch.where(behind, gate, 1.0).cumprod(1).T * (1 - gate))
 
 
-def _logarithms(
-    node: Node, at: Place, q: torch.Tensor, k: torch.Tensor, directions: Directions
-) -> torch.Tensor | None:
+def _logarithms(node: Node, at: Place, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
     """The logarithms of the weights of a kernel of exponentials, None for another: the weights
     themselves may be too small for their type, all of a query's."""
     a, size = _options(node, at), q.shape[-1]
     kind = a.get("kind", "positive")
     if node.parts[0] not in ("favor", "rbf") or kind in ("relu", "trig"):
         return None
-    w = _rows(a, at, size, directions).to(q.dtype)
+    w = _rows(a, at, size).to(q.dtype)
     if node.parts[0] == "rbf":
         q, k, half = q / a.get("sigma", 1.0), k / a.get("sigma", 1.0), 1.0
     else:
@@ -328,15 +318,13 @@ def _logarithms(
     return torch.logsumexp(sides[0][:, None] + sides[1][None], -1) - math.log(len(w))
 
 
-def _rows(a: dict[str, Any], at: Place, size: int, directions: Directions) -> torch.Tensor:
+def _rows(a: dict[str, Any], at: Place, size: int) -> torch.Tensor:
     """The random rows of a mechanism [m, size]."""
     given = a.get("seed", 0), at.layer, at.head, a.get("features", 256), size
-    return torch.from_numpy(directions(*given, bool(a.get("orthogonal", True))))
+    return torch.from_numpy(drawn.directions(*given, bool(a.get("orthogonal", True))))
 
 
-def _mechanism(
-    node: Node, at: Place, one: Head, directions: Directions
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _mechanism(node: Node, at: Place, one: Head) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The outputs, and the logarithms of what they are divided by."""
     a, (q, k, v, real) = _options(node, at), (one.q, one.k, one.v, one.real)
     if node.parts[0] in OUTPUTS:
@@ -354,11 +342,11 @@ def _mechanism(
             found = torch.softmax(q, 1) @ (torch.softmax(keys, 0) if real.any() else 0 * k).T
         return torch.where(real, found, 0.0) @ v, None
     allowed = _allowed(at, len(q), len(k)) & real
-    logarithms = _logarithms(node, at, q, k, directions)
+    logarithms = _logarithms(node, at, q, k)
     if logarithms is not None:
         out = weights(logarithms, allowed, "softmax") @ v
         return out, log_sum_exp(logarithms, allowed, "softmax")
-    raw = torch.where(allowed, _kernel(node, at, one, directions), 0.0)
+    raw = torch.where(allowed, _kernel(node, at, one), 0.0)
     total = raw.sum(1, keepdim=True)
     if a.get("normalize") == "none":
         return raw @ v, None
@@ -383,14 +371,13 @@ def _hybrid(
     held: torch.Tensor,
     scores: torch.Tensor,
     one: Head,
-    directions: Directions,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     allowed = _allowed(at, len(one.q), len(one.k)) & one.real
-    logarithms = _logarithms(node, at, one.q, one.k, directions)
+    logarithms = _logarithms(node, at, one.q, one.k)
     if logarithms is not None:
         mixed = torch.where(held, scores, logarithms)
         return weights(mixed, allowed, "softmax") @ one.v, log_sum_exp(mixed, allowed, "softmax")
-    raw = torch.where(held, torch.exp(scores), _kernel(node, at, one, directions))
+    raw = torch.where(held, torch.exp(scores), _kernel(node, at, one))
     raw = torch.where(allowed, raw, 0.0)
     total = raw.sum(1, keepdim=True)
     return raw / torch.where(total == 0, 1.0, total) @ one.v, _log(total)

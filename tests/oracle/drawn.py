@@ -2,13 +2,16 @@
 
 Counter words: the row; the index in the row, and the attempt from bit 24 on; the layer, and the
 head from bit 16 on; the purpose, 1 for `random`, 2 for `random_blocks`, 3 for `expander`. The key
-is the seed. Subsets by Floyd's algorithm, permutations by sorting 64-bit numbers.
+is the seed. Subsets by Floyd's algorithm, permutations by sorting 64-bit numbers, Gaussian
+numbers by Box and Muller; purpose 4 for hashes, 2**31 for random features.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+
+import numpy as np
 
 _LOW = 2**32
 
@@ -64,6 +67,40 @@ class Draw:
             words = self.words(item, index)
             numbers.append((words[0] + _LOW * words[1], item))
         return [item for _, item in sorted(numbers)]
+
+    def normals(self, rows: int, count: int) -> np.ndarray:
+        """The first Gaussian numbers of each row, float64 [rows, count]."""
+        words = np.array(
+            [[self.words(row, index) for index in range(-(-count // 4))] for row in range(rows)]
+        ).reshape(rows, -1, 2)
+        length = np.sqrt(-2 * np.log((words[..., 0] + 1) / _LOW))
+        angle = 2 * np.pi / _LOW * words[..., 1]
+        pairs = np.stack([length * np.cos(angle), length * np.sin(angle)], axis=-1)
+        return pairs.reshape(rows, -1)[:, :count]
+
+
+@lru_cache(maxsize=256)
+def directions(
+    seed: int, layer: int, head: int, count: int, size: int, orthogonal: bool
+) -> np.ndarray:
+    """The Gaussian rows [count, size] of random features, orthogonal in blocks of `size` if asked:
+    then the lengths are those of further Gaussian rows."""
+    draw = Draw(seed, 2**31, layer, head)
+    if not orthogonal:
+        return draw.normals(count, size)
+    drawn = draw.normals(-(-count // size) * size, 2 * size)
+    rows = []
+    for first in range(0, count, size):
+        found, upper = np.linalg.qr(drawn[first : first + size, :size])
+        rows.append((found * np.sign(np.diagonal(upper))).T)
+    lengths = np.linalg.norm(drawn[:, size:], axis=1)[:, None]
+    return np.asarray(np.concatenate(rows) * lengths)[:count]
+
+
+@lru_cache(maxsize=256)
+def rotations(seed: int, layer: int, head: int, rounds: int, size: int, columns: int) -> np.ndarray:
+    """The Gaussian numbers [rounds, size, columns] of a hash."""
+    return Draw(seed, 4, layer, head).normals(rounds * size, columns).reshape(rounds, size, columns)
 
 
 @lru_cache(maxsize=256)

@@ -1,22 +1,16 @@
-"""The oracle's tree of a spec that the package has read: its program, class by class."""
+"""The oracle's tree of a spec that the package has read: its program, node by node.
+
+Nodes are known by the names of their classes and fields, so that no module of the package is
+imported here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from functools import cache, reduce
 from typing import Any
 
-from attnspec.ir.program import (
-    Attend,
-    Claim,
-    Compound,
-    InputRef,
-    Leaf,
-    Program,
-    TokenCompound,
-    Tokens,
-)
-from attnspec.ir.scalars import Apply, Symbol
 from oracle import tree
 from oracle.tree import Attention, Node, Scope, Statement, name, number
 
@@ -26,7 +20,7 @@ class Unknown(Exception):
 
 
 @cache
-def attention_of(program: Program) -> Attention:
+def attention_of(program: Any) -> Attention:
     """The tree of a program; raises Unknown."""
     if program.cross:
         raise Unknown("two sequences")
@@ -50,7 +44,7 @@ def attention_of(program: Program) -> Attention:
     )
 
 
-def _statements(attend: Attend) -> Iterator[Node]:
+def _statements(attend: Any) -> Iterator[Node]:
     parts = []
     if attend.graph is not None:
         parts.append(graph(attend.graph))
@@ -70,34 +64,40 @@ def _named(part: Any) -> list[Node]:
 
 
 def _value(value: Any) -> Node:
-    match value:
-        case str():
+    match parts_of(value):
+        case ("str",):
             return name(value)
-        case InputRef():
-            return name(value.name)
-        case Leaf() | Compound():
+        case "InputRef", called, _:
+            return name(called)
+        case "Leaf" | "Compound", *_:
             return graph(value)
         case _:
             return scalar(value)
 
 
+def parts_of(node: Any) -> tuple[Any, ...]:
+    """The name of a node's class, and what its fields say but for its place in the text."""
+    names = (each.name for each in fields(node) if each.compare) if is_dataclass(node) else ()
+    return (type(node).__name__, *(getattr(node, name) for name in names))
+
+
 def scalar(value: Any) -> Node:
     """A number, a name or an operation."""
-    match value:
-        case Symbol():
-            return name(value.name)
-        case Apply("neg" | "not" | "and" | "or" as op, args):
+    match parts_of(value):
+        case "Symbol", called:
+            return name(called)
+        case "Apply", ("neg" | "not" | "and" | "or") as op, args:
             parts = tuple(map(scalar, args))
             return (
                 Node(op, parts) if len(parts) < 3 else reduce(lambda a, b: Node(op, (a, b)), parts)
             )
-        case Apply("within", args):
+        case "Apply", "within", args:
             return Node("in_range", tuple(map(scalar, args)))
-        case Apply("one_of", args):
+        case "Apply", "one_of", args:
             return Node("in_set", tuple(map(scalar, args)))
-        case Apply(op, args) if op[0].isalpha():
+        case "Apply", op, args if op[0].isalpha():
             return Node("call", (op, *map(scalar, args)))
-        case Apply(op, args):
+        case "Apply", op, args:
             return Node(op, tuple(map(scalar, args)))
         case _:
             return number(value)
@@ -105,14 +105,14 @@ def scalar(value: Any) -> Node:
 
 def tokens(term: Any) -> Node:
     """A token set."""
-    match term:
-        case InputRef():
-            return Node("tokens", (term.name,))
-        case TokenCompound("~", terms):
+    match parts_of(term):
+        case "InputRef", called, _:
+            return Node("tokens", (called,))
+        case "TokenCompound", "~", terms:
             return Node("t~", (tokens(terms[0]),))
-        case TokenCompound(op, terms):
+        case "TokenCompound", op, terms:
             return reduce(lambda a, b: Node(f"t{op}", (a, b)), map(tokens, terms))
-        case Tokens("positions", values):
+        case "Tokens", "positions", values:
             ends = [scalar(each) for each in values]
             pairs = zip(ends[::2], ends[1::2], strict=True)
             return Node("positions", tuple(Node("range", pair) for pair in pairs))
@@ -122,20 +122,20 @@ def tokens(term: Any) -> Node:
 
 def graph(term: Any) -> Node:
     """A pattern, or an operation on graphs."""
-    match term:
-        case Compound("shift", terms, by):
+    match parts_of(term):
+        case "Compound", "shift", terms, by:
             return Node("shift", (graph(terms[0]), scalar(by)))
-        case Compound("transpose", terms):
+        case "Compound", "transpose", terms, _:
             return Node("transpose", (graph(terms[0]),))
-        case Compound("~", terms):
+        case "Compound", "~", terms, _:
             return Node("g~", (graph(terms[0]),))
-        case Compound(op, terms):
+        case "Compound", op, terms, _:
             return reduce(lambda a, b: Node(f"g{op}", (a, b)), map(graph, terms))
         case _:
             return _pattern(term)
 
 
-def _pattern(leaf: Leaf) -> Node:
+def _pattern(leaf: Any) -> Node:
     called, given = leaf.pattern, dict(leaf.arguments)
     match called:
         case "global" | "rows" | "columns":
@@ -152,7 +152,7 @@ def _pattern(leaf: Leaf) -> Node:
     return Node("pattern", (called, *(Node("arg", ("", each)) for each in positional)))
 
 
-def _claim(claim: Claim) -> tree.Claim:
+def _claim(claim: Any) -> tree.Claim:
     at = claim.at or ()
     if claim.terms:
         kind = "subset" if claim.kind == "subset" else "same"
