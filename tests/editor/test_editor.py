@@ -1,81 +1,278 @@
-"""What an editor is told of a text: words offered, explained and followed; colours."""
+"""A session of an editor, replayed against `attnspec lsp` over its standard streams."""
 
 from __future__ import annotations
 
 import json
+import queue
 import random
 import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import textmate
+from click.testing import CliRunner
 from package_map import ROOT
+from pygments.lexers import get_lexer_by_name
 from pygments.token import Comment, Error, Keyword, Name, Token
 
 import attnspec
-from attnspec.editor import checking
-from attnspec.editor.completion import offers
-from attnspec.editor.document import Document, specs_below
-from attnspec.editor.documentation import definition_at, hover
-from attnspec.editor.highlighting import COLOURED, AttnLexer
-from attnspec.editor.words import words
-from attnspec.elaborate.names import INPUTS
-from attnspec.grammar.parser import keywords
+from attnspec.cli import main
 from attnspec.graphs.patterns import PATTERNS
 from attnspec.ir.mechanisms import MECHANISMS
+
+TEXT = """graph ring(r) = window(radius = r)
+attention a(r = 4) {
+    causal
+    layers 2
+    attend ring(r) | residue(step = 2 * r)
+    require causal
+}
+"""
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.attn"))
 VSCODE = ROOT / "editors" / "vscode"
 
+Json = dict[str, Any]
 
-def labels(marked: str) -> list[str]:
+
+class Editor:
+    """The client's side of the protocol: messages framed by their length, answers by their id."""
+
+    def __init__(self, folder: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "attnspec", "lsp"],
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self.folder = folder
+        self.received: queue.Queue[Json | None] = queue.Queue()
+        self.errors: list[bytes] = []
+        self.count = 0
+        self.messages: list[Json] = []
+        targets = (self._read, self._drain)
+        self.threads = [threading.Thread(target=each, daemon=True) for each in targets]
+        for thread in self.threads:
+            thread.start()
+
+    def _read(self) -> None:
+        stream = self.process.stdout
+        assert stream is not None
+        while line := stream.readline():
+            name, _, value = line.decode().partition(":")
+            if name.lower() == "content-length":
+                while stream.readline().strip():
+                    continue
+                self.received.put(json.loads(stream.read(int(value))))
+        self.received.put(None)
+
+    def _drain(self) -> None:
+        assert self.process.stderr is not None
+        self.errors.extend(self.process.stderr)
+
+    def close(self) -> None:
+        """The end of the process, and of what was open to it."""
+        self.process.wait(10)
+        for thread in self.threads:
+            thread.join(10)
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
+
+    def _send(self, message: Json) -> None:
+        data = json.dumps({"jsonrpc": "2.0", **message}).encode()
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"Content-Length: %d\r\n\r\n" % len(data) + data)
+        self.process.stdin.flush()
+
+    def _next(self) -> Json:
+        message = self.received.get(timeout=60)
+        assert message is not None, b"".join(self.errors).decode()
+        self.messages.append(message)
+        return message
+
+    def notify(self, method: str, **params: Any) -> None:
+        self._send({"method": method, "params": params})
+
+    def ask(self, method: str, **params: Any) -> Any:
+        """The answer to a request; an error of the server comes back whole, under "error"."""
+        self.count += 1
+        self._send({"id": self.count, "method": method, "params": params})
+        while (message := self._next()).get("id") != self.count or "method" in message:
+            continue
+        return message if "error" in message else message["result"]
+
+    def said(self, version: int) -> list[Json]:
+        """The first diagnostics of a version of the text."""
+        while True:
+            message = self._next()
+            if message.get("method") == "textDocument/publishDiagnostics":
+                params = message["params"]
+                if params.get("version") == version:
+                    found: list[Json] = params["diagnostics"]
+                    return found
+
+    # --- one open text ---
+
+    def uri(self, name: str = "a.attn") -> str:
+        return (self.folder / name).as_uri()
+
+    def document(self, name: str = "a.attn") -> Json:
+        return {"uri": self.uri(name)}
+
+    def open(self, text: str, version: int = 1) -> None:
+        (self.folder / "a.attn").write_text(text, encoding="utf-8")
+        self.notify(
+            "textDocument/didOpen",
+            textDocument={
+                **self.document(),
+                "languageId": "attn",
+                "version": version,
+                "text": text,
+            },
+        )
+
+    def change(self, version: int, *changes: Json) -> None:
+        self.notify(
+            "textDocument/didChange",
+            textDocument={**self.document(), "version": version},
+            contentChanges=list(changes),
+        )
+
+    def at(self, method: str, line: int, character: int, **more: Any) -> Any:
+        place = {"line": line, "character": character}
+        return self.ask(
+            f"textDocument/{method}", textDocument=self.document(), position=place, **more
+        )
+
+
+@pytest.fixture
+def editor(tmp_path: Path) -> Iterator[Editor]:
+    client = Editor(tmp_path)
+    yield client
+    if client.process.poll() is None:
+        client.process.kill()
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Editor]:
+    """A session in which texts are opened one after the other."""
+    client = Editor(tmp_path_factory.mktemp("editor"))
+    client.ask("initialize", processId=None, rootUri=client.folder.as_uri(), capabilities={})
+    client.notify("initialized")
+    yield client
+    client.process.kill()
+    client.close()
+
+
+def place_of(marked: str, sign: str = "@") -> tuple[int, int]:
+    """The line and the column, in the units of editors, at which a sign stands."""
+    lines = marked.partition(sign)[0].split("\n")
+    return len(lines) - 1, len(lines[-1].encode("utf-16-le")) // 2
+
+
+def labels(editor: Editor, marked: str) -> list[str]:
     """The words offered where @ stands."""
-    place = marked.index("@")
-    return [offer.label for offer in offers(Document(marked.replace("@", "")), place)]
+    editor.open(marked.replace("@", ""))
+    offered = editor.at("completion", *place_of(marked)) or {"items": []}
+    return [each["label"] for each in offered["items"]]
 
 
-# --- places -----------------------------------------------------------------------------------
+def insert(line: int, character: int, text: str, remove: int = 0) -> Json:
+    start, end = {"line": line, "character": character}, {"line": line}
+    return {
+        "range": {"start": start, "end": {**end, "character": character + remove}},
+        "text": text,
+    }
 
 
-def test_columns_are_counted_as_editors_do() -> None:
-    document = Document("# 𝒳é\r\nattention a { attend full }\n")
-    for offset in range(len(document.source.text) + 1):
-        assert document.offset(document.place(offset)) == offset
-    assert document.place(4) == (0, 5)
-    # beyond a line, beyond the text, inside a pair of units
-    assert document.offset((0, 99)) == document.source.text.index("\n")
-    assert document.offset((99, 0)) == len(document.source.text)
-    assert document.offset((0, 3)) == 2
+def test_a_session(editor: Editor) -> None:
+    root = editor.folder.as_uri()
+    can = editor.ask("initialize", processId=None, rootUri=root, capabilities={})
+    assert can["serverInfo"] == {"name": "attnspec", "version": attnspec.__version__}
+    for feature in ("hover", "definition", "documentFormatting"):
+        assert can["capabilities"][f"{feature}Provider"]
+    editor.notify("initialized")
+
+    # a sound text: nothing wrong
+    editor.open(TEXT)
+    assert editor.said(1) == []
+
+    # a word under the pointer, and where a name comes from
+    assert "residue(step)" in editor.at("hover", 4, 24)["contents"]["value"]
+    place = editor.at("definition", 4, 13)
+    assert (place["uri"], place["range"]["start"]) == (editor.uri(), {"line": 0, "character": 6})
+
+    # typing: the text is broken in between, and words are offered all the same
+    editor.change(2, insert(4, 21, "win"))
+    editor.change(3, insert(4, 24, "dow("))
+    assert [each["code"] for each in editor.said(3)] != []
+    # a wrong text is not formatted
+    options = {"tabSize": 4, "insertSpaces": True}
+    kept = editor.ask("textDocument/formatting", textDocument=editor.document(), options=options)
+    assert kept == []
+    offered = [each["label"] for each in editor.at("completion", 4, 28)["items"]]
+    assert offered[:3] == ["radius", "before", "after"]
+    editor.change(4, insert(4, 28, "radius = r) | "))
+    assert editor.said(4) == []
+    editor.change(5, insert(4, 21, "windo", remove=6))
+    (wrong,) = editor.said(5)
+    assert (wrong["code"], wrong["severity"], wrong["source"]) == ("A201", 1, "attnspec")
+    assert wrong["range"] == {
+        "start": {"line": 4, "character": 21},
+        "end": {"line": 4, "character": 26},
+    }
+    assert "`window`" in wrong["message"]
+
+    # the whole text anew, in another layout
+    editor.change(6, {"text": TEXT.replace("    causal\n", "    causal ")})
+    assert editor.said(6) == []
+    (whole,) = editor.ask(
+        "textDocument/formatting", textDocument=editor.document(), options=options
+    )
+    assert whole["newText"] == TEXT.replace("attention", "\nattention")
+
+    # a claim that does not hold is said when the text is saved, not while it is written
+    editor.change(7, {"text": TEXT.replace("    causal\n", "")})
+    assert editor.said(7) == []
+    editor.notify("textDocument/didSave", textDocument=editor.document())
+    (false,) = editor.said(7)
+    assert false["code"] == "A606"
+    assert false["range"]["start"]["line"] == 4
+
+    editor.notify("textDocument/didClose", textDocument=editor.document())
+    assert editor.ask("shutdown") is None
+    editor.notify("exit")
+    assert editor.process.wait(30) == 0
+    assert not [each for each in editor.messages if each.get("method") == "window/showMessage"]
 
 
-@pytest.mark.parametrize("path", EXAMPLES[::16], ids=lambda path: path.stem)
-def test_no_text_is_too_broken(path: Path) -> None:
-    """Whatever stands there while somebody writes: every question has an answer, or a reason."""
-    rng = random.Random(path.stem)
-    text = path.read_text(encoding="utf-8")
-    signs = ["(", ")", "{", "}", "=", '"', "#", ",", "..", "𝒳", "let ", "graph ", "\r\n", "\0", "("]
-    for _ in range(30):
-        start, end = sorted(rng.sample(range(len(text)), 2))
-        if rng.random() < 0.5:
-            end = min(end, start + 4)
-        broken = Document(text[:start] + "".join(rng.choices(signs, k=3)) + text[end:], path)
-        checking.diagnostics(broken, claims=False)
-        checking.formatted(broken)
-        length = len(broken.source.text)
-        for offset in (start, start + 1, rng.randrange(length), length):
-            assert broken.offset(broken.place(offset)) in (offset, offset - 1)
-            offers(broken, offset)
-            hover(broken, offset)
-            definition_at(broken, offset)
+def test_mistakes_of_an_import_are_said_with_their_place(editor: Editor) -> None:
+    editor.ask("initialize", processId=None, rootUri=editor.folder.as_uri(), capabilities={})
+    editor.notify("initialized")
+    # what an import is wrong about is said in this file, with its place in the other
+    (editor.folder / "other.attn").write_text("graph ring(r) = = full\n")
+    editor.open('from "other.attn" import ring\nattention a { attend ring(3) }\n')
+    (wrong,) = editor.said(1)
+    assert "other.attn:1:17" in wrong["message"]
+    assert wrong["range"]["start"] == {"line": 0, "character": 0}
 
 
-def test_specs_are_found_below_a_folder(tmp_path: Path) -> None:
-    for name in ("b.attn", "a/c.attn", ".git/d.attn", "node_modules/e.attn", "a/f.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    assert specs_below(tmp_path) == [tmp_path / "b.attn", tmp_path / "a" / "c.attn"]
-    beyond = Document("attention a { attend " + "(" * 100 + " }")
-    assert (offers(beyond, 5), beyond.word_at(5)) == ([], None)
+def test_without_the_library_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [each for each in sys.modules if each.split(".")[0] == "pygls"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "attnspec.editor.server", raising=False)
+    monkeypatch.setitem(sys.modules, "pygls", None)
+    done = CliRunner().invoke(main, ["lsp"])
+    assert done.exit_code == 2
+    assert 'pip install "attnspec[lsp]"' in done.output
 
 
 # --- what could be written --------------------------------------------------------------------
@@ -132,33 +329,32 @@ attention a { attend window(radius = 1\\n}\\nattention b {\\n attend window(@ } 
 
 
 @pytest.mark.parametrize("line", OFFERED.strip().splitlines())
-def test_words_are_offered_where_they_can_stand(line: str) -> None:
+def test_words_are_offered_where_they_can_stand(line: str, opened: Editor) -> None:
     text, offered, withheld = (part.strip() for part in line.split("|"))
-    found = labels(text.replace("\\n", "\n"))
-    assert {*offered.split()} <= {*found}
-    assert not {*withheld.split()} & {*found}
-    assert len(found) == len({*found})
+    words = labels(opened, text.replace("\\n", "\n"))
+    assert {*offered.split()} <= {*words}
+    assert not {*withheld.split()} & {*words}
+    assert len(words) == len({*words})
 
 
-@pytest.mark.parametrize("path", EXAMPLES[::12], ids=lambda path: path.stem)
-def test_what_stands_there_is_offered(path: Path) -> None:
-    """Every keyword, pattern and mechanism of the zoo, at its place, without what follows it."""
-    text = path.read_text(encoding="utf-8")
-    whole = Document(text, path)
-    kinds = ("pattern", "mechanism", "function", "set", "operation")
-    known = {*keywords(), *(word for kind in kinds for word in words()[kind])}
-    known -= set(words()["scalar"])
-    for number, word in enumerate(whole.scan.words):
-        # a parameter may be called like a word of the language
-        if word.kind == "name" and word.text in known and not whole.symbols.resolve(number):
-            cut = Document(text[: word.start], path)
-            named = re.match(r"\s*=(?!=)", text[word.end :])
-            assert named or word.text in {offer.label for offer in offers(cut, word.start)}, word
+@pytest.mark.parametrize("path", EXAMPLES[::16], ids=lambda path: path.stem)
+def test_no_text_is_too_broken(path: Path, opened: Editor) -> None:
+    """Whatever stands there while somebody writes: every question has an answer."""
+    rng, text = random.Random(path.stem), path.read_text(encoding="utf-8")
+    signs = ["(", ")", "{", "}", "=", '"', "#", ",", "..", "𝒳", "let ", "graph ", "\r\n", "\0", "("]
+    for _ in range(10):
+        start, end = sorted(rng.sample(range(len(text)), 2))
+        end = min(end, start + 4) if rng.random() < 0.5 else end
+        opened.open(text[:start] + "".join(rng.choices(signs, k=3)) + text[end:])
+        for offset in (start, start + 1, rng.randrange(start + 2)):
+            for method in ("completion", "hover", "definition"):
+                answer = opened.at(method, *place_of(text[:offset] + "\1", "\1"))
+                assert answer is None or "error" not in answer
 
 
 # --- definitions and explanations ----------------------------------------------------------------
 
-TEXT = """# 𝒳 stands before
+USES = """# 𝒳 stands before
 graph ring(r, s = 2) = window(radius = r) | residue(step = s)
 attention a(r = 4) {
     layers 2
@@ -185,109 +381,88 @@ attention b(r = 1) { attend ring(r) }
     ],
 )
 @pytest.mark.parametrize("damage", ["", "\nattention c { attend ((full }", "\n} ] graph"])
-def test_every_use_leads_to_the_definition(places: list[tuple[int, int]], damage: str) -> None:
-    document = Document(TEXT + damage)
-    assert definition_at(document, TEXT.index("window")) is None
+def test_every_use_leads_to_the_definition(
+    places: list[tuple[int, int]], damage: str, opened: Editor
+) -> None:
+    opened.open(USES + damage)
+    assert opened.at("definition", *place_of(USES, "window")) is None
     for place in places:
-        found = definition_at(document, document.offset(place))
-        assert found is not None
-        assert document.place(document.ends(found)[0]) == places[0]
+        line, column = places[0]
+        start = opened.at("definition", *place)["range"]["start"]
+        assert start == {"line": line, "character": column}
 
 
-def test_imports_are_completed_and_defined_where_they_are_imported(tmp_path: Path) -> None:
-    shared = tmp_path / "parts" / "near.attn"
+def test_imports_are_completed_and_defined_where_they_are_imported(opened: Editor) -> None:
+    shared = opened.folder / "parts" / "near.attn"
     shared.parent.mkdir()
     shared.write_text("graph near(r) = window(radius = r)\ngraph far = full\n")
-    main = tmp_path / "main.attn"
-    main.write_text('from "parts/near.attn" import near\nattention a { attend near(2) }\n')
-    document = Document(main.read_text(), main)
-    found = definition_at(document, document.source.text.index("near(2)"))
-    assert found is not None
-    assert document.ends(found) == (30, 34)
-    marked = Document('from "parts/near.attn" import ', main)
-    assert {"near", "far"} == {each.label for each in offers(marked, len(marked.text))}
-    assert '"parts/near.attn"' in {each.label for each in offers(Document("from ", main), 5)}
+    opened.open('from "parts/near.attn" import near\nattention a { attend near(2) }\n')
+    place = opened.at("definition", 1, 22)
+    assert (place["uri"], place["range"]["start"]) == (opened.uri(), {"line": 0, "character": 30})
+    assert {"near", "far"} == {*labels(opened, 'from "parts/near.attn" import @')}
+    assert '"parts/near.attn"' in labels(opened, "from @")
+
+
+@pytest.mark.parametrize("each", [*PATTERNS, *MECHANISMS], ids=lambda each: each.name)
+def test_words_are_explained_where_they_have_their_meaning(each: Any, opened: Editor) -> None:
+    text = f"attention a {{ attend {each.name}() }}"
+    opened.open(text)
+    shown = opened.at("hover", *place_of(text, f"{each.name}()"))
+    assert shown["contents"]["value"].startswith(f"```attn\n{each.name}")
+    assert shown["range"]["end"]["character"] == text.index("()")
 
 
 @pytest.mark.parametrize(
-    "name",
-    [*(str(each.name) for each in PATTERNS), *(str(each.name) for each in MECHANISMS), *INPUTS],
+    ("text", "shown"),
+    [
+        ("attend window(rad@ius = 3)", "radius"),
+        ("input x: tok@ens", "[B"),
+        ("# win@dow\n attend full", None),
+        ("lay@ers 2", None),
+    ],
 )
-def test_words_are_explained_where_they_have_their_meaning(name: str) -> None:
-    text = f"attention a {{ input x: {name} attend {name}() }}"
-    is_input = name in INPUTS
-    document = Document(text)
-    found = hover(document, text.index(name) if is_input else text.rindex(name) + 1)
-    assert found is not None
-    said, word = found
-    assert text[slice(*document.ends(word))] == name
-    assert name in said
-    if is_input:
-        # its axes and its readers
-        assert "[B" in said
-        assert all(f"`{reader}`" in said for reader in INPUTS[name][1])
-    else:
-        assert said.startswith(f"```attn\n{name}")
-
-
-@pytest.mark.parametrize(
-    "text", ["attend window(rad@ius = 3)", "# win@dow\n attend full", "lay@ers 2"]
-)
-def test_arguments_are_explained_and_comments_are_not(text: str) -> None:
+def test_arguments_and_inputs_are_explained(text: str, shown: str | None, opened: Editor) -> None:
     marked = f"attention a {{ {text} }}"
-    found = hover(Document(marked.replace("@", "")), marked.index("@"))
-    assert (found is not None) == ("radius" in text.replace("@", ""))
+    opened.open(marked.replace("@", ""))
+    answer = opened.at("hover", *place_of(marked))
+    assert (shown in answer["contents"]["value"]) if shown else answer is None
 
 
-def test_diagnostics_of_several_attentions_come_together() -> None:
-    def codes(text: str, claims: bool) -> list[tuple[str, int | None]]:
-        found = checking.diagnostics(Document(text), claims=claims)
-        return [(each.code, each.span.line if each.span else None) for each in found]
-
-    text = (
-        "graph g = full\nattention a { attend windo(radius = 3) }\nattention b { attend full foo }"
-    )
-    assert codes(text, False) == [("A132", 3)]
-    assert codes(text.replace(" foo", ""), False) == [("A201", 2)]
-    assert codes("attention a { attend full require causal }", False) == []
-    assert codes("attention a { attend full require causal }", True) == [("A606", 1)]
-    assert codes("graph g = full", True) == []
-    assert codes("", True) == [("A130", 1)]
-    assert codes("\x07", True) == [("A102", 1)]
-    assert checking.formatted(Document("attention a{attend}")) is None
+@pytest.mark.parametrize(
+    ("text", "codes"),
+    [
+        ("attention a { attend windo(radius = 3) }\nattention b { attend full foo }", ["A132"]),
+        ("attention a { attend windo(radius = 3) }\nattention b { attend full }", ["A201"]),
+        ("graph g = full", []),
+        ("\x07", ["A102"]),
+    ],
+)
+def test_mistakes_of_several_attentions_come_together(
+    text: str, codes: list[str], opened: Editor
+) -> None:
+    opened.messages.clear()
+    opened.open(text, version=1000 + len(text))
+    assert [each["code"] for each in opened.said(1000 + len(text))] == codes
 
 
 # --- colours ----------------------------------------------------------------------------------
 
 
-def test_every_word_has_a_kind_and_its_colour() -> None:
-    assert keywords() <= {word for listed in words().values() for word in listed}
-    kinds = set(words()) - {"coordinate"}
-    assert set(COLOURED) == set(textmate.SCOPES) == kinds
-    for kind in COLOURED:
-        for word in words()[kind]:
-            ((found, text), *_) = AttnLexer().get_tokens(f"{word} + x")
-            # a word of several kinds has the colour of the first
-            first = next(other for other in COLOURED if word in words()[other])
-            assert (text, found) == (word, COLOURED[first])
-
-
 @pytest.mark.parametrize("path", EXAMPLES[::8], ids=lambda path: path.stem)
 def test_the_lexer_loses_nothing(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    tokens = list(AttnLexer(ensurenl=False, stripnl=False).get_tokens(text))
+    tokens = list(get_lexer_by_name("attn", ensurenl=False, stripnl=False).get_tokens(text))
     assert "".join(value for _, value in tokens) == text
     assert not [value for kind, value in tokens if kind is Error]
     assert {Keyword, Comment.Single} <= {kind for kind, _ in tokens} | {Comment.Single}
 
 
 def test_the_lexer_tells_arguments_from_names() -> None:
-    tokens = dict((v, k) for k, v in AttnLexer().get_tokens("attend window(radius = r, x == 3)"))
+    lexer = get_lexer_by_name("attn")
+    tokens = {word: kind for kind, word in lexer.get_tokens("attend window(radius = r, x == 3)")}
     expected = {"radius": Name.Attribute, "window": Name.Builtin, "x": Name}
     assert {name: tokens[name] for name in expected} == expected
-    assert [k for k, v in AttnLexer().get_tokens("@") if v == "@"] == [Token.Error]
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert f'attn = "{AttnLexer.__module__}:{AttnLexer.__name__}"' in text
+    assert [kind for kind, word in lexer.get_tokens("@") if word == "@"] == [Token.Error]
 
 
 # --- the folder for Visual Studio Code ------------------------------------------------------------
@@ -300,10 +475,9 @@ def test_the_grammar_of_editors_is_current_and_has_the_words_of_the_language(
     assert textmate.main(["--check", str(path)]) == 0, "make reference"
     assert textmate.main(["--check", str(tmp_path / "other.json")]) == 1
     rules = json.loads(path.read_text(encoding="utf-8"))["repository"]
-    for kind in textmate.SCOPES:
-        rule = re.compile(rules[kind]["match"])
-        assert all(rule.fullmatch(word) for word in words()[kind])
-        assert not rule.search(f"x{words()[kind][0]}y")
+    named = {each.name for each in (*PATTERNS, *MECHANISMS)}
+    rule = f"{rules['pattern']['match']}|{rules['mechanism']['match']}"
+    assert all(re.fullmatch(rule, name) for name in named)
     number = re.compile(rules["number"]["match"])
     found = [number.fullmatch(text) is not None for text in ("1_024", "0.5", "1e-3", "x1")]
     assert found == [True, True, True, False]
