@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
+from click.testing import CliRunner
 
 import attnspec
-from attnspec.spec import Spec, parse
-from attnspec.text.diagnostics import AttnSpecError
-from attnspec.verification import verify, verify_each
+from attnspec import AttnSpecError, Spec, parse
+from attnspec.cli import main
 
 
 def spec_of(body: str) -> Spec:
@@ -45,15 +48,19 @@ def test_differences_are_those_of_the_masks() -> None:
         attnspec.diff(a, parse("attention b { attend full }"), 5)
 
 
-EVERY = ("auto", "torch", "dense", "tables", "scattered", "rows", "lists", "factored")
+def verified(body: str, m: int, n: int, backend: str = "auto") -> dict[str, Any]:
+    """What `attnspec verify` says of a spec of two sequences."""
+    arguments = ["verify", "-", "-m", str(m), "-n", str(n), "--backend", backend, "--json"]
+    done = CliRunner().invoke(main, arguments, input=f"attention a {{ cross {body} }}")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 @pytest.mark.parametrize(("m", "n"), [(9, 20), (40, 17)])
 def test_every_backend_is_held_against_the_definition(m: int, n: int) -> None:
-    spec = spec_of(f"{BAND} | columns(first(2))")
-    found = verify_each(spec.program, n, EVERY, m)
-    assert found.ok, str(found)
-    assert (found.exhaustive, found.m, found.n) == (True, m, n)
+    answer = verified(f"{BAND} | columns(first(2))", m, n, "all")
+    assert answer["ok"]
+    assert (answer["exhaustive"], answer["m"], answer["n"]) == (True, m, n)
 
 
 @pytest.mark.parametrize(("m", "n"), [(9, 20), (20, 9)])
@@ -67,19 +74,4 @@ def test_every_backend_is_held_against_the_definition(m: int, n: int) -> None:
     ],
 )
 def test_all_kinds_of_specs_are_verified(body: str, m: int, n: int) -> None:
-    found = verify(spec_of(body).program, n, m=m)
-    assert found.ok, str(found)
-
-
-@pytest.mark.parametrize(("m", "n"), [(9, 20), (20, 9)])
-@pytest.mark.parametrize("backend", ["tables", "scattered", "auto"])
-def test_a_fault_is_found(backend: str, m: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = spec_of(BAND)
-    module = spec.compile(backend=backend)
-    assert verify(spec.program, n, m=m, module=module).ok
-    whole = module.forward
-    # one key too far
-    monkeypatch.setattr(
-        module, "forward", lambda q, k, v, **rest: whole(q, k.roll(1, 2), v.roll(1, 2), **rest)
-    )
-    assert not verify(spec.program, n, m=m, module=module).ok
+    assert verified(body, m, n)["ok"]

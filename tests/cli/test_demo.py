@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import attnspec
 from attnspec.cli import main as attnspec_main
 from attnspec.examples import demo
 
@@ -56,9 +55,3 @@ def test_a_module_of_another_spec_is_noticed(capsys: pytest.CaptureFixture[str])
     _, module = compiled(SPECS["packed"].replace("|", "&"), "y")
     assert demo.main([spec, module]) == 1
     assert "differs from its definition" in capsys.readouterr().err
-
-
-def test_the_length_of_a_published_grid_is_its_own() -> None:
-    spec = attnspec.load(EXAMPLES / "swin.attn")
-    assert demo.lengths_of(spec) == (784,)
-    assert demo.show_options(spec) == "-n 784"
