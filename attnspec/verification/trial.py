@@ -46,6 +46,15 @@ ANY = Relation()
 Computed: TypeAlias = "frozenset[tuple[Work, tuple[int, ...], bytes]]"
 
 
+_COMPARED = {
+    (False, torch.float64): "each pair is weighed once, no other pair",
+    (True, torch.float64): "each pair weighs what the formula says",
+    (False, torch.float32): "outputs and gradients agree with float64",
+    (True, torch.float32): "outputs and gradients agree with the formula in float64",
+}
+"""What is compared of graphs, or of formulas, in a type."""
+
+
 @dataclass(frozen=True)
 class Run:
     """Calls of a layer of a module, for a batch of one, with the last `n_q` of `n` positions, for
@@ -142,7 +151,8 @@ class Trial:
                 if kernel is None:
                     name = "dense"
                     _require_affordable(work, name, 0.0)
-            tables = getattr(kernel, "tables", None)
+            held = getattr(kernel, "tables", None)
+            tables = held if isinstance(held, Tables) else None
             place = kernels[heads[0]][1]
             self.parts.append(Part(work, heads, relation, name, seconds, tables, place))
 
@@ -170,44 +180,49 @@ class Trial:
             yield from self._table_checks()
         if depth == "tables":
             return
-        seconds = sum(part.seconds * len(part.heads) for part in self.parts)
-        if run.n > LIMITS.every_pair and (
-            seconds > RUN or run.n * run.heads > LIMITS.positions_computed
-        ):
-            self.skipped.append(
-                f"weights, outputs and gradients: {run.heads} heads of {run.n:,} positions,"
-                f" estimated to take {seconds:,.3g} s (up to {LIMITS.positions_computed:,}"
-                f" positions of all heads, and {RUN:,.3g} s, are run)"
-            )
+        if not self._runs():
             return
         meanings = self._meanings()
         if not meanings:
             return
-        q, k, v, grad = self._drawn(meanings)
-        learned = {name: x.detach().double() for name, x in run.module.named_parameters()}
-        exact = self._meant(meanings, (q, k, v, grad), learned)
-        if depth != "values":
-            found = self._found((q, k, v), grad)
+        drawn = self._drawn(meanings)
+        parameters = {name: x.detach() for name, x in run.module.named_parameters()}
+        learned = {name: x.double() for name, x in parameters.items()}
+        exact = self._meant(meanings, drawn, learned)
+        kinds = {"pairs": (torch.float64,), "values": (torch.float32,)}
+        for kind in kinds.get(depth, (torch.float64, torch.float32)):
+            given, rough = [x.to(kind) for x in drawn], None
+            if kind == torch.float32:
+                rough = self._meant(
+                    meanings, given, {name: x.to(kind) for name, x in parameters.items()}
+                )
+            found = self._found(given[:3], given[3])
             for part, meaning in meanings:
-                if meaning.weighs:
-                    fault = numbers_fault(meaning, found, exact, None)
-                    text = fault and (self._pair_fault(meaning, fault, q, k, learned) or fault[2])
-                    what = "each pair is weighed once, no other pair"
-                    if meaning.held is None:
-                        what = "each pair weighs what the formula says"
-                    yield run.check(part.heads, part.backend, what, len(self.rows), text)
-        if depth == "pairs":
-            return
-        narrow = tuple(x.float() for x in (q, k, v, grad))
-        rough = self._meant(meanings, narrow, {name: x.float() for name, x in learned.items()})
-        found = self._found(narrow[:3], narrow[3])
-        for part, meaning in meanings:
-            fault = numbers_fault(meaning, found, exact, rough)
-            what = "outputs and gradients agree with float64"
-            if meaning.held is None:
-                what = "outputs and gradients agree with the formula in float64"
-            text = None if fault is None else fault[2]
-            yield run.check(part.heads, part.backend, what, len(self.rows), text)
+                if rough is None and not meaning.weighs:
+                    continue
+                fault = numbers_fault(meaning, found, exact, rough)
+                text = None if fault is None else fault[2]
+                if fault is not None and rough is None:
+                    text = self._pair_fault(meaning, fault, drawn[0], drawn[1], learned) or text
+                what = _COMPARED[meaning.held is None, kind]
+                yield run.check(part.heads, part.backend, what, len(self.rows), text)
+
+    def _runs(self) -> bool:
+        """Whether outputs and gradients are computed; raises TooMuch where nothing would be
+        looked at then."""
+        run, seconds = self.run, sum(part.seconds * len(part.heads) for part in self.parts)
+        many = run.n * run.heads > LIMITS.positions_computed
+        if run.n <= LIMITS.every_pair or not (seconds > RUN or many):
+            return True
+        said = (
+            f"weights, outputs and gradients: {run.heads} heads of {run.n:,} positions, estimated"
+            f" to take {seconds:,.3g} s (up to {LIMITS.positions_computed:,} positions of all"
+            f" heads, and {RUN:,.3g} s, are run)"
+        )
+        if all(part.tables is None for part in self.parts):
+            raise TooMuch(f"n = {run.n:,} is too long for {said}")
+        self.skipped.append(said)
+        return False
 
     def _table_checks(self) -> Iterator[Check]:
         run = self.run

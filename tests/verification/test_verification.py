@@ -390,6 +390,12 @@ def test_what_is_too_long_or_refuses_is_said(asked: Asked, tmp_path: Path) -> No
         (LIMITS.planned + 1, "auto", "attend self", "n must be between 1 and 1,048,576"),
         (20_000, "dense", "attend self", "too long for the backend dense"),
         (1 << 16, "tables", "attend full", "a head is estimated to take"),
+        (
+            60_000,
+            "scattered",
+            "heads 40 attend self",
+            "too long for weights, outputs and gradients",
+        ),
         (0, "auto", "attend self", "nothing to verify at n = 0"),
         (64, "torch", "attend full normalize relu", "torch knows no `relu`"),
     ):
