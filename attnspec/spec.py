@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from attnspec.check.verdicts import Verdict
     from attnspec.compile.exports.block_rows import BlockRows
     from attnspec.compile.exports.flex_masks import FlexMask
-    from attnspec.distributed.planning import DistributedPlan
-    from attnspec.distributed.timing import Rates
+    from attnspec.distributed.planning import DistributedPlan, Rates
     from attnspec.runtime.module import CompiledAttention
     from attnspec.show.differences import Difference
     from attnspec.show.picture import Picture

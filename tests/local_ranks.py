@@ -24,7 +24,7 @@ import torch
 from population import population, spec_of
 from views import Call, Case, errors, gradients, numbers
 
-from attnspec.distributed import LostRank, parallelize, partitions
+from attnspec.distributed import LostRank, Partition, parallelize
 
 HERE = Path(__file__).parent
 WORLD = 4
@@ -44,6 +44,25 @@ class Found(NamedTuple):
     how: str
     received: int
     planned: int
+
+
+def cut(name: str, n: int, ranks: int) -> Partition:
+    """The partition of a name: equal parts, as `torch.chunk` makes them, parts from both ends,
+    residue classes modulo the ranks, or one in which two of four ranks have nothing, and one a
+    single position."""
+    each, (half, more) = max(1, -(-n // ranks)), divmod(n, 2 * ranks)
+    ends = {
+        "contiguous": [min(n, rank * each) for rank in range(ranks + 1)],
+        "head_tail": [part * half + min(part, more) for part in range(2 * ranks + 1)],
+        "uneven": [0, 0, 1, n, n],
+    }
+    if name == "residue":
+        runs = tuple(((rank, n),) if rank < n else () for rank in range(ranks))
+        return Partition(name, n, runs, ranks)
+    parts = [((a, b),) if a < b else () for a, b in itertools.pairwise(ends[name])]
+    if name == "head_tail":
+        parts = [parts[rank] + parts[-1 - rank] for rank in range(ranks)]  # type: ignore[misc]
+    return Partition(name, n, tuple(parts))
 
 
 @dataclass(frozen=True)
@@ -72,18 +91,9 @@ class Shards:
         return [q, q.detach().clone() if shared else k, v]
 
     @property
-    def where(self) -> partitions.Partition | None:
+    def where(self) -> Partition | None:
         """The partition of a name, None for the cheapest."""
-        name, _, step = self.partition.partition(" ")
-        if name == "uneven":
-            # of four ranks two have nothing, and one a single position
-            ends = 0, 0, 1, self.n, self.n
-            runs = tuple(((a, b),) if a < b else () for a, b in itertools.pairwise(ends))
-            return partitions.Partition("uneven", self.n, runs)
-        if name == "residue":
-            return partitions.by_residue(self.n, self.ranks, int(step))
-        found: partitions.Partition | None = None
-        return getattr(partitions, name)(self.n, self.ranks) if name else found
+        return cut(self.partition, self.n, self.ranks) if self.partition else None
 
     def module(self, dtype: torch.dtype, backend: str = "auto") -> Any:
         """With numbers in place of what is learned."""

@@ -87,7 +87,7 @@ def command(
     loaded = spec_at(spec, name, parameters)
     n = length_of(loaded.program, length, DEFAULT_LENGTH)
     if devices is not None:
-        from attnspec.distributed.timing import Rates
+        from attnspec.distributed.planning import Rates
 
         rates = Rates(link or Rates.link, speed or Rates.speed)
         given = read_inputs(loaded, inputs, inputs, n) if inputs else None

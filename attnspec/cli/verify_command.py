@@ -88,10 +88,9 @@ def command(
 ) -> None:
     """Hold a compiled attention against its definition.
 
-    Every pair is held and weighed exactly once and no other, gradients reach the same pairs, and
-    outputs and gradients agree with the definition in float64. Beyond 4,096 positions queries are
-    sampled, and the report says of how many each line speaks. A module is a file that `attnspec
-    compile` wrote; it is run.
+    Every pair is held and weighed exactly once and no other, and outputs and gradients agree with
+    the definition in float64. Beyond 4,096 positions queries are sampled, and the report says of
+    how many each line speaks. A module is a file that `attnspec compile` wrote; it is run.
 
     With --model a PyTorch model runs, and each of its attention layers is compared with SPEC:
     which key influences which query is measured. Ctrl-C prints the report by then.

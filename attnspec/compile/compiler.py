@@ -37,8 +37,7 @@ from attnspec.verification import (
     verify,
     verify_alone,
 )
-from attnspec.verification.trial import Known
-from attnspec.verification.verify import Depth
+from attnspec.verification.trial import Depth, Known
 from attnspec.version import __version__
 
 if TYPE_CHECKING:

@@ -10,18 +10,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from attnspec.distributed.collectives import LostRank
     from attnspec.distributed.parallel import ParallelAttention, parallelize
-    from attnspec.distributed.planning import DistributedPlan, Tensors, plan
+    from attnspec.distributed.partitions import Partition
+    from attnspec.distributed.planning import DistributedPlan, Rates, Tensors, plan
 
 _HOMES = {
     "DistributedPlan": "planning",
     "LostRank": "collectives",
     "ParallelAttention": "parallel",
+    "Partition": "partitions",
+    "Rates": "planning",
     "Tensors": "planning",
     "parallelize": "parallel",
     "plan": "planning",
 }
 
-__all__ = ["DistributedPlan", "LostRank", "ParallelAttention", "Tensors", "parallelize", "plan"]
+__all__ = [
+    "DistributedPlan",
+    "LostRank",
+    "ParallelAttention",
+    "Partition",
+    "Rates",
+    "Tensors",
+    "parallelize",
+    "plan",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -18,6 +18,13 @@ import torch.distributed as dist
 
 from attnspec.distributed.partitions import Partition
 
+Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""q, k and v."""
+
+Partial = tuple[torch.Tensor, "torch.Tensor | None"]
+"""An output [B, H, rows, d_v] and its log-sum-exps [B, H, rows], None for weights that are no
+softmax."""
+
 
 class LostRank(RuntimeError):
     """A rank did not answer within the time limit, or the connection to it ended."""
@@ -26,8 +33,8 @@ class LostRank(RuntimeError):
 @dataclass
 class Mesh:
     """The ranks that share a sequence: their group, how many they are, which of them this is, and
-    the seconds that it waits for the others. `received` counts the bytes of rows,
-    and of what asks for them."""
+    the seconds that it waits for the others. `received` counts the bytes of rows, and of what asks
+    for them."""
 
     group: Any
     ranks: int
@@ -138,17 +145,13 @@ def travel(
     """Start to send each rank its tensors in a type, and to get tensors of some shapes from it,
     differentiably; what comes from others is counted. The swap has a backward on every rank or on
     none, whatever is sent, where all of them tie it to tensors that alike have gradients."""
-    flat = torch.cat(
-        [
-            *(x.reshape(-1)[:0].to(kind) for x in tie),
-            *(x.to(kind).reshape(-1) for each in sent for x in each.values()),
-        ]
-    )
+    nothing = [x.reshape(-1)[:0].to(kind) for x in tie]
+    flat = torch.cat([*nothing, *(x.to(kind).reshape(-1) for each in sent for x in each.values())])
     got = [sum(map(math.prod, each.values())) for each in shapes]
-    box: list[Any] = []
     numbers = [sum(x.numel() for x in each.values()) for each in sent]
+    box: list[Any] = []
     out = _Travel.apply(flat, mesh, numbers, got, box)  # type: ignore[no-untyped-call]
-    mesh.received += sum(size for r, size in enumerate(got) if r != mesh.rank) * flat.element_size()
+    mesh.received += (sum(got) - got[mesh.rank]) * flat.element_size()
     return Travelling(mesh, box[0], out, shapes)
 
 

@@ -63,39 +63,33 @@ class Reading:
             return None
 
     @cached_property
-    def _keys(self) -> Neighbours | None:
-        return self._neighbours(transposed=False)
-
-    @cached_property
-    def _queries(self) -> Neighbours | None:
-        return self._neighbours(transposed=True)
-
-    def _neighbours(self, transposed: bool) -> Neighbours | None:
+    def _joined(self) -> tuple[Neighbours | None, Neighbours | None]:
+        """The keys of queries, and the queries of keys; None where listing them is too much."""
         relation = self.relation
         if self.n > LISTED and is_scattered(relation):
             relation = possible(relation, is_scattered)
-        try:
-            return neighbours([transpose_of(relation) if transposed else relation], self.n)
-        except TooMuch:
-            return None
+        found: list[Neighbours | None] = []
+        for each in (relation, transpose_of(relation)):
+            try:
+                found.append(neighbours([each], self.n))
+            except TooMuch:
+                found.append(None)
+        return found[0], found[1]
 
-    def mark_keys(self, queries: np.ndarray, into: np.ndarray) -> None:
-        """Set `into`, bool [n], at the keys of some queries (ascending), at least."""
-        _mark(self._keys, queries, into)
+    def mark(self, some: np.ndarray, into: np.ndarray, readers: bool = False) -> None:
+        """Set `into`, bool [n], at the keys of some queries (ascending), or at the `readers` of
+        some keys, at least."""
+        pairs = self._joined[readers]
+        if pairs is not None:
+            pairs.mark(some, into)
+        elif len(some):
+            into[:] = True
 
     def readers(self, keys: np.ndarray) -> np.ndarray:
         """The queries, bool [n], that read one of some keys, at least."""
         found = np.zeros(self.n, bool)
-        _mark(self._queries, np.sort(keys), found)
+        self.mark(np.sort(keys), found, readers=True)
         return found
-
-
-def _mark(pairs: Neighbours | None, some: np.ndarray, into: np.ndarray) -> None:
-    """Marks what some positions are joined with: all positions where that is not known."""
-    if pairs is not None:
-        pairs.mark(some, into)
-    elif len(some):
-        into[:] = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,39 +131,37 @@ class Exchange:
         own = np.sort(self.partition.positions(reader))
         found = np.zeros(self.partition.n, bool)
         for graph, reading in enumerate(self.readings):
-            reading.mark_keys(own[~self.moves(graph, bar)[own]], found)
+            reading.mark(own[~self.moves(graph, bar)[own]], found)
         return found
 
     @cached_property
-    def key_rows(self) -> np.ndarray:
-        """How many keys travel, int64 [reader, owner]."""
-        return np.asarray(self.keys * (1 - np.eye(len(self.keys), dtype=np.int64)))
-
-    @cached_property
-    def query_rows(self) -> tuple[np.ndarray, ...]:
-        """How many queries of each graph travel, int64 [reader, owner]."""
-        found = tuple(np.zeros_like(self.keys) for _ in self.rows)
+    def links(self) -> tuple[np.ndarray, np.ndarray]:
+        """The bytes forward, int64 [from, to]: of keys with values and of queries, and of partial
+        results that come back."""
+        travel = 1 - np.eye(len(self.keys), dtype=np.int64)
+        there, back = (self.keys * travel).T * self.rows[0].key, np.zeros_like(self.keys)
         for bar in np.unique(self.bars).tolist():
-            for graph, moved in enumerate(found):
-                counts = self.partition.counts(self.moves(graph, bar))
-                moved += counts[:, None] * (self.bars == bar)
-        return found
+            for graph, rows in enumerate(self.rows):
+                moved = self.partition.sums(self.moves(graph, bar)).astype(np.int64)[:, None]
+                moved = moved * (self.bars == bar)
+                there, back = there + moved * rows.query, back + moved.T * (rows.partial or 0)
+        return there, back
 
-    @cached_property
-    def there(self) -> np.ndarray:
-        """The bytes of keys with values and of queries forward, int64 [from, to]."""
-        found = self.key_rows.T * self.rows[0].key
-        for moved, rows in zip(self.query_rows, self.rows, strict=True):
-            found = found + moved * rows.query
-        return np.asarray(found)
-
-    @cached_property
-    def back(self) -> np.ndarray:
-        """The bytes of partial results forward, int64 [from, to]."""
-        found = np.zeros_like(self.keys)
-        for moved, rows in zip(self.query_rows, self.rows, strict=True):
-            found += moved.T * (rows.partial or 0)
-        return found
+    def pairs(self, graph: int, heads: int) -> np.ndarray | None:
+        """The pairs of some heads of a graph that each rank computes, float64 [3, ranks]: of its
+        own queries and keys, of queries that came, and of its own queries with keys that came; None
+        where nobody counted its keys. How many a rank's queries have is exact; how many of them are
+        with own keys is judged from the keys that they read."""
+        degrees, partition = self.readings[graph].degrees, self.partition
+        if degrees is None:
+            return None
+        away, lengths = np.zeros(self.keys.shape), np.array(partition.lengths, np.float64)
+        for bar in np.unique(self.bars).tolist():
+            sums = partition.sums(degrees * self.moves(graph, bar))
+            away += sums[:, None] * (lengths / max(1, partition.n)) * (self.bars == bar)
+        here = partition.sums(degrees) - away.sum(1)
+        own = self.keys.diagonal() / np.maximum(1, self.keys.sum(1))
+        return heads * np.stack([here * own, away.sum(0), here * (1 - own)])
 
 
 @lru_cache(maxsize=4)
@@ -195,13 +187,13 @@ def exchange_of(
     keys = np.zeros((len(bars), len(ranks), len(ranks)), np.int64)
     for number, bar in enumerate(bars.tolist()):
         for graph, each in enumerate(rows):
-            weight = each.query + (each.partial or 0)
-            moved[number] += weight * partition.counts(found.moves(graph, bar))
+            counts = partition.sums(found.moves(graph, bar)).astype(np.int64)
+            moved[number] += (each.query + (each.partial or 0)) * counts
         for reader in ranks:
             if number and moved[number, reader] == moved[number - 1, reader]:
                 keys[number, reader] = keys[number - 1, reader]
             else:
-                keys[number, reader] = partition.counts(found.marked(reader, bar))
+                keys[number, reader] = partition.sums(found.marked(reader, bar))
     best = np.argmin(keys * rows[0].key + moved[:, :, None], 0)
     # own keys stay, whatever travels
     np.fill_diagonal(best, 0)

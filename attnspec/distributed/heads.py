@@ -12,10 +12,8 @@ import torch
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.planner import choose
-from attnspec.distributed.collectives import Mesh, order_of, tied, travel
-from attnspec.distributed.exchange import Works
+from attnspec.distributed.collectives import Mesh, Partial, Parts, order_of, tied, travel
 from attnspec.distributed.planning import DistributedPlan, dealt
-from attnspec.distributed.regions import Partial, Parts
 from attnspec.graphs.relation import DataDependent
 from attnspec.lower.work import Call, Work
 from attnspec.runtime.decisions import data_of, decided, decisions_of
@@ -27,28 +25,23 @@ class HeadsHere:
     """What one rank does for a layer: its heads, over the whole sequence."""
 
     def __init__(
-        self,
-        engine: Engine,
-        layer: int,
-        plan: DistributedPlan,
-        mesh: Mesh,
-        device: torch.device,
+        self, engine: Engine, layer: int, plan: DistributedPlan, mesh: Mesh, device: torch.device
     ) -> None:
-        self.engine, self.partition, self.mesh = engine, plan.partition, mesh
-        self.heads, self.key_heads = plan.tensors.heads, plan.tensors.key_heads
-        self.ratio = self.heads // self.key_heads
-        self.order = order_of(self.partition, device)
-        self.back = torch.from_numpy(self.partition.order).to(device)
-        self.device = device
-        works = engine.binder.works(layer, self.heads, plan.n, plan.n)
-        self.groups, self.learning = apart(lambda: self._built(works))
+        self.engine, self.lengths, self.mesh = engine, plan.partition.lengths, mesh
+        self.device, self.tensors = device, plan.tensors
+        self.order = order_of(plan.partition, device)
+        self.back = torch.from_numpy(plan.partition.order).to(device)
+        works = engine.binder.works(layer, self.tensors.heads, plan.n, plan.n)
+        some = [(work, tuple(h for h in of if h in self._of("q", mesh.rank))) for work, of in works]
+        self.learning = [(work, of) for work, of in some if of]
+        self.groups = apart(lambda: [self._group(*each) for each in self.learning])
         self.decisions = decisions_of(self.learning)
         self.decides = any(work.decided for work, _ in works)
 
     def _of(self, name: str, rank: int) -> range:
         """The heads of q, k or v that a rank computes."""
-        keys = dealt(rank, self.mesh.ranks, self.key_heads)
-        ratio = self.ratio if name == "q" else 1
+        keys = dealt(rank, self.mesh.ranks, self.tensors.key_heads)
+        ratio = self.tensors.heads // self.tensors.key_heads if name == "q" else 1
         return range(keys.start * ratio, keys.stop * ratio)
 
     def _part(self, name: str, rank: int, x: torch.Tensor) -> torch.Tensor:
@@ -56,28 +49,13 @@ class HeadsHere:
         heads = self._of(name, rank)
         return x.narrow(1, heads.start, len(heads))
 
-    @property
-    def own(self) -> range:
-        """The query heads of this rank."""
-        return self._of("q", self.mesh.rank)
-
-    def _built(self, works: Works) -> tuple[list[Group], list[tuple[Work, tuple[int, ...]]]]:
-        groups, learning = [], []
-        for work, members in works:
-            here = tuple(head for head in members if head in self.own)
-            if not here:
-                continue
-            local = tuple(map(self.own.index, here))
-            work = replace(work, copies=len(here), device=self.device.type)
-            kernel = choose(work, self.device.type, self.engine.backend).build(
-                work, here, self.device
-            )
-            tables = self.engine.tables_of(work)
-            groups.append(
-                group_of(kernel, work, local, len(self.own), self.ratio, tables, self.device)
-            )
-            learning.append((work, here))
-        return groups, learning
+    def _group(self, work: Work, heads: tuple[int, ...]) -> Group:
+        own, kind = self._of("q", self.mesh.rank), self.device.type
+        work = replace(work, copies=len(heads), device=kind)
+        kernel = choose(work, kind, self.engine.backend).build(work, heads, self.device)
+        ratio, local = self.tensors.heads // self.tensors.key_heads, tuple(map(own.index, heads))
+        tables = self.engine.tables_of(work)
+        return group_of(kernel, work, local, len(own), ratio, tables, self.device)
 
     def run(self, parts: Parts, calls: Sequence[Call], return_lse: bool) -> Partial:
         """The output of own positions, and its log-sum-exps if they are asked for."""
@@ -88,7 +66,7 @@ class HeadsHere:
         ]
         shapes = [
             {name: (len(x), len(self._of(name, here)), n, x.shape[3]) for name, x in named.items()}
-            for n in self.partition.lengths
+            for n in self.lengths
         ]
         coming = travel(self.mesh, sent, shapes, parts[0].dtype)
         came = coming.ready()
@@ -105,20 +83,19 @@ class HeadsHere:
     def _computed(self, parts: Parts, calls: Sequence[Call], return_lse: bool) -> Partial:
         """Own heads at all positions, in order."""
         q, _, v = parts
-        outs, sums = [], []
         if self.decides:
             calls = self._decided(parts, calls)
-        for group, call in zip(self.groups, calls, strict=True):
-            out, lse = self.engine.outputs(group, group.parts(*parts), call, return_lse)
-            outs.append(out)
-            if lse is not None:
-                sums.append(lse)
-        if not outs:
+        if not self.groups:
             none = q.new_zeros(len(q), 0, q.shape[2], v.shape[-1])
             wide = torch.promote_types(q.dtype, torch.float32)
             return none, none.sum(-1).to(wide) if return_lse else None
+        found = [
+            self.engine.outputs(group, group.parts(*parts), call, return_lse)
+            for group, call in zip(self.groups, calls, strict=True)
+        ]
+        sums = [lse for _, lse in found if lse is not None]
         ready = together(self.groups, q.shape[1], self.device)
-        return ready.joined(outs), ready.joined(sums) if sums else None
+        return ready.joined([out for out, _ in found]), ready.joined(sums) if sums else None
 
     def _decided(self, parts: Parts, calls: Sequence[Call]) -> list[Call]:
         """The calls with what queries and keys decide among the inputs; raises on every rank where
@@ -129,7 +106,7 @@ class HeadsHere:
         try:
             if self.decisions:
                 padding, data = calls[0].padding, self._inputs(calls[0].data)
-                first = self.own.start
+                first = self._of("q", self.mesh.rank).start
                 found = decided(self.decisions, q, k, padding, data, lambda _: {}, first=first)
         except ValueError as error:
             wrong = error
@@ -144,16 +121,15 @@ class HeadsHere:
         found = dict(data)
         for name, x in data.items():
             if x.dim() == 4 and x.shape[1] > 1:
-                side = "q" if x.shape[1] == self.heads else "k"
+                side = "q" if x.shape[1] == self.tensors.heads else "k"
                 found[name] = self._part(side, self.mesh.rank, x)
         return found
 
     def _returned(self, x: torch.Tensor, came: torch.Tensor) -> torch.Tensor:
         """Own heads [B, hs, n, e] at all positions, made of what came, to own positions of all
         heads [B, H, n_local, e]."""
-        lengths, every = self.partition.lengths, range(self.mesh.ranks)
-        shards = torch.split(x.index_select(2, self.back), list(lengths), 2)
-        mine = lengths[self.mesh.rank], x.shape[-1]
-        shapes = [{"x": (len(x), len(self._of("q", r)), *mine)} for r in every]
+        shards = torch.split(x.index_select(2, self.back), list(self.lengths), 2)
+        mine = self.lengths[self.mesh.rank], x.shape[-1]
+        shapes = [{"x": (len(x), len(self._of("q", r)), *mine)} for r in range(self.mesh.ranks)]
         back = travel(self.mesh, [{"x": shard} for shard in shards], shapes, x.dtype, [came])
         return torch.cat([part["x"] for part in back.ready()], 1)

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import Any, NamedTuple, Never, cast
+from typing import Any, Never
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import pad
 
-from attnspec.distributed.collectives import Mesh, gathered
+from attnspec.distributed.collectives import Mesh, Partial, Parts, gathered
 from attnspec.distributed.heads import HeadsHere
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import (
     ALL,
     HEADS,
     ROWS,
+    STATES,
     DistributedPlan,
     Tensors,
     plan,
     require_one_sequence,
 )
-from attnspec.distributed.regions import Partial, Parts
 from attnspec.distributed.rows import RowsHere
 from attnspec.distributed.states import StatesHere
 from attnspec.ir.api_checks import index_of, length_of
@@ -52,6 +51,8 @@ KEPT = 64
 Here = RowsHere | HeadsHere | StatesHere
 """What runs a layer on one rank."""
 
+_RUNS: dict[str, type[Here]] = {ROWS: RowsHere, HEADS: HeadsHere, STATES: StatesHere}
+
 
 def parallelize(
     module: CompiledAttention,
@@ -76,19 +77,16 @@ def parallelize(
             f"a DeviceMesh of one dimension is needed, got {mesh}: take one by its name,"
             " `mesh['cp']`"
         )
-    if partition is not None:
-        _check_partition(partition, mesh.size())
-    return ParallelAttention(module, mesh, partition, timeout)
-
-
-def _check_partition(partition: object, ranks: int) -> None:
-    if not isinstance(partition, Partition):
+    if not isinstance(partition, Partition | None):
         raise TypeError(
             "partition must be that of a plan, `spec.distribute(n, devices).partition`, got"
             f" {partition!r}"
         )
-    if partition.ranks != ranks:
-        raise ValueError(f"the partition is one of {partition.ranks} ranks, the mesh has {ranks}")
+    if partition is not None and partition.ranks != mesh.size():
+        raise ValueError(
+            f"the partition is one of {partition.ranks} ranks, the mesh has {mesh.size()}"
+        )
+    return ParallelAttention(module, mesh, partition, timeout)
 
 
 class ParallelAttention(torch.nn.Module):
@@ -221,25 +219,27 @@ class ParallelAttention(torch.nn.Module):
         like = q if isinstance(q, DTensor) else None
         if like is not None:
             q, k, v = (_local(x, self.device_mesh) for x in (q, k, v))
-        rest = layer, key_padding_mask, dropout_p, inputs, return_lse
-        found, n = in_type_of_autocast(self._called, q, k, v, *rest)
+        more = {
+            "layer": layer,
+            "key_padding_mask": key_padding_mask,
+            "dropout_p": dropout_p,
+            "inputs": inputs,
+            "return_lse": return_lse,
+        }
+        found, n = in_type_of_autocast(self._called, q, k, v, more)
         return found if like is None else _as_dtensors(found, like, n)
 
-    def _called(self, *given: Any) -> tuple[Any, int]:
-        """What a call of local tensors returns, and the length of the whole sequence."""
+    def _called(
+        self, q: Any, k: torch.Tensor, v: torch.Tensor, more: dict[str, Any]
+    ) -> tuple[Any, int]:
+        """What a call of local tensors returns, and the length of the whole sequence; raises on
+        every rank where calls differ, or one is wrong."""
         self.mesh.received = 0
-        call = _Call(*given)
-        lengths = self._agree(call)
-        return self._run(lengths, call), sum(lengths)
-
-    def _agree(self, call: _Call) -> tuple[int, ...]:
-        """The lengths of all shards; raises on every rank where calls differ, or one is wrong."""
-        q: object = call.q
         device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
         wrong: Exception | None = None
         mine = [0] * (2 + len(_ALIKE))
         try:
-            mine = self._said(call)
+            mine = self._said(q, k, v, **more)
         except (TypeError, ValueError) as error:
             wrong = error
         lengths, states, *alike = zip(*self.mesh.agreed(mine, wrong, device), strict=True)
@@ -251,13 +251,25 @@ class ParallelAttention(torch.nn.Module):
                 "with dropout_p, random states must be others on every rank, or ranks drop the same"
                 " pairs of their own: seed each, torch.manual_seed(seed + rank)"
             )
-        return lengths
+        partition = self._partition(lengths)
+        more |= self._whole(partition, **more)
+        out, lse = self._run((q, k, v), partition, more)
+        return (out, lse) if more["return_lse"] else out, partition.n
 
-    def _said(self, call: _Call) -> list[int]:
+    def _said(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: int,
+        key_padding_mask: torch.Tensor | None,
+        dropout_p: float,
+        inputs: Mapping[str, torch.Tensor] | None,
+        return_lse: bool,
+    ) -> list[int]:
         """What ranks compare: the length, what random numbers come from, 0 where none are drawn,
         and what must be alike."""
-        q, k, v, layer, padding, dropout_p, inputs, return_lse = call
-        program = self.module.program
+        program, padding = self.module.program, key_padding_mask
         layer = check_layer(program, layer)
         check_tensors(program, q, k, v)
         if q.shape[2] != k.shape[2]:
@@ -278,62 +290,49 @@ class ParallelAttention(torch.nn.Module):
         state = _random_state(q.device) if chance else 0
         return [q.shape[2], state, *shape, FLOATS.index(q.dtype), layer, bits, chance, self._spec]
 
-    def _run(self, lengths: tuple[int, ...], call: _Call) -> Any:
-        q, k, v, layer, padding, dropout_p, inputs, return_lse = call
-        n, device = sum(lengths), q.device
-        partition = self._partition(lengths)
-        padding, given = self._whole(padding, inputs, partition)
-        call = call._replace(padding=padding, inputs=given)
+    def _run(self, parts: Parts, partition: Partition, more: dict[str, Any]) -> Partial:
+        """The output of own positions, and its log-sum-exps; padding and inputs are those of the
+        whole sequence."""
+        (q, k, v), n, module, layer = parts, partition.n, self.module, more["layer"]
         if n == 0 or not len(q):
             # no numbers, at any length: those of the whole sequence are made here
-            q, k, v = (pad(x, (0, 0, 0, n - x.shape[2])) for x in (q, k, v))
-            out, lse = self._alone(q, k, v, call)
-            mine = slice(call.q.shape[2])
-            return out[:, :, mine] if lse is None else (out[:, :, mine], lse[:, :, mine])
+            return self._alone([pad(x, (0, 0, 0, n - x.shape[2])) for x in parts], more, partition)
         tensors = Tensors(len(q), q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size())
         self._last = tensors
         found = self.plan(n, layer=layer, tensors=tensors)
-        self._compare(found, device)
-        (here,) = found.layers
-        if here.how == ALL:
-            out, lse = self._everything(partition, call)
-        else:
-            # what patterns take is made of inputs beside tensors of the whole length
-            whole = [x.new_empty(len(q), x.shape[1], n, 1) for x in (q, k)]
-            data = check_inputs(self.module.program, given, whole[0], whole[1], padding)
-            self.module.engine.check_data(data, n)
-            its = Call(padding, float(dropout_p), {}, data)
-            out, lse = self._computed((q, k, v), found, layer, its, return_lse)
-        return (out, lse) if return_lse else out
-
-    def _computed(
-        self, parts: Parts, found: DistributedPlan, layer: int, call: Call, return_lse: bool
-    ) -> Partial:
-        q, _, v = parts
-        module, device = self.module, q.device
-        module.make_parameters(q.shape[3], v.shape[3], device)
-        key = found.digest, module.engine.binder.alike(layer), str(device)
+        if found.digest not in self._agreed:
+            if len({each[0] for each in self.mesh.everyones([found.digest], q.device)}) > 1:
+                raise ValueError(
+                    "ranks made different plans of the same spec: are they of one version, with the"
+                    " same partition?"
+                )
+            self._agreed.add(found.digest)
+        how = found.layers[0].how
+        if how == ALL:
+            return self._alone(
+                [gathered(self.mesh, partition, x, 2) for x in parts], more, partition
+            )
+        # what patterns take is made of inputs beside tensors of the whole length
+        whole = [x.new_empty(len(q), x.shape[1], n, 1) for x in (q, k)]
+        padding = more["key_padding_mask"]
+        data = check_inputs(module.program, more["inputs"], whole[0], whole[1], padding)
+        module.engine.check_data(data, n)
+        module.make_parameters(q.shape[3], v.shape[3], q.device)
+        key = found.digest, module.engine.binder.alike(layer), str(q.device)
+        rest = module.engine, layer, found, self.mesh, q.device
+        made = self._ready.get(key, lambda: _RUNS[how](*rest))
         draws = (0, 0) if module.draws is None else module.draws.of(layer)
-
-        def mine(work: Work, heads: tuple[int, ...]) -> Call:
-            return replace(call, tables=self._tables(work, heads, layer), draw=draw_of(work, draws))
-
-        made = self._ready.get(key, lambda: self._made(found, layer, device))
-        out, lse = made.run(parts, [mine(*each) for each in made.learning], return_lse)
+        dropped = float(more["dropout_p"])
+        calls = [
+            Call(padding, dropped, self._tables(work, heads, layer), data, draw_of(work, draws))
+            for work, heads in made.learning
+        ]
+        out, lse = made.run(parts, calls, more["return_lse"])
         if module.training and module.draws is not None:
             module.draws.count(layer)
-        if return_lse and lse is None:
+        if more["return_lse"] and lse is None:
             raise no_log_sum_exps(module.program)
-        return out, lse if return_lse else None
-
-    def _made(self, found: DistributedPlan, layer: int, device: torch.device) -> Here:
-        """What runs a layer."""
-        engine, t, (here,) = self.module.engine, found.tensors, found.layers
-        if here.how == ROWS:
-            ratio = t.heads // t.key_heads
-            return RowsHere(here.exchanges, self.mesh, ratio, device, engine.backend)
-        kind = HeadsHere if here.how == HEADS else StatesHere
-        return kind(engine, layer, found, self.mesh, device)
+        return out, lse
 
     def _tables(self, work: Work, heads: tuple[int, ...], layer: int) -> dict[str, torch.Tensor]:
         """What some heads of a layer have learned, by what a kernel calls it."""
@@ -344,76 +343,32 @@ class ParallelAttention(torch.nn.Module):
             found[called] = rows[list(heads)] if len(rows) > 1 else rows
         return found
 
-    def _everything(self, partition: Partition, call: _Call) -> Partial:
-        """Every rank computes all positions and keeps its own; padding and inputs are those of the
-        whole sequence."""
-        q, k, v = (gathered(self.mesh, partition, x, 2) for x in call[:3])
-        found = self._alone(q, k, v, call)
-        own = torch.from_numpy(partition.positions(self.mesh.rank)).to(q.device)
-        out, lse = (None if x is None else x.index_select(2, own) for x in found)
-        return cast(torch.Tensor, out), lse
-
     def _alone(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: _Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The module's output for a whole sequence, and log-sum-exps if they are asked for."""
-        found = self.module(
-            q,
-            k,
-            v,
-            layer=call.layer,
-            key_padding_mask=call.padding,
-            dropout_p=call.dropout_p,
-            inputs=call.inputs,
-            return_lse=call.return_lse,
-        )
-        return found if call.return_lse else (found, None)
+        self, parts: Sequence[torch.Tensor], more: dict[str, Any], partition: Partition
+    ) -> Partial:
+        """Own positions of the module's output for a whole sequence, and their log-sum-exps."""
+        found = self.module(*parts, **more)
+        own = torch.from_numpy(partition.positions(self.mesh.rank)).to(parts[0].device)
+        out, *lse = (x.index_select(2, own) for x in (found if more["return_lse"] else (found,)))
+        return out, lse[0] if lse else None
 
     def _whole(
         self,
-        padding: torch.Tensor | None,
-        inputs: Mapping[str, torch.Tensor] | None,
         partition: Partition,
-    ) -> tuple[torch.Tensor | None, dict[str, torch.Tensor] | None]:
+        key_padding_mask: torch.Tensor | None,
+        inputs: Mapping[str, torch.Tensor] | None,
+        **_: object,
+    ) -> dict[str, Any]:
         """The padding and the inputs of the whole sequence."""
-        if padding is None and inputs is None:
-            return None, None
+        padding, found = key_padding_mask, None if inputs is None else dict(inputs)
         if padding is not None:
             padding = self._gathered(padding, partition, 1)
-        if inputs is None:
-            return padding, None
-        found = dict(inputs)
         for entry in self.module.program.inputs:
             # what has no positions is given whole
             axis = POSITIONS.get(entry.kind)
-            if axis is not None and entry.name in found:
+            if axis is not None and found is not None and entry.name in found:
                 found[entry.name] = self._gathered(found[entry.name].detach(), partition, axis)
-        return padding, found
-
-    def _compare(self, found: DistributedPlan, device: torch.device) -> None:
-        """Whether all ranks made the same plan, asked once."""
-        if found.digest in self._agreed:
-            return
-        every = {said[0] for said in self.mesh.everyones([found.digest], device)}
-        if len(every) > 1:
-            raise ValueError(
-                "ranks made different plans of the same spec: are they of one version, with the"
-                " same partition?"
-            )
-        self._agreed.add(found.digest)
-
-
-class _Call(NamedTuple):
-    """What a module is called with, of one rank."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    layer: int
-    padding: torch.Tensor | None
-    dropout_p: float
-    inputs: Mapping[str, torch.Tensor] | None
-    return_lse: bool
+        return {"key_padding_mask": padding, "inputs": found}
 
 
 _ALIKE = (

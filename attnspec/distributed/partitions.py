@@ -30,7 +30,6 @@ looked at where its balance is better by this factor."""
 ROOM = 1.05
 """How many times its even share of the positions a rank may hold where work is dealt out."""
 
-
 PROBED = 65
 """Rows that are looked at first, where it is asked whether any cut of the sequence is free."""
 
@@ -75,18 +74,12 @@ class Partition:
         return np.concatenate([self.positions(rank) for rank in range(self.ranks)])
 
     def sums(self, values: np.ndarray) -> np.ndarray:
-        """The sum of values [n] over the positions of each rank, float64 [ranks]."""
+        """The sum of values [n], or how many of a mask are True, over the positions of each rank,
+        float64 [ranks]."""
+        add = np.count_nonzero if values.dtype == bool else np.sum
         return np.array(
-            [sum(float(values[a : b : self.step].sum()) for a, b in runs) for runs in self.runs]
+            [sum(float(add(values[a : b : self.step])) for a, b in runs) for runs in self.runs]
         )
-
-    def counts(self, mask: np.ndarray) -> np.ndarray:
-        """How many positions of each rank a mask [n] has, int64 [ranks]."""
-        counted = (
-            sum(int(np.count_nonzero(mask[a : b : self.step])) for a, b in runs)
-            for runs in self.runs
-        )
-        return np.array([*counted], np.int64)
 
     def __str__(self) -> str:
         return self.name
@@ -112,42 +105,35 @@ def head_tail(n: int, ranks: int) -> Partition:
 def by_residue(n: int, ranks: int, step: int) -> Partition | None:
     """Whole classes of positions modulo a step, or equal parts of one; None where they do not come
     out even."""
-    runs: list[tuple[tuple[int, int], ...]]
+    runs: list[tuple[tuple[int, int], ...]] = []
     if step >= ranks:
         if step % ranks and step < 4 * ranks:
             return None
-        cuts = [rank * step // ranks for rank in range(ranks + 1)]
-        runs = [
-            tuple((residue, n) for residue in range(*ends) if residue < n)
-            for ends in itertools.pairwise(cuts)
-        ]
+        for first, end in itertools.pairwise(rank * step // ranks for rank in range(ranks + 1)):
+            runs.append(tuple((residue, n) for residue in range(first, min(end, n))))
     elif ranks % step:
         return None
     else:
-        runs = []
         for residue in range(step):
             count = max(0, -((residue - n) // step))
             for low, high in _even(0, count, ranks // step):
-                stop = min(n, residue + high * step)
-                runs.append(((residue + low * step, stop),) if low < high else ())
+                runs.append(_run(residue + low * step, min(n, residue + high * step)))
     return Partition(f"by residue modulo {step}", n, tuple(runs), step)
 
 
 def in_chunks(n: int, ranks: int, work: np.ndarray) -> Partition:
-    """Even chunks, each to the rank with least work among those with room."""
+    """Even chunks, dealt out by their work."""
     ends = [run for run in _even(0, n, CHUNKS * ranks) if run[0] < run[1]]
-    return Partition("chunks by work", n, _dealt(ends, _sums(work, ends), ranks, CHUNKS))
+    return Partition("chunks by work", n, _dealt(ends, work, ranks))
 
 
 def in_parts(n: int, ranks: int, work: np.ndarray, cuts: np.ndarray) -> Partition | None:
-    """Parts that no pair joins, whole: those between `cuts`, each to the rank with least work that
-    has room; None where they are too few, or too long."""
-    ends = list(zip([0, *cuts.tolist()], [*cuts.tolist(), n], strict=True))
-    share = n / ranks
-    if len(ends) < ranks or max(b - a for a, b in ends) > share:
+    """Parts that no pair joins, whole: those between `cuts`, dealt out by their work; None where
+    they are too few, or too long."""
+    ends = list(itertools.pairwise([0, *cuts.tolist(), n]))
+    if len(ends) < ranks or max(b - a for a, b in ends) > n / ranks:
         return None
-    runs = _dealt(ends, _sums(work, ends), ranks, None, ROOM * share)
-    return Partition("whole documents", n, runs)
+    return Partition("whole documents", n, _dealt(ends, work, ranks))
 
 
 def free_cuts(relation: Relation, n: int, longest: float) -> np.ndarray | None:
@@ -171,12 +157,11 @@ def free_cuts(relation: Relation, n: int, longest: float) -> np.ndarray | None:
     return np.asarray((reach[:-1] < cuts) & (back[1:] >= cuts))
 
 
-Hulls = tuple[np.ndarray, np.ndarray]
-"""The least and the greatest position of each of some queries and its keys."""
-
-
-def _reached(rows: np.ndarray, closed: Progressions | None, n: int) -> Hulls | None:
-    """The hulls of some queries, None where their rows have no closed form."""
+def _reached(
+    rows: np.ndarray, closed: Progressions | None, n: int
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """The least and the greatest position of each of some queries and its keys; None where their
+    rows have no closed form."""
     if closed is None:
         return None
     start, stop, step = np.broadcast_arrays(*closed)
@@ -195,8 +180,10 @@ def candidates(
     yield plain
     if ranks == 1 or n < 2 * ranks:
         return
-    for step in sorted(_steps(relations, n)):
-        found = by_residue(n, ranks, step) if step <= MOST_RUNS else None
+    # steps whose residue classes bring pairs together, and what they have in common
+    steps = {step for each in relations for pair in each.strides(n) for step in pair if step > 1}
+    for step in sorted({*steps, gcd(*steps)} if steps else ()):
+        found = by_residue(n, ranks, step) if 1 < step < min(n, MOST_RUNS + 1) else None
         if found is not None:
             yield found
     if not works:
@@ -231,13 +218,6 @@ def _balance(partition: Partition, work: np.ndarray) -> float:
     return float(sums.max() / sums.mean()) if sums.any() else 1.0
 
 
-def _steps(relations: Sequence[Relation], n: int) -> set[int]:
-    """Steps whose residue classes bring pairs together, and what they have in common."""
-    found = {step for each in relations for pair in each.strides(n) for step in pair if step > 1}
-    common = gcd(*found) if found else 1
-    return {step for step in (*found, common) if 1 < step < n}
-
-
 def _thinned(cuts: np.ndarray, n: int) -> np.ndarray:
     """Some of the cuts, at most a few for each of `MOST_RUNS` even parts."""
     if len(cuts) < 2 * MOST_RUNS:
@@ -256,36 +236,25 @@ def _run(start: int, stop: int) -> tuple[tuple[int, int], ...]:
     return ((start, stop),) if start < stop else ()
 
 
-def _sums(work: np.ndarray, ends: Sequence[tuple[int, int]]) -> list[float]:
-    total = np.concatenate([np.zeros(1), np.cumsum(work, dtype=np.float64)])
-    return [float(total[b] - total[a]) for a, b in ends]
-
-
 def _dealt(
-    ends: Sequence[tuple[int, int]],
-    work: Sequence[float],
-    ranks: int,
-    most: int | None,
-    room: float = float("inf"),
+    ends: Sequence[tuple[int, int]], work: np.ndarray, ranks: int
 ) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """The runs of each rank: the heaviest first, each to the rank with least work that holds fewer
-    than `most` of them and has room; where none has, to the one that holds least."""
+    """The runs of each rank: the heaviest first, each to the rank with least work that has room;
+    where none has, to the one that holds least."""
+    total = np.concatenate([np.zeros(1), np.cumsum(work, dtype=np.float64)])
+    weights = [float(total[b] - total[a]) for a, b in ends]
     mine: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
-    held, load = [0] * ranks, [0.0] * ranks
-    for index in sorted(range(len(ends)), key=lambda i: (-work[i], i)):
+    held, load, room = [0] * ranks, [0.0] * ranks, ROOM * len(work) / ranks
+    for index in sorted(range(len(ends)), key=lambda i: (-weights[i], i)):
         size = ends[index][1] - ends[index][0]
-        fit = [
-            rank
-            for rank in range(ranks)
-            if (most is None or len(mine[rank]) < most) and held[rank] + size <= room
-        ]
+        fit = [rank for rank in range(ranks) if held[rank] + size <= room]
         if fit:
             rank = min(fit, key=load.__getitem__)
         else:
             rank = min(range(ranks), key=lambda rank: (held[rank], load[rank]))
         mine[rank].append(ends[index])
         held[rank] += size
-        load[rank] += work[index]
+        load[rank] += weights[index]
     return tuple(_joined(sorted(runs)) for runs in mine)
 
 
@@ -294,7 +263,6 @@ def _joined(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     found: list[tuple[int, int]] = []
     for start, stop in runs:
         if found and found[-1][1] == start:
-            found[-1] = found[-1][0], stop
-        else:
-            found.append((start, stop))
+            start = found.pop()[0]
+        found.append((start, stop))
     return tuple(found)

@@ -10,21 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from hashlib import sha256
-from typing import cast
 
 import numpy as np
 
 from attnspec.distributed.exchange import Exchange, Reading, Rows, Works, exchange_of
 from attnspec.distributed.partitions import EVEN, Partition, candidates
 from attnspec.distributed.printed import printed
-from attnspec.distributed.timing import (
-    Estimate,
-    Pairs,
-    Rates,
-    balance_of,
-    estimate,
-    pairs_of,
-)
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Sample, Stack, TooMuch
 from attnspec.graphs.token_sets import StandIn
@@ -88,21 +79,47 @@ Kinds = Sequence[tuple[tuple[int, ...], Works]]
 """Layers that do the same, with their works."""
 
 Links = tuple[np.ndarray, np.ndarray]
-"""The bytes of each link, int64 [from, to]: those that come first, and those that go back."""
+"""The bytes of each link forward, int64 [from, to]: those that come first, and those that go
+back."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What is assumed: `link`, bytes a second that reach a rank (5e10 is a network of 400 Gbit/s);
+    `speed`, its operations a second."""
+
+    link: float = 5e10
+    speed: float = 2e14
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of one layer forward: of computing and of travelling each alone, and of both as they
+    overlap; `computing` is 0 where nobody counted the pairs."""
+
+    computing: float
+    travelling: float
+    together: float
+
+    @property
+    def hidden(self) -> float:
+        """The share of the time of travelling in which ranks compute, 1 where nothing travels."""
+        beside = self.computing + self.travelling - self.together
+        return beside / self.travelling if self.travelling else 1.0
 
 
 @dataclass(frozen=True, eq=False)
 class LayerPlan:
-    """What layers that are alike do: `how` and `why` they travel, the bytes of each link forward,
-    int64 [from, to], those that come first and those that go back, the pairs that each rank
-    computes, None where nobody counted them, and the rows that travel, where these do."""
+    """What layers that are alike do: `how` and `why` they travel, the bytes of each link, the pairs
+    of heads that each rank computes, as `Exchange.pairs` has them, None where nobody counted them,
+    and the rows that travel, where these do."""
 
     layers: tuple[int, ...]
     how: str
     why: str
     there: np.ndarray
     back: np.ndarray
-    pairs: Pairs | None
+    pairs: np.ndarray | None = None
     exchanges: tuple[Exchange, ...] = ()
 
     @property
@@ -116,14 +133,29 @@ class LayerPlan:
         return np.asarray(self.links.sum(0))
 
     @property
+    def most(self) -> int:
+        """The most bytes that reach a rank."""
+        return int(self.received.max())
+
+    @property
     def balance(self) -> float | None:
-        """The most work of a rank by the mean."""
-        return balance_of(self.pairs)
+        """The most work of a rank by the mean; None where nobody counted it, or there is none."""
+        if self.pairs is None or not self.pairs.any():
+            return None
+        total = self.pairs.sum(0)
+        return float(total.max() / total.mean())
 
     def estimate(self, tensors: Tensors, rates: Rates) -> Estimate:
-        """What one forward takes."""
-        each = 2 * (tensors.head_dim + tensors.value_dim) * tensors.batch
-        return estimate(self.there, self.back, self.pairs, each, rates)
+        """What one forward takes, in the order in which ranks do it. Where bytes travel while pairs
+        are computed, the longer of the two is what it takes; no rank answers another's queries
+        before they are there, so that each step ends when the slowest rank is through."""
+        each = 2 * (tensors.head_dim + tensors.value_dim) * tensors.batch / rates.speed
+        came, returned = self.there.sum(0) / rates.link, self.back.sum(0) / rates.link
+        none = np.zeros(len(came))
+        home, answers, guests = [none] * 3 if self.pairs is None else self.pairs * each
+        work, links = np.stack([home, answers, guests]), np.stack([came, none, returned])
+        steps = (work, links, np.maximum(work, links))
+        return Estimate(*(float(each.max(1, initial=0).sum()) for each in steps))
 
     def to_dict(self, tensors: Tensors, rates: Rates) -> dict[str, object]:
         """The layer's plan as plain data."""
@@ -320,21 +352,17 @@ class Planner:
         self.readings: dict[Relation, Reading] = {}
 
     def kinds(self, layers: Sequence[int]) -> Kinds:
-        """Layers that do the same, with their works."""
+        """Layers that do the same, with their works; graphs are those that inputs make, if they are
+        there."""
         found: dict[tuple[tuple[Work, tuple[int, ...]], ...], list[int]] = {}
-        if self.n == 0:
-            return []
-        for layer in layers:
-            works = self.binder.works(layer, self.tensors.heads, self.n, self.n)
-            key = tuple((self._bound(replace(work, layer=0), layer, of), of) for work, of in works)
-            found.setdefault(key, []).append(layer)
+        for layer in layers if self.n else ():
+            works = []
+            for work, of in self.binder.works(layer, self.tensors.heads, self.n, self.n):
+                if self.stack is not None and is_graph(work) and work.reads:
+                    work = replace(work, relation=self.stack.relation(self.n, layer, of[0]))
+                works.append((replace(work, layer=0), of))
+            found.setdefault(tuple(works), []).append(layer)
         return [(tuple(numbers), works) for works, numbers in found.items()]
-
-    def _bound(self, work: Work, layer: int, heads: tuple[int, ...]) -> Work:
-        """The work with the graph that the inputs make of it, if they are there."""
-        if self.stack is None or work.mechanism is not None or work.decided or not work.reads:
-            return work
-        return replace(work, relation=self.stack.relation(self.n, layer, heads[0]))
 
     def reading(self, work: Work) -> Reading:
         """What the queries of a graph read."""
@@ -347,8 +375,7 @@ class Planner:
         works = dict.fromkeys(work for _, works in kinds for work, _ in works)
         readings = [self.reading(work) for work in works if is_graph(work)]
         counted = [each.degrees for each in readings if each.degrees is not None]
-        relations = [each.relation for each in readings]
-        return list(candidates(relations, self.n, ranks, counted))
+        return list(candidates([x.relation for x in readings], self.n, ranks, counted))
 
     def layer(self, numbers: tuple[int, ...], works: Works, partition: Partition) -> LayerPlan:
         """The cheapest of what a layer can do: of graphs by the time that it takes, else by the
@@ -358,28 +385,26 @@ class Planner:
             rows = self.rows(numbers, works, partition)
             if t.key_heads < partition.ranks:
                 return rows
-            why = f"{_most(rows.links):,} bytes would reach a rank as rows"
+            why = f"{rows.most:,} bytes would reach a rank as rows"
             if rows.balance is not None:
                 why += f", with a balance of {rows.balance:.3f}"
-            links, pairs = head_links(partition, t), self.pairs_by_heads(works, partition.ranks)
-            heads = LayerPlan(numbers, HEADS, why, *links, pairs)
-            return heads if self._sooner(heads, rows) else rows
-        links_of = {STATES: state_links(works, partition, t)}
-        links_of[HEADS] = head_links(partition, t) if all(_by_heads(w) for w, _ in works) else None
-        links_of[ALL] = all_links(partition, t)
-        most = {how: _most(each[0] + each[1]) for how, each in links_of.items() if each is not None}
-        how = min(most, key=lambda each: most[each])
-        others = [
-            f"{most[each]:,} bytes would reach a rank as {each}" for each in most if each != how
-        ]
-        why = "; ".join([_not_rows(works), *others])
-        return LayerPlan(numbers, how, why, *cast(Links, links_of[how]), None)
-
-    def _sooner(self, one: LayerPlan, other: LayerPlan) -> bool:
-        """Whether a plan takes less time; of two that take about as long, fewer bytes."""
-        seconds = [each.estimate(self.tensors, self.rates).together for each in (one, other)]
-        fewer = _most(one.links) < _most(other.links)
-        return seconds[0] * (WORTH if fewer else 1 / WORTH) < seconds[1]
+            pairs = self.pairs_by_heads(works, partition.ranks)
+            heads = LayerPlan(numbers, HEADS, why, *head_links(partition, t), pairs)
+            times = [each.estimate(t, self.rates).together for each in (heads, rows)]
+            # of two that take about as long, fewer bytes
+            margin = WORTH if heads.most >= rows.most else 1 / WORTH
+            return heads if times[0] < margin * times[1] else rows
+        links = {
+            STATES: state_links(works, partition, t),
+            HEADS: None,
+            ALL: all_links(partition, t),
+        }
+        if all(_by_heads(work) for work, _ in works):
+            links[HEADS] = head_links(partition, t)
+        plans = [LayerPlan(numbers, how, "", *x) for how, x in links.items() if x is not None]
+        best = min(plans, key=lambda each: each.most)
+        others = [f"{x.most:,} bytes would reach a rank as {x.how}" for x in plans if x is not best]
+        return replace(best, why="; ".join([_not_rows(works), *others]))
 
     def rows(self, numbers: tuple[int, ...], works: Works, partition: Partition) -> LayerPlan:
         """Keys, and queries of rows that read nearly everything; or keys alone, where work comes
@@ -388,12 +413,12 @@ class Planner:
         if both.balance is None or both.balance <= EVEN:
             return both
         keys = self.by_rows(numbers, works, partition, queries=False)
-        seconds = [each.estimate(self.tensors, self.rates).together for each in (both, keys)]
-        if seconds[1] >= WORTH * seconds[0]:
+        times = [each.estimate(self.tensors, self.rates).together for each in (both, keys)]
+        if times[1] >= WORTH * times[0]:
             return both
         why = (
-            f"keys alone, at {_most(keys.links):,} bytes at most, balance {keys.balance:.3f}; with"
-            f" queries {_most(both.links):,} and {both.balance:.3f}"
+            f"keys alone, at {keys.most:,} bytes at most, balance {keys.balance:.3f}; with queries"
+            f" {both.most:,} and {both.balance:.3f}"
         )
         return replace(keys, why=why)
 
@@ -402,11 +427,9 @@ class Planner:
     ) -> LayerPlan:
         """Keys and, where these may travel, queries."""
         exchanges = self.exchanges(works, partition, queries)
-        there, back = (
-            np.sum([getattr(each, way) for each in exchanges], 0) for way in ("there", "back")
-        )
+        there, back = (np.sum([each.links[way] for each in exchanges], 0) for way in (0, 1))
         pairs = [
-            pairs_of(exchange, graph, len(heads))
+            exchange.pairs(graph, len(heads))
             for exchange in exchanges
             for graph, (_, heads) in enumerate(exchange.works)
         ]
@@ -433,10 +456,9 @@ class Planner:
             found.append(exchange_of(readings, partition, rows, queries, graphs))
         return tuple(found)
 
-    def pairs_by_heads(self, works: Works, ranks: int) -> Pairs | None:
+    def pairs_by_heads(self, works: Works, ranks: int) -> np.ndarray | None:
         """The pairs of each rank's heads; None where counting them is too much."""
-        t = self.tensors
-        found = np.zeros((3, ranks))
+        t, found = self.tensors, np.zeros((3, ranks))
         owner = {h: r for r in range(ranks) for h in dealt(r, ranks, t.key_heads)}
         for work, heads in works:
             degrees = self.reading(work).degrees
@@ -472,11 +494,6 @@ def _by_heads(work: Work) -> bool:
     values = (getattr(leaf, entry.name) for leaf in each for entry in fields(leaf))  # type: ignore[arg-type]
     read = {value.name for value in values if isinstance(value, StandIn)}
     return not each or read.issuperset(work.reads)
-
-
-def _most(links: np.ndarray) -> int:
-    """The most bytes that reach a rank."""
-    return int(links.sum(0).max())
 
 
 def dealt(rank: int, ranks: int, count: int) -> range:

@@ -7,132 +7,155 @@ own keys and their partial results are sent back. Parts are merged by their log-
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from attnspec.backends.common.merging import merged, with_zero
-from attnspec.distributed.collectives import Mesh, Named, Travelling, tied, travel
+from attnspec.backends.common.score_formula import widened
+from attnspec.backends.common.torch_modes import apart
+from attnspec.backends.planner import AUTO, backend_of, choose
+from attnspec.distributed.collectives import Mesh, Named, Partial, Parts, Travelling, tied, travel
 from attnspec.distributed.exchange import Exchange
-from attnspec.distributed.regions import Partial, Parts, Region, in_wide
-from attnspec.lower.work import MERGED, Call, Work, key_heads
+from attnspec.distributed.planning import DistributedPlan
+from attnspec.graphs.gathered import gathered
+from attnspec.lower.work import (
+    MERGED,
+    Call,
+    Kernel,
+    Mergeable,
+    Standing,
+    Work,
+    key_heads,
+    refusal_of,
+)
+from attnspec.runtime.engine import Engine
 
 
 @dataclass(frozen=True, eq=False)
+class Region:
+    """Queries and keys by their positions in the whole sequence, int64 each, laid out as one short
+    sequence; `work` is that of the heads at its whole length, `backend` the one that was asked for
+    by name, or `auto`."""
+
+    work: Work
+    heads: tuple[int, ...]
+    queries: np.ndarray
+    keys: np.ndarray
+    device: torch.device
+    backend: str
+
+    @cached_property
+    def laid_out(self) -> Work:
+        """The work of this part as one sequence; the zero logit of `softmax1` is added where parts
+        are merged."""
+        whole = self.work
+        relation, n, count = gathered(whole.relation, whole.n_k, self.queries, self.keys)
+        return replace(
+            whole,
+            relation=relation,
+            n_q=count,
+            n_k=n,
+            normalize="softmax" if whole.normalize == "softmax1" else whole.normalize,
+            standing=self._standing(n),
+            copies=len(self.heads),
+            device=self.device.type,
+        )
+
+    def _standing(self, n: int) -> Standing | None:
+        """Where positions stand, if a score asks how far apart they are and they say it not."""
+        if not self.work.needs_distance:
+            return None
+        moved = self.queries - np.arange(n - len(self.queries), n)
+        if (moved == moved[0]).all() and (self.keys - np.arange(len(self.keys)) == moved[0]).all():
+            return None
+        return Standing(self.queries, np.pad(self.keys, (0, n - len(self.keys))), self.work.n_k)
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        """What runs it: the backend that was asked for, unless it refuses this part."""
+        work, kind, name = self.laid_out, self.device.type, self.backend
+        if name != AUTO and refusal_of(backend_of(name), work, kind) is not None:
+            name = AUTO
+        # what outlives a call is not built in its modes
+        return apart(lambda: choose(work, kind, name).build(work, self.heads, self.device))
+
+    def partial(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
+        """The output and its log-sum-exps of q [B, H, rows, d], k and v [B, H_kv, keys, …]. The
+        call's padding and inputs are those of the whole sequence."""
+        merges = self.work.normalize in MERGED
+        if not (len(self.queries) and len(self.keys)):
+            out = q.new_zeros(*q.shape[:3], v.shape[-1])
+            wide = torch.promote_types(q.dtype, torch.float32)
+            return out, q.new_full(q.shape[:3], -torch.inf, dtype=wide) if merges else None
+        more, padding = self.laid_out.n_k - len(self.keys), call.padding
+        if padding is not None:
+            padding = pad(padding[:, torch.from_numpy(self.keys).to(self.device)], (0, more))
+        if more:
+            k, v = (pad(x, (0, 0, 0, more)) for x in (k, v))
+        mine = replace(call, padding=padding)
+        if self.work.normalize == "softmax1":
+            # outputs get the share of the zero logit before they are rounded
+            q, k, v = widened(q), widened(k), widened(v)
+        if not merges:
+            return self.kernel(q, k, v, mine), None
+        return cast(Mergeable, self.kernel).partial(q, k, v, mine)
+
+
 class GroupHere:
     """What one rank does for heads of one graph. Rows are numbered as the rank's tensors have them;
     dictionaries go by the other rank."""
 
-    exchange: Exchange
-    graph: int
-    rank: int
-    ratio: int
-    device: torch.device
-    backend: str
+    def __init__(
+        self,
+        exchange: Exchange,
+        graph: int,
+        rank: int,
+        ratio: int,
+        device: torch.device,
+        backend: str,
+    ) -> None:
+        self.work, self.heads = exchange.works[graph]
+        self.key_heads = sorted({head // ratio for head in self.heads})
+        wanted = [self.key_heads.index(head) for head in key_heads(self.heads, ratio)]
+        self.expand = None if wanted == list(range(len(self.key_heads))) else wanted
+        self.merges = self.work.normalize in MERGED
+        # keys travel once for all graphs that read them
+        self.brings = graph == 0
+        partition = exchange.partition
+        own = partition.positions(rank)
+        others = self.others = [r for r in range(partition.ranks) if r != rank]
+        self.sent_keys = {r: exchange.sent_keys(r, rank) for r in others}
+        self.sent_queries = {r: exchange.sent_queries(rank, r, graph) for r in others}
+        # positions of what comes
+        there = partition.positions
+        self.got_keys = {r: there(r)[exchange.sent_keys(rank, r)] for r in others}
+        self.got_queries = {r: there(r)[exchange.sent_queries(r, rank, graph)] for r in others}
 
-    @property
-    def work(self) -> Work:
-        return self.exchange.works[self.graph][0]
+        def region(queries: np.ndarray, keys: np.ndarray) -> Region:
+            return Region(self.work, self.heads, queries, keys, device, backend)
 
-    @property
-    def heads(self) -> tuple[int, ...]:
-        return self.exchange.works[self.graph][1]
-
-    @cached_property
-    def key_heads(self) -> list[int]:
-        """The key heads that are read, each once."""
-        return sorted({head // self.ratio for head in self.heads})
-
-    @property
-    def brings(self) -> bool:
-        """Whether keys travel with this graph: they do once for all graphs that read them."""
-        return self.graph == 0
-
-    @property
-    def merges(self) -> bool:
-        return self.work.normalize in MERGED
-
-    @cached_property
-    def own(self) -> np.ndarray:
-        """Positions of this rank."""
-        return self.exchange.partition.positions(self.rank)
-
-    @cached_property
-    def others(self) -> list[int]:
-        return [rank for rank in range(self.exchange.partition.ranks) if rank != self.rank]
-
-    @cached_property
-    def sent_keys(self) -> dict[int, np.ndarray]:
-        """Own rows that others are sent as keys."""
-        return {r: self.exchange.sent_keys(r, self.rank) for r in self.others}
-
-    @cached_property
-    def sent_queries(self) -> dict[int, np.ndarray]:
-        """Own rows that others are sent as queries."""
-        sent = self.exchange.sent_queries
-        return {r: sent(self.rank, r, self.graph) for r in self.others}
-
-    @cached_property
-    def got_keys(self) -> dict[int, np.ndarray]:
-        """Positions of the keys that come."""
-        rows = {r: self.exchange.sent_keys(self.rank, r) for r in self.others}
-        return {r: self.exchange.partition.positions(r)[each] for r, each in rows.items()}
-
-    @cached_property
-    def got_queries(self) -> dict[int, np.ndarray]:
-        """Positions of the queries that come."""
-        sent = self.exchange.sent_queries
-        rows = {r: sent(r, self.rank, self.graph) for r in self.others}
-        return {r: self.exchange.partition.positions(r)[each] for r, each in rows.items()}
-
-    def region(self, queries: np.ndarray, keys: np.ndarray) -> Region:
-        return Region(self.work, self.heads, queries, keys, self.device, self.backend)
-
-    @cached_property
-    def at_home(self) -> Region:
-        """Own queries over own keys."""
-        return self.region(self.own, self.own)
-
-    @cached_property
-    def guests(self) -> np.ndarray:
-        """Positions of all keys that come."""
-        return np.concatenate([self.own[:0], *(self.got_keys[r] for r in self.others)])
-
-    @cached_property
-    def reading(self) -> np.ndarray:
-        """Own rows whose queries may read keys that come."""
-        reading = self.exchange.readings[self.graph]
-        return np.flatnonzero(reading.readers(self.guests)[self.own])
-
-    @cached_property
-    def over_guests(self) -> Region:
-        """Those over the keys that come."""
-        return self.region(self.own[self.reading], self.guests)
-
-    @cached_property
-    def over_all(self) -> Region:
-        """Own queries over own keys and those that come, of weights that are not merged."""
-        return self.region(self.own, np.concatenate([self.own, self.guests]))
-
-    @cached_property
-    def for_guests(self) -> dict[int, tuple[np.ndarray, Region]]:
-        """Queries that come over own keys, but those that their rank is sent: the rows of these
-        keys, and the region."""
-        found = {}
-        for r in self.others:
-            rows = np.setdiff1d(np.arange(len(self.own)), self.sent_keys[r], assume_unique=True)
-            found[r] = rows, self.region(self.got_queries[r], self.own[rows])
-        return found
+        guests = np.concatenate([own[:0], *self.got_keys.values()])
+        # own rows whose queries may read keys that come
+        self.reading = np.flatnonzero(exchange.readings[graph].readers(guests)[own])
+        self.at_home, self.over_guests = region(own, own), region(own[self.reading], guests)
+        self.over_all = region(own, np.concatenate([own, guests]))
+        # queries that come are weighed over own keys, but those that their rank is sent
+        kept = {
+            r: np.setdiff1d(np.arange(len(own)), self.sent_keys[r], assume_unique=True)
+            for r in others
+        }
+        self.for_guests = {
+            r: (rows, region(self.got_queries[r], own[rows])) for r, rows in kept.items()
+        }
 
     def expanded(self, x: torch.Tensor) -> torch.Tensor:
         """Key heads as the formula takes them: each once where all are read equally often."""
-        wanted = [self.key_heads.index(head) for head in key_heads(self.heads, self.ratio)]
-        if wanted == list(range(len(self.key_heads))):
-            return x
-        return x[:, wanted]
+        return x if self.expand is None else x[:, self.expand]
 
     def parts(self, parts: Parts, kind: torch.dtype) -> Parts:
         """Own queries, keys and values of these heads."""
@@ -145,36 +168,32 @@ class RowsHere:
     """What one rank does for a layer."""
 
     def __init__(
-        self,
-        exchanges: Sequence[Exchange],
-        mesh: Mesh,
-        ratio: int,
-        device: torch.device,
-        backend: str,
+        self, engine: Engine, layer: int, plan: DistributedPlan, mesh: Mesh, device: torch.device
     ) -> None:
-        self.mesh = mesh
+        self.mesh, ratio = mesh, plan.tensors.heads // plan.tensors.key_heads
         self.groups = [
-            GroupHere(exchange, graph, mesh.rank, ratio, device, backend)
-            for exchange in exchanges
+            GroupHere(exchange, graph, mesh.rank, ratio, device, engine.backend)
+            for exchange in plan.layers[0].exchanges
             for graph in range(len(exchange.works))
         ]
         self.learning = [(here.work, here.heads) for here in self.groups]
 
     def run(self, parts: Parts, calls: Sequence[Call], return_lse: bool) -> Partial:
         """The output of own queries and its log-sum-exps, for own shards of q, k and v."""
-        kind = parts[0].dtype
-        parts = in_wide(parts)
+        kind, grads = parts[0].dtype, torch.is_grad_enabled()
+        # gradients from several ranks add up
+        q, k, v = (widened(x) if grads and x.requires_grad else x for x in parts)
+        parts = q, k, v
         coming = self._sent(parts, kind)
         own = [here.parts(parts, kind) for here in self.groups]
         each = list(zip(self.groups, own, calls, strict=True))
-        home = [
+        outs = [
             here.at_home.partial(*mine, call) if here.merges else None for here, mine, call in each
         ]
         came = coming.ready()
         back = self._answered(parts, own, calls, came)
-        outs = []
         guests: tuple[torch.Tensor, ...] = ()
-        for number, ((here, mine, call), first) in enumerate(zip(each, home, strict=True)):
+        for number, (here, mine, call) in enumerate(each):
             if here.brings:
                 none = (x[:, here.key_heads, :0].to(kind) for x in parts[1:])
                 guests = tuple(
@@ -182,8 +201,14 @@ class RowsHere:
                     for name, x in zip("kv", none, strict=True)
                 )
             keys, values = (here.expanded(x) for x in guests)
-            outs.append(_over_guests(here, mine, call, first, (keys, values)))
-        out, lse = self._joined(self._merged(outs, back.ready()))
+            outs[number] = _over_guests(here, mine, call, outs[number], (keys, values))
+        answers = back.ready()
+        for number, here in enumerate(self.groups):
+            for r in here.others:
+                if (number, "out") in answers[r]:
+                    more = answers[r][number, "out"], answers[r][number, "lse"]
+                    outs[number] = _put(cast(Partial, outs[number]), here.sent_queries[r], more)
+        out, lse = self._joined(cast("list[Partial]", outs))
         out = tied(tied(out.to(kind), coming.flat), back.flat)
         return out, None if lse is None else tied(tied(lse, coming.flat), back.flat)
 
@@ -198,8 +223,7 @@ class RowsHere:
                 queries = [*here.heads], here.sent_queries[r], here.got_queries[r]
                 moving = [("k", k, *keys), ("v", v, *keys)] if here.brings else []
                 for name, x, heads, own, got in [*moving, *[("q", q, *queries)] * here.merges]:
-                    rows = torch.from_numpy(own).to(q.device)
-                    sent[r][number, name] = x[:, heads].index_select(2, rows)
+                    sent[r][number, name] = _rows(x[:, heads], own)
                     shapes[r][number, name] = len(x), len(heads), len(got), x.shape[3]
         return travel(self.mesh, sent, shapes, kind, parts)
 
@@ -210,7 +234,7 @@ class RowsHere:
         q, _, v = parts
         sent: list[dict[Any, torch.Tensor]] = [{} for _ in range(self.mesh.ranks)]
         shapes: list[dict[Any, tuple[int, ...]]] = [{} for _ in sent]
-        for number, (here, (_, *mine), call) in enumerate(
+        for number, (here, (_, k, values), call) in enumerate(
             zip(self.groups, own, calls, strict=True)
         ):
             for r in here.others if here.merges else ():
@@ -219,23 +243,12 @@ class RowsHere:
                     shapes[r] |= {(number, "out"): (*shape, v.shape[3]), (number, "lse"): shape}
                 if len(here.got_queries[r]):
                     kept, region = here.for_guests[r]
-                    rows = torch.from_numpy(kept).to(q.device)
-                    k, values = (x.index_select(2, rows) for x in mine)
-                    out, lse = region.partial(came[r][number, "q"], k, values, call)
+                    keys = _rows(k, kept), _rows(values, kept)
+                    out, lse = region.partial(came[r][number, "q"], *keys, call)
                     sent[r] |= {(number, "out"): out, (number, "lse"): cast(torch.Tensor, lse)}
         learned = [table for call in calls for table in call.tables.values()]
         wide = torch.promote_types(q.dtype, torch.float32)
         return travel(self.mesh, sent, shapes, wide, (*parts, *learned))
-
-    def _merged(self, outs: list[Partial], came: Sequence[Named]) -> list[Partial]:
-        """Partial results of this rank together with those that came back."""
-        for number, here in enumerate(self.groups):
-            for r in here.others:
-                if (number, "out") in came[r]:
-                    more = came[r][number, "out"], came[r][number, "lse"]
-                    rows = torch.from_numpy(here.sent_queries[r]).to(more[0].device)
-                    outs[number] = _put(outs[number], rows, more)
-        return outs
 
     def _joined(self, outs: Sequence[Partial]) -> Partial:
         """Groups as one, heads in their order; no log-sum-exps where some have none. The zero logit
@@ -248,6 +261,10 @@ class RowsHere:
         sums = [lse for _, lse in found if lse is not None]
         out = torch.cat([out for out, _ in found], 1)[:, order]
         return out, torch.cat(sums, 1)[:, order] if len(sums) == len(found) else None
+
+
+def _rows(x: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+    return x.index_select(2, torch.from_numpy(rows).to(x.device))
 
 
 def _over_guests(
@@ -267,16 +284,17 @@ def _over_guests(
     first = first[0].to(torch.promote_types(q.dtype, torch.float32)), first[1]
     if not len(here.reading):
         return first
-    rows = torch.from_numpy(here.reading).to(q.device)
-    return _put(first, rows, here.over_guests.partial(q.index_select(2, rows), *guests, call))
+    more = here.over_guests.partial(_rows(q, here.reading), *guests, call)
+    return _put(first, here.reading, more)
 
 
-def _put(found: Partial, rows: torch.Tensor, more: Partial) -> Partial:
+def _put(found: Partial, rows: np.ndarray, more: Partial) -> Partial:
     """Partial results with more of some of their rows, merged by log-sum-exps."""
     out, lse = found[0], cast(torch.Tensor, found[1])
     other = more[0], cast(torch.Tensor, more[1])
     if len(rows) == out.shape[2]:
         # rows ascend, so that these are all of them in order
         return merged((out, lse), other)
-    mine, sums = merged((out.index_select(2, rows), lse.index_select(2, rows)), other)
-    return out.index_copy(2, rows, mine), lse.index_copy(2, rows, sums)
+    mine, sums = merged((_rows(out, rows), _rows(lse, rows)), other)
+    at = torch.from_numpy(rows).to(out.device)
+    return out.index_copy(2, at, mine), lse.index_copy(2, at, sums)

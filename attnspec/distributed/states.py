@@ -20,9 +20,8 @@ from attnspec.backends.common.merging import LOWEST, in_one_frame
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.kernels import kernel_of
-from attnspec.distributed.collectives import Mesh, tied, travel
+from attnspec.distributed.collectives import Mesh, Parts, tied, travel
 from attnspec.distributed.planning import DistributedPlan, dealt
-from attnspec.distributed.regions import Parts
 from attnspec.lower.work import Call, Work
 from attnspec.runtime.engine import Engine
 from attnspec.runtime.head_groups import Group, group_of, together
@@ -33,23 +32,17 @@ class StatesHere:
     others."""
 
     def __init__(
-        self,
-        engine: Engine,
-        layer: int,
-        plan: DistributedPlan,
-        mesh: Mesh,
-        device: torch.device,
+        self, engine: Engine, layer: int, plan: DistributedPlan, mesh: Mesh, device: torch.device
     ) -> None:
         self.engine, self.mesh, self.device = engine, mesh, device
-        self.heads, self.key_heads = plan.tensors.heads, plan.tensors.key_heads
+        self.heads, self.ratio = plan.tensors.heads, plan.tensors.heads // plan.tensors.key_heads
         self.own = torch.from_numpy(plan.partition.positions(mesh.rank)).to(device)
         self.learning = engine.binder.works(layer, self.heads, plan.n, plan.n)
         self.groups = apart(lambda: [self._built(*each) for each in self.learning])
 
     def _built(self, work: Work, heads: tuple[int, ...]) -> Group:
         kernel, tables = kernel_of(work, heads, self.device), self.engine.tables_of(work)
-        ratio = self.heads // self.key_heads
-        return group_of(kernel, work, heads, self.heads, ratio, tables, self.device)
+        return group_of(kernel, work, heads, self.heads, self.ratio, tables, self.device)
 
     def run(
         self, parts: Parts, calls: Sequence[Call], return_lse: bool
@@ -95,9 +88,8 @@ class StatesHere:
         parts, bases = (torch.stack([each[name] for each in came]) for name in shape)
         row = torch.arange(mine.start, mine.stop, device=sums.device) // features
         if left is None:
-            ready = merged(parts, bases.detach(), row, causal)
-        else:
-            ready = [(found, bases[0]) for found in passed_on(parts, bases, row)]
+            bases = bases.detach()
+        ready = merged(parts, bases, row, causal, left is not None)
         shapes = [{"sums": (len(d), width)} for d in deals]
         onward = travel(mesh, [{"sums": found} for found, _ in ready], shapes, sums.dtype)
         found = torch.cat([share["sums"] for share in onward.ready()])
@@ -106,26 +98,20 @@ class StatesHere:
 
 
 def merged(
-    parts: torch.Tensor, bases: torch.Tensor, row: torch.Tensor, causal: bool
+    parts: torch.Tensor, bases: torch.Tensor, row: torch.Tensor, causal: bool, gated: bool
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The sums that each rank goes on from, and their frames [N], made of some lines of the sums of
     all ranks [ranks, lines, e] in the frames `bases` [ranks, N]; `row` says of which of N each line
-    is. Causal sums are those of the ranks before."""
+    is. Causal sums are those of the ranks before; where a gate forgets, `bases` are the logarithms
+    of what it leaves of earlier sums."""
     total, top = torch.zeros_like(parts[0]), torch.full_like(bases[0], LOWEST)
     before = []
     for part, base in zip(parts, bases, strict=True):
-        before.append((total, top))
+        before.append((total, bases[0] if gated else top))
+        if gated:
+            total = total * torch.exp(base)[row, None] + part
+            continue
         frame, shares = in_one_frame(torch.stack([top, base]), 0)
         stays, comes = shares[:, row, None]
         total, top = total * stays + part * comes, frame[0]
-    return before if causal else [(total, top)] * len(parts)
-
-
-def passed_on(parts: torch.Tensor, left: torch.Tensor, row: torch.Tensor) -> list[torch.Tensor]:
-    """The sums that each rank goes on from where a gate forgets: lines [ranks, lines, e] of those
-    over each rank's keys, and the logarithms [ranks, N] of what it leaves of earlier ones."""
-    total, before = torch.zeros_like(parts[0]), []
-    for part, each in zip(parts, left, strict=True):
-        before.append(total)
-        total = total * torch.exp(each)[row, None] + part
-    return before
+    return before if causal or gated else [(total, top)] * len(parts)

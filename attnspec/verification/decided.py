@@ -1,9 +1,9 @@
-"""Graphs that the data decide, for random data: what kernels read and give, held against what is
-decided and the dense definition."""
+"""Graphs that the data decide, for random data: what a module computes beside the dense definition
+of the same."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -11,86 +11,63 @@ import torch
 from attnspec.backends.planner import AUTO
 from attnspec.ir.program import Program
 from attnspec.ir.serial import plan_data
-from attnspec.lower.work import Work
 from attnspec.runtime.module import CompiledAttention
-from attnspec.verification.definition import gradients
-from attnspec.verification.formulas import Run
+from attnspec.verification.meaning import gradients
+from attnspec.verification.numbers import NAMES
 from attnspec.verification.report import Check
-from attnspec.verification.trial import Shape
+from attnspec.verification.trial import Run, Works
 
 CLOSE = 1e-9
 """How far float64 numbers may be apart, for numbers of about 1."""
 
 
-def decided_checks(
-    program: Program,
-    module: CompiledAttention,
-    shape: Shape,
-    works: Sequence[tuple[Work, tuple[int, ...]]],
-    data: Mapping[str, torch.Tensor],
-) -> Iterator[Check]:
+def decided_checks(program: Program, run: Run, works: Works) -> Iterator[Check]:
     """What is compared of the heads of some layers, together, with what the program means."""
-    shape = shape.apart()
-    run = shape.run(module, data)
-    before = module.training
+    module, before = run.module, run.module.training
     # a call in training moves what is kept, and the next one decides something else
     module.eval()
-    k = run.drawn(shape.n)
+    k = run.drawn(run.n)
     shared = any(work.unit_keys for work, _ in works)
-    q = k[:, :, shape.n - shape.n_q :].clone() if shared else run.drawn(shape.n_q)
-    place = shape.layers, None, module.backend
+    q = k[:, :, run.n - run.n_q :].clone() if shared else run.drawn(run.n_q)
     formulas = any(work.mechanism is not None for work, _ in works)
     backend = AUTO if formulas else "dense"
     definition = CompiledAttention(plan_data(replace(program, crossing=None), backend)).eval()
     definition.make_parameters(q.shape[3], q.shape[3])
     definition.load_state_dict(module.state_dict())
-    for what, fault in (
-        (
-            "keys are read that were decided, and no others",
-            _pairs_fault(run, definition, works, q, k),
-        ),
-        (
-            "outputs and gradients agree with the definition",
-            _numbers_fault(run, definition, q, k),
-        ),
-    ):
-        yield Check(*place, what, shape.n_q, shape.n_q, fault)
+    meant = replace(run, module=definition)
+    what = "keys are read that were decided, and no others"
+    yield run.check(None, module.backend, what, run.n_q, _pairs_fault(run, meant, works, q, k))
+    what = "outputs and gradients agree with the definition"
+    yield run.check(None, module.backend, what, run.n_q, _numbers_fault(run, meant, q, k))
     module.train(before)
 
 
 def _pairs_fault(
-    run: Run,
-    definition: CompiledAttention,
-    works: Sequence[tuple[Work, tuple[int, ...]]],
-    q: torch.Tensor,
-    k: torch.Tensor,
+    run: Run, meant: Run, works: Works, q: torch.Tensor, k: torch.Tensor
 ) -> str | None:
     """With the unit vectors as values, the output is the weights themselves."""
     v = torch.eye(run.n, dtype=torch.float64).expand(1, run.heads, -1, -1)
-    weights = run(q, k, v)[0].detach()
-    first = 0 if run.keys is not None else run.n - run.n_q
-    held = definition.pairs(q, k, layer=run.layer, inputs=run.data)[0]
+    read = run(q, k, v)[0].detach() != 0
+    held = meant.module.pairs(q, k, layer=run.layers[0], inputs=run.data)[0]
     for work, heads in works:
         for head in heads:
-            read = weights[head] != 0
-            wrong = read & ~held[head] if work.normalize == "relu" else read != held[head]
+            few = read[head] & ~held[head]
+            wrong = few if work.normalize == "relu" else read[head] != held[head]
             if bool(wrong.any()):
                 at, key = (int(x) for x in wrong.nonzero()[0])
-                said = "is read" if bool(read[at, key]) else "is not read"
-                return f"head {head}: key {key} {said} by query {at + first}"
+                said = "is read" if bool(read[head, at, key]) else "is not read"
+                return f"head {head}: key {key} {said} by query {at + max(0, run.n - run.n_q)}"
     return None
 
 
-def _numbers_fault(
-    run: Run, definition: CompiledAttention, q: torch.Tensor, k: torch.Tensor
-) -> str | None:
+def _numbers_fault(run: Run, meant: Run, q: torch.Tensor, k: torch.Tensor) -> str | None:
     v, grad = run.drawn(run.n), run.drawn(run.n_q)
     found = []
-    for module in (run.module, definition):
+    for each in (run, meant):
         leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-        out = module(*leaves, layer=run.layer, inputs=run.data)
-        found.append((out.detach(), *gradients(out, grad, [*leaves, *module.parameters()])))
-    names = ["output", "dq", "dk", "dv", *(name for name, _ in definition.named_parameters())]
+        out = each(*leaves)
+        found.append((out.detach(), *gradients(out, grad, [*leaves, *each.module.parameters()])))
+    names = [*NAMES, *(name for name, _ in meant.module.named_parameters())]
     for name, one, other in zip(names, *found, strict=True):
         size = max(1.0, float(other.abs().max())) if other.numel() else 1.0
         apart = float((one - other).abs().max()) if other.numel() else 0.0

@@ -34,6 +34,35 @@ class HeadDifference:
         """Whether they are the same pairs."""
         return not self.only_in_spec and not self.only_in_mask
 
+    def turned(self, pairs: int) -> bool:
+        """Whether the mask has, of so many pairs, just those that the spec leaves out."""
+        return not self.in_both and self.only_in_spec.count + self.only_in_mask.count == pairs
+
+    def words(self, n: int) -> list[str]:
+        """What is to be said of the head."""
+        if self.equal:
+            return [f"head {self.head}: the same {self.in_both:,} pairs"]
+        lines, firsts = [f"head {self.head}: they differ"], []
+        for title, pairs in (("spec", self.only_in_spec), ("mask", self.only_in_mask)):
+            examples = ", ".join(f"({q}, {k})" for q, k in pairs.examples)
+            more = ", …" if pairs.count > len(pairs.examples) else ""
+            some = f"  {examples}{more}" if pairs else ""
+            lines.append(f"  only in the {title}  {pairs.count:,}{some}")
+            firsts += [] if pairs.first is None else [pairs.first]
+        lines.append(f"  in both           {self.in_both:,}")
+        here, there = (row_text(relation, min(firsts), n) for relation in self.relations)
+        said = f"  query {min(firsts):,} reads {here} in the spec, {there} in the mask"
+        return [*lines, said]
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain data."""
+        return {
+            "head": self.head,
+            "only_in_spec": self.only_in_spec.to_dict(),
+            "only_in_mask": self.only_in_mask.to_dict(),
+            "in_both": self.in_both,
+        }
+
 
 @dataclass(frozen=True)
 class MaskComparison:
@@ -76,15 +105,7 @@ class MaskComparison:
             "equal": self.equal,
             "turned": self.turned,
             "counterexample": self.counterexample,
-            "heads": [
-                {
-                    "head": head.head,
-                    "only_in_spec": head.only_in_spec.to_dict(),
-                    "only_in_mask": head.only_in_mask.to_dict(),
-                    "in_both": head.in_both,
-                }
-                for head in self.heads
-            ],
+            "heads": [head.to_dict() for head in self.heads],
         }
 
     def __str__(self) -> str:
@@ -100,27 +121,8 @@ class MaskComparison:
                 " compare with `~mask`"
             )
         for head in self.heads:
-            lines += [f"head {head.head}: the same {head.in_both:,} pairs"] * head.equal
-            lines += [] if head.equal else _said(head, max(self.n, self.m or 0))
+            lines += head.words(max(self.n, self.m or 0))
         return "\n".join(lines)
-
-
-def _said(head: HeadDifference, n: int) -> list[str]:
-    """What is to be said of a head that differs."""
-    lines = [f"head {head.head}: they differ"]
-    for title, pairs in (("spec", head.only_in_spec), ("mask", head.only_in_mask)):
-        examples = ", ".join(f"({q}, {k})" for q, k in pairs.examples)
-        more = ", …" if pairs.count > len(pairs.examples) else ""
-        lines.append(
-            f"  only in the {title}  {pairs.count:,}" + (f"  {examples}{more}" if pairs else "")
-        )
-    lines.append(f"  in both           {head.in_both:,}")
-    firsts = [
-        side.first for side in (head.only_in_spec, head.only_in_mask) if side.first is not None
-    ]
-    query = min(firsts)
-    here, there = (row_text(relation, query, n) for relation in head.relations)
-    return [*lines, f"  query {query:,} reads {here} in the spec, {there} in the mask"]
 
 
 def compare_mask(
@@ -138,11 +140,9 @@ def compare_mask(
     with `cross`; a function is f(b, h, q, k) of torch, or whatever has it as `mask_mod`. Raises
     AttnSpecError for another shape, and TypeError for what is neither.
     """
-    sizes = getattr(mask, "seq_lengths", None) if _mod(mask) is not None else None
-    if _mod(mask) is None or sizes is not None:
-        shape = tuple(sizes or _array(mask).shape)
-        n = int(shape[-1]) if n is None and len(shape) else n
-        m = int(shape[-2]) if m is None and program.cross and len(shape) > 1 else m
+    shape = tuple(getattr(mask, "seq_lengths", ()) if _mod(mask) else _array(mask).shape)
+    n = int(shape[-1]) if n is None and shape else n
+    m = int(shape[-2]) if m is None and program.cross and len(shape) > 1 else m
     n = program.fixed_length if n is None else n
     if n is None:
         raise ValueError("a mask function has a mask at every length: `compare(mask_mod, n)`")
@@ -150,48 +150,29 @@ def compare_mask(
     sides = whole.crossing or Crossing(length, length)
     if length > LIMITS.mask:
         raise AttnSpecError(f"masks are compared up to n = {LIMITS.mask:,}, got {length:,}")
-    wanted = _heads(program.heads, mask, head)
+    of_mask, declared = shape[-3] if len(shape) > 2 else None, program.heads
+    wanted = [*range(declared or of_mask or 1)] if head is None else [index_of("head", head)]
     found = given_mask(mask, (sides.queries, sides.keys), max(wanted) + 1)
-    _require_heads(program.heads, mask, head)
-    stack = Stack(whole, inputs)
-    heads = tuple(_held(stack, found, length, layer, each) for each in wanted)
-    pairs = sides.queries * sides.keys
-    turned = all(_is_turned(each, pairs) for each in heads) and pairs > 0
-    queries = sides.queries if program.cross else None
-    return MaskComparison(program.name, sides.keys, layer, heads, turned, queries)
-
-
-def _heads(declared: int | None, mask: object, head: int | None) -> list[int]:
-    """The heads to compare: one, those declared, or as many as the mask has."""
-    if head is not None:
-        return [index_of("head", head)]
-    shape: tuple[int, ...] = () if callable(_mod(mask)) else _array(mask).shape
-    of_mask = shape[-3] if len(shape) >= 3 else 1
-    return list(range(declared if declared is not None else of_mask))
-
-
-def _require_heads(declared: int | None, mask: object, head: int | None) -> None:
-    """Raises where a mask has other heads than the spec: some would not be compared."""
-    shape: tuple[int, ...] = () if callable(_mod(mask)) else _array(mask).shape
-    allowed = {declared} if head is None else {declared, 1}
-    if declared is not None and len(shape) >= 3 and shape[-3] not in allowed:
+    if declared is not None and of_mask not in (
+        None,
+        declared,
+        1 if head is not None else declared,
+    ):
+        # some would not be compared
         raise AttnSpecError(
-            f"the mask has {shape[-3]} heads, and the spec {declared}: a mask for every head is"
+            f"the mask has {of_mask} heads, and the spec {declared}: a mask for every head is"
             f" [{shape[-2]}, {shape[-1]}]"
         )
-
-
-def _held(stack: Stack, mask: np.ndarray, n: int, layer: int, head: int) -> HeadDifference:
-    """What differs in one head, where the mask is bool [H or 1, m, n] and n holds both."""
-    relation, own = stack.relation(n, layer, head), mask[head if len(mask) > 1 else 0]
-    given = WrittenPairs(np.pad(own, [(0, n - side) for side in own.shape]))
-    only_mask = only_in(given, relation, n)
-    in_both = int(given.mask.sum()) - only_mask.count
-    return HeadDifference(head, only_in(relation, given, n), only_mask, in_both, (relation, given))
-
-
-def _is_turned(head: HeadDifference, pairs: int) -> bool:
-    return head.in_both == 0 and head.only_in_spec.count + head.only_in_mask.count == pairs
+    stack, heads = Stack(whole, inputs), []
+    for each in wanted:
+        relation, own = stack.relation(length, layer, each), found[each if len(found) > 1 else 0]
+        other = WrittenPairs(np.pad(own, [(0, length - side) for side in own.shape]))
+        sides_of = only_in(relation, other, length), only_in(other, relation, length)
+        in_both = int(own.sum()) - sides_of[1].count
+        heads.append(HeadDifference(each, *sides_of, in_both, (relation, other)))
+    pairs, queries = sides.queries * sides.keys, sides.queries if program.cross else None
+    turned = pairs > 0 and all(each.turned(pairs) for each in heads)
+    return MaskComparison(program.name, sides.keys, layer, tuple(heads), turned, queries)
 
 
 def given_mask(mask: object, sides: tuple[int, int], heads: int) -> np.ndarray:
@@ -209,13 +190,14 @@ def given_mask(mask: object, sides: tuple[int, int], heads: int) -> np.ndarray:
             f"a mask is boolean, True where a query attends, got {array.dtype}: `mask == 0` is that"
             " of one that is added to the scores, `mask != 0` of one in which 1 attends"
         )
+    shape = list(array.shape)
     while array.ndim > 3 and len(array) == 1:
         array = array[0]
     array = array[None] if array.ndim == 2 else array
     if array.ndim != 3 or array.shape[1:] != sides or not len(array):
-        shape, own = list(_array(mask).shape), f"{sides[0]}, {sides[1]}"
+        own = f"{sides[0]}, {sides[1]}"
         raise AttnSpecError(f"the mask must be [{own}], or [H, {own}] for heads, got {shape}")
-    if len(array) not in (1, heads) and len(array) < heads:
+    if 1 < len(array) < heads:
         raise AttnSpecError(f"the mask has {len(array)} heads, and {heads} are compared")
     return array
 

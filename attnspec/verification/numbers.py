@@ -1,19 +1,20 @@
-"""Weights, outputs and gradients of a module held against the definition."""
+"""Outputs and gradients of a module held against the definition, and how far they may be apart."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from attnspec.ir.mechanisms.rbf import Rbf
 from attnspec.lower.work import Softcap, Work
-from attnspec.verification.definition import NAMES, Results
+from attnspec.verification.meaning import Meaning, Results
 
 SIZE = 16
 """The size of the heads that are tried."""
+
+NAMES = ("output", "dq", "dk", "dv")
 
 Heads = Sequence[tuple[Work, tuple[int, ...]]]
 
@@ -22,6 +23,9 @@ SLACK = 2.0
 
 ROUNDINGS = 16
 """Units in the last place of the largest number that are no error."""
+
+EXACT = 1e-12
+"""What stands for a unit in the last place of float64: sums of other orders err by some."""
 
 SMALLEST = 1e-290
 """A weight below it may be rounded to 0 by one way of computing it and not by another."""
@@ -57,65 +61,54 @@ def error_bound(
     return SLACK * error + ROUNDINGS * torch.finfo(dtype).eps * largest
 
 
-def numbers_fault(found: Results, exact: Results, dense: Results) -> str | None:
-    """The first of the results of a module in float32 that errs too much, where `exact` are those
-    of the definition in float64 and `dense` in float32."""
-    pairs = exact.tensors[1].shape[0] * exact.tensors[2].shape[0]
-    for (name, given), (_, right), (_, base) in zip(found, exact, dense, strict=True):
-        if not given.numel():
-            continue
-        errors = (given.double() - right).abs()
-        allowed = exact.largest
-        if name not in NAMES:
-            # a table's gradient adds up all pairs, and the errors of a sum grow as its root
-            allowed = max(allowed, right.abs().max().item())
-            allowed *= math.sqrt(max(1.0, pairs / len(right)))
-        bound = error_bound(right, base.double(), torch.float32, allowed)
-        # a comparison that NaN fails as well
-        if not errors.max().item() <= bound:
-            row = int((~(errors <= bound)).view(len(errors), -1).any(1).nonzero()[0, 0])
-            error = errors[row].max().item()
-            return f"the {name} errs by {error:.3g} in row {row}, and {bound:.3g} is allowed"
-    return None
-
-
-def weights_fault(
-    weights: torch.Tensor,
-    meant: torch.Tensor,
-    held: torch.Tensor,
-    rows: np.ndarray,
-    first: int,
-) -> tuple[bool, int, int, str] | None:
-    """The first pair whose weight is not as it is meant, in an order of faults: whether it is a
-    pair after all, its query, its key, what is wrong. All are [r, w], for the queries `rows` and
-    the keys from `first` on.
-
-    A pair that is held may weigh nothing, by `relu` or because its score is very low.
-    """
-    strange = weights.ne(0) & ~held
-    missing = weights.eq(0) & (meant > SMALLEST)
-    other = ~((weights - meant).abs() <= ROUNDINGS * 1e-12)
-    # a pair too many or too few changes the weights of all others in its row
-    for wrong, is_pair in ((strange | missing, False), (other, True)):
-        if wrong.any():
-            row, column = wrong.nonzero()[0].tolist()
-            query, key = int(rows[row]), first + column
-            text = f"weighs key {key} with {weights[row, column]:.6g}, not {meant[row, column]:.6g}"
-            if strange[row, column]:
-                text = f"reads key {key}, which is no pair"
-            elif missing[row, column]:
-                text = f"does not read key {key}"
-            return is_pair, query, key, f"query {query} {text}"
-    return None
-
-
-def support_fault(reached: torch.Tensor, meant: torch.Tensor, rows: np.ndarray) -> str | None:
-    """The first key that the gradient of a query reaches and should not, or reaches with another
-    weight: all [r, n], for the queries `rows`."""
-    wrong = reached.ne(0) & meant.eq(0) | reached.eq(0) & (meant > SMALLEST)
-    wrong |= ~((reached - meant).abs() <= ROUNDINGS * 1e-12)
-    places = wrong.nonzero()
-    if not len(places):
+def numbers_fault(
+    meaning: Meaning, found: Results, exact: Results, rough: Results | None
+) -> tuple[int, int | None, str] | None:
+    """The first of the numbers of a module that errs too much: its head, the place of the query
+    where it is one of its outputs, and what is wrong. `exact` are those of the definition in
+    float64 and `rough` in the type of the module, None for float64."""
+    bases = exact.heads if rough is None else rough.heads
+    for head in meaning.heads:
+        for name, *three in zip(NAMES, found.heads, exact.heads, bases, strict=True):
+            mine, right, base = (x[head] for x in three)
+            fault = _fault(name, mine, right, base, exact.largest[head], rough is None)
+            if fault is not None:
+                return head, fault[0] if name == "output" else None, fault[1]
+    if rough is None:
         return None
-    row, key = places[0].tolist()
-    return f"the gradient of query {int(rows[row])} is wrong at key {key}"
+    largest = max(exact.largest[head] for head in meaning.heads)
+    pairs = exact.heads[1].shape[1] * exact.heads[2].shape[1]
+    learned = [meaning.learned_by(meaning.heads, x.learned) for x in (found, exact, rough)]
+    for called, name in meaning.tables:
+        for mine, right, base in zip(*(x[called] for x in learned), strict=True):
+            # a table's gradient adds up all pairs, and the errors of a sum grow as its root
+            size = max(largest, right.abs().max().item())
+            size *= math.sqrt(max(1.0, pairs / right.numel()))
+            fault = _fault(f"gradient of {name}", mine, right, base, size, False)
+            if fault is not None:
+                return meaning.heads[0], None, fault[1]
+    return None
+
+
+def _fault(
+    name: str,
+    found: torch.Tensor,
+    exact: torch.Tensor,
+    rough: torch.Tensor,
+    largest: float,
+    is_exact: bool,
+) -> tuple[int, str] | None:
+    """The first row that errs more than is allowed, and what is wrong with it."""
+    if not found.numel():
+        return None
+    errors = (found.double() - exact).abs()
+    bound = ROUNDINGS * EXACT * max(1.0, largest)
+    if not is_exact:
+        bound = error_bound(exact, rough.double(), torch.float32, largest)
+    # a comparison that NaN fails as well
+    wrong = ~(errors <= bound)
+    if not wrong.any():
+        return None
+    row = int(wrong.view(len(errors), -1).any(1).nonzero()[0, 0])
+    error = errors[row].max().item()
+    return row, f"the {name} errs by {error:.3g} in row {row}, and {bound:.3g} is allowed"

@@ -6,452 +6,370 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 
 from attnspec.backends.common.masks import with_data
+from attnspec.backends.planner import choose
 from attnspec.graphs.relation import Relation
-from attnspec.ir.program import Input, Program
+from attnspec.graphs.stack import TooMuch
+from attnspec.layout.tables import Tables
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.work import Bias, Call, Work
-from attnspec.runtime.call_checks import PER_HEAD, check_inputs
+from attnspec.lower.work import Call, Work
+from attnspec.runtime.call_checks import check_inputs
 from attnspec.runtime.module import CompiledAttention
-from attnspec.verification import pairs
-from attnspec.verification.definition import Definition, Results, gradients
-from attnspec.verification.formulas import FormulaTrial, Run
-from attnspec.verification.kernel_pairs import Blocks, Layout, layouts_of
-from attnspec.verification.numbers import SIZE, numbers_fault, support_fault, weights_fault
+from attnspec.verification.meaning import Meaning, Results, gradients, held_rows, results
+from attnspec.verification.numbers import EXACT, ROUNDINGS, SIZE, SMALLEST, moderate, numbers_fault
 from attnspec.verification.report import Check
+from attnspec.verification.samples import sample_rows
+from attnspec.verification.tables import tables_fault
 
+LAID_OUT = 5.0
+"""Seconds that the forward of a head may be estimated to take for its layout to be built."""
 
-@dataclass(frozen=True)
-class Shape:
-    """What is tried: the last `n_q` of `n` positions, for layers and heads that a program may have
-    declared or not. Between two sequences the first `keys` of the positions are keys."""
+RUN = 20.0
+"""Seconds that the forward of all heads may be estimated to take for it to be run."""
 
-    n_q: int
-    n: int
-    layers: tuple[int, ...]
-    heads: int
-    declared: bool
-    keys: int | None = None
-
-    def run(self, module: CompiledAttention, data: Mapping[str, torch.Tensor]) -> Run:
-        """Calls of a module of this shape."""
-        return Run(module, self.layers[0], self.n_q, self.n, self.heads, data, self.keys)
-
-    def apart(self) -> Shape:
-        """The same for what takes two sequences as they are, without positions for both."""
-        return self if self.keys is None else replace(self, n=self.keys)
-
-    def empty(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries and keys of no size."""
-        n = self.n if self.keys is None else self.keys
-        return torch.empty(1, self.heads, self.n_q, 0), torch.empty(1, self.heads, n, 0)
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Heads that compute one work; `relation` is its graph with the inputs that are tried."""
-
-    work: Work
-    heads: tuple[int, ...]
-    relation: Relation
-    chosen: pairs.Chosen
-    layouts: tuple[Layout, ...] | None
-
+Depth: TypeAlias = Literal["whole", "once", "tables", "pairs", "values"]
 
 Known: TypeAlias = "Cache[tuple[Any, ...], Any]"
 """What the definition says, kept for other modules that are asked the same."""
+
+Works: TypeAlias = "Sequence[tuple[Work, tuple[int, ...]]]"
 
 ANY = Relation()
 """What stands for the graph of a work whose pairs are known."""
 
 Computed: TypeAlias = "frozenset[tuple[Work, tuple[int, ...], bytes]]"
 
-Definitions: TypeAlias = "list[tuple[Part, list[Definition]]]"
+
+_COMPARED = {
+    (False, torch.float64): "each pair is weighed once, no other pair",
+    (True, torch.float64): "each pair weighs what the formula says",
+    (False, torch.float32): "outputs and gradients agree with float64",
+    (True, torch.float32): "outputs and gradients agree with the formula in float64",
+}
+"""What is compared of graphs, or of formulas, in a type."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Calls of a layer of a module, for a batch of one, with the last `n_q` of `n` positions, for
+    layers and heads that a program may have declared or not. Between two sequences the first `keys`
+    of the positions are keys."""
+
+    module: CompiledAttention
+    data: Mapping[str, torch.Tensor]
+    n_q: int
+    n: int
+    layers: tuple[int, ...]
+    heads: int
+    declared: bool
+    crossed: int | None = None
+
+    @property
+    def keys(self) -> int:
+        return self.n if self.crossed is None else self.crossed
+
+    def drawn(self, length: int) -> torch.Tensor:
+        """Random rows of all heads, float64 [1, heads, length, SIZE]."""
+        return torch.randn(1, self.heads, length, SIZE, dtype=torch.float64)
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        k, v = k[:, :, : self.keys], v[:, :, : self.keys]
+        out: torch.Tensor = self.module(q, k, v, layer=self.layers[0], inputs=self.data)
+        return out
+
+    def check(
+        self,
+        heads: tuple[int, ...] | None,
+        backend: str,
+        what: str,
+        queries: int,
+        fault: str | None,
+    ) -> Check:
+        """What was compared of some heads, None for all together."""
+        first = self.n - self.n_q
+        if fault is not None and self.crossed is not None and first:
+            fault = f"{fault}; queries are counted from {first} on"
+        every = heads is None or (len(heads) == self.heads and not self.declared)
+        return Check(self.layers, None if every else heads, backend, what, queries, self.n_q, fault)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Heads that compute one work; `relation` is its graph with the inputs that are tried, and
+    `seconds` the estimate for one head, 0 for a sequence short enough to try."""
+
+    work: Work
+    heads: tuple[int, ...]
+    relation: Relation
+    backend: str
+    seconds: float
+    tables: Tables[np.ndarray] | None
+    place: int
 
 
 class Trial:
-    """The checks of one shape with the inputs `data`, for a batch of one."""
+    """The checks of heads that compute some works."""
 
-    def __init__(
-        self,
-        module: CompiledAttention,
-        shape: Shape,
-        works: Sequence[tuple[Work, tuple[int, ...]]],
-        data: dict[str, torch.Tensor],
-        forced: bool,
-        known: Known,
-        *,
-        only_values: bool = False,
-    ) -> None:
-        self.module, self.shape, self.data, self.known = module, shape, data, known
-        self.only_values = only_values
-        self.run = shape.run(module, data)
-        self.skipped: list[str] = []
-        values = {name: x[0].numpy() for name, x in data.items()}
+    def __init__(self, run: Run, works: Works, depth: Depth, forced: bool, known: Known) -> None:
+        """`forced` says that tables run whatever they cost. Raises TooMuch where building what
+        runs, or its mask, is not affordable."""
+        self.run, self.depth, self.known, self.skipped = run, depth, known, list[str]()
+        values = {name: x[0].numpy() for name, x in run.data.items()}
         plain = {name: x if x.ndim else x.item() for name, x in values.items()}
-        relations = [with_data(work.relation, plain) for work, _ in works]
-        chosen = [
-            pairs.chosen_for(work, relation, module.backend, forced)
-            for (work, _), relation in zip(works, relations, strict=True)
-        ]
-        prepared = module.engine.prepare(
-            shape.layers[0],
-            *(shape.heads, shape.heads, shape.n_q, shape.apart().n),
-            "cpu",
-        )
-        q, k = shape.empty()
-        call = Call(data=check_inputs(module.program, data, q, k, None))
-        given = module.engine.laid_out((q, k, k), call)[1].data
+        chosen = []
+        for work, _ in works:
+            relation = with_data(work.relation, plain)
+            backend = choose(work, "cpu", run.module.backend)
+            resolved = replace(work, relation=relation, reads=()) if work.reads else work
+            seconds = backend.cost(resolved) if work.n_k > LIMITS.every_pair else 0.0
+            _require_affordable(work, backend.name, seconds)
+            chosen.append((relation, backend.name, seconds))
+        q, k = (torch.empty(1, run.heads, rows, 0) for rows in (run.n_q, run.keys))
+        engine = run.module.engine
+        call = Call(data=check_inputs(run.module.program, run.data, q, k, None))
+        given = engine.laid_out((q, k, k), call)[1].data
+        prepared = engine.prepare(run.layers[0], run.heads, run.heads, run.n_q, run.keys, "cpu")
         kernels = {
             head: (group.kernel, place)
             for group in prepared.groups
             for place, head in enumerate(group.heads)
         }
-        if forced:
-            for kernel, _ in kernels.values():
-                if hasattr(kernel, "dense_seconds"):
-                    # tables that were asked for are tried also where dense would cost less
-                    kernel.dense_seconds = math.inf
-        self.parts: list[Part] = []
-        self.formulas: list[Part] = []
-        found = [
-            Part(
-                work,
-                heads,
-                relation,
-                runs,
-                layouts_of(kernel, shape.n_q, shape.n, given, place),
-            )
-            for (work, heads), relation, runs in zip(works, relations, chosen, strict=True)
-            for kernel, place in (kernels[heads[0]],)
-        ]
-        for part in found:
-            (self.parts if part.work.mechanism is None else self.formulas).append(part)
+        self.parts = []
+        for (work, heads), (relation, name, seconds) in zip(works, chosen, strict=True):
+            kernel: Any = kernels[heads[0]][0]
+            if forced and hasattr(kernel, "dense_seconds"):
+                # tables that were asked for are tried also where dense would cost less
+                kernel.dense_seconds = math.inf
+            if hasattr(kernel, "kernel_of"):
+                kernel = kernel.kernel_of(given, 0)
+                if kernel is None:
+                    name = "dense"
+                    _require_affordable(work, name, 0.0)
+            held = getattr(kernel, "tables", None)
+            tables = held if isinstance(held, Tables) else None
+            place = kernels[heads[0]][1]
+            self.parts.append(Part(work, heads, relation, name, seconds, tables, place))
 
     @property
     def computed(self) -> Computed:
         """What is computed of numbers: the same works but for what says which pairs they have, and
         the same pairs."""
-        found = set()
-        for part in (*self.parts, *self.formulas):
-            held = self._held(part, np.arange(self.shape.n - self.shape.n_q, self.shape.n))
-            found.add((replace(part.work, relation=ANY), part.heads, held.tobytes()))
-        return frozenset(found)
+        every = np.arange(self.run.n - self.run.n_q, self.run.n)
+        return frozenset(
+            (replace(part.work, relation=ANY), part.heads, self._held(part, every).tobytes())
+            for part in self.parts
+        )
 
     @property
     def exhaustive(self) -> bool:
         """Whether every pair is looked at, and weighed."""
-        if not self.parts:
-            return self.shape.n <= LIMITS.every_pair
-        return self.shape.n <= LIMITS.every_pair and len(self.rows) == self.shape.n_q
-
-    def pair_checks(self) -> Iterator[Check]:
-        """What is compared without running anything: the pairs that kernels hold."""
-        for part in (*self.parts, *self.formulas):
-            yield from self._layout_checks(part)
+        return self.run.n <= LIMITS.every_pair and len(self.rows) == self.run.n_q
 
     def checks(self) -> Iterator[Check]:
-        """Everything that is compared."""
-        n, n_q, heads = self.shape.n, self.shape.n_q, self.shape.heads
-        if not self.only_values:
-            yield from self.pair_checks()
-        seconds = sum(part.chosen.seconds * len(part.heads) for part in self.parts)
-        if n > LIMITS.every_pair and (seconds > pairs.RUN or n * heads > LIMITS.positions_computed):
-            self.skipped.append(
-                f"weights, outputs and gradients: {heads} heads of {n:,} positions, estimated to"
-                f" take {seconds:,.3g} s (up to {LIMITS.positions_computed:,} positions of all"
-                f" heads, and {pairs.RUN:,.3g} s, are run)"
-            )
+        """What is compared: the tables that kernels hold, and outputs and gradients in float64, of
+        which nothing but roundings may differ, and in float32. Of `pairs` the last is left out, and
+        of `values` all but the last."""
+        run, depth = self.run, self.depth
+        if depth != "values":
+            yield from self._table_checks()
+        if depth == "tables":
             return
-        if self.formulas:
-            yield from self._formula_checks()
-        if not self.parts:
+        if not self._runs():
             return
-        definitions = self._definitions()
-        if len(self.rows) == n_q:
-            yield from self._weights(definitions)
-        if not self.only_values:
-            yield from self._support(definitions)
-        yield from self._numbers(definitions)
-
-    # --- mechanisms ----------------------------------------------------------------------------
-
-    def _formula_checks(self) -> Iterator[Check]:
-        shape = self.shape
-        if shape.n > LIMITS.every_pair:
-            self.skipped.append(
-                f"mechanisms: their formulas are written out up to n = {LIMITS.every_pair:,}"
-            )
+        meanings = self._meanings()
+        if not meanings:
             return
-        seen = [replace(part.work, relation=part.relation, reads=()) for part in self.formulas]
-        works = [(work, part.heads) for work, part in zip(seen, self.formulas, strict=True)]
-        trial = FormulaTrial(shape.apart().run(self.module, self.data), works)
-        parts = dict(zip(seen, self.formulas, strict=True))
-        for what, faults in (
-            ("each pair weighs what the formula says", trial.weights()),
-            ("outputs and gradients agree with the formula in float64", trial.numbers()),
-        ):
-            for work, _, fault in faults:
-                yield self._check(parts[work], what, shape.n_q, fault)
+        drawn = self._drawn(meanings)
+        parameters = {name: x.detach() for name, x in run.module.named_parameters()}
+        learned = {name: x.double() for name, x in parameters.items()}
+        exact = self._meant(meanings, drawn, learned)
+        kinds = {"pairs": (torch.float64,), "values": (torch.float32,)}
+        for kind in kinds.get(depth, (torch.float64, torch.float32)):
+            given, rough = [x.to(kind) for x in drawn], None
+            if kind == torch.float32:
+                rough = self._meant(
+                    meanings, given, {name: x.to(kind) for name, x in parameters.items()}
+                )
+            found = self._found(given[:3], given[3])
+            for part, meaning in meanings:
+                if rough is None and not meaning.weighs:
+                    continue
+                fault = numbers_fault(meaning, found, exact, rough)
+                text = None if fault is None else fault[2]
+                if fault is not None and rough is None:
+                    text = self._pair_fault(meaning, fault, drawn[0], drawn[1], learned) or text
+                what = _COMPARED[meaning.held is None, kind]
+                yield run.check(part.heads, part.backend, what, len(self.rows), text)
 
-    # --- the layout ----------------------------------------------------------------------------
+    def _runs(self) -> bool:
+        """Whether outputs and gradients are computed; raises TooMuch where nothing would be
+        looked at then."""
+        run, seconds = self.run, sum(part.seconds * len(part.heads) for part in self.parts)
+        many = run.n * run.heads > LIMITS.positions_computed
+        if run.n <= LIMITS.every_pair or not (seconds > RUN or many):
+            return True
+        said = (
+            f"weights, outputs and gradients: {run.heads} heads of {run.n:,} positions, estimated"
+            f" to take {seconds:,.3g} s (up to {LIMITS.positions_computed:,} positions of all"
+            f" heads, and {RUN:,.3g} s, are run)"
+        )
+        if all(part.tables is None for part in self.parts):
+            raise TooMuch(f"n = {run.n:,} is too long for {said}")
+        self.skipped.append(said)
+        return False
 
-    def _layout_checks(self, part: Part) -> Iterator[Check]:
-        n, n_q = self.shape.n, self.shape.n_q
-        for layout in part.layouts or ():
-            rows = np.arange(n - n_q, n)
-            if n > LIMITS.every_pair:
-                rows = sample_rows(n_q, LIMITS.queries_sampled, layout.parts, n - n_q)
-            fault = pairs.rows_fault(layout, rows, self._held(part, rows))
-            what = f"each pair lies once in {layout.what}, no other pair"
-            yield self._check(part, what, len(rows), fault)
-            if len(rows) == n_q:
-                continue
-            counts = pairs.counts_of(layout, n)
-            if pairs.is_counted(part.relation, n):
-                fault = pairs.counts_fault(counts, part.relation, n_q)
-                what = f"as many keys of each query lie in {layout.what} as in the graph"
-                yield self._check(part, what, n_q, fault)
-            else:
-                self.skipped.append(f"how many keys {layout.what} hold: the graph does not say")
-            if counts.sum() <= LIMITS.edges_kept:
-                fault = pairs.list_fault(layout, part.relation, n)
-                what = f"{layout.what} hold no pair but those of the graph, and none twice"
-                yield self._check(part, what, n_q, fault)
-            else:
-                found = f"the {counts.sum():,} pairs of {layout.what}"
-                self.skipped.append(f"{found} one by one (up to {LIMITS.edges_kept:,})")
+    def _table_checks(self) -> Iterator[Check]:
+        run = self.run
+        few = sample_rows(run.n_q, LIMITS.queries_sampled, run.n - run.n_q)
+        for part in self.parts:
+            if part.tables is not None:
+                given = part.tables, part.place, run.n_q, part.relation, run.n, few
+                queries, fault = tables_fault(*given)
+                what = "each pair lies once in its tables, no other pair"
+                yield run.check(part.heads, part.backend, what, queries, fault)
+                if queries < run.n_q:
+                    self.skipped.append("the pairs that tables hold of other queries")
 
-    # --- the numbers ---------------------------------------------------------------------------
+    # --- what is meant ---------------------------------------------------------------------------
 
     @cached_property
     def rows(self) -> np.ndarray:
         """The positions whose numbers are looked at."""
-        n, n_q = self.shape.n, self.shape.n_q
-        rows = np.arange(n - n_q, n)
-        few = n <= LIMITS.every_pair and self.shape.heads * n_q * n <= LIMITS.pairs_evaluated
-        if few and not self.only_values:
-            return rows
-        blocks = [b for part in self.parts for layout in part.layouts or () for b in layout.parts]
-        return sample_rows(
-            n_q, min(LIMITS.queries_sampled, LIMITS.scores_sampled // n), blocks, n - n_q
-        )
-
-    def _definitions(self) -> Definitions:
-        """The definition of each part, as many heads in one go as fit."""
-        found = []
-        for part in self.parts:
-            held = self._held(part, self.rows)
-            step = max(1, LIMITS.pairs_at_once // max(1, held.size))
-            groups = (part.heads[low : low + step] for low in range(0, len(part.heads), step))
-            found.append((part, [Definition(part.work, some, self.rows, held) for some in groups]))
-        return found
+        n, n_q = self.run.n, self.run.n_q
+        short = n <= LIMITS.every_pair and self.run.heads * n_q * n <= LIMITS.pairs_evaluated
+        if short and self.depth != "values":
+            return np.arange(n - n_q, n)
+        most = min(LIMITS.queries_sampled, LIMITS.scores_sampled // n)
+        return sample_rows(n_q, most, n - n_q)
 
     def _held(self, part: Part, rows: np.ndarray) -> np.ndarray:
         """What queries of a part read by the definition, bool [rows, n]."""
-        n = self.shape.n
-        key = part.relation, rows.tobytes(), n
-        found: np.ndarray = self.known.get(key, lambda: pairs.held_rows(part.relation, rows, n))
+        key = part.relation, rows.tobytes(), self.run.n
+        found: np.ndarray = self.known.get(key, lambda: held_rows(part.relation, rows, self.run.n))
         return found
 
-    def _weights(self, definitions: Definitions) -> Iterator[Check]:
-        """With the unit vectors as values, the output is the weights themselves."""
-        q, k = self._scored()
-        meant = {each: self._meant(each, q, k) for _, some in definitions for each in some}
-        faults: dict[int, list[tuple[bool, int, int, str]]] = {}
-        for low in range(0, self.shape.n, LIMITS.unit_vectors):
-            part = slice(low, min(low + LIMITS.unit_vectors, self.shape.n))
-            v = torch.eye(self.shape.n, dtype=torch.float64)[:, part]
-            found = self.run(q, k, v.expand(1, self.shape.heads, -1, -1))[0]
-            for each, weights in meant.items():
-                held = each.held[:, part]
-                for place, head in enumerate(each.heads):
-                    right = weights[place, :, part]
-                    fault = weights_fault(found[head], right, held, self.rows, low)
-                    faults.setdefault(head, []).extend([fault] if fault else [])
-        for whole in self.parts:
-            first = next((min(faults[head])[3] for head in whole.heads if faults.get(head)), None)
-            yield self._check(
-                whole, "each pair is weighed once, no other pair", len(self.rows), first
-            )
-
-    def _support(self, definitions: Definitions) -> Iterator[Check]:
-        """One query's gradient in each column of the values: the weights, as backward has them."""
-        n, n_q, heads = self.shape.n, self.shape.n_q, self.shape.heads
-        # more columns than the heads have would be padded, which costs most where n is large
-        at = sample_rows(len(self.rows), LIMITS.queries_sampled if n <= LIMITS.every_pair else SIZE)
-        rows = self.rows[at]
-        q, k = self._scored()
-        v = torch.zeros(1, heads, n, len(rows), dtype=torch.float64, requires_grad=True)
-        grad = torch.zeros(1, heads, n_q, len(rows), dtype=torch.float64)
-        grad[:, :, torch.from_numpy(rows - (n - n_q)), torch.arange(len(rows))] = 1.0
-        reached = gradients(self.run(q, k, v), grad, [v])[0][0].transpose(1, 2)
-        for part, some in definitions:
-            fault = None
-            for definition in (each.at(at) for each in some):
-                meant = self._meant(definition, q, k)
-                for head, weights in zip(definition.heads, meant, strict=True):
-                    fault = fault or support_fault(reached[head], weights, rows)
-            yield self._check(part, "gradients reach the keys that are read", len(rows), fault)
-
-    def _numbers(self, definitions: Definitions) -> Iterator[Check]:
-        """Outputs and gradients in float32 against the definition in float64."""
-        n, n_q = self.shape.n, self.shape.n_q
-        (q, k), v = self._scored(), self.run.drawn(n)
-        at = torch.from_numpy(self.rows - (n - n_q))
-        grad = torch.zeros_like(q)
-        grad[:, :, at] = self.run.drawn(len(at))
-        narrow = [x.float().requires_grad_() for x in (q, k, v)]
-        learned = dict(self.module.named_parameters())
-        out = self.run(narrow[0], narrow[1], narrow[2])
-        # a table of other layers is not used here
-        found = gradients(out, grad.float(), [*narrow, *learned.values()])
-        for part, some in definitions:
-            fault = None
-            shares = dict(zip(learned, found[3:], strict=True))
-            for definition in some:
-                heads = definition.heads
-                exact, dense = (
-                    self._results(
-                        definition,
-                        [x[0, heads].to(kind) for x in (q, k, v)],
-                        grad[0, heads][:, at].to(kind),
-                    )
-                    for kind in (torch.float64, torch.float32)
+    def _meanings(self) -> list[tuple[Part, Meaning]]:
+        """What is compared of numbers."""
+        found, run = [], self.run
+        for part in self.parts:
+            work, formula = part.work, part.work.mechanism is not None
+            if formula and run.n > LIMITS.every_pair:
+                self.skipped.append(
+                    f"mechanisms: their formulas are written out up to n = {LIMITS.every_pair:,}"
                 )
-                mine = [out.detach()[0, heads][:, at], *(x[0, heads] for x in found[:3])]
-                mine += [self._rows(shares[c.table], heads) for c in _biases(part.work)]
-                for place, (right, base) in enumerate(zip(exact, dense, strict=True)):
-                    given = Results(right.names, tuple(x[place] for x in mine))
-                    fault = fault or numbers_fault(given, right, base)
-            what = "outputs and gradients agree with float64"
-            yield self._check(part, what, len(self.rows), fault)
-
-    def _results(
-        self, definition: Definition, given: Sequence[torch.Tensor], grad: torch.Tensor
-    ) -> list[Results]:
-        """Outputs and gradients of heads by the definition; the largest number in float64 alone."""
-        tables = self._tables(definition.work, definition.heads, grad.dtype)
-        sized, rows = grad.dtype == torch.float64, definition.rows.numpy().tobytes()
-        read = (x.contiguous().numpy().tobytes() for x in (*given, grad, *tables.values()))
-        found: list[Results] = self.known.get(
-            (definition.work, *definition.heads, rows, *read),
-            lambda: definition.results(given, grad, tables, sized=sized),
-        )
+                continue
+            if self.depth == "pairs" and (part.backend == "dense" or (formula and not work.hybrid)):
+                # the definition evaluates every pair, and a formula has none
+                continue
+            if formula:
+                work = replace(work, relation=part.relation, reads=())
+            held = None if formula else self._held(part, self.rows)
+            places = run.n - run.n_q, run.keys
+            tables = run.module.engine.tables_of(work)
+            meaning = Meaning(work, part.heads, run.layers[0], self.rows, held, *places, tables)
+            found.append((part, meaning))
         return found
 
-    def _scored(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Random queries and keys."""
-        return self.run.scored([(part.work, part.heads) for part in self.parts])
+    def _drawn(self, meanings: Sequence[tuple[Part, Meaning]]) -> tuple[torch.Tensor, ...]:
+        """Random q, k and v, and the gradient of the outputs that are looked at."""
+        run = self.run
+        of_q, of_k = moderate([(each.work, each.heads) for _, each in meanings], run.heads)
+        q, k, v = run.drawn(run.n_q) * of_q, run.drawn(run.n) * of_k, run.drawn(run.n)
+        heads = torch.tensor([head for _, each in meanings for head in each.heads])
+        grad = torch.zeros_like(q)
+        at = torch.from_numpy(self.rows - (run.n - run.n_q))
+        grad[0, heads[:, None], at] = run.drawn(len(at))[0, heads]
+        return q, k, v, grad
 
-    def _meant(self, definition: Definition, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        """The weights of heads by the definition, [h, rows, n]."""
-        tables = self._tables(definition.work, definition.heads, torch.float64)
-        return definition.weights(q[0, definition.heads], k[0, definition.heads], tables)
+    def _meant(
+        self,
+        meanings: Sequence[tuple[Part, Meaning]],
+        given: Sequence[torch.Tensor],
+        learned: Mapping[str, torch.Tensor],
+    ) -> Results:
+        """Outputs and gradients by the definition; the largest numbers in float64 alone."""
+        tensors = [x[0] for x in given]
+        at = torch.from_numpy(self.rows - (self.run.n - self.run.n_q))
+        sized = tensors[0].dtype == torch.float64
+        key = (
+            *((replace(part.work, relation=part.relation), part.heads) for part, _ in meanings),
+            self.run.layers[0] if learned else None,
+            self.rows.tobytes(),
+            *(x.numpy().tobytes() for x in (*tensors, *learned.values())),
+        )
 
-    def _tables(self, work: Work, heads: list[int], kind: torch.dtype) -> dict[str, torch.Tensor]:
-        """The learned tables of heads, [h, buckets]."""
-        tables = {c.table: self.module.get_parameter(c.table).detach() for c in _biases(work)}
-        return {name: self._rows(table, heads).to(kind) for name, table in tables.items()}
+        def said() -> Results:
+            every, grad = [each for _, each in meanings], tensors[3][:, at]
+            return results(every, tensors[:3], grad, learned, sized=sized)
 
-    def _rows(self, table: torch.Tensor, heads: list[int]) -> torch.Tensor:
-        """What heads of these layers have of a learned table, [h, buckets]."""
-        return table[0 if len(table) == 1 else self.shape.layers[0], heads]
+        found: Results = self.known.get(key, said)
+        return found
 
-    def _check(self, part: Part, what: str, queries: int, fault: str | None) -> Check:
-        first = self.shape.n - self.shape.n_q
-        if fault is not None and self.shape.keys is not None and first:
-            fault = f"{fault}; queries are counted from {first} on"
-        every = len(part.heads) == self.shape.heads and not self.shape.declared
-        heads = None if every else part.heads
-        place = self.shape.layers, heads, part.chosen.backend
-        return Check(*place, what, queries, self.shape.n_q, fault)
+    def _found(self, given: Sequence[torch.Tensor], grad: torch.Tensor) -> Results:
+        """Outputs and gradients of the module; of what is learned in float32 alone."""
+        leaves = [x.detach().requires_grad_() for x in given]
+        single = grad.dtype == torch.float32
+        learned = dict(self.run.module.named_parameters()) if single else {}
+        out = self.run(*leaves)
+        found = gradients(out, grad, [*leaves, *learned.values()])
+        at = torch.from_numpy(self.rows - (self.run.n - self.run.n_q))
+        heads = out.detach()[0][:, at], *(x[0] for x in found[:3])
+        return Results(heads, dict(zip(learned, found[3:], strict=True)))
 
-
-def _biases(work: Work) -> list[Bias]:
-    return [change for change in work.changes if isinstance(change, Bias)]
-
-
-CHOICES = 3
-"""Blocks that each query chooses in a sample."""
-
-DOCUMENTS = 5
-"""About how many runs of equal labels a sequence has."""
-
-
-def sample_inputs(program: Program, n: int, n_q: int | None = None) -> dict[str, torch.Tensor]:
-    """Inputs for a batch of one and the last n_q of n positions, or all: a tenth of the tokens,
-    documents of unequal lengths, half, random numbers and choices."""
-    found = {}
-    for entry in program.inputs:
-        if entry.kind == "tokens":
-            marked = torch.rand(1, n) < 0.1
-            if entry.at_most is not None:
-                marked &= marked.cumsum(1) <= entry.at_most
-            found[entry.name] = marked
-        elif entry.kind == "ids":
-            found[entry.name] = (torch.rand(1, n) < DOCUMENTS / n).cumsum(1)
-        elif entry.kind == "numbers":
-            # whole, because a predicate may divide them, and some equal
-            found[entry.name] = torch.randint(0, max(2, n // 2), (1, n))
-        elif entry.kind in PER_HEAD:
-            found[entry.name] = _about_heads(entry, n, n if n_q is None else n_q)
-        else:
-            found[entry.name] = torch.tensor([n // 2])
-    return found
-
-
-def words_of(program: Program, inputs: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
-    """What such inputs are, in words, each with its name."""
-    found = []
-    for entry in program.inputs:
-        given = inputs[entry.name]
-        match entry.kind:
-            case "tokens":
-                what = f"{int(given.sum()):,} of {given.shape[1]:,} tokens"
-            case "ids":
-                what = f"{len(torch.unique(given)):,} labels"
-            case "numbers":
-                what = f"{int(given.min()):,} to {int(given.max()):,}"
-            case "length":
-                what = f"{int(given):,}"
-            case _:
-                what = f"random {entry.kind} {list(given.shape)}"
-        found.append(f"`{entry.name}` {what}")
-    return tuple(found)
-
-
-def _about_heads(entry: Input, n: int, n_q: int) -> torch.Tensor:
-    """An input for a batch of one that all heads have in common."""
-    blocks = -(-n // entry.size)
-    match entry.kind:
-        case "choices":
-            return torch.randint(-1, blocks, (1, 1, n_q, CHOICES))
-        case "scores":
-            return torch.randn(1, 1, n, blocks)
-        case _:
-            # two at least, of which one would read all
-            return torch.randint(0, max(2, n // DOCUMENTS), (1, 1, 2, n))
+    def _pair_fault(
+        self,
+        meaning: Meaning,
+        fault: tuple[int, int | None, str],
+        q: torch.Tensor,
+        k: torch.Tensor,
+        learned: Mapping[str, torch.Tensor],
+    ) -> str | None:
+        """The first key that a query of a wrong output weighs otherwise than it should: the
+        gradient of one column of the values is the weights."""
+        head, place, _ = fault
+        if place is None:
+            return None
+        row = int(self.rows[place])
+        v = torch.zeros(*k.shape[:3], 1, dtype=k.dtype, requires_grad=True)
+        grad = torch.zeros(*q.shape[:3], 1, dtype=q.dtype)
+        grad[0, head, row - meaning.first] = 1.0
+        found = gradients(self.run(q, k, v), grad, [v])[0][0, head, :, 0]
+        meant = torch.zeros_like(found)
+        some = meaning.weights([head], slice(place, place + 1), q[0], k[0], learned)[0, 0].detach()
+        meant[: len(some)] = some
+        missing = found.eq(0) & (meant > SMALLEST)
+        held = meant.ne(0) if meaning.held is None else torch.from_numpy(meaning.held[place])
+        other = ~((found - meant).abs() <= ROUNDINGS * EXACT * meant.abs().max().clamp(min=1.0))
+        # a pair too many or too few changes the weights of all others in its row
+        for wrong, said in (
+            (found.ne(0) & ~held, "reads key {}, which is no pair"),
+            (missing, "does not read key {}"),
+            (other, "weighs key {} with {:.6g}, not {:.6g}"),
+        ):
+            if wrong.any():
+                key = int(wrong.nonzero()[0, 0])
+                return f"query {row} {said.format(key, found[key], meant[key])}"
+        return None
 
 
-def sample_rows(count: int, most: int, blocks: Sequence[Blocks] = (), first: int = 0) -> np.ndarray:
-    """`most` of the `count` positions from `first` on, ascending: both ends, the middle, the first
-    and last queries of some of the blocks, and random ones. All of them where they are few."""
-    last = first + count - 1
-    if count <= 2 * most:
-        return np.arange(first, last + 1)
-    chosen = [first, last, first + count // 2, first + 1, last - 1]
-    for index in np.unique(np.linspace(0, len(blocks) - 1, most // 8).astype(int)).tolist():
-        if blocks:
-            real = blocks[index].queries
-            real = real[int(torch.randint(len(real), ()))]
-            real = real[real >= 0]
-            chosen.extend([*real[:1].tolist(), *real[-1:].tolist()])
-    chosen.extend((first + torch.randperm(count)[: 2 * most]).tolist())
-    return np.array(sorted(list(dict.fromkeys(chosen))[:most]))
+def _require_affordable(work: Work, name: str, seconds: float) -> None:
+    """Raises TooMuch for a long sequence whose layout, or mask, is not to be built."""
+    pairs = work.n_q * work.n_k
+    if work.n_k <= LIMITS.every_pair:
+        return
+    if name == "dense" and pairs > LIMITS.pairs_listed:
+        raise TooMuch(
+            f"n = {work.n_k:,} is too long for the backend dense, which computes every score:"
+            f" up to {LIMITS.pairs_listed:,} are allowed, and there are {pairs:,}"
+        )
+    if not seconds <= LAID_OUT:
+        raise TooMuch(
+            f"n = {work.n_k:,} is too long for the backend {name}: a head is estimated to take"
+            f" {seconds:,.3g} s, and {LAID_OUT:,.3g} s are allowed"
+        )

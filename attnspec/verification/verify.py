@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal, TypeAlias, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -27,9 +27,8 @@ from attnspec.runtime.module import CompiledAttention
 from attnspec.verification.decided import decided_checks
 from attnspec.verification.numbers import SIZE
 from attnspec.verification.report import Check, Verification, together
-from attnspec.verification.trial import Computed, Known, Shape, Trial, sample_inputs, words_of
-
-Depth: TypeAlias = Literal["whole", "once", "pairs", "values"]
+from attnspec.verification.samples import sample_inputs, words_of
+from attnspec.verification.trial import Computed, Depth, Known, Run, Trial
 
 FEW = 5
 """Queries at the end that are tried of the backend that takes only a few."""
@@ -52,9 +51,9 @@ def verify(
 
     The module must be a `CompiledAttention`, also one of a standalone file. The backend that is for
     the steps of generation is tried on the last few queries. A fraction of the time goes into
-    "pairs", where nothing is run, so that what has no layout, such as the definition, has no
-    checks, less into "once", where layers that have the same pairs at n are run once, and into
-    "values", where outputs and gradients of some queries are all that is compared.
+    "pairs", tables and outputs of graphs in float64, so that the definition has no checks, less
+    into "once", where layers that have the same pairs at n are run once, and into "values", where
+    outputs and gradients of some queries are all that is compared.
     Of a program with `cross` n are the keys, and m, n if it is not given, the queries.
     With `known` of another call what the definition says is not computed again.
 
@@ -63,10 +62,26 @@ def verify(
     """
     forced = module is None and backend == TablesBackend.name
     own = CompiledAttention(plan_data(program, backend)) if module is None else module
+    attention = cast(CompiledAttention, own)
     # an empty one is kept, too
     meant = Cache(LIMITS.layouts) if known is None else known
-    lengths, _ = crossed(program, n, m)
-    return _tried(lengths, cast(CompiledAttention, own), n, forced, depth, meant)
+    program, _ = crossed(program, n, m)
+    sides = program.crossing
+    for name, count in (("n", n), ("m", n if sides is None else sides.queries)):
+        if not 1 <= count <= LIMITS.planned:
+            raise TooMuch(f"{name} must be between 1 and {LIMITS.planned:,}, got {count:,}")
+    attention.make_parameters(SIZE, SIZE)
+    few = attention.backend == RowsBackend.name and n > FEW and sides is None
+    n_q = FEW if few else n if sides is None else sides.queries
+    with torch.random.fork_rng(devices=[]):
+        # `torch.manual_seed` would seed the users' other devices too, which nothing puts back
+        torch.default_generator.manual_seed(0)
+        with learned(attention):
+            found = _verified(program, attention, n_q, n, forced, depth, meant)
+    if not few:
+        return found
+    others = f"other queries than the last {FEW}: {RowsBackend.name} takes a few at a time"
+    return replace(found, skipped=(*found.skipped, others))
 
 
 def verify_each(
@@ -89,32 +104,6 @@ def verify_each(
     return together(found, refused)
 
 
-def _tried(
-    program: Program,
-    attention: CompiledAttention,
-    n: int,
-    forced: bool,
-    depth: Depth,
-    known: Known,
-) -> Verification:
-    sides = program.crossing
-    for name, count in (("n", n), ("m", n if sides is None else sides.queries)):
-        if not 1 <= count <= LIMITS.planned:
-            raise TooMuch(f"{name} must be between 1 and {LIMITS.planned:,}, got {count:,}")
-    attention.make_parameters(SIZE, SIZE)
-    few = attention.backend == RowsBackend.name and n > FEW and sides is None
-    n_q = FEW if few else n if sides is None else sides.queries
-    with torch.random.fork_rng(devices=[]):
-        # `torch.manual_seed` would seed the users' other devices too, which nothing puts back
-        torch.default_generator.manual_seed(0)
-        with learned(attention):
-            found = _verified(program, attention, n_q, n, forced, depth, known)
-    if not few:
-        return found
-    others = f"other queries than the last {FEW}: {RowsBackend.name} takes a few at a time"
-    return replace(found, skipped=(*found.skipped, others))
-
-
 def _verified(
     program: Program,
     module: CompiledAttention,
@@ -126,26 +115,26 @@ def _verified(
 ) -> Verification:
     checks: list[Check] = []
     skipped: list[str] = []
-    run: set[Computed] = set()
+    seen: set[Computed] = set()
     sides = program.crossing
     exhaustive = n_q == n or sides is not None
-    heads = program.heads or HEADS
+    heads, declared = program.heads or HEADS, program.heads is not None
     data = sample_inputs(program, n, n_q)
-    keys, length = (None, n) if sides is None else (n, max(n, n_q))
-    distinct = known.get((program, heads, n_q, n), lambda: _distinct(program, heads, n_q, n))
-    for works, layers in distinct:
-        shape = Shape(n_q, length, layers, heads, program.heads is not None, keys)
+    for works, layers in known.get(
+        (program, heads, n_q, n), lambda: _distinct(program, heads, n_q, n)
+    ):
         if any(work.decided for work, _ in works):
             if depth != "pairs":
-                checks.extend(decided_checks(program, module, shape, works, data))
+                run = Run(module, data, n_q, n, layers, heads, declared)
+                checks.extend(decided_checks(program, run, works))
             continue
-        trial = Trial(module, shape, works, data, forced, known, only_values=depth == "values")
-        runs = depth != "pairs"
+        length, keys = (n, None) if sides is None else (max(n, n_q), n)
+        run = Run(module, data, n_q, length, layers, heads, declared, keys)
+        trial = Trial(run, works, depth, forced, known)
         if depth == "once":
-            runs = trial.computed not in run
-            run.add(trial.computed)
-        found = trial.checks() if runs else trial.pair_checks()
-        checks.extend(sorted(found, key=lambda check: check.heads or ()))
+            trial.depth = "tables" if trial.computed in seen else depth
+            seen.add(trial.computed)
+        checks.extend(sorted(trial.checks(), key=lambda check: check.heads or ()))
         skipped.extend(trial.skipped)
         exhaustive &= trial.exhaustive
     asked = None if sides is None else n_q

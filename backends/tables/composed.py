@@ -168,7 +168,7 @@ class ComposedTables:
     def __init__(
         self, work: Work, heads: tuple[int, ...], device: torch.device, tables: Tables[np.ndarray]
     ) -> None:
-        self.work = work
+        self.work, self.tables = work, tables
         merging = work.normalize in MERGED
         self.formula = Formula(
             replace(work, normalize="softmax") if merging else work, heads, device

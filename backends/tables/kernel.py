@@ -83,10 +83,8 @@ class JoinedSteps(JoinedKernel):
         self.work = groups[0][0]
         each = [(ByTables(work, members, device), len(members)) for work, members in groups]
         self.each = each
-        heads = [kernel.tables for kernel, count in each for _ in range(count)]
-        self.attention = SteppedAttention(
-            side_by_side(heads), None, self.work.normalize == "softmax1"
-        )
+        self.tables = side_by_side([kernel.tables for kernel, count in each for _ in range(count)])
+        self.attention = SteppedAttention(self.tables, None, self.work.normalize == "softmax1")
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float

@@ -1,7 +1,9 @@
-"""What the page starts with `torchrun` runs as it says."""
+"""What the page starts with `torchrun` runs as it says, and the script of the benchmarks at lengths
+that mean nothing."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from transcripts import ROOT
+
+from benchmarks import distributed
 
 PAGE = ROOT / "attnspec" / "distributed" / "README.md"
 
@@ -35,3 +39,18 @@ def test_the_script_of_the_page_runs_over_two_ranks(tmp_path: Path) -> None:
     )
     assert found.returncode == 0, found.stderr[-2000:]
     assert "longformer, n = 1000, 2 devices" in found.stdout
+
+
+@pytest.mark.slow
+def test_the_script_measures_local_ranks_and_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    distributed.main(["-n", "96", "--ranks", "2", "--out", str(out)])
+    first = json.loads(out.read_text())
+    for row in first["rows"]["2"]:
+        assert row["bytes_received"] == row["bytes_planned"]
+        assert row["seconds"] > 0
+    assert [row["case"] for row in first["rows"]["2"]] == [*distributed.CASES]
+    distributed.main(["-n", "96", "--ranks", "2", "1", "--out", str(out)])
+    both = json.loads(out.read_text())["rows"]
+    assert set(both) == {"1", "2"}
+    assert both["2"] == first["rows"]["2"]

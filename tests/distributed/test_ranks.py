@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from local_ranks import Found, Shards, run
+from local_ranks import Found, Shards, cut, run
 from population import BODIES, population, spec_of
 from ranks_in_turn import Rank, in_turn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from views import numbers
 
 import attnspec
-from attnspec.distributed import LostRank, parallelize, partitions
+from attnspec.distributed import LostRank, Partition, parallelize
 
 # the processes that the tests share start once
 pytestmark = pytest.mark.xdist_group("ranks")
 
 NAMES = list(population())
-PARTITIONS = "", "head_tail", "residue 4", "uneven", "contiguous"
+PARTITIONS = "", "head_tail", "residue", "uneven", "contiguous"
 SHAPES = "plain", "grouped", "left", "right", "holes", "wide", "strided"
 TYPES = torch.float64, torch.float64, torch.float32, torch.bfloat16, torch.float16
 
@@ -33,7 +33,7 @@ def shards_of(name: str) -> Shards:
     """A spec of the population over ranks, which its place decides."""
     turn, program = NAMES.index(name), population()[name].program
     partition = PARTITIONS[turn % 5]
-    ranks = 4 if partition in ("residue 4", "uneven") else 2 + turn % 3
+    ranks = 4 if partition in ("residue", "uneven") else 2 + turn % 3
     shape = SHAPES[turn % 7]
     if any(entry.kind == "numbers" for entry in program.inputs):
         # of padding the numbers are others than they are given
@@ -113,7 +113,7 @@ MORE = [
     # what inputs choose, and what queries and keys decide
     Shards(f"{CHOSEN}attend chosen(x)", 153, 3),
     Shards(f"{CHOSEN}attend chosen(x) & causal | window(radius = 2)", 157, 3, "head_tail", "left"),
-    Shards(f"{CHOSEN}attend chosen(x) | rows(positions(3, 4)) normalize relu", 140, 4, "residue 4"),
+    Shards(f"{CHOSEN}attend chosen(x) | rows(positions(3, 4)) normalize relu", 140, 4, "residue"),
     Shards(f"{CHOSEN}attend chosen(x) | self", 90, 4, "uneven", dtype=torch.bfloat16),
     Shards(f"{CHOSEN}attend chosen(x) + linear()", 90, 2),
     Shards(f"{SCORED}, queries = 1, share = group, always = self)", 43, 3, shape="left"),
@@ -401,11 +401,11 @@ def test_lengths_axes_and_tensors_that_do_not_fit_are_refused(alone: DeviceMesh)
     for wrong, kind in ((-1, ValueError), ("3", TypeError)):
         with pytest.raises(kind, match="must be"):
             attention.plan(wrong)
-    for cut in (attention.shard, attention.unshard):
+    for whole_or_part in (attention.shard, attention.unshard):
         with pytest.raises(ValueError, match=r"dim must be an axis of .*\[1, 1, 6, 2\], got 9"):
-            cut(x, 9)
+            whole_or_part(x, 9)
         with pytest.raises(TypeError, match="a tensor is needed, got list"):
-            cut([1])  # type: ignore[arg-type]
+            whole_or_part([1])  # type: ignore[arg-type]
     right = DTensor.from_local(x, alone, [Shard(2)])
     assert torch.equal(attention(right, right, right).to_local(), attention(x, x, x))
     for each in (x, *(DTensor.from_local(x, alone, [way]) for way in (Replicate(), Shard(1)))):
@@ -414,7 +414,7 @@ def test_lengths_axes_and_tensors_that_do_not_fit_are_refused(alone: DeviceMesh)
 
 
 def test_a_layer_turns_positions_as_the_whole_sequence_has_them(alone: DeviceMesh) -> None:
-    turned = partitions.Partition("turned", 7, (((4, 7), (0, 4)),))
+    turned = Partition("turned", 7, (((4, 7), (0, 4)),))
     spec = spec_of("causal attend window(before = 2, after = 0)")
 
     def rotary(
@@ -442,7 +442,7 @@ def test_what_is_no_module_or_partition_is_refused(alone: DeviceMesh) -> None:
     wrong = "contiguous"
     with pytest.raises(TypeError, match="partition must be that of a plan"):
         parallelize(layer.attention, alone, partition=wrong)
-    two = partitions.contiguous(4, 2)
+    two = cut("contiguous", 4, 2)
     with pytest.raises(ValueError, match="the partition is one of 2 ranks, the mesh has 1"):
         parallelize(layer.attention, alone, partition=two)
     both: Any = attnspec.MultiheadAttention(8, 2, spec=spec_of(WINDOW), batch_first=True)

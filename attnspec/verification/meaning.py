@@ -1,0 +1,211 @@
+"""What heads are meant to compute: outputs, gradients and weights, straight from the definition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from attnspec.backends.common.score_formula import Formula, scale_of, shares
+from attnspec.backends.factored.definitions import (
+    defined,
+    divided,
+    has_weights,
+    magnitudes_of,
+    totals_of,
+    weights_of,
+)
+from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.limits import LIMITS
+from attnspec.lower.work import Call, Work
+
+Learned = Mapping[str, torch.Tensor]
+"""Parameters of a module by name, [layers or 1, heads or 1, …]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """Of all heads H the outputs [H, r, d] at the queries that are looked at, and what a gradient
+    there leaves: of q [H, n_q, d], k and v [H, n, d], and of what is learned, by name.
+
+    `largest` [H] are the largest numbers that stand in them, or would without the part of the
+    gradients that goes through the sums of weights: the two parts may cancel, and leave the
+    roundings of numbers of that size."""
+
+    heads: tuple[torch.Tensor, ...]
+    learned: Learned
+    largest: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Meaning:
+    """Heads of one work of a layer at the positions `rows` [r], which read the keys `held` bool
+    [r, n], None for a mechanism; queries stand from the position `first` on, and the first `keys`
+    positions are keys. `tables` are what the formula calls what is learned, and the names of the
+    parameters."""
+
+    work: Work
+    heads: tuple[int, ...]
+    layer: int
+    rows: np.ndarray
+    held: np.ndarray | None
+    first: int
+    keys: int
+    tables: tuple[tuple[str, str], ...]
+
+    @property
+    def weighs(self) -> bool:
+        """Whether pairs have weights."""
+        return self.held is not None or has_weights(self.work)
+
+    def chunks(self) -> Iterator[tuple[list[int], slice]]:
+        """Heads and places of rows that are computed in one go."""
+        if self.held is None:
+            yield from (([head], slice(0, len(self.rows))) for head in self.heads)
+            return
+        many = max(1, LIMITS.pairs_at_once // max(1, self.held.size))
+        step = max(1, LIMITS.pairs_at_once // max(1, self.held.shape[1]))
+        for first in range(0, len(self.heads), many):
+            for low in range(0, len(self.rows), step):
+                yield list(self.heads[first : first + many]), slice(low, low + step)
+
+    def learned_by(self, heads: Sequence[int], learned: Learned) -> dict[str, torch.Tensor]:
+        """What some heads have learned, [h or 1, …], by what the formula calls it."""
+        found = {}
+        for called, name in self.tables:
+            rows = learned[name][self.layer if len(learned[name]) > 1 else 0]
+            found[called] = rows[list(heads)] if len(rows) > 1 else rows
+        return found
+
+    def weights(
+        self,
+        heads: Sequence[int],
+        at: slice,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        learned: Learned,
+        steady: bool = False,
+    ) -> torch.Tensor:
+        """The weights [h, rows, n] of q [H, n_q, d] and k [H, n, d]; `steady` ones are divided by
+        constants, as far as gradients are concerned."""
+        tables, rows = self.learned_by(heads, learned), torch.from_numpy(self.rows[at])
+        if self.held is None:
+            alone = {name: x[0] for name, x in tables.items()}
+            given = heads[0], q[heads[0]], k[heads[0], : self.keys], alone
+            return weights_of(self.work, *given, steady=steady)[None, rows - self.first]
+        n, some = k.shape[1], list(heads)
+        scores = q[some][:, rows - self.first] * scale_of(self.work, q.shape[2])
+        scores = (scores @ k[some].mT)[None, :, None, None]
+        formula = Formula(self.work, tuple(some), torch.device("cpu"))
+        away = (rows[:, None] - torch.arange(n))[None] if formula.needs_distance else None
+        scores = formula.changed(scores, away, Call(tables=tables))[0, :, 0, 0]
+        found = shares(scores, torch.from_numpy(self.held[at]), self.work.normalize)
+        if steady and found.total is not None:
+            found = replace(found, total=found.total.detach())
+        return found.weights
+
+    def outputs(
+        self,
+        heads: Sequence[int],
+        at: slice,
+        given: Sequence[torch.Tensor],
+        learned: Learned,
+        steady: bool,
+    ) -> torch.Tensor:
+        """The outputs [h, rows, d] of q, k and v."""
+        q, k, v = given
+        if self.weighs:
+            weights = self.weights(heads, at, q, k, learned, steady)
+            return weights @ v[list(heads), : weights.shape[2]]
+        alone = {name: x[0] for name, x in self.learned_by(heads, learned).items()}
+        head, rows = heads[0], torch.from_numpy(self.rows[at])
+        keys, values = k[head, : self.keys], v[head, : self.keys]
+        out = defined(self.work, head, q[head], keys, values, alone)
+        return out[None, rows - self.first]
+
+    def cancelled(self, head: int, q: torch.Tensor, k: torch.Tensor, learned: Learned) -> float:
+        """The largest sum of the sizes of the weights of a row, which cancel where some are
+        negative; 1 at least."""
+        if self.held is not None or not self.weighs:
+            return 1.0
+        tables = {name: x[0] for name, x in self.learned_by([head], learned).items()}
+        q, k = q[head], k[head, : self.keys]
+        sizes = magnitudes_of(self.work, head, q, k, tables)
+        total = totals_of(self.work, head, q, k, tables)
+        return max(1.0, divided(self.work, sizes, total).abs().sum(-1).max().item())
+
+
+def results(
+    meanings: Sequence[Meaning],
+    given: Sequence[torch.Tensor],
+    grad: torch.Tensor,
+    learned: Learned,
+    *,
+    sized: bool,
+) -> Results:
+    """What heads are meant to compute of q [H, n_q, d], k and v [H, n, d], where the gradient of
+    the outputs that are looked at is `grad` [H, r, d]; with the largest numbers if `sized`."""
+    out, grads, of_learned = _swept(meanings, given, grad, learned, steady=False)
+    tensors = (out, *grads)
+    if not sized:
+        return Results(tensors, of_learned)
+    steady = _swept(meanings, given, grad, learned, steady=True)[1]
+    largest = torch.zeros(len(out), dtype=out.dtype)
+    for x in (*tensors, *steady):
+        if x[0].numel():
+            largest = torch.maximum(largest, x.abs().flatten(1).amax(1))
+    with torch.no_grad():
+        for meaning in meanings:
+            for head in meaning.heads:
+                most = meaning.cancelled(head, given[0], given[1], learned)
+                largest[head] = most * max(float(largest[head]), most * (meaning.held is None))
+    return Results(tensors, of_learned, tuple(largest.tolist()))
+
+
+def _swept(
+    meanings: Sequence[Meaning],
+    given: Sequence[torch.Tensor],
+    grad: torch.Tensor,
+    learned: Learned,
+    steady: bool,
+) -> tuple[torch.Tensor, list[torch.Tensor], Learned]:
+    """The outputs, and the gradients of q, k, v and of what is learned."""
+    leaves = [x.detach().requires_grad_() for x in given]
+    parameters = {name: x.detach().requires_grad_() for name, x in learned.items()}
+    out = torch.zeros_like(grad)
+    for meaning in meanings:
+        for heads, at in meaning.chunks():
+            found = meaning.outputs(heads, at, leaves, parameters, steady)
+            out[heads, at] = found.detach()
+            total = (found * grad[heads, at]).sum()
+            if total.requires_grad:
+                total.backward()  # type: ignore[no-untyped-call]
+    grads = [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
+    return (
+        out,
+        grads,
+        {n: torch.zeros_like(x) if x.grad is None else x.grad for n, x in parameters.items()},
+    )
+
+
+def gradients(
+    out: torch.Tensor, upstream: torch.Tensor, leaves: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """What the gradient `upstream` of an output leaves; zeros for what it does not depend on.
+
+    Of a sum, because torch loads sympy to compare the shapes of an output and its gradient.
+    """
+    total = (out * upstream).sum()
+    return torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+
+
+def held_rows(relation: Relation, rows: np.ndarray, n: int) -> np.ndarray:
+    """The definition for all keys of some queries, bool [rows, n]."""
+    found = np.empty((len(rows), n), bool)
+    step = max(1, LIMITS.pairs_at_once // max(1, n))
+    for low in range(0, len(rows), step):
+        part = rows[low : low + step]
+        found[low : low + step] = evaluate_pairs(relation, part[:, None], np.arange(n)[None], n)
+    return found
