@@ -25,8 +25,7 @@ from torch.autograd.function import _SingleLevelFunction
 from attnspec.awaited import when_imported
 
 if TYPE_CHECKING:
-    from attnspec.lower.work import Call
-    from attnspec.runtime.engine import Engine
+    from attnspec.runtime.engine import Engine, Request
 
 Tensor: TypeAlias = torch.Tensor
 
@@ -83,35 +82,28 @@ class Given(NamedTuple):
         return engine_of(self.program)
 
     @property
-    def call(self) -> Call:
-        """What kernels are given besides q, k and v."""
-        from attnspec.lower.work import Call
-
-        program = self.engine.program
-        return Call(
-            padding=self.key_padding_mask,
-            dropout_p=self.dropout_p,
-            tables=dict(zip(self.engine.learned, self.learned, strict=True)),
-            data=dict(zip((each.name for each in program.inputs), self.inputs, strict=True)),
-        )
-
-    @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v."""
         return self.q, self.k, self.v
 
-    def counted(self) -> tuple[tuple[Tensor, Tensor, Tensor], Call]:
-        """q, k and v, and what kernels are given besides, of the keys that count."""
+    def request(self, known: tuple[Tensor, Tensor] | None = None) -> Request:
+        """What the engine computes of the keys that count; padding is there where it says
+        something, since models hand over masks of ones."""
+        from attnspec.lower.work import Call
         from attnspec.runtime.call_checks import of_first_keys
+        from attnspec.runtime.engine import Request
 
-        if self.keys is None:
-            return self.parts, self.call
-        return of_first_keys(self.engine.program, self.parts, self.call, int(self.keys))
-
-    @property
-    def draws(self) -> tuple[int, int]:
-        """Which random features are drawn."""
-        return self.calls, self.asked
+        engine, parts, padding = self.engine, self.parts, self.key_padding_mask
+        tables = dict(zip(engine.learned, self.learned, strict=True))
+        names = (each.name for each in engine.program.inputs)
+        data = dict(zip(names, self.inputs, strict=True))
+        call = Call(padding, self.dropout_p, tables, data, known=known)
+        if self.keys is not None:
+            parts, call = of_first_keys(engine.program, parts, call, int(self.keys))
+        if call.padding is not None and bool(call.padding.all()):
+            call = replace(call, padding=None)
+        draws = self.calls, self.asked
+        return Request(parts, call, self.layer, draws, self.return_lse, self.query_start)
 
     @contextmanager
     def modes(self) -> Iterator[None]:
@@ -136,11 +128,8 @@ class Given(NamedTuple):
 @torch.library.impl(_LIBRARY, "attention", "CompositeExplicitAutograd")
 def _run(*given: Any) -> tuple[Tensor, Tensor]:
     at = Given(*given)
-    parts, call = at.counted()
     with at.modes():
-        out, lse = at.engine.run(
-            parts, _unpadded(call), at.layer, at.draws, at.return_lse, True, at.query_start
-        )
+        out, lse = at.engine.run(at.request(), reusable=True)
     return _own(out, at.parts), cast(Tensor, lse).contiguous()
 
 
@@ -148,24 +137,14 @@ def _run(*given: Any) -> tuple[Tensor, Tensor]:
 def _derivatives(*given: Any) -> list[Tensor]:
     grad, of_lse, out, lse, asks = given[:ABOVE]
     at = Given(*given[ABOVE:])
-    parts, call = at.counted()
-    call = replace(_unpadded(call), known=(out, lse))
     with at.modes():
-        found = at.engine.derivatives(
-            parts, call, at.layer, at.draws, (grad, of_lse), asks, query_start=at.query_start
-        )
+        found = at.engine.derivatives(at.request((out, lse)), (grad, of_lse), asks)
     every = (*at.parts, *at.learned)
     above = [x for x in (grad, of_lse) if x is not None]
     return [
         _own(_of_all_keys(y, x), above) if ask else x.new_empty(0)
         for x, y, ask in zip(every, found, asks, strict=True)
     ]
-
-
-def _unpadded(call: Call) -> Call:
-    """A call whose padding is there where it says something: models hand over masks of ones."""
-    none = call.padding is not None and bool(call.padding.all())
-    return replace(call, padding=None) if none else call
 
 
 def _of_all_keys(grad: Tensor | None, x: Tensor) -> Tensor:
@@ -275,16 +254,10 @@ class _Followed(_SingleLevelFunction):
         if grad is not None or of_lse is not None:
             if torch.is_grad_enabled() and active_fake_mode() is None and not _each_decides(at):
                 # derivatives of derivatives: those of plain operations
-                above, (parts, call) = (grad, of_lse), at.counted()
                 with at.modes():
-                    found = at.engine.derivatives(
-                        parts, call, at.layer, at.draws, above, asks, True, at.query_start
-                    )
-                every = (*at.parts, *learned)
-                found = [
-                    y if y is None else _of_all_keys(y, x)
-                    for x, y in zip(every, found, strict=True)
-                ]
+                    found = at.engine.derivatives(at.request(), (grad, of_lse), asks, again=True)
+                pairs = zip((*at.parts, *learned), found, strict=True)
+                found = [y if y is None else _of_all_keys(y, x) for x, y in pairs]
             else:
                 every = _attention_backward(grad, of_lse, out, lse, asks, *at)
                 found = [x if ask else None for x, ask in zip(every, asks, strict=True)]

@@ -271,28 +271,22 @@ class Everything:
     padding: torch.Tensor | None
     inputs: Mapping[str, torch.Tensor]
 
-    def after(
-        self,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        padding: torch.Tensor | None,
-        inputs: Mapping[str, torch.Tensor],
-        program: Program,
-    ) -> Everything:
+    def followed_by(self, later: Everything, program: Program) -> Everything:
         """The same with the next positions; inputs about queries are those of these alone."""
-        if padding is not None or self.padding is not None:
-            both = (self.padding, self.keys), (padding, k)
-            padding = torch.cat([_real_of(*each) for each in both], 1)
-        joined = dict(inputs)
+        real = None
+        if self.padding is not None or later.padding is not None:
+            real = torch.cat([self._real(), later._real()], 1)
+        inputs = dict(later.inputs)
         for entry in program.inputs:
             axis = POSITIONS.get(entry.kind)
             if axis is not None and entry.kind != "choices":
-                joined[entry.name] = torch.cat([self.inputs[entry.name], inputs[entry.name]], axis)
-        keys, values = torch.cat([self.keys, k], 2), torch.cat([self.values, v], 2)
-        return Everything(keys, values, padding, joined)
+                inputs[entry.name] = torch.cat([self.inputs[entry.name], inputs[entry.name]], axis)
+        keys, values = (
+            torch.cat(each, 2) for each in ((self.keys, later.keys), (self.values, later.values))
+        )
+        return Everything(keys, values, real, inputs)
 
-
-def _real_of(padding: torch.Tensor | None, keys: torch.Tensor) -> torch.Tensor:
-    if padding is not None:
-        return padding
-    return torch.ones(len(keys), keys.shape[2], dtype=torch.bool, device=keys.device)
+    def _real(self) -> torch.Tensor:
+        if self.padding is not None:
+            return self.padding
+        return self.keys.new_ones(len(self.keys), self.keys.shape[2], dtype=torch.bool)
