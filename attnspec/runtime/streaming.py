@@ -53,11 +53,7 @@ class StreamState:
         tensors = _described(q, k, v)
         if state is None:
             return StreamState(0, (None,) * len(works), works, tensors)
-        given: object = state
-        if not isinstance(given, StreamState):
-            raise TypeError(
-                f"state must be what a step returned, or None, got {type(given).__name__}"
-            )
+        check_state(state)
         if state.tensors != tensors:
             raise ValueError(f"the state is of {state.tensors}, got {tensors}")
         if state.works != works:
@@ -117,6 +113,12 @@ class StreamState:
         """The tensors that it holds."""
         yield from _tensors(self.parts)
         yield from self.marked.values()
+
+
+def check_state(state: object) -> None:
+    """Raises TypeError unless it is a state, or None."""
+    if state is not None and not isinstance(state, StreamState):
+        raise TypeError(f"state must be what a step returned, or None, got {type(state).__name__}")
 
 
 _BATCH = re.compile(r"\[(\d+),")
