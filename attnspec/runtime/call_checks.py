@@ -171,21 +171,17 @@ def narrowed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def in_type_of_autocast(
-    run: Callable[..., Outputs],
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *rest: Any,
-    **named: Any,
+    run: Callable[..., Outputs], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
 ) -> Outputs:
     """What a function returns of q, k and v in the type that autocast asks for, if it asks."""
     # what is no tensor is left to `check_tensors`, and torch knows no autocast of shapes alone
-    kind = q.device.type if isinstance(q, torch.Tensor) else "meta"
+    first: object = q
+    kind = first.device.type if isinstance(first, torch.Tensor) else "meta"
     if kind == "meta" or not torch.is_autocast_enabled(kind):
-        return run(q, k, v, *rest, **named)
+        return run(q, k, v, *rest)
     narrow = torch.get_autocast_dtype(kind)
     with torch.autocast(kind, enabled=False):
-        return run(*(narrowed(x, narrow) for x in (q, k, v)), *rest, **named)
+        return run(*(narrowed(x, narrow) for x in (q, k, v)), *rest)
 
 
 def check_query_start(program: Program, query_start: int, reads_m: bool) -> int:

@@ -7,7 +7,7 @@ there is one.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -28,15 +28,13 @@ from attnspec.backends.common.torch_modes import (
 )
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.dense.kernel import MaskedKernel, OpenKernel
-from attnspec.backends.planner import AUTO, ROWS, TORCH, check_backend, choose
+from attnspec.backends.planner import AUTO, ROWS, check_backend, choose
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.predicates.inputs import READ, computed
 from attnspec.graphs.relation import DataDependent
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
-from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program
 from attnspec.ir.serial import FORMAT, Plain, from_data
-from attnspec.layout.tiling import TooFine
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.lower import Binder, bias_tables, stand_ins
@@ -47,7 +45,6 @@ from attnspec.lower.work import (
     BackendError,
     Bias,
     Call,
-    Cutting,
     Joining,
     Kernel,
     Mergeable,
@@ -78,6 +75,10 @@ Key: TypeAlias = "tuple[int, int, int, int, int, str, int]"
 
 Outputs: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
 """The output [B, H, n_q, d_v], and its log-sum-exps [B, H, n_q] if there are any."""
+
+
+Built: TypeAlias = "tuple[Kernel, Work, tuple[int, ...]]"
+"""A kernel, what it computes, and its heads."""
 
 
 class Request(NamedTuple):
@@ -116,8 +117,6 @@ class Engine:
         self._computed_of = sorted({name for names in self.computed.values() for name in names})
         self._exact: Remembered[None] = Remembered()
         self.prepared: Cache[Key, Prepared] = Cache(LIMITS.layouts)
-        self.steps: Cache[Key, Prepared] = Cache(LIMITS.layouts_of_steps)
-        self._whole: Cache[tuple[int, int, int, int], Prepared | None] = Cache(LIMITS.layouts_few)
         # the newest of a text: the operator shares what a module has laid out
         _living[self.text] = self
 
@@ -153,17 +152,13 @@ class Engine:
             parts, of = laid if group.work.mechanism is None else (request.parts, call)
             known = None
             if call.known is not None and _reuses(group.kernel, q):
-                known = tuple(selected(x, 1, group.queries) for x in call.known)
-            mine = Call(
-                of.padding,
-                call.dropout_p,
-                self.tables(group, layer, call.tables) if group.tables else {},
-                data_of(group.work, group.heads, prepared.decisions, choices, of.data)
-                if choices
-                else of.data,
-                0 if group.work.mechanism is None else draw_of(group.work, draws),
-                cast("tuple[torch.Tensor, torch.Tensor] | None", known),
-            )
+                known = _rows_of_heads(call.known, group)
+            tables = self.tables(group, layer, call.tables) if group.tables else {}
+            data = of.data
+            if choices:
+                data = data_of(group.work, group.heads, prepared.decisions, choices, data)
+            draw = 0 if group.work.mechanism is None else draw_of(group.work, draws)
+            mine = Call(of.padding, call.dropout_p, tables, data, draw, known)
             out, lse = self.outputs(group, group.parts(*parts), mine, return_lse, reusable)
             outs.append(out)
             if return_lse or reusable:
@@ -196,15 +191,14 @@ class Engine:
         padding = call.padding
         if padding is None and crossing is not None and crossing.first == n:
             padding = torch.ones(len(k), n, dtype=torch.bool, device=k.device)
-        kinds = {entry.name: entry.kind for entry in self.program.inputs}
-        data = {
-            name: pad(x, (0, more)) if kinds[name] in ("tokens", *READ) else x
-            for name, x in call.data.items()
-        }
-        given = replace(
-            call, padding=None if padding is None else pad(padding, (0, more)), data=data
+        data = dict(call.data)
+        for entry in self.program.inputs:
+            if entry.kind in ("tokens", *READ):
+                data[entry.name] = pad(data[entry.name], (0, more))
+        padding = None if padding is None else pad(padding, (0, more))
+        return (q, pad(k, (0, 0, 0, more)), pad(v, (0, 0, 0, more))), replace(
+            call, padding=padding, data=data
         )
-        return (q, pad(k, (0, 0, 0, more)), pad(v, (0, 0, 0, more))), given
 
     def masked(self, request: Request, added: torch.Tensor) -> Outputs:
         """What `run` returns with numbers added to the scores of all pairs, broadcastable to
@@ -216,16 +210,16 @@ class Engine:
                 " for one: leave it out, and say in the spec which pairs there are"
             )
         q, k, _ = request.parts
-        heads, ratio, groups = q.shape[1], q.shape[1] // k.shape[1], []
-        for work, members in self.binder.works(request.layer, heads, q.shape[2], k.shape[2]):
+        kernels: list[Built] = []
+        for work, members in self.binder.works(request.layer, q.shape[1], q.shape[2], k.shape[2]):
             if work.mechanism is not None:
                 raise ValueError(
                     f"`{work.mechanism.name}` has no scores that a mask could be added to: leave it"
                     " out, and say in the spec which pairs there are"
                 )
-            kernel, tables = MaskedKernel(work, members, q.device, added), self.tables_of(work)
-            groups.append(group_of(kernel, work, members, heads, ratio, tables, q.device))
-        return self.run(request, prepared=together(groups, heads, q.device))
+            kernels.append((MaskedKernel(work, members, q.device, added), work, members))
+        prepared = self.together(kernels, q.shape[1], k.shape[1], q.device)
+        return self.run(request, prepared=prepared)
 
     def outputs(
         self, group: Group, parts: Parts, call: Call, return_lse: bool, reusable: bool = False
@@ -300,15 +294,24 @@ class Engine:
 
     def tables_of(self, work: Work) -> tuple[tuple[str, str], ...]:
         """What a kernel of the work calls its tables, with the names of the parameters."""
-        biases = [
-            (change.table, change.table) for change in work.changes if isinstance(change, Bias)
-        ]
-        mechanism = work.mechanism
-        parts = () if mechanism is None else mechanism.parts()
-        name = "" if mechanism is None else mechanism.name
+        biases = [(x.table, x.table) for x in work.changes if isinstance(x, Bias)]
+        if work.mechanism is None:
+            return tuple(biases)
+        name, parts = work.mechanism.name, work.mechanism.parts()
         return (*biases, *((part.name, self._parts[name, part]) for part in parts))
 
     # --- kernels ---------------------------------------------------------------------------------
+
+    def together(
+        self, kernels: Iterable[Built], heads: int, key_heads: int, device: torch.device
+    ) -> Prepared:
+        """Kernels that have all heads between them, with their works and their heads."""
+        ratio = heads // key_heads
+        groups = [
+            group_of(kernel, work, members, heads, ratio, self.tables_of(work), device)
+            for kernel, work, members in kernels
+        ]
+        return together(groups, heads, device)
 
     def prepare(
         self,
@@ -328,18 +331,15 @@ class Engine:
         if layer not in self._alike:
             self._alike[layer] = self.binder.alike(layer)
         key = (self._alike[layer], heads, key_heads, n_q, n_k, device, query_start)
-        if n_q > LIMITS.rows_looked_up:
-            return self.prepared.get(key, lambda: apart(lambda: self._build(key)))
-        if self.backend in (AUTO, ROWS.name):
+        if n_q <= LIMITS.rows_looked_up and self.backend in (AUTO, ROWS.name):
             # this costs less than a thread that is apart, and nothing of it outlives the call
             return self._build(key)
-        return self.steps.get(key, lambda: apart(lambda: self._build(key)))
+        return self.prepared.get(key, lambda: apart(lambda: self._build(key)))
 
     def _open(
         self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: torch.device
     ) -> Prepared:
         """The definition for lengths that are symbols; ValueError where there is none of them."""
-        groups = []
         try:
             works = self.binder.open_works(layer, heads)
         except BackendError as error:
@@ -349,70 +349,27 @@ class Engine:
                 " one operator for all of them, or try a file that `attnspec compile --standalone`"
                 " writes"
             ) from None
-        for work, members in works:
-            work = replace(work, n_q=n_q, n_k=n_k)
-            kernel, tables = OpenKernel(work, members, device), self.tables_of(work)
-            groups.append(
-                group_of(kernel, work, members, heads, heads // key_heads, tables, device)
-            )
-        return together(groups, heads, device)
+        works = [(replace(work, n_q=n_q, n_k=n_k), members) for work, members in works]
+        kernels = [(OpenKernel(*each, device), *each) for each in works]
+        return self.together(kernels, heads, key_heads, device)
 
     def _build(self, key: Key) -> Prepared:
-        layer, heads, key_heads, n_q, n_k, device, _ = key
-        if n_q != n_k or n_q <= LIMITS.rows_looked_up or device != "cpu":
-            return self._new(key)
-        longest = self.binder.longest(layer, heads, n_k)
-        if longest is None:
-            return self._new(key)
-        whole = self._whole.get(
-            (layer, heads, key_heads, longest),
-            lambda: self._longest((layer, heads, key_heads, longest, longest, device, 0)),
-        )
-        found = None if whole is None else whole.below(n_k)
-        return self._new(key) if found is None else found
-
-    def _longest(self, key: Key) -> Prepared | None:
-        """The kernels of the longest sequence of a range, of which others are cut; None where some
-        cannot be."""
-        try:
-            for work, _, backend in self._chosen(key):
-                # the shortest sequences are planned each by itself, unless it is evident how
-                if work.n_k <= LIMITS.planned_alone and backend is not TORCH:
-                    return None
-                if not isinstance(backend, Cutting) or not backend.cuts(work):
-                    return None
-            return self._new(key)
-        except (RelationError, BackendError, TooFine):
-            # it has no value there, or is too long, which says nothing of shorter ones
-            return None
-
-    def _chosen(self, key: Key) -> Iterator[tuple[Work, tuple[int, ...], Backend]]:
-        """The works of a layer with their heads, and what runs them."""
-        layer, heads, _, n_q, n_k, device, query_start = key
-        kind = torch.device(device).type
-        for work, members in self.binder.works(layer, heads, n_q, n_k, query_start):
-            work = replace(work, copies=len(members), device=kind)
-            yield work, members, choose(work, kind, self.backend)
-
-    def _new(self, key: Key) -> Prepared:
-        _, heads, key_heads, _, _, device, _ = key
-        place, ratio = torch.device(device), heads // key_heads
+        layer, heads, key_heads, n_q, n_k, device, query_start = key
+        place = torch.device(device)
         chosen: dict[str, tuple[Backend, list[tuple[Work, tuple[int, ...]]]]] = {}
-        for work, members, backend in self._chosen(key):
+        for work, members in self.binder.works(layer, heads, n_q, n_k, query_start):
+            work = replace(work, copies=len(members), device=place.type)
+            backend = choose(work, place.type, self.backend)
             chosen.setdefault(backend.name, (backend, []))[1].append((work, members))
-        groups = []
+        kernels: list[Built] = []
         for backend, mine in chosen.values():
             if len(mine) > 1 and isinstance(backend, Joining):
                 if backend.joins([work for work, members in mine for _ in members]):
-                    kernel = backend.build_joined(mine, place)
                     every = tuple(head for _, members in mine for head in members)
-                    groups.append(group_of(kernel, mine[0][0], every, heads, ratio, (), place))
+                    kernels.append((backend.build_joined(mine, place), mine[0][0], every))
                     continue
-            for work, members in mine:
-                kernel = backend.build(work, members, place)
-                tables = self.tables_of(work)
-                groups.append(group_of(kernel, work, members, heads, ratio, tables, place))
-        return together(groups, heads, place)
+            kernels += [(backend.build(*each, place), *each) for each in mine]
+        return self.together(kernels, heads, key_heads, place)
 
 
 @lru_cache(maxsize=LIMITS.layouts_few)
@@ -458,6 +415,12 @@ def no_log_sum_exps(program: Program) -> ValueError:
 def _rows_of(table: torch.Tensor, layer: int) -> torch.Tensor:
     """What the heads of a layer have learned, [heads or 1, …]; what is shared has one row."""
     return table[layer if len(table) > 1 else 0]
+
+
+def _rows_of_heads(
+    known: tuple[torch.Tensor, torch.Tensor], group: Group
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return selected(known[0], 1, group.queries), selected(known[1], 1, group.queries)
 
 
 def _reuses(kernel: Kernel, q: torch.Tensor) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias, cast
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
-from attnspec.lower.work import Kernel, Shortened, Work, key_heads
+from attnspec.lower.work import Kernel, Work, key_heads
 from attnspec.runtime.decisions import Decision, decisions_of
 
 Selection: TypeAlias = torch.Tensor | range | None
@@ -54,17 +54,6 @@ class Prepared:
     groups: tuple[Group, ...]
     order: Selection
     decisions: tuple[Decision, ...] = ()
-
-    def below(self, n: int) -> Prepared | None:
-        """The kernels of the first n positions alone, between which pairs are the same; None where
-        one of them is not cut."""
-        groups = []
-        for group in self.groups:
-            kernel = cast(Shortened, group.kernel).below(n)
-            if kernel is None:
-                return None
-            groups.append(replace(group, kernel=kernel, work=replace(group.work, n_q=n, n_k=n)))
-        return replace(self, groups=tuple(groups))
 
     def joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """The outputs of the groups, [B, H, …], in the order of the heads."""

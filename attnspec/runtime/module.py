@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Never, cast
+from typing import Any, NamedTuple, Never, cast
 
 import torch
 
@@ -22,7 +22,7 @@ from attnspec.ir.program import Program
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.lower import decided_leaves
-from attnspec.lower.work import Call, Streamable
+from attnspec.lower.work import Call, Kernel, Streamable, Work
 from attnspec.runtime.call_checks import (
     check_dropout,
     check_exact,
@@ -41,7 +41,7 @@ from attnspec.runtime.call_checks import (
 )
 from attnspec.runtime.decisions import data_of, decisions_of
 from attnspec.runtime.engine import Engine, Request, no_log_sum_exps
-from attnspec.runtime.head_groups import Prepared, draw_of, group_of, together
+from attnspec.runtime.head_groups import Prepared, draw_of
 from attnspec.runtime.parameters import Draws, Learner, again
 from attnspec.runtime.streaming import (
     Everything,
@@ -50,6 +50,18 @@ from attnspec.runtime.streaming import (
     stream_kernel,
     streamed_works,
 )
+
+
+class Options(NamedTuple):
+    """What a call says beside q, k and v, as it was handed in; `start` is its first query."""
+
+    layer: int
+    padding: torch.Tensor | None
+    inputs: Mapping[str, torch.Tensor] | None
+    dropout_p: float = 0.0
+    return_lse: bool = False
+    start: int = 0
+    keys: torch.Tensor | None = None
 
 
 class CompiledAttention(Learner):
@@ -142,41 +154,27 @@ class CompiledAttention(Learner):
         if unknown:
             refuse_unknown(self.program, unknown, CompiledAttention.forward)
         start = check_query_start(self.program, query_start, self._reads_m) if query_start else 0
-        rest = layer, key_padding_mask, dropout_p, inputs, return_lse, start, None, keys
-        return in_type_of_autocast(self._run, q, k, v, *rest)
+        options = Options(layer, key_padding_mask, inputs, dropout_p, return_lse, start, keys)
+        return in_type_of_autocast(self._run, q, k, v, options)
 
     def labelled(
-        self,
-        engine: Engine,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: int,
-        dropout_p: float,
-        inputs: Mapping[str, torch.Tensor],
+        self, engine: Engine, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options
     ) -> torch.Tensor:
         """A call whose kernels are those of another engine, with the same parameters and more
         inputs: the documents of `attnspec.packed`."""
-        rest = layer, None, dropout_p, inputs, False, 0, engine
-        return cast(torch.Tensor, in_type_of_autocast(self._run, q, k, v, *rest))
+        return cast(torch.Tensor, in_type_of_autocast(self._run, q, k, v, options, engine))
 
     def _run(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        layer: int,
-        padding: torch.Tensor | None,
-        dropout_p: float,
-        inputs: Mapping[str, torch.Tensor] | None,
-        return_lse: bool,
-        start: int = 0,
+        options: Options,
         engine: Engine | None = None,
-        keys: torch.Tensor | None = None,
     ) -> Any:
         engine = engine or self.engine
-        checked = self._checked(engine.program, q, k, v, layer, padding, inputs, dropout_p)
-        layer, dropout_p, learned, data = checked
+        layer, dropout_p, learned, data = self._checked(engine.program, q, k, v, options)
+        padding, return_lse, start, keys = options[1], *options[4:]
         check_keys(keys)
         draws = (0, 0) if self.draws is None else self.draws.of(layer)
         watched, parts = _is_looked_at(q, self.program), (q, k, v)
@@ -214,16 +212,13 @@ class CompiledAttention(Learner):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor | None,
-        layer: int,
-        padding: torch.Tensor | None,
-        inputs: Mapping[str, torch.Tensor] | None,
-        dropout_p: float = 0.0,
+        options: Options,
     ) -> tuple[int, float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The layer, the dropout, what is learned by name, and the inputs of `program` as patterns
         take them; raises as a call does. `v` is None where values are not asked for."""
-        layer = check_layer(self.program, layer)
+        layer = check_layer(self.program, options.layer)
         check_tensors(self.program, q, k, k if v is None else v)
-        return layer, *self._besides(program, q, k, v, padding, inputs, dropout_p)
+        return layer, *self._besides(program, q, k, v, options)
 
     def _besides(
         self,
@@ -231,11 +226,9 @@ class CompiledAttention(Learner):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor | None,
-        padding: torch.Tensor | None,
-        inputs: Mapping[str, torch.Tensor] | None,
-        dropout_p: float = 0.0,
+        options: Options,
     ) -> tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        values = k if v is None else v
+        values, (_, padding, inputs, dropout_p, *_) = k if v is None else v, options
         if padding is not None:
             check_padding(padding, q.shape[0], k.shape[2], q.device)
         dropout_p = check_dropout(dropout_p)
@@ -298,10 +291,10 @@ class CompiledAttention(Learner):
                 "a mask of all pairs is not read in a traced program: say which pairs there are in"
                 " the spec, by patterns or run-time inputs"
             )
-        padding = key_padding_mask
-        checked = self._checked(self.program, q, k, v, layer, padding, inputs, dropout_p)
-        call = Call(padding, *checked[1:])
-        request = Request((q, k, v), call, checked[0], return_lse=return_lse)
+        options = Options(layer, key_padding_mask, inputs, dropout_p)
+        layer, *besides = self._checked(self.program, q, k, v, options)
+        call = Call(key_padding_mask, *besides)  # type: ignore[arg-type]
+        request = Request((q, k, v), call, layer, return_lse=return_lse)
         out, lse = self.engine.masked(request, added)
         return (out, lse) if return_lse else out
 
@@ -342,8 +335,8 @@ class CompiledAttention(Learner):
         """
         if unknown:
             refuse_unknown(self.program, unknown, CompiledAttention.step)
-        rest = state, layer, key_padding_mask, inputs, return_lse, keep_all, in_place
-        return in_type_of_autocast(self._step, q, k, v, *rest)
+        options = Options(layer, key_padding_mask, inputs, return_lse=return_lse)
+        return in_type_of_autocast(self._step, q, k, v, state, options, keep_all, in_place)
 
     def _step(
         self,
@@ -351,22 +344,19 @@ class CompiledAttention(Learner):
         k: torch.Tensor,
         v: torch.Tensor,
         state: StreamState | None,
-        layer: int,
-        padding: torch.Tensor | None,
-        inputs: Mapping[str, torch.Tensor] | None,
-        return_lse: bool,
+        options: Options,
         keep_all: bool,
         in_place: bool,
     ) -> tuple[Any, StreamState]:
+        layer, padding, return_lse = options.layer, options.padding, options.return_lse
         layer = check_layer(self.program, layer)
         check_tensors(self.program, q, k, v)
         key = (self.engine.binder.alike(layer), q.shape[1], k.shape[1], str(q.device), keep_all)
         works, prepared = self._streams.get(key, lambda: apart(lambda: self._stream(*key)))
         state, count = StreamState.first(state, works, q, k, v), q.shape[2]
-        _, learned, data = self._besides(self.program, q, k, v, padding, inputs)
+        _, learned, data = self._besides(self.program, q, k, v, options)
         if 0 in (q.shape[0], count):
-            out = self._run(q, k, v, layer, padding, 0.0, inputs, return_lse)
-            return out, state.after(count, state.parts)
+            return self._run(q, k, v, options), state.after(count, state.parts)
         state = state.with_marked(self.program, data)
         check_exact(self.engine.computed, data, state.position + count)
         if any(work.decided for work, _ in works):
@@ -374,8 +364,8 @@ class CompiledAttention(Learner):
             every = Everything(k, v, padding, data)
             if state.parts[0] is not None:
                 every = cast(Everything, state.parts[0]).followed_by(every, self.program)
-            rest = layer, every.padding, 0.0, every.inputs, return_lse
-            out = self._run(q, every.keys, every.values, *rest)
+            options = options._replace(padding=every.padding, inputs=every.inputs)
+            out = self._run(q, every.keys, every.values, options)
             return out, state.after(count, [every, *state.parts[1:]])
         draws = (0, 0) if self.draws is None else self.draws.of(layer)
         outs, sums, parts = [], [], []
@@ -397,18 +387,16 @@ class CompiledAttention(Learner):
     def _stream(
         self, layer: int, heads: int, keys: int, device: str, keep_all: bool
     ) -> tuple[Works, Prepared]:
-        place = torch.device(device)
-        groups, works = [], streamed_works(self.engine.binder, layer, heads)
+        place, works = torch.device(device), streamed_works(self.engine.binder, layer, heads)
         if any(work.decided for work, _ in works):
             # each step is a call with all keys
             return works, Prepared((), None)
-        for work, members in works:
-            kernel = stream_kernel(
-                self.program, layer, work, members, place, self.backend, keep_all
-            )
-            tables = self.engine.tables_of(work)
-            groups.append(group_of(kernel, work, members, heads, heads // keys, tables, place))
-        return works, together(groups, heads, place)
+
+        def built(work: Work, of: tuple[int, ...]) -> Kernel:
+            return stream_kernel(self.program, layer, work, of, place, self.backend, keep_all)
+
+        kernels = [(built(*each), *each) for each in works]
+        return works, self.engine.together(kernels, heads, keys, place)
 
     # --- what a call reads, and what moves in training ------------------------------------------
 
@@ -426,7 +414,8 @@ class CompiledAttention(Learner):
 
         Raises ValueError above n_k = `LIMITS.pairs_shown`, else as a call does.
         """
-        works, data, choices = self._looked_at(q, k, layer, inputs, key_padding_mask, query_start)
+        options = Options(layer, key_padding_mask, inputs, start=query_start)
+        works, data, choices = self._looked_at(q, k, options)
         read = q.new_zeros(*q.shape[:3], k.shape[2], dtype=torch.bool)
         # nothing is decided of no tokens
         for work, heads in works if read.numel() else ():
@@ -451,7 +440,8 @@ class CompiledAttention(Learner):
         Raises ValueError above n_k = `LIMITS.pairs_shown`, and where the data decide nothing; else
         as a call does.
         """
-        works, _, choices = self._looked_at(q, k, layer, inputs, key_padding_mask, query_start)
+        options = Options(layer, key_padding_mask, inputs, start=query_start)
+        works, _, choices = self._looked_at(q, k, options)
         decisions = decisions_of(works)
         if not decisions:
             raise ValueError(f"the data decide nothing in layer {layer} of `{self.program.name}`")
@@ -465,24 +455,18 @@ class CompiledAttention(Learner):
         return found
 
     def _looked_at(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        layer: int,
-        inputs: Mapping[str, torch.Tensor] | None,
-        padding: torch.Tensor | None,
-        query_start: int,
+        self, q: torch.Tensor, k: torch.Tensor, options: Options
     ) -> tuple[Works, Mapping[str, torch.Tensor], dict[Any, Any]]:
         """The works, inputs and choices of a call whose pairs are asked for."""
-        start = check_query_start(self.program, query_start, self._reads_m)
-        layer, _, learned, data = self._checked(self.program, q, k, None, layer, padding, inputs)
+        start = check_query_start(self.program, options.start, self._reads_m)
+        layer, _, learned, data = self._checked(self.program, q, k, None, options)
         longest = max(q.shape[2], k.shape[2])
         if longest > LIMITS.pairs_shown:
             raise ValueError(
                 f"pairs and choices are shown up to n = {LIMITS.pairs_shown:,}, got {longest:,}"
             )
         works = self.engine.binder.works(layer, q.shape[1], q.shape[2], k.shape[2], start)
-        laid = self.engine.laid_out((q, k, k), Call(padding, 0.0, learned, data))
+        laid = self.engine.laid_out((q, k, k), Call(options.padding, 0.0, learned, data))
         choices = self.engine.decided(decisions_of(works), layer, *laid, k.shape[2])
         return works, laid[1].data, choices
 

@@ -231,7 +231,7 @@ class _Followed(_SingleLevelFunction):
 
     @staticmethod
     def forward(ctx: Any, keys: Any, given: tuple[Any, ...], *_: Tensor) -> Any:
-        found = _within(_attention, keys, given)
+        found = _below(_attention, keys, given, within=True)
         at = Given(*given)
         tensors = *at.parts, *at.learned, at.key_padding_mask, at.seed, at.keys, *at.inputs
         ctx.save_for_backward(*found, *tensors)
@@ -288,19 +288,15 @@ def _each_decides(at: Given) -> bool:
     return mapped and bool(decided_leaves(at.engine.program))
 
 
-class _Last(_SingleLevelFunction):
+class _Last(_Followed):
     """Gradients in a traced program, which have no derivatives of their own."""
 
     @staticmethod
-    def jvp(ctx: Any, *_: Any) -> Any:
-        raise RuntimeError(_FORWARD_MODE)
-
-    @staticmethod
     def forward(ctx: Any, keys: Any, given: tuple[Any, ...], *_: Tensor) -> Any:
-        return tuple(_within(_attention_backward, keys, given))
+        return tuple(_below(_attention_backward, keys, given, within=True))
 
     @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> Any:
+    def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
         raise RuntimeError(
             "derivatives of derivatives of an attention are not computed in a traced program, nor"
             " under `vmap` where queries and keys decide: call the module itself, without `vmap`,"
@@ -308,17 +304,14 @@ class _Last(_SingleLevelFunction):
         )
 
 
-def _below(operator: Any, keys: Any, given: tuple[Any, ...]) -> Any:
-    """What an operator does where autograd has passed it by."""
-    with torch._C._AutoDispatchBelowAutograd():
+def _below(operator: Any, keys: Any, given: tuple[Any, ...], within: bool = False) -> Any:
+    """What an operator does where autograd has passed it by; `within` the forward of a function,
+    which has turned gradients off, levels of torch.func below it look at whether they are on."""
+    asks = torch.is_grad_enabled()
+    if within:
+        asks = torch._C._functorch.maybe_current_level() is not None
+    with torch.set_grad_enabled(asks), torch._C._AutoDispatchBelowAutograd():
         return operator.redispatch(keys & torch._C._after_autograd_keyset, *given)
-
-
-def _within(operator: Any, keys: Any, given: tuple[Any, ...]) -> Any:
-    """The same inside the forward of a function, which has turned gradients off: the levels of
-    torch.func below it derive too, and look at whether they are on."""
-    with torch.set_grad_enabled(torch._C._functorch.maybe_current_level() is not None):
-        return _below(operator, keys, given)
 
 
 def _follows(operator: Any, function: Any) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeAlias, cast
 
@@ -109,10 +109,16 @@ class StreamState:
         """How many samples it is of."""
         return int(cast("re.Match[str]", _BATCH.search(self.tensors))[1])
 
-    def kept(self) -> Iterator[torch.Tensor]:
+    def kept(self) -> list[torch.Tensor]:
         """The tensors that it holds."""
-        yield from _tensors(self.parts)
-        yield from self.marked.values()
+        tensors: list[torch.Tensor] = []
+
+        def keep(x: torch.Tensor) -> torch.Tensor:
+            tensors.append(x)
+            return x
+
+        self._mapped(keep)
+        return tensors
 
 
 def check_state(state: object) -> None:
@@ -137,18 +143,6 @@ def _mapped(part: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         return part
     changed = {x.name: _mapped(getattr(part, x.name), of) for x in fields(part)}
     return replace(cast("Any", part), **changed)
-
-
-def _tensors(part: Any) -> Iterator[torch.Tensor]:
-    if isinstance(part, torch.Tensor):
-        yield part
-    elif isinstance(part, Mapping):
-        yield from _tensors(tuple(part.values()))
-    elif isinstance(part, tuple):
-        for each in part:
-            yield from _tensors(each)
-    elif is_dataclass(part):
-        yield from _tensors(tuple(getattr(part, each.name) for each in fields(part)))
 
 
 def _described(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
