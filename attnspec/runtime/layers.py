@@ -289,7 +289,8 @@ class SelfAttention(_OneLayer):
     def _joined(self, out: torch.Tensor, count: int) -> torch.Tensor:
         """The heads' outputs [B, H, n, d] as [B, count, embed_dim], of the last tokens."""
         out = out.transpose(1, 2).flatten(2)
-        out = out[:, out.shape[1] - count :]
+        if out.shape[1] > count:
+            out = out[:, out.shape[1] - count :]
         result: torch.Tensor = self.out(out) if self.read else out
         return result
 

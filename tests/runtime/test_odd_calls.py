@@ -235,25 +235,17 @@ def test_dropout_of_all_and_of_some(body: str) -> None:
     assert not torch.equal(module(*parts, dropout_p=0.5), module(*parts))
 
 
-def test_hooks_parametrizations_and_accumulated_gradients() -> None:
-    module, parts = drawn(BODIES[2]), given()
-    assert set(module.state_dict()) == {"bias_0"}
-    fresh = drawn(BODIES[2])
-    fresh.load_state_dict(module.state_dict(), strict=True)
-    once = torch.autograd.grad(module(*parts).sum(), module.bias_0)[0]
-    for _ in range(2):
-        module(*parts).sum().backward()
-    torch.testing.assert_close(module.bias_0.grad, 2 * once)
+def test_hooks_and_parametrizations() -> None:
+    module, parts, seen = drawn(BODIES[2]), given(), []
 
     class Twice(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return 2 * x
 
-    seen: list[torch.Size] = []
-    handle = module.register_forward_hook(lambda m, args, out: seen.append(out.shape))
+    fresh = copy.deepcopy(module)
+    module.register_forward_hook(lambda m, args, out: seen.append(out.shape))
     parametrize.register_parametrization(module, "bias_0", Twice())
     found = module(*parts)
-    handle.remove()
     assert seen == [found.shape]
     with torch.no_grad():
         fresh.bias_0.mul_(2)

@@ -285,9 +285,7 @@ def test_steps_are_the_rows_of_the_whole_pass(body: str) -> None:
     "body",
     [
         "extra_tokens 2 attend full",
-        "attend synthesizer(max_length = 30)",
         "attend gmlp(max_length = 30)",
-        "layers 2 attend linformer(rank = 4, max_length = 30)",
         "attend fourier()",
     ],
 )
