@@ -50,11 +50,10 @@ from attnspec.lower.work import (
     Mergeable,
     Work,
 )
-from attnspec.runtime.call_checks import check_exact, check_promise
+from attnspec.runtime.call_checks import Parts, check_exact, check_promise
 from attnspec.runtime.decisions import Decision, data_of, decided
 from attnspec.runtime.head_groups import (
     Group,
-    Parts,
     Prepared,
     draw_of,
     group_of,

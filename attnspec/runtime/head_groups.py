@@ -9,13 +9,11 @@ from typing import TypeAlias
 import torch
 
 from attnspec.lower.work import Kernel, Work, key_heads
+from attnspec.runtime.call_checks import Parts
 from attnspec.runtime.decisions import Decision, decisions_of
 
 Selection: TypeAlias = torch.Tensor | range | None
 """Which heads: their numbers, as a range where they are one, None for all."""
-
-Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
-"""q [B, H, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v]."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -74,15 +74,28 @@ def packed(
             f"`{module.program.name}` joins two sequences, and packed documents are one each: call"
             " the module for each document"
         )
-    layer, alike = check_layer(module.program, layer), cu_seqlens_k is None
+    layer = check_layer(module.program, layer)
     if any(getattr(x, "is_nested", False) for x in (q, k, v)):
-        if cu_seqlens is not None or not alike:
+        if cu_seqlens is not None or cu_seqlens_k is not None:
             raise ValueError("nested tensors know where documents end: leave cu_seqlens out")
         parts, at, at_keys = _of_nested(q, k, v)
         out = packed(module, *parts, at, at_keys, layer=layer, dropout_p=dropout_p, inputs=inputs)
         return torch.nested.nested_tensor_from_jagged(out, at).transpose(1, 2)
     if cu_seqlens is None:
         raise ValueError("cu_seqlens must say where documents begin and end, int [documents + 1]")
+    return _of_documents(module, (q, k, v), cu_seqlens, cu_seqlens_k, layer, dropout_p, inputs)
+
+
+def _of_documents(
+    module: CompiledAttention,
+    parts: Parts,
+    cu_seqlens: torch.Tensor,
+    cu_seqlens_k: torch.Tensor | None,
+    layer: int,
+    dropout_p: float,
+    inputs: Mapping[str, torch.Tensor] | None,
+) -> torch.Tensor:
+    (q, k, v), alike = parts, cu_seqlens_k is None
     _check(q, k, v, alike=alike)
     ends = keys = _ends(cu_seqlens, len(q), "cu_seqlens")
     if cu_seqlens_k is not None:
@@ -91,12 +104,12 @@ def packed(
     inputs = _check_inputs(module.program, inputs, len(k), len(ends) - 1)
     together = alike and module.backend == AUTO and len(ends) > 2 and len(q) > 0
     if not together or not _is_part(module.program, layer, q.shape[1]):
-        return _by_length(module, (q, k, v), (ends, keys), layer, dropout_p, inputs)
+        return _by_length(module, parts, (ends, keys), layer, dropout_p, inputs)
     text, name = _labelled(module.program)
     places = torch.arange(len(q), device=cu_seqlens.device)
     labels = torch.searchsorted(cu_seqlens, places, right=True).to(q.device)
     whole = {key: x[None] for key, x in {**inputs, name: labels}.items()}
-    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    q, k, v = (x.transpose(0, 1)[None] for x in parts)
     out = module.labelled(engine_of(text), q, k, v, Options(layer, None, whole, dropout_p))
     return out[0].transpose(0, 1)
 
