@@ -276,20 +276,33 @@ def _input(
     k: torch.Tensor,
     padding: torch.Tensor | None,
 ) -> torch.Tensor:
-    name, (types, kind, _) = f"the input `{entry.name}`", _KINDS[entry.kind]
+    name, (types, kind, axes) = f"the input `{entry.name}`", _KINDS[entry.kind]
+    shape: tuple[int, ...] = (q.shape[0],) if entry.kind == "length" else (q.shape[0], k.shape[2])
     if entry.kind in PER_HEAD:
-        _check_per_head(entry, tensor, q, k)
-        return tensor
-    batch, n_k = q.shape[0], k.shape[2]
-    shape = (batch,) if entry.kind == "length" else (batch, n_k)
+        _check_strided(name, tensor)
+        shape = tuple(tensor.shape)
+        if not _fits_heads(entry, shape, q, k):
+            sizes = f"B = {q.shape[0]}, H = {q.shape[1]}, H_kv = {k.shape[1]}"
+            sizes += f", n_q = {q.shape[2]}, n_k = {k.shape[2]}"
+            raise ValueError(f"{name} must be {kind} {axes} with {sizes}, got {list(shape)}")
     _check_input(name, tensor, types, kind, shape, q.device)
     if entry.kind == "length":
         # no position lies before one below 0
-        return tensor.long().clamp(min=0).view(batch, 1, 1)
+        return tensor.long().clamp(min=0).view(-1, 1, 1)
     if entry.kind != "numbers":
         return tensor
     tensor = tensor.double() if tensor.is_floating_point() else tensor.long()
     return tensor if padding is None else _without_padding(tensor, padding)
+
+
+def _fits_heads(entry: Input, shape: tuple[int, ...], q: torch.Tensor, k: torch.Tensor) -> bool:
+    """Whether an input about heads has the axes of its kind; how many blocks, columns or rounds
+    there must be is for what reads it to say."""
+    heads = [q.shape[1], 1] if entry.kind == "buckets" else [q.shape[1], k.shape[1], 1]
+    if len(shape) != 4 or shape[0] != q.shape[0] or shape[1] not in heads:
+        return False
+    count = {"choices": q.shape[2], "buckets": k.shape[2]}.get(entry.kind)
+    return count is None or shape[POSITIONS[entry.kind]] == count
 
 
 def _without_padding(numbers: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
@@ -300,23 +313,6 @@ def _without_padding(numbers: torch.Tensor, padding: torch.Tensor) -> torch.Tens
     first = padding.flatten().to(torch.uint8).argmax().view(1)
     known = torch.where(padding.any(), numbers.flatten().gather(0, first), 1)
     return torch.where(padding, numbers, known.to(numbers.dtype))
-
-
-def _check_per_head(entry: Input, tensor: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:
-    """Raises unless an input about heads has the axes of its kind; how many blocks, columns or
-    rounds there must be is for what reads it to say."""
-    name, (types, kind, axes) = f"the input `{entry.name}`", _KINDS[entry.kind]
-    _check_strided(name, tensor)
-    shape, heads = list(tensor.shape), [q.shape[1], k.shape[1], 1]
-    if entry.kind == "buckets":
-        heads = [q.shape[1], 1]
-    wanted = {"choices": q.shape[2], "buckets": k.shape[2]}.get(entry.kind)
-    fits = len(shape) == 4 and shape[0] == q.shape[0] and shape[1] in heads
-    if not fits or (wanted is not None and shape[POSITIONS[entry.kind]] != wanted):
-        sizes = f"B = {q.shape[0]}, H = {q.shape[1]}, H_kv = {k.shape[1]}"
-        sizes += f", n_q = {q.shape[2]}, n_k = {k.shape[2]}"
-        raise ValueError(f"{name} must be {kind} {axes} with {sizes}, got {shape}")
-    _check_input(name, tensor, types, kind, tuple(shape), q.device)
 
 
 def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tuple[Parts, Call]:
@@ -338,11 +334,9 @@ def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tup
     return (q, k[:, :, :count], v[:, :, :count]), replace(call, padding=padding, data=data)
 
 
-def check_keys(keys: torch.Tensor | None) -> None:
-    """Raises TypeError or ValueError unless the number of keys that count is an integer [], or
-    None."""
-    if keys is not None:
-        _check_input("keys", keys, INTEGERS, "an integer type", (), keys.device)
+def check_keys(keys: torch.Tensor) -> None:
+    """Raises TypeError or ValueError unless the number of keys that count is an integer []."""
+    _check_input("keys", keys, INTEGERS, "an integer type", (), keys.device)
 
 
 def check_promise(name: str, at_most: int, marked: torch.Tensor) -> None:

@@ -175,7 +175,8 @@ class CompiledAttention(Learner):
         engine = engine or self.engine
         layer, dropout_p, learned, data = self._checked(engine.program, q, k, v, options)
         padding, return_lse, start, keys = options[1], *options[4:]
-        check_keys(keys)
+        if keys is not None:
+            check_keys(keys)
         draws = (0, 0) if self.draws is None else self.draws.of(layer)
         watched, parts = _is_looked_at(q, self.program), (q, k, v)
         # ONNX has no operator of ours

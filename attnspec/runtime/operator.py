@@ -182,35 +182,28 @@ torch.library.register_fake("attnspec::attention", _shapes, lib=_LIBRARY)
 torch.library.register_fake("attnspec::attention_backward", _shapes_backward, lib=_LIBRARY)
 
 
-def _operations(*given: Any, out_shape: object = None, **_: object) -> int:
-    return _counted(Given(*given))[0]
-
-
-def _operations_backward(*given: Any, out_shape: object = None, **_: object) -> int:
-    return _counted(Given(*given[ABOVE:]))[1]
-
-
-def _counted(at: Given) -> tuple[int, int]:
-    """The operations of a call whose tensors are their shapes, forward and backward, as the
-    analysis counts them; heads that have values of another size count as the larger."""
+def _operations(backward: bool, *given: Any, out_shape: object = None, **_: object) -> int:
+    """The operations of a call whose tensors are their shapes, as the analysis counts them; heads
+    that have values of another size count as the larger."""
     from attnspec.analysis.cost.cost import operations_of
 
+    at = Given(*given[ABOVE if backward else 0 :])
     batch, heads, n_q, size = at.q
     works = at.engine.binder.works(at.layer, heads, n_q, at.k[2], at.query_start)
     wide = max(size, at.v[3])
-    found = [
+    counts = (
         operations_of(replace(work, copies=len(mine)), wide, at.engine.backend, batch)
         for work, mine in works
-    ]
-    return sum(each[0] for each in found), sum(each[1] for each in found)
+    )
+    return sum(each[backward] for each in counts)
 
 
 def _register_formulas() -> None:
     """Tells torch's counter of operations what ours are."""
     from torch.utils.flop_counter import register_flop_formula
 
-    register_flop_formula(torch.ops.attnspec.attention)(_operations)
-    register_flop_formula(torch.ops.attnspec.attention_backward)(_operations_backward)
+    register_flop_formula(torch.ops.attnspec.attention)(partial(_operations, False))
+    register_flop_formula(torch.ops.attnspec.attention_backward)(partial(_operations, True))
 
 
 # the counter imports Triton where that is installed, which costs more than the rest of this module
