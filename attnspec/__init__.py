@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from attnspec.interchange.mask_mods import from_mask_mod
     from attnspec.interchange.zoo import zoo
     from attnspec.model_check import ModelVerification, verify_model
-    from attnspec.runtime.layer import SelfAttention
-    from attnspec.runtime.multihead import MultiheadAttention
+    from attnspec.runtime.layers import MultiheadAttention, SelfAttention
     from attnspec.runtime.packed import packed
     from attnspec.show.differences import Difference
     from attnspec.spec import Spec, diff, load, parse
@@ -65,10 +64,10 @@ _HOMES = {
     "zoo": "attnspec.interchange.zoo",
     "ModelVerification": "attnspec.model_check",
     "verify_model": "attnspec.model_check",
-    "MultiheadAttention": "attnspec.runtime.multihead",
+    "MultiheadAttention": "attnspec.runtime.layers",
     "packed": "attnspec.runtime.packed",
     "Report": "attnspec.analysis.report.report",
-    "SelfAttention": "attnspec.runtime.layer",
+    "SelfAttention": "attnspec.runtime.layers",
     "Spec": "attnspec.spec",
     "load": "attnspec.spec",
     "parse": "attnspec.spec",

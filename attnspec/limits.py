@@ -155,7 +155,6 @@ class Limits:
     buffer: int = _limit(1 << 24, 64)  # numbers of a buffer for the next call
     layouts: int = _limit(64, 2)  # layouts of an engine, tables of a device, answers of verify
     layouts_few: int = _limit(32, 1)  # layouts of samples, paddings, steps and programs
-    layouts_of_steps: int = _limit(8, 1)  # layouts of steps of generation
     paddings_laid_out: int = _limit(4, 1)  # paddings of a kernel
     draws: int = _limit(8, 1)  # draws of rotations and centroids
     rows_kept: int = _limit(2, 1)  # positions of a stream whose rows are kept

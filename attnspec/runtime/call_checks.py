@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from inspect import Parameter, signature
 from typing import Any, TypeAlias, TypeVar
 
@@ -29,6 +29,16 @@ PER_HEAD = ("choices", "scores", "buckets")
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
+_KINDS: dict[str, tuple[tuple[torch.dtype, ...], str, str]] = {
+    "tokens": ((torch.bool,), "bool", "[B, n_k]"),
+    "ids": (INTEGERS, "an integer type", "[B, n_k]"),
+    "numbers": ((*INTEGERS, *FLOATS), "an integer or floating type", "[B, n_k]"),
+    "length": (INTEGERS, "an integer type", "[B]"),
+    "choices": (INTEGERS[1:], "a signed integer type", "[B, H or H_kv or 1, n_q, c]"),
+    "scores": (FLOATS, "a floating type", "[B, H or H_kv or 1, query blocks, key blocks]"),
+    "buckets": (INTEGERS[1:], "a signed integer type", "[B, H or 1, rounds, n_k]"),
+}
+"""The types of an input of each kind, in words, and its axes."""
 
 _MASKS = (
     "which pairs there are stands in the spec: `attnspec.explain_mask` and `attnspec.from_mask_mod`"
@@ -71,7 +81,10 @@ def refuse_unknown(
 
 def check_layer(program: Program, layer: int) -> int:
     """The layer as an integer that the program has."""
-    layer = index_of("layer", layer)
+    # whoever calls from outside may hand in anything
+    given: object = layer
+    if type(given) is not int:
+        layer = index_of("layer", layer)
     if layer < 0 or (program.layers is not None and layer >= program.layers):
         allowed = "at least 0" if program.layers is None else f"between 0 and {program.layers - 1}"
         raise ValueError(f"layer must be {allowed}, got {layer}")
@@ -80,13 +93,13 @@ def check_layer(program: Program, layer: int) -> int:
 
 def check_tensors(program: Program, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """Raises TypeError or ValueError unless q, k and v fit each other and the program."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        _check_strided(name, tensor)
-    # formatted by whoever raises: a traced program has no numbers to show
-    shapes = _Shapes(program, q, k, v)
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dim() != 4:
-            raise ValueError(f"{name} must have the axes [B, H, n, d], got {shapes}")
+    given: tuple[object, ...] = q, k, v
+    for name, x in zip("qkv", given, strict=True):
+        if not isinstance(x, torch.Tensor) or x.layout != torch.strided or x.is_nested:
+            _check_strided(name, x)
+    if not q.dim() == k.dim() == v.dim() == 4:
+        name = next(name for name, x in zip("qkv", (q, k, v), strict=True) if x.dim() != 4)
+        raise _misshapen(f"{name} must have the axes [B, H, n, d]", q, k, v)
     if q.dtype not in FLOATS or k.dtype != q.dtype or v.dtype != q.dtype:
         raise TypeError(
             "q, k and v must have one floating type of 16 to 64 bits,"
@@ -97,50 +110,46 @@ def check_tensors(program: Program, q: torch.Tensor, k: torch.Tensor, v: torch.T
             "q, k and v must be on one device,"
             f" got q on {q.device}, k on {k.device}, v on {v.device}"
         )
-    if program.heads is not None and q.shape[1] != program.heads:
-        raise ValueError(
-            f"`{program.name}` declares {program.heads} heads, so q must be"
-            f" [B, {program.heads}, n_q, d], got {shapes:hint};"
-            " to choose the count later, make it a parameter: `heads h` with `h` in the"
-            " attention's parameters"
+    (batch, heads, n_q, size), (_, key_heads, n_k, _) = q.shape, k.shape
+    if program.heads is not None and heads != program.heads:
+        why = f"`{program.name}` declares {program.heads} heads, so q must be [B, {program.heads},"
+        later = "; to choose the count later, make it a parameter: `heads h` with `h` in the"
+        raise _misshapen(
+            f"{why} n_q, d]", q, k, v, program.heads, f"{later} attention's parameters"
         )
-    if q.shape[0] != k.shape[0] or q.shape[0] != v.shape[0]:
-        raise ValueError(f"q, k and v must have one batch size, got {shapes}")
-    if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
-        raise ValueError(f"k and v must have the same heads and positions, got {shapes:hint}")
-    if q.shape[3] != k.shape[3]:
-        raise ValueError(f"q and k must have one head size, got {shapes}")
-    if q.shape[1] == 0 or k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"the heads of k and v must divide those of q, got {shapes:hint}")
-    if q.shape[3] == 0 or v.shape[3] == 0:
-        raise ValueError(f"heads must have a size of at least 1, got {shapes}")
-    if not program.cross and q.shape[2] > k.shape[2]:
-        raise ValueError(
-            "queries are the last n_q of n_k positions, so that n_q is at most n_k,"
-            f" got {shapes:hint}; for keys of another sequence the spec says `cross`"
-        )
+    if batch != k.shape[0] or batch != v.shape[0]:
+        raise _misshapen("q, k and v must have one batch size", q, k, v)
+    if key_heads != v.shape[1] or n_k != v.shape[2]:
+        raise _misshapen("k and v must have the same heads and positions", q, k, v, program.heads)
+    if size != k.shape[3]:
+        raise _misshapen("q and k must have one head size", q, k, v)
+    if heads == 0 or key_heads == 0 or heads % key_heads:
+        raise _misshapen("the heads of k and v must divide those of q", q, k, v, program.heads)
+    if size == 0 or v.shape[3] == 0:
+        raise _misshapen("heads must have a size of at least 1", q, k, v)
+    if not program.cross and n_q > n_k:
+        why = "queries are the last n_q of n_k positions, so that n_q is at most n_k"
+        other = "; for keys of another sequence the spec says `cross`"
+        raise _misshapen(why, q, k, v, program.heads, other)
 
 
-@dataclass(frozen=True)
-class _Shapes:
-    """The shapes of q, k and v for a message; with the format "hint" also a likely cause."""
-
-    program: Program
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-
-    def __format__(self, what: str) -> str:
-        shapes = [f"{name} {list(getattr(self, name).shape)}" for name in "qkv"]
-        return ", ".join(shapes) + (self._hint() if what else "")
-
-    def _hint(self) -> str:
-        heads, key_heads = self.q.shape[2], self.k.shape[2]
-        declared = self.program.heads
-        fits = heads == declared if declared is not None else self.q.shape[1] > heads
+def _misshapen(
+    why: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    declared: int | None = -1,
+    more: str = "",
+) -> ValueError:
+    """The error for the shapes of q, k and v; unless `declared` is left out, with a likely
+    cause."""
+    shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)))
+    if declared != -1:
+        heads, key_heads = q.shape[2], k.shape[2]
+        fits = heads == declared if declared is not None else q.shape[1] > heads
         if fits and key_heads and heads % key_heads == 0:
-            return " (are these [B, n, H, d]? then transpose the axes 1 and 2)"
-        return ""
+            shapes += " (are these [B, n, H, d]? then transpose the axes 1 and 2)"
+    return ValueError(f"{why}, got {shapes}{more}")
 
 
 def _check_strided(name: str, tensor: object) -> None:
@@ -149,16 +158,6 @@ def _check_strided(name: str, tensor: object) -> None:
     if tensor.layout != torch.strided or tensor.is_nested:
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise TypeError(f"{name} must be a dense tensor, got one of the layout {kind}")
-
-
-def autocast_type(q: object) -> torch.dtype | None:
-    """The type that autocast asks for where q is, None where it asks for none."""
-    # what is no tensor is left to `check_tensors`
-    kind = q.device.type if isinstance(q, torch.Tensor) else "meta"
-    # torch knows no autocast of the device that holds shapes alone
-    if kind == "meta" or not torch.is_autocast_enabled(kind):
-        return None
-    return torch.get_autocast_dtype(kind)
 
 
 def narrowed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -175,10 +174,13 @@ def in_type_of_autocast(
     run: Callable[..., Outputs], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
 ) -> Outputs:
     """What a function returns of q, k and v in the type that autocast asks for, if it asks."""
-    narrow = autocast_type(q)
-    if narrow is None:
+    # what is no tensor is left to `check_tensors`, and torch knows no autocast of shapes alone
+    first: object = q
+    kind = first.device.type if isinstance(first, torch.Tensor) else "meta"
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
         return run(q, k, v, *rest)
-    with torch.autocast(q.device.type, enabled=False):
+    narrow = torch.get_autocast_dtype(kind)
+    with torch.autocast(kind, enabled=False):
         return run(*(narrowed(x, narrow) for x in (q, k, v)), *rest)
 
 
@@ -241,13 +243,14 @@ def check_inputs(
     about heads as it is given."""
     given = check_names(program, inputs)
     found = {}
-    for name, entry in ((entry.name, entry) for entry in program.inputs):
-        if name not in given:
+    for entry in program.inputs:
+        if entry.name not in given:
+            _, kind, axes = _KINDS[entry.kind]
             raise ValueError(
-                f"`{program.name}` needs its input `{name}`: pass inputs={{{name!r}: tensor}},"
-                f" {_wanted(entry)}"
+                f"`{program.name}` needs its input `{entry.name}`: pass"
+                f" inputs={{{entry.name!r}: tensor}}, {kind} {axes}"
             )
-        found[name] = _input(entry, given[name], q, k, padding)
+        found[entry.name] = _input(entry, given[entry.name], q, k, padding)
     return found
 
 
@@ -266,23 +269,6 @@ def check_names(
     return given
 
 
-def _wanted(entry: Input) -> str:
-    return {
-        "tokens": "bool [B, n_k]",
-        "ids": "an integer type [B, n_k]",
-        "numbers": "an integer or floating type [B, n_k]",
-        "choices": "an integer type [B, H or H_kv or 1, n_q, c]",
-        "scores": "a floating type [B, H or H_kv or 1, query blocks, key blocks]",
-        "buckets": "an integer type [B, H or 1, rounds, n_k]",
-    }.get(entry.kind, "an integer type [B]")
-
-
-_TYPES: dict[str, tuple[tuple[torch.dtype, ...], str]] = {
-    "tokens": ((torch.bool,), "bool"),
-    "numbers": ((*INTEGERS, *FLOATS), "an integer or floating type"),
-}
-
-
 def _input(
     entry: Input,
     tensor: torch.Tensor,
@@ -290,20 +276,33 @@ def _input(
     k: torch.Tensor,
     padding: torch.Tensor | None,
 ) -> torch.Tensor:
-    batch, n_k, device = q.shape[0], k.shape[2], q.device
+    name, (types, kind, axes) = f"the input `{entry.name}`", _KINDS[entry.kind]
+    shape: tuple[int, ...] = (q.shape[0],) if entry.kind == "length" else (q.shape[0], k.shape[2])
     if entry.kind in PER_HEAD:
-        _check_per_head(entry, tensor, q, k)
-        return tensor
-    types, kind = _TYPES.get(entry.kind, (INTEGERS, "an integer type"))
-    shape = (batch,) if entry.kind == "length" else (batch, n_k)
-    _check_input(f"the input `{entry.name}`", tensor, types, kind, shape, device)
+        _check_strided(name, tensor)
+        shape = tuple(tensor.shape)
+        if not _fits_heads(entry, shape, q, k):
+            sizes = f"B = {q.shape[0]}, H = {q.shape[1]}, H_kv = {k.shape[1]}"
+            sizes += f", n_q = {q.shape[2]}, n_k = {k.shape[2]}"
+            raise ValueError(f"{name} must be {kind} {axes} with {sizes}, got {list(shape)}")
+    _check_input(name, tensor, types, kind, shape, q.device)
     if entry.kind == "length":
         # no position lies before one below 0
-        return tensor.long().clamp(min=0).view(batch, 1, 1)
+        return tensor.long().clamp(min=0).view(-1, 1, 1)
     if entry.kind != "numbers":
         return tensor
     tensor = tensor.double() if tensor.is_floating_point() else tensor.long()
     return tensor if padding is None else _without_padding(tensor, padding)
+
+
+def _fits_heads(entry: Input, shape: tuple[int, ...], q: torch.Tensor, k: torch.Tensor) -> bool:
+    """Whether an input about heads has the axes of its kind; how many blocks, columns or rounds
+    there must be is for what reads it to say."""
+    heads = [q.shape[1], 1] if entry.kind == "buckets" else [q.shape[1], k.shape[1], 1]
+    if len(shape) != 4 or shape[0] != q.shape[0] or shape[1] not in heads:
+        return False
+    count = {"choices": q.shape[2], "buckets": k.shape[2]}.get(entry.kind)
+    return count is None or shape[POSITIONS[entry.kind]] == count
 
 
 def _without_padding(numbers: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
@@ -316,28 +315,6 @@ def _without_padding(numbers: torch.Tensor, padding: torch.Tensor) -> torch.Tens
     return torch.where(padding, numbers, known.to(numbers.dtype))
 
 
-def _check_per_head(entry: Input, tensor: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:
-    """Raises unless an input about heads has the axes of its kind; how many blocks, columns or
-    rounds there must be is for what reads it to say."""
-    name, batch, heads = f"the input `{entry.name}`", q.shape[0], [q.shape[1], k.shape[1], 1]
-    types, kind = (
-        (FLOATS, "a floating type")
-        if entry.kind == "scores"
-        else (INTEGERS[1:], "a signed integer type")
-    )
-    _check_strided(name, tensor)
-    shape = list(tensor.shape)
-    if entry.kind == "buckets":
-        heads = [q.shape[1], 1]
-    wanted = {"choices": q.shape[2], "buckets": k.shape[2]}.get(entry.kind)
-    fits = len(shape) == 4 and shape[0] == batch and shape[1] in heads
-    if not fits or (wanted is not None and shape[POSITIONS[entry.kind]] != wanted):
-        sizes = f"B = {batch}, H = {q.shape[1]}, H_kv = {k.shape[1]}"
-        sizes += f", n_q = {q.shape[2]}, n_k = {k.shape[2]}"
-        raise ValueError(f"{name} must be {_wanted(entry)} with {sizes}, got {shape}")
-    _check_input(name, tensor, types, kind, tuple(shape), q.device)
-
-
 def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tuple[Parts, Call]:
     """A call of the first so many keys, with the padding and inputs of those; ValueError for more
     than there are, or fewer than queries."""
@@ -347,24 +324,19 @@ def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tup
             f"keys must count the {q.shape[2]} queries, and be at most n_k = {k.shape[2]},"
             f" got {count}"
         )
-    kinds = {entry.name: entry.kind for entry in program.inputs}
-
-    def first(x: torch.Tensor, axis: int | None) -> torch.Tensor:
-        return x if axis is None else x.narrow(axis, 0, count)
-
-    axes = {
-        name: None if kind == "choices" else POSITIONS.get(kind) for name, kind in kinds.items()
-    }
-    padding = None if call.padding is None else first(call.padding, 1)
-    data = {name: first(x, axes[name]) for name, x in call.data.items()}
-    return (q, first(k, 2), first(v, 2)), replace(call, padding=padding, data=data)
+    data = dict(call.data)
+    for entry in program.inputs:
+        axis = POSITIONS.get(entry.kind)
+        # choices are those of the queries
+        if axis is not None and entry.kind != "choices":
+            data[entry.name] = data[entry.name].narrow(axis, 0, count)
+    padding = None if call.padding is None else call.padding[:, :count]
+    return (q, k[:, :, :count], v[:, :, :count]), replace(call, padding=padding, data=data)
 
 
-def check_keys(keys: torch.Tensor | None) -> None:
-    """Raises TypeError or ValueError unless the number of keys that count is an integer [], or
-    None."""
-    if keys is not None:
-        _check_input("keys", keys, INTEGERS, "an integer type", (), keys.device)
+def check_keys(keys: torch.Tensor) -> None:
+    """Raises TypeError or ValueError unless the number of keys that count is an integer []."""
+    _check_input("keys", keys, INTEGERS, "an integer type", (), keys.device)
 
 
 def check_promise(name: str, at_most: int, marked: torch.Tensor) -> None:

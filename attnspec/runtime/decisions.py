@@ -42,11 +42,14 @@ class Decision:
         ratio = q.shape[1] // k.shape[1]
         whole = len(self.heads) == q.shape[1]
         index = table_of(tuple(head - first for head in self.heads), q.device)
-        own = {
-            name: _of_these(data[name], index, q.shape[1], ratio)
-            for name in inputs_of(self.leaf)
-            if name in data
-        }
+        # inputs that the graph reads by itself, not those of its arguments: [B, H, …], [B, H_kv, …]
+        # or [B, 1, …]
+        values = (getattr(self.leaf, entry.name) for entry in fields(self.leaf))  # type: ignore[arg-type]
+        own = {x.name: data[x.name] for x in values if isinstance(x, StandIn) and x.name in data}
+        shared = frozenset(name for name, x in own.items() if x.shape[1] != q.shape[1])
+        for name, x in own.items():
+            if x.shape[1] > 1:
+                own[name] = x[:, index // ratio if name in shared else index]
         return Given(
             q=q if whole else q[:, index],
             k=k if whole else k[:, index // ratio],
@@ -57,16 +60,8 @@ class Decision:
             data={**data, **own},
             tables=tables,
             keys=keys,
-            shared=frozenset(name for name in own if data[name].shape[1] != q.shape[1]),
+            shared=shared,
         )
-
-    def part(self, choice: Choice, heads: Sequence[int]) -> Choice:
-        """The choice of some of its heads."""
-        if tuple(heads) == self.heads:
-            return choice
-        place = {head: at for at, head in enumerate(self.heads)}
-        index = [place[head] for head in heads]
-        return choice.of_heads(torch.tensor(index))
 
 
 def decisions_of(works: Sequence[tuple[Work, tuple[int, ...]]]) -> tuple[Decision, ...]:
@@ -81,19 +76,6 @@ def decisions_of(works: Sequence[tuple[Work, tuple[int, ...]]]) -> tuple[Decisio
     )
 
 
-def inputs_of(leaf: DataDependent) -> list[str]:
-    """The inputs that a graph reads by itself, not those of its arguments."""
-    values = (getattr(leaf, entry.name) for entry in fields(leaf))  # type: ignore[arg-type]
-    return [value.name for value in values if isinstance(value, StandIn)]
-
-
-def _of_these(x: torch.Tensor, heads: torch.Tensor, count: int, ratio: int) -> torch.Tensor:
-    """An input [B, H, …], [B, H_kv, …] or [B, 1, …] for some of the heads: [B, heads or 1, …]."""
-    if x.shape[1] == 1:
-        return x
-    return x[:, heads if x.shape[1] == count else heads // ratio]
-
-
 def decided(
     decisions: Sequence[Decision],
     q: torch.Tensor,
@@ -105,12 +87,12 @@ def decided(
     first: int = 0,
 ) -> dict[DataDependent, Choice]:
     """The choices of a layer, one for each decision; `first` as `Decision.given` has it."""
-    known: dict[Any, Any] = {name: with_heads(x) for name, x in data.items()}
-    found: dict[DataDependent, Choice] = {}
+    known: dict[Any, Any] = {name: _with_heads(x) for name, x in data.items()}
+    choices: dict[DataDependent, Choice] = {}
     for each in decisions:
         given = each.given(q, k, padding, known, tables(each), keys, first)
-        found[each.leaf] = known[each.leaf] = decide(each.leaf, given)
-    return found
+        choices[each.leaf] = known[each.leaf] = decide(each.leaf, given)
+    return choices
 
 
 def data_of(
@@ -123,14 +105,16 @@ def data_of(
     """What a kernel of some heads is handed: the inputs, and the choices of its graphs."""
     if not work.decided:
         return data
-    parts = {
-        each.leaf: each.part(choices[each.leaf], heads)
-        for each in decisions
-        if each.leaf in work.decided
-    }
-    return {**{name: with_heads(x) for name, x in data.items()}, **parts}
+    parts: dict[Any, Any] = {name: _with_heads(x) for name, x in data.items()}
+    for each in decisions:
+        if each.leaf in work.decided:
+            choice = choices[each.leaf]
+            if tuple(heads) != each.heads:
+                choice = choice.of_heads(torch.tensor([each.heads.index(head) for head in heads]))
+            parts[each.leaf] = choice
+    return parts
 
 
-def with_heads(x: torch.Tensor) -> torch.Tensor:
+def _with_heads(x: torch.Tensor) -> torch.Tensor:
     """An input with an axis of heads: [B, 1, n] of [B, n]."""
     return x if x.dim() == 4 else x[:, None]

@@ -7,38 +7,34 @@ there is one.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 import torch
 from torch.nn.functional import pad
 
 from attnspec.backends.common.remembered import Remembered
-from attnspec.backends.common.score_formula import Blocks, Formula
 from attnspec.backends.common.torch_modes import (
     apart,
     composed,
     derivatives,
     followed,
-    is_open,
     is_recorded,
     is_transformed,
     values_of,
 )
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.dense.kernel import MaskedKernel, OpenKernel
-from attnspec.backends.planner import AUTO, ROWS, TORCH, check_backend, choose
+from attnspec.backends.planner import AUTO, ROWS, check_backend, choose
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.predicates.inputs import READ, computed
-from attnspec.graphs.relation import DataDependent, Relation
+from attnspec.graphs.relation import DataDependent
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
-from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program
 from attnspec.ir.serial import FORMAT, Plain, from_data
-from attnspec.layout.tiling import TooFine
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.lower import Binder, bias_tables, stand_ins
@@ -49,7 +45,6 @@ from attnspec.lower.work import (
     BackendError,
     Bias,
     Call,
-    Cutting,
     Joining,
     Kernel,
     Mergeable,
@@ -57,7 +52,14 @@ from attnspec.lower.work import (
 )
 from attnspec.runtime.call_checks import Parts, check_exact, check_promise
 from attnspec.runtime.decisions import Decision, data_of, decided
-from attnspec.runtime.head_groups import Group, Prepared, group_of, selected, together
+from attnspec.runtime.head_groups import (
+    Group,
+    Prepared,
+    draw_of,
+    group_of,
+    selected,
+    together,
+)
 from attnspec.text.diagnostics import AttnSpecError
 from attnspec.version import LEAST_TORCH, is_older
 
@@ -72,6 +74,23 @@ Key: TypeAlias = "tuple[int, int, int, int, int, str, int]"
 
 Outputs: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
 """The output [B, H, n_q, d_v], and its log-sum-exps [B, H, n_q] if there are any."""
+
+
+Built: TypeAlias = "tuple[Kernel, Work, tuple[int, ...]]"
+"""A kernel, what it computes, and its heads."""
+
+
+class Request(NamedTuple):
+    """A call that was checked. The call's tables are all that is learned, by name, [layers or 1,
+    heads or 1, …]; `draws` are how often the layer was called in training, and how often new
+    features were asked for; between two sequences the queries are those from `query_start` on."""
+
+    parts: Parts
+    call: Call
+    layer: int
+    draws: tuple[int, int] = (0, 0)
+    return_lse: bool = False
+    query_start: int = 0
 
 
 class Engine:
@@ -89,6 +108,7 @@ class Engine:
         self.text = text_of(plan)
         self.program = from_data(cast("Mapping[str, Plain]", plan["program"]))
         self.binder = _binder(self.program)
+        self._alike: dict[int, int] = {}
         self._parts = learned_parts(self.program)
         self.learned = (*bias_tables(self.program).values(), *self._parts.values())
         graphs = (attend.graph for attend in self.program.attends)
@@ -96,35 +116,23 @@ class Engine:
         self._computed_of = sorted({name for names in self.computed.values() for name in names})
         self._exact: Remembered[None] = Remembered()
         self.prepared: Cache[Key, Prepared] = Cache(LIMITS.layouts)
-        self.steps: Cache[Key, Prepared] = Cache(LIMITS.layouts_of_steps)
-        self._whole: Cache[tuple[int, int, int, int], Prepared | None] = Cache(LIMITS.layouts_few)
         # the newest of a text: the operator shares what a module has laid out
         _living[self.text] = self
 
     # --- a call ----------------------------------------------------------------------------------
 
     def run(
-        self,
-        parts: Parts,
-        call: Call,
-        layer: int,
-        draws: tuple[int, int],
-        return_lse: bool = False,
-        reusable: bool = False,
-        query_start: int = 0,
-        prepared: Prepared | None = None,
+        self, request: Request, reusable: bool = False, prepared: Prepared | None = None
     ) -> Outputs:
-        """The output, and its log-sum-exps with `return_lse`, by the kernels that are `prepared`,
-        else those of the plan; between two sequences the queries are those from `query_start` on.
-
-        The call's tables are all that is learned, by name, [layers or 1, heads or 1, …]; `draws`
-        are how often the layer was called in training, and how often anew was asked for. With
-        `reusable` log-sum-exps come also where kernels find them anyway, for `derivatives` to go on
-        from, 0 for other heads.
+        """The output, and its log-sum-exps if they are asked for, by the kernels that are
+        `prepared`, else those of the plan. With `reusable` log-sum-exps come also where kernels
+        compute them anyway, for `derivatives` to reuse, 0 for other heads.
         """
-        q, k, v = parts
-        queries = query_start + q.shape[2] if self.program.cross else None
-        self.check_data(call.data, k.shape[2], queries)
+        (q, k, v), call, layer, draws, return_lse, start = request
+        if self.program.inputs:
+            self.check_data(
+                call.data, k.shape[2], start + q.shape[2] if self.program.cross else None
+            )
         if return_lse:
             require_log_sum_exps(self.program, layer)
         if 0 in (len(q), q.shape[2], k.shape[2]):
@@ -132,23 +140,25 @@ class Engine:
             return _nothing(q, k, v)
         if prepared is None:
             sizes = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
-            prepared = self.prepare(layer, *sizes, str(q.device), query_start)
-        held, given = self.laid_out(parts, call)
-        choices = self.decided(
-            prepared.decisions, layer, held[:2], given.padding, given.data, call.tables, k.shape[2]
-        )
-        outs: list[torch.Tensor] = []
-        sums: list[torch.Tensor] = []
+            prepared = self.prepare(layer, *sizes, str(q.device), start)
+        laid = self.laid_out(request.parts, call) if self.program.cross else (request.parts, call)
+        choices: Mapping[DataDependent, Choice] = {}
+        if prepared.decisions:
+            choices = self.decided(prepared.decisions, layer, *laid, k.shape[2])
+        outs, sums = [], []
         for group in prepared.groups:
-            tables, draw = self.tables(group, layer, call.tables), group.draw(draws)
+            # a mechanism takes two sequences as they are
+            parts, of = laid if group.work.mechanism is None else (request.parts, call)
             known = None
             if call.known is not None and _reuses(group.kernel, q):
-                known = group.rows(call.known[0]), group.rows(call.known[1])
-            # a mechanism takes two sequences as they are
-            own, of = (held, given) if group.work.mechanism is None else (parts, call)
-            data = data_of(group.work, group.heads, prepared.decisions, choices, of.data)
+                known = _rows_of_heads(call.known, group)
+            tables = self.tables(group, layer, call.tables) if group.tables else {}
+            data = of.data
+            if choices:
+                data = data_of(group.work, group.heads, prepared.decisions, choices, data)
+            draw = 0 if group.work.mechanism is None else draw_of(group.work, draws)
             mine = Call(of.padding, call.dropout_p, tables, data, draw, known)
-            out, lse = self.outputs(group, group.parts(*own), mine, return_lse, reusable)
+            out, lse = self.outputs(group, group.parts(*parts), mine, return_lse, reusable)
             outs.append(out)
             if return_lse or reusable:
                 sums.append(_unknown(out) if lse is None else lse)
@@ -180,19 +190,16 @@ class Engine:
         padding = call.padding
         if padding is None and crossing is not None and crossing.first == n:
             padding = torch.ones(len(k), n, dtype=torch.bool, device=k.device)
-        kinds = {entry.name: entry.kind for entry in self.program.inputs}
-        data = {
-            name: pad(x, (0, more)) if kinds[name] in ("tokens", *READ) else x
-            for name, x in call.data.items()
-        }
-        given = replace(
-            call, padding=None if padding is None else pad(padding, (0, more)), data=data
+        data = dict(call.data)
+        for entry in self.program.inputs:
+            if entry.kind in ("tokens", *READ):
+                data[entry.name] = pad(data[entry.name], (0, more))
+        padding = None if padding is None else pad(padding, (0, more))
+        return (q, pad(k, (0, 0, 0, more)), pad(v, (0, 0, 0, more))), replace(
+            call, padding=padding, data=data
         )
-        return (q, pad(k, (0, 0, 0, more)), pad(v, (0, 0, 0, more))), given
 
-    def masked(
-        self, parts: Parts, call: Call, layer: int, added: torch.Tensor, return_lse: bool = False
-    ) -> Outputs:
+    def masked(self, request: Request, added: torch.Tensor) -> Outputs:
         """What `run` returns with numbers added to the scores of all pairs, broadcastable to
         [B, H, n_q, n_k], -inf for a pair that is none: by the definition, whose cost is that of all
         pairs. ValueError where a mechanism has no scores."""
@@ -201,20 +208,17 @@ class Engine:
                 f"`{self.program.name}` joins two sequences, and a mask that comes with a call is"
                 " for one: leave it out, and say in the spec which pairs there are"
             )
-        q, k, _ = parts
-        sizes, place = (q.shape[1], k.shape[1]), q.device
-        groups = []
-        for work, members in self.binder.works(layer, sizes[0], q.shape[2], k.shape[2]):
+        q, k, _ = request.parts
+        kernels: list[Built] = []
+        for work, members in self.binder.works(request.layer, q.shape[1], q.shape[2], k.shape[2]):
             if work.mechanism is not None:
                 raise ValueError(
                     f"`{work.mechanism.name}` has no scores that a mask could be added to: leave it"
                     " out, and say in the spec which pairs there are"
                 )
-            kernel = MaskedKernel(work, members, place, added)
-            tables, ratio = self.tables_of(work), sizes[0] // sizes[1]
-            groups.append(group_of(kernel, work, members, sizes[0], ratio, tables, place))
-        prepared = together(groups, sizes[0], place)
-        return self.run(parts, call, layer, (0, 0), return_lse, prepared=prepared)
+            kernels.append((MaskedKernel(work, members, q.device, added), work, members))
+        prepared = self.together(kernels, q.shape[1], k.shape[1], q.device)
+        return self.run(request, prepared=prepared)
 
     def outputs(
         self, group: Group, parts: Parts, call: Call, return_lse: bool, reusable: bool = False
@@ -232,59 +236,48 @@ class Engine:
 
     def derivatives(
         self,
-        parts: Parts,
-        call: Call,
-        layer: int,
-        draws: tuple[int, int],
+        request: Request,
         grads: tuple[torch.Tensor | None, torch.Tensor | None],
         asks: Sequence[bool],
         again: bool = False,
-        query_start: int = 0,
     ) -> list[torch.Tensor | None]:
         """The gradients of q, k and v, and of the call's tables in their order, where `asks` says
         so, from those of what `run` returned. What the call knows is not computed again.
 
-        With `again` they can be differentiated again, with regard to the tensors that are given.
+        With `again` they can be differentiated again, with regard to the request's tensors.
         """
-        given = [*parts, *call.tables.values()]
+        call = request.call
+        leaves = [*request.parts, *call.tables.values()]
         if not again:
-            given = [x.detach().requires_grad_(a) for x, a in zip(given, asks, strict=True)]
+            leaves = [x.detach().requires_grad_(a) for x, a in zip(leaves, asks, strict=True)]
 
-        def run(*given: torch.Tensor) -> Sequence[torch.Tensor | None]:
-            q, k, v, *learned = given
+        def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *learned: torch.Tensor) -> Any:
             whole = replace(call, tables=dict(zip(call.tables, learned, strict=True)))
             lse = grads[1] is not None
-            return self.run((q, k, v), whole, layer, draws, lse, query_start=query_start)
+            return self.run(request._replace(parts=(q, k, v), call=whole, return_lse=lse))
 
         with composed() if again else followed():
-            return derivatives(run, given, asks, grads, again)
+            return derivatives(run, leaves, asks, grads, again)
 
     def decided(
-        self,
-        decisions: Sequence[Decision],
-        layer: int,
-        parts: tuple[torch.Tensor, torch.Tensor],
-        padding: torch.Tensor | None,
-        data: Mapping[str, torch.Tensor],
-        learned: Mapping[str, torch.Tensor],
-        keys: int,
+        self, decisions: Sequence[Decision], layer: int, parts: Parts, call: Call, keys: int
     ) -> dict[DataDependent, Choice]:
         """What the data decide for q and k as they are laid out, of which `keys` are keys, by
         graph."""
-        q, k = parts
+        q, k, _ = parts
         if not decisions or 0 in (q.shape[0], q.shape[2], k.shape[2]):
             return {}
-        check_numbers(decisions[0], q, k)
+        _require_numbers(decisions[0], q, k)
 
         def tables(each: Decision) -> dict[str, torch.Tensor]:
             found = {}
             for part in each.leaf.learned:
-                rows = _rows_of(learned[self._parts[each.leaf.name, part]], layer)
+                rows = _rows_of(call.tables[self._parts[each.leaf.name, part]], layer)
                 found[part.name] = rows[list(each.heads)] if len(rows) > 1 else rows
             return found
 
-        apart = keys if self.program.cross else None
-        return decided(decisions, q, k, padding, data, tables, apart)
+        count = keys if self.program.cross else None
+        return decided(decisions, q, k, call.padding, call.data, tables, count)
 
     def tables(
         self, group: Group, layer: int, learned: Mapping[str, torch.Tensor]
@@ -300,15 +293,24 @@ class Engine:
 
     def tables_of(self, work: Work) -> tuple[tuple[str, str], ...]:
         """What a kernel of the work calls its tables, with the names of the parameters."""
-        biases = [
-            (change.table, change.table) for change in work.changes if isinstance(change, Bias)
-        ]
-        mechanism = work.mechanism
-        parts = () if mechanism is None else mechanism.parts()
-        name = "" if mechanism is None else mechanism.name
+        biases = [(x.table, x.table) for x in work.changes if isinstance(x, Bias)]
+        if work.mechanism is None:
+            return tuple(biases)
+        name, parts = work.mechanism.name, work.mechanism.parts()
         return (*biases, *((part.name, self._parts[name, part]) for part in parts))
 
     # --- kernels ---------------------------------------------------------------------------------
+
+    def together(
+        self, kernels: Iterable[Built], heads: int, key_heads: int, device: torch.device
+    ) -> Prepared:
+        """Kernels that have all heads between them, with their works and their heads."""
+        ratio = heads // key_heads
+        groups = [
+            group_of(kernel, work, members, heads, ratio, self.tables_of(work), device)
+            for kernel, work, members in kernels
+        ]
+        return together(groups, heads, device)
 
     def prepare(
         self,
@@ -322,21 +324,21 @@ class Engine:
     ) -> Prepared:
         """The kernels that run a layer for so many heads and positions, built or kept; for
         positions that a trace does not count, the definition."""
-        if is_open(n_q) or is_open(n_k):
+        symbols: tuple[object, object] = n_q, n_k
+        if torch.SymInt in map(type, symbols):
             return self._open(layer, heads, key_heads, n_q, n_k, torch.device(device))
-        key = (self.binder.alike(layer), heads, key_heads, n_q, n_k, device, query_start)
-        if n_q > LIMITS.rows_looked_up:
-            return self.prepared.get(key, lambda: apart(lambda: self._build(key)))
-        if self.backend in (AUTO, ROWS.name):
+        if layer not in self._alike:
+            self._alike[layer] = self.binder.alike(layer)
+        key = (self._alike[layer], heads, key_heads, n_q, n_k, device, query_start)
+        if n_q <= LIMITS.rows_looked_up and self.backend in (AUTO, ROWS.name):
             # this costs less than a thread that is apart, and nothing of it outlives the call
             return self._build(key)
-        return self.steps.get(key, lambda: apart(lambda: self._build(key)))
+        return self.prepared.get(key, lambda: apart(lambda: self._build(key)))
 
     def _open(
         self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: torch.device
     ) -> Prepared:
         """The definition for lengths that are symbols; ValueError where there is none of them."""
-        groups = []
         try:
             works = self.binder.open_works(layer, heads)
         except BackendError as error:
@@ -346,70 +348,27 @@ class Engine:
                 " one operator for all of them, or try a file that `attnspec compile --standalone`"
                 " writes"
             ) from None
-        for work, members in works:
-            work = replace(work, n_q=n_q, n_k=n_k)
-            kernel, tables = OpenKernel(work, members, device), self.tables_of(work)
-            groups.append(
-                group_of(kernel, work, members, heads, heads // key_heads, tables, device)
-            )
-        return together(groups, heads, device)
+        works = [(replace(work, n_q=n_q, n_k=n_k), members) for work, members in works]
+        kernels = [(OpenKernel(*each, device), *each) for each in works]
+        return self.together(kernels, heads, key_heads, device)
 
     def _build(self, key: Key) -> Prepared:
-        layer, heads, key_heads, n_q, n_k, device, _ = key
-        if n_q != n_k or n_q <= LIMITS.rows_looked_up or device != "cpu":
-            return self._new(key)
-        longest = self.binder.longest(layer, heads, n_k)
-        if longest is None:
-            return self._new(key)
-        whole = self._whole.get(
-            (layer, heads, key_heads, longest),
-            lambda: self._longest((layer, heads, key_heads, longest, longest, device, 0)),
-        )
-        found = None if whole is None else whole.below(n_k)
-        return self._new(key) if found is None else found
-
-    def _longest(self, key: Key) -> Prepared | None:
-        """The kernels of the longest sequence of a range, of which others are cut; None where some
-        cannot be."""
-        try:
-            for work, _, backend in self._chosen(key):
-                # the shortest sequences are planned each by itself, unless it is evident how
-                if work.n_k <= LIMITS.planned_alone and backend is not TORCH:
-                    return None
-                if not isinstance(backend, Cutting) or not backend.cuts(work):
-                    return None
-            return self._new(key)
-        except (RelationError, BackendError, TooFine):
-            # it has no value there, or is too long, which says nothing of shorter ones
-            return None
-
-    def _chosen(self, key: Key) -> Iterator[tuple[Work, tuple[int, ...], Backend]]:
-        """The works of a layer with their heads, and what runs them."""
-        layer, heads, _, n_q, n_k, device, query_start = key
-        kind = torch.device(device).type
-        for work, members in self.binder.works(layer, heads, n_q, n_k, query_start):
-            work = replace(work, copies=len(members), device=kind)
-            yield work, members, choose(work, kind, self.backend)
-
-    def _new(self, key: Key) -> Prepared:
-        _, heads, key_heads, _, _, device, _ = key
-        place, ratio = torch.device(device), heads // key_heads
+        layer, heads, key_heads, n_q, n_k, device, query_start = key
+        place = torch.device(device)
         chosen: dict[str, tuple[Backend, list[tuple[Work, tuple[int, ...]]]]] = {}
-        for work, members, backend in self._chosen(key):
+        for work, members in self.binder.works(layer, heads, n_q, n_k, query_start):
+            work = replace(work, copies=len(members), device=place.type)
+            backend = choose(work, place.type, self.backend)
             chosen.setdefault(backend.name, (backend, []))[1].append((work, members))
-        groups = []
+        kernels: list[Built] = []
         for backend, mine in chosen.values():
             if len(mine) > 1 and isinstance(backend, Joining):
                 if backend.joins([work for work, members in mine for _ in members]):
-                    kernel = backend.build_joined(mine, place)
                     every = tuple(head for _, members in mine for head in members)
-                    groups.append(group_of(kernel, mine[0][0], every, heads, ratio, (), place))
+                    kernels.append((backend.build_joined(mine, place), mine[0][0], every))
                     continue
-            for work, members in mine:
-                kernel = backend.build(work, members, place)
-                tables = self.tables_of(work)
-                groups.append(group_of(kernel, work, members, heads, ratio, tables, place))
-        return together(groups, heads, place)
+            kernels += [(backend.build(*each, place), *each) for each in mine]
+        return self.together(kernels, heads, key_heads, place)
 
 
 @lru_cache(maxsize=LIMITS.layouts_few)
@@ -457,12 +416,18 @@ def _rows_of(table: torch.Tensor, layer: int) -> torch.Tensor:
     return table[layer if len(table) > 1 else 0]
 
 
+def _rows_of_heads(
+    known: tuple[torch.Tensor, torch.Tensor], group: Group
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return selected(known[0], 1, group.queries), selected(known[1], 1, group.queries)
+
+
 def _reuses(kernel: Kernel, q: torch.Tensor) -> bool:
     """Whether a kernel gives log-sum-exps in passing, and goes on from them."""
     return q.device.type in getattr(kernel, "reuses", ())
 
 
-def check_numbers(first: Decision, q: torch.Tensor, k: torch.Tensor) -> None:
+def _require_numbers(first: Decision, q: torch.Tensor, k: torch.Tensor) -> None:
     """Raises ValueError where there are no numbers by which something could be decided."""
     for x in (q, k):
         if is_transformed() and is_recorded(x):
@@ -485,12 +450,8 @@ def _unknown(out: torch.Tensor) -> torch.Tensor:
 def _nothing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Outputs:
     """Zeros [B, H, n_q, d_v] that depend on q, k and v as far as autograd is concerned, and
     log-sum-exps of nothing."""
-    batch, heads, n_q, size = q.shape
-    keys = k.shape[1]
-    work = Work(Relation(), n_q, k.shape[2])
-    q = q.view(batch, keys, heads // keys, 1, n_q, size)
-    formula = Formula(work, tuple(range(heads)), q.device)
-    out = formula(q, k[:, :, None], v[:, :, None], Blocks(None, None), Call())
+    every = torch.ones((), dtype=torch.bool, device=q.device)
+    nothing = (q.sum() + k.sum() + v.sum()).masked_fill(every, 0.0)
+    out = nothing.to(q.dtype).expand(*q.shape[:3], v.shape[3]).clone()
     wide = torch.promote_types(q.dtype, torch.float32)
-    lse = q.new_full((batch, heads, n_q), -torch.inf, dtype=wide)
-    return out.reshape(batch, heads, n_q, v.shape[-1]), lse
+    return out, q.new_full(q.shape[:3], -torch.inf, dtype=wide)

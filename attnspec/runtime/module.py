@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Never, cast
+from typing import Any, NamedTuple, Never, cast
 
 import torch
 
@@ -17,15 +16,13 @@ from attnspec.backends.common.torch_modes import (
     is_transformed,
     is_watched,
 )
-from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.cluster import moved_centroids
 from attnspec.graphs.across import reads_m
-from attnspec.graphs.relation import DataDependent
-from attnspec.ir.program import Mechanism, Program
+from attnspec.ir.program import Program
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.lower import decided_leaves
-from attnspec.lower.work import Call, Streamable
+from attnspec.lower.work import Call, Kernel, Streamable, Work
 from attnspec.runtime.call_checks import (
     check_dropout,
     check_exact,
@@ -42,9 +39,9 @@ from attnspec.runtime.call_checks import (
     refuse_unknown,
     require_unchanged,
 )
-from attnspec.runtime.decisions import Decision, data_of, decisions_of
-from attnspec.runtime.engine import Engine, no_log_sum_exps
-from attnspec.runtime.head_groups import Prepared, group_of, together
+from attnspec.runtime.decisions import data_of, decisions_of
+from attnspec.runtime.engine import Engine, Request, no_log_sum_exps
+from attnspec.runtime.head_groups import Prepared, draw_of
 from attnspec.runtime.parameters import Draws, Learner, again
 from attnspec.runtime.streaming import (
     Everything,
@@ -53,6 +50,18 @@ from attnspec.runtime.streaming import (
     stream_kernel,
     streamed_works,
 )
+
+
+class Options(NamedTuple):
+    """What a call says beside q, k and v, as it was handed in; `start` is its first query."""
+
+    layer: int
+    padding: torch.Tensor | None
+    inputs: Mapping[str, torch.Tensor] | None
+    dropout_p: float = 0.0
+    return_lse: bool = False
+    start: int = 0
+    keys: torch.Tensor | None = None
 
 
 class CompiledAttention(Learner):
@@ -71,7 +80,8 @@ class CompiledAttention(Learner):
         engine = Engine(plan)
         super().__init__(engine.program, head_size)
         self.engine, self.backend = engine, engine.backend
-        redraws = any(_may_redraw(attend.mechanism) for attend in self.program.attends)
+        mechanisms = [each.mechanism for each in self.program.attends if each.mechanism is not None]
+        redraws = any(dict(each.arguments).get("redraw", 0) != 0 for each in mechanisms)
         self.draws = Draws(self.program.layers or 1) if redraws else None
         # a trace could not look into the program
         self._reads_m = reads_m(self.program)
@@ -88,142 +98,6 @@ class CompiledAttention(Learner):
                 " in training, `favor(redraw = 1000)`"
             )
         self.draws.redraw()
-
-    def step(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        state: StreamState | None = None,
-        *,
-        layer: int = 0,
-        key_padding_mask: torch.Tensor | None = None,
-        inputs: Mapping[str, torch.Tensor] | None = None,
-        keep_all: bool = False,
-        in_place: bool = False,
-        return_lse: bool = False,
-        **unknown: Never,
-    ) -> Any:
-        """Goes on with a causal attention: the outputs [B, H, t, d_v] of the next t positions with
-        q [B, H, t, d], k [B, H_kv, t, d] and v [B, H_kv, t, d_v], and the state after them, for the
-        next call. `state` is None at the start of a sequence, `layer` as in a call;
-        `key_padding_mask` and `inputs` are those of the t positions, [B, t].
-
-        The outputs are the rows of a call with the whole sequence. A state holds sums of the
-        features of all keys, or the keys and values that a later position may read, with their
-        padding and inputs; it stays as it is, so that one may go on from it more than once. Heads
-        that look back without a bound are refused, unless a state may `keep_all` their keys. With
-        `in_place` what is kept is written into the memory of `state`, which is then used up.
-
-        Returns (outputs, state), with `return_lse` ((outputs, log-sum-exps), state), as a call
-        does.
-
-        Raises ValueError for what is not causal, looks back without a bound, reads a length, or
-        computes something else at every length; TypeError or ValueError for tensors that do not
-        fit.
-        """
-        if unknown:
-            refuse_unknown(self.program, unknown, CompiledAttention.step)
-        layer = check_layer(self.program, layer)
-        rest = state, layer, key_padding_mask, inputs, keep_all, in_place, return_lse
-        return in_type_of_autocast(self._step, q, k, v, *rest)
-
-    def _step(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        state: StreamState | None,
-        layer: int,
-        padding: torch.Tensor | None,
-        inputs: Mapping[str, torch.Tensor] | None,
-        keep_all: bool,
-        in_place: bool,
-        return_lse: bool,
-    ) -> tuple[Any, StreamState]:
-        check_tensors(self.program, q, k, v)
-        if self._waits:
-            self.make_parameters(q.shape[3], v.shape[3], q.device)
-        key = (self.engine.binder.alike(layer), q.shape[1], k.shape[1], str(q.device), keep_all)
-        works, prepared = self._streams.get(key, lambda: apart(lambda: self._stream(*key)))
-        first = StreamState.first(state, works, q, k, v)
-        check_padding(padding, q.shape[0], q.shape[2], q.device)
-        data = check_inputs(self.program, inputs, q, k, padding)
-        self.check_numbers(q, k, v, data)
-        if 0 in (q.shape[0], q.shape[2]):
-            out = self._run(q, k, v, layer, padding, 0.0, data, return_lse)
-            return out, first.after(q.shape[2], first.parts)
-        first = first.with_marked(self.program, data)
-        check_exact(self.engine.computed, data, first.position + q.shape[2])
-        if any(work.decided for work, _ in works):
-            return self._step_of_all(q, k, v, first, layer, padding, data, return_lse)
-        call = Call(padding, 0.0, data=data, in_place=in_place)
-        return self._step_of_groups((q, k, v), prepared, first, layer, call, return_lse)
-
-    def _step_of_groups(
-        self,
-        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        prepared: Prepared,
-        state: StreamState,
-        layer: int,
-        call: Call,
-        return_lse: bool,
-    ) -> tuple[Any, StreamState]:
-        """A step of a layer whose heads go on each from what it keeps."""
-        learned, draws = self._learned(tensors[0], tensors[2]), self._draws(layer)
-        outs: list[torch.Tensor] = []
-        sums: list[torch.Tensor] = []
-        parts: list[object] = []
-        for group, part in zip(prepared.groups, state.parts, strict=True):
-            tables = self.engine.tables(group, layer, learned)
-            own = replace(call, tables=tables, draw=group.draw(draws))
-            kernel, given = cast(Streamable, group.kernel), group.parts(*tensors)
-            (out, lse), after = kernel.step(*given, own, part, return_lse)
-            outs.append(out)
-            if lse is not None:
-                sums.append(lse)
-            elif return_lse:
-                raise no_log_sum_exps(self.program)
-            parts.append(after)
-        joined, after_all = prepared.joined(outs), state.after(tensors[0].shape[2], parts)
-        return ((joined, prepared.joined(sums)) if return_lse else joined), after_all
-
-    def _step_of_all(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        state: StreamState,
-        layer: int,
-        padding: torch.Tensor | None,
-        inputs: Mapping[str, torch.Tensor],
-        return_lse: bool,
-    ) -> tuple[Any, StreamState]:
-        """A step of a layer in which the data decide: a call of the next queries with all keys."""
-        before = state.parts[0]
-        if before is None:
-            every = Everything(k, v, padding, inputs)
-        else:
-            every = cast(Everything, before).after(k, v, padding, inputs, self.program)
-        rest = layer, every.padding, 0.0, every.inputs, return_lse
-        out = self._run(q, every.keys, every.values, *rest)
-        return out, state.after(q.shape[2], [every, *state.parts[1:]])
-
-    def _stream(
-        self, layer: int, heads: int, keys: int, device: str, keep_all: bool
-    ) -> tuple[Works, Prepared]:
-        place = torch.device(device)
-        groups, works = [], streamed_works(self.engine.binder, layer, heads)
-        if any(work.decided for work, _ in works):
-            # each step is a call with all keys
-            return works, Prepared((), None)
-        for work, members in works:
-            kernel = stream_kernel(
-                self.program, layer, work, members, place, self.backend, keep_all
-            )
-            tables = self.engine.tables_of(work)
-            groups.append(group_of(kernel, work, members, heads, heads // keys, tables, place))
-        return works, together(groups, heads, place)
 
     def __prepare_scriptable__(self) -> CompiledAttention:
         raise TypeError(
@@ -279,93 +153,120 @@ class CompiledAttention(Learner):
         """
         if unknown:
             refuse_unknown(self.program, unknown, CompiledAttention.forward)
-        start = check_query_start(self.program, query_start, self._reads_m)
-        rest = key_padding_mask, dropout_p, inputs, return_lse, start, None, keys
-        return self._called(q, k, v, layer, *rest)
+        start = check_query_start(self.program, query_start, self._reads_m) if query_start else 0
+        options = Options(layer, key_padding_mask, inputs, dropout_p, return_lse, start, keys)
+        return in_type_of_autocast(self._run, q, k, v, options)
 
     def labelled(
-        self,
-        engine: Engine,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: int,
-        dropout_p: float,
-        inputs: Mapping[str, torch.Tensor],
+        self, engine: Engine, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options
     ) -> torch.Tensor:
         """A call whose kernels are those of another engine, with the same parameters and more
         inputs: the documents of `attnspec.packed`."""
-        return cast(
-            torch.Tensor, self._called(q, k, v, layer, None, dropout_p, inputs, False, 0, engine)
-        )
-
-    def _called(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Any:
-        """A call in the type that autocast asks for; for ONNX, which has no operator of ours, of
-        plain operations."""
-        if _is_for_onnx():
-            decided = decided_leaves(self.program)
-            if decided:
-                raise ValueError(
-                    f"`{decided[0].pattern}` decides by numbers, for which ONNX has no operator:"
-                    " torch.export takes it, as one operator"
-                )
-            with composed():
-                return in_type_of_autocast(self._run, q, k, v, *rest)
-        return in_type_of_autocast(self._run, q, k, v, *rest)
+        return cast(torch.Tensor, in_type_of_autocast(self._run, q, k, v, options, engine))
 
     def _run(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        layer: int,
-        padding: torch.Tensor | None,
-        dropout_p: float,
-        inputs: Mapping[str, torch.Tensor] | None,
-        return_lse: bool,
-        start: int = 0,
+        options: Options,
         engine: Engine | None = None,
-        keys: torch.Tensor | None = None,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        engine = self.engine if engine is None else engine
-        layer = check_layer(self.program, layer)
-        check_tensors(self.program, q, k, v)
-        check_padding(padding, q.shape[0], k.shape[2], q.device)
-        check_keys(keys)
-        dropout_p = check_dropout(dropout_p)
-        data = check_inputs(engine.program, inputs, q, k, padding)
-        self.check_numbers(q, k, v, data)
-        if self._waits:
-            self.make_parameters(q.shape[3], v.shape[3], q.device)
-        learned, draws = self._learned(q, v), self._draws(layer)
-        lse: torch.Tensor | None
-        if _is_looked_at(q, self.program):
+    ) -> Any:
+        engine = engine or self.engine
+        layer, dropout_p, learned, data = self._checked(engine.program, q, k, v, options)
+        padding, return_lse, start, keys = options[1], *options[4:]
+        if keys is not None:
+            check_keys(keys)
+        draws = (0, 0) if self.draws is None else self.draws.of(layer)
+        watched, parts = _is_looked_at(q, self.program), (q, k, v)
+        # ONNX has no operator of ours
+        if watched and torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
+            decided = decided_leaves(self.program)
+            if decided:
+                raise ValueError(
+                    f"`{decided[0].pattern}` decides by numbers, for which ONNX has no operator:"
+                    " torch.export takes it, as one operator"
+                )
+            call = Call(padding, dropout_p, learned, data)
+            with composed():
+                out, lse = _computed(
+                    engine, Request(parts, call, layer, draws, return_lse, start), keys
+                )
+        elif watched:
             seed = torch.randint(1 << 62, ()) if dropout_p else None
             given = engine.text, [*learned.values()], [*data.values()], padding
             out, lse = torch.ops.attnspec.attention(
-                q, k, v, *given, layer, dropout_p, seed, *draws, return_lse, start, keys
+                *parts, *given, layer, dropout_p, seed, *draws, return_lse, start, keys
             )
         else:
-            parts, call = (q, k, v), Call(padding, dropout_p, learned, data)
-            if keys is not None:
-                if is_recorded(q):
-                    raise ValueError(
-                        "how many keys count is a number, which a program of plain operations does"
-                        " not have when it is traced: export it without `composed()`, as one"
-                        " operator"
-                    )
-                parts, call = of_first_keys(engine.program, parts, call, int(keys))
-                (q, k, v), padding = parts, call.padding
-            out, lse = engine.run(parts, call, layer, draws, return_lse, query_start=start)
-            read = [*data.values(), *(() if padding is None else (padding,))]
-            if read and not is_transformed():
-                require_unchanged((out,) if lse is None else (out, lse), read)
-        if self.training and not torch.compiler.is_compiling():
-            if self.draws is not None:
-                self.draws.count(layer)
-            if self._keeps and not again():
-                self._move(layer, q, k, padding)
-        return (out, cast(torch.Tensor, lse)) if return_lse else out
+            call = Call(padding, dropout_p, learned, data)
+            out, lse = _computed(
+                engine, Request(parts, call, layer, draws, return_lse, start), keys
+            )
+        if self.training and (self.draws is not None or self._keeps):
+            self._count(layer, q, k, padding)
+        return (out, lse) if return_lse else out
+
+    def _checked(
+        self,
+        program: Program,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor | None,
+        options: Options,
+    ) -> tuple[int, float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The layer, the dropout, what is learned by name, and the inputs of `program` as patterns
+        take them; raises as a call does. `v` is None where values are not asked for."""
+        layer = check_layer(self.program, options.layer)
+        check_tensors(self.program, q, k, k if v is None else v)
+        return layer, *self._besides(program, q, k, v, options)
+
+    def _besides(
+        self,
+        program: Program,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor | None,
+        options: Options,
+    ) -> tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        values, (_, padding, inputs, dropout_p, *_) = k if v is None else v, options
+        if padding is not None:
+            check_padding(padding, q.shape[0], k.shape[2], q.device)
+        dropout_p = check_dropout(dropout_p)
+        data = {}
+        if inputs is not None or program.inputs:
+            data = check_inputs(program, inputs, q, k, padding)
+        if self.check_finite:
+            self.check_numbers(q, k, values, data)
+        if self._waits:
+            self.make_parameters(q.shape[3], values.shape[3], q.device)
+        return dropout_p, self._learned(q, v) if self.engine.learned else {}, data
+
+    def check_numbers(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, data: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Raises ValueError for what is not finite, if that was asked for."""
+        if not self.check_finite:
+            return
+        if _is_looked_at(q, self.program) or is_transformed():
+            raise ValueError(
+                "`check_finite` looks at numbers, which a program that is traced or transformed has"
+                " none of: set `module.check_finite = False` for it"
+            )
+        scores = {x.name: data[x.name] for x in self.program.inputs if x.kind == "scores"}
+        check_finite(self.program, {"q": q, "k": k, "v": v, **scores})
+
+    def _learned(self, q: torch.Tensor, v: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        """What is learned, by name, for a call with these queries and values."""
+        self.check_sizes(q, v)
+        found = {name: self.learned(name) for name in self.engine.learned}
+        for name, table in found.items():
+            check_table(name, table, q.device)
+        if self._before and again():
+            for (name, row), rows in self._before.items():
+                place = torch.tensor([row], device=rows.device)
+                found[name] = found[name].index_copy(0, place, rows[None])
+        return found
 
     def masked(
         self,
@@ -386,51 +287,119 @@ class CompiledAttention(Learner):
         It is the definition, and costs what all pairs cost. Raises as a call does; ValueError for a
         mechanism, which has no scores, and in a traced program.
         """
-        layer = check_layer(self.program, layer)
         if _is_looked_at(q, self.program):
             raise ValueError(
                 "a mask of all pairs is not read in a traced program: say which pairs there are in"
                 " the spec, by patterns or run-time inputs"
             )
+        options = Options(layer, key_padding_mask, inputs, dropout_p)
+        layer, *besides = self._checked(self.program, q, k, v, options)
+        call = Call(key_padding_mask, *besides)  # type: ignore[arg-type]
+        request = Request((q, k, v), call, layer, return_lse=return_lse)
+        out, lse = self.engine.masked(request, added)
+        return (out, lse) if return_lse else out
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def step(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        state: StreamState | None = None,
+        *,
+        layer: int = 0,
+        key_padding_mask: torch.Tensor | None = None,
+        inputs: Mapping[str, torch.Tensor] | None = None,
+        keep_all: bool = False,
+        in_place: bool = False,
+        return_lse: bool = False,
+        **unknown: Never,
+    ) -> Any:
+        """Goes on with a causal attention: the outputs [B, H, t, d_v] of the next t positions with
+        q [B, H, t, d], k [B, H_kv, t, d] and v [B, H_kv, t, d_v], and the state after them, for the
+        next call. `state` is None at the start of a sequence, `layer` as in a call;
+        `key_padding_mask` and `inputs` are those of the t positions, [B, t].
+
+        The outputs are the rows of a call with the whole sequence. A state holds sums of the
+        features of all keys, or the keys and values that a later position may read, with their
+        padding and inputs; it stays as it is, so that one may go on from it more than once. Heads
+        that look back without a bound are refused, unless a state may `keep_all` their keys. With
+        `in_place` what is kept is written into the memory of `state`, which is then used up.
+
+        Returns (outputs, state), with `return_lse` ((outputs, log-sum-exps), state), as a call
+        does.
+
+        Raises ValueError for what is not causal, looks back without a bound, reads a length, or
+        computes something else at every length; TypeError or ValueError for tensors that do not
+        fit.
+        """
+        if unknown:
+            refuse_unknown(self.program, unknown, CompiledAttention.step)
+        options = Options(layer, key_padding_mask, inputs, return_lse=return_lse)
+        return in_type_of_autocast(self._step, q, k, v, state, options, keep_all, in_place)
+
+    def _step(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        state: StreamState | None,
+        options: Options,
+        keep_all: bool,
+        in_place: bool,
+    ) -> tuple[Any, StreamState]:
+        layer, padding, return_lse = options.layer, options.padding, options.return_lse
+        layer = check_layer(self.program, layer)
         check_tensors(self.program, q, k, v)
-        check_padding(key_padding_mask, q.shape[0], k.shape[2], q.device)
-        data = check_inputs(self.program, inputs, q, k, key_padding_mask)
-        self.check_numbers(q, k, v, data)
-        if self._waits:
-            self.make_parameters(q.shape[3], v.shape[3], q.device)
-        call = Call(key_padding_mask, check_dropout(dropout_p), self._learned(q, v), data)
-        out, lse = self.engine.masked((q, k, v), call, layer, added, return_lse)
-        return (out, cast(torch.Tensor, lse)) if return_lse else out
+        key = (self.engine.binder.alike(layer), q.shape[1], k.shape[1], str(q.device), keep_all)
+        works, prepared = self._streams.get(key, lambda: apart(lambda: self._stream(*key)))
+        state, count = StreamState.first(state, works, q, k, v), q.shape[2]
+        _, learned, data = self._besides(self.program, q, k, v, options)
+        if 0 in (q.shape[0], count):
+            return self._run(q, k, v, options), state.after(count, state.parts)
+        state = state.with_marked(self.program, data)
+        check_exact(self.engine.computed, data, state.position + count)
+        if any(work.decided for work, _ in works):
+            # a call of the next queries with all keys
+            every = Everything(k, v, padding, data)
+            if state.parts[0] is not None:
+                every = cast(Everything, state.parts[0]).followed_by(every, self.program)
+            options = options._replace(padding=every.padding, inputs=every.inputs)
+            out = self._run(q, every.keys, every.values, options)
+            return out, state.after(count, [every, *state.parts[1:]])
+        draws = (0, 0) if self.draws is None else self.draws.of(layer)
+        outs, sums, parts = [], [], []
+        for group, part in zip(prepared.groups, state.parts, strict=True):
+            tables = self.engine.tables(group, layer, learned)
+            call = Call(padding, 0.0, tables, data, draw_of(group.work, draws), in_place=in_place)
+            kernel = cast(Streamable, group.kernel)
+            (out, lse), after = kernel.step(*group.parts(q, k, v), call, part, return_lse)
+            if return_lse and lse is None:
+                raise no_log_sum_exps(self.program)
+            outs.append(out)
+            sums.append(lse)
+            parts.append(after)
+        whole: Any = prepared.joined(outs)
+        if return_lse:
+            whole = whole, prepared.joined(cast("list[torch.Tensor]", sums))
+        return whole, state.after(count, parts)
 
-    def check_numbers(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, data: Mapping[str, torch.Tensor]
-    ) -> None:
-        """Raises ValueError for what is not finite, if that was asked for."""
-        if not self.check_finite:
-            return
-        if _is_looked_at(q, self.program) or is_transformed():
-            raise ValueError(
-                "`check_finite` looks at numbers, which a program that is traced or transformed has"
-                " none of: set `module.check_finite = False` for it"
-            )
-        scores = {x.name: data[x.name] for x in self.program.inputs if x.kind == "scores"}
-        check_finite(self.program, {"q": q, "k": k, "v": v, **scores})
+    def _stream(
+        self, layer: int, heads: int, keys: int, device: str, keep_all: bool
+    ) -> tuple[Works, Prepared]:
+        place, works = torch.device(device), streamed_works(self.engine.binder, layer, heads)
+        if any(work.decided for work, _ in works):
+            # each step is a call with all keys
+            return works, Prepared((), None)
 
-    def _learned(self, q: torch.Tensor, v: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-        """What is learned, by name, for a call with these queries and values."""
-        self.check_sizes(q, v)
-        found = {name: self.learned(name) for name in self.engine.learned}
-        for name, table in found.items():
-            check_table(name, table, q.device)
-        if self._before and again():
-            for (name, row), rows in self._before.items():
-                place = torch.tensor([row], device=rows.device)
-                found[name] = found[name].index_copy(0, place, rows[None])
-        return found
+        def built(work: Work, of: tuple[int, ...]) -> Kernel:
+            return stream_kernel(self.program, layer, work, of, place, self.backend, keep_all)
 
-    def _draws(self, layer: int) -> tuple[int, int]:
-        """Which random features a layer draws."""
-        return (0, 0) if self.draws is None else self.draws.of(layer)
+        kernels = [(built(*each), *each) for each in works]
+        return works, self.engine.together(kernels, heads, keys, place)
+
+    # --- what a call reads, and what moves in training ------------------------------------------
 
     def pairs(
         self,
@@ -446,16 +415,14 @@ class CompiledAttention(Learner):
 
         Raises ValueError above n_k = `LIMITS.pairs_shown`, else as a call does.
         """
-        start = check_query_start(self.program, query_start, self._reads_m)
-        works, data, decisions, choices = self._looked_at(
-            q, k, layer, inputs, key_padding_mask, start
-        )
-        held = q.new_zeros(*q.shape[:3], k.shape[2], dtype=torch.bool)
+        options = Options(layer, key_padding_mask, inputs, start=query_start)
+        works, data, choices = self._looked_at(q, k, options)
+        read = q.new_zeros(*q.shape[:3], k.shape[2], dtype=torch.bool)
         # nothing is decided of no tokens
-        for work, heads in works if held.numel() else ():
-            mine = data_of(work, heads, decisions, choices, data)
-            held[:, list(heads)] = mask_of(work, mine, q.device)[..., : k.shape[2]]
-        return held if key_padding_mask is None else held & key_padding_mask[:, None, None]
+        for work, heads in works if read.numel() else ():
+            mine = data_of(work, heads, decisions_of(works), choices, data)
+            read[:, list(heads)] = mask_of(work, mine, q.device)[..., : k.shape[2]]
+        return read if key_padding_mask is None else read & key_padding_mask[:, None, None]
 
     def choices(
         self,
@@ -474,57 +441,45 @@ class CompiledAttention(Learner):
         Raises ValueError above n_k = `LIMITS.pairs_shown`, and where the data decide nothing; else
         as a call does.
         """
-        start = check_query_start(self.program, query_start, self._reads_m)
-        _, _, decisions, choices = self._looked_at(q, k, layer, inputs, key_padding_mask, start)
+        options = Options(layer, key_padding_mask, inputs, start=query_start)
+        works, _, choices = self._looked_at(q, k, options)
+        decisions = decisions_of(works)
         if not decisions:
             raise ValueError(f"the data decide nothing in layer {layer} of `{self.program.name}`")
         found: dict[str, dict[str, torch.Tensor]] = {}
-        for each in decisions:
-            name = each.leaf.name
-            number = sum(other.leaf.name == name for other in decisions[: decisions.index(each)])
+        names = [each.leaf.name for each in decisions]
+        for at, (name, each) in enumerate(zip(names, decisions, strict=True)):
+            number = names[:at].count(name)
             heads = torch.tensor(each.heads, device=q.device)
             lists = choices[each.leaf].lists if each.leaf in choices else {}
             found[f"{name}_{number + 1}" if number else name] = {"heads": heads, **lists}
         return found
 
     def _looked_at(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        layer: int,
-        inputs: Mapping[str, torch.Tensor] | None,
-        padding: torch.Tensor | None,
-        start: int = 0,
-    ) -> tuple[Works, dict[str, torch.Tensor], tuple[Decision, ...], dict[DataDependent, Choice]]:
-        """The works, inputs, decisions and choices of a call whose pairs are asked for."""
-        layer = check_layer(self.program, layer)
-        check_tensors(self.program, q, k, k)
-        check_padding(padding, q.shape[0], k.shape[2], q.device)
-        data = check_inputs(self.program, inputs, q, k, padding)
+        self, q: torch.Tensor, k: torch.Tensor, options: Options
+    ) -> tuple[Works, Mapping[str, torch.Tensor], dict[Any, Any]]:
+        """The works, inputs and choices of a call whose pairs are asked for."""
+        start = check_query_start(self.program, options.start, self._reads_m)
+        layer, _, learned, data = self._checked(self.program, q, k, None, options)
         longest = max(q.shape[2], k.shape[2])
         if longest > LIMITS.pairs_shown:
             raise ValueError(
                 f"pairs and choices are shown up to n = {LIMITS.pairs_shown:,}, got {longest:,}"
             )
-        if self._waits:
-            self.make_parameters(q.shape[3], k.shape[3], q.device)
         works = self.engine.binder.works(layer, q.shape[1], q.shape[2], k.shape[2], start)
-        decisions, learned = decisions_of(works), self._learned(q)
-        held, given = self.engine.laid_out((q, k, k), Call(padding, data=data))
-        choices = self.engine.decided(
-            decisions, layer, held[:2], given.padding, given.data, learned, k.shape[2]
-        )
-        return works, dict(given.data), decisions, choices
+        laid = self.engine.laid_out((q, k, k), Call(options.padding, 0.0, learned, data))
+        choices = self.engine.decided(decisions_of(works), layer, *laid, k.shape[2])
+        return works, laid[1].data, choices
 
-    def _move(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        padding: torch.Tensor | None,
+    def _count(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, padding: torch.Tensor | None
     ) -> None:
-        """Moves the centroids that are kept, after a call of training."""
-        if 0 in (q.shape[0], q.shape[2], k.shape[2]):
+        """Counts a call of training, and moves the centroids that are kept."""
+        if torch.compiler.is_compiling():
+            return
+        if self.draws is not None:
+            self.draws.count(layer)
+        if not self._keeps or again() or 0 in (q.shape[0], q.shape[2], k.shape[2]):
             return
         works = self.engine.binder.works(layer, q.shape[1], q.shape[2], k.shape[2])
         for each in decisions_of(works):
@@ -541,21 +496,33 @@ class CompiledAttention(Learner):
                 self.learned(name)[row, heads] = moved_centroids(given)
 
 
+def _computed(
+    engine: Engine, request: Request, keys: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The output, and its log-sum-exps if they are asked for, of the keys that count."""
+    if keys is not None:
+        if is_recorded(request.parts[0]):
+            raise ValueError(
+                "how many keys count is a number, which a program of plain operations does not have"
+                " when it is traced: export it without `composed()`, as one operator"
+            )
+        parts, call = of_first_keys(engine.program, request.parts, request.call, int(keys))
+        request = request._replace(parts=parts, call=call)
+    out, lse = engine.run(request)
+    padding, data = request.call.padding, request.call.data
+    if (data or padding is not None) and not is_transformed():
+        read = [*data.values(), *(() if padding is None else (padding,))]
+        require_unchanged((out,) if lse is None else (out, lse), read)
+    return out, lse
+
+
 def _is_looked_at(q: torch.Tensor, program: Program) -> bool:
     """Whether torch traces a call, or looks at its operators one by one: then it sees one. What is
     transformed otherwise, or must be composed, consists of operations that can be."""
-    if torch.compiler.is_dynamo_compiling():
+    watched = is_watched(q)
+    if watched and torch.compiler.is_dynamo_compiling():
         return True
     if is_transformed():
         # what the data decide is decided for the samples themselves
         return is_mapped_over() and bool(decided_leaves(program))
-    return is_watched(q)
-
-
-def _is_for_onnx() -> bool:
-    """Whether a call is traced to be written down in ONNX."""
-    return torch.compiler.is_compiling() and bool(torch.onnx.is_in_onnx_export())
-
-
-def _may_redraw(mechanism: Mechanism | None) -> bool:
-    return mechanism is not None and dict(mechanism.arguments).get("redraw", 0) != 0
+    return watched

@@ -25,8 +25,7 @@ from torch.autograd.function import _SingleLevelFunction
 from attnspec.awaited import when_imported
 
 if TYPE_CHECKING:
-    from attnspec.lower.work import Call
-    from attnspec.runtime.engine import Engine
+    from attnspec.runtime.engine import Engine, Request
 
 Tensor: TypeAlias = torch.Tensor
 
@@ -83,35 +82,28 @@ class Given(NamedTuple):
         return engine_of(self.program)
 
     @property
-    def call(self) -> Call:
-        """What kernels are given besides q, k and v."""
-        from attnspec.lower.work import Call
-
-        program = self.engine.program
-        return Call(
-            padding=self.key_padding_mask,
-            dropout_p=self.dropout_p,
-            tables=dict(zip(self.engine.learned, self.learned, strict=True)),
-            data=dict(zip((each.name for each in program.inputs), self.inputs, strict=True)),
-        )
-
-    @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v."""
         return self.q, self.k, self.v
 
-    def counted(self) -> tuple[tuple[Tensor, Tensor, Tensor], Call]:
-        """q, k and v, and what kernels are given besides, of the keys that count."""
+    def request(self, known: tuple[Tensor, Tensor] | None = None) -> Request:
+        """What the engine computes of the keys that count; padding is there where it says
+        something, since models hand over masks of ones."""
+        from attnspec.lower.work import Call
         from attnspec.runtime.call_checks import of_first_keys
+        from attnspec.runtime.engine import Request
 
-        if self.keys is None:
-            return self.parts, self.call
-        return of_first_keys(self.engine.program, self.parts, self.call, int(self.keys))
-
-    @property
-    def draws(self) -> tuple[int, int]:
-        """Which random features are drawn."""
-        return self.calls, self.asked
+        engine, parts, padding = self.engine, self.parts, self.key_padding_mask
+        tables = dict(zip(engine.learned, self.learned, strict=True))
+        names = (each.name for each in engine.program.inputs)
+        data = dict(zip(names, self.inputs, strict=True))
+        call = Call(padding, self.dropout_p, tables, data, known=known)
+        if self.keys is not None:
+            parts, call = of_first_keys(engine.program, parts, call, int(self.keys))
+        if call.padding is not None and bool(call.padding.all()):
+            call = replace(call, padding=None)
+        draws = self.calls, self.asked
+        return Request(parts, call, self.layer, draws, self.return_lse, self.query_start)
 
     @contextmanager
     def modes(self) -> Iterator[None]:
@@ -136,11 +128,8 @@ class Given(NamedTuple):
 @torch.library.impl(_LIBRARY, "attention", "CompositeExplicitAutograd")
 def _run(*given: Any) -> tuple[Tensor, Tensor]:
     at = Given(*given)
-    parts, call = at.counted()
     with at.modes():
-        out, lse = at.engine.run(
-            parts, _unpadded(call), at.layer, at.draws, at.return_lse, True, at.query_start
-        )
+        out, lse = at.engine.run(at.request(), reusable=True)
     return _own(out, at.parts), cast(Tensor, lse).contiguous()
 
 
@@ -148,24 +137,14 @@ def _run(*given: Any) -> tuple[Tensor, Tensor]:
 def _derivatives(*given: Any) -> list[Tensor]:
     grad, of_lse, out, lse, asks = given[:ABOVE]
     at = Given(*given[ABOVE:])
-    parts, call = at.counted()
-    call = replace(_unpadded(call), known=(out, lse))
     with at.modes():
-        found = at.engine.derivatives(
-            parts, call, at.layer, at.draws, (grad, of_lse), asks, query_start=at.query_start
-        )
+        found = at.engine.derivatives(at.request((out, lse)), (grad, of_lse), asks)
     every = (*at.parts, *at.learned)
     above = [x for x in (grad, of_lse) if x is not None]
     return [
         _own(_of_all_keys(y, x), above) if ask else x.new_empty(0)
         for x, y, ask in zip(every, found, asks, strict=True)
     ]
-
-
-def _unpadded(call: Call) -> Call:
-    """A call whose padding is there where it says something: models hand over masks of ones."""
-    none = call.padding is not None and bool(call.padding.all())
-    return replace(call, padding=None) if none else call
 
 
 def _of_all_keys(grad: Tensor | None, x: Tensor) -> Tensor:
@@ -203,35 +182,28 @@ torch.library.register_fake("attnspec::attention", _shapes, lib=_LIBRARY)
 torch.library.register_fake("attnspec::attention_backward", _shapes_backward, lib=_LIBRARY)
 
 
-def _operations(*given: Any, out_shape: object = None, **_: object) -> int:
-    return _counted(Given(*given))[0]
-
-
-def _operations_backward(*given: Any, out_shape: object = None, **_: object) -> int:
-    return _counted(Given(*given[ABOVE:]))[1]
-
-
-def _counted(at: Given) -> tuple[int, int]:
-    """The operations of a call whose tensors are their shapes, forward and backward, as the
-    analysis counts them; heads that have values of another size count as the larger."""
+def _operations(backward: bool, *given: Any, out_shape: object = None, **_: object) -> int:
+    """The operations of a call whose tensors are their shapes, as the analysis counts them; heads
+    that have values of another size count as the larger."""
     from attnspec.analysis.cost.cost import operations_of
 
+    at = Given(*given[ABOVE if backward else 0 :])
     batch, heads, n_q, size = at.q
     works = at.engine.binder.works(at.layer, heads, n_q, at.k[2], at.query_start)
     wide = max(size, at.v[3])
-    found = [
+    counts = (
         operations_of(replace(work, copies=len(mine)), wide, at.engine.backend, batch)
         for work, mine in works
-    ]
-    return sum(each[0] for each in found), sum(each[1] for each in found)
+    )
+    return sum(each[backward] for each in counts)
 
 
 def _register_formulas() -> None:
     """Tells torch's counter of operations what ours are."""
     from torch.utils.flop_counter import register_flop_formula
 
-    register_flop_formula(torch.ops.attnspec.attention)(_operations)
-    register_flop_formula(torch.ops.attnspec.attention_backward)(_operations_backward)
+    register_flop_formula(torch.ops.attnspec.attention)(partial(_operations, False))
+    register_flop_formula(torch.ops.attnspec.attention_backward)(partial(_operations, True))
 
 
 # the counter imports Triton where that is installed, which costs more than the rest of this module
@@ -252,7 +224,7 @@ class _Followed(_SingleLevelFunction):
 
     @staticmethod
     def forward(ctx: Any, keys: Any, given: tuple[Any, ...], *_: Tensor) -> Any:
-        found = _within(_attention, keys, given)
+        found = _below(_attention, keys, given, within=True)
         at = Given(*given)
         tensors = *at.parts, *at.learned, at.key_padding_mask, at.seed, at.keys, *at.inputs
         ctx.save_for_backward(*found, *tensors)
@@ -275,16 +247,10 @@ class _Followed(_SingleLevelFunction):
         if grad is not None or of_lse is not None:
             if torch.is_grad_enabled() and active_fake_mode() is None and not _each_decides(at):
                 # derivatives of derivatives: those of plain operations
-                above, (parts, call) = (grad, of_lse), at.counted()
                 with at.modes():
-                    found = at.engine.derivatives(
-                        parts, call, at.layer, at.draws, above, asks, True, at.query_start
-                    )
-                every = (*at.parts, *learned)
-                found = [
-                    y if y is None else _of_all_keys(y, x)
-                    for x, y in zip(every, found, strict=True)
-                ]
+                    found = at.engine.derivatives(at.request(), (grad, of_lse), asks, again=True)
+                pairs = zip((*at.parts, *learned), found, strict=True)
+                found = [y if y is None else _of_all_keys(y, x) for x, y in pairs]
             else:
                 every = _attention_backward(grad, of_lse, out, lse, asks, *at)
                 found = [x if ask else None for x, ask in zip(every, asks, strict=True)]
@@ -315,19 +281,15 @@ def _each_decides(at: Given) -> bool:
     return mapped and bool(decided_leaves(at.engine.program))
 
 
-class _Last(_SingleLevelFunction):
+class _Last(_Followed):
     """Gradients in a traced program, which have no derivatives of their own."""
 
     @staticmethod
-    def jvp(ctx: Any, *_: Any) -> Any:
-        raise RuntimeError(_FORWARD_MODE)
-
-    @staticmethod
     def forward(ctx: Any, keys: Any, given: tuple[Any, ...], *_: Tensor) -> Any:
-        return tuple(_within(_attention_backward, keys, given))
+        return tuple(_below(_attention_backward, keys, given, within=True))
 
     @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> Any:
+    def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
         raise RuntimeError(
             "derivatives of derivatives of an attention are not computed in a traced program, nor"
             " under `vmap` where queries and keys decide: call the module itself, without `vmap`,"
@@ -335,17 +297,14 @@ class _Last(_SingleLevelFunction):
         )
 
 
-def _below(operator: Any, keys: Any, given: tuple[Any, ...]) -> Any:
-    """What an operator does where autograd has passed it by."""
-    with torch._C._AutoDispatchBelowAutograd():
+def _below(operator: Any, keys: Any, given: tuple[Any, ...], within: bool = False) -> Any:
+    """What an operator does where autograd has passed it by; `within` the forward of a function,
+    which has turned gradients off, levels of torch.func below it look at whether they are on."""
+    asks = torch.is_grad_enabled()
+    if within:
+        asks = torch._C._functorch.maybe_current_level() is not None
+    with torch.set_grad_enabled(asks), torch._C._AutoDispatchBelowAutograd():
         return operator.redispatch(keys & torch._C._after_autograd_keyset, *given)
-
-
-def _within(operator: Any, keys: Any, given: tuple[Any, ...]) -> Any:
-    """The same inside the forward of a function, which has turned gradients off: the levels of
-    torch.func below it derive too, and look at whether they are on."""
-    with torch.set_grad_enabled(torch._C._functorch.maybe_current_level() is not None):
-        return _below(operator, keys, given)
 
 
 def _follows(operator: Any, function: Any) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from attnspec.ir.program import Compound, Input, InputRef, Leaf, Program, Term
 from attnspec.ir.serial import plan_data
 from attnspec.runtime.call_checks import INTEGERS, PER_HEAD, check_layer, check_names
 from attnspec.runtime.engine import engine_of, text_of
-from attnspec.runtime.module import CompiledAttention
+from attnspec.runtime.module import CompiledAttention, Options
 
 Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
 """q, k and v [T, H, d] of all documents."""
@@ -78,39 +78,39 @@ def packed(
     if any(getattr(x, "is_nested", False) for x in (q, k, v)):
         if cu_seqlens is not None or cu_seqlens_k is not None:
             raise ValueError("nested tensors know where documents end: leave cu_seqlens out")
-        parts, offsets = _of_nested(q, k, v)
-        out = _of_documents(module, parts, offsets, layer, dropout_p, inputs)
-        return torch.nested.nested_tensor_from_jagged(out, offsets[0]).transpose(1, 2)
+        parts, at, at_keys = _of_nested(q, k, v)
+        out = packed(module, *parts, at, at_keys, layer=layer, dropout_p=dropout_p, inputs=inputs)
+        return torch.nested.nested_tensor_from_jagged(out, at).transpose(1, 2)
     if cu_seqlens is None:
         raise ValueError("cu_seqlens must say where documents begin and end, int [documents + 1]")
-    offsets = cu_seqlens, cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
-    return _of_documents(module, (q, k, v), offsets, layer, dropout_p, inputs)
+    return _of_documents(module, (q, k, v), cu_seqlens, cu_seqlens_k, layer, dropout_p, inputs)
 
 
 def _of_documents(
     module: CompiledAttention,
     parts: Parts,
-    offsets: tuple[torch.Tensor, torch.Tensor],
+    cu_seqlens: torch.Tensor,
+    cu_seqlens_k: torch.Tensor | None,
     layer: int,
     dropout_p: float,
     inputs: Mapping[str, torch.Tensor] | None,
 ) -> torch.Tensor:
-    alike = offsets[0] is offsets[1]
-    _check(*parts, alike=alike)
-    ends = _ends(offsets[0], len(parts[0]), "cu_seqlens")
-    keys = ends if alike else _ends(offsets[1], len(parts[1]), "cu_seqlens_k")
-    _check_queries(ends, keys)
-    inputs = _check_inputs(module.program, inputs, len(parts[1]), len(ends) - 1)
-    heads = parts[0].shape[1]
-    together = alike and module.backend == AUTO and len(ends) > 2 and len(parts[0]) > 0
-    if not together or not _is_part(module.program, layer, heads):
+    (q, k, v), alike = parts, cu_seqlens_k is None
+    _check(q, k, v, alike=alike)
+    ends = keys = _ends(cu_seqlens, len(q), "cu_seqlens")
+    if cu_seqlens_k is not None:
+        keys = _ends(cu_seqlens_k, len(k), "cu_seqlens_k")
+        _check_queries(ends, keys)
+    inputs = _check_inputs(module.program, inputs, len(k), len(ends) - 1)
+    together = alike and module.backend == AUTO and len(ends) > 2 and len(q) > 0
+    if not together or not _is_part(module.program, layer, q.shape[1]):
         return _by_length(module, parts, (ends, keys), layer, dropout_p, inputs)
     text, name = _labelled(module.program)
-    places = torch.arange(len(parts[0]), device=offsets[0].device)
-    labels = torch.searchsorted(offsets[0], places, right=True).to(parts[0].device)
+    places = torch.arange(len(q), device=cu_seqlens.device)
+    labels = torch.searchsorted(cu_seqlens, places, right=True).to(q.device)
     whole = {key: x[None] for key, x in {**inputs, name: labels}.items()}
     q, k, v = (x.transpose(0, 1)[None] for x in parts)
-    out = module.labelled(engine_of(text), q, k, v, layer, dropout_p, whole)
+    out = module.labelled(engine_of(text), q, k, v, Options(layer, None, whole, dropout_p))
     return out[0].transpose(0, 1)
 
 
@@ -157,10 +157,8 @@ def _is_part(program: Program, layer: int, heads: int) -> bool:
     """Whether the graph of a document is that of the whole between its positions."""
     if program.grid is not None or unsteady_layer(program, layer, heads) is not None:
         return False
-    return all(
-        attend.mechanism is None and attend.graph is not None and moves_along(attend.graph)
-        for attend in program.attends
-    )
+    alone = (None if attend.mechanism else attend.graph for attend in program.attends)
+    return all(graph is not None and moves_along(graph) for graph in alone)
 
 
 @lru_cache(maxsize=64)
@@ -177,9 +175,9 @@ def _labelled(program: Program) -> tuple[str, str]:
     return text_of(plan_data(replace(program, attends=attends, inputs=inputs))), name
 
 
-def _of_nested(*given: torch.Tensor) -> tuple[Parts, tuple[torch.Tensor, torch.Tensor]]:
+def _of_nested(*given: torch.Tensor) -> tuple[Parts, torch.Tensor, torch.Tensor | None]:
     """The tokens [T, H, d] of jagged tensors [B, H, j, d], and where documents begin and end in
-    queries and in keys."""
+    queries, and in keys where that is elsewhere."""
     for name, x in zip("qkv", given, strict=True):
         if not x.is_nested or x.layout != torch.jagged or x.dim() != 4 or x._ragged_idx != 2:  # type: ignore[attr-defined]
             raise TypeError(
@@ -196,10 +194,9 @@ def _of_nested(*given: torch.Tensor) -> tuple[Parts, tuple[torch.Tensor, torch.T
             " torch.nested.nested_tensor_from_jagged(values, offsets)"
         )
     rows: torch.Tensor = q.offsets()  # type: ignore[attr-defined]
-    columns: torch.Tensor = k.offsets()  # type: ignore[attr-defined]
-    offsets = rows, rows if q.shape[2] == k.shape[2] else columns
+    columns = None if q.shape[2] == k.shape[2] else k.offsets()  # type: ignore[attr-defined]
     q, k, v = (x.values().transpose(0, 1) for x in given)
-    return (q, k, v), offsets
+    return (q, k, v), rows, columns
 
 
 def _check_queries(ends: Sequence[int], keys: Sequence[int]) -> None:
@@ -220,9 +217,8 @@ def _check_queries(ends: Sequence[int], keys: Sequence[int]) -> None:
 def _check(*given: torch.Tensor, alike: bool) -> None:
     """Raises unless q, k and v are [T, H, d], of as many tokens if they are `alike`; what is left
     the module checks."""
-    for name, x in zip("qkv", given, strict=True):
-        # whoever calls from outside may hand in anything
-        each: object = x
+    every: tuple[object, ...] = given
+    for name, each in zip("qkv", every, strict=True):
         if not isinstance(each, torch.Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(each).__name__}")
     shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in zip("qkv", given, strict=True))
@@ -241,11 +237,9 @@ def _ends(offsets: torch.Tensor, tokens: int, name: str) -> list[int]:
     """Where documents begin and end; raises unless that is from 0 up to the number of tokens."""
     given: object = offsets
     if not isinstance(given, torch.Tensor) or given.dtype not in INTEGERS or given.dim() != 1:
-        what = (
-            f"{given.dtype} {list(given.shape)}"
-            if isinstance(given, torch.Tensor)
-            else type(given).__name__
-        )
+        what = type(given).__name__
+        if isinstance(given, torch.Tensor):
+            what = f"{given.dtype} {list(given.shape)}"
         raise TypeError(f"{name} must be a tensor of integers [documents + 1], got {what}")
     ends: list[int] = offsets.tolist()
     if not ends or ends[0] != 0 or ends[-1] != tokens or ends != sorted(ends):

@@ -30,17 +30,16 @@ class Learner(nn.Module):
         self.program = program
         self._biases = tuple(bias_tables(program).values())
         self._parts = learned_parts(program)
-        rows = self._rows()
+        rows = program.layers or 1, program.heads or 1
         for (_, score), name in bias_tables(program).items():
             self.register_parameter(name, nn.Parameter(torch.empty(*rows, buckets_of(score))))
         for (_, part), name in self._parts.items():
             known = head_size is not None or not {"d", "d_v"} & set(part.shape)
-            shape = self._shape(part, head_size or 0, head_size or 0)
+            table = torch.empty(self._shape(part, head_size or 0, head_size or 0))
             if part.kept:
-                kept = torch.empty(shape) if known else UninitializedBuffer()
-                self.register_buffer(name, kept)
+                self.register_buffer(name, table if known else UninitializedBuffer())
             else:
-                learned = nn.Parameter(torch.empty(shape)) if known else UninitializedParameter()
+                learned = nn.Parameter(table) if known else UninitializedParameter()
                 self.register_parameter(name, cast(nn.Parameter, learned))
         self._waits = any(True for _ in self._waiting())
         self.reset_parameters()
@@ -88,12 +87,9 @@ class Learner(nn.Module):
         """A parameter, or a buffer, by its name."""
         return cast(torch.Tensor, getattr(self, name))
 
-    def _rows(self) -> tuple[int, int]:
-        return self.program.layers or 1, self.program.heads or 1
-
     def _shape(self, part: Part, head_size: int, value_size: int) -> tuple[int, ...]:
         """[layers or 1, heads or 1, *shape] for heads of a size."""
-        layers, heads = self._rows()
+        layers, heads = self.program.layers or 1, self.program.heads or 1
         sizes = {"d": head_size, "d_v": value_size}
         inner = (sizes[entry] if isinstance(entry, str) else entry for entry in part.shape)
         return (1 if part.layers else layers, 1 if part.heads else heads, *inner)
@@ -170,8 +166,8 @@ class Draws(nn.Module):
 
     def of(self, layer: int) -> tuple[int, int]:
         """How often a layer was called, and how often anew was asked for."""
-        row = layer if layer < len(self.calls) else 0
-        return self.last[row] if again() else self.calls[row], self.asked
+        calls = self.last if again() else self.calls
+        return calls[layer if layer < len(calls) else 0], self.asked
 
     def count(self, layer: int) -> None:
         """One more call of a layer in training."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeAlias, cast
 
@@ -53,11 +53,7 @@ class StreamState:
         tensors = _described(q, k, v)
         if state is None:
             return StreamState(0, (None,) * len(works), works, tensors)
-        given: object = state
-        if not isinstance(given, StreamState):
-            raise TypeError(
-                f"state must be what a step returned, or None, got {type(given).__name__}"
-            )
+        check_state(state)
         if state.tensors != tensors:
             raise ValueError(f"the state is of {state.tensors}, got {tensors}")
         if state.works != works:
@@ -113,10 +109,22 @@ class StreamState:
         """How many samples it is of."""
         return int(cast("re.Match[str]", _BATCH.search(self.tensors))[1])
 
-    def kept(self) -> Iterator[torch.Tensor]:
+    def kept(self) -> list[torch.Tensor]:
         """The tensors that it holds."""
-        yield from _tensors(self.parts)
-        yield from self.marked.values()
+        tensors: list[torch.Tensor] = []
+
+        def keep(x: torch.Tensor) -> torch.Tensor:
+            tensors.append(x)
+            return x
+
+        self._mapped(keep)
+        return tensors
+
+
+def check_state(state: object) -> None:
+    """Raises TypeError unless it is a state, or None."""
+    if state is not None and not isinstance(state, StreamState):
+        raise TypeError(f"state must be what a step returned, or None, got {type(state).__name__}")
 
 
 _BATCH = re.compile(r"\[(\d+),")
@@ -135,18 +143,6 @@ def _mapped(part: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         return part
     changed = {x.name: _mapped(getattr(part, x.name), of) for x in fields(part)}
     return replace(cast("Any", part), **changed)
-
-
-def _tensors(part: Any) -> Iterator[torch.Tensor]:
-    if isinstance(part, torch.Tensor):
-        yield part
-    elif isinstance(part, Mapping):
-        yield from _tensors(tuple(part.values()))
-    elif isinstance(part, tuple):
-        for each in part:
-            yield from _tensors(each)
-    elif is_dataclass(part):
-        yield from _tensors(tuple(getattr(part, each.name) for each in fields(part)))
 
 
 def _described(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
@@ -271,28 +267,22 @@ class Everything:
     padding: torch.Tensor | None
     inputs: Mapping[str, torch.Tensor]
 
-    def after(
-        self,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        padding: torch.Tensor | None,
-        inputs: Mapping[str, torch.Tensor],
-        program: Program,
-    ) -> Everything:
+    def followed_by(self, later: Everything, program: Program) -> Everything:
         """The same with the next positions; inputs about queries are those of these alone."""
-        if padding is not None or self.padding is not None:
-            both = (self.padding, self.keys), (padding, k)
-            padding = torch.cat([_real_of(*each) for each in both], 1)
-        joined = dict(inputs)
+        real = None
+        if self.padding is not None or later.padding is not None:
+            real = torch.cat([self._real(), later._real()], 1)
+        inputs = dict(later.inputs)
         for entry in program.inputs:
             axis = POSITIONS.get(entry.kind)
             if axis is not None and entry.kind != "choices":
-                joined[entry.name] = torch.cat([self.inputs[entry.name], inputs[entry.name]], axis)
-        keys, values = torch.cat([self.keys, k], 2), torch.cat([self.values, v], 2)
-        return Everything(keys, values, padding, joined)
+                inputs[entry.name] = torch.cat([self.inputs[entry.name], inputs[entry.name]], axis)
+        keys, values = (
+            torch.cat(each, 2) for each in ((self.keys, later.keys), (self.values, later.values))
+        )
+        return Everything(keys, values, real, inputs)
 
-
-def _real_of(padding: torch.Tensor | None, keys: torch.Tensor) -> torch.Tensor:
-    if padding is not None:
-        return padding
-    return torch.ones(len(keys), keys.shape[2], dtype=torch.bool, device=keys.device)
+    def _real(self) -> torch.Tensor:
+        if self.padding is not None:
+            return self.padding
+        return self.keys.new_ones(len(self.keys), self.keys.shape[2], dtype=torch.bool)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from population import inputs_of, population, spec_of
+from population import spec_of
 from torch import nn
 
 from attnspec import SelfAttention
@@ -35,36 +35,14 @@ def states(n: int, batch: int = 2) -> torch.Tensor:
 # --- graphs and mechanisms with heads -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_full_attention_is_the_layer_of_torch(causal: bool) -> None:
-    module = layer_of("causal attend full" if causal else "attend full")
-    theirs = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).double()
-    assert module.in_bias is not None
-    with torch.no_grad():
-        theirs.in_proj_weight.copy_(module.in_weight)
-        theirs.in_proj_bias.copy_(module.in_bias)
-        theirs.out_proj.weight.copy_(module.out.weight)
-        theirs.out_proj.bias.copy_(module.out.bias)
-    x = states(11)
-    real = torch.ones(2, 11, dtype=torch.bool)
-    real[1, 7:] = False
-    later = torch.ones(11, 11, dtype=torch.bool).triu(1) if causal else None
-    meant, _ = theirs(x, x, x, attn_mask=later, key_padding_mask=~real, need_weights=False)
-    found = module(x, key_padding_mask=real)
-    torch.testing.assert_close(found[real], meant[real])
-
-
 @pytest.mark.parametrize(
     "body",
     [
-        "attend window(radius = 2) | random(keys = 1, seed = 3)",
         "layers 3 heads 4 attend window(radius = layers + layer + head)",
         "layers 3 attend random(keys = 2, seed = 1) layer 1 { attend full score alibi() }",
         "layers 3 heads 4 attend full score bias(buckets = 8) head 2 { attend self }",
-        "layers 3 causal attend linear()",
         "layers 3 heads 4 attend linformer(rank = 4, share = none, max_length = 30)",
         "attend nystrom(landmarks = 3, conv = 3)",
-        "attend synthesizer(kind = dense, max_length = 30)",
         "attend synthesizer(kind = factorized_random, max_length = 30, products = true)",
         "heads 4 attend full head 1 { attend fourier() } head 2 { attend gmlp(max_length = 30) }",
     ],
@@ -132,19 +110,6 @@ def test_fourier_mixes_the_whole_embedding(heads: str) -> None:
     torch.testing.assert_close(module(x), torch.fft.fft2(x).real)
 
 
-def test_mixer_has_one_network_for_all_channels() -> None:
-    module = layer_of("attend mixer(hidden = 5, max_length = 20)")
-    learned = {
-        name.removeprefix("attention.mixer_"): p[0, 0] for name, p in module.named_parameters()
-    }
-    x = states(13)
-    normal = nn.functional.layer_norm(x, (WIDTH,), learned["gain"], learned["shift"])
-    inner = torch.einsum("hn,bnc->bhc", learned["inner"][:, :13], normal)
-    hidden = nn.functional.gelu(inner + learned["inner_bias"][:, None])
-    mixed = torch.einsum("nh,bhc->bnc", learned["outer"][:13], hidden)
-    torch.testing.assert_close(module(x), x + mixed + learned["outer_bias"][:13, None])
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_gmlp_is_the_block_of_the_paper(causal: bool) -> None:
     module = layer_of(f"{'causal ' if causal else ''}attend gmlp(max_length = 20)")
@@ -203,16 +168,6 @@ def test_extra_tokens_stand_before_the_sequence_and_are_left_out() -> None:
 # --- what it learns -------------------------------------------------------------------------------
 
 
-def test_projections_start_as_each_of_them_would_alone() -> None:
-    module = SelfAttention(spec_of("attend full"), 64, 4)
-    bound = math.sqrt(6 / (64 + 64))
-    for weight in (*module.in_weight.chunk(3), module.out.weight):
-        assert 0.95 * bound < weight.abs().max() <= bound
-    assert module.in_bias is not None
-    assert not module.in_bias.any()
-    assert not module.out.bias.any()
-
-
 def test_layers_share_what_the_spec_shares() -> None:
     spec = spec_of("layers 3 attend linformer(rank = 4, share = layer, max_length = 30)")
     first = SelfAttention(spec, WIDTH, HEADS, 0)
@@ -232,7 +187,6 @@ def test_layers_share_what_the_spec_shares() -> None:
     "body",
     [
         "extra_tokens 2 attend window(radius = 3)",
-        "attend linformer(rank = 4, projection = conv, max_length = 30)",
         pytest.param("attend nystrom(landmarks = 4, conv = 3)", marks=pytest.mark.slow),
         pytest.param("attend mixer(hidden = 3, max_length = 30)", marks=pytest.mark.slow),
     ],
@@ -251,11 +205,9 @@ def test_layers_are_exported_and_compiled(body: str) -> None:
 # --- grouped heads, rotary positions, steps -------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "body", ["attend window(radius = 2)", "attend favor(features = 8)", "attend random(keys = 3)"]
-)
 @pytest.mark.parametrize("keys", [1, 2])
-def test_grouped_heads_are_repeated_ones(body: str, keys: int) -> None:
+def test_grouped_heads_are_repeated_ones(keys: int) -> None:
+    body = "attend window(radius = 2)"
     grouped, whole = layer_of(body, num_kv_heads=keys), layer_of(body)
     size = WIDTH // HEADS
     q, k, v = torch.split(grouped.in_weight, [WIDTH, keys * size, keys * size])
@@ -311,7 +263,6 @@ def test_rotary_positions_turn_queries_and_keys(extra: int) -> None:
     [
         "causal attend window(before = 3, after = 0) | columns(first(1))",
         "extra_tokens 2 causal attend window(before = 4, after = 0)",
-        "causal attend favor(features = 8)",
         "causal attend window(before = 3, after = 0) + linear()",
         "layers 3 heads 4 causal attend window(before = 1 + head + layer, after = 0)",
     ],
@@ -327,39 +278,14 @@ def test_steps_are_the_rows_of_the_whole_pass(body: str) -> None:
         torch.testing.assert_close(torch.cat(outs, 1), module(x, key_padding_mask=real))
 
 
-def test_steps_take_inputs_and_begin_with_nothing() -> None:
-    module = layer_of("extra_tokens 2 input d: ids causal attend same(d) & window(radius = 5)")
-    x, d = states(9), torch.arange(9).expand(2, 9) // 4
-    out, state = module.step(x[:, :0], inputs={"d": d[:, :0]})
-    assert out.shape == (2, 0, WIDTH)
-    assert state.position == 2
-    out, state = module.step(x, state, inputs={"d": d})
-    torch.testing.assert_close(out, module(x, inputs={"d": d}))
-
-
 # --- copies, training, what does not fit ----------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", [name for name in population() if ":" in name][::3])
-def test_every_spec_of_the_zoo_is_a_layer(name: str) -> None:
-    spec = population()[name]
-    heads, fixed = spec.heads or 2, spec.program.fixed_length
-    n = 24 if fixed is None else fixed - spec.program.extra_tokens
-    drawn = inputs_of(spec, n)
-    module, x = SelfAttention(spec, 8 * heads, heads), torch.randn(1, n, 8 * heads)
-    inputs = {name: torch.as_tensor(value)[None] for name, value in drawn.items()}
-    out = module(x, inputs=inputs)
-    assert out.shape == x.shape
-    assert torch.isfinite(out).all()
 
 
 @pytest.mark.parametrize(
     "body",
     [
         "extra_tokens 2 attend full",
-        "attend synthesizer(max_length = 30)",
         "attend gmlp(max_length = 30)",
-        "layers 2 attend linformer(rank = 4, max_length = 30)",
         "attend fourier()",
     ],
 )

@@ -1,0 +1,836 @@
+"""Multi-head layers of one layer of a spec: `SelfAttention`, [B, n, embed_dim] in and out, and
+`MultiheadAttention` in the place of torch's class."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Never, Protocol, TypeAlias, cast
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from attnspec.backends.common.merging import merged
+from attnspec.backends.common.torch_modes import is_transformed, is_watched
+from attnspec.backends.planner import require_willing
+from attnspec.ir.program import Leaf, Program
+from attnspec.ir.serial import plan_data
+from attnspec.limits import LIMITS
+from attnspec.lower.lower import shares_keys
+from attnspec.lower.mechanism_sizes import learned_parts, symbols_in
+from attnspec.lower.work import MERGED
+from attnspec.runtime.call_checks import FLOATS, check_dropout, check_layer, refuse_unknown
+from attnspec.runtime.module import CompiledAttention
+from attnspec.runtime.streaming import StreamState, check_state
+
+Rotary: TypeAlias = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
+]
+"""Turns q [B, H, n, d] and k [B, H_kv, n, d] by their positions, int64 [n]."""
+
+DEVIATION = 0.02
+"""Of the numbers that extra tokens start with."""
+
+WHOLE = ("fourier", "mixer", "gmlp")
+"""Mixings of the whole embedding, which know no heads."""
+
+BEFORE = {"tokens": False, "ids": -1, "numbers": float("nan")}
+"""What inputs of each kind are for extra tokens: in no set, of no id, without a number."""
+
+
+class HasProgram(Protocol):
+    """A spec, as far as a layer asks for it."""
+
+    @property
+    def program(self) -> Program:
+        """The meaning in normal form."""
+
+
+class _OneLayer(nn.Module):
+    """What both layers have: the compiled attention of one layer of a spec, and its heads."""
+
+    attention: CompiledAttention
+
+    def _hold(self, program: Program, layer: int, backend: str, head_size: int) -> None:
+        self.layer = layer
+        self.attention = CompiledAttention(plan_data(program, backend), head_size)
+        # layers that compute the same are one to what traces them
+        self._drawn_as = self.attention.engine.binder.alike(layer)
+        # the heads whose keys are their queries
+        self.shared = tuple(
+            head
+            for head, slot in enumerate(program.row())
+            if shares_keys(program.attends[slot].graph)
+        )
+
+    def _with_shared(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """The keys [B, H, n, d] with queries in their place for the heads that share them."""
+        if not self.shared:
+            return k
+        same = torch.zeros(k.shape[1], dtype=torch.bool, device=k.device)
+        same[list(self.shared)] = True
+        return torch.where(same[:, None, None], q, k)
+
+
+class SelfAttention(_OneLayer):
+    """Self-attention as one layer of a spec describes it.
+
+    Queries, keys and values are projections of the input, their heads go through the spec, and what
+    comes out is projected back; what no head of the layer reads is not projected. The mixings that
+    have no heads take the whole embedding as one: `fourier` and `mixer` as it stands, without any
+    projection, and `gmlp` as in its paper, `V s(GELU(U x))`. Neither the residual around the layer
+    nor its norm belongs to it, but for those inside of the formula of `mixer`.
+
+    The module holds what mechanisms of the layer learn, for each of `num_heads` heads, and the
+    spec's extra tokens, which stand before every sequence and are left out of the output. `shared`
+    is another layer of the spec, whose parameters this one takes where the spec shares them between
+    all layers, `linformer(share = layer)`.
+
+    With `num_kv_heads`, a divisor of `num_heads`, as many heads of keys and values serve equal
+    numbers of heads of queries that follow one another. `rotary(q, k, positions)` returns queries
+    [B, H, n, d] and keys [B, H_kv, n, d] that are turned by their positions, int64 [n], or changed
+    in any other way that keeps their shapes; extra tokens have the first positions.
+
+    Raises ValueError or TypeError for arguments that do not fit.
+    """
+
+    def __init__(
+        self,
+        spec: HasProgram,
+        embed_dim: int,
+        num_heads: int,
+        layer: int = 0,
+        *,
+        num_kv_heads: int | None = None,
+        rotary: Rotary | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        backend: str = "auto",
+        shared: SelfAttention | None = None,
+    ) -> None:
+        super().__init__()
+        program, width, self.num_heads, layer = _arguments(spec, embed_dim, num_heads, layer)
+        self.embed_dim, self.dropout = width, check_dropout(dropout)
+        require_willing(program, backend)
+        program = of_layer(program, layer, self.num_heads)
+        self.extra_tokens, mechanism = program.extra_tokens, program.attends[0].mechanism
+        # the mixing without heads that the layer is, or nothing
+        self.mixing = mechanism.name if program.heads is None and mechanism is not None else ""
+        self._hold(program, layer, backend, width if self.mixing else width // self.num_heads)
+        if shared is not None:
+            _share(self.attention, shared.attention)
+        self.read = _read_by(program)
+        self.num_kv_heads = self._key_heads(num_kv_heads)
+        self.rotary = self._checked_rotary(rotary)
+        keys = width // self.num_heads * self.num_kv_heads
+        self.widths = [width if name == "q" else keys for name in self.read]
+        if self.read:
+            self.in_weight = nn.Parameter(torch.empty(sum(self.widths), width))
+            self.in_bias = nn.Parameter(torch.empty(sum(self.widths))) if bias else None
+            self.out = nn.Linear(width, width, bias=bias)
+        if self.extra_tokens:
+            self.extra = nn.Parameter(torch.empty(self.extra_tokens, width))
+        self._start(None)
+
+    def _key_heads(self, count: int | None) -> int:
+        """The heads of keys and values: as many as of queries where no number is given."""
+        if count is None:
+            return self.num_heads
+        found = size_of("num_kv_heads", count)
+        if self.num_heads % found:
+            raise ValueError(
+                f"num_kv_heads must divide num_heads, got {found} and {self.num_heads}"
+            )
+        if found < self.num_heads and (self.shared or self.read != "qkv"):
+            why = "keys are its queries" if self.shared else "it has no queries, keys and values"
+            raise ValueError(
+                f"`{self.attention.program.name}` has no fewer heads of keys, {why}: leave"
+                f" num_kv_heads = {found} out"
+            )
+        return found
+
+    def _checked_rotary(self, rotary: object) -> Rotary | None:
+        if rotary is None:
+            return None
+        if not callable(rotary):
+            raise TypeError(
+                "rotary must be callable, rotary(q, k, positions) -> (q, k), got"
+                f" {type(rotary).__name__}"
+            )
+        if self.shared and "q" in self.read and "k" not in self.read:
+            raise ValueError(
+                f"`{self.attention.program.name}` reads queries that are its keys, each once:"
+                " positions that turn both have no place to; leave rotary out"
+            )
+        if "q" not in self.read or "k" not in self.read:
+            raise ValueError(
+                f"`{self.attention.program.name}` reads no queries and keys that positions could"
+                " turn: leave rotary out"
+            )
+        return rotary
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Starts everything that is learned anew, drawn with the generator: projections as Glorot
+        and Bengio's uniform numbers, without bias, mechanisms as their papers say."""
+        self.attention.reset_parameters(generator)
+        self._start(generator)
+
+    def _start(self, generator: torch.Generator | None) -> None:
+        if self.read:
+            for weight in torch.split(self.in_weight, self.widths):
+                nn.init.xavier_uniform_(weight, generator=generator)
+            nn.init.xavier_uniform_(self.out.weight, generator=generator)
+            for bias in (self.in_bias, self.out.bias):
+                if bias is not None:
+                    nn.init.zeros_(bias)
+        if self.extra_tokens:
+            nn.init.normal_(self.extra, std=DEVIATION, generator=generator)
+
+    def extra_repr(self) -> str:
+        grouped = f", num_kv_heads={self.num_kv_heads}"
+        return (
+            f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
+            f"{grouped if self.num_kv_heads < self.num_heads else ''}, layer={self.layer}"
+        )
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        *,
+        key_padding_mask: torch.Tensor | None = None,
+        inputs: Mapping[str, torch.Tensor] | None = None,
+        **unknown: Never,
+    ) -> torch.Tensor:
+        """Attention of x [B, n, embed_dim] with itself, of the same shape.
+
+        `key_padding_mask` is bool [B, n], True for a real token; `inputs` are the tensors that the
+        spec declares, for the n tokens of x. Extra tokens are real, in no set of tokens and of no
+        id; lengths count from the first token of x and take the extra tokens in.
+        """
+        if unknown:
+            refuse_unknown(self.attention.program, unknown, SelfAttention.forward)
+        self._check(x)
+        count = x.shape[1]
+        if self.extra_tokens:
+            x, key_padding_mask, inputs = self._with_extra(x, key_padding_mask, inputs)
+        out = self.attention(
+            *self._heads(x, 0),
+            layer=self._drawn_as,
+            key_padding_mask=key_padding_mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            inputs=inputs,
+        )
+        return self._joined(out, count)
+
+    def step(
+        self,
+        x: torch.Tensor,
+        state: StreamState | None = None,
+        *,
+        key_padding_mask: torch.Tensor | None = None,
+        inputs: Mapping[str, torch.Tensor] | None = None,
+        keep_all: bool = False,
+        **unknown: Never,
+    ) -> tuple[torch.Tensor, StreamState]:
+        """Goes on with a causal layer: the outputs of the next t tokens x [B, t, embed_dim], the
+        rows of a call with the whole sequence, and the state after them. It is None at the start;
+        `key_padding_mask` and `inputs` are those of the t tokens, `keep_all` lets the state grow.
+        No weights are dropped.
+
+        Raises ValueError as `CompiledAttention.step` does, and in training with a dropout.
+        """
+        if unknown:
+            refuse_unknown(self.attention.program, unknown, SelfAttention.step)
+        self._check(x)
+        if self.training and self.dropout:
+            raise ValueError(
+                "a step drops no weights, so that it is another thing than a call in training:"
+                " call eval() first"
+            )
+        check_state(state)
+        count = x.shape[1]
+        if self.extra_tokens and state is None:
+            x, key_padding_mask, inputs = self._with_extra(x, key_padding_mask, inputs)
+        out, state = self.attention.step(
+            *self._heads(x, 0 if state is None else state.position),
+            state,
+            layer=self._drawn_as,
+            key_padding_mask=key_padding_mask,
+            inputs=inputs,
+            keep_all=keep_all,
+        )
+        return self._joined(out, count), state
+
+    def _heads(
+        self, x: torch.Tensor, first: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q [B, H, n, d], k and v [B, H_kv, n, d] of tokens whose first has this position; values
+        in the place of what is not read."""
+        named = {"v": x}
+        if self.read:
+            both = functional.linear(x, self.in_weight, self.in_bias)
+            if self.mixing == "gmlp":
+                both = functional.gelu(both)
+            named = dict(zip(self.read, torch.split(both, self.widths, -1), strict=True))
+        counts = [1] * 3 if self.mixing else [self.num_heads] + 2 * [self.num_kv_heads]
+        q, k, v = (
+            _split(named.get(name, named["v"]), count)
+            for name, count in zip("qkv", counts, strict=True)
+        )
+        k = self._with_shared(q, k)
+        if self.rotary is not None:
+            positions = self.attention.positions(first, x.shape[1], x.device)
+            q, k = _turned(self.rotary, q, k, positions)
+        return q, k, v
+
+    def _joined(self, out: torch.Tensor, count: int) -> torch.Tensor:
+        """The heads' outputs [B, H, n, d] as [B, count, embed_dim], of the last tokens."""
+        out = out.transpose(1, 2).flatten(2)
+        if out.shape[1] > count:
+            out = out[:, out.shape[1] - count :]
+        result: torch.Tensor = self.out(out) if self.read else out
+        return result
+
+    def _check(self, x: torch.Tensor) -> None:
+        _check_floats("x", x)
+        if x.dim() != 3 or x.shape[2] != self.embed_dim:
+            raise ValueError(f"x must be [B, n, {self.embed_dim}], got {list(x.shape)}")
+        autocast = torch.is_autocast_enabled(x.device.type)
+        if self.read and x.dtype != self.in_weight.dtype and not autocast:
+            raise TypeError(f"x must be {self.in_weight.dtype} as the weights, got {x.dtype}")
+
+    def _with_extra(
+        self,
+        x: torch.Tensor,
+        padding: torch.Tensor | None,
+        inputs: Mapping[str, torch.Tensor] | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, Mapping[str, torch.Tensor] | None]:
+        """The tokens, their padding and inputs with the extra tokens before them."""
+        attention: object = self.attention
+        if not isinstance(attention, CompiledAttention):
+            raise ValueError(
+                f"`{self.attention.program.name}` has extra tokens, which stand before the whole"
+                " sequence, and a rank has a shard of it: leave `extra_tokens` out, and put the"
+                " tokens into x"
+            )
+        count = self.extra_tokens
+        x = torch.cat([self.extra.to(x.dtype).expand(len(x), -1, -1), x], 1)
+        # what does not fit is left to the checks of the attention
+        if isinstance(padding, torch.Tensor) and padding.dim() == 2:
+            padding = functional.pad(padding, (count, 0), value=True)
+        if not isinstance(inputs, Mapping):
+            return x, padding, inputs
+        longer = dict(inputs)
+        for entry in attention.program.inputs:
+            tensor = inputs.get(entry.name)
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            if entry.kind == "length":
+                longer[entry.name] = tensor + count
+            elif entry.kind == "numbers" and not tensor.is_floating_point():
+                raise TypeError(
+                    f"the input `{entry.name}` must be real beside extra tokens, which have no"
+                    f" number, NaN; got {tensor.dtype}"
+                )
+            elif tensor.dim() == 2:
+                value = BEFORE.get(entry.kind, -1)
+                longer[entry.name] = functional.pad(tensor, (count, 0), value=value)
+        return x, padding, longer
+
+
+class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
+    """`torch.nn.MultiheadAttention`, whose heads read the pairs of one layer of a spec.
+
+    Arguments, parameters, state dict, layouts, masks and what is returned are those of torch's
+    class, and with `attend full` so are all numbers; what mechanisms and scores of the spec learn
+    stands below `attention.` in the state dict. A bool mask is True where a key is *not* read, as
+    ever in that class. What differs: a query that reads no key gets zeros, not NaN, and a few
+    things are refused, with the reason, that a spec gives no meaning to.
+
+    >>> import attnspec, torch
+    >>> spec = attnspec.parse("attention near { attend window(radius = 2) }")
+    >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
+    >>> layer.self_attn = attnspec.MultiheadAttention(32, 4, batch_first=True, spec=spec)
+    >>> encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    >>> encoder(torch.randn(1, 10, 32)).shape
+    torch.Size([1, 10, 32])
+
+    Raises ValueError or TypeError for arguments that do not fit the spec.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        spec: HasProgram,
+        layer: int = 0,
+        backend: str = "auto",
+    ) -> None:
+        program, embed_dim, num_heads, layer = _arguments(spec, embed_dim, num_heads, layer)
+        require_willing(program, backend)
+        alone = of_layer(program, layer, num_heads, two=True)
+        _check_has_heads(alone)
+        if add_bias_kv or add_zero_attn:
+            _check_extra_keys(alone, add_bias_kv)
+        more = add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
+        super().__init__(embed_dim, num_heads, check_dropout(dropout), bias, *more)
+        # torch's own encoder layers run a kernel of theirs on the weights of a module for which
+        # this is true, and its forward, with the spec, never
+        self._qkv_same_embed_dim = False
+        self._hold(alone, layer, backend, embed_dim // num_heads)
+        self.attention.to(device=device, dtype=dtype)
+        self.one_sequence = _why_one_sequence(alone)
+
+    def _reset_parameters(self) -> None:
+        # which weights there are says it, whatever fast paths are told
+        self._qkv_same_embed_dim = self.in_proj_weight is not None
+        super()._reset_parameters()
+        self._qkv_same_embed_dim = False
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_padding_mask: torch.Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: torch.Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        inputs: Mapping[str, torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output, and the weights with `need_weights`, as torch's class returns them.
+
+        query [L, B, E], key [S, B, kdim] and value [S, B, vdim], with `batch_first` [B, L, E] and
+        so on, or without B; key_padding_mask [B, S], attn_mask [L, S] or [B · heads, L, S], both
+        bool, True = not read, or numbers that are added to scores. `inputs` are the tensors that
+        the spec declares, as `CompiledAttention` takes them, always with B.
+
+        Query and key are one sequence, the same tensor, unless the spec reads every pair.
+        `attn_mask` takes pairs away from the spec's: with it every pair is computed. With the hint
+        `is_causal` it is not looked at where the spec is causal. Numbers in key_padding_mask other
+        than 0 and -inf are added to scores in the same way. Weights are returned for up to
+        `LIMITS.pairs_shown` keys.
+        """
+        self._check(query, key, value)
+        if self.one_sequence and not _is_same(query, key):
+            raise ValueError(self.one_sequence)
+        self._check_shards(need_weights, attn_mask)
+        q, k, v = self._heads(query, key, value)
+        if need_weights and k.shape[2] > LIMITS.pairs_shown:
+            raise ValueError(
+                f"weights are returned for up to {LIMITS.pairs_shown:,} keys, got {k.shape[2]:,}:"
+                " need_weights=False returns the output alone"
+            )
+        real, added = self._masks(attn_mask, is_causal, key_padding_mask, q, k)
+        extra = self._extra_keys(q)
+        values = v if extra is None else torch.cat([v, extra[1].expand(len(v), -1, -1, -1)], 2)
+        # an output is its weights times the values, and so are they, of those of the identity
+        seen = _identity(values) if need_weights else values
+        out = self._attended(q, k, seen, extra, real, added, inputs)
+        weights = None
+        if need_weights:
+            weights = out[..., : values.shape[2]]
+            out = weights @ values
+            weights = weights.mean(1) if average_attn_weights else weights
+        out = self.out_proj(out.transpose(1, 2).flatten(2))
+        if query.dim() == 2:
+            return out[0], None if weights is None else weights[0]
+        return out if self.batch_first else out.transpose(0, 1), weights
+
+    def _masks(
+        self,
+        attn_mask: torch.Tensor | None,
+        is_causal: bool,
+        key_padding_mask: torch.Tensor | None,
+        q: torch.Tensor,
+        k: torch.Tensor,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Which keys are real, and what is added to scores, as torch's class is told them."""
+        if is_causal and attn_mask is None and not self.attention.program.causal:
+            raise ValueError(
+                "is_causal is a hint about attn_mask, which is not given: write `causal` in the"
+                " spec, or give the mask"
+            )
+        hinted = is_causal and self.attention.program.causal
+        added = None if hinted or attn_mask is None else _added(attn_mask, q, k)
+        real, more = _padding(key_padding_mask, q, k)
+        if more is not None:
+            added = more if added is None else added + more
+        return real, added
+
+    def _check_shards(self, need_weights: bool, attn_mask: object) -> None:
+        """Raises where the attention runs over ranks, and what is about all pairs is asked for."""
+        attention: object = self.attention
+        if isinstance(attention, CompiledAttention) or (not need_weights and attn_mask is None):
+            return
+        raise ValueError(
+            "a rank has a shard of the sequence, and neither weights nor attn_mask of all pairs:"
+            " call it with need_weights=False, and say in the spec what the mask says"
+        )
+
+    def _check(self, *parts: torch.Tensor) -> None:
+        """Raises unless query, key and value are dense tensors of floats, of two or three axes, of
+        the widths and the type of the weights."""
+        for name, x in zip(("query", "key", "value"), parts, strict=True):
+            _check_floats(name, x)
+            if x.is_nested:
+                raise TypeError(
+                    f"{name} must be a dense tensor, got a nested one: build torch's encoder with"
+                    " enable_nested_tensor=False; `attnspec.packed` takes packed documents"
+                )
+        shapes = [list(x.shape) for x in parts]
+        if {len(shape) for shape in shapes} not in ({2}, {3}):
+            raise ValueError(
+                f"query, key and value must have two axes each, or three, got {shapes}"
+            )
+        widths = [self.embed_dim, self.kdim, self.vdim]
+        if [shape[-1] for shape in shapes] != widths:
+            raise ValueError(f"query, key and value must end in {widths}, got the shapes {shapes}")
+        dtype, types = self.out_proj.weight.dtype, [str(x.dtype) for x in parts]
+        if set(types) != {str(dtype)} and not torch.is_autocast_enabled(parts[0].device.type):
+            raise TypeError(
+                f"query, key and value must be {dtype} as the weights, got {', '.join(types)}"
+            )
+
+    def _heads(self, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """q, k and v [B, H, n, d] of query, key and value."""
+        # None where queries, keys and values are of different widths
+        both: torch.Tensor | None = self.in_proj_weight
+        weights = (
+            (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+            if both is None
+            else both.chunk(3)
+        )
+        bias: torch.Tensor | None = self.in_proj_bias
+        biases = (None,) * 3 if bias is None else bias.chunk(3)
+        found = []
+        for x, weight, bias in zip(parts, weights, biases, strict=True):
+            x = functional.linear(x, weight, bias)
+            if x.dim() == 2:
+                x = x[None]
+            elif not self.batch_first:
+                x = x.transpose(0, 1)
+            found.append(_split(x, self.num_heads))
+        q, k, v = found
+        return q, self._with_shared(q, k), v
+
+    def _extra_keys(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The scores [B, H, n_q, e] and the values [1, H, e, d] of the learned key and the zero
+        key, which every query reads beside those of the spec; None where there are none."""
+        keys: list[torch.Tensor] = []
+        values: list[torch.Tensor] = []
+        if self.bias_k is not None and self.bias_v is not None:
+            for learned, into in ((self.bias_k, keys), (self.bias_v, values)):
+                into.append(_split(learned, self.num_heads).to(q.dtype))
+        if self.add_zero_attn:
+            for into in (keys, values):
+                into.append(q.new_zeros(1, self.num_heads, 1, self.head_dim))
+        if not keys:
+            return None
+        scores = q @ torch.cat(keys, 2).transpose(-1, -2) / math.sqrt(self.head_dim)
+        return scores, torch.cat(values, 2)
+
+    def _attended(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        seen: torch.Tensor,
+        extra: tuple[torch.Tensor, torch.Tensor] | None,
+        real: torch.Tensor | None,
+        added: torch.Tensor | None,
+        inputs: Mapping[str, torch.Tensor] | None,
+    ) -> torch.Tensor:
+        """The output [B, H, n_q, e] for the values `seen` of the keys, and of extra ones behind."""
+        n_k, dropout = k.shape[2], self.dropout if self.training else 0.0
+        rest: dict[str, Any] = {
+            "layer": self._drawn_as,
+            "key_padding_mask": real,
+            "dropout_p": dropout,
+            "inputs": inputs,
+            "return_lse": extra is not None,
+        }
+        v = seen[:, :, :n_k]
+        found = self._in_turn(q, k, v, added, rest)
+        if extra is None:
+            return cast(torch.Tensor, found)
+        scores = extra[0].to(found[1].dtype)
+        weights = functional.dropout(functional.softmax(scores, -1), dropout).to(seen.dtype)
+        more = weights @ seen[:, :, n_k:], torch.logsumexp(scores, -1)
+        return merged(found, more)[0]
+
+    def _in_turn(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        added: torch.Tensor | None,
+        rest: dict[str, Any],
+    ) -> Any:
+        """What the spec's attention returns; more queries than keys, which every pair that is read
+        allows, come as many at a time as there are keys."""
+        n_q, n_k = q.shape[2], k.shape[2]
+        if n_q > n_k > 0 and not self.attention.program.cross:
+            each = torch.split(q, n_k, 2)
+            rows: Sequence[torch.Tensor | None] = [None] * len(each)
+            if added is not None:
+                rows = torch.split(added.expand(-1, -1, n_q, -1), n_k, 2)
+            found = [self._in_turn(x, k, v, y, rest) for x, y in zip(each, rows, strict=True)]
+            if not rest["return_lse"]:
+                return torch.cat(found, 2)
+            return tuple(torch.cat(part, 2) for part in zip(*found, strict=True))
+        if added is None:
+            return self.attention(q, k, v, **rest)
+        return self.attention.masked(q, k, v, added, **rest)
+
+
+def _identity(values: torch.Tensor) -> torch.Tensor:
+    """The identity [B, H, n, n] in the place of values [B, H, n, d], with a column for no keys."""
+    count = values.shape[2]
+    one = torch.eye(count, max(1, count), dtype=values.dtype, device=values.device)
+    return one.expand(*values.shape[:2], -1, -1)
+
+
+def _is_same(query: torch.Tensor, key: torch.Tensor) -> bool:
+    """Whether both are one tensor, or views of the same numbers in the same order."""
+    if query is key:
+        return True
+    if torch.compiler.is_compiling() or is_watched(query) or is_transformed():
+        # what is traced or transformed has no memory to go by
+        return False
+    alike = query.shape == key.shape and query.stride() == key.stride()
+    return alike and query.device == key.device and query.data_ptr() == key.data_ptr() != 0
+
+
+def _added(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """What `attn_mask` adds to the scores, [1 or B, 1 or H, n_q, n_k]."""
+    batch, heads, n_q, _ = q.shape
+    n_k, shape = k.shape[2], list(mask.shape)
+    if shape not in ([n_q, n_k], [batch * heads, n_q, n_k]):
+        raise ValueError(
+            f"attn_mask must have the shape {[n_q, n_k]} or {[batch * heads, n_q, n_k]},"
+            f" got {shape}"
+        )
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, -torch.inf)
+    elif mask.dtype not in FLOATS:
+        raise TypeError(f"attn_mask must be bool or of a floating type, got {mask.dtype}")
+    return mask[None, None] if mask.dim() == 2 else torch.unflatten(mask, 0, (batch, heads))
+
+
+def _padding(
+    mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Which keys are real, bool [B, n_k], and what is added to their scores [B, 1, 1, n_k], None
+    where there is nothing."""
+    if mask is None:
+        return None, None
+    shape = [len(q), k.shape[2]]
+    if list(mask.shape) not in (shape, shape[1:] if len(q) == 1 else shape):
+        raise ValueError(f"key_padding_mask must have the shape {shape}, got {list(mask.shape)}")
+    mask = mask.view(shape)
+    if mask.dtype == torch.bool:
+        return ~mask, None
+    if mask.dtype not in FLOATS:
+        raise TypeError(f"key_padding_mask must be bool or of a floating type, got {mask.dtype}")
+    real = mask > -torch.inf
+    plain = ((mask == 0) | ~real).all()
+    if is_watched(q):
+        # a traced program has no numbers to go by
+        torch._assert_async(
+            plain, "in a traced program key_padding_mask must hold 0 and -inf alone"
+        )
+        return real, None
+    return real, None if plain else mask[:, None, None]
+
+
+def _check_has_heads(program: Program) -> None:
+    """Raises unless every head weighs values by queries and keys, and nothing else is learned."""
+    for attend in program.attends:
+        if attend.mechanism is not None and attend.mechanism.name in WHOLE:
+            raise ValueError(
+                f"`{attend.mechanism.name}` mixes tokens without queries and keys:"
+                " `attnspec.SelfAttention` takes it"
+            )
+    if program.extra_tokens:
+        raise ValueError(
+            f"`{program.name}` has extra tokens, for which torch's class has no parameters:"
+            " `attnspec.SelfAttention` takes it"
+        )
+
+
+def _check_extra_keys(program: Program, learned: bool) -> None:
+    """Raises where a key without a position has no weight beside those of the spec."""
+    name = "add_bias_kv" if learned else "add_zero_attn"
+    for attend in program.attends:
+        if attend.mechanism is not None or attend.normalize not in MERGED:
+            what = attend.mechanism.name if attend.mechanism else f"normalize {attend.normalize}"
+            raise ValueError(
+                f"{name} adds a key to a softmax, and `{what}` is none: leave it out; `normalize"
+                " softmax1` has a zero logit"
+            )
+        if learned and (attend.scores or attend.scale is not None):
+            raise ValueError(
+                "add_bias_kv adds a key without a position, whose score the spec's `score` or"
+                " `scale` does not tell: leave it out, or leave them out"
+            )
+
+
+def _why_one_sequence(program: Program) -> str:
+    """Why the queries must be those of the keys' own sequence; "" where they may be another's: the
+    spec says so, or every pair is read with scores that know no positions."""
+    for attend in () if program.cross else program.attends:
+        placed = any(score.name != "softcap" for score in attend.scores)
+        some = attend.mechanism is not None or attend.graph != Leaf("full", ())
+        if program.causal or some or placed:
+            return (
+                f"`{program.name}` says which positions of one sequence read each other, and query"
+                " is not key: give the same tensor as both, or views of the same numbers (equal"
+                " numbers in another place are not looked at), or a spec of two sequences, `cross`"
+            )
+    return ""
+
+
+def _arguments(
+    spec: HasProgram, embed_dim: int, num_heads: int, layer: int
+) -> tuple[Program, int, int, int]:
+    """The program, the sizes and the layer that a module is built for; raises unless they fit."""
+    program = program_of(spec)
+    width, heads = size_of("embed_dim", embed_dim), size_of("num_heads", num_heads)
+    if width % heads:
+        raise ValueError(f"num_heads must divide embed_dim, got {width} and {heads}")
+    if program.heads not in (None, heads):
+        raise ValueError(
+            f"`{program.name}` declares {program.heads} heads, got num_heads = {heads};"
+            " to choose the count later, make it a parameter: `heads h` with `h` in the"
+            " attention's parameters"
+        )
+    return program, width, heads, check_layer(program, layer)
+
+
+def _split(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """[B, n, H d] as [B, H, n, d]."""
+    return torch.unflatten(x, 2, (heads, -1)).transpose(1, 2)
+
+
+def _check_floats(name: str, x: object) -> None:
+    if not isinstance(x, torch.Tensor) or x.dtype not in FLOATS:
+        kind = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
+        raise TypeError(f"{name} must be a tensor of a floating type, got {kind}")
+
+
+def of_layer(program: Program, layer: int, heads: int, two: bool = False) -> Program:
+    """The program of one layer alone, for a number of heads or for one mixing without heads.
+
+    It serves every `layer` that it is called for, so that random graphs stay those of the layer.
+    A layer of `two` sequences takes specs that say `cross`, others raise ValueError.
+    """
+    if program.cross and not two:
+        raise ValueError(
+            f"`{program.name}` joins two sequences, and a layer of self-attention has one: give it"
+            " to `attnspec.MultiheadAttention`, or call the compiled module with queries of the one"
+            " and keys of the other"
+        )
+    row = program.row(layer)
+    attend = program.attends[row[0]]
+    mechanism = attend.mechanism if attend.graph is None and len(set(row)) == 1 else None
+    whole = mechanism is not None and mechanism.name in WHOLE
+    if mechanism is not None and whole and "head" not in symbols_in(mechanism):
+        row, count = row[:1], None
+    else:
+        row, count = (row * heads)[:heads], heads
+    kept = sorted(set(row))
+    return replace(
+        program,
+        attends=tuple(program.attends[slot] for slot in kept),
+        slots=(tuple(kept.index(slot) for slot in row),),
+        layers=None,
+        heads=count,
+    )
+
+
+def _read_by(program: Program) -> str:
+    """Which of q, k and v the heads of a layer read."""
+    read: set[str] = set()
+    for attend in program.attends:
+        mechanism = attend.mechanism
+        if shares_keys(attend.graph):
+            read |= set("qv")
+        elif mechanism is None or attend.graph is not None:
+            read |= set("qkv")
+        elif mechanism.name in WHOLE:
+            whole = "" if program.heads is None else "v"
+            read |= set("qv" if mechanism.name == "gmlp" else whole)
+        elif mechanism.name != "synthesizer" or dict(mechanism.arguments).get("products", False):
+            read |= set("qkv")
+        else:
+            kind = dict(mechanism.arguments).get("kind", "dense")
+            read |= set("qv" if kind in ("dense", "factorized_dense") else "v")
+    return "".join(name for name in "qkv" if name in read)
+
+
+def program_of(spec: HasProgram) -> Program:
+    """The program of a spec; TypeError for anything else."""
+    # whoever calls from outside may hand in anything
+    program: object = getattr(spec, "program", None)
+    if not isinstance(program, Program):
+        given: object = spec
+        more = {
+            str: ": `attnspec.parse(text)` makes one of a text, `attnspec.zoo(name)` of a name",
+            int: ": the spec comes first, then the sizes",
+        }
+        raise TypeError(
+            f"spec must be a Spec, as attnspec.load and attnspec.parse return, got"
+            f" {type(given).__name__}{more.get(type(given), '')}"
+        )
+    return program
+
+
+def size_of(name: str, value: object) -> int:
+    """A size of at least 1 as an integer; TypeError or ValueError for anything else."""
+    try:
+        size = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}") from None
+    if isinstance(value, bool) or size < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {value}")
+    return size
+
+
+def _share(mine: CompiledAttention, other: CompiledAttention) -> None:
+    """Puts the parameters of the other in the place of those that all layers share."""
+    theirs = learned_parts(other.program)
+    for entry, name in learned_parts(mine.program).items():
+        if entry[1].layers and entry in theirs:
+            mine.register_parameter(name, other.get_parameter(theirs[entry]))
+
+
+def _turned(
+    rotary: Rotary, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `rotary` makes of queries and keys; raises unless it keeps their shapes."""
+    # whoever writes a callable may return anything
+    found: object = rotary(q, k, positions)
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        raise TypeError(f"rotary must return q and k, got {type(found).__name__}")
+    for name, one, other in zip("qk", found, (q, k), strict=True):
+        if not isinstance(one, torch.Tensor) or one.shape != other.shape:
+            what = list(one.shape) if isinstance(one, torch.Tensor) else type(one).__name__
+            raise ValueError(
+                f"rotary must keep the shape of {name}, {list(other.shape)}, got {what}"
+            )
+    return found[0], found[1]
