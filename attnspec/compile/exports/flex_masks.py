@@ -96,10 +96,9 @@ class FlexMask:
         if not first.scores:
             return None
 
-        def score_mod(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
-            return space["changed"](score, h, q, k, self.heads, None)
-
-        return score_mod
+        one = torch.empty(1, self.heads, 1, 0)
+        found: ScoreMod = space["score_mod_of"](one, one, {})
+        return found
 
     def scale(self, size: int) -> float:
         """The factor of the scores for heads of a size, before they are changed. Raises

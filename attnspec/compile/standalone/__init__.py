@@ -6,8 +6,6 @@ is ordinary source of `attnspec.compile.standalone.sources`, taken over as it st
 
 from __future__ import annotations
 
-import re
-
 from attnspec.compile.standalone.graphs import graph_module
 from attnspec.compile.standalone.mechanisms import mechanism_module
 from attnspec.compile.standalone.page import StandaloneError
@@ -26,28 +24,26 @@ def standalone_module(program: Program, class_name: str) -> str:
     try:
         for leaf in decided_leaves(program):
             raise StandaloneError(f"queries and keys decide which pairs `{leaf.pattern}` has")
-        text = (graph_module if graphs else mechanism_module)(program, class_name)
+        text = graph_module if graphs else mechanism_module
+        return text(program, class_name, _refusal(program))
     except StandaloneError as error:
         raise StandaloneError(
             f"`{program.name}` cannot be said in a short file that stands alone: {error};"
             " compile it without --standalone"
         ) from None
-    refusal = _refusal(program)
-    # before the first line of a call
-    return re.sub(r"^ +x(, n)? = given\(", lambda line: refusal + line[0], text, flags=re.MULTILINE)
 
 
 def _refusal(program: Program) -> str:
-    """The lines that refuse a trace of torch.export before torch does, with the reason; none where
-    one program serves every length."""
-    unless, refused = "isinstance(k.shape[2], torch.SymInt)", "a dynamic length"
+    """The statement that refuses a trace of torch.export before torch does, with the reason; none
+    where one program serves every length."""
+    unless, refused = " and isinstance(k.shape[2], torch.SymInt)", "a dynamic length"
     tables = {leaf.pattern for each in program.attends if each.graph for leaf in leaves(each.graph)}
     if tables & {"random", "random_blocks"}:
         why, unless, refused = "its pairs are drawn", "", "this file"
     elif "expander" in tables:
         why = "its pairs are drawn"
     elif any(each.mechanism and MECHANISMS[each.mechanism.name].drawn for each in program.attends):
-        why, unless = "its features are drawn", "not torch.compiler.is_dynamo_compiling()"
+        why, unless = "its features are drawn", " and not torch.compiler.is_dynamo_compiling()"
         refused = "this file with `strict=False`"
     elif any(each.mechanism for each in program.attends) and program.causal:
         why = "its mechanism goes by pieces of keys"
@@ -63,8 +59,7 @@ def _refusal(program: Program) -> str:
         why = "its mask reads a root or logarithm of n"
     else:
         return ""
-    asked = " and ".join(filter(None, ("torch.compiler.is_exporting()", unless)))
-    return f"""        if {asked}:
+    return f'''\
+if torch.compiler.is_exporting(){unless}:
             why = "{why}: without --standalone it is one operator"
-            raise ValueError(f"torch.export cannot take {refused}, since {{why}}")
-"""
+            raise ValueError(f"torch.export cannot take {refused}, since {{why}}")'''

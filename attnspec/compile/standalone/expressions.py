@@ -1,4 +1,4 @@
-"""Expressions that print themselves: what formulas give that are asked with these for operands.
+"""Expressions as text: what formulas give that are asked with these for operands.
 
 `holds(q, k, n)` of a relation is written with operators alone. Asked with expressions in place of
 positions it answers with an expression, the formula as Python; what is known of the ranges of
@@ -7,172 +7,168 @@ numbers decides comparisons at once, so that what is always true is not written 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-WIDTH = 100
-"""The longest line."""
+from attnspec.compile.standalone.lifting import WIDTH
 
-_LEVELS = {"|": 1, "&": 2, "+": 3, "-": 3, "*": 4, "/": 4, "//": 4, "%": 4, "~": 5, "neg": 5}
-_LEVELS |= dict.fromkeys(("==", "!=", "<", "<=", ">", ">=", "not"), 0) | {"**": 6}
+LEVELS = {"|": 1, "&": 2, "+": 3, "-": 3, "*": 4, "/": 4, "//": 4, "%": 4, "**": 6}
+LEVELS |= dict.fromkeys(("==", "!=", "<", "<=", ">", ">="), 0)
+"""How strongly operators bind; comparisons in brackets read better."""
+
+SIGN, ATOM = 5, 7
+"""How strongly a sign binds, or an opposite; and a name, a number or a call."""
 
 _DECIDED: dict[str, Callable[[Expression, Expression], bool | None]] = {
     "<": lambda a, b: True if a.high < b.low else False if a.low >= b.high else None,
     "<=": lambda a, b: True if a.high <= b.low else False if a.low > b.high else None,
     "==": lambda a, b: False if a.high < b.low or a.low > b.high else None,
 }
-_FLIPPED = {">": "<", ">=": "<="}
-
 _OPEN = float("inf")
+
+Operand: TypeAlias = Any
+"""An expression, or a number or truth value of Python."""
 
 
 class UndecidedError(Exception):
     """A formula wants to know of an expression whether it is true."""
 
 
+def _operator(op: str, turned: bool = False) -> Callable[[Expression, Operand], Operand]:
+    return lambda a, b: joined(op, b, a) if turned else joined(op, a, b)
+
+
 @dataclass(frozen=True, eq=False)
 class Expression:
-    """An operator or a call with its operands; a name is a call of nothing.
+    """A text of Python, whose outermost operator binds as `level` says.
 
     `kind` is "int", "real" or "bool", or "number" for what an input says, which a call makes whole
     or real and may be no number at all; `tensor` whether it is a tensor rather than a number when
     the text runs. `low` and `high` bound its values; a position is `below` the name of a length.
+    `opposite` is what it denies, `difference` are its two sides where it is one.
     """
 
-    op: str
-    args: tuple[Operand, ...] = ()
+    text: str
     kind: str = "int"
     tensor: bool = False
     low: float = -_OPEN
     high: float = _OPEN
     below: str = ""
+    level: int = ATOM
+    opposite: Expression | None = None
+    difference: tuple[Operand, ...] = ()
 
     __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
-        raise UndecidedError(flat(self))
+        raise UndecidedError(self.text)
 
-    def __add__(self, other: Operand) -> Operand:
-        return self if _is(other, 0) else _sum(self, other)
-
-    def __radd__(self, other: Operand) -> Operand:
-        return self if _is(other, 0) else _sum(other, self)
-
-    def __sub__(self, other: Operand) -> Operand:
-        return self if _is(other, 0) else _difference(self, other)
-
-    def __rsub__(self, other: Operand) -> Operand:
-        return _difference(other, self)
-
-    def __mul__(self, other: Operand) -> Operand:
-        return self if _is(other, 1) else _arithmetic("*", self, other)
-
-    def __rmul__(self, other: Operand) -> Operand:
-        return self if _is(other, 1) else _arithmetic("*", other, self)
-
-    def __floordiv__(self, other: Operand) -> Operand:
-        if _is(other, 1):
-            return self
-        if isinstance(other, int) and other > 0 and self.kind == "int":
-            return _arithmetic("//", self, other, self.low // other, self.high // other)
-        return _arithmetic("//", self, other)
-
-    def __rfloordiv__(self, other: Operand) -> Operand:
-        return _arithmetic("//", other, self)
-
-    def __mod__(self, other: Operand) -> Operand:
-        if isinstance(other, int) and other > 0:
-            inside = self.low >= 0 and self.high < other
-            return self if inside else _arithmetic("%", self, other, 0, other - 1)
-        return _arithmetic("%", self, other)
-
-    def __rmod__(self, other: Operand) -> Operand:
-        return _arithmetic("%", other, self)
-
-    def __truediv__(self, other: Operand) -> Operand:
-        return _arithmetic("/", self, other, kind="real")
-
-    def __rtruediv__(self, other: Operand) -> Operand:
-        return _arithmetic("/", other, self, kind="real")
-
-    def __pow__(self, other: Operand) -> Operand:
-        return _arithmetic("**", self, other)
-
-    def __rpow__(self, other: Operand) -> Operand:
-        return _arithmetic("**", other, self)
+    __add__, __radd__ = _operator("+"), _operator("+", turned=True)
+    __sub__, __rsub__ = _operator("-"), _operator("-", turned=True)
+    __mul__, __rmul__ = _operator("*"), _operator("*", turned=True)
+    __mod__, __rmod__ = _operator("%"), _operator("%", turned=True)
+    __pow__, __rpow__ = _operator("**"), _operator("**", turned=True)
+    __floordiv__, __rfloordiv__ = _operator("//"), _operator("//", turned=True)
+    __truediv__, __rtruediv__ = _operator("/"), _operator("/", turned=True)
+    __eq__, __ne__ = _operator("=="), _operator("!=")
+    __lt__, __le__ = _operator("<"), _operator("<=")
+    __gt__, __ge__ = _operator(">"), _operator(">=")
+    __and__, __rand__ = _operator("&"), _operator("&")
+    __or__, __ror__ = _operator("|"), _operator("|")
 
     def __neg__(self) -> Operand:
-        if self.op == "-":
-            return _difference(self.args[1], self.args[0])
-        return Expression("neg", (self,), self.kind, self.tensor, -self.high, -self.low)
+        if self.difference:
+            return joined("-", *reversed(self.difference))
+        if self.opposite is not None:
+            return self.opposite
+        text, ends = f"-{_within(self, SIGN)}", (-self.high, -self.low)
+        return Expression(text, self.kind, self.tensor, *ends, level=SIGN, opposite=self)
 
     def __abs__(self) -> Expression:
-        return Expression("abs", (self,), self.kind, self.tensor, 0)
-
-    def __eq__(self, other: Operand) -> Operand:
-        same = self is other and self.kind != "number"
-        return True if same else _compared("==", self, other)
-
-    def __ne__(self, other: Operand) -> Operand:
-        same = self is other and self.kind != "number"
-        return False if same else _compared("!=", self, other)
-
-    def __lt__(self, other: Operand) -> Operand:
-        return _compared("<", self, other)
-
-    def __le__(self, other: Operand) -> Operand:
-        return _compared("<=", self, other)
-
-    def __gt__(self, other: Operand) -> Operand:
-        return _compared(">", self, other)
-
-    def __ge__(self, other: Operand) -> Operand:
-        return _compared(">=", self, other)
-
-    def __and__(self, other: Operand) -> Operand:
-        if isinstance(other, bool):
-            return self if other else False
-        return _joined("&", self, other)
-
-    def __or__(self, other: Operand) -> Operand:
-        if isinstance(other, bool):
-            return True if other else self
-        return _joined("|", self, other)
-
-    __rand__, __ror__ = __and__, __or__
+        return Expression(f"abs({self.text})", self.kind, self.tensor, 0)
 
     def __xor__(self, other: Operand) -> Operand:
         """Other than `True` is not asked for: it is how formulas say `not`."""
-        if self.op in ("~", "not"):
-            return self.args[0]
-        return Expression("~" if self.tensor else "not", (self,), "bool", self.tensor)
+        if self.opposite is not None:
+            return self.opposite
+        sign, level = ("~", SIGN) if self.tensor else ("not ", 0)
+        text = f"{sign}{_within(self, level)}"
+        return Expression(text, "bool", self.tensor, level=level, opposite=self)
 
     def __getitem__(self, index: tuple[object, Operand]) -> Expression:
         """Of an input [B, n], the entry of each sample at a position."""
-        return Expression("[]", (self, index[1]), self.kind, True)
+        return Expression(f"{self.text}[b, {flat(index[1])}]", self.kind, True)
 
 
-Operand: TypeAlias = Any
-"""An expression, or a number or truth value of Python."""
+def joined(op: str, a: Operand, b: Operand) -> Operand:
+    """An operator of two operands, or what it comes to."""
+    if op in ("&", "|"):
+        for one, other in ((a, b), (b, a)):
+            if isinstance(other, bool):
+                return other if other is (op == "|") else one
+        kind, low, high = "bool", -_OPEN, _OPEN
+    elif op in _COMPARISONS:
+        verdict = _verdict(op, a, b)
+        if verdict is not None:
+            return verdict
+        a, b, _ = alike(a, b)
+        kind, low, high = "bool", -_OPEN, _OPEN
+    else:
+        if _is(b, _NEUTRAL.get(op)) or (op == "%" and _is_less(a, b)):
+            return a
+        if op in "+*" and _is(a, _NEUTRAL[op]):
+            return b
+        if op == "-" and _is(a, 0):
+            return -b
+        low, high = _range(op, a, b)
+        a, b, kind = alike(a, b, op == "/")
+    level = LEVELS[op]
+    # comparisons do not chain, powers group to the right, all others to the left
+    first, second = _within(a, level + (level in (0, 6))), _within(b, level + 1)
+    if op == "|":
+        # an `&` in it is put in brackets for whoever reads it
+        first, second = (
+            f"({each.text})" if isinstance(each, Expression) and each.level == 2 else text
+            for each, text in ((a, first), (b, second))
+        )
+    tensor, sides = is_tensor(a) or is_tensor(b), (a, b) if op == "-" else ()
+    text = f"{first} {op} {second}"
+    return Expression(text, kind, tensor, low, high, level=level, difference=sides)
 
 
-def name(
-    text: str,
-    kind: str = "int",
-    *,
-    tensor: bool = False,
-    low: float = -_OPEN,
-    high: float = _OPEN,
-    below: str = "",
-) -> Expression:
-    """A name, with the bounds `low` and `high` of what it stands for."""
-    return Expression(text, (), kind, tensor, low, high, below)
+_COMPARISONS = frozenset(op for op, level in LEVELS.items() if level == 0)
+
+_NEUTRAL = {"+": 0, "-": 0, "*": 1, "//": 1}
+
+
+def _range(op: str, a: Operand, b: Operand) -> tuple[float, float]:
+    """The least and greatest number that an operator may make."""
+    match op:
+        case "+":
+            return _low(a) + _low(b), _high(a) + _high(b)
+        case "-":
+            return _low(a) - _high(b), _high(a) - _low(b)
+        case "//" if isinstance(b, int) and b > 0 and kind_of(a) == "int":
+            return _low(a) // b, _high(a) // b
+        case "%" if isinstance(b, int) and b > 0:
+            return 0, b - 1
+        case _:
+            return -_OPEN, _OPEN
+
+
+def _is_less(a: Operand, b: Operand) -> bool:
+    """Whether a number is a remainder as it stands."""
+    return isinstance(b, int) and b > 0 and _low(a) >= 0 and _high(a) < b
 
 
 def call(text: str, *args: Operand, kind: str = "int", low: float = -_OPEN) -> Expression:
-    """A call of a function, a tensor where an argument is one."""
-    return Expression(text, args, kind, any(is_tensor(arg) for arg in args), low)
+    """A call of a function, of a method of the first argument where the text begins with a dot; a
+    tensor where an argument is one."""
+    owner, args_shown = (_within(args[0], ATOM), args[1:]) if text[0] == "." else ("", args)
+    shown = f"{owner}{text}({', '.join(map(flat, args_shown))})"
+    return Expression(shown, kind, any(map(is_tensor, args)), low)
 
 
 def is_tensor(operand: Operand) -> bool:
@@ -188,39 +184,11 @@ def kind_of(operand: Operand) -> str:
 
 def doubled(operand: Operand) -> Operand:
     """A tensor of integers as one of 64-bit reals; anything else as it is."""
-    if not is_tensor(operand) or operand.kind == "real" or operand.op == ".double":
+    if not is_tensor(operand) or operand.kind == "real" or operand.text.endswith(".double()"):
         return operand
     kind = "number" if operand.kind == "number" else "real"
-    return Expression(".double", (operand,), kind, True, operand.low, operand.high)
-
-
-def _is(operand: Operand, number: int) -> bool:
-    return not isinstance(operand, Expression) and operand == number
-
-
-def _low(operand: Operand) -> float:
-    return operand.low if isinstance(operand, Expression) else operand
-
-
-def _high(operand: Operand) -> float:
-    return operand.high if isinstance(operand, Expression) else operand
-
-
-def _sum(a: Operand, b: Operand) -> Expression:
-    return _arithmetic("+", a, b, _low(a) + _low(b), _high(a) + _high(b))
-
-
-def _difference(a: Operand, b: Operand) -> Operand:
-    if _is(a, 0) and isinstance(b, Expression):
-        return -b
-    return _arithmetic("-", a, b, _low(a) - _high(b), _high(a) - _low(b))
-
-
-def _arithmetic(
-    op: str, a: Operand, b: Operand, low: float = -_OPEN, high: float = _OPEN, kind: str = "int"
-) -> Expression:
-    a, b, kind = alike(a, b, kind == "real")
-    return Expression(op, (a, b), kind, is_tensor(a) or is_tensor(b), low, high)
+    text = f"{_within(operand, ATOM)}.double()"
+    return Expression(text, kind, True, operand.low, operand.high)
 
 
 def alike(a: Operand, b: Operand, real: bool = False) -> tuple[Operand, Operand, str]:
@@ -233,123 +201,111 @@ def alike(a: Operand, b: Operand, real: bool = False) -> tuple[Operand, Operand,
     return a, b, "number" if "number" in kinds else "real" if real else "int"
 
 
-def _compared(op: str, a: Operand, b: Operand) -> Operand:
-    if op in _FLIPPED:
-        found = _verdict(_FLIPPED[op], b, a)
-    elif op == "!=":
-        verdict = _verdict("==", a, b)
-        found = None if verdict is None else not verdict
-    else:
-        found = _verdict(op, a, b)
-    if found is not None:
-        return found
-    a, b, _ = alike(a, b)
-    return Expression(op, (a, b), "bool", is_tensor(a) or is_tensor(b))
+def _is(operand: Operand, number: int | None) -> bool:
+    return not isinstance(operand, Expression) and operand == number
+
+
+def _low(operand: Operand) -> float:
+    return operand.low if isinstance(operand, Expression) else operand
+
+
+def _high(operand: Operand) -> float:
+    return operand.high if isinstance(operand, Expression) else operand
 
 
 def _verdict(op: str, a: Operand, b: Operand) -> bool | None:
     """What a comparison gives whatever its operands are, None where that is not known."""
+    if op == "!=":
+        verdict = _verdict("==", a, b)
+        return None if verdict is None else not verdict
+    if op in (">", ">="):
+        return _verdict(op.replace(">", "<"), b, a)
     if "number" in (kind_of(a), kind_of(b)):
         # what is no number compares false, whatever its bounds
         return None
+    if op == "==" and flat(a) == flat(b):
+        return True
     if (op == "<" and _is_below(a, b)) or (op == "<=" and _is_below(b, a)):
         return op == "<"
     (left, more), (right, less) = _offset(a), _offset(b)
-    if left is right:
+    if left == right:
         a, b = more, less
-    bounds = [name("", low=_low(each), high=_high(each)) for each in (a, b)]
-    return _DECIDED[op](*bounds)
+    ends = [Expression("", low=_low(each), high=_high(each)) for each in (a, b)]
+    return _DECIDED[op](*ends)
 
 
 def _is_below(position: Operand, length: Operand) -> bool:
     """Whether one is a position of a sequence of that length, or of one that is no longer."""
     if not isinstance(position, Expression) or not isinstance(length, Expression):
         return False
-    lengths = length.args if length.op == "max" else (length,)
-    names = [each.op for each in lengths if isinstance(each, Expression)]
-    return bool(position.below) and position.below in names
+    longer = re.fullmatch(r"max\((\w+), (\w+)\)", length.text)
+    return bool(position.below) and position.below in (longer.groups() if longer else [length.text])
 
 
-def _offset(operand: Operand) -> tuple[object, int]:
-    """An operand as another one and a number that is added to it."""
-    if isinstance(operand, Expression) and operand.op in "+-" and operand.args[1:]:
-        number = operand.args[1]
-        if isinstance(number, int):
-            return operand.args[0], number if operand.op == "+" else -number
-    return operand, 0
+def _offset(operand: Operand) -> tuple[str, int]:
+    """The text of an operand as another one, and a number that is added to it."""
+    if isinstance(operand, Expression) and operand.level == 3:
+        found = re.fullmatch(r"(.*) ([+-]) (-?\d+)", operand.text)
+        if found:
+            number = int(found[3])
+            return found[1], number if found[2] == "+" else -number
+    return flat(operand), 0
 
 
-def _joined(op: str, a: Operand, b: Operand) -> Expression:
-    return Expression(op, (a, b), "bool", is_tensor(a) or is_tensor(b))
-
-
-# --- printing ------------------------------------------------------------------------------------
+# --- text ----------------------------------------------------------------------------------------
 
 
 def flat(operand: Operand) -> str:
     """An operand in one line."""
-    if not isinstance(operand, Expression):
-        return repr(operand)
-    op, args = operand.op, operand.args
-    if not args:
-        return op
-    if op == "[]":
-        return f"{flat(args[0])}[b, {flat(args[1])}]"
-    if op.startswith("."):
-        return f"{_within(args[0], 7)}{op}({', '.join(flat(arg) for arg in args[1:])})"
-    if op not in _LEVELS:
-        return f"{op}({', '.join(flat(arg) for arg in args)})"
-    level = _LEVELS[op]
-    if len(args) == 1:
-        return f"{ {'neg': '-', 'not': 'not '}.get(op, op) }{_within(args[0], level)}"
-    # comparisons do not chain, powers group to the right, all others to the left
-    left = level if level not in (0, 6) else level + 1
-    return f"{_operand(args[0], op, left)} {op} {_operand(args[1], op, level + 1)}"
-
-
-def _operand(operand: Operand, op: str, level: int) -> str:
-    """An operand of `|` is put in brackets if it is an `&`, for whoever reads it."""
-    mixed = op == "|" and isinstance(operand, Expression) and operand.op == "&"
-    return _within(operand, 3 if mixed else level)
+    return operand.text if isinstance(operand, Expression) else repr(operand)
 
 
 def _within(operand: Operand, level: int) -> str:
     """An operand of an operator that binds as strongly as `level` says, in brackets if it needs
     them."""
     text = flat(operand)
-    own = _LEVELS.get(operand.op, 7) if isinstance(operand, Expression) and operand.args else 7
-    if not isinstance(operand, Expression) and text.startswith("-"):
-        own = _LEVELS["neg"]
+    own = operand.level if isinstance(operand, Expression) else SIGN if text[0] == "-" else ATOM
     return text if own >= level else f"({text})"
 
 
-def lines(operand: Operand, head: str, indent: int = 4) -> list[str]:
-    """`head` and the operand behind it, broken before `|` and `&` where a line is too long."""
-    text = f"{' ' * indent}{head}{flat(operand)}"
-    return [text] if len(text) <= WIDTH else _broken(operand, head, indent)
-
-
-def _broken(operand: Operand, head: str, indent: int) -> list[str]:
-    """The operands of a chain of one operator, each on lines of its own, in brackets."""
+def lines(text: str, head: str, indent: int, tail: str = "") -> list[str]:
+    """An expression between `head` and `tail`; where that is too long for a line, its operands or
+    arguments on lines of their own, in brackets."""
     margin = " " * indent
-    if isinstance(operand, Expression) and operand.op == "~":
-        return _broken(operand.args[0], f"{head}~", indent)
-    found = [f"{margin}{head}("]
-    if not isinstance(operand, Expression) or operand.op not in ("|", "&"):
-        text = f"{margin}    {flat(operand)}"
-        if len(text) > WIDTH and isinstance(operand, Expression) and len(operand.args) == 2:
-            left, right = (_within(arg, 1) for arg in operand.args)
-            found += [f"{margin}    {left}", f"{margin}    {operand.op} {right}"]
-            return [*found, f"{margin})"]
-        return [*found, text, f"{margin})"]
-    for number, term in enumerate(_chain(operand, operand.op)):
-        lead = f"{operand.op} " if number else ""
-        text = f"{margin}    {lead}{_operand(term, operand.op, _LEVELS[operand.op] + 1)}"
-        found += [text] if len(text) <= WIDTH else _broken(term, lead, indent + 4)
-    return [*found, f"{margin})"]
+    if indent + len(head) + len(text) + len(tail) <= WIDTH:
+        return [f"{margin}{head}{text}{tail}"]
+    before, _, inside = text.partition("(")
+    if re.fullmatch(r"~?[\w.]*", before) and _is_closed(f"({inside}"):
+        head, text = head + before, inside[:-1]
+    pieces = _pieces(text, [","])
+    if len(pieces) > 1:
+        found = [line for _, piece in pieces for line in lines(piece, "", indent + 4, ",")]
+    else:
+        for level in (1, 2, 0, 3, 4):
+            if len(pieces) == 1:
+                pieces = _pieces(text, [op for op in LEVELS if LEVELS[op] == level])
+        found = [f"{margin}    {text}"]
+        if len(pieces) > 1:
+            found = [line for lead, piece in pieces for line in lines(piece, lead, indent + 4)]
+    return [f"{margin}{head}(", *found, f"{margin}){tail}"]
 
 
-def _chain(operand: Operand, op: str) -> list[Operand]:
-    if isinstance(operand, Expression) and operand.op == op:
-        return [*_chain(operand.args[0], op), operand.args[1]]
-    return [operand]
+def _pieces(text: str, ops: list[str]) -> list[tuple[str, str]]:
+    """The operands of some operators outside of brackets, each with its operator before it."""
+    found, lead, first, depth = [], "", 0, 0
+    for each in re.finditer(rf"([(\[])|([)\]])| ?({'|'.join(map(re.escape, ops))}) ", text):
+        depth += bool(each[1]) - bool(each[2])
+        if each[3] and not depth:
+            found.append((lead, text[first : each.start()]))
+            lead, first = f"{each[3]} ", each.end()
+    return [*found, (lead, text[first:])]
+
+
+def _is_closed(text: str) -> bool:
+    """Whether the bracket that a text begins with is closed at its end."""
+    depth = 0
+    for place, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return place == len(text) - 1
+    return False

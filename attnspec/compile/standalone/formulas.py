@@ -7,11 +7,11 @@ look numbers up, which no operator does, say here what is written in their place
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
-from operator import add, and_, eq, floordiv, ge, gt, le, lt, mod, mul, ne, neg, or_, sub, truediv
-from typing import cast
+from operator import mul
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,8 +24,8 @@ from attnspec.compile.standalone.expressions import (
     doubled,
     flat,
     is_tensor,
+    joined,
     kind_of,
-    name,
 )
 from attnspec.compile.standalone.page import Page, StandaloneError
 from attnspec.graphs.bind import Situation, bind, bind_attended
@@ -33,23 +33,18 @@ from attnspec.graphs.counter_rng import EXPANDER, RANDOM, RANDOM_BLOCKS
 from attnspec.graphs.grid import AXES, Grid
 from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
 from attnspec.graphs.patterns import BY_NAME
-from attnspec.graphs.patterns.expander import Expander
-from attnspec.graphs.patterns.powers import Powers
-from attnspec.graphs.patterns.random_ import Random
-from attnspec.graphs.patterns.random_blocks import RandomBlocks
 from attnspec.graphs.patterns.where import Where
-from attnspec.graphs.patterns.where_inputs import WhereInputs
 from attnspec.graphs.predicates.inputs import (
     exact_up_to,
     inputs_read,
     reading,
     real_remainder,
 )
-from attnspec.graphs.relation import Elementwise, Relation
+from attnspec.graphs.relation import Relation
 from attnspec.ir.intervals import bounds, reach_of
 from attnspec.ir.parameters import Parameter, RelationError
 from attnspec.ir.program import Crossing, Program, Term
-from attnspec.ir.scalars import LARGEST, Apply, Scalar, Symbol, fold
+from attnspec.ir.scalars import LARGEST, OPERATIONS, Apply, Scalar, Symbol, fold, symbols
 
 
 @dataclass(frozen=True)
@@ -100,12 +95,11 @@ def formula_of(term: Term, program: Program, page: Page) -> Expression:
 
     Raises StandaloneError for what cannot be written down.
     """
-    grid = program.grid or ()
     at = Written(
         n=cast(int, page.n),
-        patterns={**BY_NAME, **written_patterns(page)},
-        layer=cast(int, name("layer")),
-        head=cast(int, name("head")),
+        patterns={**BY_NAME, **_patterns(page)},
+        layer=cast(int, Expression("layer")),
+        head=cast(int, Expression("head")),
         layers=program.layers or 1,
         heads=program.heads,
         causal=program.causal,
@@ -118,20 +112,19 @@ def formula_of(term: Term, program: Program, page: Page) -> Expression:
     # one that both sequences have room in
     length = call("max", page.m, page.n, low=1) if page.cross else page.n
     try:
-        extents = tuple(at.value(extent, "an extent") for extent in grid)
+        extents = tuple(at.value(extent, "an extent") for extent in program.grid or ())
         if any(isinstance(extent, Expression) for extent in extents):
             raise StandaloneError("the extents of its grid depend on n")
-        object.__setattr__(at, "grid", extents)
+        at = replace(at, grid=cast(tuple[int, ...], extents))
         bound = bind(term, at) if page.cross else bind_attended(term, at)
         held: Operand = _written(bound, at.patterns).holds(q, k, cast(int, length))
     except UndecidedError as error:
         raise StandaloneError(f"a size must be known before n is: {error}") from None
     if is_tensor(held):
         return cast(Expression, held)
-    always = Expression("==", (q, q), "bool", True)
-    if isinstance(held, bool):
-        return always if held else Expression("!=", (q, q), "bool", True)
-    return cast(Expression, always & held)
+    if held is False:
+        return Expression("q != q", "bool", True, level=0)
+    return cast(Expression, Expression("q == q", "bool", True, level=0) & held)
 
 
 def _written(relation: Relation, patterns: Mapping[str, type[Relation]]) -> Relation:
@@ -149,66 +142,53 @@ def _written(relation: Relation, patterns: Mapping[str, type[Relation]]) -> Rela
 # --- patterns that look numbers up ---------------------------------------------------------------
 
 
-def written_patterns(page: Page) -> Mapping[str, type[Relation]]:
+def _patterns(page: Page) -> Mapping[str, type[Relation]]:
     """The patterns whose `holds` takes no expressions, as others that do."""
 
-    class WrittenPowers(Powers):
-        def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
-            page.helpers["is_power"] = None
-            return call("is_power", abs(q - k), self.base, cast(Operand, n), kind="bool")
+    def listed(pattern: Any, q: Operand, k: Operand, purpose: int, *drawn: Operand) -> Operand:
+        """Whether k is among what `drawn`, a function and its sizes, draws for q."""
+        function, *sizes = drawn
+        place = Expression(f"({purpose}, {flat(pattern.layer)}, {flat(pattern.head)})")
+        causal = (True,) * getattr(pattern, "causal", False)
+        table = page.table(function, *sizes, pattern.seed, place, *causal)
+        return call("listed", table, Expression("h", tensor=True), q, k, kind="bool")
 
-    class WrittenRandom(Random):
-        def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
-            place = f"({RANDOM}, {flat(self.layer)}, {flat(self.head)})"
-            causal = (True,) if self.causal else ()
-            table = page.table("drawn", "distinct", n, self.keys, self.seed, name(place), *causal)
-            return _listed(table, q, k)
+    def blocks(self: Any, q: Operand, k: Operand, n: Operand) -> Operand:
+        drawn = "distinct", -(-n // self.size), self.blocks
+        return listed(self, q // self.size, k // self.size, RANDOM_BLOCKS, *drawn)
 
-    class WrittenRandomBlocks(RandomBlocks):
-        def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
-            place = f"({RANDOM_BLOCKS}, {flat(self.layer)}, {flat(self.head)})"
-            rows, causal = -(-n // self.size), (True,) if self.causal else ()
-            table = page.table(
-                "drawn", "distinct", rows, self.blocks, self.seed, name(place), *causal
-            )
-            return _listed(table, q // self.size, k // self.size)
+    def where(self: Any, q: Operand, k: Operand, n: Operand) -> Operand:
+        values, allowed = _values(self, {"q": q, "k": k})
+        found = said(self.predicate, values, page)
+        page.most = min(page.most, _most(self.predicate, page))
+        return found & allowed
 
-    class WrittenExpander(Expander):
-        def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
-            place = f"({EXPANDER}, {flat(self.layer)}, {flat(self.head)})"
-            table = page.table("drawn", "cycles", n, self.degree, self.seed, name(place))
-            return _listed(table, q, k)
+    def where_inputs(self: Any, q: Operand, k: Operand, n: Operand) -> Operand:
+        values, allowed = _values(self, {"q": q, "k": k})
+        for read, data in zip(inputs_read(self.predicate), self.inputs, strict=True):
+            values[reading(read, "").name] = data.values
+            for side in "qk":
+                values[reading(read, side).name] = data.values[..., values[side]]
+            _ask(self.predicate, read, page)
+        return said(self.predicate, values, page) & allowed
 
-    class WrittenWhere(Where):
-        def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
-            values, allowed = _values(self, {"q": q, "k": k})
-            found = said(self.predicate, values, page)
-            page.most = min(page.most, _most(self.predicate, page))
-            return found & allowed
-
-    class WrittenWhereInputs(WhereInputs):
-        def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
-            values, allowed = _values(self, {"q": q, "k": k})
-            for read, data in zip(inputs_read(self.predicate), self.inputs, strict=True):
-                values[reading(read, "").name] = data.values
-                for side in "qk":
-                    values[reading(read, side).name] = data.values[..., values[side]]
-                _ask(self.predicate, read, page)
-            return said(self.predicate, values, page) & allowed
-
-    found = (WrittenPowers, WrittenRandom, WrittenRandomBlocks, WrittenExpander, WrittenWhere,
-             WrittenWhereInputs)  # fmt: skip
-    return {each.name: each for each in found}
+    found: dict[str, Callable[..., Operand]] = {
+        "powers": lambda self, q, k, n: call("is_power", abs(q - k), self.base, n, kind="bool"),
+        "random": lambda self, q, k, n: listed(self, q, k, RANDOM, "distinct", n, self.keys),
+        "random_blocks": blocks,
+        "expander": lambda self, q, k, n: listed(self, q, k, EXPANDER, "cycles", n, self.degree),
+        "where": where,
+        "where_inputs": where_inputs,
+    }
+    return {name: type(name, (BY_NAME[name],), {"holds": holds}) for name, holds in found.items()}
 
 
-def _values(
-    pattern: Where | WhereInputs, positions: Mapping[str, Operand]
-) -> tuple[dict[str, Operand], Operand]:
+def _values(pattern: Any, positions: Mapping[str, Operand]) -> tuple[dict[str, Operand], Operand]:
     """What positions, and the coordinates that a predicate asks for, stand for, and which pairs of
     them there are."""
     values, allowed = dict(positions), cast(Operand, True)
     for side, position in positions.items():
-        if any(text.startswith(f"{side}.") for text in _symbols(pattern.predicate)):
+        if any(text.startswith(f"{side}.") for text in symbols(pattern.predicate)):
             grid = Grid(pattern.extents, pattern.extra_tokens)
             allowed = allowed & grid.inside(position)
             axes = zip(AXES[len(pattern.extents)], grid.coordinates(position), strict=True)
@@ -220,7 +200,6 @@ def _ask(predicate: Scalar, read: str, page: Page) -> None:
     """Notes what a predicate needs an input to be, so that its numbers are exact."""
     if real_remainder(predicate, ()) is not None:
         raise StandaloneError(f"what it makes of `{read}` is real, and `//` and `%` divide it")
-    page.helpers["numbers"] = None
     most, whole = page.numbers.get(read, (None, False))
     try:
         room = exact_up_to(predicate, int(page.n.high))
@@ -229,18 +208,6 @@ def _ask(predicate: Scalar, read: str, page: Page) -> None:
     if room is not None:
         most = min(room, room if most is None else most)
     page.numbers[read] = most, whole or real_remainder(predicate, (read,)) is not None
-
-
-def _listed(table: Expression, q: Operand, k: Operand) -> Expression:
-    return call("listed", table, name("h", tensor=True), q, k, kind="bool")
-
-
-def _symbols(scalar: Scalar) -> Iterator[str]:
-    if isinstance(scalar, Symbol):
-        yield scalar.name
-    elif isinstance(scalar, Apply):
-        for arg in scalar.args:
-            yield from _symbols(arg)
 
 
 def _most(predicate: Scalar, page: Page) -> int:
@@ -260,11 +227,6 @@ def _most(predicate: Scalar, page: Page) -> int:
 
 # --- scalars -------------------------------------------------------------------------------------
 
-_OPERATORS: dict[str, Callable[..., Operand]] = {
-    "+": add, "-": sub, "*": mul, "//": floordiv, "%": mod, "/": truediv, "neg": neg,
-    "==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge,
-}  # fmt: skip
-
 
 def said(scalar: Scalar, values: Mapping[str, Operand], page: Page) -> Operand:
     """A scalar as an expression of its symbols' values."""
@@ -272,7 +234,7 @@ def said(scalar: Scalar, values: Mapping[str, Operand], page: Page) -> Operand:
         return values[scalar.name] if scalar.name in values else page.symbol(scalar.name)
     if not isinstance(scalar, Apply):
         return scalar
-    if values and not any(text in values for text in _symbols(scalar)):
+    if values and not any(text in values for text in symbols(scalar)):
         # of a predicate, what is the same for all pairs
         found = said(scalar, {}, page)
         return page.size("size", found) if isinstance(found, Expression) else found
@@ -282,78 +244,68 @@ def said(scalar: Scalar, values: Mapping[str, Operand], page: Page) -> Operand:
             low, high = bounds(scalar.args[1], page.ranges())
             if low <= 0 <= high:
                 raise StandaloneError(f"{flat(args[1])}, which divides, may be 0")
-            return _OPERATORS[scalar.op](*args)
-        case "and":
-            return reduce(and_, args)
-        case "or":
-            return reduce(or_, args)
-        case "not":
-            return args[0] ^ True
-        case "within":
-            return (args[1] <= args[0]) & (args[0] <= args[2])
-        case "one_of":
-            members = [args[0] == member for member in args[1:]]
-            return reduce(or_, members, False)
-        case "abs":
-            return abs(args[0])
+            return joined(scalar.op, *args)
         case "min" | "max":
             return reduce(lambda a, b: _extreme(scalar.op, a, b), args)
-        case op if op in _OPERATORS:
-            return _OPERATORS[op](*args)
+        case "**":
+            return _power(scalar, args[0], args[1], page)
+        case "item":
+            raise StandaloneError("a list is read by a position, the head or n")
+        case "ceil" | "floor":
+            return _rounded(scalar.op, args[0])
+        case "sqrt" | "isqrt" | "log2":
+            return _root(scalar, args[0], page)
         case _:
-            return _function(scalar, args, page)
+            return OPERATIONS[scalar.op](*args)
 
 
 def _extreme(op: str, a: Operand, b: Operand) -> Operand:
     """The lesser or greater of two operands."""
     if not isinstance(a, Expression) and not isinstance(b, Expression):
-        return min(a, b) if op == "min" else max(a, b)
+        return OPERATIONS[op](a, b)
     if not is_tensor(a) and not is_tensor(b):
         return call(op, a, b, kind="real" if "real" in (kind_of(a), kind_of(b)) else "int")
     a, b, kind = alike(a, b)
     if is_tensor(a) and is_tensor(b):
         return call(f"torch.{op}imum", a, b, kind=kind)
-    if is_tensor(b):
-        a, b = b, a
-    return Expression(".clamp_max" if op == "min" else ".clamp_min", (a, b), kind, True)
+    clamp = ".clamp_max" if op == "min" else ".clamp_min"
+    return call(clamp, *((a, b) if is_tensor(a) else (b, a)), kind=kind)
 
 
-def _function(scalar: Apply, args: list[Operand], page: Page) -> Operand:
-    """Roots, powers, logarithms and roundings, with the values that the language gives them."""
-    op, x = scalar.op, args[0]
-    if op == "**":
-        power = args[1]
-        numbers = not is_tensor(x) and not is_tensor(power)
-        if kind_of(x) == "number" and isinstance(power, int) and power >= 0:
-            # as it is computed elsewhere, to the last bit
-            return reduce(mul, [x] * power) if power else x * 0 + 1
-        if numbers or (isinstance(power, int) and power >= 0):
-            whole = kind_of(x) == "int" and kind_of(power) == "int"
-            if whole and float(bounds(scalar.args[1], page.ranges())[0]) < 0:
-                raise StandaloneError(f"{flat(power)}, which is an exponent, may be negative")
-            found = cast(Expression, x**power)
-            return Expression("**", found.args, "int" if whole else "real", found.tensor)
+def _power(scalar: Apply, x: Operand, power: Operand, page: Page) -> Operand:
+    constant = isinstance(power, int) and power >= 0
+    if kind_of(x) == "number" and constant:
+        # as it is computed elsewhere, to the last bit
+        return reduce(mul, [x] * power) if power else x * 0 + 1
+    if not constant and (is_tensor(x) or is_tensor(power)):
         raise StandaloneError("a power of positions has an exponent that is no number")
-    if op == "item":
-        raise StandaloneError("a list is read by a position, the head or n")
-    if op in ("ceil", "floor"):
-        if kind_of(x) == "int":
-            return x
-        if not is_tensor(x):
-            return call(f"math.{op}", x)
-        if kind_of(x) == "number":
-            return call(f"torch.{op}", x, kind="number")
-        return Expression(".long", (call(f"torch.{op}", x, kind="real"),), "int", True)
-    if float(bounds(scalar.args[0], page.ranges())[0]) < (1 if op == "log2" else 0):
+    whole = kind_of(x) == "int" and kind_of(power) == "int"
+    if whole and float(bounds(scalar.args[1], page.ranges())[0]) < 0:
+        raise StandaloneError(f"{flat(power)}, which is an exponent, may be negative")
+    return replace(joined("**", x, power), kind="int" if whole else "real")
+
+
+def _rounded(op: str, x: Operand) -> Operand:
+    if kind_of(x) == "int":
+        return x
+    if not is_tensor(x):
+        return call(f"math.{op}", x)
+    found = call(f"torch.{op}", x, kind=kind_of(x))
+    return found if kind_of(x) == "number" else call(".long", found)
+
+
+def _root(scalar: Apply, x: Operand, page: Page) -> Operand:
+    """Roots and logarithms, with the values that the language gives them."""
+    op, least = scalar.op, float(bounds(scalar.args[0], page.ranges())[0])
+    if least < (1 if op == "log2" else 0):
         raise StandaloneError(f"`{op}` is asked of {flat(x)}, which it may not be defined for")
     if not is_tensor(x):
         if op != "isqrt":
             return call(f"math.{op}", x, kind="real")
-        low = math.isqrt(int(bounds(scalar.args[0], page.ranges())[0]))
-        return call("math.isqrt", call("math.floor", x) if kind_of(x) == "real" else x, low=low)
+        whole = call("math.floor", x) if kind_of(x) == "real" else x
+        return call("math.isqrt", whole, low=math.isqrt(int(least)))
     if op == "sqrt":
         return call("torch.sqrt", doubled(x), kind="real")
     if op == "isqrt" and kind_of(x) == "int":
-        page.helpers["isqrt"] = None
         return call("isqrt", x, low=0)
     raise StandaloneError(f"`{op}` of positions differs in its last bits from machine to machine")

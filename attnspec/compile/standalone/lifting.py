@@ -1,47 +1,134 @@
-"""Ordinary source, taken over as it stands but for its annotations and some names."""
+"""Files put together from ordinary source, which is taken over as it stands.
+
+Settings are names in capitals: a branch on them alone is decided when a file is written, and those
+that are still read stand at the top of it. Other names may be replaced.
+"""
 
 from __future__ import annotations
 
 import ast
+import dis
 import inspect
 import re
-from collections.abc import Iterable, Mapping
-from textwrap import wrap
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from types import CodeType, ModuleType
 
-from attnspec.compile.standalone.expressions import WIDTH
+WIDTH = 100
+"""The longest line."""
+
+IMPORTS = """\
+import math
+from functools import lru_cache
+
+import torch
+from torch import nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.functional import dropout, gelu, layer_norm, pad, scaled_dot_product_attention
+"""
 
 
-def lifted(parts: Iterable[object], names: Mapping[str, str]) -> list[str]:
-    """The text of each function or class, decorators and all, with these names replaced."""
-    found = []
-    for part in parts:
-        text = _without_types(inspect.getsource(part).rstrip())  # type: ignore[arg-type]
+def file_of(
+    roots: Sequence[str],
+    modules: tuple[ModuleType, ...],
+    written: Mapping[str, str],
+    settings: Mapping[str, object],
+    names: Mapping[str, str],
+) -> str:
+    """The definitions of `roots` and of all that they call, each behind what it calls: those that
+    are `written` for this file, or else those of the modules."""
+    sources = {**_definitions(modules), **written}
+    texts: dict[str, str] = {}
+    read: dict[str, None] = {}
+
+    def visit(name: str) -> None:
+        text = _decided(sources[name], settings)
         for old, new in names.items():
             text = re.sub(rf"(?<![\w.\"'`]){re.escape(old)}(?![\w\"'`])", new, text)
-        found.append(text)
+        called = dict.fromkeys(_globals(compile(text, name, "exec")))
+        read.update(called)
+        for each in called:
+            if each in sources and each not in texts:
+                visit(each)
+        texts[name] = text
+
+    for root in roots:
+        visit(root)
+    constants = [constant(name, value) for name, value in settings.items() if name in read]
+    imports = []
+    for line in IMPORTS.split("\n"):
+        before, word, named = line.rpartition("import ")
+        used = [each for each in named.split(", ") if each in read]
+        imports += [f"{before}{word}{', '.join(used)}"] if used or not word else []
+    sections = ["\n".join(constants), *texts.values()]
+    return "\n".join(imports).strip("\n") + "\n\n" + "\n\n\n".join(sections) + "\n"
+
+
+def constant(name: str, value: object) -> str:
+    """A constant on one line, or as many entries on a line as fit."""
+    one = f"{name} = {value!r}".replace("'", '"')
+    if len(one) <= WIDTH or not isinstance(value, tuple | dict):
+        return one
+    first, last, entries = "(", ")", [repr(each) for each in value]
+    if isinstance(value, dict):
+        first, last, entries = "{", "}", [f"{key!r}: {x!r}" for key, x in value.items()]
+    rows = ["   "]
+    for entry in entries:
+        rows += ["   "] if len(rows[-1]) + len(entry) + 2 > WIDTH else []
+        rows[-1] += f" {entry},"
+    return "\n".join([f"{name} = {first}", *rows, last]).replace("'", '"')
+
+
+@cache
+def _definitions(modules: tuple[ModuleType, ...]) -> dict[str, str]:
+    """The text of each function, class and variable; settings are no variables."""
+    found = {}
+    for module in modules:
+        source = inspect.getsource(module)
+        lines = source.split("\n")
+        for node in ast.parse(source).body:
+            match node:
+                case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                    first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+                case ast.Assign(targets=[ast.Name(name)]) if not name.isupper():
+                    first = node.lineno
+                case _:
+                    continue
+            found[name] = "\n".join(lines[first - 1 : node.end_lineno])
     return found
 
 
-def _without_types(text: str) -> str:
-    """The text without annotations of arguments and results: docstrings say what they are."""
+def _decided(text: str, settings: Mapping[str, object]) -> str:
+    """The text without the branches on settings alone."""
     lines = text.split("\n")
-    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
-    for node in sorted(functions, key=lambda node: -node.lineno):
-        for argument in [*node.args.args, *node.args.kwonlyargs]:
-            argument.annotation = None
-        margin = " " * node.col_offset
-        head = f"def {node.name}({ast.unparse(node.args)}):"
-        wrapped = wrap(head, WIDTH, initial_indent=margin, subsequent_indent=f"{margin}    ")
-        lines[node.lineno - 1 : node.body[0].lineno - 1] = wrapped
-    return "\n".join(lines)
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.If):
+            continue
+        read = {each.id for each in ast.walk(node.test) if isinstance(each, ast.Name)}
+        if not read <= settings.keys():
+            continue
+        first, last = node.lineno - 1, node.end_lineno or 0
+        middle = node.body[-1].end_lineno or 0
+        if eval(compile(ast.Expression(node.test), "a setting", "eval"), dict(settings)):
+            taken = [line[4:] for line in lines[node.test.end_lineno : middle]]
+        else:
+            # an `elif` becomes an `if`, what stands behind `else` moves to the left
+            head, *taken = lines[middle:last] or [""]
+            taken = [line[4:] for line in taken]
+            if head.lstrip().startswith("elif"):
+                taken = [head.replace("elif", "if", 1), *lines[middle + 1 : last]]
+        # no two blank lines behind each other
+        first -= lines[first - 1] == "" == [*taken, *lines[last:]][0]
+        lines[first:last] = taken
+        return _decided("\n".join(lines), settings)
+    return text
 
 
-def imported(imports: str, text: str) -> str:
-    """The imports of which a text uses a name, as it uses them."""
-    found = []
-    for line in imports.split("\n"):
-        before, word, names = line.rpartition("import ")
-        used = [each for each in names.split(", ") if re.search(rf"\b{each}\b", text)]
-        if used or not word:
-            found.append(f"{before}{word}{', '.join(used)}")
-    return "\n".join(found).strip("\n")
+def _globals(code: CodeType) -> Iterator[str]:
+    """The global names that a text reads, in what is nested in it too."""
+    for each in dis.get_instructions(code):
+        if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield each.argval
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from _globals(part)

@@ -1,16 +1,15 @@
-"""What stands beside a formula in a file: names of sizes, checks, tables, helpers."""
+"""What stands beside a formula in a file: names of sizes, checks, tables of what is drawn."""
 
 from __future__ import annotations
 
 import keyword
-from collections.abc import Mapping
+import re
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
-from typing import cast
 
 import numpy as np
 
-from attnspec.compile.standalone.expressions import Expression, Operand, call, flat, name
+from attnspec.compile.standalone.expressions import ATOM, Expression, call
 from attnspec.graphs.grid import AXES
 from attnspec.graphs.predicates.inputs import reading
 from attnspec.graphs.token_sets import Data
@@ -34,6 +33,9 @@ RESERVED = frozenset(
 )
 """Names that stand for something else in a mask."""
 
+KINDS = {"tokens": "bool", "ids": "int", "length": "int", "numbers": "number"}
+"""What the inputs of each kind are that a mask may read."""
+
 
 class StandaloneError(AttnSpecError):
     """A spec that no short file says; what is said to its user ends with the way out."""
@@ -43,21 +45,19 @@ class StandaloneError(AttnSpecError):
 class Page:
     """What the formula of a graph needs besides q, k and n.
 
-    `cross` says that m queries are another sequence. `sizes` are names for numbers, `checks` those
-    that are refused where they are not what an argument must be, `tables` names for what a function
-    draws for each head; `helpers` are the functions that are called, `symbols` those of `layer` and
-    `h` that are read. `numbers` are the
-    inputs that predicates read: how large whole ones may be, None where it does not matter, and
-    whether all must be whole. `most` is the longest sequence of which every number fits in 64 bits.
+    `cross` says that m queries are another sequence. `sizes` are names for numbers, `checks` refuse
+    those that are not what an argument must be, `tables` are names for what a function draws for
+    each head, `symbols` those of `layer` and `h` that are read. `numbers` are the inputs that
+    predicates read: how large whole ones may be, None where it does not matter, and whether all
+    must be whole. `most` is the longest sequence of which every number fits in 64 bits.
     """
 
     inputs: tuple[Input, ...]
     fixed: int | None
     cross: bool = False
-    sizes: dict[str, Expression] = field(default_factory=dict)
-    checks: list[Check] = field(default_factory=list)
-    tables: dict[str, Expression] = field(default_factory=dict)
-    helpers: dict[str, None] = field(default_factory=dict)
+    sizes: dict[str, str] = field(default_factory=dict)
+    checks: dict[str, None] = field(default_factory=dict)
+    tables: dict[str, str] = field(default_factory=dict)
     symbols: dict[str, None] = field(default_factory=dict)
     numbers: dict[str, tuple[int | None, bool]] = field(default_factory=dict)
     most: int = LIMITS.length
@@ -65,16 +65,16 @@ class Page:
     @property
     def n(self) -> Expression:
         low, high = (1, LIMITS.length) if self.fixed is None else (self.fixed, self.fixed)
-        return name("n", low=low, high=high)
+        return Expression("n", low=low, high=high)
 
     @property
     def m(self) -> Expression:
         """The number of queries."""
-        return name(QUERIES, low=1, high=LIMITS.length) if self.cross else self.n
+        return Expression(QUERIES, low=1, high=LIMITS.length) if self.cross else self.n
 
     def position(self, side: str) -> Expression:
         length = self.m if side == "q" else self.n
-        return name(side, tensor=True, below=length.op, low=0, high=length.high - 1)
+        return Expression(side, tensor=True, below=length.text, low=0, high=length.high - 1)
 
     def ranges(self) -> dict[str, Bounds]:
         """What each symbol of a scalar ranges over."""
@@ -93,94 +93,59 @@ class Page:
             return self.n if text == "n" else self.m
         shown = "h" if text == "head" else text
         self.symbols[shown] = None
-        return name(shown, tensor=text == "head", low=0, high=COUNTED)
+        return Expression(shown, tensor=text == "head", low=0, high=COUNTED)
 
     def size(self, hint: str, value: Expression) -> Expression:
         """A name for a size, unless it is as short as one."""
-        if len(flat(value)) <= SHORT:
+        if len(value.text) <= SHORT:
             return value
-        same = [known for known, other in self.sizes.items() if flat(other) == flat(value)]
-        shown = same[0] if same else self._free(hint)
-        self.sizes[shown] = value
-        return replace(name(shown, value.kind, tensor=value.tensor), low=value.low, high=value.high)
+        shown = self._named(self.sizes, hint, value.text)
+        return replace(value, text=shown, level=ATOM)
 
     def require(self, hint: str, value: Expression, parameter: Parameter) -> None:
         """Has a size checked when it is known."""
         if value.tensor:
             raise StandaloneError(f"`{hint}` depends on the head")
-        self.helpers["required"] = None
-        found = Check(hint, value, parameter.least, parameter.most)
-        if found not in self.checks:
-            self.checks.append(found)
+        ends = (("least", parameter.least), ("most", parameter.most))
+        limits = [f", {name}={end}" for name, end in ends if end is not None]
+        self.checks[f'required("{hint}", {value.text}{"".join(limits)})'] = None
 
-    def table(self, hint: str, function: str, *args: object) -> Expression:
+    def table(self, function: str, *args: object) -> Expression:
         """A name for the tables [heads, rows, keys] of what a function draws for each head."""
         if any(getattr(each, "tensor", False) for each in args):
             raise StandaloneError("how much is drawn at random depends on the head")
-        self.helpers |= dict.fromkeys((function, "listed"))
         self.symbols["h"] = None
-        drawn = expanded(call(function, *cast("tuple[Operand, ...]", args)), self.sizes)
-        for known, other in self.tables.items():
-            if flat(other) == flat(drawn):
-                return name(known, tensor=True)
-        found = self._free(hint)
-        self.tables[found] = drawn
-        return name(found, tensor=True)
+        text = call(function, *args).text
+        for name, value in self.sizes.items():
+            # it is drawn before any query asks
+            text = re.sub(rf"\b{name}\b", value, text)
+        return Expression(self._named(self.tables, "drawn", text), tensor=True)
 
-    def _free(self, hint: str) -> str:
-        """A name like the hint that nothing else has."""
+    def _named(self, named: dict[str, str], hint: str, text: str) -> str:
+        """The name of a text, one like the hint that nothing else has where it has none yet."""
+        for known, other in named.items():
+            if other == text:
+                return known
         taken = RESERVED | set(self.sizes) | set(self.tables)
         taken |= {argument_of(entry) for entry in self.inputs}
         plain = hint.rpartition(" ")[2]
         numbered = (f"{plain}_{number}" for number in count(2))
-        return next(shown for shown in chain([plain], numbered) if shown not in taken)
+        shown = next(each for each in chain([plain], numbered) if each not in taken)
+        named[shown] = text
+        return shown
 
     def data(self) -> dict[str, Data]:
         """What stands for the run-time inputs."""
-        return {entry.name: Data(_stand_in(entry)) for entry in self.inputs}
-
-
-@dataclass(frozen=True)
-class Check:
-    """What an argument must be."""
-
-    name: str
-    value: Expression
-    least: int | None
-    most: int | None
-
-    @property
-    def text(self) -> str:
-        least = "" if self.least is None else f", least={self.least}"
-        most = "" if self.most is None else f", most={self.most}"
-        return f'required("{self.name}", {flat(self.value)}{least}{most})'
-
-
-def expanded(operand: Expression, sizes: Mapping[str, Expression]) -> Expression:
-    """An expression with the sizes written out."""
-    if operand.op in sizes and not operand.args:
-        return sizes[operand.op]
-    args = tuple(
-        expanded(arg, sizes) if isinstance(arg, Expression) else arg for arg in operand.args
-    )
-    return replace(operand, args=args)
+        found = {}
+        for entry in self.inputs:
+            if entry.kind not in KINDS:
+                raise StandaloneError(f"its input `{entry.name}` is of the kind {entry.kind}")
+            text = argument_of(entry) + "[b]" * (entry.kind == "length")
+            found[entry.name] = Data(Expression(text, KINDS[entry.kind], tensor=True))
+        return found
 
 
 def argument_of(entry: Input) -> str:
     """What an input is called in a mask: by its name, unless that stands for something else."""
     taken = entry.name in RESERVED or keyword.iskeyword(entry.name)
     return f"{entry.name}_given" if taken else entry.name
-
-
-def _stand_in(entry: Input) -> Expression:
-    match entry.kind:
-        case "tokens":
-            return name(argument_of(entry), "bool", tensor=True)
-        case "ids":
-            return name(argument_of(entry), tensor=True)
-        case "length":
-            return name(f"{argument_of(entry)}[b]", tensor=True)
-        case "numbers":
-            return name(argument_of(entry), "number", tensor=True)
-        case _:
-            raise StandaloneError(f"its input `{entry.name}` is of the kind {entry.kind}")

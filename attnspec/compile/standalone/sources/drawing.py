@@ -1,12 +1,9 @@
 """Random keys by the counter-based generator that `attnspec.graphs.counter_rng` writes down."""
 
-from __future__ import annotations
-
 import torch
-from torch import Tensor
 
 
-def philox(row: Tensor, place: Tensor, seed: int, place_of: tuple[int, int, int]) -> Tensor:
+def philox(row, place, seed, place_of):
     """The four words [4, …] of Philox 4x32-10 (Salmon et al. 2011), drawn for rows and places under
     a purpose, a layer and a head: the same on every machine."""
     purpose, layer, head = place_of
@@ -22,9 +19,7 @@ def philox(row: Tensor, place: Tensor, seed: int, place_of: tuple[int, int, int]
     return torch.stack(x)
 
 
-def distinct(
-    n: int, keys: int, seed: int, place_of: tuple[int, int, int], causal: bool = False
-) -> Tensor:
+def distinct(n, keys, seed, place_of, causal=False):
     """Distinct random keys of each row [n, keys], by Floyd's algorithm; where there are too few,
     all of them and negative ones."""
     number, row = torch.meshgrid(torch.arange(min(keys, n)), torch.arange(n), indexing="ij")
@@ -41,7 +36,7 @@ def distinct(
     return torch.where(top > number, drawn, top).T
 
 
-def cycles(n: int, degree: int, seed: int, place_of: tuple[int, int, int]) -> Tensor:
+def cycles(n, degree, seed, place_of):
     """The neighbours of each position on degree / 2 random cycles, [n, degree]."""
     table, row = torch.empty(n, degree, dtype=torch.int64), torch.arange(n)
     for index in range(degree // 2):

@@ -1,50 +1,92 @@
-"""The attention of a graph: a mask as a function, and what runs it."""
-
-from __future__ import annotations
+"""The attention of a graph: a mask as a function, what it calls, and what runs it."""
 
 import math
-from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
 
 import torch
-from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
-from attnspec.compile.standalone.sources.module import given
+CHANGED, FUSED, NORMALIZE = True, True, "softmax"
+STEPS, TWO_SIDED = (1, 2, 4), False
+INPUTS = {"time": ("numbers", None)}
 
-HEADS: int | None = None
-LAYERS: int | None = None
-STEPS = (1, 2, 4)
-TWO_SIDED = False
-
-Size = tuple[int, int, int, int]
-Tensors = dict[str, Tensor]
+# --- written for each spec: here causal, the usual scale, alibi ----------------------------------
 
 
-# --- generated for each spec: here causal, the usual scale, alibi --------------------------------
-
-
-def mask_mod_of(layer: int, size: Size, device: str, x: Tensors) -> Callable[..., Tensor]:
+def mask_mod_of(layer, size, device, x):
     """The mask of the last n_q of n positions; `size` is (B, H, n_q, n)."""
     return lambda b, h, q, k: k <= q + (size[3] - size[2])
 
 
-def scale_of(size: int, n: int, layer: int) -> float:
+def scale_of(size, n, layer):
     """The factor of the scores, for heads of a size."""
     return 1 / math.sqrt(size)
 
 
-def changed(score: Tensor, h: Tensor, q: Tensor, k: Tensor, heads: int, learned: Tensors) -> Tensor:
-    """The score of query q and key k in head h, changed."""
-    return score - torch.exp2(-h.to(score.dtype)) * abs(q - k)
+def score_mod_of(q, k, learned):
+    """What changes the score of query q and key k in head h."""
+    return lambda score, b, h, q, k: score - torch.exp2(-h.to(score.dtype)) * abs(q - k)
+
+
+# --- what masks call -----------------------------------------------------------------------------
+
+
+def required(name, value, least=0, most=2**62):
+    """Refuses a size that depends on n where it has no admissible value."""
+    if not least <= value <= most:
+        raise ValueError(f"`{name}` must be between {least} and {most}, got {value}")
+
+
+def isqrt(x):
+    """The root of whole numbers, rounded down."""
+    root = torch.sqrt(x.double()).long()
+    root = root - (root * root > x).long()
+    return root + ((root + 1) * (root + 1) <= x).long()
+
+
+def is_power(distance, base, n):
+    """Whether a distance, below n, is 0, 1, base, base**2, …"""
+    held, power = distance == 0, 1
+    while power < 2**31:
+        held, power = held | (distance == power), power * base
+    return held
+
+
+def listed(tables, h, q, k):
+    """Whether k stands in row q of the table of head h, [H, rows, keys]."""
+    held = (q != q) & (k != k)
+    for place in range(tables.shape[2]):
+        held = held | (tables[h, q, q - q + place] == k)  # vmap indexes by tensors alone
+    return held
+
+
+def numbers(name, x, most=None, whole=False):
+    """An input as int64 or float64, one of a real key at padding; refuses what is not exact."""
+    found, real = x[name], x.get("key padding")
+    found = found.double() if found.is_floating_point() else found.long()
+    if INPUTS[name][0] == "length":
+        # no position lies before one below 0
+        found = found.clamp(min=0)
+    if INPUTS[name][0] == "numbers" and real is not None and found.numel():
+        known = found.flatten()[real.flatten().to(torch.uint8).argmax()]
+        found = torch.where(real, found, torch.where(real.any(), known, 1).to(found.dtype))
+    if found.is_floating_point() and whole:
+        raise ValueError(f"`//` and `%` divide whole numbers, and what `{name}` says is real")
+    if most is not None and not found.is_floating_point():
+        exact = ((found >= -most) & (found <= most)).all()
+        words = f"`{name}` must be within {most}, where whole numbers are exact"
+        if torch.compiler.is_compiling():
+            torch._assert_async(exact, words)
+        elif not exact:
+            raise ValueError(words)
+    return found
 
 
 # --- the mask ------------------------------------------------------------------------------------
 
 
-def masked(layer: int, size: Size, device: str, blocks: bool, x: Tensors | None = None) -> Any:
+def masked(layer, size, device, blocks, x=None):
     """The mask as blocks, or as a tensor that broadcasts to `size`, (B, H, n_q, n_k)."""
     with torch.inference_mode(False):
         mask_mod = mask_mod_of(layer, size, device, x or {})
@@ -58,159 +100,100 @@ def masked(layer: int, size: Size, device: str, blocks: bool, x: Tensors | None 
 kept = lru_cache(maxsize=8)(masked)
 
 
-def mask_of(q: Tensor, k: Tensor, layer: int, blocks: bool, x: Tensors) -> Any:
+def mask_of(q, k, layer, blocks, x):
     """The mask of a call, kept where no input decides it; a trace computes it, at every length."""
     at = layer, (q.shape[0] if x else 1, *q.shape[1:3], k.shape[2]), str(q.device), blocks
     return masked(*at, x) if x or torch.compiler.is_compiling() else kept(*at)
 
 
+# --- what runs it --------------------------------------------------------------------------------
+
+
 @lru_cache(maxsize=1)
-def flex() -> Callable[..., Tensor]:
+def flex():
     """FlexAttention, compiled."""
     return torch.compile(flex_attention, dynamic=False)
 
 
-def fits_flex(q: Tensor, v: Tensor, dropout_p: float) -> bool:
-    """Whether FlexAttention runs it: it drops no weights, takes no float64, no heads below 16."""
-    small = q.dtype == torch.float64 or min(q.shape[3], v.shape[3]) < 16
-    return q.is_cuda and not small and not dropout_p
+def attend(q, k, v, layer, dropout_p, x, learned):
+    """The attention of the pairs of the mask; a query that reads nothing gets 0."""
+    scale, kind = scale_of(q.shape[3], k.shape[2], layer), q.dtype
+    if CHANGED:
+        score_mod = score_mod_of(q, k, learned)
+    if NORMALIZE == "softmax":
+        # FlexAttention drops no weights, and takes no float64 and no heads below 16
+        blocks = q.is_cuda and kind != torch.float64 and min(q.shape[3], v.shape[3]) >= 16
+        blocks = blocks and not dropout_p
+        mask = mask_of(q, k, layer, blocks, x)
+        if blocks:
+            if CHANGED:
+                return flex()(q, k, v, score_mod, mask, scale, enable_gqa=True)
+            else:
+                return flex()(q, k, v, block_mask=mask, scale=scale, enable_gqa=True)
+    else:
+        mask = mask_of(q, k, layer, False, x)
+    if CHANGED or NORMALIZE != "softmax":
+        # half types would round what is added to the scores of far keys
+        q, k, v = (each.to(torch.promote_types(kind, torch.float32)) for each in (q, k, v))
+    if CHANGED:
+        h, rows, keys = (torch.arange(s, device=q.device) for s in (*q.shape[1:3], k.shape[2]))
+        at = None, h[:, None, None], rows[:, None], keys
+    if FUSED:
+        none = ~mask.any(-1, keepdim=True)
+        mask = mask | none
+        if CHANGED:
+            added = score_mod(q.new_zeros(*q.shape[1:3], k.shape[2]), *at)
+            mask = added.masked_fill(~mask, -torch.inf)
+        out = scaled_dot_product_attention(q, k, v, mask, dropout_p, scale=scale, enable_gqa=True)
+        return out.masked_fill(none, 0.0).to(kind)
+    else:
+        k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
+        scores = q * scale @ k.mT
+        if CHANGED:
+            scores = score_mod(scores, *at)
+        return (dropout(weigh(scores, mask), dropout_p) @ v).to(kind)
 
 
-# --- what runs it: one of these, which is called `attend` where it is taken over -----------------
+def bias_of(table, q, n):
+    """The learned number [H, 2 n - 1] of each distance q - k, from 1 - n on; STEPS are the least
+    distances of all buckets but the first."""
+    distance = torch.arange(1 - n, max(1, n), device=q.device)
+    if TWO_SIDED:
+        bucket = torch.bucketize(distance.abs(), torch.tensor(STEPS, device=q.device), right=True)
+        bucket = bucket + (distance < 0) * (len(STEPS) + 1)
+    else:
+        far = distance.clamp_min(0)
+        bucket = torch.bucketize(far, torch.tensor(STEPS, device=q.device), right=True)
+    # in half types the gradients of all pairs would not add up
+    table = table.to(torch.promote_types(q.dtype, torch.float32))
+    return table[:, bucket].expand(q.shape[1], -1)
 
 
-def attend_plain(
-    q: Tensor, k: Tensor, v: Tensor, layer: int, dropout_p: float, x: Tensors, learned: Tensors
-) -> Tensor:
-    """softmax(scale q k^T) v over the pairs of the mask; a query that reads nothing gets 0."""
-    at = layer, (q.shape[0] if x else 1, *q.shape[1:3], k.shape[2]), str(q.device)
-    scale = scale_of(q.shape[3], k.shape[2], layer)
-    # FlexAttention drops no weights, and takes no float64 and no heads below 16
-    blocks = q.is_cuda and q.dtype != torch.float64 and min(q.shape[3], v.shape[3]) >= 16
-    blocks = blocks and not dropout_p
-    # a trace computes the mask, at every length
-    mask = masked(*at, blocks, x) if x or torch.compiler.is_compiling() else kept(*at, blocks)
-    if blocks:
-        return flex()(q, k, v, block_mask=mask, scale=scale, enable_gqa=True)
-    none = ~mask.any(-1, keepdim=True)
-    out = scaled_dot_product_attention(
-        q, k, v, mask | none, dropout_p, scale=scale, enable_gqa=True
-    )
-    return out.masked_fill(none, 0.0)
+# --- what scores become --------------------------------------------------------------------------
 
 
-def attend_shifted(
-    q: Tensor, k: Tensor, v: Tensor, layer: int, dropout_p: float, x: Tensors, learned: Tensors
-) -> Tensor:
-    """softmax(changed(scale q k^T)) v over the mask; a query that reads nothing gets 0."""
-    (heads, n_q, size), n = q.shape[1:], k.shape[2]
-    scale, blocks = scale_of(size, n, layer), fits_flex(q, v, dropout_p)
-    mask = mask_of(q, k, layer, blocks, x)
-
-    def score_mod(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return changed(score, h, q + (n - n_q), k, heads, learned)
-
-    if blocks:
-        return flex()(q, k, v, score_mod, mask, scale, enable_gqa=True)
-    # half types would round what is added to the scores of far keys
-    kind, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
-    q, k, v = q.to(wide), k.to(wide), v.to(wide)
-    h, rows, keys = (torch.arange(count, device=q.device) for count in (heads, n_q, n))
-    zero, none = q.new_zeros(heads, n_q, n), ~mask.any(-1, keepdim=True)
-    added = score_mod(zero, zero, h[:, None, None], rows[:, None], keys)
-    added = added.masked_fill(~(mask | none), -torch.inf)
-    out = scaled_dot_product_attention(q, k, v, added, dropout_p, scale=scale, enable_gqa=True)
-    return out.masked_fill(none, 0.0).to(kind)
-
-
-def attend_weighed(
-    q: Tensor, k: Tensor, v: Tensor, layer: int, dropout_p: float, x: Tensors, learned: Tensors
-) -> Tensor:
-    """weigh(changed(scale q k^T)) v over the mask, in n_q n_k numbers a head."""
-    (heads, n_q, size), n, kind = q.shape[1:], k.shape[2], q.dtype
-    mask = mask_of(q, k, layer, False, x)
-    q, k, v = (each.to(torch.promote_types(kind, torch.float32)) for each in (q, k, v))
-    k, v = (each.repeat_interleave(heads // k.shape[1], 1) for each in (k, v))
-    h, keys = (torch.arange(count, device=q.device) for count in (heads, n))
-    scores = q * scale_of(size, n, layer) @ k.mT
-    scores = changed(scores, h[:, None, None], keys[n - n_q :, None], keys, heads, learned)
-    return (dropout(softmax(scores, mask), dropout_p) @ v).to(kind)
-
-
-def attend_on_gpu(
-    q: Tensor, k: Tensor, v: Tensor, layer: int, dropout_p: float, x: Tensors, learned: Tensors
-) -> Tensor:
-    """The same by FlexAttention, where that runs it."""
-    if not fits_flex(q, v, dropout_p):
-        return attend_weighed(q, k, v, layer, dropout_p, x, learned)
-    (heads, n_q, size), n = q.shape[1:], k.shape[2]
-
-    def score_mod(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return changed(score, h, q + (n - n_q), k, heads, learned)
-
-    mask, scale = mask_of(q, k, layer, True, x), scale_of(size, n, layer)
-    return flex()(q, k, v, score_mod, mask, scale, enable_gqa=True)
-
-
-# --- what scores become: one of these, which is called `weigh` where it is taken over ------------
-
-
-def softmax(scores: Tensor, mask: Tensor) -> Tensor:
+def softmax(scores, mask):
     """Softmax over the pairs of the mask; a row without one weighs nothing."""
     none = ~mask.any(-1, keepdim=True)
     return scores.masked_fill(~(mask | none), -torch.inf).softmax(-1).masked_fill(none, 0.0)
 
 
-def softmax1(scores: Tensor, mask: Tensor) -> Tensor:
+def softmax1(scores, mask):
     """Softmax over the pairs of the mask and one more logit, which is 0."""
     scores = scores.masked_fill(~mask, -torch.inf)
     return torch.cat([scores, scores.new_zeros(*scores.shape[:-1], 1)], -1).softmax(-1)[..., :-1]
 
 
-def relu(scores: Tensor, mask: Tensor) -> Tensor:
+def relu(scores, mask):
     """The positive scores of the pairs of the mask, divided by their sum."""
     weights = torch.relu(scores).masked_fill(~mask, 0.0)
     total = weights.sum(-1, keepdim=True)
     return weights / torch.where(total > 0, total, 1.0)
 
 
-def sigmoid(scores: Tensor, mask: Tensor) -> Tensor:
+def sigmoid(scores, mask):
     """The sigmoid of each score of a pair of the mask."""
     return torch.sigmoid(scores).masked_fill(~mask, 0.0)
 
 
-class Biased(nn.Module):
-    """q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v] -> [B, H, n_q, d_v]; queries
-    are the last n_q positions, `key_padding_mask` is bool [B, n_k], True for a real key."""
-
-    def __init__(self, head_size: int | None = None) -> None:
-        super().__init__()
-        buckets = (len(STEPS) + 1) * (1 + TWO_SIDED)
-        self.bias_0 = nn.Parameter(torch.empty(LAYERS or 1, HEADS or 1, buckets))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """At first no position is preferred."""
-        nn.init.zeros_(self.bias_0)
-
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        layer: int = 0,
-        key_padding_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        inputs: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
-        x, n = given(q, k, v, layer, inputs, key_padding_mask), k.shape[2]
-        # the bucket of each distance q - k, from 1 - n on; STEPS are the least of all but the first
-        distance = torch.arange(1 - n, max(1, n), device=q.device)
-        far = distance.abs() if TWO_SIDED else distance.clamp_min(0)
-        bucket = torch.bucketize(far, torch.tensor(STEPS, device=q.device), right=True)
-        bucket = bucket + (distance < 0) * TWO_SIDED * (len(STEPS) + 1)
-        # in half types the gradients of all pairs would not add up
-        table = self.bias_0[layer if LAYERS else 0].to(torch.promote_types(q.dtype, torch.float32))
-        bias = table[:, bucket].expand(q.shape[1], -1)
-        return attend_shifted(q, k, v, layer, dropout_p, x, {"bias": bias})
+weigh = softmax

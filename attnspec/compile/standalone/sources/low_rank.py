@@ -1,24 +1,19 @@
 """Mechanisms that project the positions, or mix them by learned maps."""
 
-from __future__ import annotations
-
 import torch
-from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, pad, scaled_dot_product_attention
 
-RANK, WIDTH, APART = 256, 16, False
+PROJECTION, RANK, WIDTH, APART = "linear", 256, 16, False
 LANDMARKS, ITERATIONS, CONV = 64, 6, 0
-CAUSAL, PRODUCTS, SHORT = False, False, 0
-
-Learned = dict[str, Tensor]
+CAUSAL, NORMALIZE, PRODUCTS, SHORT = False, "softmax", False, 0
 
 
-def without(x: Tensor, real: Tensor | None) -> Tensor:
+def without(x, real):
     """Rows with zeros in the place of padding."""
     return x if real is None else x.masked_fill(~real[:, None, :, None], 0.0)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+def attention(q, k, v, mask, scale):
     """softmax(scale q k^T) v by torch's own call; a query that reads nothing gets 0."""
     if mask is None:
         return scaled_dot_product_attention(q, k, v, scale=scale)
@@ -27,7 +22,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
     return out.masked_fill(none, 0.0)
 
 
-def segments(n: int, count: int, real: Tensor | None, device: torch.device) -> Tensor:
+def segments(n, count, real, device):
     """The segment of each position [B or 1, n]: as many of n // m as n % m leaves, then longer
     ones; padding belongs to none, which is the number `count`."""
     real = torch.ones(1, n, dtype=torch.bool, device=device) if real is None else real
@@ -40,7 +35,7 @@ def segments(n: int, count: int, real: Tensor | None, device: torch.device) -> T
     return number.masked_fill(~real, count)
 
 
-def means(x: Tensor, segment: Tensor, count: int) -> Tensor:
+def means(x, segment, count):
     """The mean of each of `count` segments of rows, 0 where there is none."""
     at = segment[:, None, :, None].expand(x.shape)
     sums = x.new_zeros(*x.shape[:2], count + 1, x.shape[3]).scatter_add(2, at, x)[:, :, :count]
@@ -48,7 +43,7 @@ def means(x: Tensor, segment: Tensor, count: int) -> Tensor:
     return sums / sizes.clamp_min(1)[:, None, :, None]
 
 
-def maxima(x: Tensor, segment: Tensor, count: int) -> Tensor:
+def maxima(x, segment, count):
     """The largest numbers of each of `count` segments of rows, 0 where there is none."""
     at = segment[:, None, :, None].expand(x.shape)
     top = x.new_full((*x.shape[:2], count + 1, x.shape[3]), -torch.inf)
@@ -56,57 +51,54 @@ def maxima(x: Tensor, segment: Tensor, count: int) -> Tensor:
     return top.masked_fill(top == -torch.inf, 0.0)
 
 
-def mix_projected(
-    q: Tensor, k: Tensor, v: Tensor, layer: int, real: Tensor | None, x: Learned
-) -> Tensor:
-    """softmax(q (E k)^T / sqrt(d)) F v: padding is projected as zeros."""
-    by_keys = x["linformer_keys"][..., : k.shape[2]]
-    by_values = x["linformer_values"][..., : k.shape[2]] if APART else by_keys
-    keys, values = by_keys @ without(k, real), by_values @ without(v, real)
-    return attention(q, keys, values, None, q.shape[3] ** -0.5)
+def mix_linformer(q, k, v, layer, real, x):
+    """softmax(q (E k)^T / sqrt(d)) F v for projections E and F of the positions."""
+    scale = q.shape[3] ** -0.5
+    if PROJECTION == "linear":
+        # padding is projected as zeros
+        by_keys = x["linformer_keys"][..., : k.shape[2]]
+        if APART:
+            by_values = x["linformer_values"][..., : k.shape[2]]
+        else:
+            by_values = by_keys
+        return attention(q, by_keys @ without(k, real), by_values @ without(v, real), None, scale)
+    elif PROJECTION == "conv":
+        # each row of E and F is the learned kernel further on; rows of padding alone are left out
+        keys = values = x["linformer_keys"][:, None, None]
+        if APART:
+            values = x["linformer_values"][:, None, None]
+        behind, mask = -k.shape[2] % WIDTH, None
+        k, v = (
+            pad(without(each, real), (0, 0, 0, behind)).unflatten(2, (-1, WIDTH)) for each in (k, v)
+        )
+        if real is not None:
+            mask = pad(real, (0, behind)).unflatten(1, (-1, WIDTH)).any(-1)[:, None, None]
+        return attention(q, (keys @ k).squeeze(3), (values @ v).squeeze(3), mask, scale)
+    else:
+        # segments of the real positions are pooled
+        count, n = min(RANK, k.shape[2]), k.shape[2]
+        segment = segments(n, count, real, k.device)
+        held = (segment[:, None] == torch.arange(count, device=k.device)[:, None]).any(-1)
+        k, v = (pool_of(each, segment.expand(len(k), -1), count) for each in (k, v))
+        return attention(q, k, v, held[:, None, None], scale)
 
 
-def mix_convolved(
-    q: Tensor, k: Tensor, v: Tensor, layer: int, real: Tensor | None, x: Learned
-) -> Tensor:
-    """softmax(q (E k)^T / sqrt(d)) F v, where each row of E and F is the learned kernel further
-    on; rows of padding alone are left out."""
-    kernels = x["linformer_keys"], x["linformer_values" if APART else "linformer_keys"]
-    behind, mask = -k.shape[2] % WIDTH, None
-    k, v = (
-        pad(without(each, real), (0, 0, 0, behind)).unflatten(2, (-1, WIDTH)) for each in (k, v)
-    )
-    k, v = ((by[:, None, None] @ each).squeeze(3) for by, each in zip(kernels, (k, v), strict=True))
-    if real is not None:
-        mask = pad(real, (0, behind)).unflatten(1, (-1, WIDTH)).any(-1)[:, None, None]
-    return attention(q, k, v, mask, q.shape[3] ** -0.5)
-
-
-def mix_pooled(
-    q: Tensor, k: Tensor, v: Tensor, layer: int, real: Tensor | None, x: Learned
-) -> Tensor:
-    """softmax(q pool(k)^T / sqrt(d)) pool(v) over segments of the real positions."""
-    count, n = min(RANK, k.shape[2]), k.shape[2]
-    segment = segments(n, count, real, k.device)
-    held = (segment[:, None] == torch.arange(count, device=k.device)[:, None]).any(-1)
-    k, v = (means(each, segment.expand(len(k), -1), count) for each in (k, v))
-    return attention(q, k, v, held[:, None, None], q.shape[3] ** -0.5)
-
-
-def inverse(a: Tensor) -> Tensor:
+def inverse(a):
     """The pseudo-inverse of matrices whose rows are distributions, by ITERATIONS of the third
     order from A^T / (|A|_1 |A|_inf), exact for 0."""
     if ITERATIONS == 0:
         return torch.linalg.pinv(a.double()).to(a.dtype)
-    bound = a.abs().sum(-1).amax(-1) * a.abs().sum(-2).amax(-1)
-    z, one = a.mT / bound[..., None, None], torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-    for _ in range(ITERATIONS):
-        az = a @ z
-        z = 0.25 * z @ (13 * one - az @ (15 * one - az @ (7 * one - az)))
-    return z
+    else:
+        bound = a.abs().sum(-1).amax(-1) * a.abs().sum(-2).amax(-1)
+        one = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+        z = a.mT / bound[..., None, None]
+        for _ in range(ITERATIONS):
+            az = a @ z
+            z = 0.25 * z @ (13 * one - az @ (15 * one - az @ (7 * one - az)))
+        return z
 
 
-def through_landmarks(q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
+def through_landmarks(q, k, v, real):
     """softmax(s q K^T) Z softmax(s Q k^T) v with means Q and K of segments, s = 1 / sqrt(d), and
     the inverse Z of softmax(s Q K^T); softmax itself where every position is its own segment."""
     n, scale = k.shape[2], q.shape[3] ** -0.5
@@ -127,47 +119,35 @@ def through_landmarks(q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> T
     return attention(q, keys, values, (count < few[:, None])[:, None, None], scale)
 
 
-def mix_landmarks(
-    q: Tensor, k: Tensor, v: Tensor, layer: int, real: Tensor | None, x: Learned
-) -> Tensor:
-    """Attention through landmarks."""
-    return through_landmarks(q, k, v, real)
+def mix_nystrom(q, k, v, layer, real, x):
+    """Attention through landmarks, and where one is learned a convolution of the values."""
+    out = through_landmarks(q, k, v, real)
+    if CONV:
+        half = CONV // 2
+        near = pad(without(v, real), (0, 0, half, half)).unfold(2, CONV, 1)
+        near = near @ x["nystrom_kernel"][:, None, :, None]
+        out = out + near.squeeze(-1)[:, :, -q.shape[2] :]
+    return out
 
 
-def mix_landmarks_beside(
-    q: Tensor, k: Tensor, v: Tensor, layer: int, real: Tensor | None, x: Learned
-) -> Tensor:
-    """Attention through landmarks, and a convolution of the values of each head."""
-    kernel, half = x["nystrom_kernel"], CONV // 2
-    near = pad(without(v, real), (0, 0, half, half)).unfold(2, CONV, 1) @ kernel[:, None, :, None]
-    return through_landmarks(q, k, v, real) + near.squeeze(-1)[:, :, -q.shape[2] :]
+def mix_efficient(q, k, v, layer, real, x):
+    """rho(q) (rho(k)^T v), where rho normalises the channels of queries and the positions of keys:
+    by a softmax, or by the root of how many real positions there are."""
+    if NORMALIZE == "scaling":
+        count = k.new_tensor(k.shape[2]) if real is None else real.sum(-1).view(-1, 1, 1, 1)
+        return q @ (k.mT @ without(v, real)) / count.clamp_min(1)
+    else:
+        if real is not None:
+            k = k.masked_fill(~real[:, None, :, None], torch.finfo(k.dtype).min)
+        return q.softmax(-1) @ (k.softmax(2).mT @ without(v, real))
 
 
-def mix_efficient(
-    q: Tensor, k: Tensor, v: Tensor, layer: int, real: Tensor | None, x: Learned
-) -> Tensor:
-    """softmax(q) (softmax(k)^T v), over the channels of queries and the positions of keys."""
-    if real is not None:
-        k = k.masked_fill(~real[:, None, :, None], torch.finfo(k.dtype).min)
-    return q.softmax(-1) @ (k.softmax(2).mT @ without(v, real))
-
-
-def mix_scaling(
-    q: Tensor, k: Tensor, v: Tensor, layer: int, real: Tensor | None, x: Learned
-) -> Tensor:
-    """q (k^T v) / n, where n counts the real positions."""
-    count = k.new_tensor(k.shape[2]) if real is None else real.sum(-1).view(-1, 1, 1, 1)
-    return q @ (k.mT @ without(v, real)) / count.clamp_min(1)
-
-
-def mix_fourier(
-    q: Tensor, k: Tensor, v: Tensor, layer: int, real: Tensor | None, x: Learned
-) -> Tensor:
+def mix_fourier(q, k, v, layer, real, x):
     """Re(F_n v F_d), the unnormalised transforms along positions and channels."""
     return torch.fft.fft2(without(v, real)).real[:, :, -q.shape[2] :]
 
 
-def mix_mlp(q: Tensor, k: Tensor, v: Tensor, layer: int, real: Tensor | None, x: Learned) -> Tensor:
+def mix_mixer(q, k, v, layer, real, x):
     """v + W_2 gelu(W_1 LayerNorm(v) + b_1) + b_2 along the positions."""
     n = v.shape[2]
     normal = layer_norm(v, v.shape[-1:]) * x["mixer_gain"][:, None] + x["mixer_shift"][:, None]
@@ -176,42 +156,41 @@ def mix_mlp(q: Tensor, k: Tensor, v: Tensor, layer: int, real: Tensor | None, x:
     return out[:, :, -q.shape[2] :]
 
 
-def mix_gate(
-    q: Tensor, k: Tensor, v: Tensor, layer: int, real: Tensor | None, x: Learned
-) -> Tensor:
-    """q * (W LayerNorm(v) + b), W lower triangular if CAUSAL."""
+def mix_gmlp(q, k, v, layer, real, x):
+    """q * (W LayerNorm(v) + b), W lower triangular if the spec is causal."""
     if q.shape[3] != v.shape[3]:
         raise ValueError(f"q and v need one head size, got {q.shape[3]} and {v.shape[3]}")
     n_q, n = q.shape[2], v.shape[2]
     normal = layer_norm(v, v.shape[-1:]) * x["gmlp_gain"][:, None] + x["gmlp_shift"][:, None]
     weight = x["gmlp_weight"][:, n - n_q : n, :n]
-    weight = weight.tril(n - n_q) if CAUSAL else weight
+    if CAUSAL:
+        weight = weight.tril(n - n_q)
     return q * (weight @ without(normal, real) + x["gmlp_bias"][:, n - n_q : n, None])
 
 
-def perceived(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def perceived(x, weight, bias):
     """relu(W x + b) of rows."""
     return torch.relu(x @ weight.mT + bias[..., None, :])
 
 
-def dense_logits(q: Tensor, n: int, x: Learned) -> Tensor:
+def dense(q, n, x):
     """W_2 relu(W_1 q_i + b_1) + b_2 for each query."""
     hidden = perceived(q, x["synthesizer_hidden"], x["synthesizer_hidden_bias"])
     return hidden @ x["synthesizer_weight"][:, :n].mT + x["synthesizer_bias"][:, None, :n]
 
 
-def random_logits(q: Tensor, n: int, x: Learned) -> Tensor:
+def random(q, n, x):
     """Learned numbers for each pair."""
     return x["synthesizer_logits"][:, n - q.shape[2] : n, :n]
 
 
-def factorized_random_logits(q: Tensor, n: int, x: Learned) -> Tensor:
+def factorized_random(q, n, x):
     """The product of two learned matrices of few columns."""
     rows, columns = x["synthesizer_rows"], x["synthesizer_columns"]
     return rows[:, n - q.shape[2] : n] @ columns[:, :n].mT
 
 
-def factorized_dense_logits(q: Tensor, n: int, x: Learned) -> Tensor:
+def factorized_dense(q, n, x):
     """a_i[j mod SHORT] b_i[j // SHORT] of two rows that are synthesised for each query."""
     hidden = perceived(q[:, :, None], x["synthesizer_hidden"], x["synthesizer_hidden_bias"])
     weight, bias = x["synthesizer_weight"], x["synthesizer_bias"][:, None]
@@ -220,19 +199,21 @@ def factorized_dense_logits(q: Tensor, n: int, x: Learned) -> Tensor:
     return (b[..., None] * a[..., None, :]).flatten(3)[..., :n]
 
 
-def mix_synthesised(
-    q: Tensor, k: Tensor, v: Tensor, layer: int, real: Tensor | None, x: Learned
-) -> Tensor:
-    """softmax(logits) v, the logits mixed with the scores of q and k if PRODUCTS, over the keys up
-    to the query if CAUSAL."""
+def mix_synthesizer(q, k, v, layer, real, x):
+    """softmax(logits) v, over the keys up to the query if the spec is causal."""
     n_q, n = q.shape[2], k.shape[2]
-    logits = dense_logits(q, n, x)
+    logits = logits_of(q, n, x)
     if PRODUCTS:
+        # mixed with the scores of q and k
         share = torch.sigmoid(x["synthesizer_mix"])[..., None]
         logits = (1 - share) * (q * q.shape[3] ** -0.5 @ k.mT) + share * logits
     mask = torch.ones(1, 1, n_q, n, dtype=torch.bool, device=q.device)
-    mask = mask.tril(n - n_q) if CAUSAL else mask
+    if CAUSAL:
+        mask = mask.tril(n - n_q)
     mask = mask if real is None else mask & real[:, None, None]
     none = ~mask.any(-1, keepdim=True)
     weights = logits.masked_fill(~(mask | none), -torch.inf).softmax(-1).masked_fill(none, 0.0)
     return weights @ v
+
+
+pool_of, logits_of = means, dense

@@ -1,36 +1,27 @@
 """The module of a file: the checks of a call, and what is learned."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from attnspec.compile.standalone.sources.linear import attend
+from attnspec.compile.standalone.sources.sums import attend
 
-HEADS: int | None = None
-LAYERS: int | None = None
-INPUTS: dict[str, tuple[str, int | None]] = {"important": ("tokens", 64)}
-PARTS: dict[str, tuple[tuple[int | str, ...], str, float]] = {}
+HEADS, LAYERS, CROSS, REFUSED, SIZED, DRAWN = None, None, False, True, True, True
+INPUTS = {"important": ("tokens", 64)}
+PARTS = {"bias_0": ((1, 1, 32), "constant", 0.0)}
 
-Inputs = Mapping[str, Tensor] | None
-
-TWO_SEQUENCES = {
-    "fit and q.shape[2] <= k.shape[2] and": "fit and",
-    "queries\n    are the last n_q positions": "queries\n    are another sequence than keys",
-}
+TWO_SEQUENCES = {"the last n_q positions": "another sequence than keys"}
 """What is said otherwise where queries are no positions of the sequence of keys."""
 
 
-def given(
-    q: Tensor, k: Tensor, v: Tensor, layer: int, inputs: Inputs, padding: Tensor | None
-) -> dict[str, Tensor]:
+def given(q, k, v, layer, inputs, padding):
     """The inputs and the padding of a call; raises unless all fits together and to the spec."""
     shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     fit = q.dim() == k.dim() == v.dim() == 4 and q.dtype == k.dtype == v.dtype
     fit = fit and k.shape[:3] == v.shape[:3] and q.shape[::3] == k.shape[::3]
-    fit = fit and q.shape[2] <= k.shape[2] and HEADS in (None, q.shape[1])
+    if CROSS:
+        fit = fit and HEADS in (None, q.shape[1])
+    else:
+        fit = fit and q.shape[2] <= k.shape[2] and HEADS in (None, q.shape[1])
     if not fit or not k.shape[1] or q.shape[1] % k.shape[1]:
         needed = f"[B, {HEADS or 'H'}, n_q, d], [B, H_kv, n_k, d] and [B, H_kv, n_k, d_v]"
         raise ValueError(f"{needed} of one type are needed, H_kv dividing H, got {shapes}")
@@ -49,60 +40,48 @@ def given(
     return x
 
 
+def exportable(k):
+    """Stands for a statement that refuses a trace of torch.export before torch does."""
+
+
 class Attention(nn.Module):
     """q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v] -> [B, H, n_q, d_v]; queries
     are the last n_q positions, `key_padding_mask` is bool [B, n_k], True for a real key."""
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        layer: int = 0,
-        key_padding_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        inputs: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
-        x = given(q, k, v, layer, inputs, key_padding_mask)
-        return attend(q, k, v, layer, dropout_p, x, {})
+    if PARTS:
 
+        def __init__(self, head_size=None):
+            super().__init__()
+            for name, (shape, _, _) in PARTS.items():
+                if SIZED:
+                    shape = [head_size if isinstance(size, str) else size for size in shape]
+                self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+            self.reset_parameters()
 
-class Learner(nn.Module):
-    """q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v] -> [B, H, n_q, d_v]; queries
-    are the last n_q positions, `key_padding_mask` is bool [B, n_k], True for a real key."""
-
-    def __init__(self, head_size: int) -> None:
-        super().__init__()
-        for name, (shape, _, _) in PARTS.items():
-            sizes = [head_size if isinstance(size, str) else size for size in shape]
-            self.register_parameter(name, nn.Parameter(torch.empty(sizes)))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Starts what is learned anew, as PARTS says."""
-        for name, (_, start, by) in PARTS.items():
-            part = self.get_parameter(name)
-            if start == "constant":
-                nn.init.constant_(part, by)
-            elif start == "uniform":
-                nn.init.uniform_(part, -by, by)
+        def reset_parameters(self):
+            """Starts what is learned anew, as PARTS says."""
+            if DRAWN:
+                for name, (_, start, by) in PARTS.items():
+                    part = self.get_parameter(name)
+                    if start == "constant":
+                        nn.init.constant_(part, by)
+                    elif start == "uniform":
+                        nn.init.uniform_(part, -by, by)
+                    else:
+                        by = by if start == "normal" else by * part.shape[-1] ** -0.5
+                        nn.init.normal_(part, 0.0, by)
             else:
-                nn.init.normal_(part, 0.0, by if start == "normal" else by * part.shape[-1] ** -0.5)
+                for name, (_, _, by) in PARTS.items():
+                    nn.init.constant_(self.get_parameter(name), by)
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        layer: int = 0,
-        key_padding_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        inputs: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
+    def forward(self, q, k, v, *, layer=0, key_padding_mask=None, dropout_p=0.0, inputs=None):
+        if REFUSED:
+            exportable(k)
         x = given(q, k, v, layer, inputs, key_padding_mask)
-        # the rows of this layer, [heads or 1, ...]
-        parts = {name: self.get_parameter(name) for name in PARTS}
-        learned = {name: each[layer if len(each) > 1 else 0] for name, each in parts.items()}
+        if PARTS:
+            # the rows of this layer, [heads or 1, ...]
+            learned = {name: self.get_parameter(name) for name in PARTS}
+            learned = {name: x[layer if len(x) > 1 else 0] for name, x in learned.items()}
+        else:
+            learned = {}
         return attend(q, k, v, layer, dropout_p, x, learned)

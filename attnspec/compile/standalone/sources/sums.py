@@ -1,40 +1,72 @@
-"""Attention as sums of features, linear in n: out_i = f_i . sum_j g_j v_j / f_i . sum_j g_j."""
+"""Attention as sums of features, linear in n: out_i = f_i . sum_j g_j v_j / f_i . sum_j g_j.
 
-from __future__ import annotations
+Features of rows x [B, H, n, d] are values, and the logarithm of what multiplies them.
+"""
 
 import math
+from functools import lru_cache
 
 import torch
-from torch import Tensor
 
-ADDED, LEAST, FLOOR = 1e-6, 0.0, 0.0
+from attnspec.compile.standalone.sources.drawing import philox
 
-
-def divided(sums: Tensor, log: Tensor) -> Tensor:
-    """Sums of values, the last of them of the weights, divided by that one: with ADDED to it, and
-    LEAST or FLOOR as the least that it may be. Sums times exp(log) are what is meant."""
-    total, unit = sums[..., -1:], torch.exp(-log)
-    if ADDED:
-        total = total + ADDED * unit
-    if FLOOR:
-        total = torch.maximum(total, FLOOR * unit)
-    elif LEAST:
-        away = torch.where(total < 0, -LEAST * unit, LEAST * unit)
-        total = torch.where(total.abs() >= LEAST * unit, total, away)
-    return sums[..., :-1] / torch.where(total == 0, 1.0, total)
+LONGEST, CAUSAL, GATED, FACTOR = None, True, True, None
+NORMALIZE, ADDED, LEAST, FLOOR = "sum", 1e-6, 0.0, 0.0
+SEED, FEATURES, ORTHOGONAL = 0, 256, True
 
 
-def undivided(sums: Tensor, log: Tensor) -> Tensor:
-    """The sums of values, which are divided by nothing."""
-    return sums[..., :-1] * torch.exp(log)
+def attend(q, k, v, layer, dropout_p, x, learned):
+    """mix(q, k, v) in float32 at least, with a head of keys for each of queries."""
+    if dropout_p:
+        raise ValueError(f"there are no weights to drop: dropout_p must be 0, got {dropout_p}")
+    if LONGEST is not None:
+        if k.shape[2] > LONGEST:
+            raise ValueError(f"n is at most {LONGEST}, got {k.shape[2]}")
+    wide, repeat = torch.promote_types(q.dtype, torch.float32), q.shape[1] // k.shape[1]
+    k, v = (each.to(wide).repeat_interleave(repeat, 1) for each in (k, v))
+    if 0 in (q.shape[0], q.shape[2], k.shape[2]):
+        return q @ (k.mT @ v).to(q.dtype)
+    learned = {name: each.to(wide) for name, each in learned.items()}
+    return mix(q.to(wide), k, v, layer, x.get("key padding"), learned).to(q.dtype)
 
 
-def with_ones(v: Tensor) -> Tensor:
-    """Values and a 1, whose sum is that of the weights."""
-    return torch.cat([v, torch.ones_like(v[..., :1])], -1)
+def mix_sums(q, k, v, layer, real, x):
+    """Sums of the features of keys, divided by those of the weights."""
+    f, log = feature_of(q, layer, x)
+    w = torch.cat([v, torch.ones_like(v[..., :1])], -1)
+    if GATED:
+        # padding passes on what is kept
+        gate = k @ x["rfa_gate"][..., None] + x["rfa_gate_bias"][:, None, None]
+        if real is not None:
+            gate = gate.masked_fill(~real[:, None, :, None], torch.inf)
+        return divided(gated_sums(f, feature_of(k, layer, x)[0], w, gate), log)
+    else:
+        g, top = together(*feature_of(k, layer, x), real)
+        if CAUSAL:
+            found = causal_sums(f, g, w)
+        else:
+            found = f @ (g.mT @ w)
+        return divided(found, log + top)
 
 
-def together(g: Tensor, log: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+def divided(sums, log):
+    """Sums of values, the last of them of the weights, divided by that one, which is kept away from
+    0. Sums times exp(log) are what is meant."""
+    if NORMALIZE == "none":
+        return sums[..., :-1] * torch.exp(log)
+    else:
+        total = sums[..., -1:]
+        if ADDED:
+            total = total + ADDED * torch.exp(-log)
+        elif FLOOR:
+            total = torch.maximum(total, FLOOR * torch.exp(-log))
+        elif LEAST:
+            least = LEAST * torch.exp(-log)
+            total = torch.where(total.abs() >= least, total, torch.where(total < 0, -least, least))
+        return sums[..., :-1] / torch.where(total == 0, 1.0, total)
+
+
+def together(g, log, real):
     """Features times exp(log) in one frame, those of padding 0, and the frame, [B, H, 1, 1]."""
     if real is not None:
         g, log = (each.masked_fill(~real[:, None, :, None], 0.0) for each in (g, log))
@@ -44,12 +76,7 @@ def together(g: Tensor, log: Tensor, real: Tensor | None) -> tuple[Tensor, Tenso
     return g * torch.exp(log - top), top
 
 
-def all_sums(f: Tensor, g: Tensor, w: Tensor) -> Tensor:
-    """f_i . sum_j g_j w_j over all j."""
-    return f @ (g.mT @ w)
-
-
-def causal_sums(f: Tensor, g: Tensor, w: Tensor) -> Tensor:
+def causal_sums(f, g, w):
     """f_i . sum_j g_j w_j over j <= i, the queries being the last positions; some at a time."""
     state, first = g.new_zeros(*g.shape[:2], g.shape[3], w.shape[3]), w.shape[2] - f.shape[2]
     found = []
@@ -62,7 +89,7 @@ def causal_sums(f: Tensor, g: Tensor, w: Tensor) -> Tensor:
     return torch.cat(found, 2)
 
 
-def gated_sums(f: Tensor, g: Tensor, w: Tensor, gate: Tensor) -> Tensor:
+def gated_sums(f, g, w, gate):
     """f_i . S_i with S_i = a_i S_(i-1) + (1 - a_i) g_i w_i and a = sigmoid(gate) [B, H, n, 1]."""
     state, first = g.new_zeros(*g.shape[:2], g.shape[3], w.shape[3]), w.shape[2] - f.shape[2]
     found = []
@@ -81,13 +108,148 @@ def gated_sums(f: Tensor, g: Tensor, w: Tensor, gate: Tensor) -> Tensor:
     return torch.cat(found, 2)
 
 
-def unit(x: Tensor) -> Tensor:
+# --- features ------------------------------------------------------------------------------------
+
+
+def elu1(x, layer, learned):
+    """elu(x) + 1, which does not round to 0."""
+    return torch.exp(x.masked_fill(x > 0, 0.0)) + torch.relu(x), torch.zeros_like(x[..., :1])
+
+
+def relu(x, layer, learned):
+    """The positive part."""
+    return torch.relu(x), torch.zeros_like(x[..., :1])
+
+
+def squared_relu(x, layer, learned):
+    """The square of the positive part."""
+    return torch.relu(x).square(), torch.zeros_like(x[..., :1])
+
+
+def exp(x, layer, learned):
+    """The exponential."""
+    return exponentials(x, 0.0)
+
+
+def identity(x, layer, learned):
+    """The row as it is."""
+    return x, torch.zeros_like(x[..., :1])
+
+
+def first_order(x, layer, learned):
+    """(1, x / |x|), whose products are 1 + the cosine."""
+    return torch.cat([torch.ones_like(x[..., :1]), unit(x)], -1), torch.zeros_like(x[..., :1])
+
+
+def second_order(x, layer, learned):
+    """(1, x, x x^T / sqrt(2)) of scaled rows, whose products are 1 + s + s^2 / 2."""
+    x = x * factor_of(x.shape[3])
+    squares = (x[..., None] * x[..., None, :]).flatten(-2) / math.sqrt(2)
+    one = torch.ones_like(x[..., :1])
+    return torch.cat([one, x, squares], -1), torch.zeros_like(one)
+
+
+def waves(x, layer, learned):
+    """(sin, cos)(w . x) / sqrt(m) of rows of length 1."""
+    w = directions(x, layer) * learned["rfa_spread"][:, None]
+    along = unit(x) @ w.mT
+    values = torch.cat([along.sin(), along.cos()], -1) / math.sqrt(w.shape[1])
+    return values, torch.zeros_like(x[..., :1])
+
+
+def positive(x, layer, learned):
+    """exp(w . x - |x|^2 / 2) / sqrt(m)."""
+    x, w = x * factor_of(x.shape[3]), directions(x, layer)
+    return exponentials(x @ w.mT - x.square().sum(-1, keepdim=True) / 2, -math.log(w.shape[1]) / 2)
+
+
+def gaussian(x, layer, learned):
+    """exp(w . x - |x|^2) / sqrt(m), whose products estimate exp(-|x - y|^2 / 2)."""
+    x, w = x * factor_of(x.shape[3]), directions(x, layer)
+    return exponentials(x @ w.mT - x.square().sum(-1, keepdim=True), -math.log(w.shape[1]) / 2)
+
+
+def hyperbolic(x, layer, learned):
+    """(exp(w . x), exp(-w . x)) exp(-|x|^2 / 2) / sqrt(2 m)."""
+    x, w = x * factor_of(x.shape[3]), directions(x, layer)
+    along = torch.cat([x @ w.mT, -(x @ w.mT)], -1)
+    log = -math.log(2 * w.shape[1]) / 2
+    return exponentials(along - x.square().sum(-1, keepdim=True) / 2, log)
+
+
+def trig(x, layer, learned):
+    """(sin, cos)(w . x) exp(|x|^2 / 2) / sqrt(m)."""
+    x, w = x * factor_of(x.shape[3]), directions(x, layer)
+    along, half = x @ w.mT, x.square().sum(-1, keepdim=True) / 2
+    top = half.detach()
+    values = torch.cat([along.sin(), along.cos()], -1) * torch.exp(half - top)
+    return values, top - math.log(w.shape[1]) / 2
+
+
+def relu_along(x, layer, learned):
+    """relu(w . x) / sqrt(m)."""
+    x, w = x * factor_of(x.shape[3]), directions(x, layer)
+    return torch.relu(x @ w.mT) / math.sqrt(w.shape[1]), torch.zeros_like(x[..., :1])
+
+
+def exponentials(x, log):
+    """exp(x + log), the largest of each row in its frame."""
+    top = x.detach().amax(-1, keepdim=True)
+    return torch.exp(x - top), top + log
+
+
+def unit(x):
     """Rows of length 1; a row of zeros stays one."""
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / length.masked_fill(length < torch.finfo(x.dtype).tiny ** 0.5, math.inf)
 
 
-def exponentials(x: Tensor, log: Tensor | float = 0.0) -> tuple[Tensor, Tensor]:
-    """exp(x + log), the largest of each row in its frame."""
-    top = x.detach().amax(-1, keepdim=True)
-    return torch.exp(x - top), top + log
+def factor_of(size):
+    """The root of the scale of scores."""
+    if FACTOR is None:
+        return size**-0.25
+    else:
+        return FACTOR
+
+
+# --- random directions ---------------------------------------------------------------------------
+
+
+def normals(rows, count, seed, place_of):
+    """Gaussian numbers [rows, count] by Box and Muller: of two words of a counter, one is the
+    length and the other the angle of two numbers."""
+    row, place = torch.meshgrid(torch.arange(rows), torch.arange(-(-count // 4)), indexing="ij")
+    words = philox(row, place, seed, place_of).double()
+    length = torch.sqrt(-2 * torch.log((words[::2] + 1) / 2**32))
+    angle = 2 * math.pi / 2**32 * words[1::2]
+    z = torch.stack([length * angle.cos(), length * angle.sin()], 1).flatten(0, 1)
+    return z.permute(1, 2, 0).flatten(1)[:, :count]
+
+
+def drawn(head, layer, size):
+    """Gaussian rows [FEATURES, size] of a head; where they are orthogonal, those of `size` rows at
+    a time, with the lengths of other Gaussian rows."""
+    if ORTHOGONAL:
+        z = normals(-(-FEATURES // size) * size, 2 * size, SEED, (2**31, layer, head))
+        found, upper = torch.linalg.qr(z[:, :size].unflatten(0, (-1, size)))
+        rows = found * torch.sign(torch.diagonal(upper, dim1=1, dim2=2))[:, None]
+        lengths = torch.linalg.vector_norm(z[:, size:], dim=1, keepdim=True)
+        return (rows.mT.flatten(0, 1) * lengths)[:FEATURES]
+    else:
+        return normals(FEATURES, size, SEED, (2**31, layer, head))
+
+
+@torch.compiler.assume_constant_result
+@lru_cache(maxsize=64)
+def all_drawn(layer, heads, size, kind, device):
+    """The rows [H, FEATURES, size] of a layer, the same on every machine."""
+    with torch.inference_mode(False):
+        return torch.stack([drawn(h, layer, size) for h in range(heads)]).to(device, kind)
+
+
+def directions(x, layer):
+    """The rows [H, FEATURES, d] for rows x [B, H, n, d]."""
+    return all_drawn(layer, x.shape[1], x.shape[3], x.dtype, str(x.device))
+
+
+mix, feature_of = mix_sums, elu1
