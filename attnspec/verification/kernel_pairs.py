@@ -121,7 +121,7 @@ def layouts_of(
         )
     if name == "ComposedTables":
         return (Layout("its tiles", "tile", tuple(_composed(found, n_q, n_k))),)
-    if name in ("TritonKernel", "InputKernel"):
+    if name == "TritonKernel":
         steps, labels = found.tables_of(data, 1)
         return tuple(
             Layout(what, "tile", tuple(_listed(steps, labels, n_k - n_q, back)))

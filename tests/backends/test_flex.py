@@ -76,8 +76,8 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[BlockMask]:
     """FlexAttention in the steps of a GPU, neither compiled nor traced; the lists of its calls."""
     made, refuses, lists = FlexKernel.__init__, FlexBackend.refuses, []
 
-    def init(self: Any, work: Any, heads: Any, device: Any, *given: Any) -> None:
-        made(self, work, heads, device, *backend.layouts_of(work, "cuda"), *given[-1:])
+    def init(self: Any, work: Any, heads: Any, device: Any, bands: Any) -> None:
+        made(self, work, heads, device, backend.flex_steps(work, "cuda"))
         self.finds_lse = True
 
     def flex(q: Any, k: Any, v: Any, mod: Any, mask: Any, *given: Any, **more: Any) -> Any:
