@@ -18,7 +18,7 @@ import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from attnspec.backends.flex.backend import BLOCK
+from attnspec.backends.flex.steps import BLOCK
 from attnspec.lower.work import BackendError
 
 RECOMPILES = 32

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attnspec.backends.flex.backend import BLOCK
 from attnspec.backends.flex.inputs import rows_of
+from attnspec.backends.flex.steps import BLOCK
 from attnspec.layout.axes import Axis
 from attnspec.layout.tables import FULL_TILE
 from attnspec.layout.tile_layout import StepLayout

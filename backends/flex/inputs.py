@@ -102,7 +102,7 @@ class ReadTiles:
         whole = self._packed(torch.ones(1, height, width, dtype=torch.bool, device=self.device))
         masks = whole.repeat(1 + batch * (count + 1), 1, 1)
         masks[0] = 0
-        bits = masks[1:].unflatten(0, (batch, count + 1))
+        bits = torch.unflatten(masks[1:], 0, (batch, count + 1))
         full = torch.ones((batch, count + 1), dtype=torch.bool, device=self.device)
         some = torch.ones_like(full)
         step = max(1, LOOKED // (batch * height * width))

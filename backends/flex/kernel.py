@@ -23,9 +23,9 @@ from attnspec.backends.common.merging import merged, with_zero
 from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.score_formula import bucket_table, scale_of, slopes_of, widened
 from attnspec.backends.flex.attention import Blocks, Kind, Scores, attend, number_on, visited
-from attnspec.backends.flex.backend import BLOCK, LARGEST
 from attnspec.backends.flex.block_lists import EVERYTHING, are_ranges, block_masks, places_of
 from attnspec.backends.flex.inputs import ReadTiles, bits_of, ends_of, may_agree
+from attnspec.backends.flex.steps import BLOCK, LARGEST
 from attnspec.backends.tables.kernel import ByTables
 from attnspec.layout.axes import Axis
 from attnspec.layout.steps import Banded, whole_layouts_of
@@ -182,8 +182,8 @@ class FlexStep:
         blocks = self.whole._replace(real=real.flatten())
         if self.labels:
             each = torch.stack([call.data[x].long().expand(samples, -1) for x in self.labels], 1)
-            q, k = (ends_of(each, x.rows) for x in (self.q, self.k))
-            q, k = tuple(x[..., None] for x in q), tuple(x[..., None, :] for x in k)
+            (q_low, q_high), (k_low, k_high) = (ends_of(each, x.rows) for x in (self.q, self.k))
+            q, k = (q_low[..., None], q_high[..., None]), (k_low[:, :, None], k_high[:, :, None])
             some = some & may_agree(q, k)
             full = full & ((q[0] == q[1]) & (k[0] == k[1]) & (q[0] == k[0])).all(1)
             places = (each[:, :, x.index + x.first] for x in (self.q, self.k))

@@ -290,9 +290,10 @@ def launch(kernel: Any, count: int, given: Sequence[object], warps: int, stages:
 def rows_of(x: torch.Tensor) -> Rows:
     """A tensor [B, heads, n, size] or [B, heads, n] as kernels take it."""
     if x.dim() == 3:
-        return Rows(x, *x.stride())
+        return Rows(x, x.stride(0), x.stride(1), x.stride(2))
+    samples, heads, rows, _ = x.stride()
     size = x.shape[3]
-    return Rows(x, *x.stride()[:3], tl.constexpr(size), tl.constexpr(block_of(size)))
+    return Rows(x, samples, heads, rows, tl.constexpr(size), tl.constexpr(block_of(size)))
 
 
 def _in_blocks(side: Side, most: int, group: int) -> Side:

@@ -217,8 +217,8 @@ def placed_step(placed: Placed) -> Step:
         Cut(max(1, width), count * rows, 0, every[:0]),
         Cut(most, len(every) + total // most, 2 * (total // most), every),
     )
-    flat = (x.flatten()[None] for x in (numbers, masked, lists >= 0))
-    return Step(sides[0], sides[1], words, (queries, keys), *flat, cuts)
+    flat = [x.flatten()[None] for x in (numbers, masked, lists >= 0)]
+    return Step(sides[0], sides[1], words, (queries, keys), flat[0], flat[1], flat[2], cuts)
 
 
 def _masks(placed: Placed, masked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -250,5 +250,5 @@ def _side(side: PlacedSide, length: int, count: int, lead: tuple[int, int]) -> S
     if not side.natural:
         places = side.places.expand(*lead, -1, -1).flatten(0, 1)
         listed = torch.where(places >= 0, places - (side.n - length) + base[..., None], -1)
-    tables = (x.flatten().to(torch.int32) for x in (firsts, ends, listed))
-    return Side(*tables, int(side.natural), side.size)
+    tables = [x.flatten().to(torch.int32) for x in (firsts, ends, listed)]
+    return Side(tables[0], tables[1], tables[2], int(side.natural), side.size)

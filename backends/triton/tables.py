@@ -88,7 +88,8 @@ class Step:
         numbers = self.numbers.expand(len(code), -1).flatten()[entries.flatten()]
         programs, spans, slots = _programs(code, count, self.cuts[side])
         found = (programs, other[order.flatten()], numbers, spans)
-        return TileLists(*(x.to(self.words.device, torch.int32) for x in found), slots)
+        each = [x.to(self.words.device, torch.int32) for x in found]
+        return TileLists(each[0], each[1], each[2], each[3], slots)
 
 
 def _programs(code: torch.Tensor, count: int, cut: Cut) -> tuple[torch.Tensor, torch.Tensor, int]:
@@ -153,14 +154,15 @@ def side_of(axis: Axis, device: torch.device) -> Side:
             step = 0
     ends = firsts + np.maximum(counts, 1) * step * (counts > 0)
     listed = np.zeros(1, np.int64) if step else rows.ravel()
-    found = (torch.from_numpy(x.astype(np.int32)).to(device) for x in (firsts, ends, listed))
-    return Side(*found, step, axis.size)
+    found = [torch.from_numpy(x.astype(np.int32)).to(device) for x in (firsts, ends, listed)]
+    return Side(found[0], found[1], found[2], step, axis.size)
 
 
 def rows_in(side: Side) -> torch.Tensor:
     """The rows of tiles int64 [tiles, size], -1 for none."""
     if not side.step:
-        return side.listed.view(-1, side.size).long()
+        listed: torch.Tensor = side.listed.view(-1, side.size).long()
+        return listed
     rows = side.firsts[:, None] + side.step * torch.arange(side.size, device=side.firsts.device)
     return torch.where(rows < side.ends[:, None], rows, -1).long()
 
@@ -189,9 +191,11 @@ def labelled_step(step: Step, labels: torch.Tensor, first: int) -> Step:
     """The tiles of a step in which a pair may have labels int64 [B, L, n_k] in common; query rows
     begin at position `first`."""
     sides = ((step.q, labels[:, :, first:]), (step.k, labels))
-    ends = (ends_of(own, rows_in(side)) for side, own in sides)
-    near = (tuple(x[:, :, tile] for x in each) for each, tile in zip(ends, step.tiles, strict=True))
-    return replace(step, some=may_agree(*near))
+    near = []
+    for (side, own), tile in zip(sides, step.tiles, strict=True):
+        least, greatest = ends_of(own, rows_in(side))
+        near.append((least[:, :, tile], greatest[:, :, tile]))
+    return replace(step, some=may_agree(near[0], near[1]))
 
 
 def read_step(step: Step, masks: Masks) -> Step:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnspec.backends.flex import backend as flex_backend
+from attnspec.backends.flex import steps
 from attnspec.layout.orders import Boxed, Order, Side
 from attnspec.layout.steps import Banded, Means, fixed, members_of
 from attnspec.layout.tiling import Survey
@@ -53,7 +53,7 @@ ON_GPU = Means("triton", "cuda", (64, WHOLE), LARGE, _amounts, _size)
 def steps_of(work: Work) -> tuple[Banded, ...]:
     """The steps of a work in the tiles of the kernels here, none where masks of inputs would take
     too much, or are known for one sample alone."""
-    return flex_backend.steps_of(work, ON_GPU)
+    return steps.steps_of(work, ON_GPU)
 
 
 @dataclass(frozen=True)
