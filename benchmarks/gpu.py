@@ -1,226 +1,485 @@
 """`python -m benchmarks.gpu --seconds 3000`: check and time everything on a GPU.
 
-First every spec of the zoo is checked against float64 in half precision, then the targets G1 to G7
-are timed beside FlexAttention, torch's own calls and flash-linear-attention. Each row is written as
-soon as it is known, so that a run that ends, by its time limit or otherwise, goes on behind the row
-where it ended when the command is given again; `--again` starts anew. The rows are found in a
-process of their own, which is ended where one hangs, and begun again behind it. `--dry-run` goes
-through all of it on the CPU at lengths that mean nothing.
+First every spec of the zoo is checked against float64 in half precision, then the targets are timed
+beside FlexAttention, torch's own calls and flash-linear-attention. Each row is written as soon as
+it is known, so that a run that ends, by its time limit or otherwise, goes on behind the row where
+it ended when the command is given again; `--again` starts anew. The rows are measured in a process
+of its own, which ends where one hangs, and is begun again behind it. `--dry-run` goes through all
+of it on the CPU at lengths that mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import math
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
+import numpy as np
 import torch
+from torch.nn import functional
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from attnspec.bench.timing import machine, versions
-from benchmarks import gpu_checks, gpu_times
-from benchmarks.cases import SHAPES, Shape
-from benchmarks.gpu_checks import checked, checks
-from benchmarks.gpu_times import RowOf, timings
+import attnspec
+from attnspec.bench.timing import alternate, machine, versions
+from attnspec.elaborate import attention_names
+from attnspec.lower.lower import decided_leaves
+from attnspec.spec import Spec
+from attnspec.text.decoding import read_source
+from attnspec.verification import error_bound, sample_inputs
+from benchmarks.cases import CASES, SHAPE_PATTERNS, SHAPES, Shape
+from benchmarks.masks import predicate
 from benchmarks.measuring import PACKAGES, Json, read, write
+from benchmarks.shapes import called, padding_of, torch_call
 
 RESULTS = Path(__file__).resolve().parent / "results" / "gpu.json"
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 CHECKS = 0.6
 """The share of the time that checks may take."""
 
 LONGEST = 180
-"""Seconds that a row may take."""
-
-GRACE = 20
-"""Seconds more after which a process that writes nothing hangs: no exception reaches a call that is
-blocked in the driver."""
-
-LOST = 3
-"""The exit status of a process in which nothing runs on the device any more."""
+"""Seconds that a row may take, after which its process ends."""
 
 UNENDED = "the process ended in it, or was ended"
 """The reason of a row that began."""
 
-HALF = (torch.bfloat16, torch.float16)
+WHOLE = 8192
+"""Positions up to which queries of the whole sequence are checked, by the definition of every pair;
+of longer ones the last are."""
 
-ON_GPU = (
-    gpu_checks.Settings("cuda", (1_000, 127, 1, 8_192, 47_000, 131_072), HALF),
-    gpu_times.Settings(
-        "cuda", torch.bfloat16, (8_192, 32_768, 131_072), 65_536, 1 << 20, SHAPES, 16, 3
-    ),
+ROWS = 32
+"""Queries that are checked."""
+
+OFF = 0.1
+"""The share of these that may differ where a rounding decides which keys are read."""
+
+TARGETS: Mapping[str, str] = {
+    "G0": "static graphs and those of inputs: no step of training waits for the device; CUDA graphs"
+    " capture one",
+    "G1": "beside compiled FlexAttention with the same mask: at least 0.95 times as fast, 8 times"
+    " on strided, dilated and fixed",
+    "G2": "efficiency against torch's dense kernel, forward / backward: at least 0.45 / 0.35 on a"
+    " window, 0.35 / 0.25 on strided, dilated and fixed",
+    "G3": "causal linear attention, beside flash-linear-attention: never slower",
+    "G4": "window and global tokens, a step of training: memory grows with n",
+    "G5": "`window(before = 511) \\| chosen`, 16 blocks of 64, 64 : 4 heads of 128: at most 25 ms"
+    " forward, 35 ms backward",
+    "G7": "shapes that people use, beside the best call of torch: at least 0.8 times as fast",
+}
+"""What is aimed at, by the first letters of a row's name."""
+
+STRIDED = ("strided(128)", "causal strided(128)", "dilated(2048, 8)", "fixed(128, 8)")
+"""Patterns that FlexAttention in natural order computes many times too much of."""
+
+DOCUMENTS = "causal input document: ids attend same(document)"
+
+UNINTERRUPTED = (
+    "causal attend window(before = 511, after = 0) | residue(step = 128)",
+    "attend window(radius = 256) | global(first(64)) score softcap(cap = 30)",
+    DOCUMENTS,
+    "causal input document: ids attend where(document(q) - document(k) <= 2)",
 )
+"""Specs whose calls leave the host free. Lists that the data decide are as long as the longest, for
+which the host waits."""
 
-DRY = (
-    gpu_checks.Settings("cpu", (1, 33), (torch.float32,), every=24, heads=2, size=16),
-    gpu_times.Settings(
-        "cpu", torch.float32, (256,), 256, 1024, (Shape(2, 2, 40),), 2, 1, compiled=False, few=True
-    ),
-)
+BESIDE_FLEX = {
+    **{name: CASES[name].body for name in STRIDED},
+    **{name: CASES[name].body for name in ("window(256)", "causal window(511)")},
+    "Longformer 256 + 64": CASES["Longformer 256 + 64"].body,
+    "documents": DOCUMENTS,
+}
 
-AFRESH = 40
-"""Checks after which all that is compiled is forgotten: compilations of a kind are limited."""
-
-Rows = dict[str, Json]
-
-
-def rows(dry: bool) -> Iterator[tuple[str, str, RowOf]]:
-    """Everything that is done: `checks` or `times`, a name, and what finds the row."""
-    check_settings, time_settings = DRY if dry else ON_GPU
-    for check in checks(check_settings):
-        yield "checks", check.key, lambda check=check: checked(check, check_settings)  # type: ignore[misc]
-    for name, measure in timings(time_settings):
-        yield "times", name, measure
+EFFICIENCY = {
+    "window(before 1023)": ("attend window(before = 1023, after = 0)", 0.45, 0.35),
+    **{name: (CASES[name].body, 0.35, 0.25) for name in (*STRIDED[:1], *STRIDED[2:])},
+}
+"""Patterns with the least efficiency that is aimed at, forward and backward."""
 
 
-def run(
-    path: Path,
-    dry: bool,
-    seconds: float,
-    only: str | None,
-    again: bool,
-    share: tuple[int, int] = (0, 1),
-) -> bool:
-    """Find the rows that the file does not have, as far as the time goes, and print each; whether
-    the device is still there. Of a share (place, count), every count-th row from the place on."""
-    device = "cpu" if dry else "cuda"
-    figures: dict[str, Json] = {} if again else read(path)
-    figures |= {"machine": machine(device), "versions": versions((*PACKAGES, "triton", "fla-core"))}
-    known: dict[str, Rows] = {}
-    for part in ("checks", "times"):
-        before = figures.get(part)
-        known[part] = dict(before) if isinstance(before, dict) else {}
-    start, ended, lost = perf_counter(), set[str](), False
-    write(path, figures | known)
-    for part, name, measure in islice(rows(dry), share[0], None, share[1]):
-        limit = seconds * (CHECKS if part == "checks" and only is None else 1)
-        if part in ended or (only not in (None, part)) or name in known[part]:
+@dataclass(frozen=True)
+class Settings:
+    """Where and how far is checked and timed; `every` leaves out all files of the zoo but one in so
+    many, and most rows of a kind."""
+
+    device: str = "cuda"
+    dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
+    checked: tuple[int, ...] = (1_000, 127, 1, 8_192, 47_000, 131_072)
+    lengths: tuple[int, ...] = (8_192, 32_768, 131_072)
+    long: int = 65_536
+    longest: int = 1 << 20
+    shapes: tuple[Shape, ...] = SHAPES
+    heads: int = 16
+    rounds: int = 3
+    every: int = 1
+
+    @property
+    def gpu(self) -> bool:
+        return self.device == "cuda"
+
+
+DRY = Settings("cpu", (torch.float32,), (1, 33), (256,), 256, 1024, (Shape(2, 2, 40),), 2, 1, 24)
+
+Row = dict[str, Json]
+
+Tensors = Sequence[torch.Tensor]
+
+
+def rows(at: Settings) -> Iterator[tuple[str, str, Callable[[], Row]]]:
+    """Everything that is done: `checks` or `times`, a name, and what measures the row; what is
+    worth most comes first."""
+    files = sorted(EXAMPLES.glob("*.attn"))[:: at.every]
+    named = [(path, name) for path in files for name in attention_names(read_source(path))]
+    for length in at.checked:
+        for turn in range(2):
+            for path, name in named:
+                spec = attnspec.load(path, name=name)
+                n = spec.program.fixed_length or length
+                for backend in ["auto"] if turn == 0 else able(spec, n, at):
+                    for dtype in at.dtypes:
+                        kind = str(dtype).removeprefix("torch.")
+                        title = f"check {path.name}:{name}, n = {n}, {kind}, {backend}"
+                        yield "checks", title, partial(checked, at, spec, n, dtype, backend)
+    for number, (title, measure) in enumerate(timings(at)):
+        if at.every == 1 or number % 3 == 0 or title[:2] not in ("G0", "G1", "G2", "G7"):
+            yield "times", title, measure
+
+
+def timings(at: Settings) -> Iterator[tuple[str, Callable[[], Row]]]:
+    for body in UNINTERRUPTED:
+        for backend, p in (("triton", 0.0), ("flex", 0.0), ("triton", 0.1)):
+            title = f"G0, {backend}{' with dropout' * (p > 0)}, {body}"
+            yield title, partial(uninterrupted, at, body, backend, p)
+    for turn, n in enumerate(at.lengths):
+        for name in BESIDE_FLEX:
+            yield f"G1, {name}, n = {n:,}", partial(beside_flex, at, name, n)
+        if turn:
             continue
-        if perf_counter() - start > limit:
+        for name in EFFICIENCY:
+            yield f"G2, {name}, n = {at.long:,}", partial(efficiency, at, name)
+        yield f"G3, causal linear, n = {at.long:,}", partial(linear, at)
+        yield f"G4, window + global, n = {at.longest:,}", partial(longest, at)
+        yield f"G5, window | chosen, n = {at.long:,}", partial(chosen, at)
+        for shape in at.shapes:
+            for name in SHAPE_PATTERNS:
+                for padded in (False, True):
+                    title = f"G7, {name}, {shape}{', padded' * padded}"
+                    yield title, partial(in_shape, at, name, shape, padded)
+
+
+# --- checks --------------------------------------------------------------------------------------
+
+
+def able(spec: Spec, n: int, at: Settings) -> list[str]:
+    """Every backend that refuses no layer; all pairs of a long sequence are no backend for it."""
+    try:
+        steps = spec.plan(n, at.device).steps
+    except ValueError:
+        return []
+    each = [{x.backend.name for x in step.candidates if x.refusal is None} for step in steps]
+    return sorted(name for name in set.intersection(*each) if name != "dense" or n <= WHOLE)
+
+
+def checked(at: Settings, spec: Spec, n: int, dtype: torch.dtype, backend: str) -> Row:
+    """The largest errors of values and gradients in parts of what is allowed: ok up to 1. Held
+    against the definition in float64; what the data decide and mechanisms, beyond the lengths of
+    which every pair is looked at, against themselves."""
+    torch.manual_seed(0)
+    heads, size = spec.program.heads or 4, 64
+    data = {name: x.to(at.device) for name, x in sample_inputs(spec.program, n).items()}
+    given = [torch.randn(1, heads, n, size).to(at.device, dtype) for _ in range(3)]
+    # what hashes keys that are the queries
+    given[1] = given[0].clone() if "lsh" in spec.source else given[1]
+    first = 0 if n <= WHOLE else n - ROWS
+    places = np.unique(np.linspace(first, n - 1, min(n, ROWS)).round().astype(np.int64))
+    at_rows = torch.from_numpy(places).to(at.device)
+    upstream = torch.randn(1, heads, len(places), size).to(at.device, dtype)
+    module = spec.compile(backend, at.device, size).to(dtype)
+    decided = bool(decided_leaves(spec.program))
+    summed = any(attend.mechanism for attend in spec.program.attends)
+    alone = summed or (decided and n > WHOLE)
+    meant = spec.compile("auto" if alone else "dense", at.device, size).double()
+    meant.load_state_dict({name: x.double() for name, x in module.state_dict().items()})
+
+    def run(module: Any, low: int, *x: torch.Tensor) -> torch.Tensor:
+        # of a long graph the last queries alone are asked for
+        out: torch.Tensor = module(x[0][:, :, low:], *x[1:], inputs=data or None)
+        return out[:, :, at_rows - low]
+
+    found = with_gradients(partial(run, module, 0), given, upstream)
+    low = 0 if alone or decided else first
+    exact = with_gradients(partial(run, meant, low), [x.double() for x in given], upstream.double())
+    largest = max(float(x.abs().max()) for x in exact)
+    errors: dict[str, Json] = {}
+    off = 0
+    for name, mine, right in zip(("out", "q", "k", "v"), found, exact, strict=True):
+        allowed = error_bound(right, right.to(dtype).double(), dtype, largest)
+        error = (mine.double() - right).abs()
+        worst = float(error.max()) / allowed
+        errors[name] = worst if math.isfinite(worst) else str(worst)
+        if name == "out":
+            off = int((error.amax((0, 1, 3)) > allowed).sum())
+    ok = all(isinstance(x, float) and x <= 1 for x in errors.values())
+    decides = decided and off <= OFF * len(places)
+    return {"ok": ok or decides, "errors": errors, "queries_off": off, "queries": len(places)}
+
+
+def with_gradients(run: Callable[..., torch.Tensor], given: Tensors, upstream: Any) -> Tensors:
+    inputs = [x.detach().requires_grad_() for x in given]
+    out = run(*inputs)
+    grads: Any = torch.autograd.grad(out, inputs, upstream, allow_unused=True)
+    pairs = zip(inputs, grads, strict=True)
+    return [out.detach(), *(torch.zeros_like(x) if grad is None else grad for x, grad in pairs)]
+
+
+# --- times ---------------------------------------------------------------------------------------
+
+
+def measured(body: str) -> Spec:
+    return attnspec.parse(f"attention measured {{ {body} }}")
+
+
+def tensors(at: Settings, n: int, heads: int = 0, size: int = 64, batch: int = 1) -> torch.Tensor:
+    x = torch.randn(batch, heads or at.heads, n, size, generator=torch.Generator().manual_seed(0))
+    return x.to(at.device, at.dtypes[0])
+
+
+def waited(at: Settings, run: Callable[[], object]) -> object:
+    """The call and waiting for its end."""
+    found = run()
+    if at.gpu:
+        torch.cuda.synchronize()
+    return found
+
+
+def seconds_of(at: Settings, subjects: Mapping[str, Any], inputs: Tensors) -> Any:
+    """The median seconds of each subject, forward, and what a backward takes beyond."""
+    times = []
+    for mode in ("forward", "training"):
+        runs = {k: partial(waited, at, called(x, inputs, mode)) for k, x in subjects.items()}
+        times.append({k: t.median for k, t in alternate(runs, at.rounds).items()})
+    backward = {name: max(times[1][name] - x, 1e-9) for name, x in times[0].items()}
+    return {"forward": times[0], "backward": backward}
+
+
+def judged(seconds: Any, rival: str, least: tuple[float, float]) -> Row:
+    """Times, how many times faster than the rival, and whether that is as aimed at."""
+    ratios = {mode: found[rival] / found["ours"] for mode, found in seconds.items()}
+    wanted = dict(zip(ratios, least, strict=True))
+    ok = all(ratios[mode] >= wanted[mode] for mode in wanted)
+    return {"seconds": seconds, "ratio": ratios, "target": wanted, "ok": ok}
+
+
+def uninterrupted(at: Settings, body: str, backend: str, p: float) -> Row:
+    """A step of training never waits for the device and can be captured; what is played back is
+    what was computed, and of dropped weights another choice each time."""
+    if not at.gpu:
+        return {"reason": "there is no GPU to wait for"}
+    spec, n = measured(body), min(at.lengths)
+    module = spec.compile(backend, at.device, 64).to(at.dtypes[0])
+    parts = [tensors(at, n).requires_grad_() for _ in range(3)]
+    ids = torch.arange(n, device=at.device)[None] // 1000
+    inputs = {"document": ids} if spec.inputs else None
+
+    def step() -> list[torch.Tensor]:
+        out = module(*parts, dropout_p=p, inputs=inputs)
+        return [out, *torch.autograd.grad(out.square().sum(), parts)]
+
+    # what is laid out and compiled is so in the first calls
+    expected = [step() for _ in range(3)][-1]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    first = [x.clone() for x in captured]
+    graph.replay()
+    torch.cuda.synchronize()
+    alike = [torch.equal(one, other) for one, other in zip(first, captured, strict=True)]
+    right = all(torch.isfinite(x).all() for x in captured)
+    if not p:
+        right = all(torch.allclose(x, y, 1e-2) for x, y in zip(captured, expected, strict=True))
+    return {"ok": bool(right) and (not any(alike) if p else all(alike))}
+
+
+def beside_flex(at: Settings, name: str, n: int) -> Row:
+    """FlexAttention with the same mask, compiled."""
+    spec, inputs = measured(BESIDE_FLEX[name]), [tensors(at, n) for _ in range(3)]
+    ids = (torch.arange(n).float() / 8).sqrt().long().to(at.device)
+    data = {"document": ids[None]} if spec.inputs else None
+    backends = {"ours": "auto", "ours, triton": "triton", "ours, flex": "flex"}
+    subjects: dict[str, Any] = {
+        title: partial(spec.compile(x, at.device, 64), inputs=data)
+        for title, x in backends.items()
+        if at.gpu or x == "auto"
+    }
+
+    def together(b: Any, h: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return (k <= q) & (ids[q] == ids[k])
+
+    # without `fullgraph` it would become the eager form after some compilations
+    flex: Any = torch.compile(flex_attention, fullgraph=True) if at.gpu else flex_attention
+    kept = together if spec.inputs else predicate(name, n)
+    mask = create_block_mask(kept, 1, 1, n, n, device=at.device, _compile=at.gpu)
+    subjects["flex"] = partial(flex, block_mask=mask)
+    with torch.no_grad():
+        difference = float((subjects["ours"](*inputs) - subjects["flex"](*inputs)).abs().max())
+    if not at.gpu:
+        # there it has no backward
+        return {"reason": "the dry run times nothing", "difference": difference}
+    least = 8.0 if name in STRIDED else 0.95
+    return judged(seconds_of(at, subjects, inputs), "flex", (least, least)) | {
+        "difference": difference
+    }
+
+
+def efficiency(at: Settings, name: str) -> Row:
+    """What a useful pair costs beside a pair of the dense kernel that torch chooses."""
+    body, *least = EFFICIENCY[name]
+    spec, n = measured(body), at.long
+    subjects = {
+        "ours": spec.compile(device=at.device, head_size=64),
+        "dense": functional.scaled_dot_product_attention,
+    }
+    seconds = seconds_of(at, subjects, [tensors(at, n) for _ in range(3)])
+    share = spec.relation(n).edges(n) / n**2
+    eta = {mode: share * found["dense"] / found["ours"] for mode, found in seconds.items()}
+    ok = all(value >= wanted for value, wanted in zip(eta.values(), least, strict=True))
+    return {"seconds": seconds, "eta": eta, "target": least, "ok": ok}
+
+
+def linear(at: Settings) -> Row:
+    """Causal linear attention in kernels, whatever estimates say of them, beside the package of
+    fast linear attentions."""
+    try:
+        from fla.ops.linear_attn import chunk_linear_attn  # type: ignore[import-not-found]
+    except ImportError:
+        return {"reason": "flash-linear-attention is not installed"}
+
+    def rival(*parts: torch.Tensor) -> torch.Tensor:
+        # their tensors are [B, n, H, d]; the feature map is ours
+        q, k, v = (
+            x.transpose(1, 2) for x in (*(functional.elu(x) + 1 for x in parts[:2]), parts[2])
+        )
+        found: torch.Tensor = chunk_linear_attn(q, k, v, normalize=True)[0]
+        return found.transpose(1, 2)
+
+    ours = measured("causal attend linear()").compile("triton", at.device, 128)
+    parts = [tensors(at, at.long, size=128) for _ in range(3)]
+    return judged(seconds_of(at, {"ours": ours, "fla": rival}, parts), "fla", (1.0, 1.0))
+
+
+def longest(at: Settings) -> Row:
+    """Memory of a step of training at a length and at half of it."""
+    module = measured("attend window(radius = 256) | global(first(64))").compile(device=at.device)
+    peaks = []
+    for n in (at.longest // 2, at.longest):
+        run = called(module, [tensors(at, n) for _ in range(3)], "training")
+        if at.gpu:
+            torch.cuda.reset_peak_memory_stats()
+        waited(at, run)
+        peaks.append(torch.cuda.max_memory_allocated() if at.gpu else 1)
+    growth = peaks[1] / peaks[0]
+    return {"peak_bytes": peaks[1], "growth": growth, "ok": growth <= 2.2}
+
+
+def chosen(at: Settings) -> Row:
+    """A window and blocks that an input names, 16 heads of queries to one of keys."""
+    n, block = at.long, 64
+    module = measured(
+        "heads 64 causal input blocks: choices(size = 64)"
+        " attend window(before = 511, after = 0) | chosen(blocks)"
+    ).compile(device=at.device, head_size=128)
+    parts = [tensors(at, n, heads, 128) for heads in (64, 4, 4)]
+    drawn = torch.rand(n, 16, generator=torch.Generator().manual_seed(0))
+    picked = (drawn * (torch.arange(n)[:, None] // block + 1)).long()
+    ours = partial(module, inputs={"blocks": picked[None, None].to(at.device)})
+    seconds = seconds_of(at, {"ours": ours}, parts)
+    most = {"forward": 0.025, "backward": 0.035}
+    ok = all(seconds[mode]["ours"] <= limit for mode, limit in most.items())
+    return {"seconds": seconds, "target": dict(most), "ok": ok}
+
+
+def in_shape(at: Settings, name: str, shape: Shape, padded: bool) -> Row:
+    """A shape that people use beside the best call of torch: nothing, `is_causal`, or a mask."""
+    spec = measured(SHAPE_PATTERNS[name])
+    parts = [tensors(at, shape.n, shape.heads, 64, shape.batch) for _ in range(3)]
+    padding = padding_of(shape).to(at.device) if padded else None
+    ours = partial(spec.compile(device=at.device, head_size=64), key_padding_mask=padding)
+    held = torch.from_numpy(spec.mask(shape.n)).to(at.device)
+    subjects = {"ours": ours, "torch": torch_call(held, padding)}
+    return judged(seconds_of(at, subjects, parts), "torch", (0.8, 0.8))
+
+
+# --- the run -------------------------------------------------------------------------------------
+
+
+def run(path: Path, at: Settings, seconds: float, only: str | None) -> bool:
+    """Measure the rows that the file does not have, as far as the time goes, and print each;
+    whether the device is still there."""
+    figures: Any = {"checks": {}, "times": {}, **read(path)}
+    figures |= {"machine": machine(at.device)}
+    figures |= {"versions": versions((*PACKAGES, "triton", "fla-core"))}
+    start = perf_counter()
+    for part, name, measure in rows(at):
+        if only not in (None, part) or name in figures[part]:
+            continue
+        if perf_counter() - start > seconds * (CHECKS if (part, only) == ("checks", None) else 1):
             print(f"{part}: the time is over, give the command again to go on", flush=True)
-            ended.add(part)
+            if part == "times":
+                break
             continue
-        if part == "times" or not len(known[part]) % AFRESH:
-            # what is compiled for one rival does not count as a compilation of the next
-            torch.compiler.reset()
         # what ends the process is not tried again, and what raises is no less wrong than what errs
-        wrong: dict[str, Json] = {"ok": False} if part == "checks" else {}
-        write(path, figures | {**known, part: {**known[part], name: {"reason": UNENDED, **wrong}}})
-        found, lost = _found(measure)
-        known[part][name] = _finite({**wrong, **found})
-        print(f"{name}: {_told(known[part][name])}", flush=True)
-        write(path, figures | known)
+        wrong: Row = {"ok": False} if part == "checks" else {}
+        figures[part][name] = {"reason": UNENDED, **wrong}
+        write(path, figures)
+        # it reaches a process that is blocked in the driver, as no exception does
+        faulthandler.dump_traceback_later(LONGEST, exit=True)
+        lost = False
+        try:
+            found = measure()
+        except Exception as error:  # one row that fails must not end the others, and says why
+            found = {"reason": f"{type(error).__name__}: {str(error).partition(chr(10))[0]:.300}"}
+            # after an illegal access every later call fails
+            lost = isinstance(error, torch.AcceleratorError)
+        faulthandler.cancel_dump_traceback_later()
+        # compilations of a kind are limited, and those of one row do not count for the next
+        torch.compiler.reset()
+        figures[part][name] = {**wrong, **found}
+        print(f"{name}: {found}", flush=True)
+        write(path, figures)
         if lost:
-            print("the device is lost to this process", flush=True)
-            break
-    write(path, figures | known)
-    return not lost
+            return False
+        if at.gpu:
+            torch.cuda.empty_cache()
+    write(path, figures)
+    return True
 
 
-def attended(path: Path, seconds: float, rest: Sequence[str]) -> int:
-    """Run the rows in processes, the next where one is lost or was ended, as long as there is time
-    and each of them gets further; the exit status of the last."""
-    start, known, status = perf_counter(), -1, LOST
-    options = [*rest]
+def attended(path: Path, seconds: float, command: Sequence[str]) -> int:
+    """Run the command, and again where its process ended, as long as there is time and it gets
+    further; its last exit status."""
+    start, known, status = perf_counter(), -1, 1
     while (left := seconds - (perf_counter() - start)) > 0:
-        ended = _watched(subprocess.Popen(_command([*options, "--seconds", str(left)])), path)
-        if ended is None:
-            print("it does not end: the driver holds it, and no other row would run", flush=True)
-            return LOST
-        status = ended
-        # what is forgotten once is not forgotten again
-        options = [each for each in options if each != "--again"]
-        found = sum(len(rows) for rows in read(path).values() if isinstance(rows, dict))
-        if status in (0, 2) or found == known:
+        status = subprocess.run([*command, "--seconds", str(left)], check=False).returncode
+        count = sum(len(rows) for rows in read(path).values() if isinstance(rows, dict))
+        if status in (0, 2) or count == known:
             break
-        known = found
+        known = count
         print(f"the process ended with {status}: on behind the row that it was in", flush=True)
     return status
-
-
-def _command(options: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "benchmarks.gpu", "--here", *options]
-
-
-def _watched(child: subprocess.Popen[bytes], path: Path) -> int | None:
-    """Waits for a process, and ends it where it has written nothing for too long; None where it
-    does not end."""
-    seen, last = perf_counter(), _written(path)
-    while child.poll() is None:
-        time.sleep(min(1.0, LONGEST / 10))
-        if (written := _written(path)) != last:
-            seen, last = perf_counter(), written
-        if perf_counter() - seen > LONGEST + GRACE:
-            print("nothing was written for too long: the process is ended", flush=True)
-            child.kill()
-            try:
-                return child.wait(timeout=GRACE)
-            except subprocess.TimeoutExpired:
-                return None
-    return child.returncode
-
-
-def _written(path: Path) -> int:
-    return path.stat().st_mtime_ns if path.exists() else 0
-
-
-def _found(measure: RowOf) -> tuple[dict[str, Json], bool]:
-    """A row, and whether nothing runs on the device any more."""
-    lost = False
-    try:
-        with _limited(LONGEST):
-            found = measure()
-    except Exception as error:  # one row that fails must not end the others, and says why
-        first = str(error).strip().partition("\n")[0]
-        found = {"reason": f"{type(error).__name__}: {first:.300}"}
-        # after an illegal access every later call fails
-        lost = isinstance(error, torch.AcceleratorError)
-    if torch.cuda.is_available() and not lost:
-        torch.cuda.empty_cache()
-    return found, lost
-
-
-@contextmanager
-def _limited(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError after so long, as soon as Python has its turn."""
-
-    def end(*_: object) -> None:
-        raise TimeoutError(f"it took more than {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def _finite(value: Json) -> Json:
-    """Figures with words in place of numbers that JSON does not have."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, list) else value
-
-
-def _told(row: Json) -> str:
-    if not isinstance(row, dict):
-        return "nothing"
-    if "reason" in row and row.get("ok") is not False:
-        return f"not measured: {row['reason']}"
-    shown = [
-        f"{key} {row[key]}" for key in ("reason", "errors", "ratio", "eta", "seconds") if key in row
-    ]
-    return ("ok  " if row.get("ok") else "NO  ") + ", ".join(shown)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -233,33 +492,32 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--here", action="store_true", help="in this process, which may hang")
     parser.add_argument("--dry-run", action="store_true", help="on the CPU, at small lengths")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the file of the figures")
-    parser.add_argument(
-        "--share", default="0/1", metavar="I/N", help="every Nth row from the Ith on"
-    )
     options = parser.parse_args(arguments)
     if not options.dry_run and not torch.cuda.is_available():
-        print("torch finds no GPU here: --dry-run goes through it on the CPU", file=sys.stderr)
+        print("torch has no GPU here: --dry-run goes through it on the CPU", file=sys.stderr)
         return 2
     if options.dry_run and options.results == RESULTS:
         print("--dry-run measures nothing: name another file by --results", file=sys.stderr)
         return 2
-    rest = ["--results", str(options.results), *(["--again"] if options.again else [])]
-    rest += ["--only", options.only] if options.only else []
-    rest += ["--share", options.share]
-    if not (options.here or options.dry_run):
-        status = attended(options.results, options.seconds, rest)
-    else:
-        place, count = map(int, options.share.split("/"))
-        arguments_of = options.results, options.dry_run, options.seconds, options.only
-        status = 0 if run(*arguments_of, options.again, (place, count)) else LOST
-        if options.here:
-            return status
-    found = read(options.results)
+    path = options.results
+    if options.again:
+        path.unlink(missing_ok=True)
+    if options.here or options.dry_run:
+        return (
+            0
+            if run(path, DRY if options.dry_run else Settings(), options.seconds, options.only)
+            else 3
+        )
+    command = [sys.executable, "-m", "benchmarks.gpu", "--here", "--results", str(path)]
+    status = attended(
+        path, options.seconds, command + (["--only", options.only] if options.only else [])
+    )
+    found: Any = read(path)
     failed = [
         name
-        for part in (("checks",) if options.dry_run else ("checks", "times"))
-        for name, row in found.get(part, {}).items()  # type: ignore[union-attr]
-        if isinstance(row, dict) and row.get("ok") is False
+        for part in ("checks", "times")
+        for name, row in found.get(part, {}).items()
+        if row.get("ok") is False
     ]
     print(f"{len(failed)} rows are not as they should be", *failed, sep="\n- ")
     return status

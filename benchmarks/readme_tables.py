@@ -17,7 +17,7 @@ from typing import Any
 from scipy.stats import spearmanr
 
 from benchmarks import exchange
-from benchmarks.gpu_times import TARGETS
+from benchmarks.gpu import TARGETS
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"

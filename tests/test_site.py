@@ -63,7 +63,7 @@ def test_links_between_pages_lead_somewhere(page: str) -> None:
         ("zoo.md", "[full](full.attn)", "[full](zoo/full.md)"),
         ("inside.md", "[rules](../grammar/README.md#files)", "[rules](language.md#files)"),
         ("index.md", "[on](questions.md) [up](../README.md)", "[on](questions.md) [up](index.md)"),
-        ("benchmarks.md", "[timed](gpu_times.py)", "timed (`benchmarks/gpu_times.py`)"),
+        ("benchmarks.md", "[timed](gpu.py)", "timed (`benchmarks/gpu.py`)"),
         ("benchmarks.md", "[`growth.py`](growth.py)", "`benchmarks/growth.py`"),
         ("benchmarks.md", "![all](results/growth.svg)", "![all](benchmarks/results/growth.svg)"),
         ("language.md", "[`where`](#where) `[a](b.md)`", "[`where`](#where) `[a](b.md)`"),

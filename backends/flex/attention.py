@@ -9,7 +9,6 @@ index is beyond 32 bits at any length.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from inspect import signature
 from types import FunctionType
@@ -19,114 +18,97 @@ import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from attnspec.backends.flex.block_lists import BLOCK, EVERYTHING, NOTHING, BlockLists
-from attnspec.backends.flex.conditions import Shape
+from attnspec.backends.flex.steps import BLOCK
 from attnspec.lower.work import BackendError
 
 RECOMPILES = 32
 """How often one kind is compiled at most: for types, sizes of heads, and devices."""
 
-BYTES = BLOCK // 8
+WORDS = BLOCK // 32
 """Of a row of a mask."""
 
 _flex: Any = flex_attention
 _block_mask: Any = BlockMask
 
 Mod = Callable[..., torch.Tensor]
-"""What FlexAttention asks of a pair of places."""
+"""What FlexAttention asks of a sample, a head, and a pair of places."""
 
 
 class Kind(NamedTuple):
     """What is compiled apart.
 
     `changes` are the kinds of score changes in their order, each with a tuple of tensors in a call;
-    `padded` says that keys may be missing, `condition` is the shape of what inputs ask of pairs, ()
-    for nothing; `runs` counts those of the keys of each query, 0 where masks are read; `options` is
-    what is proved of the blocks.
+    `padded` says that keys may be missing, `labels` how many a pair must have in common; `own` that
+    each sample has masks of its own; `runs` counts those of the keys of each query, 0 where masks
+    are read; `options` is what is proved of the blocks.
     """
 
     scale: float
     changes: tuple[str, ...] = ()
     padded: bool = False
-    condition: Shape = ()
+    labels: int = 0
+    own: bool = False
     lse: bool = True
     runs: int = 0
     options: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
-class Sides:
-    """What a call has beside q [b, R, q places, d], k and v [b, K, k places, d], in tensors.
+class Blocks(NamedTuple):
+    """What is visited and what holds there, in tensors on a device, for each sample or for all of
+    them.
 
-    b counts samples, and for each of them key heads if `keys` of these are apart; `repeat` is R.
-    `q_at` and `k_at` are the positions at the places, int32; `real` says which keys there are, bool
-    [samples * k places]. `given` are the numbers of a condition, [samples * places] or one alone;
-    `parts` are the numbers and bits of the masks of a condition's parts.
+    `lists` are FlexAttention's, of `tall` times `wide` blocks. Block (i, j) has the mask
+    `numbers[i * wide + j]`, sample after sample; mask m holds at place (a, c) of its block where
+    bit c % 32 of `bits[(m * 128 + a) * 4 + c // 32]` is set; `runs` are none where masks are read.
+    `real` says which keys there are, bool [samples * k places]; `labels` are those of the places of
+    queries and of keys, int64 [samples * places].
     """
+
+    lists: tuple[torch.Tensor, ...]
+    tall: torch.Tensor
+    wide: torch.Tensor
+    numbers: torch.Tensor
+    bits: torch.Tensor
+    real: torch.Tensor
+    runs: tuple[torch.Tensor, ...] = ()
+    labels: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+
+
+class Scores(NamedTuple):
+    """What score changes read: how many key heads stand beside one another in a sample's place, and
+    query heads for each, in tensors; the positions at the places, int32; the tensors of changes."""
 
     keys: torch.Tensor
     repeat: torch.Tensor
     q_at: torch.Tensor
     k_at: torch.Tensor
-    real: torch.Tensor
     changes: tuple[tuple[torch.Tensor, ...], ...]
-    given: tuple[torch.Tensor, ...] = ()
-    parts: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
 
 
-class Blocks(NamedTuple):
-    """Block lists as tensors on a device; `runs` are none where masks are read."""
-
-    numbers: torch.Tensor
-    width: torch.Tensor
-    bits: torch.Tensor
-    lists: tuple[torch.Tensor, ...]
-    runs: tuple[torch.Tensor, ...] = ()
-
-    def decided(self, some: torch.Tensor, whole: torch.Tensor) -> Blocks:
-        """The same of which a call leaves `some`, and `whole` as they are, for every sample: bool
-        [samples, q blocks, k blocks]. Nothing waits for the device."""
-        numbers = self.numbers.view(-1, some.shape[2])
-        some = some & (numbers != NOTHING)
-        whole = some & whole & (numbers == EVERYTHING)
-        masked = some & ~whole
-        pairs = [listed(x) for x in (masked, whole, masked.mT, whole.mT)]
-        return self._replace(lists=tuple(part[:, None] for pair in pairs for part in pair))
-
-
-def listed(held: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many columns each row has, and which, ascending, those that it has first; contiguous, as
-    FlexAttention reads them whatever their strides are."""
-    order = torch.argsort(~held, dim=-1, stable=True)
-    return held.sum(-1, dtype=torch.int32).contiguous(), order.to(torch.int32).contiguous()
-
-
-def blocks_of(found: BlockLists, device: torch.device) -> Blocks:
-    """The lists on a device, those of FlexAttention for all samples and heads."""
-    lists = [
-        torch.from_numpy(part)[None, None].to(device)
-        for pair in (found.masked, found.full, found.q_masked, found.q_full)
-        for part in pair
-    ]
-    width = torch.tensor(found.width, device=device)
-    numbers, bits = (torch.from_numpy(x).to(device) for x in (found.numbers, found.bits))
-    runs = () if found.runs is None else tuple(torch.from_numpy(found.runs).to(device))
-    return Blocks(numbers, width, bits, tuple(lists), runs)
+def visited(some: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The lists of FlexAttention for blocks that have a pair, and those whose pairs all are, bool
+    [samples, q blocks, k blocks]: of each side how many of the other side each has, and which,
+    ascending, contiguous, as its kernels read them whatever their strides are."""
+    found = []
+    for held in (some & ~whole, some & whole):
+        for each in (held, held.mT):
+            order = torch.argsort(~each, dim=-1, stable=True).to(torch.int32)
+            counts = each.sum(-1, dtype=torch.int32)
+            found.append((counts.contiguous()[:, None], order.contiguous()[:, None]))
+    return tuple(x for at in (0, 2, 1, 3) for x in found[at])
 
 
 def attend(
-    kind: Kind, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: Blocks, sides: Sides
+    kind: Kind, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: Blocks, scores: Scores
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The output [b, R, q places, d_v] and, if the kind asks, its log-sum-exps [b, R, q places].
+    """The output [b, R, q places, d_v] of q [b, R, q places, d] and k, v [b, K, k places, …] and,
+    if the kind asks, its log-sum-exps [b, R, q places]; b counts samples, and for each of them key
+    heads where these stand beside one another.
 
     Raises BackendError where torch does not compile it: uncompiled, it would compute every score.
     """
-    places = [number_on(q.device, x.shape[2]) for x in (q, k)]
-    tensors = (*blocks[:3], sides.keys, sides.repeat, sides.q_at, sides.k_at, sides.real, *places)
     try:
-        found: tuple[torch.Tensor, torch.Tensor | None] = _compiled(kind)(
-            q, k, v, blocks.lists, blocks.runs, sides.changes, sides.given, sides.parts, *tensors
-        )
+        found: tuple[torch.Tensor, torch.Tensor | None] = _compiled(kind)(q, k, v, *blocks, *scores)
     except FailOnRecompileLimitHit:
         raise BackendError(
             f"the backend flex refuses: FlexAttention was compiled {RECOMPILES} times for other"
@@ -180,38 +162,18 @@ def call_of(kind: Kind) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None
         options["num_stages"] = 1
 
     def run(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        lists: tuple[torch.Tensor, ...],
-        runs: tuple[torch.Tensor, ...],
-        changes: tuple[tuple[torch.Tensor, ...], ...],
-        given: tuple[torch.Tensor, ...],
-        parts: tuple[tuple[torch.Tensor, torch.Tensor], ...],
-        numbers: torch.Tensor,
-        width: torch.Tensor,
-        bits: torch.Tensor,
-        keys: torch.Tensor,
-        repeat: torch.Tensor,
-        q_at: torch.Tensor,
-        k_at: torch.Tensor,
-        real: torch.Tensor,
-        *places: torch.Tensor,
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        holds = run_mod(runs) if kind.runs else mask_mod(numbers, width, bits)
-        if kind.padded:
-            holds = with_padding(holds, real, keys, places[1])
-        if kind.condition:
-            static = tuple(mask_mod(part[0], width, part[1]) for part in parts)
-            holds = with_condition(holds, kind.condition, given, static, keys, *places)
+        blocks, scores = Blocks(*given[: len(Blocks._fields)]), given[len(Blocks._fields) :]
         sizes = q.shape[2], k.shape[2]
-        blocks = _block_mask(sizes, *lists, BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=holds)
         found = _flex(
             q,
             k,
             v,
-            score_mod(kind.changes, changes, keys, repeat, q_at, k_at) if changes else None,
-            blocks,
+            score_mod(kind.changes, *scores) if kind.changes else None,
+            _block_mask(
+                sizes, *blocks.lists, BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=mask_mod(kind, blocks)
+            ),
             kind.scale,
             enable_gqa=True,
             kernel_options=options or None,
@@ -222,76 +184,41 @@ def call_of(kind: Kind) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None
     return run
 
 
-def mask_mod(numbers: torch.Tensor, width: torch.Tensor, bits: torch.Tensor) -> Mod:
-    """Whether a pair of places holds: the bit of its block's mask."""
+def mask_mod(kind: Kind, blocks: Blocks) -> Mod:
+    """Whether a pair of places holds in a block that is visited: by the bit of the block's mask, or
+    by the runs of the query; of real keys, and pairs whose labels agree, alone."""
+    runs, tall, wide = blocks.runs, blocks.tall, blocks.wide
 
-    def holds(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        mask = at(numbers, (q >> 7) * width + (k >> 7))
-        byte = at(bits, (mask * BLOCK + (q & 127)) * BYTES + ((k & 127) >> 3))
-        return ((byte >> (k & 7)) & 1) != 0
+    def by_bit(b: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        row = b * tall + (q >> 7) if kind.own else q >> 7
+        mask = at(blocks.numbers, row * wide + (k >> 7))
+        word = at(blocks.bits, (mask * BLOCK + (q & 127)) * WORDS + ((k & 127) >> 5))
+        return ((word >> (k & 31)) & 1) != 0
 
-    return holds
-
-
-def run_mod(runs: tuple[torch.Tensor, ...]) -> Mod:
-    """Whether a pair of places holds in a masked block: the key is in a run of the query's."""
-
-    def holds(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def by_runs(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         found = (k >= at(runs[0], q)) & (k < at(runs[1], q))
         for low, high in zip(runs[2::2], runs[3::2], strict=True):
             found = found | ((k >= at(low, q)) & (k < at(high, q)))
         return found
 
-    return holds
-
-
-def with_padding(mod: Mod, real: torch.Tensor, keys: torch.Tensor, places: torch.Tensor) -> Mod:
-    """The same of real keys alone."""
-
     def holds(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return mod(b, h, q, k) & at(real, (b // keys) * places + k)
-
-    return holds
-
-
-def with_condition(
-    mod: Mod,
-    shape: Shape,
-    given: tuple[torch.Tensor, ...],
-    parts: tuple[Mod, ...],
-    keys: torch.Tensor,
-    q_places: torch.Tensor,
-    k_places: torch.Tensor,
-) -> Mod:
-    """The same of pairs for which a condition holds."""
-
-    def holds(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        sample = b // keys
-        q_place, k_place = sample * q_places + q, sample * k_places + k
-
-        def value(shape: Shape) -> torch.Tensor:
-            op, *operands = shape
-            if op == "part":
-                return parts[operands[0]](b, h, q, k)
-            if op == "one":
-                return given[operands[0]]
-            if op in ("q", "k"):
-                return at(given[operands[0]], q_place if op == "q" else k_place)
-            found: torch.Tensor = op(*[value(each) for each in operands])
-            return found
-
-        return mod(b, h, q, k) & value(shape)
+        found = by_runs(q, k) if kind.runs else by_bit(b, q, k)
+        if kind.padded:
+            found = found & at(blocks.real, b * wide * BLOCK + k)
+        for of_q, of_k in blocks.labels:
+            found = found & (at(of_q, b * tall * BLOCK + q) == at(of_k, b * wide * BLOCK + k))
+        return found
 
     return holds
 
 
 def score_mod(
     kinds: tuple[str, ...],
-    changes: tuple[tuple[torch.Tensor, ...], ...],
     keys: torch.Tensor,
     repeat: torch.Tensor,
     q_at: torch.Tensor,
     k_at: torch.Tensor,
+    changes: tuple[tuple[torch.Tensor, ...], ...],
 ) -> Mod:
     """The score of a pair of places with all changes: `scale` has its factor, `softcap` its cap,
     `alibi` the slopes of all heads, `bias` the bucket of every distance, the farthest of these, and

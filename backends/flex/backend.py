@@ -13,23 +13,9 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from attnspec.backends.common.reading import GatheredError, reading_of
-from attnspec.graphs.relation import Relation
+from attnspec.backends.flex.steps import BLOCK, LARGEST, MASKED, flex_steps
 from attnspec.layout.axes import axis
-from attnspec.layout.orders import NATURAL, Order, OrderedRelation
-from attnspec.layout.steps import (
-    READING,
-    Banded,
-    Means,
-    amounts_of,
-    banded,
-    bands_of,
-    fixed,
-    seconds_of,
-    whole_layouts_of,
-)
-from attnspec.layout.tile_layout import StepLayout
-from attnspec.layout.tiling import Survey, TooFine
+from attnspec.layout.steps import READING, Banded, amounts_of, seconds_of
 from attnspec.lower.cost_model import current
 from attnspec.lower.rates import Amounts
 from attnspec.lower.work import MERGED, Bias, Kernel, Work
@@ -38,33 +24,11 @@ from attnspec.version import is_older
 if TYPE_CHECKING:
     import torch
 
-BLOCK = 128
-"""Queries and keys of a block."""
-
-LARGEST = 1 << 30
-"""Bytes of block lists of all steps that are kept at most."""
-
 LISTED = 20
 """Bytes for each pair of blocks: four lists, and which mask it has."""
 
 TORCH = (2, 13)
 """The first version that compiles it for the CPU."""
-
-
-def _amounts(tiles: Survey, order: Order) -> Amounts:
-    area = BLOCK * BLOCK
-    moved = 0 if order == NATURAL else tiles.q.count + tiles.k.count
-    return {
-        "flex_step": 1,
-        "flex_row": tiles.q.count,
-        "flex_pair": area * tiles.tiles,
-        "flex_masked": area * tiles.undecided,
-        "flex_reorder": BLOCK * moved,
-    }
-
-
-FLEX = Means("flex", "cuda", (BLOCK,), (), _amounts, fixed)
-"""FlexAttention on a GPU."""
 
 
 class FlexBackend:
@@ -87,12 +51,14 @@ class FlexBackend:
             return "scores have two learned tables, and it differentiates by one"
         if device == "cpu" and work.normalize != "softmax":
             return f"on the CPU it gives no log-sum-exps, which `{work.normalize}` is made of"
-        try:
-            bands = _bands(work, device)
-        except GatheredError as error:
-            return str(error)
+        bands = flex_steps(work, device)
         if any(band.endless for band in bands):
             return f"in blocks of {BLOCK} x {BLOCK} the graph is too many to list"
+        if not bands:
+            return (
+                "what the inputs of a call leave is looked up on the host, or takes more than"
+                f" {MASKED:,} bytes of masks a sample: `triton` lays it out for each sample"
+            )
         taken = sum(_bytes(band, work) for band in bands)
         if taken > LARGEST:
             return f"its block lists are {taken:,} bytes, and at most {LARGEST:,} are kept"
@@ -101,7 +67,7 @@ class FlexBackend:
     def cost(self, work: Work) -> float:
         if work.device == "cpu":
             return math.inf
-        bands = _steps(work, work.device)
+        bands = flex_steps(work, work.device)
         changed = len(work.changes) * sum(band.pairs for band in bands)
         changes = current(work.device).seconds({"flex_masked": changed})
         seconds = seconds_of(bands, work.n_q, work.copies)
@@ -110,54 +76,15 @@ class FlexBackend:
 
     def amounts(self, work: Work) -> Amounts:
         """What all steps and merging them take."""
-        return amounts_of(_steps(work, work.device), work.n_q)
+        return amounts_of(flex_steps(work, work.device), work.n_q)
 
     def steps(self, work: Work) -> tuple[str, ...]:
-        return tuple(str(band) for band in _steps(work, work.device))
+        return tuple(str(band) for band in flex_steps(work, work.device))
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.flex.kernel import FlexKernel
 
-        condition = reading_of(work.relation).condition
-        return FlexKernel(work, heads, device, *layouts_of(work, device.type), condition)
-
-
-def layouts_of(work: Work, device: str) -> tuple[list[StepLayout], list[StepLayout]]:
-    """The tiles of the steps of a work on a type of device, and of the parts of its condition."""
-    steps, parts = (
-        whole_layouts_of(bands, work.n_q, work.n_k)
-        for bands in (_steps(work, device), _parts(work))
-    )
-    return steps, parts
-
-
-def _bands(work: Work, device: str) -> tuple[Banded, ...]:
-    """All that is laid out."""
-    return *_steps(work, device), *_parts(work)
-
-
-def _steps(work: Work, device: str) -> tuple[Banded, ...]:
-    """The steps of the static pairs of a work; one alone in natural order where their results
-    cannot be merged, and where a condition looks up pairs of its parts by the same blocks."""
-    found = reading_of(work.relation)
-    if found.parts:
-        return (_natural(found.static, work),)
-    bands = bands_of(found.static, work.n_q, work.n_k, FLEX)
-    return bands if device != "cpu" or len(bands) == 1 else (_natural(found.static, work),)
-
-
-def _parts(work: Work) -> tuple[Banded, ...]:
-    """The static parts of the condition of a work."""
-    return tuple(_natural(part, work) for part in reading_of(work.relation).parts)
-
-
-def _natural(relation: Relation, work: Work) -> Banded:
-    """One step in natural order."""
-    try:
-        return banded(relation, work.n_q, work.n_k, NATURAL, BLOCK, FLEX)
-    except TooFine:
-        sizes, step = (BLOCK, BLOCK), OrderedRelation(relation, NATURAL)
-        return Banded(step, relation, (work.n_q, work.n_k), sizes, FLEX, endless=True)
+        return FlexKernel(work, heads, device, flex_steps(work, device.type))
 
 
 def _bytes(band: Banded, work: Work) -> int:

@@ -1,21 +1,17 @@
-"""A step in blocks of 128 x 128 places: which blocks FlexAttention visits, and what holds in them.
-
-All of it comes from the step's list of tiles, in time and memory of the lists alone.
-"""
+"""A step in blocks of 128 x 128 places: what holds in them, in time and memory of its list of tiles
+alone."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
+from attnspec.backends.flex.inputs import rows_of
+from attnspec.backends.flex.steps import BLOCK
 from attnspec.layout.axes import Axis
 from attnspec.layout.tables import FULL_TILE
 from attnspec.layout.tile_layout import StepLayout
-
-BLOCK = 128
-"""Axis of a block."""
 
 NOTHING, EVERYTHING = 0, 1
 """The numbers of the masks of an empty block and of a FULL one."""
@@ -27,44 +23,22 @@ compile."""
 RUNS = 2
 """Runs of keys of a query that are compared with its place, in place of a mask that is read."""
 
-BYTES_MOST = 1 << 30
-"""Bytes of the masks of a step at most; with more, an index would be beyond 32 bits."""
-
-Lists: TypeAlias = "tuple[np.ndarray, np.ndarray]"
-"""For each block of one side how many of the other it has, int32 [blocks], and which, ascending,
-int32 [blocks, blocks of the other side], 0 behind them."""
+PARTS = 8
+"""Blocks of a query block, FULL neighbours as one, in which runs are looked for at most."""
 
 
-@dataclass(frozen=True, eq=False)
-class BlockLists:
-    """One step in blocks.
+class BlockMasks(NamedTuple):
+    """`numbers` int32 [q blocks, k blocks] are those of the masks of blocks, bool
+    [masks, 128, 128]. `runs` say the same: the first key places and the ends of one or two runs of
+    them for each query place, int32 [2 * runs, q blocks * 128]; None where a query has more."""
 
-    `q_at` and `k_at` are the positions at its places, int64 [blocks * 128], -1 where none is.
-    Block (i, j) has the mask `numbers[i * width + j]`; mask m holds at place (a, b) of its block
-    where bit b % 8 of `bits[(m * 128 + a) * 16 + b // 8]` is set. `masked` and `full` list the key
-    blocks of each query block, `q_masked` and `q_full` the query blocks of each key block.
-    `contiguous` says that all lists are ranges. `runs` say the same as the masks: the first key
-    places and the ends of one or two runs of them for each query place, int32
-    [2 * runs, blocks * 128]; None where a query has more.
-    """
-
-    q_at: np.ndarray
-    k_at: np.ndarray
     numbers: np.ndarray
-    width: int
-    bits: np.ndarray
-    masked: Lists
-    full: Lists
-    q_masked: Lists
-    q_full: Lists
-    contiguous: bool
+    masks: np.ndarray
     runs: np.ndarray | None
 
 
-def block_lists(layout: StepLayout) -> BlockLists:
+def block_masks(layout: StepLayout) -> BlockMasks:
     """The blocks of a step whose tiles have at most 128 places."""
-    q_at, k_at = (_places(side) for side in (layout.q, layout.k))
-    shape = len(q_at) // BLOCK, len(k_at) // BLOCK
     rows = np.repeat(np.arange(layout.q.count), np.diff(layout.starts))
     masks = np.zeros((len(layout.masks) + 3, BLOCK, BLOCK), bool)
     masks[EVERYTHING] = True
@@ -72,44 +46,31 @@ def block_lists(layout: StepLayout) -> BlockLists:
     # a FULL tile that is smaller than a block
     masks[-1, :, : layout.k.size] = True
     whole = EVERYTHING if layout.k.size == BLOCK else len(masks) - 1
-    kinds = np.where(layout.kinds == FULL_TILE, whole, layout.kinds + 2)
-    numbers = np.zeros(shape, np.int32)
-    numbers[rows, layout.keys] = kinds
-    is_full = kinds == EVERYTHING
-    some, every = (rows[~is_full], layout.keys[~is_full]), (rows[is_full], layout.keys[is_full])
-    lists = [
-        _listed(one, other, sides)
-        for one, other, sides in (
-            (*some, shape),
-            (*every, shape),
-            (*some[::-1], shape[::-1]),
-            (*every[::-1], shape[::-1]),
-        )
-    ]
-    return BlockLists(
-        q_at,
-        k_at,
-        numbers.ravel(),
-        shape[1],
-        np.packbits(masks, axis=2, bitorder="little").ravel(),
-        lists[0],
-        lists[1],
-        lists[2],
-        lists[3],
-        contiguous=all(_are_ranges(each) for each in lists),
-        runs=_runs(rows, layout.keys, kinds, masks, shape[0]),
-    )
+    numbers = np.zeros([max(FEWEST, side.count) for side in (layout.q, layout.k)], np.int32)
+    numbers[rows, layout.keys] = np.where(layout.kinds == FULL_TILE, whole, layout.kinds + 2)
+    return BlockMasks(numbers, masks, _runs(numbers, masks))
 
 
-def _runs(
-    rows: np.ndarray, columns: np.ndarray, kinds: np.ndarray, masks: np.ndarray, count: int
-) -> np.ndarray | None:
-    """The runs of key places of each query place, from the masks of the blocks (rows, columns)."""
+def places_of(side: Axis) -> np.ndarray:
+    """The positions at the places of a side's blocks, int64 [blocks * 128], -1 for none."""
+    found = np.full((max(FEWEST, side.count), BLOCK), -1, np.int64)
+    found[: side.count, : side.size] = rows_of(side)
+    return found.ravel()
+
+
+def are_ranges(held: np.ndarray) -> bool:
+    """Whether the blocks of each row, and of each column, follow one another."""
+    steps = (np.diff(held.astype(np.int8), axis=axis, prepend=0) for axis in (0, 1))
+    return all((each == 1).sum(axis).max(initial=0) <= 1 for axis, each in enumerate(steps))
+
+
+def _runs(numbers: np.ndarray, masks: np.ndarray) -> np.ndarray | None:
+    """The runs of key places of each query place."""
     of_masks = _runs_of_masks(masks)
     if of_masks is None:
         return None
-    order = np.lexsort((columns, rows))
-    rows, columns, kinds = rows[order], columns[order], kinds[order]
+    rows, columns = np.nonzero(numbers)
+    kinds = numbers[rows, columns]
     # FULL blocks that follow one another are one wide block
     full = kinds == EVERYTHING
     follows = full[1:] & full[:-1] & (np.diff(rows) == 0) & (np.diff(columns) == 1)
@@ -117,64 +78,39 @@ def _runs(
     more = BLOCK * (np.diff(at, append=len(rows)) - 1)
     rows, columns, kinds = rows[at], columns[at], kinds[at]
     rank = np.arange(len(rows)) - np.searchsorted(rows, rows)
-    found = np.zeros((2 * RUNS, count, BLOCK), np.int32)
-    used = np.zeros((count, BLOCK), np.int64)
-    for place in range(int(rank.max(initial=-1)) + 1):
-        here = np.flatnonzero(rank == place)
-        row, kind = rows[here], kinds[here]
-        for low, high in of_masks[:, :, kind]:
-            some, start = high > low, columns[here, None] * BLOCK
-            low, high = start + low, start + high + more[here, None]
-            end = np.take_along_axis(found[1::2, row], np.maximum(used[row] - 1, 0)[None], 0)[0]
-            goes_on = some & (used[row] > 0) & (end == low)
-            begins = some & ~goes_on
-            used[row] += begins
-            if used.max(initial=0) > RUNS:
-                return None
-            for run in range(RUNS):
-                mine = used[row] == run + 1
-                found[2 * run, row] = np.where(mine & begins, low, found[2 * run, row])
-                grows = mine & (begins | goes_on)
-                found[2 * run + 1, row] = np.where(grows, high, found[2 * run + 1, row])
-    return found[: 2 * max(1, int(used.max(initial=0)))].reshape(-1, count * BLOCK)
+    parts = int(rank.max(initial=0)) + 1
+    if parts > PARTS:
+        return None
+    # the runs of all blocks of a query place, one behind the other, and ends of those before
+    ends = np.zeros((2, len(numbers), BLOCK, parts, RUNS), np.int64)
+    ends[:, rows, :, rank] = of_masks[:, kinds].transpose(1, 0, 2, 3)
+    ends[:, rows, :, rank] += BLOCK * columns[:, None, None, None]
+    ends[1, rows, :, rank, 0] += more[:, None]
+    low, high = ends.reshape(2, len(numbers) * BLOCK, parts * RUNS)
+    some = high > low
+    before = np.maximum.accumulate(np.where(some, high, -1), axis=1)
+    begins = some & (low != np.pad(before, ((0, 0), (1, 0)), constant_values=-1)[:, :-1])
+    number = begins.cumsum(1)
+    count = int(number.max(initial=0))
+    if count > RUNS:
+        return None
+    found = np.zeros((2 * max(1, count), len(low)), np.int32)
+    for run in range(count):
+        mine = number == run + 1
+        found[2 * run] = np.where(mine & begins, low, 0).sum(1)
+        found[2 * run + 1] = np.where(mine & some, high, 0).max(1)
+    return found
 
 
 def _runs_of_masks(masks: np.ndarray) -> np.ndarray | None:
-    """The first places and the ends of the runs of each row, [RUNS, 2, masks, BLOCK], equal where
+    """The first places and the ends of the runs of each row, [2, masks, BLOCK, RUNS], equal where
     there is none; None where a row has more."""
     edges = np.diff(masks.astype(np.int8), axis=2, prepend=0, append=0)
     if (edges > 0).sum(2).max(initial=0) > RUNS:
         return None
-    found = np.zeros((RUNS, 2, *masks.shape[:2]), np.int64)
+    found = np.zeros((2, *masks.shape[:2], RUNS), np.int64)
     for side, edge in enumerate((1, -1)):
         mask, row, place = np.nonzero(edges == edge)
         at = mask * BLOCK + row
-        which = np.arange(len(at)) - np.searchsorted(at, at)
-        found[which, side, mask, row] = place
+        found[side, mask, row, np.arange(len(at)) - np.searchsorted(at, at)] = place
     return found
-
-
-def _places(side: Axis) -> np.ndarray:
-    """The positions at the places of a side's blocks."""
-    blocks = max(FEWEST, side.count)
-    found = np.full((blocks, BLOCK), -1, np.int64)
-    found[: side.count, : side.size] = side.positions.reshape(side.count, side.size)
-    return found.ravel()
-
-
-def _listed(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> Lists:
-    """The columns of each row, ascending."""
-    order = np.lexsort((columns, rows))
-    rows, columns = rows[order], columns[order]
-    counts = np.bincount(rows, minlength=shape[0])
-    rank = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-    found = np.zeros(shape, np.int32)
-    found[rows, rank] = columns
-    return counts.astype(np.int32), found
-
-
-def _are_ranges(lists: Lists) -> bool:
-    """Whether each row lists numbers that follow one another."""
-    counts, found = lists
-    last = np.take_along_axis(found, np.maximum(counts - 1, 0)[:, None], 1)[:, 0]
-    return bool(((counts == 0) | (last - found[:, 0] == counts - 1)).all())

@@ -11,7 +11,6 @@ torch.use_deterministic_algorithms asks for the same bits each time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,22 +18,27 @@ from torch.nn import functional
 
 from attnspec.backends.common.exact import grouped, is_plain
 from attnspec.backends.common.flash import rows_of_size
+from attnspec.backends.common.labels import labels_of
 from attnspec.backends.common.merging import merged, with_zero
 from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.score_formula import bucket_table, scale_of, slopes_of, widened
-from attnspec.backends.flex.attention import Blocks, Kind, Sides, attend, blocks_of, number_on
-from attnspec.backends.flex.block_lists import BLOCK, BYTES_MOST, BlockLists, block_lists
-from attnspec.backends.flex.conditions import Shape, condition_of, in_blocks
+from attnspec.backends.flex.attention import Blocks, Kind, Scores, attend, number_on, visited
+from attnspec.backends.flex.block_lists import EVERYTHING, are_ranges, block_masks, places_of
+from attnspec.backends.flex.inputs import ReadTiles, bits_of, ends_of, may_agree
+from attnspec.backends.flex.steps import BLOCK, LARGEST
 from attnspec.backends.tables.kernel import ByTables
-from attnspec.graphs.relation import Relation
-from attnspec.layout.tile_layout import StepLayout
-from attnspec.lower.work import Alibi, BackendError, Bias, Call, Change, Softcap, Work
+from attnspec.layout.axes import Axis
+from attnspec.layout.steps import Banded, whole_layouts_of
+from attnspec.lower.work import Alibi, BackendError, Bias, Call, Work
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What FlexAttention computes in."""
 
 NARROWEST = 16
 """Numbers of a head on a GPU at least; zeros stand behind fewer."""
+
+INDEXED = (1 << 31) - 1
+"""Words of the masks of all samples of a step at most: an index has 32 bits."""
 
 
 class FlexKernel(ByTables):
@@ -43,21 +47,12 @@ class FlexKernel(ByTables):
     reuses = ()
 
     def __init__(
-        self,
-        work: Work,
-        heads: tuple[int, ...],
-        device: torch.device,
-        layouts: Sequence[StepLayout],
-        parts: Sequence[StepLayout] = (),
-        condition: Relation | None = None,
+        self, work: Work, heads: tuple[int, ...], device: torch.device, bands: Sequence[Banded]
     ) -> None:
-        """With a condition, what inputs ask of pairs beside the steps; its parts are laid out in
-        natural order, as then the one step is."""
         super().__init__(work, heads, device)
-        self.condition = condition
-        self.parts = [checked(block_lists(layout), device) for layout in parts]
-        self.steps = [FlexStep(layout, work, device) for layout in layouts if len(layout.keys)]
-        self.changes = Changes(work, heads, device)
+        steps = [FlexStep(band, work, device) for band in bands]
+        self.steps = [step for step in steps if step.has_pairs]
+        self.kinds, self.fixed = _changes(work, heads, device)
         self.finds_lse = device.type != "cpu"
 
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
@@ -82,31 +77,34 @@ class FlexKernel(ByTables):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q], on the CPU zeros."""
-        shape, out_size = q.shape[:3], v.shape[-1]
+        shape, out_size, several = q.shape[:3], v.shape[-1], len(self.steps) > 1
+        if several and not self.finds_lse:
+            raise ValueError("without log-sum-exps the results of several steps are not merged")
         scale = scale_of(self.work, q.shape[-1]) if self.work.scale is None else 1.0
-        decided = call.padding is not None or self.condition is not None
-        if decided:
+        keys, parts = k.shape[1], [q, k, v]
+        if call.padding is not None or self.work.reads:
             # each sample has lists of its own, which all of its heads share
-            parts = [q, k, v]
+            keys = 1
         else:
             parts = [grouped(q, k).flatten(0, 1), *(x.flatten(0, 1)[:, None] for x in (k, v))]
         if not q.is_cpu:
             parts = [rows_of_size(x, max(NARROWEST, x.shape[-1])) for x in parts]
-        changes, padded = self.changes.of(call), call.padding is not None
-        kind = Kind(scale, self.changes.kinds, padded, lse=self.finds_lse)
-        keys = 1 if decided else k.shape[1]
-        if len(self.steps) > 1 and not self.finds_lse:
-            raise ValueError("without log-sum-exps the results of several steps are not merged")
-        if len(self.steps) > 1:
+        counts = [number_on(q.device, count) for count in (keys, parts[0].shape[1])]
+        changes = tuple(
+            mine if table is None else (*mine, call.tables[table].flatten())
+            for table, mine in self.fixed
+        )
+        kind = Kind(scale, self.kinds, call.padding is not None, lse=self.finds_lse)
+        if several:
             # gradients of the steps add up in float32
             parts = [widened(x) for x in parts]
         found: tuple[torch.Tensor, torch.Tensor] | None = None
         for step in self.steps:
-            mine = [x.to(q.dtype) for x in parts]
-            out, lse = step(kind, mine, keys, self.asked(step, call, len(q)), changes)
+            scores = Scores(counts[0], counts[1], step.q.at, step.k.at, changes)
+            out, lse = step(kind, [x.to(q.dtype) for x in parts], step.blocks(call, len(q)), scores)
             if lse is None:
                 lse = out.new_zeros(out.shape[:-1])
-            if len(self.steps) > 1:
+            if several:
                 # half types would be rounded after every step
                 out = out.to(lse.dtype)
             found = (out, lse) if found is None else merged(found, (out, lse))
@@ -115,139 +113,139 @@ class FlexKernel(ByTables):
         out, lse = with_zero(found) if self.work.normalize == "softmax1" else found
         return out.to(q.dtype)[..., :out_size].reshape(*shape, out_size), lse.reshape(shape)
 
-    def asked(self, step: FlexStep, call: Call, samples: int) -> Asked:
-        """What a call leaves of a step, kept while the same inputs and padding come again."""
-        reads = () if self.condition is None else self.work.reads
-        given = [*(call.data[name] for name in reads)]
-        given += [] if call.padding is None else [call.padding]
-        if not given:
-            return step.whole
-        return step.last.get(given, lambda: self._asked(step, call, samples), samples)
-
-    def _asked(self, step: FlexStep, call: Call, samples: int) -> Asked:
-        real = step.k.held[None]
-        if call.padding is not None:
-            real = real & call.padding[:, step.k.index]
-        real = real.expand(samples, -1)
-        some, whole = real_blocks(real, step.q.places // BLOCK)
-        if self.condition is None:
-            return Asked(step.blocks.decided(some, whole), real.flatten())
-        given = {name: call.data[name] for name in self.work.reads}
-        places = step.q.index + step.q.first, step.k.index
-        found = condition_of(self.condition, given, *places, self.work.n_k)
-        masks = [part.numbers.view(-1, step.k.places // BLOCK) for part in self.parts]
-        always, perhaps = in_blocks(found, masks)
-        blocks = step.blocks.decided(some & perhaps, whole & always)
-        numbers = [x.expand(samples, -1).flatten() if x.dim() else x for x in found.numbers]
-        parts = [(part.numbers, part.bits) for part in self.parts]
-        return Asked(blocks, real.flatten(), found.shape, tuple(numbers), tuple(parts))
-
-
-def checked(found: BlockLists, device: torch.device) -> Blocks:
-    """Blocks on a device; raises BackendError where their masks are too many."""
-    if len(found.bits) > BYTES_MOST:
-        raise BackendError(
-            f"the backend flex refuses: its masks are {len(found.bits):,} bytes, and at most"
-            f" {BYTES_MOST:,} are kept"
-        )
-    return blocks_of(found, device)
-
-
-class Asked(NamedTuple):
-    """What a call leaves of a step: its blocks; which keys are real, bool [samples * k places]; the
-    shape of the condition, its numbers and parts, as `Sides` has them."""
-
-    blocks: Blocks
-    real: torch.Tensor
-    shape: Shape = ()
-    numbers: tuple[torch.Tensor, ...] = ()
-    parts: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
-
 
 class FlexStep:
     """One step: its blocks, and where its tokens are."""
 
-    def __init__(self, layout: StepLayout, work: Work, device: torch.device) -> None:
-        found = block_lists(layout)
-        self.blocks = checked(found, device)
-        self.known: tuple[str, ...] = ()
-        self.options: tuple[str, ...] = ()
-        if device.type != "cpu":
-            # both sides are whole blocks, which of lengths that change torch does not know
-            self.known = self.options = ("IS_DIVISIBLE",)
-            # ROWS_GUARANTEED_SAFE asks for more than rows without empties: a key among the first
-            # that a row looks at, as many as a tile of its kernel has
-            if found.contiguous:
-                self.options = (*self.known, "BLOCKS_ARE_CONTIGUOUS")
-        self.q = Ordered(found.q_at, work.n_k - work.n_q, work.n_q, device)
-        self.k = Ordered(found.k_at, 0, work.n_k, device)
-        self.whole = Asked(self.blocks, self.k.held)
-        self.last: Remembered[Asked] = Remembered()
+    def __init__(self, band: Banded, work: Work, device: torch.device) -> None:
+        labels = labels_of(work.relation)
+        self.labels, self.reads, self.read = labels[0] if labels else (), work.reads, None
+        if labels is None:
+            self.read = ReadTiles(band, work.relation, device, (BLOCK, BLOCK))
+        layout = whole_layouts_of((band,), work.n_q, work.n_k)[0]
+        self.has_pairs = bool(len(layout.keys))
+        found = block_masks(layout)
+        if found.masks.size // 8 > LARGEST:
+            raise BackendError(
+                f"the backend flex refuses: its masks are {found.masks.size // 8:,} bytes, and at"
+                f" most {LARGEST:,} are kept"
+            )
+        masked, full = found.numbers > EVERYTHING, found.numbers == EVERYTHING
+        # both sides are whole blocks, which of lengths that change torch does not know
+        self.thinned = () if device.type == "cpu" else ("IS_DIVISIBLE",)
+        # ROWS_GUARANTEED_SAFE asks for more than rows without empties: a key among the first that a
+        # row looks at, as many as a tile of its kernel has
+        ranges = self.thinned and are_ranges(masked) and are_ranges(full)
+        self.options = (*self.thinned, "BLOCKS_ARE_CONTIGUOUS") if ranges else self.thinned
+        self.q = Ordered(layout.q, work.n_k - work.n_q, work.n_q, device)
+        self.k = Ordered(layout.k, 0, work.n_k, device)
+        self.some, self.full = (torch.from_numpy(x)[None].to(device) for x in (masked | full, full))
+        tall, wide = (number_on(device, count) for count in found.numbers.shape)
+        numbers = torch.from_numpy(found.numbers).flatten().to(device)
+        runs = () if found.runs is None else tuple(torch.from_numpy(found.runs).to(device))
+        lists = visited(self.some, self.full)
+        bits = bits_of(found.masks, device).flatten()
+        self.whole = Blocks(lists, tall, wide, numbers, bits, self.k.held, runs)
+        self.last: Remembered[Blocks] = Remembered()
 
     def __call__(
-        self,
-        kind: Kind,
-        parts: Sequence[torch.Tensor],
-        keys: int,
-        asked: Asked,
-        changes: tuple[tuple[torch.Tensor, ...], ...],
+        self, kind: Kind, parts: Sequence[torch.Tensor], blocks: Blocks, scores: Scores
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output [b, R, n_q, d_v] of q [b, R, n_q, d], k and v [b, K, n_k, d], and its
         log-sum-exps [b, R, n_q] if the kind asks."""
         q, k, v = self.q.ordered(parts[0]), self.k.ordered(parts[1]), self.k.ordered(parts[2])
-        options = self.options if asked is self.whole else self.known
-        runs = len(asked.blocks.runs) // 2
-        kind = kind._replace(options=options, condition=asked.shape, runs=runs)
-        counts = [number_on(q.device, count) for count in (keys, q.shape[1])]
-        at, given = (self.q.at, self.k.at), (asked.numbers, asked.parts)
-        sides = Sides(counts[0], counts[1], *at, asked.real, changes, *given)
-        out, lse = attend(kind, q, k, v, asked.blocks, sides)
+        kind = kind._replace(
+            options=self.options if blocks is self.whole else self.thinned,
+            labels=len(blocks.labels),
+            own=self.read is not None,
+            runs=len(blocks.runs) // 2,
+        )
+        out, lse = attend(kind, q, k, v, blocks, scores)
         return self.q.natural(out, 0.0), None if lse is None else self.q.natural(lse, -torch.inf)
 
+    def blocks(self, call: Call, samples: int) -> Blocks:
+        """What a call leaves of the step, kept while the same inputs and padding come again."""
+        given = [*(call.data[name] for name in self.reads)]
+        given += [] if call.padding is None else [call.padding]
+        if not given:
+            return self.whole
+        return self.last.get(given, lambda: self._thinned(call, samples), samples)
 
-def real_blocks(real: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which blocks have a key, and which all, bool [samples, rows, k blocks], for keys
-    [samples, k places]."""
-    found = torch.unflatten(real, 1, (-1, BLOCK))
-    some, whole = (x[:, None].expand(-1, rows, -1) for x in (found.any(-1), found.all(-1)))
-    return some, whole
+    def _thinned(self, call: Call, samples: int) -> Blocks:
+        real = self.k.held[None]
+        if call.padding is not None:
+            real = real & call.padding[:, self.k.index]
+        real = real.expand(samples, -1)
+        by_block = torch.unflatten(real, 1, (-1, BLOCK))
+        some = self.some & by_block.any(-1)[:, None]
+        full = self.full & by_block.all(-1)[:, None]
+        blocks = self.whole._replace(real=real.flatten())
+        if self.labels:
+            each = torch.stack([call.data[x].long().expand(samples, -1) for x in self.labels], 1)
+            (q_low, q_high), (k_low, k_high) = (ends_of(each, x.rows) for x in (self.q, self.k))
+            q, k = (q_low[..., None], q_high[..., None]), (k_low[:, :, None], k_high[:, :, None])
+            some = some & may_agree(q, k)
+            full = full & ((q[0] == q[1]) & (k[0] == k[1]) & (q[0] == k[0])).all(1)
+            places = (each[:, :, x.index + x.first] for x in (self.q, self.k))
+            labels = zip(*(x.movedim(1, 0).flatten(1) for x in places), strict=True)
+            blocks = blocks._replace(labels=tuple(labels))
+        if self.read is not None:
+            some, full, blocks = self._read_by(self.read, call, (some, full), blocks)
+        return blocks._replace(lists=visited(some, full))
 
-
-class Changes:
-    """What score changes read, in tensors; `kinds` is what they are called. A scale of the spec's
-    own comes first: as a constant, each would be compiled apart."""
-
-    def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
-        self.changes: list[Change | None] = [*work.changes]
-        self.kinds = tuple(type(change).__name__.lower() for change in work.changes)
-        self.fixed: list[tuple[torch.Tensor, ...]] = []
-        if work.scale is not None:
-            self.changes, self.kinds = [None, *work.changes], ("scale", *self.kinds)
-            self.fixed.append((torch.tensor(work.scale, device=device),))
-        slopes = slopes_of(work.changes, heads)
-        for change in work.changes:
-            if isinstance(change, Softcap):
-                self.fixed.append((torch.tensor(change.cap, device=device),))
-            elif isinstance(change, Alibi):
-                self.fixed.append((torch.tensor(slopes[change], device=device),))
-            else:
-                buckets = bucket_table(change, work.n_k, device, torch.int32)
-                most, count = len(buckets) // 2, change.buckets
-                numbers = (torch.tensor(x, device=device) for x in (most, count))
-                self.fixed.append((buckets, *numbers))
-
-    def of(self, call: Call) -> tuple[tuple[torch.Tensor, ...], ...]:
-        """The tensors of each change, those of learned tables among them."""
-        return tuple(
-            (*mine, call.tables[change.table].flatten()) if isinstance(change, Bias) else mine
-            for change, mine in zip(self.changes, self.fixed, strict=True)
+    def _read_by(
+        self, read: ReadTiles, call: Call, known: tuple[torch.Tensor, torch.Tensor], blocks: Blocks
+    ) -> tuple[torch.Tensor, torch.Tensor, Blocks]:
+        """What inputs leave of blocks of which some are known to have pairs, and some to be
+        whole."""
+        masks = read({name: call.data[name] for name in self.reads})
+        if masks.bits.numel() > INDEXED:
+            raise BackendError(
+                f"the backend flex refuses: masks of {len(masks.some)} samples take"
+                f" {4 * masks.bits.numel():,} bytes, and at most {4 * INDEXED:,} are indexed; fewer"
+                " samples, or the backend triton, take less"
+            )
+        shape = len(masks.some), *self.some.shape[1:]
+        rows, columns = read.entries
+        each = [torch.zeros(shape, dtype=x.dtype, device=x.device) for x in masks[:3]]
+        for into, x in zip(each, masks, strict=False):
+            into[:, rows, columns] = x
+        numbers, some, full = each
+        blocks = blocks._replace(
+            numbers=numbers.int().flatten(), bits=masks.bits.flatten(), runs=()
         )
+        return known[0] & some, known[1] & full, blocks
+
+
+def _changes(
+    work: Work, heads: tuple[int, ...], device: torch.device
+) -> tuple[tuple[str, ...], list[tuple[str | None, tuple[torch.Tensor, ...]]]]:
+    """What score changes are called, and for each the name of its learned table and the other
+    tensors that it reads. A scale of the spec's own comes first: as a constant, each would be
+    compiled apart."""
+    slopes = slopes_of(work.changes, heads)
+    names: list[str] = []
+    found: list[tuple[str | None, tuple[torch.Tensor, ...]]] = []
+    if work.scale is not None:
+        names.append("scale")
+        found.append((None, (torch.tensor(work.scale, device=device),)))
+    for change in work.changes:
+        names.append(type(change).__name__.lower())
+        if isinstance(change, Bias):
+            buckets = bucket_table(change, work.n_k, device, torch.int32)
+            sizes = (torch.tensor(x, device=device) for x in (len(buckets) // 2, change.buckets))
+            found.append((change.table, (buckets, *sizes)))
+        else:
+            constant = slopes[change] if isinstance(change, Alibi) else change.cap
+            found.append((None, (torch.tensor(constant, device=device),)))
+    return tuple(names), found
 
 
 class Ordered:
     """One side of a step on a device: the positions first <= p < first + count at its places."""
 
-    def __init__(self, positions: np.ndarray, first: int, count: int, device: torch.device) -> None:
+    def __init__(self, side: Axis, first: int, count: int, device: torch.device) -> None:
+        positions = places_of(side)
         self.first, self.count, self.places = first, count, len(positions)
         held = positions >= 0
         # where none stands, the last one before it, so that a block tells of its own
@@ -261,6 +259,11 @@ class Ordered:
         back[positions[held] - first] = np.flatnonzero(held)
         self.back = torch.from_numpy(back).to(device)
         self.is_complete = bool((back < self.places).all())
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """The positions of blocks [blocks, 128], -1 for none."""
+        return torch.where(self.held, self.at, -1).view(-1, BLOCK)
 
     def ordered(self, x: torch.Tensor) -> torch.Tensor:
         """[b, H, count, d] -> [b, H, places, d]."""

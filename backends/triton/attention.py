@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,7 +16,7 @@ from attnspec.backends.common.flash import in_rows
 from attnspec.backends.common.score_formula import bucket_table, slopes_of
 from attnspec.backends.triton import kernels
 from attnspec.backends.triton.blocks import Changes, Drops, Heads, Lists, Look, Masks, Rows, Side
-from attnspec.backends.triton.tables import Tables, TileLists, TileSide
+from attnspec.backends.triton.tables import Step, TileLists
 from attnspec.backends.triton.tuning import LEAST, block_of, power
 from attnspec.lower.work import Alibi, Bias, Call, Softcap, Work
 
@@ -25,45 +24,39 @@ DIGITS: Mapping[type, int] = {Softcap: 1, Alibi: 2, Bias: 3}
 """How a kernel is told of a change of scores."""
 
 
-class ScoreTables:
+class Scores:
     """The changes of a work's scores as numbers on a device."""
 
     def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
-        self.work, self.device = work, device
+        self.count = len(work.changes)
         self.code = sum(DIGITS[type(x)] * 4**place for place, x in enumerate(work.changes))
         slopes = slopes_of(work.changes, heads)
         numbers = [
             slopes[x] if isinstance(x, Alibi) else [getattr(x, "cap", 0.0)] * len(heads)
             for x in work.changes
         ]
-        self.numbers = torch.tensor(numbers or [[0.0]], dtype=torch.float64, device=device)
+        wide = torch.tensor(numbers or [[0.0]], dtype=torch.float64)
+        self.numbers = {x: wide.to(device, x) for x in (torch.float32, torch.float64)}
         self.bias = next((x for x in work.changes if isinstance(x, Bias)), None)
         self.buckets = torch.zeros(1, dtype=torch.int32, device=device)
         if self.bias is not None:
             self.buckets = bucket_table(self.bias, work.n_k, device, torch.int32)
 
-    def given(self, kind: torch.dtype, tables: Mapping[str, torch.Tensor], learns: bool) -> Changes:
+    def changes(
+        self, kind: torch.dtype, tables: Mapping[str, torch.Tensor], learns: bool
+    ) -> Changes:
         """What kernels are handed."""
-        numbers = self.numbers.to(kind)
-        table, learned = numbers, 1
+        table = numbers = self.numbers[kind]
+        learned = 1
         if self.bias is not None:
             table = in_rows(tables[self.bias.table])
             learned = block_of(self.bias.buckets) if learns else 1
-        return Changes(
-            numbers,
-            numbers.shape[1],
-            self.buckets,
-            len(self.buckets) // 2,
-            table,
-            table.stride(0),
-            tl.constexpr(self.code),
-            tl.constexpr(len(self.work.changes)),
-            tl.constexpr(learned),
-        )
+        farthest, constants = len(self.buckets) // 2, (self.code, self.count, learned)
+        given = numbers, numbers.shape[1], self.buckets, farthest, table, table.stride(0)
+        return Changes(*given, *map(tl.constexpr, constants))
 
 
-@dataclass(frozen=True)
-class Blocks:
+class Blocks(NamedTuple):
     """Rows of a block of queries and of keys, and how a program runs."""
 
     q: int
@@ -71,14 +64,9 @@ class Blocks:
     warps: int
     stages: int
 
-    @property
-    def options(self) -> dict[str, int]:
-        return {"num_warps": self.warps, "num_stages": self.stages}
-
 
 LARGE = 227 << 10
 """Bytes of shared memory that a program of a data centre's GPU may have; others give some 99 KB."""
-
 
 TIGHT = 160 << 10
 """Bytes below which blocks are smaller: the 99 KB of other GPUs, and not the 163 of 8.0."""
@@ -95,6 +83,7 @@ def room_on(device: torch.device) -> int:
     return room
 
 
+@lru_cache(maxsize=256)
 def blocks_for(
     size: int, dtype: torch.dtype, back: bool, gathers: bool, room: int = LARGE
 ) -> Blocks:
@@ -124,232 +113,206 @@ def fits(q: torch.Tensor, v: torch.Tensor) -> bool:
     return 4 * LEAST * size * q.element_size() <= room_on(q.device)
 
 
-def drops_of(call: Call, heads: int, q_rows: int, k_rows: int) -> Drops | None:
-    """Which weights a call drops, of so many heads in each sample, and rows of a list."""
-    if call.seed is None:
-        return None
-    p = call.dropout_p
-    return Drops(call.seed, least_of(p), factor_of(p), call.line, heads, q_rows, k_rows)
-
-
-class Passing:
-    """The tensors of a call as kernels take them: q [B, H, n_q, d], k [B, K, n_k, d] and
-    v [B, K, n_k, e], so many query heads of a key head together in each program; `labels` int64
-    [B, L, n_k] are those that a pair must have in common."""
+class Launches:
+    """A call of the kernels: q [B, H, n_q, d], k [B, K, n_k, d] and v [B, K, n_k, e], so many query
+    heads of a key head together in each program; `labels` int64 [B, L, n_k] are those that a pair
+    must have in common, and lists of which so many lie one behind the other have `rows` queries and
+    keys each; `back` says that it is for gradients."""
 
     def __init__(
         self,
+        scores: Scores,
         tensors: Sequence[torch.Tensor],
-        padding: torch.Tensor | None,
+        call: Call,
         scale: float,
+        back: bool,
         group: int = 1,
-        drops: Drops | None = None,
         labels: torch.Tensor | None = None,
     ) -> None:
         self.q, self.k, self.v = (in_rows(x) for x in tensors)
-        self.kind = torch.promote_types(self.q.dtype, torch.float32)
-        self.sums = tl.constexpr(tl.float64 if self.kind == torch.float64 else tl.float32)
-        self.padding, self.scale, self.drops, self.labels = padding, scale, drops, labels
-        groups = self.q.shape[1] // group
-        self.heads = Heads(groups, groups // self.k.shape[1], group)
-        self.key_heads = Heads(self.k.shape[1], 1, 1)
-
-    @property
-    def place(self) -> AbstractContextManager[Any]:
-        """Where kernels are launched."""
-        return torch.cuda.device(self.q.device) if self.q.is_cuda else nullcontext()
-
-    @property
-    def size(self) -> int:
-        """The size of the larger heads."""
-        return max(self.q.shape[3], self.v.shape[3])
-
-    def blocks(self, back: bool, gathers: bool) -> Blocks:
-        """The blocks of its programs."""
-        return blocks_for(self.size, self.q.dtype, back, gathers, room_on(self.q.device))
-
-    def sides(self, step: Tables, blocks: Blocks) -> tuple[Side, Side]:
-        """Both sides of a step, in blocks."""
-        return _side(step.q, blocks.q, self.heads.group), _side(step.k, blocks.k, 1)
-
-    def look(self, step: Tables, k_side: Side, changes: Changes) -> Look:
-        masks = Masks(step.words, *step.words.shape[1:])
-        padding = Rows(step.words, 0, 0, 0)
-        if self.padding is not None:
-            bits = self.padding.view(torch.uint8)
+        self.batch, self.kind = len(self.q), torch.promote_types(self.q.dtype, torch.float32)
+        groups, keys = self.q.shape[1] // group, self.k.shape[1]
+        self.heads, self.key_heads = Heads(groups, groups // keys, group), Heads(keys, 1, 1)
+        self.tables = call.tables
+        self.learns = back and scores.bias is not None
+        self.learns &= any(x.requires_grad for x in call.tables.values())
+        size, gathers = max(self.q.shape[3], self.v.shape[3]), scores.bias is not None
+        self.blocks = blocks_for(size, self.q.dtype, back, gathers, room_on(self.q.device))
+        self.given = [rows_of(x) for x in (self.q, self.k, self.v)]
+        padding = Rows(self.q, 0, 0, 0)
+        if call.padding is not None:
+            bits = call.padding.view(torch.uint8)
             padding = Rows(bits, bits.stride(0), 0, bits.stride(1))
-        return Look(
-            masks,
+        self.look = Look(
+            None,
             padding,
-            changes,
-            self.scale,
+            scores.changes(self.kind, call.tables, self.learns),
+            scale,
             self.k.shape[2] - self.q.shape[2],
-            self.drops,
-            step.words if self.labels is None else rows_of(self.labels),
-            tl.constexpr(0 if self.labels is None else self.labels.shape[1]),
-            self.sums,
-            tl.constexpr(self.padding is not None),
-            tl.constexpr(k_side.size == k_side.parts * k_side.block.value),
+            None,
+            padding if labels is None else rows_of(labels),
+            tl.constexpr(0 if labels is None else labels.shape[1]),
+            tl.constexpr(tl.float64 if self.kind == torch.float64 else tl.float32),
+            tl.constexpr(call.padding is not None),
+            None,
         )
 
+    def dropping(self, call: Call, heads: int, q_rows: int, k_rows: int) -> Launches:
+        """The same with what the call drops, of so many heads in each sample, and rows of a
+        list."""
+        if call.seed is not None:
+            p = call.dropout_p
+            drops = Drops(call.seed, least_of(p), factor_of(p), call.line, heads, q_rows, k_rows)
+            self.look = self.look._replace(drops=drops)
+        return self
 
-class TileAttention:
-    """Softmax attention over disjoint steps, each of them merged into what is there."""
-
-    def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
-        self.scores = ScoreTables(work, heads, device)
-
-    def attend(
-        self,
-        steps: Sequence[Tables],
-        passing: Passing,
-        tables: Mapping[str, torch.Tensor],
-        into: tuple[torch.Tensor, torch.Tensor],
-    ) -> None:
+    def attend(self, steps: Sequence[Step], out: torch.Tensor, lse: torch.Tensor) -> None:
         """Merges what steps give into an output [B, H, n_q, e] and its log-sum-exps [B, H, n_q]."""
-        changes = self.scores.given(passing.kind, tables, False)
-        blocks = passing.blocks(False, self.scores.bias is not None)
-        given = [rows_of(x) for x in (passing.q, passing.k, passing.v)]
-        target, batch, heads = tuple(map(rows_of, into)), len(passing.q), passing.heads
-        with passing.place:
+        into, heads = (rows_of(out), rows_of(lse)), self.heads
+        with self._place:
             for step in steps:
-                sides = passing.sides(step, blocks)
-                look = passing.look(step, sides[1], changes)
-                slots = _slots(heads, into[0], step.rows, sides[0], passing.kind)
-                held = rows_of(slots), rows_of(slots.new_empty(slots.shape[:3]))
-                lists = _lists(step.rows, sides[0])
-                _launch(kernels.attend, lists, batch, heads, blocks)(
-                    *given, *target, held, sides, lists, heads, look
+                sides, look = self._sides(step)
+                lists, held = step.rows, into
+                if lists.slots:
+                    room = self._slots(out, lists, sides[0], heads)
+                    held = rows_of(room), rows_of(room.new_empty(room.shape[:3]))
+                work = _programs(lists, sides[0])
+                self._launch(
+                    kernels.attend, work, heads, *self.given, *into, held, sides, work, heads, look
                 )
-                if step.rows.slots:
-                    spans = _spans(step.rows, sides[0])
-                    _launch(kernels.merge, spans, batch, heads, blocks)(
-                        *target, held, sides[0], spans, heads, look
+                if lists.slots:
+                    work = _spans(lists, sides[0])
+                    self._launch(
+                        kernels.merge, work, heads, *into, held, sides[0], work, heads, look
                     )
 
     def derive(
-        self,
-        steps: Sequence[Tables],
-        passing: Passing,
-        tables: Mapping[str, torch.Tensor],
-        above: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        into: Sequence[torch.Tensor],
+        self, steps: Sequence[Step], above: Sequence[torch.Tensor], into: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         """Adds the gradients of q, k and v, and returns those of the table of a bias; `above` are
         the gradient of the output, its log-sum-exps, and delta [B, H, n_q], the sums of that
         gradient times the output less the gradients of the log-sum-exps."""
-        learns = self.scores.bias is not None and any(x.requires_grad for x in tables.values())
-        changes = self.scores.given(passing.kind, tables, learns)
-        found = [torch.zeros_like(x, dtype=passing.kind) for x in tables.values()]
-        blocks = passing.blocks(True, self.scores.bias is not None)
-        with passing.place:
+        found = [torch.zeros_like(x, dtype=self.kind) for x in self.tables.values()]
+        upper = tuple(map(rows_of, above))
+        with self._place:
             for step in steps:
-                sides = passing.sides(step, blocks)
-                look = passing.look(step, sides[1], changes)
-                run = _Back(passing, step, sides, look, blocks, above)
-                share = run.of_queries(into[0])
-                run.of_keys(into[1], into[2])
-                if learns:
-                    found[0] += share[:, : found[0].shape[1]]
-        return [x.to(table.dtype) for x, table in zip(found, tables.values(), strict=True)]
+                sides, look = self._sides(step)
+                shares = self._of_queries(step, sides, look, upper, into[0])
+                self._of_keys(step, sides, look, upper, into[1:])
+                if self.learns:
+                    found[0] += shares.sum((0, 2))[:, : found[0].shape[1]]
+        return [x.to(table.dtype) for x, table in zip(found, self.tables.values(), strict=True)]
 
+    def _of_queries(
+        self,
+        step: Step,
+        sides: tuple[Side, Side],
+        look: Look,
+        upper: tuple[Rows, ...],
+        into: torch.Tensor,
+    ) -> torch.Tensor:
+        """Adds the gradients of queries; returns the shares of programs in that of the table of a
+        bias [B, H, programs, buckets or more]."""
+        lists, heads, learned = step.rows, self.heads, look.changes.learned.value
+        work = _programs(lists, sides[0])
+        shares = self.q
+        if self.learns:
+            shape = self.batch, heads.groups, work.count, learned
+            shares = self.q.new_empty(shape, dtype=self.kind)
+        target = held = rows_of(into)
+        if lists.slots:
+            held = rows_of(self._slots(into, lists, sides[0], heads))
+        given = *self.given, upper, target, held, shares, sides, work, heads, look
+        self._launch(kernels.of_queries, work, heads, *given)
+        self._add_up(lists, target, held, sides[0], heads, look)
+        return shares
 
-@dataclass(frozen=True, eq=False)
-class _Back:
-    """The gradients of one step."""
-
-    passing: Passing
-    step: Tables
-    sides: tuple[Side, Side]
-    look: Look
-    blocks: Blocks
-    above: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-    @cached_property
-    def given(self) -> list[Any]:
-        """q, k, v and what is above, as kernels take them."""
-        tensors = self.passing.q, self.passing.k, self.passing.v
-        return [*map(rows_of, tensors), tuple(map(rows_of, self.above))]
-
-    def of_queries(self, into: torch.Tensor) -> torch.Tensor:
-        """Adds those of queries; returns that of the table of a bias [H, buckets or more]."""
-        passing, lists = self.passing, _lists(self.step.rows, self.sides[0])
-        heads, batch = passing.heads, len(passing.q)
-        slots = _slots(heads, passing.q, self.step.rows, self.sides[0], passing.kind)
-        learned = self.look.changes.learned.value
-        shape = batch, heads.groups, max(1, lists.count) if learned > 1 else 0, learned
-        shares = passing.q.new_empty(shape, dtype=passing.kind)
-        _launch(kernels.of_queries, lists, batch, heads, self.blocks)(
-            *self.given, rows_of(into), rows_of(slots), shares, self.sides, lists, heads, self.look
-        )
-        self._add_up(into, slots, self.step.rows, self.sides[0], heads)
-        return shares[:, :, : lists.count].sum((0, 2))
-
-    def of_keys(self, of_k: torch.Tensor, of_v: torch.Tensor) -> None:
-        """Adds those of keys and values."""
-        passing, columns = self.passing, self.step.columns
-        lists, heads, batch = _lists(columns, self.sides[1]), passing.key_heads, len(passing.q)
-        targets = of_k, of_v
-        slots = [_slots(heads, x, columns, self.sides[1], passing.kind) for x in targets]
-        into, held = (tuple(rows_of(x) for x in each) for each in (targets, slots))
-        _launch(kernels.of_keys, lists, batch, heads, self.blocks)(
-            *self.given, into, held, self.sides, lists, passing.heads, self.look
-        )
-        for target, found in zip(targets, slots, strict=True):
-            self._add_up(target, found, columns, self.sides[1], heads)
+    def _of_keys(
+        self,
+        step: Step,
+        sides: tuple[Side, Side],
+        look: Look,
+        upper: tuple[Rows, ...],
+        into: Sequence[torch.Tensor],
+    ) -> None:
+        """Adds the gradients of keys and values."""
+        lists, heads = step.columns, self.key_heads
+        work = _programs(lists, sides[1])
+        targets = held = tuple(map(rows_of, into))
+        if lists.slots:
+            held = tuple(rows_of(self._slots(x, lists, sides[1], heads)) for x in into)
+        given = *self.given, upper, targets, held, sides, work, self.heads, look
+        self._launch(kernels.of_keys, work, heads, *given)
+        for target, slots in zip(targets, held, strict=True):
+            self._add_up(lists, target, slots, sides[1], heads, look)
 
     def _add_up(
-        self, into: torch.Tensor, slots: torch.Tensor, lists: TileLists, side: Side, heads: Heads
+        self, lists: TileLists, into: Rows, slots: Rows, side: Side, heads: Heads, look: Look
     ) -> None:
+        """Adds what long lists have in slots."""
         if lists.slots:
-            spans = _spans(lists, side)
-            _launch(kernels.add_up, spans, len(into), heads, self.blocks)(
-                rows_of(into), rows_of(slots), side, spans, heads, self.look
-            )
+            work = _spans(lists, side)
+            self._launch(kernels.add_up, work, heads, into, slots, side, work, heads, look)
+
+    # --- what kernels are handed ---------------------------------------------------------------
+
+    @property
+    def _place(self) -> AbstractContextManager[Any]:
+        """Where kernels are launched."""
+        return torch.cuda.device(self.q.device) if self.q.is_cuda else nullcontext()
+
+    def _sides(self, step: Step) -> tuple[tuple[Side, Side], Look]:
+        """Both sides of a step in blocks, and how its scores are made."""
+        q = _in_blocks(step.q, self.blocks.q, self.heads.group)
+        k = _in_blocks(step.k, self.blocks.k, 1)
+        whole = tl.constexpr(k.size == k.parts * k.block.value)
+        masks = Masks(step.words, *step.words.shape[1:])
+        return (q, k), self.look._replace(masks=masks, whole=whole)
+
+    def _slots(
+        self, like: torch.Tensor, lists: TileLists, side: Side, heads: Heads
+    ) -> torch.Tensor:
+        """Room for what the programs of long lists find [B, heads, rows, size]."""
+        rows = lists.slots * side.parts * side.count.value
+        return like.new_empty((self.batch, heads.groups, rows, like.shape[3]), dtype=self.kind)
+
+    def _launch(self, kernel: Any, work: Lists, heads: Heads, *given: object) -> None:
+        """Runs a kernel once for every program of every group of heads."""
+        if count := work.count * self.batch * heads.groups:
+            launch(kernel, count, given, *self.blocks[2:])
 
 
-def _launch(kernel: Any, lists: Lists, batch: int, heads: Heads, blocks: Blocks) -> Any:
-    """Runs a kernel once for every program of every group of heads."""
-    count = lists.count * batch * heads.groups
-
-    def run(*given: object) -> None:
-        if count:
-            kernel[(count,)](*given, **blocks.options)
-
-    return run
+def launch(kernel: Any, count: int, given: Sequence[object], warps: int, stages: int) -> None:
+    """Runs so many programs of a kernel."""
+    kernel[(count,)](*given, num_warps=warps, num_stages=stages)
 
 
 def rows_of(x: torch.Tensor) -> Rows:
     """A tensor [B, heads, n, size] or [B, heads, n] as kernels take it."""
     if x.dim() == 3:
         return Rows(x, x.stride(0), x.stride(1), x.stride(2))
-    size, block = x.shape[3], block_of(x.shape[3])
-    return rows_of(x[..., 0])._replace(size=tl.constexpr(size), block=tl.constexpr(block))
+    samples, heads, rows, _ = x.stride()
+    size = x.shape[3]
+    return Rows(x, samples, heads, rows, tl.constexpr(size), tl.constexpr(block_of(size)))
 
 
-def _side(side: TileSide, most: int, group: int) -> Side:
+def _in_blocks(side: Side, most: int, group: int) -> Side:
     heads = power(group)
     # with the heads of a group a block has as many rows as without
     block = max(min(max(1, most // heads), power(side.size)), LEAST // heads)
     constants = (tl.constexpr(x) for x in (block, block * heads, side.step == 0))
-    tables = side.firsts, side.ends, side.listed
-    return Side(*tables, side.step, side.size, -(-side.size // block), *constants)
+    return Side(*side[:5], -(-side.size // block), *constants)
 
 
-def _lists(lists: TileLists, side: Side) -> Lists:
-    programs = lists.programs
-    samples = programs.stride(0) if programs.dim() == 3 else 0
-    count = programs.shape[-2] * side.parts
-    return Lists(programs, lists.tiles, lists.kinds, count, samples)
+def _programs(lists: TileLists, side: Side) -> Lists:
+    return _work(lists, lists.programs, side)
 
 
 def _spans(lists: TileLists, side: Side) -> Lists:
-    return Lists(lists.spans, lists.tiles, lists.kinds, len(lists.spans) * side.parts, 0)
+    return _work(lists, lists.spans, side)
 
 
-def _slots(
-    heads: Heads, like: torch.Tensor, lists: TileLists, side: Side, kind: torch.dtype
-) -> torch.Tensor:
-    """Room for what the programs of long lists find [B, heads, rows, size]."""
-    rows = lists.slots * side.parts * side.count.value
-    return like.new_empty((len(like), heads.groups, max(1, rows), like.shape[3]), dtype=kind)
+def _work(lists: TileLists, work: torch.Tensor, side: Side) -> Lists:
+    """What programs, or spans, do in the blocks of their tiles."""
+    samples = work.stride(0) if len(work) > 1 else 0
+    return Lists(work, lists.tiles, lists.kinds, work.shape[1] * side.parts, samples)

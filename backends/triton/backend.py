@@ -121,7 +121,7 @@ class TritonBackend:
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.factored.kernels import kernel_of
         from attnspec.backends.triton.decided import DecidedKernel
-        from attnspec.backends.triton.kernel import ReadingLists, tile_kernel
+        from attnspec.backends.triton.kernel import ReadingLists, TritonKernel
         from attnspec.backends.triton.sums.hybrid import beside_kernel
         from attnspec.backends.triton.sums.way import sums_kernel
 
@@ -135,8 +135,8 @@ class TritonBackend:
             return DecidedKernel(work, heads, device, parts)
         bands = steps_of(work)
         if not bands:
-            return ReadingLists(work, heads, device, math.inf)
-        return tile_kernel(work, heads, device, bands)
+            return ReadingLists(work, heads, device)
+        return TritonKernel(work, heads, device, bands)
 
 
 def _interprets() -> bool:

@@ -43,10 +43,10 @@ class Side(NamedTuple):
     listed: Any
     step: Any
     size: Any
-    parts: Any
-    block: Any
-    count: Any
-    is_listed: Any
+    parts: Any = None
+    block: Any = None
+    count: Any = None
+    is_listed: Any = None
 
 
 class Lists(NamedTuple):

@@ -1,29 +1,38 @@
 """The kernel of graphs that the data decide: their lists, and the static rest of the graph, in the
-same kernels."""
+same kernels.
+
+All samples and heads are one sequence, list after list: tile t of list i is tile i T + t, and its
+rows lie behind those of the lists before. What of an entry is to be looked at is bits of a mask of
+its own, made where the tensors are.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from attnspec.backends.common.exact import Partial, has_numbers
 from attnspec.backends.common.merging import with_zero
-from attnspec.backends.decided.choice import TileLists
+from attnspec.backends.decided import choice
 from attnspec.backends.decided.lists import TILE
 from attnspec.backends.decided.ranking import listed, marked
-from attnspec.backends.lists.kernel import ListedKernel, Rest
+from attnspec.backends.flex.inputs import LOOKED, packed
+from attnspec.backends.lists.kernel import ListedKernel
 from attnspec.backends.lists.parts import Part
+from attnspec.backends.lists.placed import Placed
 from attnspec.backends.lists.products import Parts, Product
-from attnspec.backends.triton.attention import Passing, TileAttention, drops_of, fits
-from attnspec.backends.triton.kernel import TritonKernel, delta_of, is_taken, tile_kernel
-from attnspec.backends.triton.placed import PlacedTables
-from attnspec.backends.triton.tuning import LEAST, ON_GPU, steps_of
-from attnspec.layout.steps import bands_of, whole_layouts_of
+from attnspec.backends.lists.sides import Side as PlacedSide
+from attnspec.backends.triton.attention import Launches, Scores, fits
+from attnspec.backends.triton.blocks import Side
+from attnspec.backends.triton.kernel import ReadingLists, TritonKernel, delta_of, is_taken
+from attnspec.backends.triton.tables import LONGEST, SHORTEST, Cut, Step
+from attnspec.backends.triton.tuning import LEAST, steps_of
+from attnspec.graphs.token_sets import inputs_in
 from attnspec.lower.work import Call, Work
 
 
@@ -31,12 +40,12 @@ from attnspec.lower.work import Call, Work
 class TallPart(Part):
     """A part whose tiles fill blocks, query tiles with the rows of all heads that share them."""
 
-    def layouts(self, product: Product) -> tuple[TileLists, ...]:
+    def layouts(self, product: Product) -> tuple[choice.TileLists, ...]:
         heads = self.repeats.stop - self.repeats.start
         return tuple(filled(each, heads, self.n_k) for each in super().layouts(product))
 
 
-def filled(layout: TileLists, heads: int, n_k: int) -> TileLists:
+def filled(layout: choice.TileLists, heads: int, n_k: int) -> choice.TileLists:
     """Tiles of a layout that follow one another as one, where they would leave most of a block
     empty: one that reads what any of them reads."""
     rows = 1 if heads * layout.q_tile >= LEAST else -(-TILE // layout.q_tile)
@@ -54,15 +63,6 @@ def filled(layout: TileLists, heads: int, n_k: int) -> TileLists:
     return replace(layout, lists=lists, q_tile=sizes[0], k_tile=sizes[1], whole=False)
 
 
-class ListedRest(Rest):
-    """What stands beside decided graphs."""
-
-    def known(self, work: Work) -> TritonKernel:  # type: ignore[override]
-        bands = bands_of(work.relation, work.n_q, work.n_k, ON_GPU)
-        layouts = whole_layouts_of(bands, work.n_q, work.n_k)
-        return TritonKernel(work, self.heads, self.device, layouts)
-
-
 class DecidedKernel(ListedKernel):
     """Attention over the lists of a call's choices, and over the rest of the graph.
 
@@ -77,19 +77,31 @@ class DecidedKernel(ListedKernel):
         self, work: Work, heads: tuple[int, ...], device: torch.device, parts: Parts
     ) -> None:
         super().__init__(work, heads, device, parts)
-        self.rest = None if parts.rest is None else ListedRest(work, heads, device, parts.rest)
-        self.beside: TritonKernel | None = None
-        if self.rest is not None and self.rest.work.reads:
-            bands = steps_of(self.rest.work)
-            self.beside = tile_kernel(self.rest.work, heads, device, bands) if bands else None
-        self.attention = TileAttention(work, heads, device)
+        self.beside: TritonKernel | ReadingLists | None = None
+        if parts.rest is not None:
+            reads = inputs_in(parts.rest)
+            rest = replace(work, relation=parts.rest, reads=reads, normalize="softmax")
+            bands = steps_of(rest)
+            self.beside = (
+                TritonKernel(rest, heads, device, bands)
+                if bands
+                else ReadingLists(rest, heads, device)
+            )
+        self.scores = Scores(work, heads, device)
 
-    def _rests(self, call: Call) -> Iterator[tuple[slice, TritonKernel, Call]]:  # type: ignore[override]
+    def _rests(self, call: Call) -> Iterator[tuple[slice, Any, Call]]:
         if self.beside is None:
-            yield from cast(Any, super()._rests(call))
-        else:
-            data = {name: call.data[name][:, 0] for name in self.beside.work.reads}
+            return
+        data = {name: call.data[name][:, 0] for name in self.beside.work.reads}
+        if isinstance(self.beside, TritonKernel):
             yield slice(None), self.beside, replace(call, data=data)
+            return
+        for sample in range(len(data[self.beside.work.reads[0]])):
+            part = slice(sample, sample + 1)
+            padding = None if call.padding is None else call.padding[part]
+            line = call.line + sample * len(self.heads)
+            its = replace(call, padding=padding, line=line)
+            yield part, self.beside.kernel_of(data, sample), its
 
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
         return is_taken(q) and fits(q, v) and has_numbers(q, k, v)
@@ -100,8 +112,8 @@ class DecidedKernel(ListedKernel):
         whole = TallPart(*sides, (batch, keys, repeat, n_q), self.work.n_k, call)
         return whole.apart(self.parts.products)
 
-    def _tables(self, part: Part) -> list[PlacedTables]:
-        return [PlacedTables(placed) for placed in self._placed(part)]
+    def _steps(self, part: Part) -> list[Step]:
+        return [placed_step(placed) for placed in self._placed(part)]
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
@@ -114,9 +126,9 @@ class DecidedKernel(ListedKernel):
         if self.work.normalize == "softmax1":
             out, lse = with_zero((out, lse), in_place=True)
         for part in self._parts(q, call):
-            passing = _passing(part, q, k, v, scale)
+            launches = self._launches(part, q, k, v, scale, False)
             into = [_in_line(part.of_q(x)).contiguous() for x in (out, lse)]
-            self.attention.attend(self._tables(part), passing, {}, (into[0], into[1]))
+            launches.attend(self._steps(part), into[0], into[1])
             for x, found in zip((out, lse), into, strict=True):
                 mine = part.of_q(x)
                 # what lay in line already is written
@@ -142,26 +154,32 @@ class DecidedKernel(ListedKernel):
                 total[of] += share
         delta = delta_of(grad, out, lse, of_lse)
         for part in self._parts(q, call):
-            passing = _passing(part, q, k, v, scale)
-            rows = [_in_line(part.of_q(x)) for x in (grad, lse, delta)]
+            launches = self._launches(part, q, k, v, scale, True)
+            above = [_in_line(part.of_q(x)) for x in (grad, lse, delta)]
             keys = [x.view(1, 1, -1, x.shape[-1]) for x in grads[1:]]
-            into = [torch.zeros_like(passing.q, dtype=lse.dtype), *keys]
-            above = rows[0], rows[1], rows[2]
-            self.attention.derive(self._tables(part), passing, {}, above, into)
+            of_q = torch.zeros_like(launches.q, dtype=lse.dtype)
+            launches.derive(self._steps(part), above, [of_q, *keys])
             mine = part.of_q(grads[0])
-            mine += _in_place(into[0], mine)
+            mine += _in_place(of_q, mine)
         return [x.to(y.dtype) for x, y in zip(grads, given, strict=True)]
 
-
-def _passing(
-    part: Part, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
-) -> Passing:
-    """A part of a call as one sequence of all samples and key heads."""
-    keys = [part.of_k(x).reshape(1, 1, -1, x.shape[-1]) for x in (k, v)]
-    rows, repeat = _in_line(part.of_q(q)), q.shape[2]
-    call = replace(part.call, line=part.call.line + part.repeats.indices(repeat)[0])
-    drops = drops_of(call, repeat, q.shape[3], k.shape[2])
-    return Passing((rows, *keys), None, scale, rows.shape[1], drops)
+    def _launches(
+        self,
+        part: Part,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        back: bool,
+    ) -> Launches:
+        """A part of a call as one sequence of all samples and key heads."""
+        keys = [part.of_k(x).reshape(1, 1, -1, x.shape[-1]) for x in (k, v)]
+        rows, repeat = _in_line(part.of_q(q)), q.shape[2]
+        # padding is in the masks
+        call = replace(part.call, padding=None, tables={})
+        call = replace(call, line=call.line + part.repeats.indices(repeat)[0])
+        launches = Launches(self.scores, (rows, *keys), call, scale, back, rows.shape[1])
+        return launches.dropping(call, repeat, q.shape[3], k.shape[2])
 
 
 def _in_line(x: torch.Tensor) -> torch.Tensor:
@@ -173,3 +191,64 @@ def _in_place(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """[1, R, B K n, …] as [B, K, R, n, …]."""
     batch, keys, _, rows = like.shape[:4]
     return torch.unflatten(x[0], 1, (batch, keys, rows)).movedim(0, 2)
+
+
+# --- the steps of lists --------------------------------------------------------------------------
+
+
+def placed_step(placed: Placed) -> Step:
+    """The step of a layout for tensors [1, R, B K n_q, …] and [1, 1, B K n_k, …]."""
+    lists = placed.lists.flatten(0, 1)
+    (count, rows, width), device = lists.shape, lists.device
+    tiles = placed.k.places.shape[2]
+    base = torch.arange(count, device=device)[:, None, None] * tiles
+    keys = torch.where(lists >= 0, lists + base, 0).flatten()
+    queries = torch.arange(count * rows, device=device).repeat_interleave(width)
+    masked = torch.zeros_like(lists, dtype=torch.bool) if placed.masked is None else placed.masked
+    numbers, words = _masks(placed, masked)
+    sides = [
+        _side(side, length, count, (placed.batch, placed.heads))
+        for side, length in ((placed.q, placed.n_q), (placed.k, placed.k.n))
+    ]
+    total, every = len(keys), torch.arange(count * tiles, device=device)
+    # how many entries of key tiles there are is not asked of the device
+    most = max(SHORTEST, LONGEST * (total // max(1, len(every))))
+    cuts = (
+        Cut(max(1, width), count * rows, 0, every[:0]),
+        Cut(most, len(every) + total // most, 2 * (total // most), every),
+    )
+    flat = [x.flatten()[None] for x in (numbers, masked, lists >= 0)]
+    return Step(sides[0], sides[1], words, (queries, keys), flat[0], flat[1], flat[2], cuts)
+
+
+def _masks(placed: Placed, masked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The numbers of the masks of entries bool [lists, rows, r], which have one or not, and masks
+    as bits int32 [masks, height, words]."""
+    lists, rows = masked.shape[:2]
+    most = int(masked.sum(2).max()) if masked.numel() else 0
+    height, columns = placed.q.size, placed.k.size
+    shape = lists, rows, max(1, most), height, -(-columns // 32)
+    bits = torch.zeros(shape, dtype=torch.int32, device=masked.device)
+    slots = torch.sort((~masked).to(torch.int8), dim=2, stable=True)[1][:, :, :most]
+    step = max(1, LOOKED // max(1, lists * most * height * columns))
+    for first in range(0, rows if most else 0, step):
+        last = min(first + step, rows)
+        # heads of a group hold the same pairs
+        held = placed.held(first, last, slots[:, first:last])[:, :, :height]
+        bits[:, first:last] = packed(held.transpose(2, 3))
+    base = torch.arange(lists * rows, device=masked.device).view(lists, rows, 1) * max(1, most)
+    return (masked.cumsum(2) - 1).clamp(min=0) + base, bits.flatten(0, 2)
+
+
+def _side(side: PlacedSide, length: int, count: int, lead: tuple[int, int]) -> Side:
+    """The tiles of all lists as rows of one sequence, each of them with so many rows."""
+    device, tiles = side.places.device, side.places.shape[2]
+    base = torch.arange(count, device=device)[:, None] * length
+    firsts = base + torch.arange(tiles, device=device) * side.size
+    ends = (base + length).expand_as(firsts)
+    listed = base[:1, 0]
+    if not side.natural:
+        places = side.places.expand(*lead, -1, -1).flatten(0, 1)
+        listed = torch.where(places >= 0, places - (side.n - length) + base[..., None], -1)
+    tables = [x.flatten().to(torch.int32) for x in (firsts, ends, listed)]
+    return Side(tables[0], tables[1], tables[2], int(side.natural), side.size)

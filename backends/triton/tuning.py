@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
-from attnspec.backends.common.labels import labels_of, possible
-from attnspec.backends.common.reading import is_askable
+from attnspec.backends.flex import steps
 from attnspec.layout.orders import Boxed, Order, Side
-from attnspec.layout.steps import Banded, Means, bands_of, fixed, members_of
+from attnspec.layout.steps import Banded, Means, fixed, members_of
 from attnspec.layout.tiling import Survey
 from attnspec.lower.rates import Amounts
 from attnspec.lower.work import Work
@@ -51,22 +49,11 @@ LARGE = (256, 512, 1024, 2048, 4096)
 ON_GPU = Means("triton", "cuda", (64, WHOLE), LARGE, _amounts, _size)
 """The tiles of the kernels here."""
 
-MASKED = 1 << 29
-"""Bytes of the masks of a sample, a bit for each pair that inputs may have, above which lists are
-laid out for each sample instead."""
-
 
 def steps_of(work: Work) -> tuple[Banded, ...]:
-    """The steps of the pairs that no label, and no other input, leaves out; none where these are
-    too many to look at, or are known for one sample alone."""
-    parts = labels_of(work.relation)
-    if parts is not None:
-        return bands_of(parts[1], work.n_q, work.n_k, ON_GPU)
-    if not is_askable(work.relation):
-        return ()
-    bands = bands_of(possible(work.relation), work.n_q, work.n_k, ON_GPU)
-    taken = sum(band.tiles.tiles * prod(band.sizes) / 8 for band in bands)
-    return bands if taken <= MASKED and not any(band.endless for band in bands) else ()
+    """The steps of a work in the tiles of the kernels here, none where masks of inputs would take
+    too much, or are known for one sample alone."""
+    return steps.steps_of(work, ON_GPU)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_mask
 from views import Call, Case, errors
 
 from attnspec import Spec
-from attnspec.backends.flex import attention, backend
+from attnspec.backends.flex import attention, backend, steps
 from attnspec.backends.flex.backend import FlexBackend
 from attnspec.backends.flex.kernel import FlexKernel
 from attnspec.lower.work import Call as WorkCall
@@ -76,8 +76,8 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[BlockMask]:
     """FlexAttention in the steps of a GPU, neither compiled nor traced; the lists of its calls."""
     made, refuses, lists = FlexKernel.__init__, FlexBackend.refuses, []
 
-    def init(self: Any, work: Any, heads: Any, device: Any, *given: Any) -> None:
-        made(self, work, heads, device, *backend.layouts_of(work, "cuda"), *given[-1:])
+    def init(self: Any, work: Any, heads: Any, device: Any, bands: Any) -> None:
+        made(self, work, heads, device, steps.flex_steps(work, "cuda"))
         self.finds_lse = True
 
     def flex(q: Any, k: Any, v: Any, mod: Any, mask: Any, *given: Any, **more: Any) -> Any:
@@ -130,7 +130,7 @@ def test_outputs_and_log_sum_exps_on_a_gpu(name: str, on_a_gpu: list[BlockMask])
 
 def test_a_long_step_is_one_call_and_bands_are_runs(on_a_gpu: list[BlockMask]) -> None:
     x = torch.randn(1, 1, 600, 8)
-    for body, steps in (
+    for body, count in (
         ("attend window(radius = 200)", 1),
         ("causal attend full", 1),
         ("attend residue(step = 3) - self", 1),
@@ -138,7 +138,7 @@ def test_a_long_step_is_one_call_and_bands_are_runs(on_a_gpu: list[BlockMask]) -
         on_a_gpu.clear()
         with torch.no_grad():
             spec_of(body).compile(backend="flex")(x, x, x)
-        assert len(on_a_gpu) == steps
+        assert len(on_a_gpu) == count
 
 
 def test_lists_that_are_wrong_are_found() -> None:

@@ -28,7 +28,7 @@ from attnspec.backends.factored.low_rank.softmax import check_no_dropout
 from attnspec.backends.lists.products import parts_of
 from attnspec.backends.triton.attention import fits
 from attnspec.backends.triton.decided import DecidedKernel
-from attnspec.backends.triton.kernel import TritonKernel, is_taken, tile_kernel
+from attnspec.backends.triton.kernel import TritonKernel, is_taken
 from attnspec.backends.triton.sums.way import Launched
 from attnspec.backends.triton.tuning import steps_of
 from attnspec.lower.work import Bias, Call, Work, graph_of
@@ -70,7 +70,7 @@ def _exact_kernel(
     parts = parts_of(graph.relation) if graph.decided else None
     if parts is not None:
         return DecidedKernel(graph, heads, device, parts)
-    return tile_kernel(graph, heads, device, steps_of(graph))
+    return TritonKernel(graph, heads, device, steps_of(graph))
 
 
 class WindowBeside(GraphBeside):

@@ -23,7 +23,8 @@ from attnspec.backends.factored.features.quotients import least_in_frames
 from attnspec.backends.factored.features.spans import Given, Span, Summing, Sums, shares
 from attnspec.backends.factored.features.sums import Gradients
 from attnspec.backends.factored.kernels import KERNELS
-from attnspec.backends.triton.attention import TIGHT, room_on, rows_of
+from attnspec.backends.triton import attention
+from attnspec.backends.triton.attention import TIGHT, rows_of
 from attnspec.backends.triton.blocks import Rows
 from attnspec.backends.triton.kernel import is_taken
 from attnspec.backends.triton.sums import kernels
@@ -122,7 +123,9 @@ class _Launches:
             self.f, self.g = in_rows(given.q.flatten(1, 2)), in_rows(given.k)
         self.v, self.padding = in_rows(given.v), given.padding
         # 128 float32 values of each position of a chunk are 147 KB
-        narrow = back or (given.q.dtype != torch.bfloat16 and room_on(given.q.device) < TIGHT)
+        narrow = back or (
+            given.q.dtype != torch.bfloat16 and attention.room_on(given.q.device) < TIGHT
+        )
         self.plan = self._plan(SUMMED.back if narrow else SUMMED.values)
 
     def _features(self) -> None:
@@ -289,8 +292,4 @@ class _Launches:
 
 def _launch(kernel: Any, count: int) -> Any:
     """Runs so many programs of a kernel."""
-
-    def run(*given: object) -> None:
-        kernel[(count,)](*given, num_warps=SUMMED.warps, num_stages=SUMMED.stages)
-
-    return run
+    return lambda *given: attention.launch(kernel, count, given, SUMMED.warps, SUMMED.stages)
