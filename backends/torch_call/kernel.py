@@ -82,7 +82,6 @@ class TorchCallKernel(SoftmaxKernel):
     """Attention by torch's own call."""
 
     by_key_head = False
-    one_call = True
 
     def __init__(
         self, work: Work, heads: tuple[int, ...], device: torch.device, form: Form
