@@ -95,9 +95,8 @@ class Limits:
     tiles_followed: int = _limit(1 << 13, 4096)  # tiles that an estimate follows to the next level
     tile_pairs_surveyed: int = _limit(1 << 16, 64)  # pairs of tiles of a level, before a sample
     queries_sampled: int = _limit(64, 20)  # queries that verification samples
-    edges_cut: int = _limit(1 << 21, 256)  # pairs that are cut from those of a longer sequence
+    pairs_tallied: int = _limit(1 << 21, 256)  # pairs that are listed for a picture
     tally_work: int = _limit(1 << 26, 256)  # progressions times cells that are counted one by one
-    planned_alone: int = _limit(256, 8)  # n up to which each length is planned by itself
     pairs_short: int = _limit(1 << 16, 0)  # pairs up to which one call is quickest
     compared: int = _limit(1 << 17, 16)  # n up to which a graph is compared with the causal one
     rows_looked_up: int = _limit(16, 1)  # queries of a step of generation

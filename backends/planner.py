@@ -21,10 +21,10 @@ from attnspec.graphs.stack import TooMuch
 from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program
+from attnspec.layout.steps import drawn_alike
 from attnspec.limits import LIMITS
 from attnspec.lower.cost_model import MEASURED, current, origin
 from attnspec.lower.lower import stand_ins, works_of
-from attnspec.lower.ranges import as_planned
 from attnspec.lower.work import (
     ONE,
     Backend,
@@ -296,15 +296,10 @@ def candidates(
     work: Work, device: str, backend: str = AUTO, shape: Shape = ONE
 ) -> tuple[Candidate, ...]:
     """What every backend says of all copies of a work for samples and heads of a shape, the chosen
-    one first, those that refuse last; where one is to be chosen, at the length at which the work is
-    planned."""
+    one first, those that refuse last."""
     check_backend(backend)
     work = replace(work, device=device)
-    try:
-        found = _estimates(as_planned(work) if backend == AUTO else work, backend, shape)
-    except RelationError:
-        # it has no value there, which says nothing of this length
-        found = _estimates(work, backend, shape)
+    found = _estimates(work, backend, shape)
     first = _evident(work, device)
 
     def rank(candidate: Candidate) -> tuple[bool, bool, bool, float]:
@@ -351,14 +346,9 @@ def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
     evident = _evident(work, device)
     if evident is not None:
         return evident
-    try:
-        return _cheapest(as_planned(work), device)
-    except RelationError:
-        # it has no value there, which says nothing of this length
-        return _cheapest(work, device)
-
-
-def _cheapest(work: Work, device: str) -> Backend:
+    if work.mechanism is None:
+        # heads that differ in what they draw share a plan
+        work = replace(work, relation=drawn_alike(work.relation)[0])
     able = [each for each in (*BACKENDS, *installed()) if not is_on_request(each, device)]
     able.sort(key=lambda each: each.least)
     return _first_of(work, work.copies, tuple(able), device, current(device))

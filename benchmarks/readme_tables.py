@@ -135,8 +135,8 @@ def _short(figures: Figures) -> list[str]:
     lines = [
         "",
         "The shapes that people use, forward, beside torch's own best call with the mask made"
-        f" beforehand (geometric means of all {summary['forward']['rows']} rows measured, padded ones"
-        f" too: {means}):",
+        " beforehand (geometric means of all"
+        f" {summary['forward']['rows']} rows measured, padded ones too: {means}):",
         "",
         "| pattern | samples × heads × n | attnspec | torch | ratio |",
         "|:--|--:|--:|--:|--:|",

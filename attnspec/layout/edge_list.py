@@ -63,52 +63,6 @@ class EdgeLayout:
         return self.order[rows.first : rows.last].astype(np.int32)
 
     @cached_property
-    def _looks_back(self) -> bool:
-        """Whether no query reads a later key."""
-        return bool((self.keys <= self.queries + (self.n_k - self.n_q)).all())
-
-    def below(self, n: int) -> EdgeLayout:
-        """The places of the first n queries and keys, of a layout of as many queries as keys, where
-        pairs are the same."""
-        order = np.arange(self.n_q) if self.order is None else self.order
-        behind = self.rows[-1].last if self.rows else 0
-        rows, queries, places, widths = [], [], [], []
-        # the queries of some rows are ascending
-        none = [order[behind:][: np.searchsorted(order[behind:], n)]]
-        first = 0
-        for each in self.rows:
-            mine = order[each.first : each.last]
-            mine = mine[: np.searchsorted(mine, n)]
-            start = int(self.offsets[each.first])
-            keys = self.keys[start : start + len(mine) * each.width].reshape(-1, each.width)
-            held = None if each.held is None else each.held[: len(mine)]
-            # no query has more places than there are keys
-            if each.width > n or not (self._looks_back or (keys < n).all()):
-                # the keys of a query are ascending
-                there = keys < n if held is None else held & (keys < n)
-                counts = there.sum(axis=1)
-                none.append(mine[counts == 0])
-                some, width = counts > 0, int(counts.max(initial=0))
-                mine, keys, there = mine[some], keys[some, :width], there[some, :width]
-                last = keys[np.arange(len(keys)), counts[some] - 1]
-                keys = np.where(there, keys, last[:, None])
-                held = None if there.all() else there
-            if len(mine):
-                width = keys.shape[1]
-                rows.append(Rows(first, first + len(mine), width, held))
-                queries.append(mine)
-                places.append(keys.ravel())
-                widths.append(np.full(len(mine), width))
-                first += len(mine)
-        offsets = np.zeros(n + 1, np.int32)
-        offsets[1 : first + 1] = np.cumsum(np.concatenate([np.zeros(0, int), *widths]))
-        offsets[first + 1 :] = offsets[first]
-        found = np.concatenate([*queries, *none])
-        natural = bool((found == np.arange(n)).all())
-        keys = np.concatenate([np.zeros(0, np.int32), *places])
-        return EdgeLayout(n, n, tuple(rows), None if natural else found, keys, offsets)
-
-    @cached_property
     def queries(self) -> np.ndarray:
         """The query of each place, counted among the last n_q positions, int32."""
         order = np.arange(self.n_q) if self.order is None else self.order

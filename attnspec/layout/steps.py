@@ -14,8 +14,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from attnspec.graphs.operators import Union
-from attnspec.graphs.relation import Relation, with_head
-from attnspec.ir.parameters import RelationError
+from attnspec.graphs.relation import Relation, heads_in, with_head
 from attnspec.layout.from_rows import tables_of
 from attnspec.layout.orders import (
     NATURAL,
@@ -33,7 +32,6 @@ from attnspec.layout.tile_layout import StepLayout, parted, step_layout
 from attnspec.layout.tiling import Survey, TooFine, classify, survey
 from attnspec.limits import LIMITS
 from attnspec.lower.cost_model import current, dense_seconds
-from attnspec.lower.ranges import drawn_alike, planned_length
 from attnspec.lower.rates import Amounts
 from attnspec.lower.work import Work
 
@@ -143,35 +141,33 @@ BANDS = Means("bands", "cpu", LIMITS.tile_sizes, LARGE, _of_bands, about)
 """The flash kernel of the CPU."""
 
 
+@lru_cache(maxsize=256)
+def drawn_alike(relation: Relation) -> tuple[Relation, int | None]:
+    """The relation of which heads that differ in what they draw share a plan, that of the first
+    one, and whose draws these are, None for its own."""
+    head = max(heads_in(relation), default=0)
+    if not head:
+        return relation, None
+    first = with_head(relation, 0)
+    return (first, head) if with_head(first, head) == relation else (relation, None)
+
+
 @lru_cache(maxsize=64)
 def bands_of(relation: Relation, n_q: int, n_k: int, means: Means = BANDS) -> tuple[Banded, ...]:
-    """The steps of a relation, disjoint, in the order in which they are computed; chosen for the
-    whole range of lengths where there is one, and for all heads that draw alike."""
-    planned, (first, head) = planned_length(relation, n_q, n_k), drawn_alike(relation)
-    lengths = (n_q, n_k) if planned == n_k else (planned, planned)
-    if planned != n_k or first is not relation:
-        try:
-            found = [_moved(band, n_q, n_k, head) for band in chosen_at(first, *lengths, means)]
-        except RelationError:
-            # it has no value there, which says nothing of this length
-            found = [None]
-        if None not in found:
-            return tuple(band for band in found if band is not None)
-    return chosen_at(relation, n_q, n_k, means)
-
-
-def _moved(band: Banded, n_q: int, n_k: int, head: int | None) -> Banded | None:
-    """A band at other lengths, of the draws of another head; None where it has no like there."""
-    order = band.step.order
-    if not (isinstance(order.q, int) and isinstance(order.k, int)):
-        before, now = (orders_of(band.term, n) for n in (band.lengths[1], n_k))
-        if order not in before or len(before) != len(now):
-            return None
-        order = now[before.index(order)]
-    if band.endless:
-        return None
-    relation, term = with_head(band.step.relation, head), with_head(band.term, head)
-    return replace(band, step=OrderedRelation(relation, order), term=term, lengths=(n_q, n_k))
+    """The steps of a relation, disjoint, in the order in which they are computed; chosen once for
+    all heads that draw alike."""
+    first, head = drawn_alike(relation)
+    found = chosen_at(first, n_q, n_k, means)
+    if head is None:
+        return found
+    return tuple(
+        replace(
+            band,
+            step=replace(band.step, relation=with_head(band.step.relation, head)),
+            term=with_head(band.term, head),
+        )
+        for band in found
+    )
 
 
 @lru_cache(maxsize=256)

@@ -235,22 +235,6 @@ class Streamable(Protocol):
         come with log-sum-exps as of `Mergeable`, None for those too that were not asked for."""
 
 
-class Shortened(Protocol):
-    """A kernel of which those of fewer positions are cut, as `Cutting` says."""
-
-    def below(self, n: int) -> Kernel | None:
-        """The kernel of the first n queries and keys; None where it is built by itself."""
-
-
-@runtime_checkable
-class Cutting(Protocol):
-    """A backend whose kernels may be cut to those of fewer positions, between which pairs are the
-    same; they are `Shortened`."""
-
-    def cuts(self, work: Work) -> bool:
-        """Whether the kernel of a work is."""
-
-
 @runtime_checkable
 class Joining(Protocol):
     """A backend that runs heads of different graphs in one call."""

@@ -30,15 +30,13 @@ from attnspec.backends.common.torch_modes import (
 )
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.dense.kernel import MaskedKernel, OpenKernel
-from attnspec.backends.planner import AUTO, ROWS, TORCH, check_backend, choose
+from attnspec.backends.planner import AUTO, ROWS, check_backend, choose
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.predicates.inputs import READ, computed
 from attnspec.graphs.relation import DataDependent, Relation
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
-from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program
 from attnspec.ir.serial import FORMAT, Plain, from_data
-from attnspec.layout.tiling import TooFine
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.lower import Binder, bias_tables, stand_ins
@@ -49,7 +47,6 @@ from attnspec.lower.work import (
     BackendError,
     Bias,
     Call,
-    Cutting,
     Joining,
     Kernel,
     Mergeable,
@@ -97,7 +94,6 @@ class Engine:
         self._exact: Remembered[None] = Remembered()
         self.prepared: Cache[Key, Prepared] = Cache(LIMITS.layouts)
         self.steps: Cache[Key, Prepared] = Cache(LIMITS.layouts_of_steps)
-        self._whole: Cache[tuple[int, int, int, int], Prepared | None] = Cache(LIMITS.layouts_few)
         # the newest of a text: the operator shares what a module has laid out
         _living[self.text] = self
 
@@ -354,35 +350,6 @@ class Engine:
             )
         return together(groups, heads, device)
 
-    def _build(self, key: Key) -> Prepared:
-        layer, heads, key_heads, n_q, n_k, device, _ = key
-        if n_q != n_k or n_q <= LIMITS.rows_looked_up or device != "cpu":
-            return self._new(key)
-        longest = self.binder.longest(layer, heads, n_k)
-        if longest is None:
-            return self._new(key)
-        whole = self._whole.get(
-            (layer, heads, key_heads, longest),
-            lambda: self._longest((layer, heads, key_heads, longest, longest, device, 0)),
-        )
-        found = None if whole is None else whole.below(n_k)
-        return self._new(key) if found is None else found
-
-    def _longest(self, key: Key) -> Prepared | None:
-        """The kernels of the longest sequence of a range, of which others are cut; None where some
-        cannot be."""
-        try:
-            for work, _, backend in self._chosen(key):
-                # the shortest sequences are planned each by itself, unless it is evident how
-                if work.n_k <= LIMITS.planned_alone and backend is not TORCH:
-                    return None
-                if not isinstance(backend, Cutting) or not backend.cuts(work):
-                    return None
-            return self._new(key)
-        except (RelationError, BackendError, TooFine):
-            # it has no value there, or is too long, which says nothing of shorter ones
-            return None
-
     def _chosen(self, key: Key) -> Iterator[tuple[Work, tuple[int, ...], Backend]]:
         """The works of a layer with their heads, and what runs them."""
         layer, heads, _, n_q, n_k, device, query_start = key
@@ -391,7 +358,7 @@ class Engine:
             work = replace(work, copies=len(members), device=kind)
             yield work, members, choose(work, kind, self.backend)
 
-    def _new(self, key: Key) -> Prepared:
+    def _build(self, key: Key) -> Prepared:
         _, heads, key_heads, _, _, device, _ = key
         place, ratio = torch.device(device), heads // key_heads
         chosen: dict[str, tuple[Backend, list[tuple[Work, tuple[int, ...]]]]] = {}

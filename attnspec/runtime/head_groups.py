@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import torch
 
-from attnspec.lower.work import Call, Kernel, Shortened, Work, key_heads
+from attnspec.lower.work import Call, Kernel, Work, key_heads
 from attnspec.runtime.decisions import Decision, decisions_of
 
 Selection: TypeAlias = torch.Tensor | range | None
@@ -87,17 +87,6 @@ class Prepared:
         first = self.groups[0]
         every = first.queries is None and first.keys is None and self.order is None
         return first.kernel if every and len(self.groups) == 1 else None
-
-    def below(self, n: int) -> Prepared | None:
-        """The kernels of the first n positions alone, between which pairs are the same; None where
-        one of them is not cut."""
-        groups = []
-        for group in self.groups:
-            kernel = cast(Shortened, group.kernel).below(n)
-            if kernel is None:
-                return None
-            groups.append(replace(group, kernel=kernel, work=replace(group.work, n_q=n, n_k=n)))
-        return replace(self, groups=tuple(groups))
 
     def joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """What the groups have found, [B, H, …], in the order of the heads."""

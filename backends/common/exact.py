@@ -8,9 +8,8 @@ devices, for derivatives of derivatives, and mostly under dropout.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
-from typing import Protocol, Self, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch.nn import functional
@@ -56,13 +55,6 @@ class SoftmaxKernel:
     # devices on which derivatives go on from a call's known output and log-sum-exps
     reuses: tuple[str, ...] = ("cpu",)
     _differentiable: Composed | None = None
-
-    def at(self, n: int) -> Self:
-        """A copy for n queries and as many keys; what depends on their number is still that of the
-        longer sequence."""
-        found = copy(self)
-        found.work, found._differentiable = replace(self.work, n_q=n, n_k=n), None
-        return found
 
     def build_differentiable(self) -> Composed:
         """The same attention in differentiable operations."""

@@ -9,7 +9,6 @@ operations. Elsewhere, under compilation and transforms, the keys of each query 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -122,11 +121,6 @@ class ScatteredKernel:
     def formula(self) -> EdgeFormula:
         """The formula, from scores on."""
         return apart(lambda: EdgeFormula(self.work, self.heads, self.device))
-
-    def below(self, n: int) -> ScatteredKernel:
-        """That of the first n positions alone, between which pairs are the same."""
-        work = replace(self.work, n_q=n, n_k=n)
-        return ScatteredKernel(work, self.heads, self.device, self.layout.below(n))
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call

@@ -19,7 +19,6 @@ from attnspec.layout.steps import bands_of, natural_tables, reading_seconds, sec
 from attnspec.layout.tiling import survey
 from attnspec.limits import LIMITS
 from attnspec.lower.cost_model import current, dense_seconds
-from attnspec.lower.ranges import as_planned
 from attnspec.lower.rates import Amounts
 from attnspec.lower.work import (
     MERGED,
@@ -74,12 +73,11 @@ class TablesBackend:
             return False
         if work.reads or not _is_bent(work):
             return True
-        work = as_planned(work)
         return _stepped_seconds(work) <= min(self._costs(work).values(), default=inf)
 
     def tile(self, work: Work) -> int:
         """The tile size of one step in natural order that costs least."""
-        costs = self._costs(as_planned(work))
+        costs = self._costs(work)
         return min(costs, key=costs.__getitem__)
 
     def _costs(self, work: Work) -> dict[int, float]:

@@ -76,10 +76,6 @@ class TorchCall:
 
         return JoinedCall(groups, device)
 
-    def cuts(self, work: Work) -> bool:
-        """Whether kernels of fewer positions are cut from that of the work."""
-        return True
-
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.torch_call.kernel import TorchCallKernel
 
