@@ -64,7 +64,7 @@ class Order:
     def __str__(self) -> str:
         if self.q == self.k == 1:
             return "natural order"
-        if self.q == self.k:
+        if self.q == self.k and isinstance(self.q, int):
             return f"order of residues mod {self.q}"
         parts = []
         for what, side in (("queries", self.q), ("keys", self.k)):
@@ -78,14 +78,6 @@ class Order:
 
 
 NATURAL = Order()
-
-
-@dataclass(frozen=True)
-class OrderedRelation:
-    """A relation and the order in which its tiles are looked for."""
-
-    relation: Relation
-    order: Order
 
 
 @lru_cache(maxsize=256)

@@ -257,11 +257,6 @@ class Backend(Protocol):
     def refuses(self, work: Work, device: str) -> str | None:
         """Why this backend cannot run the work on a type of device, or None."""
 
-    @property
-    def least(self) -> float:
-        """What no work costs less than on the CPU, in seconds: saves asking where others are
-        cheaper still."""
-
     def cost(self, work: Work) -> float:
         """Estimated seconds for one head of size 64, forward, by the current rates of the work's
         device; of what is done once for all `copies` of the work its share. Infinity where it is

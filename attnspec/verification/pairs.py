@@ -18,7 +18,7 @@ from attnspec.graphs.relation import Relation, evaluate_pairs
 from attnspec.graphs.stack import TooMuch
 from attnspec.layout.steps import bands_of, seconds_of
 from attnspec.limits import LIMITS
-from attnspec.lower.cost_model import dense_seconds
+from attnspec.lower.costs import dense_seconds
 from attnspec.lower.work import Work
 from attnspec.verification.kernel_pairs import Blocks, Layout
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from attnspec.backends.common.reading import GatheredError, reading_of
 from attnspec.graphs.relation import Relation
 from attnspec.layout.axes import axis
-from attnspec.layout.orders import NATURAL, Order, OrderedRelation
+from attnspec.layout.orders import NATURAL, Order
 from attnspec.layout.steps import (
     READING,
     Banded,
@@ -29,9 +29,8 @@ from attnspec.layout.steps import (
     whole_layouts_of,
 )
 from attnspec.layout.tile_layout import StepLayout
-from attnspec.layout.tiling import Survey, TooFine
-from attnspec.lower.cost_model import current
-from attnspec.lower.rates import Amounts
+from attnspec.layout.tiling import Survey
+from attnspec.lower.costs import Amounts, seconds_for, weighed
 from attnspec.lower.work import MERGED, Bias, Kernel, Work
 from attnspec.version import is_older
 
@@ -51,19 +50,19 @@ TORCH = (2, 13)
 """The first version that compiles it for the CPU."""
 
 
-def _amounts(tiles: Survey, order: Order) -> Amounts:
+def _units(tiles: Survey, order: Order) -> dict[str, float]:
     area = BLOCK * BLOCK
     moved = 0 if order == NATURAL else tiles.q.count + tiles.k.count
     return {
-        "flex_step": 1,
-        "flex_row": tiles.q.count,
-        "flex_pair": area * tiles.tiles,
-        "flex_masked": area * tiles.undecided,
-        "flex_reorder": BLOCK * moved,
+        "call": 1,
+        "row": tiles.q.count,
+        "pair": area * tiles.tiles,
+        "masked": area * tiles.undecided,
+        "reorder": BLOCK * moved,
     }
 
 
-FLEX = Means("flex", "cuda", (BLOCK,), (), _amounts, fixed)
+FLEX = Means("flex", "cuda", (BLOCK,), (), _units, fixed)
 """FlexAttention on a GPU."""
 
 
@@ -73,8 +72,6 @@ class FlexBackend:
     name = "flex"
 
     on_request = ("cpu",)
-
-    least = math.inf  # on the CPU there is no estimate
 
     def refuses(self, work: Work, device: str) -> str | None:
         if device not in ("cpu", "cuda"):
@@ -103,14 +100,14 @@ class FlexBackend:
             return math.inf
         bands = _steps(work, work.device)
         changed = len(work.changes) * sum(band.pairs for band in bands)
-        changes = current(work.device).seconds({"flex_masked": changed})
-        seconds = seconds_of(bands, work.n_q, work.copies)
+        changes = weighed("flex", {"masked": changed}, work.device)
+        seconds = seconds_of(bands, work.n_q, work.copies) + seconds_for(changes, work.device)
         # what inputs leave out is known in a call alone
-        return (READING if work.reads else 1.0) * (seconds + changes)
+        return (READING if work.reads else 1.0) * seconds
 
     def amounts(self, work: Work) -> Amounts:
         """What all steps and merging them take."""
-        return amounts_of(_steps(work, work.device), work.n_q)
+        return amounts_of(_steps(work, work.device), work.n_q, work.copies)
 
     def steps(self, work: Work) -> tuple[str, ...]:
         return tuple(str(band) for band in _steps(work, work.device))
@@ -153,16 +150,12 @@ def _parts(work: Work) -> tuple[Banded, ...]:
 
 def _natural(relation: Relation, work: Work) -> Banded:
     """One step in natural order."""
-    try:
-        return banded(relation, work.n_q, work.n_k, NATURAL, BLOCK, FLEX)
-    except TooFine:
-        sizes, step = (BLOCK, BLOCK), OrderedRelation(relation, NATURAL)
-        return Banded(step, relation, (work.n_q, work.n_k), sizes, FLEX, endless=True)
+    return banded(relation, work.n_q, work.n_k, NATURAL, BLOCK, FLEX)
 
 
 def _bytes(band: Banded, work: Work) -> int:
     """What the lists of a step take."""
-    order, (q_size, k_size) = band.step.order, band.sizes
+    order, (q_size, k_size) = band.order, band.sizes
     q = axis(work.n_k - work.n_q, work.n_k, order.q, q_size).count
     k = axis(0, work.n_k, order.k, k_size).count
     return LISTED * q * k

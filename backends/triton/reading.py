@@ -30,7 +30,6 @@ from attnspec.backends.triton.tables import (
 )
 from attnspec.graphs.operators import Complement, Intersection, Union
 from attnspec.graphs.relation import Relation
-from attnspec.layout.orders import OrderedRelation
 from attnspec.layout.steps import Banded, whole_layouts_of
 from attnspec.layout.tables import EMPTY_TILE, FULL_TILE
 from attnspec.layout.tile_layout import StepLayout
@@ -61,7 +60,7 @@ class ReadingStep:
         self, band: Banded, relation: Relation, lengths: tuple[int, int], device: torch.device
     ) -> None:
         self.band, self.lengths, self.n, self.device = band, lengths, lengths[1], device
-        layout = self._layout_of(band.step.relation)
+        layout = self._layout_of(band.relation)
         self.q, self.k = side_of(layout.q, device), side_of(layout.k, device)
         full = (layout.kinds == FULL_TILE) & (self._kinds(certain(relation), layout) == FULL_TILE)
         looked = np.flatnonzero(~full)
@@ -147,12 +146,11 @@ class ReadingStep:
 
     def _layout_of(self, relation: Relation) -> StepLayout:
         """The tiles of a relation in the order of the step."""
-        step = OrderedRelation(relation, self.band.step.order)
-        return whole_layouts_of((replace(self.band, step=step),), *self.lengths)[0]
+        return whole_layouts_of((replace(self.band, relation=relation),), *self.lengths)[0]
 
     def _within(self, part: Relation) -> StepLayout:
         """The tiles of a part, as far as it is in the step."""
-        return self._layout_of(Intersection((self.band.step.relation, part)))
+        return self._layout_of(Intersection((self.band.relation, part)))
 
     def _kinds(self, part: Relation, layout: StepLayout) -> np.ndarray:
         return _kinds_in(self._within(part), layout)
