@@ -6,7 +6,7 @@ repeats the last key of its row, so that nothing is read that the row does not r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,15 +14,12 @@ import numpy as np
 
 from attnspec.graphs.edge_table import Drawn, table_of
 from attnspec.graphs.predicates.listable import listable
-from attnspec.graphs.relation import Edges, Progressions, Relation, lengths, sort_edges
+from attnspec.graphs.relation import Edges, Progressions, Relation, sort_edges
 from attnspec.layout.edge_count import edges_of
 from attnspec.limits import LIMITS
 
 SPARE = 0.125
 """Padding allowed for keeping all queries in one matrix and in natural order, per edge."""
-
-_LONG = 4
-"""Keys of a progression, in the mean, from which on its ends are asked for twice."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,11 +86,8 @@ class EdgeLayout:
 def edge_layout(relation: Relation, n_q: int, n_k: int) -> EdgeLayout:
     """The places of all edges of a relation that reads no run-time input."""
     relation = listable(relation, n_k)
-    parts: list[tuple[np.ndarray, np.ndarray]] = []
-    degrees = _closed_degrees(relation, n_q, n_k)
-    if degrees is None:
-        parts = list(_listed_parts(relation, n_q, n_k))
-        degrees = np.concatenate([np.zeros(0, np.int64), *[counts for counts, _ in parts]])
+    parts = list(_listed_parts(relation, n_q, n_k))
+    degrees = np.concatenate([np.zeros(0, np.int64), *[counts for counts, _ in parts]])
     order, groups = _groups(degrees)
     groups = [part for group in groups for part in _apart(group, degrees[group])]
     rows, first = [], 0
@@ -109,72 +103,25 @@ def edge_layout(relation: Relation, n_q: int, n_k: int) -> EdgeLayout:
     offsets = np.concatenate([[0], np.cumsum(widths)])
     if offsets[-1] > np.iinfo(np.int32).max:
         raise ValueError(f"{offsets[-1]:,} places, and no more than 2**31 can be numbered")
-    if parts:
-        keys = _placed(_drained(parts), order, offsets)
-    else:
-        found = _closed_parts(relation, order + (n_k - n_q), widths, n_k)
-        keys = _placed(found, np.arange(n_q), offsets)
+    keys = _placed(parts, order, offsets)
     natural = bool((order == np.arange(n_q)).all())
     return EdgeLayout(
         n_q, n_k, tuple(rows), None if natural else order, keys, offsets.astype(np.int32)
     )
 
 
-def _closed_degrees(relation: Relation, n_q: int, n_k: int) -> np.ndarray | None:
-    """The number of keys of each query, where all rows are known as progressions."""
-    if isinstance(relation, Drawn) or not n_q:
-        return None
-    found = []
-    step = LIMITS.listed_at_once // 16
-    for first in range(n_k - n_q, n_k, step):
-        closed = relation.progressions(np.arange(first, min(first + step, n_k)), n_k)
-        if closed is None:
-            return None
-        counts = lengths(closed)
-        if np.broadcast(*closed).size * _LONG > counts.sum():
-            # their ends are as many as the keys, and those are listed once
-            return None
-        found.append(np.broadcast_to(counts, min(step, n_k - first)))
-    return np.concatenate(found)
-
-
-def _closed_parts(
-    relation: Relation, queries: np.ndarray, widths: np.ndarray, n: int
-) -> Iterator[Edges]:
-    """Ranges of these queries, with so many places each, one after the other: their numbers of
-    keys, and these keys, of a relation whose rows are all known as progressions."""
-    filled = np.cumsum(widths)
-    low = 0
-    while low < len(queries):
-        before = filled[low - 1] if low else 0
-        high = max(
-            low + 1, int(np.searchsorted(filled, before + LIMITS.listed_at_once, side="right"))
-        )
-        closed = relation.progressions(queries[low:high], n)
-        if closed is None:
-            raise TypeError("all rows of this relation were progressions before")
-        yield _expanded(closed, min(high, len(queries)) - low, n)
-        low = high
-
-
-def _drained(parts: list[Edges]) -> Iterator[Edges]:
-    """The parts of a list, which is emptied on the way, so that no graph's keys are there twice."""
-    parts.reverse()
-    while parts:
-        yield parts.pop()
-
-
-def _placed(parts: Iterable[Edges], order: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+def _placed(parts: list[Edges], order: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """The keys in the places of their rows; a place that is too many repeats the last one.
 
-    `parts` are numbers of keys and keys of queries one after the other; `order` lists these by
-    their rows.
+    `parts` are numbers of keys and keys of queries one after the other, emptied on the way, so that
+    no graph's keys are there twice; `order` lists these by their rows.
     """
     places = np.empty(int(offsets[-1]), np.int32)
     starts, widths = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
     starts[order], widths[order] = offsets[:-1], np.diff(offsets)
     first = 0
-    for counts, keys in parts:
+    while parts:
+        counts, keys = parts.pop(0)
         here = slice(first, first + len(counts))
         start, spare = starts[here], widths[here] - counts
         ends = np.cumsum(counts)
