@@ -104,7 +104,6 @@ class Limits:
     classes: int = _limit(2048, 8)  # residue classes of an order
     orders: int = _limit(16, 3)  # orders that are tried for a term
     tokens_ordered: int = _limit(4096, 8)  # tokens that an order lists
-    rectangles: int = _limit(16, 1)  # kinds of tiles that are computed separately
     joined: int = _limit(1 << 16, 16)  # positions of all heads that are laid out as one
     fused: int = _limit(1 << 22, 64)  # scores from which on torch's fused call is taken
     transformed: int = _limit(1 << 13, 8)  # n from which on transforms go channel by channel

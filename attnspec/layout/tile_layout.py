@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from attnspec.graphs.relation import Relation, Tiles, evaluate_pairs, is_closed, phase_of
+from attnspec.graphs.relation import Relation, evaluate_pairs, is_closed, phase_of
 from attnspec.layout.axes import Axis
 from attnspec.layout.orders import Listed, Order
 from attnspec.layout.tables import EMPTY_TILE, FULL_TILE
@@ -78,63 +78,12 @@ def parted(layout: StepLayout) -> list[StepLayout]:
     """The FULL tiles and the others apart, where masks of whole rows would be too large.
 
     A row of tiles with one mask is computed with a mask for all of its keys; below the diagonal of
-    a causal graph that would be n² numbers. Where those of the others are too large still, tiles
-    whose masks are rectangles are FULL ones that are smaller, and long rows are cut.
+    a causal graph that would be n² numbers.
     """
     if _unfolded(layout) <= LIMITS.masks:
         return [layout]
     full = _chosen(layout, layout.kinds == FULL_TILE)
-    masked = _chosen(layout, layout.kinds != FULL_TILE)
-    if _unfolded(masked) <= LIMITS.masks:
-        return [full, masked]
-    rectangles, rest = _rectangles(masked)
-    return [full, *rectangles, *_cut(rest)]
-
-
-def _rectangles(layout: StepLayout) -> tuple[list[StepLayout], StepLayout]:
-    """The tiles whose masks are rectangles, as FULL tiles of these, and the others."""
-    found: dict[tuple[int, int, int, int], list[int]] = {}
-    for number, mask in enumerate(layout.masks):
-        rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-        low, high, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
-        if mask[low:high, left:right].all():
-            found.setdefault((int(low), int(high), int(left), int(right)), []).append(number)
-    parts: list[StepLayout] = []
-    rest = np.ones(len(layout.keys), bool)
-    for (low, high, left, right), numbers in found.items():
-        q, k = _trimmed(layout.q, low, high), _trimmed(layout.k, left, right)
-        if q is None or k is None or len(parts) == LIMITS.rectangles:
-            continue
-        here = np.isin(layout.kinds, numbers)
-        part = _chosen(layout, here)
-        kinds = np.full(len(part.keys), FULL_TILE)
-        parts.append(
-            replace(part, q=q, k=k, kinds=kinds, masks=layout.masks[:0, : q.size, : k.size])
-        )
-        rest &= ~here
-    return parts, _chosen(layout, rest)
-
-
-def _trimmed(axis: Axis, low: int, high: int) -> Axis | None:
-    """The tiles with only some of their places, one behind the other; None where their positions
-    follow no progression, or would no longer follow one another."""
-    if (low, high) == (0, axis.size):
-        return axis
-    if axis.natural or not isinstance(axis.side, int):
-        return None
-    start, step = axis.tiles.start, axis.tiles.step
-    stop = np.minimum(axis.tiles.stop, start + high * step)
-    return replace(axis, size=high - low, tiles=Tiles(start + low * step, stop, step))
-
-
-def _cut(layout: StepLayout) -> list[StepLayout]:
-    """Parts in which no row has more tiles than its mask may have numbers."""
-    if not len(layout.keys):
-        return []
-    wide = max(1, LIMITS.mask_shared // (layout.q.size * layout.k.size))
-    within = np.arange(len(layout.keys)) - np.repeat(layout.starts[:-1], np.diff(layout.starts))
-    part = within // wide
-    return [_chosen(layout, part == number) for number in range(int(part.max()) + 1)]
+    return [full, _chosen(layout, layout.kinds != FULL_TILE)]
 
 
 def _unfolded(layout: StepLayout) -> int:
