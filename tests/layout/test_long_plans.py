@@ -88,3 +88,29 @@ def test_one_module_takes_lengths_in_any_order(body: str, backend: str) -> None:
         )
         for one, other in zip(found, meant, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+
+
+def test_one_set_of_pairs_is_planned_alike_however_it_is_spelled() -> None:
+    bodies = (
+        "where(q // 1024 == k // 1024 and q % 4 == 0 and k % 4 == 0)",
+        "block(size = 1024) & where(q % 4 == 0) & where(k % 4 == 0)",
+        "block(size = 1024) & rows(every(4)) & columns(every(4))",
+    )
+    found = {spec_of(f"attend {body}").plan(2048).steps[0].lines for body in bodies}
+    assert found == {("order of 512 listed queries, 512 listed keys, tiles 64 x 64",)}
+    nothing = spec_of("attend rows(first(300)) & rows(last(300)) & columns(first(9))")
+    assert not nothing.compile("tables").pairs(*(torch.randn(1, 1, 700, 4),) * 2).any()
+
+
+@pytest.mark.parametrize("n", [96, 250, 257])
+def test_the_least_estimate_runs_at_every_length(n: int) -> None:
+    spec = spec_of("attend window(radius = 8) | global(first(1))")
+    for each in spec.plan(n, heads=8).steps:
+        estimates = [c.seconds for c in each.candidates if c.seconds is not None]
+        assert estimates == sorted(estimates)
+    assert chosen(spec, 250) != "torch"
+
+
+def test_documents_that_are_packed_short_are_looked_at_in_the_call() -> None:
+    spec = spec_of("causal input document: ids attend same(document)")
+    assert spec.plan(1024, heads=4).steps[0].chosen.name == "tables"
