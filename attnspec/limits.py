@@ -95,9 +95,8 @@ class Limits:
     tiles_followed: int = _limit(1 << 13, 4096)  # tiles that an estimate follows to the next level
     tile_pairs_surveyed: int = _limit(1 << 16, 64)  # pairs of tiles of a level, before a sample
     queries_sampled: int = _limit(64, 20)  # queries that verification samples
-    edges_cut: int = _limit(1 << 21, 256)  # pairs that are cut from those of a longer sequence
+    pairs_tallied: int = _limit(1 << 21, 256)  # pairs that are listed for a picture
     tally_work: int = _limit(1 << 26, 256)  # progressions times cells that are counted one by one
-    planned_alone: int = _limit(256, 8)  # n up to which each length is planned by itself
     pairs_short: int = _limit(1 << 16, 0)  # pairs up to which one call is quickest
     compared: int = _limit(1 << 17, 16)  # n up to which a graph is compared with the causal one
     rows_looked_up: int = _limit(16, 1)  # queries of a step of generation
@@ -105,7 +104,6 @@ class Limits:
     classes: int = _limit(2048, 8)  # residue classes of an order
     orders: int = _limit(16, 3)  # orders that are tried for a term
     tokens_ordered: int = _limit(4096, 8)  # tokens that an order lists
-    rectangles: int = _limit(16, 1)  # kinds of tiles that are computed separately
     joined: int = _limit(1 << 16, 16)  # positions of all heads that are laid out as one
     fused: int = _limit(1 << 22, 64)  # scores from which on torch's fused call is taken
     transformed: int = _limit(1 << 13, 8)  # n from which on transforms go channel by channel
@@ -135,7 +133,7 @@ class Limits:
     feature_chunk: int = _limit(64, 4)  # positions of a chunk of features
     taylor_chunk: int = _limit(512, 4)  # the same for the Taylor formula
     convolved: int = _limit(64, 4)  # outputs of a convolution that are one product
-    tile_sizes: tuple[int, ...] = _limit((32, 64, 128, 256), (4, 8))  # positions, on offer
+    tile_sizes: tuple[int, ...] = _limit((32, 64), (4, 8))  # positions, on offer
     tile: int = _limit(64, 4)  # positions of a tile where nothing is chosen
     tile_compared: int = _limit(128, 4)  # positions of the tiles that are compared with causal ones
     side: int = _limit(64, 4)  # positions of the finest tiles in which pairs are looked for

@@ -14,17 +14,15 @@ from html import escape
 from attnspec.backends import BACKENDS
 from attnspec.backends.plugins import installed, installed_names
 from attnspec.backends.rows.backend import RowsBackend
-from attnspec.backends.torch_call.backend import TorchCall
-from attnspec.backends.torch_call.forms import form_of
 from attnspec.graphs.bind import BindError, extents_of, located
 from attnspec.graphs.stack import TooMuch
 from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program
+from attnspec.layout.steps import drawn_alike
 from attnspec.limits import LIMITS
-from attnspec.lower.cost_model import MEASURED, current, origin
+from attnspec.lower.costs import SHIPPED, current, origin
 from attnspec.lower.lower import stand_ins, works_of
-from attnspec.lower.ranges import as_planned
 from attnspec.lower.work import (
     ONE,
     Backend,
@@ -46,10 +44,8 @@ RENAMED = {"bands": "tables", "tiles": "tables"}
 ON_REQUEST = "here it runs where it is asked for by name"
 """What stands for the refusal of a backend that is not."""
 
-ROWS, TORCH = (
-    next(each for each in BACKENDS if isinstance(each, kind)) for kind in (RowsBackend, TorchCall)
-)
-"""What runs a few queries, where no backend is asked for by name, and torch's own call."""
+ROWS = next(each for each in BACKENDS if isinstance(each, RowsBackend))
+"""What runs a few queries, where no backend is asked for by name: nothing reads fewer keys."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +116,7 @@ class Plan:
     @property
     def is_estimated(self) -> bool:
         """Whether the estimates are about this device."""
-        return self.device in MEASURED
+        return self.device in SHIPPED
 
     def __str__(self) -> str:
         queries = "" if self.m is None else f"m = {self.m}, "
@@ -296,20 +292,20 @@ def candidates(
     work: Work, device: str, backend: str = AUTO, shape: Shape = ONE
 ) -> tuple[Candidate, ...]:
     """What every backend says of all copies of a work for samples and heads of a shape, the chosen
-    one first, those that refuse last; where one is to be chosen, at the length at which the work is
-    planned."""
+    one first, those that refuse last."""
     check_backend(backend)
-    work = replace(work, device=device)
-    try:
-        found = _estimates(as_planned(work) if backend == AUTO else work, backend, shape)
-    except RelationError:
-        # it has no value there, which says nothing of this length
-        found = _estimates(work, backend, shape)
-    first = _evident(work, device)
+    work = _planned(work, device)
+    # estimates are for heads of 64 numbers
+    times = shape.batch * work.copies * shape.head_dim / 64
+    found = []
+    for each in (*BACKENDS, *installed()):
+        is_asked = each.name == backend or not is_on_request(each, device)
+        refusal = refusal_of(each, work, device) if is_asked else ON_REQUEST
+        found.append(Candidate(each, None if refusal else times * each.cost(work), refusal))
 
     def rank(candidate: Candidate) -> tuple[bool, bool, bool, float]:
-        named, evident = candidate.backend.name == backend, candidate.backend is first
-        return not named, candidate.refusal is not None, not evident, candidate.seconds or 0.0
+        named, few = candidate.backend.name == backend, candidate.backend is ROWS
+        return not named, candidate.refusal is not None, not few, candidate.seconds or 0.0
 
     found.sort(key=rank)
     chosen = found[0]
@@ -326,72 +322,32 @@ def candidates(
     return tuple(found)
 
 
-def _estimates(work: Work, backend: str, shape: Shape) -> list[Candidate]:
-    """What every backend says of all copies of a work, in their own order."""
-    # estimates are for heads of 64 numbers
-    times = shape.batch * work.copies * shape.head_dim / 64
-    found = []
-    for each in (*BACKENDS, *installed()):
-        is_asked = each.name == backend or not is_on_request(each, work.device)
-        refusal = refusal_of(each, work, work.device) if is_asked else ON_REQUEST
-        found.append(Candidate(each, None if refusal else times * each.cost(work), refusal))
-    return found
-
-
 def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
-    """The first of `candidates`, without asking backends that cannot be cheaper for their cost."""
-    check_backend(backend)
-    work = replace(work, device=device)
+    """The first of `candidates`; of one that is asked for by name, whether it refuses is asked
+    alone."""
     if backend != AUTO:
         named = backend_of(backend)
         refusal = refusal_of(named, work, device)
         if refusal is not None:
             raise BackendError(f"the backend {backend} refuses: {refusal}")
         return named
-    evident = _evident(work, device)
-    if evident is not None:
-        return evident
-    try:
-        return _cheapest(as_planned(work), device)
-    except RelationError:
-        # it has no value there, which says nothing of this length
-        return _cheapest(work, device)
-
-
-def _cheapest(work: Work, device: str) -> Backend:
-    able = [each for each in (*BACKENDS, *installed()) if not is_on_request(each, device)]
-    able.sort(key=lambda each: each.least)
-    return _first_of(work, work.copies, tuple(able), device, current(device))
-
-
-@lru_cache(maxsize=1024)
-def _first_of(
-    work: Work, copies: int, able: tuple[Backend, ...], device: str, rates: object
-) -> Backend:
-    """The backend of the least estimate, of those that are able, by these rates."""
-    best: tuple[float, Backend] | None = None
-    for each in able:
-        if best is not None and best[0] <= each.least and device == "cpu":
-            break
-        if refusal_of(each, work, device) is None:
-            seconds = each.cost(work)
-            if best is None or seconds < best[0]:
-                best = seconds, each
-    if best is None:
-        return candidates(work, device)[0].backend
-    return best[1]
-
-
-def _evident(work: Work, device: str) -> Backend | None:
-    """What runs a work so well that planning anything else takes longer than running it."""
+    work = _planned(work, device)
     if refusal_of(ROWS, work, device) is None:
         # nothing reads fewer keys
         return ROWS
-    if work.n_q * work.n_k > LIMITS.pairs_short or refusal_of(TORCH, work, device) is not None:
-        return None
-    # what has no value says so now, not when it runs
-    form_of(work)
-    return TORCH
+    return _cheapest(work, work.copies, device, current(device))
+
+
+def _planned(work: Work, device: str) -> Work:
+    """A work on a type of device, with the draws of the head whose plan it shares."""
+    relation = work.relation if work.mechanism else drawn_alike(work.relation)[0]
+    return replace(work, relation=relation, device=device)
+
+
+@lru_cache(maxsize=1024)
+def _cheapest(work: Work, copies: int, device: str, rates: object) -> Backend:
+    """The backend of the least estimate by these rates."""
+    return candidates(replace(work, copies=copies), device)[0].backend
 
 
 def _said(candidate: Candidate, is_estimated: bool) -> str:

@@ -21,7 +21,7 @@ GROUP = "attnspec.backends"
 RESERVED = "auto"
 """Stands in place of a name for the choice among all backends."""
 
-_NEEDED = ("name", "least", "refuses", "cost", "steps", "build")
+_NEEDED = ("name", "refuses", "cost", "steps", "build")
 
 
 def installed_names() -> list[str]:

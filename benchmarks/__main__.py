@@ -15,7 +15,7 @@ from time import perf_counter
 import torch
 
 from attnspec.bench.timing import machine, versions
-from benchmarks import efficiency, growth, lengths, neighbour, report, shapes
+from benchmarks import efficiency, growth, lengths, report, shapes
 from benchmarks.cases import FULL, QUICK, Settings
 from benchmarks.measuring import PACKAGES, Json, read, write
 
@@ -25,7 +25,6 @@ PARTS: Mapping[str, Callable[[Settings], dict[str, Json]]] = {
     "efficiency": efficiency.measure,
     "shapes": shapes.measure,
     "lengths": lengths.measure,
-    "neighbour": neighbour.measure,
     "growth": growth.measure,
 }
 """The parts of a run, in the order in which they are measured."""

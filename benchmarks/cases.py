@@ -146,9 +146,6 @@ class Settings:
     growth: tuple[int, ...]
     growing: tuple[str, ...]
     shapes: tuple[Shape, ...]
-    neighbour_n: int
-    neighbour: tuple[str, ...]
-    neighbour_shapes: tuple[Shape, ...]
     first: tuple[int, ...]
     first_zoo: int | None
     changing: int
@@ -164,9 +161,6 @@ FULL = Settings(
     growth=(4_096, 8_192, 16_384, 32_768, 65_536),
     growing=GROWING,
     shapes=(*SHAPES, Shape(32, 12, 128)),
-    neighbour_n=8_192,
-    neighbour=_LISTED,
-    neighbour_shapes=SHAPES,
     first=(128, 512, 2_048),
     first_zoo=None,
     changing=1_000,
@@ -181,9 +175,6 @@ QUICK = Settings(
     growth=(2_048, 4_096, 8_192),
     growing=("window(256)", "dilated(2048, 8)", "strided(√n)", "random(32)"),
     shapes=(Shape(1, 12, 128), Shape(2, 12, 512)),
-    neighbour_n=2_048,
-    neighbour=("window(256)", "strided(128)", "BigBird 64, 3"),
-    neighbour_shapes=(Shape(1, 12, 128),),
     first=(128, 512),
     first_zoo=12,
     changing=50,

@@ -16,7 +16,6 @@ from typing import Any
 
 from benchmarks.cases import ETA_TARGETS
 from benchmarks.lengths import CHANGED, MORE, TIMES
-from benchmarks.neighbour import TARGET as BESIDE
 from benchmarks.plots import draw
 from benchmarks.shapes import CEILING, MEAN, MODES
 
@@ -137,45 +136,6 @@ def _over(row: Figures) -> str:
     return f"{row['whole'] / row['steady']:.2f}×"
 
 
-def _neighbour(part: Figures) -> str:
-    rows = [
-        [
-            row["name"],
-            row["mode"],
-            _time(row["quiet"]["median"]),
-            _time(row["busy"]["median"]),
-            f"{row['slower']:.2f}×",
-            f"{row['ratio']:.2f}×",
-        ]
-        for row in part["rows"]
-    ]
-    short = [
-        [
-            row["name"],
-            row["shape"],
-            _time(row["ours"]["median"]),
-            _time(row["torch"]["median"]),
-            f"{row['ratio']:.2f}×",
-        ]
-        for row in part["shapes"]
-    ]
-    first = _section(
-        f"Beside a process that keeps a core busy, n = {part['n']:,}",
-        f"Target: at most {BESIDE:g} times the slow-down of dense attention in the same run. Dense"
-        " attention by 32 calls, and of a quarter of the sequence, slows down more, too: each call"
-        " waits for its last thread, and threads are moved between cores in tens of milliseconds.",
-        "pattern | pass | quiet | busy | slower | of dense attention's",
-        rows,
-    )
-    second = _section(
-        "The same, shapes that people use, forward",
-        "Both sides beside the busy process.",
-        "pattern | shape | attnspec | torch | ratio",
-        short,
-    )
-    return f"{first}\n\n{second}"
-
-
 def _growth(part: Figures) -> str:
     lengths = part["lengths"]
     rows = []
@@ -200,7 +160,6 @@ TABLES: dict[str, Callable[[Figures], str]] = {
     "efficiency": _efficiency,
     "shapes": _shapes,
     "lengths": _lengths,
-    "neighbour": _neighbour,
     "growth": _growth,
 }
 """A table, or two, for each part."""

@@ -38,7 +38,7 @@ from reached import Record, digest_of, tests_reaching
 ROOMS: dict[str, tuple[str, ...]] = {
     "patterns": ("graphs/patterns/*", "graphs/operators", "graphs/relation", "graphs/token_sets"),
     "predicates": ("graphs/predicates/*", "graphs/forms/*", "ir/intervals", "ir/linear"),
-    "planner": ("backends/*", "backends/*/backend", "lower/lower", "lower/cost_model"),
+    "planner": ("backends/*", "backends/*/backend", "lower/lower", "lower/costs"),
     "layouts": ("layout/*", "backends/rows/keys", "graphs/grid", "graphs/edge_table"),
     "kernels": (
         *("backends/common/*", "backends/dense/kernel", "backends/rows/kernel"),

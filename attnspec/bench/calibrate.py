@@ -33,9 +33,8 @@ from attnspec.layout.from_rows import tables_of
 from attnspec.layout.orders import NATURAL, Order
 from attnspec.layout.steps import amounts_of, banded, layouts_of, natural_tables
 from attnspec.limits import LIMITS
-from attnspec.lower.cost_model import Calibration, shipped
+from attnspec.lower.costs import Amounts, Calibration, Rates, shipped, weighed
 from attnspec.lower.lower import stand_ins, works_of
-from attnspec.lower.rates import SHARED, Amounts, GpuRates, Rates
 from attnspec.lower.work import Backend, Call, Kernel, Softcap, Work, refusal_of
 from attnspec.text.decoding import source_of
 
@@ -188,12 +187,9 @@ def gpu_works(device: str) -> Iterator[tuple[str, Work, Backend, Amounts]]:
 def _amounts(backend: Backend, work: Work) -> Amounts:
     """What one head's part of a work takes; nothing where a backend does not say."""
     if isinstance(backend, TablesBackend):
-        amounts = backend.amounts(work, backend.tile(work))
-    else:
-        amounts = getattr(backend, "amounts", lambda work: {})(work)
-    # of what all heads share
-    parts = {name: 1 / GPU_HEADS if name in SHARED else 1 for name in amounts}
-    return {name: x * parts[name] for name, x in amounts.items()}
+        return backend.amounts(work, backend.tile(work))
+    found: Amounts = getattr(backend, "amounts", lambda work: {})(work)
+    return found
 
 
 def _on_gpu(device: str) -> Iterator[Trial | Failed]:
@@ -231,7 +227,8 @@ def _on_cpu() -> Iterator[Trial]:
         for target in LIMITS.tile_sizes:
             whole = (banded(work.relation, n, n, _order(step), target),)
             kernel = SteppedKernel(work, _HEADS, CPU, tables_of(layouts_of(whole, n, n), n, n))
-            yield _trial(f"bands of {target}", text, work, amounts_of(whole, n), kernel)
+            amounts = amounts_of(whole, n, HEADS)
+            yield _trial(f"tables of {target}", text, work, amounts, kernel)
     for n, *parts in MERGED:
         text = " | ".join(part for part, _ in parts)
         work = _work(text, n)
@@ -240,8 +237,9 @@ def _on_cpu() -> Iterator[Trial]:
             for part, step in parts
         )
         kernel = SteppedKernel(work, _HEADS, CPU, tables_of(layouts_of(bands, n, n), n, n))
-        yield _trial("bands", text, work, amounts_of(bands, n), kernel)
-    yield Trial(f"packed documents, n = {PACKED}", {"bands_layout": 1}, _packed(PACKED))
+        yield _trial("tables", text, work, amounts_of(bands, n, HEADS), kernel)
+    layout = weighed("tables", {"layout": 1}, copies=HEADS)
+    yield Trial(f"packed documents, n = {PACKED}", layout, _packed(PACKED))
 
 
 _HEADS = tuple(range(HEADS))
@@ -258,7 +256,7 @@ def _work_of(body: str, n: int) -> Work:
 
 
 def _work(text: str, n: int) -> Work:
-    return Work(Stack(_program(f"attend {text}")).relation(n), n, n)
+    return Work(Stack(_program(f"attend {text}")).relation(n), n, n, copies=HEADS)
 
 
 def _order(step: int) -> Order:
@@ -380,9 +378,7 @@ def _timed(
     return timed
 
 
-def fitted(
-    amounts: Sequence[Amounts], seconds: Sequence[float], known: Rates | GpuRates
-) -> Rates | GpuRates:
+def fitted(amounts: Sequence[Amounts], seconds: Sequence[float], known: Rates) -> Rates:
     """The rates that explain the seconds that these amounts took, in relative terms, near those
     that are `known`."""
     default = asdict(known)
@@ -397,4 +393,4 @@ def fitted(
     shares, _ = nnls(np.concatenate([rows, tied]), right)
     values = np.maximum(shares, LEAST * slower) * before
     found = {name: float(f"{x:.4g}") for name, x in zip(names, values, strict=True)}
-    return type(known)(**found)
+    return Rates(**found)

@@ -22,7 +22,7 @@ from attnspec.backends.planner import AUTO, backend_of, choose
 from attnspec.graphs.relation import Relation
 from attnspec.layout.edge_count import edges_of
 from attnspec.limits import LIMITS
-from attnspec.lower.cost_model import dense_seconds
+from attnspec.lower.costs import dense_seconds
 from attnspec.lower.lower import stand_ins, works_of
 from attnspec.lower.work import Backend, BackendError, Work, is_on_request
 from attnspec.runtime.module import CompiledAttention

@@ -17,8 +17,8 @@ from attnspec.cli.console import progress_bar
 from attnspec.cli.failures import WRONG_FILE
 from attnspec.cli.files import replace_file
 from attnspec.cli.specs import shown_path
-from attnspec.lower.cost_model import (
-    MEASURED,
+from attnspec.lower.costs import (
+    SHIPPED,
     VARIABLE,
     Calibration,
     RatesError,
@@ -46,7 +46,7 @@ class FailedTrials(click.ClickException):
 @click.command("calibrate")
 @click.option(
     "--device",
-    type=click.Choice(MEASURED),
+    type=click.Choice([*SHIPPED]),
     default="cpu",
     show_default=True,
     help="The type of device whose rates they are.",

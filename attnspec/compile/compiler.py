@@ -14,7 +14,6 @@ from attnspec.analysis.counting.degrees import total_edges
 from attnspec.analysis.counting.figures import degree, density
 from attnspec.analysis.reach.leaks import looks_ahead
 from attnspec.backends import BACKENDS
-from attnspec.backends.common.contention import one_thread
 from attnspec.backends.planner import AUTO, require_willing
 from attnspec.backends.plugins import owner_of
 from attnspec.check.lints import ahead_of
@@ -115,9 +114,7 @@ def emit_spec(spec: Elaborated, *, standalone: bool = False, backend: str = "aut
     body = _alone(spec, backend) if standalone else None
     if body is None:
         require_willing(spec.program, backend)
-    # of a few positions: shared by threads, calls take three times as much of a busy machine
-    with one_thread():
-        verified = _verified(spec, backend) if body is None else _verified_alone(spec, body)
+    verified = _verified(spec, backend) if body is None else _verified_alone(spec, body)
     return emit(
         spec.program,
         text=spec.source,

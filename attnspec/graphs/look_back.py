@@ -127,30 +127,16 @@ def _are_steady(tokens: TokenSet) -> bool:
 
 def is_steady(relation: Relation) -> bool:
     """Whether it is plain that a pair does not depend on the length of the sequence."""
-    return counted_blocks(relation) == ()
-
-
-def counted_blocks(relation: Relation) -> tuple[int, ...] | None:
-    """The sizes of blocks by whose number alone, the last being perhaps a shorter one, pairs change
-    with the length of the sequence; None where it is not plain that they do by nothing else."""
     if isinstance(relation, Union | Intersection):
-        found = [counted_blocks(term) for term in relation.terms]
-        known = [sizes for sizes in found if sizes is not None]
-        if len(known) < len(found):
-            return None
-        return tuple(dict.fromkeys(size for sizes in known for size in sizes))
+        return all(map(is_steady, relation.terms))
     if isinstance(relation, Complement | Transpose):
-        return counted_blocks(relation.term)
+        return is_steady(relation.term)
     if isinstance(relation, Shift):
-        found_there = counted_blocks(relation.term)
-        return None if relation.by < 0 else found_there
+        return relation.by >= 0 and is_steady(relation.term)
     predicate = predicate_of(relation) or vars(relation).get("predicate")
     if predicate is not None:
-        steady = all(name in ("q", "k") or name.endswith(")") for name in symbols(predicate))
-        return () if steady else None
+        return all(name in ("q", "k") or name.endswith(")") for name in symbols(predicate))
     tokens = vars(relation).get("tokens")
     if isinstance(tokens, TokenSet):
-        return () if _are_steady(tokens) else None
-    if relation.changing(bool(vars(relation).get("causal"))) is None:
-        return ()
-    return relation.counts_blocks
+        return _are_steady(tokens)
+    return relation.changing(bool(vars(relation).get("causal"))) is None

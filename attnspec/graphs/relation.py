@@ -18,8 +18,7 @@ import numpy as np
 
 from attnspec.ir.mechanisms.declaration import Part
 from attnspec.ir.parameters import RelationError
-from attnspec.ir.program import Crossing
-from attnspec.ir.scalars import Scalar, Symbol
+from attnspec.ir.scalars import Scalar
 from attnspec.limits import LIMITS
 
 EMPTY, SOME, FULL = 0, 1, 2
@@ -134,12 +133,6 @@ class Relation:
     def changing(cls, causal: bool) -> Changing | None:
         """How pairs change with n, in a spec with or without the statement `causal`."""
         return None if causal and cls.changes and not cls.changes.under_causal else cls.changes
-
-    @property
-    def counts_blocks(self) -> tuple[int, ...] | None:
-        """Where pairs change with n: the sizes of the blocks by whose numbers alone they do, the
-        last being perhaps a shorter one; None where they do by more."""
-        return None
 
     @classmethod
     def order(cls, given: Mapping[str, Scalar]) -> Scalar | None:
@@ -509,25 +502,6 @@ def takes_tensors(relation: Relation) -> bool:
     """Whether `holds` of the relation takes tensors of positions, wherever they are."""
     parts = [part for part in _parts(relation) if isinstance(part, Relation)]
     return not relation.numpy_only and all(map(takes_tensors, parts))
-
-
-def is_of_any_length(value: object) -> bool:
-    """Whether a relation, or a part of it, is the same thing whatever the length is: it is on no
-    grid, asks for no n, and holds no array, and no two sequences: these have lengths of their
-    own."""
-    if isinstance(value, Crossing):
-        return False
-    if isinstance(value, tuple):
-        return all(map(is_of_any_length, value))
-    if isinstance(value, Symbol):
-        return value.name != "n"
-    if not is_dataclass(value):
-        return value is None or isinstance(value, bool | int | float | str)
-    for entry in fields(value):
-        content, parameter = getattr(value, entry.name), entry.metadata.get("parameter")
-        if (parameter and parameter.context == "grid" and content) or not is_of_any_length(content):
-            return False
-    return True
 
 
 Value = TypeVar("Value")

@@ -6,7 +6,7 @@ repeats the last key of its row, so that nothing is read that the row does not r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,15 +14,12 @@ import numpy as np
 
 from attnspec.graphs.edge_table import Drawn, table_of
 from attnspec.graphs.predicates.listable import listable
-from attnspec.graphs.relation import Edges, Progressions, Relation, lengths, sort_edges
+from attnspec.graphs.relation import Edges, Progressions, Relation, sort_edges
 from attnspec.layout.edge_count import edges_of
 from attnspec.limits import LIMITS
 
 SPARE = 0.125
 """Padding allowed for keeping all queries in one matrix and in natural order, per edge."""
-
-_LONG = 4
-"""Keys of a progression, in the mean, from which on its ends are asked for twice."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,52 +60,6 @@ class EdgeLayout:
         return self.order[rows.first : rows.last].astype(np.int32)
 
     @cached_property
-    def _looks_back(self) -> bool:
-        """Whether no query reads a later key."""
-        return bool((self.keys <= self.queries + (self.n_k - self.n_q)).all())
-
-    def below(self, n: int) -> EdgeLayout:
-        """The places of the first n queries and keys, of a layout of as many queries as keys, where
-        pairs are the same."""
-        order = np.arange(self.n_q) if self.order is None else self.order
-        behind = self.rows[-1].last if self.rows else 0
-        rows, queries, places, widths = [], [], [], []
-        # the queries of some rows are ascending
-        none = [order[behind:][: np.searchsorted(order[behind:], n)]]
-        first = 0
-        for each in self.rows:
-            mine = order[each.first : each.last]
-            mine = mine[: np.searchsorted(mine, n)]
-            start = int(self.offsets[each.first])
-            keys = self.keys[start : start + len(mine) * each.width].reshape(-1, each.width)
-            held = None if each.held is None else each.held[: len(mine)]
-            # no query has more places than there are keys
-            if each.width > n or not (self._looks_back or (keys < n).all()):
-                # the keys of a query are ascending
-                there = keys < n if held is None else held & (keys < n)
-                counts = there.sum(axis=1)
-                none.append(mine[counts == 0])
-                some, width = counts > 0, int(counts.max(initial=0))
-                mine, keys, there = mine[some], keys[some, :width], there[some, :width]
-                last = keys[np.arange(len(keys)), counts[some] - 1]
-                keys = np.where(there, keys, last[:, None])
-                held = None if there.all() else there
-            if len(mine):
-                width = keys.shape[1]
-                rows.append(Rows(first, first + len(mine), width, held))
-                queries.append(mine)
-                places.append(keys.ravel())
-                widths.append(np.full(len(mine), width))
-                first += len(mine)
-        offsets = np.zeros(n + 1, np.int32)
-        offsets[1 : first + 1] = np.cumsum(np.concatenate([np.zeros(0, int), *widths]))
-        offsets[first + 1 :] = offsets[first]
-        found = np.concatenate([*queries, *none])
-        natural = bool((found == np.arange(n)).all())
-        keys = np.concatenate([np.zeros(0, np.int32), *places])
-        return EdgeLayout(n, n, tuple(rows), None if natural else found, keys, offsets)
-
-    @cached_property
     def queries(self) -> np.ndarray:
         """The query of each place, counted among the last n_q positions, int32."""
         order = np.arange(self.n_q) if self.order is None else self.order
@@ -135,11 +86,8 @@ class EdgeLayout:
 def edge_layout(relation: Relation, n_q: int, n_k: int) -> EdgeLayout:
     """The places of all edges of a relation that reads no run-time input."""
     relation = listable(relation, n_k)
-    parts: list[tuple[np.ndarray, np.ndarray]] = []
-    degrees = _closed_degrees(relation, n_q, n_k)
-    if degrees is None:
-        parts = list(_listed_parts(relation, n_q, n_k))
-        degrees = np.concatenate([np.zeros(0, np.int64), *[counts for counts, _ in parts]])
+    parts = list(_listed_parts(relation, n_q, n_k))
+    degrees = np.concatenate([np.zeros(0, np.int64), *[counts for counts, _ in parts]])
     order, groups = _groups(degrees)
     groups = [part for group in groups for part in _apart(group, degrees[group])]
     rows, first = [], 0
@@ -155,72 +103,25 @@ def edge_layout(relation: Relation, n_q: int, n_k: int) -> EdgeLayout:
     offsets = np.concatenate([[0], np.cumsum(widths)])
     if offsets[-1] > np.iinfo(np.int32).max:
         raise ValueError(f"{offsets[-1]:,} places, and no more than 2**31 can be numbered")
-    if parts:
-        keys = _placed(_drained(parts), order, offsets)
-    else:
-        found = _closed_parts(relation, order + (n_k - n_q), widths, n_k)
-        keys = _placed(found, np.arange(n_q), offsets)
+    keys = _placed(parts, order, offsets)
     natural = bool((order == np.arange(n_q)).all())
     return EdgeLayout(
         n_q, n_k, tuple(rows), None if natural else order, keys, offsets.astype(np.int32)
     )
 
 
-def _closed_degrees(relation: Relation, n_q: int, n_k: int) -> np.ndarray | None:
-    """The number of keys of each query, where all rows are known as progressions."""
-    if isinstance(relation, Drawn) or not n_q:
-        return None
-    found = []
-    step = LIMITS.listed_at_once // 16
-    for first in range(n_k - n_q, n_k, step):
-        closed = relation.progressions(np.arange(first, min(first + step, n_k)), n_k)
-        if closed is None:
-            return None
-        counts = lengths(closed)
-        if np.broadcast(*closed).size * _LONG > counts.sum():
-            # their ends are as many as the keys, and those are listed once
-            return None
-        found.append(np.broadcast_to(counts, min(step, n_k - first)))
-    return np.concatenate(found)
-
-
-def _closed_parts(
-    relation: Relation, queries: np.ndarray, widths: np.ndarray, n: int
-) -> Iterator[Edges]:
-    """Ranges of these queries, with so many places each, one after the other: their numbers of
-    keys, and these keys, of a relation whose rows are all known as progressions."""
-    filled = np.cumsum(widths)
-    low = 0
-    while low < len(queries):
-        before = filled[low - 1] if low else 0
-        high = max(
-            low + 1, int(np.searchsorted(filled, before + LIMITS.listed_at_once, side="right"))
-        )
-        closed = relation.progressions(queries[low:high], n)
-        if closed is None:
-            raise TypeError("all rows of this relation were progressions before")
-        yield _expanded(closed, min(high, len(queries)) - low, n)
-        low = high
-
-
-def _drained(parts: list[Edges]) -> Iterator[Edges]:
-    """The parts of a list, which is emptied on the way, so that no graph's keys are there twice."""
-    parts.reverse()
-    while parts:
-        yield parts.pop()
-
-
-def _placed(parts: Iterable[Edges], order: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+def _placed(parts: list[Edges], order: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """The keys in the places of their rows; a place that is too many repeats the last one.
 
-    `parts` are numbers of keys and keys of queries one after the other; `order` lists these by
-    their rows.
+    `parts` are numbers of keys and keys of queries one after the other, emptied on the way, so that
+    no graph's keys are there twice; `order` lists these by their rows.
     """
     places = np.empty(int(offsets[-1]), np.int32)
     starts, widths = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
     starts[order], widths[order] = offsets[:-1], np.diff(offsets)
     first = 0
-    for counts, keys in parts:
+    while parts:
+        counts, keys = parts.pop(0)
         here = slice(first, first + len(counts))
         start, spare = starts[here], widths[here] - counts
         ends = np.cumsum(counts)

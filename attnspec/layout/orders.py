@@ -8,8 +8,9 @@ progressions: tiles of step s, class by class, so a residue order is no table bu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import product
 from math import lcm, prod
 from typing import TypeAlias
@@ -64,7 +65,7 @@ class Order:
     def __str__(self) -> str:
         if self.q == self.k == 1:
             return "natural order"
-        if self.q == self.k:
+        if self.q == self.k and isinstance(self.q, int):
             return f"order of residues mod {self.q}"
         parts = []
         for what, side in (("queries", self.q), ("keys", self.k)):
@@ -78,14 +79,6 @@ class Order:
 
 
 NATURAL = Order()
-
-
-@dataclass(frozen=True)
-class OrderedRelation:
-    """A relation and the order in which its tiles are looked for."""
-
-    relation: Relation
-    order: Order
 
 
 @lru_cache(maxsize=256)
@@ -121,29 +114,21 @@ def _intersection(terms: tuple[Relation, ...]) -> Relation:
 
 def orders_of(term: Relation, n: int) -> tuple[Order, ...]:
     """The orders worth trying for a term of `terms_of`, the natural one first."""
-    found: dict[Order, None] = {}
+    found = {NATURAL: None}
     leaves = term.terms if isinstance(term, Intersection) else (term,)
-    steps = []
-    for leaf in leaves:
-        for q, k in leaf.strides(n):
-            if max(q, k) <= LIMITS.classes:
-                found[Order(q, k)] = None
-            if q == k:
-                steps.append(q)
-        rows, columns = leaf.listing(n)
-        if rows is not None or columns is not None:
-            found[Order(_listed(rows), _listed(columns))] = None
-        grid = leaf.boxes()
-        if grid is not None:
-            keys = Boxed(*grid, _box(grid[0], 2 ** len(grid[0])))
-            for cells in BOXES:
-                found[Order(Boxed(*grid, _box(grid[0], cells)), keys)] = None
-    common = lcm(*steps)
-    whole = [NATURAL]
-    if len(steps) > 1 and common <= LIMITS.classes:
+    steps = [step for leaf in leaves for step in leaf.strides(n)]
+    if steps:
         # an intersection of residues is a residue of the least common multiple
-        whole.append(Order(common, common))
-    return tuple(dict.fromkeys([*whole, *found]))[: LIMITS.orders]
+        queries, keys = zip(*steps, strict=True)
+        steps = [(lcm(*queries), lcm(*keys)), *steps]
+    found |= {Order(q, k): None for q, k in steps if max(q, k) <= LIMITS.classes}
+    rows, columns = zip(*(leaf.listing(n) for leaf in leaves), strict=True)
+    found[Order(_listed(rows), _listed(columns))] = None
+    for grid in filter(None, (leaf.boxes() for leaf in leaves)):
+        keys_of = Boxed(*grid, _box(grid[0], 2 ** len(grid[0])))
+        for cells in BOXES:
+            found[Order(Boxed(*grid, _box(grid[0], cells)), keys_of)] = None
+    return tuple(found)[: LIMITS.orders]
 
 
 def _box(extents: tuple[int, ...], cells: int) -> tuple[int, ...]:
@@ -158,10 +143,14 @@ def _box(extents: tuple[int, ...], cells: int) -> tuple[int, ...]:
     return tuple(box)
 
 
-def _listed(positions: np.ndarray | None) -> Side:
-    if positions is None or len(positions) > LIMITS.tokens_ordered:
+def _listed(sets: Sequence[np.ndarray | None]) -> Side:
+    """The positions that stand in all the sets that there are; natural order where these are
+    many."""
+    known = [positions for positions in sets if positions is not None]
+    if not known:
         return 1
-    return Listed(tuple(positions.tolist()))
+    common = reduce(np.intersect1d, known)
+    return 1 if len(common) > LIMITS.tokens_ordered else Listed(tuple(common.tolist()))
 
 
 def without(term: Relation, earlier: tuple[Relation, ...]) -> Relation:

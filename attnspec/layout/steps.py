@@ -7,118 +7,115 @@ order, and comes before them, because it leaves more of its tiles FULL when noth
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import TypeAlias
 
 import numpy as np
 
 from attnspec.graphs.operators import Union
-from attnspec.graphs.relation import Relation, with_head
-from attnspec.ir.parameters import RelationError
+from attnspec.graphs.relation import Relation, heads_in, with_head
 from attnspec.layout.from_rows import tables_of
-from attnspec.layout.orders import (
-    NATURAL,
-    Boxed,
-    Listed,
-    Order,
-    OrderedRelation,
-    Side,
-    orders_of,
-    terms_of,
-    without,
-)
+from attnspec.layout.orders import NATURAL, Boxed, Listed, Order, Side, orders_of, terms_of, without
 from attnspec.layout.tables import Tables
 from attnspec.layout.tile_layout import StepLayout, parted, step_layout
-from attnspec.layout.tiling import Survey, TooFine, classify, survey
+from attnspec.layout.tiling import Survey, survey
 from attnspec.limits import LIMITS
-from attnspec.lower.cost_model import current, dense_seconds
-from attnspec.lower.ranges import drawn_alike, planned_length
-from attnspec.lower.rates import Amounts
+from attnspec.lower.costs import Amounts, dense_seconds, seconds_for, together, weighed
 from attnspec.lower.work import Work
 
-LARGE = (512, 1024, 2048, 4096)
+LARGE = (256, 1024, 4096)
 """Tile sizes for graphs of which smaller ones would be more than `LIMITS.tiles`."""
 
 READING = 0.5
 """What run-time inputs are taken to leave of the dense cost before they are seen."""
+
+FEW = 4
+"""Tiles in natural order, up to which they are of equal size."""
+
+Lengths: TypeAlias = tuple[int, int]
+"""Queries, which are the last of them, and keys."""
 
 
 @dataclass(frozen=True)
 class Means:
     """What computes steps, as far as choosing them goes.
 
-    `name` begins its rates on a type of device; `targets` and `large` are the tile sizes on offer,
-    and `size` is that of the tiles of a side of so many positions then; `amounts` is what a step
+    `kind` are its weights on a type of device; `targets` and `large` are the tile sizes on offer,
+    and `size` is that of the tiles of a side of so many positions then; `units` is what a step
     takes.
     """
 
-    name: str
+    kind: str
     device: str
     targets: tuple[int, ...]
     large: tuple[int, ...]
-    amounts: Callable[[Survey, Order], Amounts]
+    units: Callable[[Survey, Order], Mapping[str, float]]
     size: Callable[[int, Side, int], int]
 
 
 @dataclass(frozen=True)
 class Banded:
-    """One step as chosen: what it covers of which term, in which order, in which tiles at which
-    lengths, and what that takes; `endless` where there are too many tiles of any size."""
+    """One step: its pairs, their order, and the sizes of its tiles at these lengths."""
 
-    step: OrderedRelation
-    term: Relation
-    lengths: tuple[int, int]
+    relation: Relation
+    order: Order
+    lengths: Lengths
     sizes: tuple[int, int]
     means: Means
-    endless: bool = False
 
     @cached_property
     def tiles(self) -> Survey:
         """About how many tiles there are of which kind."""
-        return survey(self.step.relation, *self.lengths, self.step.order, self.sizes)
-
-    @cached_property
-    def amounts(self) -> Amounts:
-        """What the step takes."""
-        if self.endless:
-            return {f"{self.means.name}_pair": math.inf}
-        return self.means.amounts(self.tiles, self.step.order)
+        return survey(self.relation, *self.lengths, self.order, self.sizes)
 
     @property
-    def seconds(self) -> float:
-        """The estimate."""
-        return current(self.means.device).seconds(self.amounts)
+    def endless(self) -> bool:
+        """Whether there are too many tiles to list."""
+        return self.tiles.tiles > LIMITS.tiles
+
+    @cached_property
+    def units(self) -> Mapping[str, float]:
+        """What the step takes."""
+        return {"pair": math.inf} if self.endless else self.means.units(self.tiles, self.order)
 
     @property
     def pairs(self) -> float:
         """The pairs of its tiles."""
-        return self.amounts.get(f"{self.means.name}_pair", math.inf)
+        return self.units["pair"]
+
+    @property
+    def seconds(self) -> float:
+        """The estimate, for a head by itself."""
+        return seconds_of((self,), 0)
 
     def __str__(self) -> str:
-        return f"{self.step.order}, tiles {self.sizes[0]} x {self.sizes[1]}"
+        return f"{self.order}, tiles {self.sizes[0]} x {self.sizes[1]}"
 
 
-def _of_bands(tiles: Survey, order: Order) -> Amounts:
+def _of_bands(tiles: Survey, order: Order) -> Mapping[str, float]:
     full, undecided = tiles.area
-    moved = 0 if order.k == 1 else tiles.k.size * tiles.k.count
     return {
-        "bands_step": 1,
-        "bands_row": tiles.q.count,
-        "bands_query": tiles.q.count * tiles.q.size,
-        "bands_pair": full + undecided,
-        "bands_masked": undecided,
-        "bands_gather": tiles.gathered * tiles.k.size,
-        "bands_reorder": moved,
+        "call": 1,
+        "row": tiles.q.count,
+        "query": tiles.q.count * tiles.q.size,
+        "pair": full + undecided,
+        "masked": undecided,
+        "gather": tiles.gathered * tiles.k.size,
+        "reorder": 0 if order.k == 1 else tiles.k.size * tiles.k.count,
     }
 
 
 def about(length: int, side: Side, target: int) -> int:
     """Equal tiles of about the target's size for lists, or classes of about length / step; whole
-    boxes."""
+    boxes. In natural order tiles are of the target's size, with which blocks begin mostly, unless
+    they are few."""
     if isinstance(side, Boxed):
         return side.size
     members = members_of(length, side)
+    if side == 1 and members >= FEW * target:
+        return target
     return -(-members // max(1, round(members / target)))
 
 
@@ -139,102 +136,80 @@ def members_of(length: int, side: Side) -> int:
     return max(1, -(-length // (side if isinstance(side, int) else 1)))
 
 
-BANDS = Means("bands", "cpu", LIMITS.tile_sizes, LARGE, _of_bands, about)
+BANDS = Means("tables", "cpu", LIMITS.tile_sizes, LARGE, _of_bands, about)
 """The flash kernel of the CPU."""
 
 
-@lru_cache(maxsize=64)
-def bands_of(relation: Relation, n_q: int, n_k: int, means: Means = BANDS) -> tuple[Banded, ...]:
-    """The steps of a relation, disjoint, in the order in which they are computed; chosen for the
-    whole range of lengths where there is one, and for all heads that draw alike."""
-    planned, (first, head) = planned_length(relation, n_q, n_k), drawn_alike(relation)
-    lengths = (n_q, n_k) if planned == n_k else (planned, planned)
-    if planned != n_k or first is not relation:
-        try:
-            found = [_moved(band, n_q, n_k, head) for band in chosen_at(first, *lengths, means)]
-        except RelationError:
-            # it has no value there, which says nothing of this length
-            found = [None]
-        if None not in found:
-            return tuple(band for band in found if band is not None)
-    return chosen_at(relation, n_q, n_k, means)
-
-
-def _moved(band: Banded, n_q: int, n_k: int, head: int | None) -> Banded | None:
-    """A band at other lengths, of the draws of another head; None where it has no like there."""
-    order = band.step.order
-    if not (isinstance(order.q, int) and isinstance(order.k, int)):
-        before, now = (orders_of(band.term, n) for n in (band.lengths[1], n_k))
-        if order not in before or len(before) != len(now):
-            return None
-        order = now[before.index(order)]
-    if band.endless:
-        return None
-    relation, term = with_head(band.step.relation, head), with_head(band.term, head)
-    return replace(band, step=OrderedRelation(relation, order), term=term, lengths=(n_q, n_k))
+@lru_cache(maxsize=256)
+def drawn_alike(relation: Relation) -> tuple[Relation, int | None]:
+    """The relation of which heads that differ in what they draw share a plan, that of the first
+    one, and whose draws these are, None for its own."""
+    head = max(heads_in(relation), default=0)
+    if not head:
+        return relation, None
+    first = with_head(relation, 0)
+    return (first, head) if with_head(first, head) == relation else (relation, None)
 
 
 @lru_cache(maxsize=256)
-def chosen_at(relation: Relation, n_q: int, n_k: int, means: Means = BANDS) -> tuple[Banded, ...]:
-    """The steps of a relation as chosen for these lengths alone."""
-    whole = _best(relation, n_q, n_k, (NATURAL,), means)
-    terms = terms_of(relation)
-    if len(terms) == 1 and len(orders_of(terms[0], n_k)) == 1:
-        return (whole,)
-    apart: list[tuple[Relation, Order]] = []
-    together: list[Relation] = []
-    for term in terms:
-        best = _best(term, n_q, n_k, orders_of(term, n_k), means)
-        if best.step.order == NATURAL:
-            together.append(term)
-        else:
-            apart.append((term, best.step.order))
+def bands_of(relation: Relation, n_q: int, n_k: int, means: Means = BANDS) -> tuple[Banded, ...]:
+    """The steps of a relation, disjoint, in the order in which they are computed; chosen once for
+    all heads that draw alike."""
+    first, head = drawn_alike(relation)
+    if head is not None:
+        found = bands_of(first, n_q, n_k, means)
+        return tuple(replace(x, relation=with_head(x.relation, head)) for x in found)
+    lengths = n_q, n_k
+    whole = _best(relation, lengths, (NATURAL,), means)
+    orders = {
+        term: _best(term, lengths, orders_of(term, n_k), means).order for term in terms_of(relation)
+    }
+    apart = [term for term, order in orders.items() if order != NATURAL]
     if not apart:
         return (whole,)
-    found: list[Banded] = []
-    earlier: tuple[Relation, ...] = ()
-    for term, order in apart:
-        found.append(_best(without(term, earlier), n_q, n_k, (order,), means, term))
-        earlier = (*earlier, term)
-    if together:
-        rest = together[0] if len(together) == 1 else Union(tuple(together))
-        found.append(_best(without(rest, earlier), n_q, n_k, (NATURAL,), means))
-    return tuple(found) if seconds_of(found, n_q) < whole.seconds else (whole,)
+    steps: list[Banded] = []
+    for index, term in enumerate(apart):
+        rest = without(term, tuple(apart[:index]))
+        steps.append(_best(rest, lengths, (orders[term],), means))
+    natural = tuple(term for term, order in orders.items() if order == NATURAL)
+    if natural:
+        others = without(natural[0] if len(natural) == 1 else Union(natural), tuple(apart))
+        steps.append(_best(others, lengths, (NATURAL,), means))
+    return tuple(steps) if seconds_of(steps, n_q) < whole.seconds else (whole,)
 
 
-def amounts_of(bands: Sequence[Banded], n_q: int) -> Amounts:
-    """What all steps and merging them take."""
-    total = {f"{bands[0].means.name}_merge": n_q * (len(bands) - 1.0)}
-    for band in bands:
-        for name, amount in band.amounts.items():
-            total[name] = total.get(name, 0.0) + amount
-    return total
+def amounts_of(bands: Sequence[Banded], n_q: int, copies: int = 1) -> Amounts:
+    """What all steps and merging them take, for one of so many heads that share their calls."""
+    kind, device = bands[0].means.kind, bands[0].means.device
+    steps = [weighed(kind, band.units, device, copies) for band in bands]
+    if len(bands) > 1:
+        steps.append(weighed(kind, {"merge": n_q * (len(bands) - 1)}, device))
+    return together(*steps)
 
 
 def seconds_of(bands: Sequence[Banded], n_q: int, copies: int = 1) -> float:
-    """The estimate of all steps and of merging them, where so many share their calls."""
-    return current(bands[0].means.device).seconds(amounts_of(bands, n_q), copies)
+    """The estimate of all steps and of merging them, where so many heads share their calls."""
+    return seconds_for(amounts_of(bands, n_q, copies), bands[0].means.device)
 
 
 def reading_seconds(work: Work) -> float:
     """The estimate for a graph that reads run-time inputs, of which nothing is known before they
     are seen."""
-    return current().bands_layout + READING * dense_seconds(work)
+    layout = weighed("tables", {"layout": 1}, copies=work.copies)
+    return seconds_for(layout) + READING * dense_seconds(work)
 
 
 def layouts_of(bands: tuple[Banded, ...], n_q: int, n_k: int) -> list[StepLayout]:
     """The tiles of every step, some in two parts; raises TooFine where they are too many."""
     return [
-        layout
-        for band in bands
-        for layout in _layouts(band.step.relation, n_q, n_k, band.step.order, band.sizes)
+        part for band in bands for part in _parted(band.relation, n_q, n_k, band.order, band.sizes)
     ]
 
 
 def whole_layouts_of(bands: tuple[Banded, ...], n_q: int, n_k: int) -> list[StepLayout]:
     """The tiles of every step, each in one part: where a mask is looked up tile by tile, those of
     long rows are no larger than those of short ones."""
-    return [_whole(band.step.relation, n_q, n_k, band.step.order, band.sizes) for band in bands]
+    return [step_layout(band.relation, n_q, n_k, band.order, band.sizes) for band in bands]
 
 
 def natural_tables(relation: Relation, n_q: int, n_k: int, tile: int) -> Tables[np.ndarray]:
@@ -244,67 +219,36 @@ def natural_tables(relation: Relation, n_q: int, n_k: int, tile: int) -> Tables[
 
 def natural_layout(relation: Relation, n_q: int, n_k: int, tile: int) -> StepLayout:
     """The square tiles of a size in natural order."""
-    return _whole(relation, n_q, n_k, NATURAL, (tile, tile))
+    return step_layout(relation, n_q, n_k, NATURAL, (tile, tile))
 
 
 @lru_cache(maxsize=64)
-def _layouts(
+def _parted(
     relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
 ) -> tuple[StepLayout, ...]:
     # layers of one graph share what is laid out
-    return tuple(parted(_whole(relation, n_q, n_k, order, sizes)))
+    return tuple(parted(step_layout(relation, n_q, n_k, order, sizes)))
 
 
-@lru_cache(maxsize=16)
-def _whole(
-    relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
-) -> StepLayout:
-    return step_layout(classify(relation, n_q, n_k, order, sizes), relation, n_k)
-
-
-def _best(
-    relation: Relation,
-    n_q: int,
-    n_k: int,
-    orders: tuple[Order, ...],
-    means: Means,
-    term: Relation | None = None,
-) -> Banded:
+def _best(relation: Relation, lengths: Lengths, orders: tuple[Order, ...], means: Means) -> Banded:
+    """A relation as the one step that takes least."""
     found: list[Banded] = []
     for order in orders:
         for target in (*means.targets, *means.large):
-            try:
-                found.append(banded(relation, n_q, n_k, order, target, means, term))
-            except TooFine:
-                continue
-            if target >= means.targets[-1]:
+            band = banded(relation, *lengths, order, target, means)
+            found.append(band)
+            if target >= means.targets[-1] and not band.endless:
                 break
-    if not found:
-        last = means.targets[-1]
-        sizes = means.size(n_q, 1, last), means.size(n_k, 1, last)
-        step = OrderedRelation(relation, NATURAL)
-        return Banded(step, relation, (n_q, n_k), sizes, means, endless=True)
     return min(found, key=lambda band: band.seconds)
 
 
 def banded(
-    relation: Relation,
-    n_q: int,
-    n_k: int,
-    order: Order,
-    target: int,
-    means: Means = BANDS,
-    term: Relation | None = None,
+    relation: Relation, n_q: int, n_k: int, order: Order, target: int, means: Means = BANDS
 ) -> Banded:
-    """A relation, what is left of a term if one is given, as one step in an order and in tiles of
-    about a size; raises TooFine."""
+    """A relation as one step in an order and in tiles of about a size."""
     targets = target, target
     if target > means.targets[-1] and order.q != order.k:
         # where only one side is natural, its tiles are long, or the masks of all offsets are many
         targets = (4 * target, target // 4) if order.q == 1 else (target // 4, 4 * target)
     sizes = means.size(n_q, order.q, targets[0]), means.size(n_k, order.k, targets[1])
-    step = OrderedRelation(relation, order)
-    band = Banded(step, relation if term is None else term, (n_q, n_k), sizes, means)
-    if band.tiles.tiles > LIMITS.tiles:
-        raise TooFine(f"about {band.tiles.tiles:,.0f} tiles, at most {LIMITS.tiles:,} are listed")
-    return band
+    return Banded(relation, order, (n_q, n_k), sizes, means)

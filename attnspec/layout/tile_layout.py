@@ -7,14 +7,15 @@ only where masks do.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
-from attnspec.graphs.relation import Relation, Tiles, evaluate_pairs, is_closed, phase_of
+from attnspec.graphs.relation import Relation, evaluate_pairs, is_closed, phase_of
 from attnspec.layout.axes import Axis
-from attnspec.layout.orders import Listed
+from attnspec.layout.orders import Listed, Order
 from attnspec.layout.tables import EMPTY_TILE, FULL_TILE
-from attnspec.layout.tiling import Classified
+from attnspec.layout.tiling import classify
 from attnspec.limits import LIMITS
 
 _CODES = 1 << 62
@@ -37,39 +38,24 @@ class StepLayout:
     kinds: np.ndarray
     masks: np.ndarray
 
-    def pairs(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Every pair that the tiles hold, as arrays q, k; a pair held twice stands twice."""
-        q_at = self.q.positions.reshape(-1, self.q.size)
-        k_at = self.k.positions.reshape(-1, self.k.size)
-        found = []
-        for row in range(self.q.count):
-            for entry in range(self.starts[row], self.starts[row + 1]):
-                column, kind = int(self.keys[entry]), int(self.kinds[entry])
-                held = (q_at[row][:, None] >= 0) & (k_at[column][None] >= 0)
-                if kind != FULL_TILE:
-                    held &= self.masks[kind]
-                q, k = np.nonzero(held)
-                found.append((q_at[row][q], k_at[column][k]))
-        if not found:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        return np.concatenate([f[0] for f in found]), np.concatenate([f[1] for f in found])
 
-
-def step_layout(found: Classified, relation: Relation, n: int) -> StepLayout:
-    """The tiles of a step, every one of them decided."""
-    rows, columns = found.undecided
-    first, phase = same_masks(found.q, found.k, rows, columns, relation, n)
-    kinds, masks = looked_into(found.q, found.k, rows[first], columns[first], relation, n)
+@lru_cache(maxsize=16)
+def step_layout(
+    relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
+) -> StepLayout:
+    """The tiles of a step, every one of them decided; raises TooFine where they are too many."""
+    q, k, (q_full, k_full), (rows, columns) = classify(relation, n_q, n_k, order, sizes)
+    first, phase = _same_masks(q, k, rows, columns, relation, n_k)
+    kinds, masks = _looked_into(q, k, rows[first], columns[first], relation, n_k)
     kinds = kinds[phase]
     kept = kinds != EMPTY_TILE
-    q_full, k_full = found.fine()
     q_all, k_all = np.concatenate([q_full, rows[kept]]), np.concatenate([k_full, columns[kept]])
     kinds = np.concatenate([np.full(len(q_full), FULL_TILE), kinds[kept]])
-    kinds, masks = _short(found.k, k_all, kinds, masks)
-    order = np.argsort(q_all * found.k.count + found.k.ranked(k_all))
-    starts = np.zeros(found.q.count + 1, np.int64)
-    np.cumsum(np.bincount(q_all, minlength=found.q.count), out=starts[1:])
-    return StepLayout(found.q, found.k, starts, k_all[order], kinds[order], masks)
+    kinds, masks = _short(k, k_all, kinds, masks)
+    inside = np.argsort(q_all * k.count + k.ranked(k_all))
+    starts = np.zeros(q.count + 1, np.int64)
+    np.cumsum(np.bincount(q_all, minlength=q.count), out=starts[1:])
+    return StepLayout(q, k, starts, k_all[inside], kinds[inside], masks)
 
 
 def _short(
@@ -92,63 +78,12 @@ def parted(layout: StepLayout) -> list[StepLayout]:
     """The FULL tiles and the others apart, where masks of whole rows would be too large.
 
     A row of tiles with one mask is computed with a mask for all of its keys; below the diagonal of
-    a causal graph that would be n² numbers. Where those of the others are too large still, tiles
-    whose masks are rectangles are FULL ones that are smaller, and long rows are cut.
+    a causal graph that would be n² numbers.
     """
     if _unfolded(layout) <= LIMITS.masks:
         return [layout]
     full = _chosen(layout, layout.kinds == FULL_TILE)
-    masked = _chosen(layout, layout.kinds != FULL_TILE)
-    if _unfolded(masked) <= LIMITS.masks:
-        return [full, masked]
-    rectangles, rest = _rectangles(masked)
-    return [full, *rectangles, *_cut(rest)]
-
-
-def _rectangles(layout: StepLayout) -> tuple[list[StepLayout], StepLayout]:
-    """The tiles whose masks are rectangles, as FULL tiles of these, and the others."""
-    found: dict[tuple[int, int, int, int], list[int]] = {}
-    for number, mask in enumerate(layout.masks):
-        rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-        low, high, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
-        if mask[low:high, left:right].all():
-            found.setdefault((int(low), int(high), int(left), int(right)), []).append(number)
-    parts: list[StepLayout] = []
-    rest = np.ones(len(layout.keys), bool)
-    for (low, high, left, right), numbers in found.items():
-        q, k = _trimmed(layout.q, low, high), _trimmed(layout.k, left, right)
-        if q is None or k is None or len(parts) == LIMITS.rectangles:
-            continue
-        here = np.isin(layout.kinds, numbers)
-        part = _chosen(layout, here)
-        kinds = np.full(len(part.keys), FULL_TILE)
-        parts.append(
-            replace(part, q=q, k=k, kinds=kinds, masks=layout.masks[:0, : q.size, : k.size])
-        )
-        rest &= ~here
-    return parts, _chosen(layout, rest)
-
-
-def _trimmed(axis: Axis, low: int, high: int) -> Axis | None:
-    """The tiles with only some of their places, one behind the other; None where their positions
-    follow no progression, or would no longer follow one another."""
-    if (low, high) == (0, axis.size):
-        return axis
-    if axis.natural or not isinstance(axis.side, int):
-        return None
-    start, step = axis.tiles.start, axis.tiles.step
-    stop = np.minimum(axis.tiles.stop, start + high * step)
-    return replace(axis, size=high - low, tiles=Tiles(start + low * step, stop, step))
-
-
-def _cut(layout: StepLayout) -> list[StepLayout]:
-    """Parts in which no row has more tiles than its mask may have numbers."""
-    if not len(layout.keys):
-        return []
-    wide = max(1, LIMITS.mask_shared // (layout.q.size * layout.k.size))
-    within = np.arange(len(layout.keys)) - np.repeat(layout.starts[:-1], np.diff(layout.starts))
-    part = within // wide
-    return [_chosen(layout, part == number) for number in range(int(part.max()) + 1)]
+    return [full, _chosen(layout, layout.kinds != FULL_TILE)]
 
 
 def _unfolded(layout: StepLayout) -> int:
@@ -175,39 +110,16 @@ def _chosen(layout: StepLayout, entries: np.ndarray) -> StepLayout:
     return replace(layout, starts=starts, keys=layout.keys[entries], kinds=layout.kinds[entries])
 
 
-class Masks:
-    """Distinct masks of one shape in the order of their first appearance."""
-
-    def __init__(self, shape: tuple[int, int]) -> None:
-        self.shape = shape
-        self._numbers: dict[bytes, int] = {}
-
-    def number(self, held: np.ndarray) -> np.ndarray:
-        """The number of each mask of bool [m, height, width]."""
-        packed = np.packbits(held.reshape(len(held), self.shape[0] * self.shape[1]), axis=1)
-        return np.array(
-            [self._numbers.setdefault(row.tobytes(), len(self._numbers)) for row in packed],
-            np.int64,
-        )
-
-    def stacked(self) -> np.ndarray:
-        """All masks, bool [m, height, width]."""
-        pairs = self.shape[0] * self.shape[1]
-        packed = np.frombuffer(b"".join(self._numbers), np.uint8).reshape(-1, -(-pairs // 8))
-        bits = np.unpackbits(packed, axis=1, count=pairs).view(bool)
-        return bits.reshape(-1, *self.shape)
-
-
-def looked_into(
+def _looked_into(
     q: Axis, k: Axis, rows: np.ndarray, columns: np.ndarray, relation: Relation, n: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The kind of each tile by evaluating `holds` in it, EMPTY_TILE for an empty one, and the
-    distinct masks."""
-    masks = Masks((q.size, k.size))
-    q_at = q.positions.reshape(-1, q.size)
-    k_at = k.positions.reshape(-1, k.size)
+    distinct masks, bool [m, q.size, k.size], in the order of their first appearance."""
+    numbers: dict[bytes, int] = {}
+    pairs = q.size * k.size
+    q_at, k_at = (side.positions.reshape(-1, side.size) for side in (q, k))
     kinds = np.full(len(rows), EMPTY_TILE)
-    step = max(1, LIMITS.pairs_at_once // (q.size * k.size))
+    step = max(1, LIMITS.pairs_at_once // pairs)
     for low in range(0, len(rows), step):
         part = np.s_[low : low + step]
         queries, keys = q_at[rows[part]][:, :, None], k_at[columns[part]][:, None, :]
@@ -216,12 +128,15 @@ def looked_into(
         full = (held == real).all(axis=(1, 2))
         some = held.any(axis=(1, 2)) & ~full
         found = np.where(full, FULL_TILE, EMPTY_TILE)
-        found[some] = masks.number(held[some])
+        packed = np.packbits(held[some].reshape(-1, pairs), axis=1)
+        found[some] = [numbers.setdefault(row.tobytes(), len(numbers)) for row in packed]
         kinds[part] = found
-    return kinds, masks.stacked()
+    packed = np.frombuffer(b"".join(numbers), np.uint8).reshape(-1, -(-pairs // 8))
+    masks = np.unpackbits(packed, axis=1, count=pairs).view(bool)
+    return kinds, masks.reshape(-1, q.size, k.size)
 
 
-def same_masks(
+def _same_masks(
     q: Axis, k: Axis, rows: np.ndarray, columns: np.ndarray, relation: Relation, n: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """One representative of each phase, and the phase of every tile."""

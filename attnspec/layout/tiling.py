@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import TypeAlias
 
 import numpy as np
 
@@ -23,29 +24,6 @@ _FANOUT = 4
 
 _SEEN = 1 << 14
 """Pairs of tiles of which it is asked whether they follow one another, about."""
-
-
-@dataclass(frozen=True, eq=False)
-class Classified:
-    """What the cover alone says of pairs of tiles: those that are FULL, on the coarsest level where
-    they are, and the fine ones that are undecided.
-
-    A level of `full` is its axes and the numbers of queries' and keys' tiles on them.
-    """
-
-    q: Axis
-    k: Axis
-    full: tuple[tuple[Axis, Axis, np.ndarray, np.ndarray], ...]
-    undecided: tuple[np.ndarray, np.ndarray]
-
-    def fine(self) -> tuple[np.ndarray, np.ndarray]:
-        """The FULL pairs as pairs of fine tiles."""
-        parts = [_children((q, k), (self.q, self.k), *pairs) for q, k, *pairs in self.full]
-        none = np.zeros(0, np.int64)
-        return (
-            np.concatenate([none, *[part[0] for part in parts]]),
-            np.concatenate([none, *[part[1] for part in parts]]),
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +54,11 @@ class Survey:
 
 
 class TooFine(ValueError):
-    """A classification would list more pairs of tiles than is worth it."""
+    """More pairs of tiles would be listed than is worth it."""
+
+
+Pairs: TypeAlias = tuple[np.ndarray, np.ndarray]
+"""The numbers of tiles of queries, and of keys."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,29 +73,30 @@ class _Level:
     weight: float
 
     @cached_property
-    def full(self) -> tuple[np.ndarray, np.ndarray]:
+    def full(self) -> Pairs:
         """The pairs of tiles that are FULL."""
         return self._of(FULL)
 
     @cached_property
-    def undecided(self) -> tuple[np.ndarray, np.ndarray]:
+    def undecided(self) -> Pairs:
         """The pairs of tiles that must be looked into."""
         return self._of(SOME)
 
-    def _of(self, kind: int) -> tuple[np.ndarray, np.ndarray]:
+    def _of(self, kind: int) -> Pairs:
         chosen = np.flatnonzero(self.kinds == kind)
         return self.rows[chosen], self.columns[chosen]
 
 
-@lru_cache(maxsize=32)
 def classify(
     relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
-) -> Classified:
-    """The cover of all pairs of tiles, from coarse to fine; raises TooFine."""
-    levels = _exact(relation, n_q, n_k, order, sizes)
-    full = [(level.q, level.k, *level.full) for level in levels if len(level.full[0])]
-    finest = levels[-1]
-    return Classified(finest.q, finest.k, tuple(full), finest.undecided)
+) -> tuple[Axis, Axis, Pairs, Pairs]:
+    """The axes of the tiles, the pairs of tiles that the cover says are FULL, and those that are
+    undecided; raises TooFine."""
+    levels = _levels(relation, n_q, n_k, order, sizes, exact=True)
+    last = levels[-1]
+    full = [_children((each.q, each.k), (last.q, last.k), *each.full) for each in levels]
+    rows, columns = (np.concatenate(side) for side in zip(*full, strict=True))
+    return last.q, last.k, (rows, columns), last.undecided
 
 
 @lru_cache(maxsize=256)
@@ -127,7 +110,7 @@ def survey(relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[in
     if is_scattered(relation):
         while not _is_coarsest(relation, order, *_axes(n_q, n_k, order, sizes)):
             sizes = _coarser(sizes)
-    levels = _surveyed(relation, n_q, n_k, order, sizes)
+    levels = _levels(relation, n_q, n_k, order, sizes)
     found = []
     for level in levels:
         sides = level.q, level.k
@@ -179,36 +162,37 @@ def _ends(level: _Level) -> float:
 
 
 @lru_cache(maxsize=16)
-def _surveyed(
-    relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
+def _levels(
+    relation: Relation,
+    n_q: int,
+    n_k: int,
+    order: Order,
+    sizes: tuple[int, int],
+    exact: bool = False,
 ) -> tuple[_Level, ...]:
-    """The levels down to tiles of these sizes; of a sample where the pairs are many."""
+    """The levels down to tiles of these sizes, of a sample where the pairs are many; where they
+    must be `exact`, raises TooFine for too many."""
+    if exact:
+        levels = _levels(relation, n_q, n_k, order, sizes)
+        if levels[-1].weight == 1:
+            return levels
+    most = LIMITS.tile_pairs if exact else LIMITS.tile_pairs_surveyed
     q, k = _axes(n_q, n_k, order, sizes)
     if _is_coarsest(relation, order, q, k):
         # queries are sampled with all their keys: classes that meet only themselves weigh alike
-        chosen, weight = _thinned(q.count, max(1, LIMITS.tile_pairs_surveyed // max(1, k.count)))
+        chosen, weight = _thinned(q.count, max(1, most // max(1, k.count)), exact)
         return (_coarse(relation, q, k, chosen, weight, n_k),)
-    levels = _surveyed(relation, n_q, n_k, order, _coarser(sizes))
-    return (
-        *levels,
-        _finer_level(relation, levels[-1], q, k, LIMITS.tile_pairs_surveyed // _FANOUT**2, n_k),
-    )
-
-
-def _exact(
-    relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
-) -> tuple[_Level, ...]:
-    """The levels down to tiles of these sizes; raises TooFine."""
-    levels = _surveyed(relation, n_q, n_k, order, sizes)
-    if levels[-1].weight == 1:
-        return levels
-    q, k = _axes(n_q, n_k, order, sizes)
-    if _is_coarsest(relation, order, q, k):
-        if q.count * k.count > LIMITS.tile_pairs:
-            raise TooFine(f"more than {LIMITS.tile_pairs:,} pairs of tiles")
-        return (_coarse(relation, q, k, np.arange(q.count), 1.0, n_k),)
-    levels = _exact(relation, n_q, n_k, order, _coarser(sizes))
-    return (*levels, _finer_level(relation, levels[-1], q, k, LIMITS.tile_pairs, n_k))
+    levels = _levels(relation, n_q, n_k, order, _coarser(sizes), exact)
+    rows, columns = levels[-1].undecided
+    chosen, weight = _thinned(len(rows), most // _FANOUT**2, exact)
+    # what is known of one side alone is looked at once for all tiles of the other
+    rows = _finer(levels[-1].q, q, rows[chosen])[:, :, None]
+    columns = _finer(levels[-1].k, k, columns[chosen])[:, None, :]
+    kinds = _cover(relation, q, k, np.maximum(rows, 0), np.maximum(columns, 0), n_k)
+    there = (rows >= 0) & (columns >= 0)
+    rows, columns = np.broadcast_arrays(rows, columns)
+    weight *= levels[-1].weight
+    return *levels, _Level(q, k, rows[there], columns[there], kinds[there], weight)
 
 
 def _axes(n_q: int, n_k: int, order: Order, sizes: tuple[int, int]) -> tuple[Axis, Axis]:
@@ -238,26 +222,13 @@ def _coarse(
     return _Level(q, k, rows, columns, kinds, weight)
 
 
-def _finer_level(relation: Relation, above: _Level, q: Axis, k: Axis, most: int, n: int) -> _Level:
-    """What is inside the undecided pairs of a level, or in a sample of at most so many of them;
-    raises TooFine."""
-    rows, columns = above.undecided
-    chosen, times = _thinned(len(rows), most)
-    if len(chosen) * _FANOUT**2 > LIMITS.tile_pairs:
-        raise TooFine(f"more than {LIMITS.tile_pairs:,} pairs of tiles")
-    # what is known of one side alone is looked at once for all tiles of the other
-    rows = _finer(above.q, q, rows[chosen])[:, :, None]
-    columns = _finer(above.k, k, columns[chosen])[:, None, :]
-    kinds = _cover(relation, q, k, np.maximum(rows, 0), np.maximum(columns, 0), n)
-    exist = (rows >= 0) & (columns >= 0)
-    rows, columns = np.broadcast_arrays(rows, columns)
-    return _Level(q, k, rows[exist], columns[exist], kinds[exist], above.weight * times)
-
-
-def _thinned(count: int, most: int) -> tuple[np.ndarray, float]:
-    """Which of `count` things to look at, and for how many each of them stands."""
+def _thinned(count: int, most: int, exact: bool) -> tuple[np.ndarray, float]:
+    """Which of `count` things to look at, and for how many each of them stands; raises TooFine
+    where it must be all of them."""
     if count <= most:
         return np.arange(count), 1.0
+    if exact:
+        raise TooFine(f"more than {LIMITS.tile_pairs:,} pairs of tiles")
     # one of each of equal ranges; at equal distances periodic patterns would answer alike
     drawn = np.random.Generator(np.random.PCG64(0)).random(most)
     return ((np.arange(most) + drawn) * count / most).astype(int), count / most
@@ -283,7 +254,7 @@ def _cover(
 
 def _children(
     above: tuple[Axis, Axis], below: tuple[Axis, Axis], rows: np.ndarray, columns: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+) -> Pairs:
     """The pairs of finer tiles inside pairs of coarse ones."""
     fine_rows = _finer(above[0], below[0], rows)[:, :, None]
     fine_columns = _finer(above[1], below[1], columns)[:, None, :]

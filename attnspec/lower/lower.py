@@ -14,9 +14,8 @@ from attnspec.graphs.bind import (
     extents_of,
     situation_of,
 )
-from attnspec.graphs.look_back import counted_blocks
 from attnspec.graphs.patterns import BY_NAME
-from attnspec.graphs.relation import DataDependent, is_of_any_length, takes_tensors
+from attnspec.graphs.relation import DataDependent, takes_tensors
 from attnspec.graphs.stack import patterns_in
 from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
@@ -36,7 +35,6 @@ from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol, evaluate, sy
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.mechanism_sizes import bind_mechanism, require_length, symbols_in
-from attnspec.lower.ranges import longest_of
 from attnspec.lower.work import Alibi, BackendError, Bias, Change, Softcap, Work, alibi_slopes
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
 from attnspec.text.source import Span
@@ -123,7 +121,6 @@ class Binder:
         self._decides = bool(decided_leaves(program))
         self._asks = [_asks(attend) for attend in program.attends]
         self._kept: Cache[tuple[int, int, int, int, int], Work] = Cache(LIMITS.answers)
-        self._counted: Cache[tuple[int, int], tuple[int, ...] | None] = Cache(LIMITS.answers)
 
     def alike(self, layer: int) -> int:
         """The first layer that computes the same as this one, but for its learned tables."""
@@ -178,31 +175,6 @@ class Binder:
             if not takes_tensors(work.relation):
                 raise BackendError("its pairs are drawn, or looked up in tables")
         return works
-
-    def longest(self, layer: int, heads: int, n: int) -> int | None:
-        """The longest sequence of the range of n, n perhaps, in which a layer's works have the same
-        pairs between the first n positions; None where it is not plain that there is one."""
-        row = self.program.row(layer)
-        asked: set[str] = set().union(*(self._asks[slot] for slot in row))
-        # a grid has its own length
-        if self.program.cross or asked & {"n", "grid"} or extents_of(self.program, n):
-            return None
-
-        def counted() -> tuple[int, ...] | None:
-            sizes: dict[int, None] = {}
-            for work, _ in self.works(layer, heads, n, n):
-                found = counted_blocks(work.relation)
-                if work.mechanism or work.reads or work.decided or found is None:
-                    return None
-                if not is_of_any_length(work.relation):
-                    return None
-                sizes.update(dict.fromkeys(found))
-            return tuple(sizes)
-
-        found = self._counted.get((layer, heads), counted)
-        if found is None:
-            return None
-        return min([longest_of(n), *(-(-n // size) * size for size in found)])
 
     def crossing(self, n_q: int, n_k: int, query_start: int = 0) -> Crossing | None:
         """How two sequences of a call are laid out as one, None where there is one: queries are

@@ -235,22 +235,6 @@ class Streamable(Protocol):
         come with log-sum-exps as of `Mergeable`, None for those too that were not asked for."""
 
 
-class Shortened(Protocol):
-    """A kernel of which those of fewer positions are cut, as `Cutting` says."""
-
-    def below(self, n: int) -> Kernel | None:
-        """The kernel of the first n queries and keys; None where it is built by itself."""
-
-
-@runtime_checkable
-class Cutting(Protocol):
-    """A backend whose kernels may be cut to those of fewer positions, between which pairs are the
-    same; they are `Shortened`."""
-
-    def cuts(self, work: Work) -> bool:
-        """Whether the kernel of a work is."""
-
-
 @runtime_checkable
 class Joining(Protocol):
     """A backend that runs heads of different graphs in one call."""
@@ -272,11 +256,6 @@ class Backend(Protocol):
 
     def refuses(self, work: Work, device: str) -> str | None:
         """Why this backend cannot run the work on a type of device, or None."""
-
-    @property
-    def least(self) -> float:
-        """What no work costs less than on the CPU, in seconds: saves asking where others are
-        cheaper still."""
 
     def cost(self, work: Work) -> float:
         """Estimated seconds for one head of size 64, forward, by the current rates of the work's

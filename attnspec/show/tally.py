@@ -106,7 +106,7 @@ def tally(
         if n > most:
             raise TooMuch(f"this pattern is drawn up to n = {most:,}, got {n:,}")
         listed = lists_rows(relation, n)
-        if listed and relation.typical_degree(n) * n <= LIMITS.edges_cut:
+        if listed and relation.typical_degree(n) * n <= LIMITS.pairs_tallied:
             counts, degrees = _written(relation, n, side, cells)
         elif width is not None and n * width * cells <= LIMITS.tally_work:
             counts, degrees = _closed(relation, n, starts, stops)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnspec.limits import LIMITS
-from attnspec.lower.cost_model import current
-from attnspec.lower.rates import Amounts
+from attnspec.lower.costs import Amounts, seconds_for, weighed
 from attnspec.lower.work import Kernel, Work
 
 if TYPE_CHECKING:
@@ -24,10 +23,6 @@ class Dense:
     takes_standing = True
     runs_decided = True
 
-    @property
-    def least(self) -> float:
-        return current().dense_call
-
     def refuses(self, work: Work, device: str) -> str | None:
         pairs = work.n_q * work.n_k
         if pairs > LIMITS.dense:
@@ -37,11 +32,12 @@ class Dense:
         return None
 
     def cost(self, work: Work) -> float:
-        return current(work.device).seconds(self.amounts(work), work.copies)
+        return seconds_for(self.amounts(work), work.device)
 
     def amounts(self, work: Work) -> Amounts:
         """What the work takes."""
-        return {"dense_call": 1, "dense_pair": work.n_q * work.n_k}
+        units = {"call": 1, "pair": work.n_q * work.n_k}
+        return weighed("dense", units, work.device, work.copies)
 
     def steps(self, work: Work) -> tuple[str, ...]:
         return (f"all {work.n_q:,} x {work.n_k:,} scores",)

@@ -18,7 +18,7 @@ from attnspec.backends.factored.hybrid.lag import lagged
 from attnspec.backends.tables.backend import TablesBackend
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
 from attnspec.layout.steps import Banded, bands_of, reading_seconds, seconds_of
-from attnspec.lower.cost_model import current
+from attnspec.lower.costs import seconds_for, weighed
 from attnspec.lower.work import Kernel, Work, graph_of, mechanism_of
 
 if TYPE_CHECKING:
@@ -36,10 +36,6 @@ class FactoredBackend:
 
     runs_mechanisms: ClassVar[bool] = True
 
-    @property
-    def least(self) -> float:
-        return current().dense_call
-
     def refuses(self, work: Work, device: str) -> str | None:
         mechanism = work.mechanism
         if mechanism is None:
@@ -56,23 +52,22 @@ class FactoredBackend:
         return None
 
     def cost(self, work: Work) -> float:
-        rates = current(work.device)
-        # a pair takes 4 operations for every channel
-        operation = rates.dense_pair / (4 * SIZE)
-        seconds = rates.dense_call + operation * _operations(work)
+        operations, features, seconds = float(_operations(work)), 0, 0.0
         if work.device != "cpu":
-            seconds += rates.dense_pair * features_of(work)
+            features = features_of(work)
         if work.hybrid and work.device != "cpu":
-            seconds += _composed_seconds(work)
+            seconds = _composed_seconds(work)
         elif work.hybrid and (work.reads or work.decided):
-            seconds += reading_seconds(work)
+            seconds = reading_seconds(work)
         elif work.hybrid:
-            seconds += seconds_of(_bands(work), work.n_q)
+            seconds = seconds_of(_bands(work), work.n_q)
             _, rest = lagged(work)
             others = () if rest is None else bands_of(rest, work.n_q, work.n_k)
-            pairs = sum(band.amounts.get("bands_pair", 0.0) for band in others)
-            seconds += operation * pairs * pair_flops(mechanism_of(work), SIZE)
-        return seconds
+            pairs = sum(band.pairs for band in others)
+            operations += pairs * pair_flops(mechanism_of(work), SIZE)
+        # a pair takes 4 operations for every channel
+        units = {"call": 1, "pair": operations / (4 * SIZE) + features}
+        return seconds + seconds_for(weighed("dense", units, work.device), work.device)
 
     def steps(self, work: Work) -> tuple[str, ...]:
         form = "causal form" if work.causal else "all positions"
@@ -116,7 +111,8 @@ def _apart(work: Work, mechanism: MechanismDeclaration) -> str | None:
 def _composed_seconds(work: Work) -> float:
     """What the graph takes in plain tensor operations."""
     if work.reads or work.decided:
-        return current(work.device).dense_pair * work.n_q * work.n_k
+        units = {"pair": work.n_q * work.n_k}
+        return seconds_for(weighed("dense", units, work.device), work.device)
     return TablesBackend().cost(graph_of(work))
 
 

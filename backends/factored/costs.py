@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from attnspec.backends.factored.hybrid.lag import lagged
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Sizes
 from attnspec.layout.steps import bands_of
-from attnspec.layout.tiling import survey
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Work, mechanism_of
 
@@ -37,8 +36,7 @@ def products_of(work: Work, heads: int, size: int) -> Products:
     elif work.hybrid:
         lag, rest = lagged(work)
         for band in bands_of(rest, work.n_q, work.n_k) if rest is not None else ():
-            seen = survey(band.step.relation, work.n_q, work.n_k, band.step.order, band.sizes)
-            pairs = round(sum(seen.area))
+            pairs = round(sum(band.tiles.area))
             steps.append((pairs, pairs // max(1, band.sizes[0])))
     n = max(0, work.n_k - lag)
     at = Sizes(n, size, heads, work.causal)

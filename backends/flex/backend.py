@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from attnspec.backends.flex.steps import BLOCK, LARGEST, MASKED, flex_steps
 from attnspec.layout.axes import axis
 from attnspec.layout.steps import READING, Banded, amounts_of, seconds_of
-from attnspec.lower.cost_model import current
-from attnspec.lower.rates import Amounts
+from attnspec.lower.costs import Amounts, seconds_for, weighed
 from attnspec.lower.work import MERGED, Bias, Kernel, Work
 from attnspec.version import is_older
 
@@ -37,8 +36,6 @@ class FlexBackend:
     name = "flex"
 
     on_request = ("cpu",)
-
-    least = math.inf  # on the CPU there is no estimate
 
     def refuses(self, work: Work, device: str) -> str | None:
         if device not in ("cpu", "cuda"):
@@ -69,14 +66,14 @@ class FlexBackend:
             return math.inf
         bands = flex_steps(work, work.device)
         changed = len(work.changes) * sum(band.pairs for band in bands)
-        changes = current(work.device).seconds({"flex_masked": changed})
-        seconds = seconds_of(bands, work.n_q, work.copies)
+        changes = weighed("flex", {"masked": changed}, work.device)
+        seconds = seconds_of(bands, work.n_q, work.copies) + seconds_for(changes, work.device)
         # what inputs leave out is known in a call alone
-        return (READING if work.reads else 1.0) * (seconds + changes)
+        return (READING if work.reads else 1.0) * seconds
 
     def amounts(self, work: Work) -> Amounts:
         """What all steps and merging them take."""
-        return amounts_of(flex_steps(work, work.device), work.n_q)
+        return amounts_of(flex_steps(work, work.device), work.n_q, work.copies)
 
     def steps(self, work: Work) -> tuple[str, ...]:
         return tuple(str(band) for band in flex_steps(work, work.device))
@@ -89,7 +86,7 @@ class FlexBackend:
 
 def _bytes(band: Banded, work: Work) -> int:
     """What the lists of a step take."""
-    order, (q_size, k_size) = band.step.order, band.sizes
+    order, (q_size, k_size) = band.order, band.sizes
     q = axis(work.n_k - work.n_q, work.n_k, order.q, q_size).count
     k = axis(0, work.n_k, order.k, k_size).count
     return LISTED * q * k

@@ -25,7 +25,6 @@ from attnspec.backends.common.reading import Part, reading_of
 from attnspec.graphs.operators import Complement, Intersection, Union
 from attnspec.graphs.relation import Relation
 from attnspec.layout.axes import Axis
-from attnspec.layout.orders import OrderedRelation
 from attnspec.layout.steps import Banded, whole_layouts_of
 from attnspec.layout.tables import EMPTY_TILE, FULL_TILE
 from attnspec.layout.tile_layout import StepLayout
@@ -73,7 +72,7 @@ class ReadTiles:
         shape: tuple[int, int] | None = None,
     ) -> None:
         self.band, self.n, self.device = band, band.lengths[1], device
-        self.layout = layout = self._layout_of(band.step.relation)
+        self.layout = layout = self._layout_of(band.relation)
         self.shape = shape or (layout.q.size, layout.k.size)
         full = (layout.kinds == FULL_TILE) & (self._kinds_of(certain(relation)) == FULL_TILE)
         looked = np.flatnonzero(~full)
@@ -157,12 +156,11 @@ class ReadTiles:
 
     def _layout_of(self, relation: Relation) -> StepLayout:
         """The tiles of a relation in the order of the step."""
-        step = OrderedRelation(relation, self.band.step.order)
-        return whole_layouts_of((replace(self.band, step=step),), *self.band.lengths)[0]
+        return whole_layouts_of((replace(self.band, relation=relation),), *self.band.lengths)[0]
 
     def _within(self, part: Relation) -> StepLayout:
         """The tiles of a part, as far as it is in the step."""
-        return self._layout_of(Intersection((self.band.step.relation, part)))
+        return self._layout_of(Intersection((self.band.relation, part)))
 
     def _kinds_of(self, part: Relation) -> np.ndarray:
         return kinds_in(self._within(part), self.layout)

@@ -6,10 +6,9 @@ from math import prod
 
 from attnspec.backends.common.labels import labels_of, possible
 from attnspec.backends.common.reading import is_askable
-from attnspec.layout.orders import NATURAL, Order, OrderedRelation
+from attnspec.layout.orders import NATURAL, Order
 from attnspec.layout.steps import Banded, Means, banded, bands_of, fixed
-from attnspec.layout.tiling import Survey, TooFine
-from attnspec.lower.rates import Amounts
+from attnspec.layout.tiling import Survey
 from attnspec.lower.work import Work
 
 BLOCK = 128
@@ -22,19 +21,19 @@ MASKED = 1 << 29
 """Bytes of the masks of a sample at most, a bit for each pair that inputs may have."""
 
 
-def _amounts(tiles: Survey, order: Order) -> Amounts:
+def _units(tiles: Survey, order: Order) -> dict[str, float]:
     area = BLOCK * BLOCK
     moved = 0 if order == NATURAL else tiles.q.count + tiles.k.count
     return {
-        "flex_step": 1,
-        "flex_row": tiles.q.count,
-        "flex_pair": area * tiles.tiles,
-        "flex_masked": area * tiles.undecided,
-        "flex_reorder": BLOCK * moved,
+        "call": 1,
+        "row": tiles.q.count,
+        "pair": area * tiles.tiles,
+        "masked": area * tiles.undecided,
+        "reorder": BLOCK * moved,
     }
 
 
-FLEX = Means("flex", "cuda", (BLOCK,), (), _amounts, fixed)
+FLEX = Means("flex", "cuda", (BLOCK,), (), _units, fixed)
 """FlexAttention on a GPU."""
 
 
@@ -57,8 +56,4 @@ def flex_steps(work: Work, device: str) -> tuple[Banded, ...]:
     if device != "cpu" or len(bands) < 2:
         return bands
     relation = possible(work.relation)
-    try:
-        return (banded(relation, work.n_q, work.n_k, NATURAL, BLOCK, FLEX),)
-    except TooFine:
-        sizes, step = (BLOCK, BLOCK), OrderedRelation(relation, NATURAL)
-        return (Banded(step, relation, (work.n_q, work.n_k), sizes, FLEX, endless=True),)
+    return (banded(relation, work.n_q, work.n_k, NATURAL, BLOCK, FLEX),)

@@ -15,7 +15,7 @@ from attnspec.backends.tables.backend import TablesBackend
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.token_sets import inputs_in
 from attnspec.limits import LIMITS
-from attnspec.lower.cost_model import current
+from attnspec.lower.costs import seconds_for, weighed
 from attnspec.lower.work import MERGED, Kernel, Work
 
 if TYPE_CHECKING:
@@ -28,10 +28,6 @@ class ListsBackend:
     name = "lists"
     runs_decided = True
     takes_standing = True
-
-    @property
-    def least(self) -> float:
-        return current().bands_step
 
     def refuses(self, work: Work, device: str) -> str | None:
         if device != "cpu":
@@ -58,13 +54,12 @@ class ListsBackend:
         reads = [min(work.n_k, leaf.about_keys(work.n_k)) for leaf in work.decided]
         pairs = work.n_q * sum(reads)
         entries = work.n_q * sum(-(-count // LIMITS.tile) for count in reads)
-        amounts = {"bands_layout": 1, "bands_pair": pairs, "bands_merge": entries}
-        parts = _parts(work.relation)
-        if parts.rest is None:
-            return current().seconds(amounts)
-        return current().seconds(amounts) + TablesBackend().cost(
-            replace(work, relation=parts.rest, reads=inputs_in(parts.rest))
-        )
+        units = {"layout": 1, "pair": pairs, "merge": entries}
+        seconds = seconds_for(weighed("tables", units, copies=work.copies))
+        rest = _parts(work.relation).rest
+        if rest is None:
+            return seconds
+        return seconds + TablesBackend().cost(replace(work, relation=rest, reads=inputs_in(rest)))
 
     def steps(self, work: Work) -> tuple[str, ...]:
         if work.decided[0].averages:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from attnspec.backends.rows.keys import row_layout
 from attnspec.limits import LIMITS
-from attnspec.lower.cost_model import current
-from attnspec.lower.rates import Amounts
+from attnspec.lower.costs import Amounts, seconds_for, weighed
 from attnspec.lower.work import Kernel, Work
 
 if TYPE_CHECKING:
@@ -25,10 +24,6 @@ class RowsBackend:
     name = "rows"
     takes_standing = True
 
-    @property
-    def least(self) -> float:
-        return current().torch_call
-
     def refuses(self, work: Work, device: str) -> str | None:
         if work.n_q > LIMITS.rows_looked_up:
             most = LIMITS.rows_looked_up
@@ -36,12 +31,13 @@ class RowsBackend:
         return None
 
     def cost(self, work: Work) -> float:
-        return current(work.device).seconds(self.amounts(work), work.copies)
+        return seconds_for(self.amounts(work), work.device)
 
     def amounts(self, work: Work) -> Amounts:
         """What the work takes."""
         count = row_layout(work).count
-        return {"torch_call": 1, "torch_pair": work.n_q * count}
+        units = {"call": 1, "pair": work.n_q * count}
+        return weighed("torch", units, work.device, work.copies)
 
     def steps(self, work: Work) -> tuple[str, ...]:
         count = row_layout(work).count

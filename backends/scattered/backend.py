@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from attnspec.layout.edge_count import edges_of
 from attnspec.limits import LIMITS
-from attnspec.lower.cost_model import current
-from attnspec.lower.rates import Amounts
+from attnspec.lower.costs import Amounts, seconds_for, weighed
 from attnspec.lower.work import Kernel, Work, inputs_read
 
 if TYPE_CHECKING:
@@ -25,10 +24,6 @@ class ScatteredBackend:
 
     name = "scattered"
 
-    @property
-    def least(self) -> float:
-        return current().scattered_call
-
     def refuses(self, work: Work, device: str) -> str | None:
         if work.reads:
             return f"the graph reads {inputs_read(work)}, and edges are listed before"
@@ -42,23 +37,18 @@ class ScatteredBackend:
         return None
 
     def cost(self, work: Work) -> float:
-        return current(work.device).seconds(self.amounts(work), work.copies)
+        return seconds_for(self.amounts(work), work.device)
 
     def amounts(self, work: Work) -> Amounts:
         """What the work takes."""
         edges = edges_of(work.relation, work.n_q, work.n_k)
-        amounts = {"scattered_call": 1.0, "scattered_row": work.n_q, "scattered_edge": edges}
-        if not work.plain or work.device != "cpu":
-            amounts["scattered_gathered"] = edges
-        return amounts
+        copied = not work.plain or work.device != "cpu"
+        units = {"start": 1, "degree": work.n_q, "edge": edges, "gathered": copied * edges}
+        return weighed("scattered", units, work.device)
 
     def steps(self, work: Work) -> tuple[str, ...]:
         edges = edges_of(work.relation, work.n_q, work.n_k)
         return (f"about {edges:,.0f} edges, {edges / max(1, work.n_q):,.1f} to a query",)
-
-    def cuts(self, work: Work) -> bool:
-        """Whether kernels of fewer positions are cut from that of the work."""
-        return edges_of(work.relation, work.n_q, work.n_k) <= LIMITS.edges_cut
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.scattered.kernel import ScatteredKernel

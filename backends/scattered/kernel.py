@@ -9,14 +9,12 @@ operations. Elsewhere, under compilation and transforms, the keys of each query 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.contention import shared
 from attnspec.backends.common.exact import grouped
 from attnspec.backends.common.score_formula import (
     HALF,
@@ -124,11 +122,6 @@ class ScatteredKernel:
         """The formula, from scores on."""
         return apart(lambda: EdgeFormula(self.work, self.heads, self.device))
 
-    def below(self, n: int) -> ScatteredKernel:
-        """That of the first n positions alone, between which pairs are the same."""
-        work = replace(self.work, n_q=n, n_k=n)
-        return ScatteredKernel(work, self.heads, self.device, self.layout.below(n))
-
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
@@ -142,7 +135,7 @@ class ScatteredKernel:
         elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             out = _Plain.apply(q, k, v, call.padding, self)  # type: ignore[no-untyped-call]
         else:
-            out = shared(id(self), q, lambda: self.forward(q, k, v, call.padding, None))
+            out = self.forward(q, k, v, call.padding, None)
         return out.reshape(batch, heads, rows, v.shape[-1])
 
     def partial(
@@ -338,7 +331,7 @@ class _Plain(Function):
     def forward(ctx, q, k, v, padding, kernel):  # type: ignore[no-untyped-def]
         wide = torch.float32 if q.dtype in HALF else q.dtype
         weights = q.new_empty(*q.shape[:3], kernel.products.places, dtype=wide)
-        out = shared(id(kernel), q, lambda: kernel.forward(q, k, v, padding, weights))
+        out = kernel.forward(q, k, v, padding, weights)
         ctx.save_for_backward(q, k, v, weights)
         ctx.kernel, ctx.padding = kernel, padding
         return out
@@ -347,9 +340,7 @@ class _Plain(Function):
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         kernel, asks = ctx.kernel, ctx.needs_input_grad[:3]
         if not torch.is_grad_enabled():
-            key, saved = (id(kernel), "derivatives"), ctx.saved_tensors
-            found = shared(key, saved[0], lambda: kernel.backward(grad, saved, asks))
-            return *found, None, None
+            return *kernel.backward(grad, ctx.saved_tensors, asks), None, None
 
         def run(*given):  # type: ignore[no-untyped-def]
             return kernel.on_edges(*given, Call(padding=ctx.padding), kernel.products)[:1]

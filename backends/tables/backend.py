@@ -18,9 +18,7 @@ from attnspec.layout.orders import NATURAL
 from attnspec.layout.steps import bands_of, natural_tables, reading_seconds, seconds_of
 from attnspec.layout.tiling import survey
 from attnspec.limits import LIMITS
-from attnspec.lower.cost_model import current, dense_seconds
-from attnspec.lower.ranges import as_planned
-from attnspec.lower.rates import Amounts
+from attnspec.lower.costs import Amounts, dense_seconds, seconds_for, weighed
 from attnspec.lower.work import (
     MERGED,
     Kernel,
@@ -47,10 +45,6 @@ class TablesBackend:
     name = "tables"
     takes_standing = True
 
-    @property
-    def least(self) -> float:
-        return min(current().bands_step, current().tiles_call)
-
     def refuses(self, work: Work, device: str) -> str | None:
         if self.stepped(work, device):
             return None
@@ -74,12 +68,11 @@ class TablesBackend:
             return False
         if work.reads or not _is_bent(work):
             return True
-        work = as_planned(work)
         return _stepped_seconds(work) <= min(self._costs(work).values(), default=inf)
 
     def tile(self, work: Work) -> int:
         """The tile size of one step in natural order that costs least."""
-        costs = self._costs(as_planned(work))
+        costs = self._costs(work)
         return min(costs, key=costs.__getitem__)
 
     def _costs(self, work: Work) -> dict[int, float]:
@@ -88,7 +81,7 @@ class TablesBackend:
         for tile in (*TILES, *LARGE):
             tiles = survey(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile)).tiles
             if tiles <= LIMITS.tiles:
-                found[tile] = current(work.device).seconds(self.amounts(work, tile), work.copies)
+                found[tile] = seconds_for(self.amounts(work, tile), work.device)
                 if tile >= TILES[-1]:
                     break
         return found
@@ -97,12 +90,10 @@ class TablesBackend:
         """What the work takes in natural order in tiles of a size."""
         found = survey(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile))
         full, undecided = found.area
-        return {
-            "tiles_call": 1,
-            "tiles_row": found.q.count,
-            f"tiles_pair_{min(tile, TILES[-1])}": min(full + undecided, work.n_q * work.n_k),
-            "tiles_masked": undecided,
-        }
+        pairs = min(full + undecided, work.n_q * work.n_k)
+        gathered = pairs / min(tile, TILES[-1])
+        units = {"row": found.q.count, "pair": pairs, "gather": gathered, "masked": undecided}
+        return weighed("tiles", {"call": 1, **units}, work.device, work.copies)
 
     def steps(self, work: Work) -> tuple[str, ...]:
         if not self.stepped(work, work.device):
@@ -150,5 +141,5 @@ def _stepped_seconds(work: Work) -> float:
     seconds = seconds_of(bands, work.n_q, work.copies)
     if _is_bent(work):
         # scores that are bent are computed one operation after the other
-        seconds += current().dense_pair * sum(band.amounts["bands_pair"] for band in bands)
+        seconds += seconds_for(weighed("dense", {"pair": sum(band.pairs for band in bands)}))
     return seconds

@@ -123,7 +123,7 @@ class ReadingTables(ReadingKernel):
 
     def known(self, work: Work) -> Kernel | None:
         bands = bands_of(work.relation, work.n_q, work.n_k)
-        seconds = seconds_of(bands, work.n_q)
+        seconds = seconds_of(bands, work.n_q, work.copies)
         if not math.isfinite(seconds) or seconds > self.dense_seconds:
             return None
         return SteppedKernel(work, self.heads, self.device)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from attnspec.backends.torch_call.forms import Form, form_of
 from attnspec.limits import LIMITS
-from attnspec.lower.cost_model import current
-from attnspec.lower.rates import Amounts
+from attnspec.lower.costs import Amounts, seconds_for, weighed
 from attnspec.lower.work import MERGED, Alibi, Kernel, Work, differ_in_pairs_alone
 
 if TYPE_CHECKING:
@@ -25,10 +24,6 @@ class TorchCall:
 
     name = "torch"
     runs_decided = True
-
-    @property
-    def least(self) -> float:
-        return current().torch_call
 
     def refuses(self, work: Work, device: str) -> str | None:
         if work.normalize not in MERGED:
@@ -48,7 +43,7 @@ class TorchCall:
         return None
 
     def cost(self, work: Work) -> float:
-        return current(work.device).seconds(self.amounts(work), work.copies)
+        return seconds_for(self.amounts(work), work.device)
 
     def amounts(self, work: Work) -> Amounts:
         """What the work takes."""
@@ -56,7 +51,8 @@ class TorchCall:
         if form is Form.CAUSAL:
             pairs //= 2
         masked = pairs if form is Form.MASK or work.changes else 0
-        return {"torch_call": 1, "torch_pair": pairs, "torch_masked": masked}
+        units = {"call": 1, "pair": pairs, "masked": masked}
+        return weighed("torch", units, work.device, work.copies)
 
     def steps(self, work: Work) -> tuple[str, ...]:
         return (f"one call, {form_of(work).value}",)
@@ -75,10 +71,6 @@ class TorchCall:
         from attnspec.backends.torch_call.kernel import JoinedCall
 
         return JoinedCall(groups, device)
-
-    def cuts(self, work: Work) -> bool:
-        """Whether kernels of fewer positions are cut from that of the work."""
-        return True
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.torch_call.kernel import TorchCallKernel

@@ -24,12 +24,8 @@ def form_of(work: Work) -> Form:
     """The least that must be said of a work's pairs; what is known at a call is a mask."""
     if work.reads or work.decided:
         return Form.MASK
-    return _of_scale(work, _form(work.relation, work.n_q, work.n_k))
-
-
-def _of_scale(work: Work, form: Form) -> Form:
-    """The form, with a mask in place of `is_causal` where scores are not multiplied with something
-    positive: torch multiplies the -inf of later keys, too."""
+    form = _form(work.relation, work.n_q, work.n_k)
+    # `is_causal` multiplies the -inf of later keys with what scores are multiplied with, too
     negative = work.scale is not None and work.scale <= 0
     return Form.MASK if form is Form.CAUSAL and negative else form
 
@@ -55,27 +51,6 @@ def _short_form(relation: Relation, n_q: int, n_k: int) -> Form:
         return Form.NOTHING
     causal = n_q == n_k and np.array_equal(held, np.tri(n_k, dtype=bool))
     return Form.CAUSAL if causal else Form.MASK
-
-
-def form_below(work: Work, n: int) -> Form:
-    """The form of the pairs between the first n positions of a work, where that of all is a mask
-    and pairs are the same."""
-    every, causal = _ends(work.relation, work.n_k)
-    form = Form.NOTHING if n <= every else Form.CAUSAL if n <= causal else Form.MASK
-    return _of_scale(work, form)
-
-
-@lru_cache(maxsize=256)
-def _ends(relation: Relation, n: int) -> tuple[int, int]:
-    """Of how many of n positions, the first ones, every pair is there, and of how many those with
-    k <= q alone."""
-    held = all_pairs(relation, n, n)
-
-    def end(other: np.ndarray) -> int:
-        rows, columns = np.nonzero(other)
-        return int(np.maximum(rows, columns).min(initial=n))
-
-    return end(~held), end(held ^ np.tri(n, dtype=bool))
 
 
 def all_pairs(relation: Relation, n_q: int, n_k: int) -> np.ndarray:

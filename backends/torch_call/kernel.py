@@ -10,9 +10,9 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from threading import Lock
-from typing import Self, cast
+from typing import cast
 from weakref import WeakValueDictionary, ref
 
 import numpy as np
@@ -25,7 +25,7 @@ from attnspec.backends.common.merging import with_zero
 from attnspec.backends.common.score_formula import HALF, scale_of, slopes_of, widened
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.dense.kernel import DenseKernel
-from attnspec.backends.torch_call.forms import Form, all_pairs, form_below
+from attnspec.backends.torch_call.forms import Form, all_pairs
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import Alibi, Call, Work
@@ -37,20 +37,9 @@ class Bias:
     """What is added to scores [B or 1, H or 1, n_q or 1, n_k], -inf where there is no pair, and
     which rows have none: bool [B or 1, H or 1, n_q or 1], None where all have one."""
 
-    def __init__(self, added: torch.Tensor, empty: torch.Tensor | None = None) -> None:
-        if empty is None:
-            empty = (added == -math.inf).all(-1)
+    def __init__(self, added: torch.Tensor) -> None:
+        empty = (added == -math.inf).all(-1)
         self.added, self.empty = added, empty if bool(empty.any()) else None
-
-    @cached_property
-    def _first(self) -> torch.Tensor:
-        """The first key of every row, the number of keys where there is none."""
-        held = self.added > -math.inf
-        return held.to(torch.uint8).argmax(-1).masked_fill_(~held.any(-1), held.shape[-1])
-
-    def below(self, n: int) -> Bias:
-        """The same between the first n positions."""
-        return Bias(self.added[..., :n, :n], self._first[..., :n] >= n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +71,6 @@ class TorchCallKernel(SoftmaxKernel):
     """Attention by torch's own call."""
 
     by_key_head = False
-    one_call = True
 
     def __init__(
         self, work: Work, heads: tuple[int, ...], device: torch.device, form: Form
@@ -97,22 +85,8 @@ class TorchCallKernel(SoftmaxKernel):
             LIMITS.paddings_laid_out
         )
         self.padded: dict[tuple[object, ...], tuple[Part, ...]] = {}
-        self._longer: TorchCallKernel | None = None
         # what torch's call gets on other devices where no call changes it
         self._mask: tuple[torch.Tensor, torch.Tensor | None] | None = None
-
-    def below(self, n: int) -> Self:
-        """That of the first n positions alone, between which pairs are the same."""
-        found = self._cut(n)
-        if self.form is Form.MASK:
-            found.form = form_below(self.work, n)
-        return found
-
-    def _cut(self, n: int) -> Self:
-        found = self.at(n)
-        found._longer, found._biases, found._whole, found._mask = self, {}, {}, None
-        found._ranged, found.padded = Cache(LIMITS.paddings_laid_out), {}
-        return found
 
     def build_differentiable(self) -> DenseKernel:
         return DenseKernel(self.work, self.heads, self.device)
@@ -237,12 +211,8 @@ class TorchCallKernel(SoftmaxKernel):
     def _bias(self, kind: torch.dtype) -> Bias:
         """What is added to all scores [1, H or 1, n_q, n_k]."""
         if kind not in self._biases:
-            self._biases[kind] = apart(lambda: self._made(kind))
+            self._biases[kind] = apart(lambda: self._new(kind))
         return self._biases[kind]
-
-    def _made(self, kind: torch.dtype) -> Bias:
-        longer = self._longer
-        return self._new(kind) if longer is None else longer._bias(kind).below(self.work.n_k)
 
     def _new(self, kind: torch.dtype) -> Bias:
         mask = _mask_of(self.work, kind)
@@ -314,11 +284,6 @@ class JoinedCall(JoinedKernel, TorchCallKernel):
         self.each = [
             (TorchCallKernel(work, mine, device, Form.MASK), len(mine)) for work, mine in groups
         ]
-
-    def below(self, n: int) -> Self:
-        found = self._cut(n)
-        found.each = [(kernel._cut(n), count) for kernel, count in self.each]
-        return found
 
     def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
         return TorchCallKernel.traced(self, q, k, v, call)

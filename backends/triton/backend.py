@@ -24,8 +24,7 @@ from attnspec.backends.lists.products import parts_of
 from attnspec.backends.triton.tuning import MAPS, SUMMED, steps_of
 from attnspec.graphs.relation import takes_tensors
 from attnspec.layout.steps import READING, amounts_of
-from attnspec.lower.cost_model import current
-from attnspec.lower.rates import Amounts
+from attnspec.lower.costs import Amounts, seconds_for, together, weighed
 from attnspec.lower.work import MERGED, Bias, Kernel, Work, graph_of, mechanism_of
 from attnspec.version import is_older
 
@@ -60,7 +59,6 @@ class TritonBackend:
     runs_decided: ClassVar[bool] = True
     runs_mechanisms: ClassVar[bool] = True
     on_request: ClassVar[tuple[str, ...]] = ("cpu",)
-    least: ClassVar[float] = math.inf  # on the CPU, where it is tried out and never chosen
 
     def refuses(self, work: Work, device: str) -> str | None:
         if device == "cpu" and os.environ.get(INTERPRETED) != "1":
@@ -85,7 +83,7 @@ class TritonBackend:
         if work.device == "cpu" or not _launches(work):
             # what torch's products compute alone is for `factored` to be chosen for
             return math.inf
-        return current(work.device).seconds(self.amounts(work), work.copies)
+        return seconds_for(self.amounts(work), work.device)
 
     def amounts(self, work: Work) -> Amounts:
         """What the work takes; what run-time inputs leave of it is known in a call alone."""
@@ -95,8 +93,9 @@ class TritonBackend:
             return _of_sums(work)
         bands = () if work.decided else steps_of(work)
         if not bands:
-            return {"triton_call": 1, "triton_pair": READING * work.n_q * work.n_k}
-        found = amounts_of(bands, work.n_q)
+            units = {"call": 1, "pair": READING * work.n_q * work.n_k}
+            return weighed("triton", units, work.device, work.copies)
+        found = amounts_of(bands, work.n_q, work.copies)
         return {name: READING * x if work.reads else x for name, x in found.items()}
 
     def steps(self, work: Work) -> tuple[str, ...]:
@@ -191,25 +190,26 @@ def _operations(work: Work) -> int:
 
 def _of_sums(work: Work) -> Amounts:
     """What sums of features take: a pair is 4 operations for every channel."""
-    found = {"sums_call": 1.0, "sums_pair": _operations(work) / (4 * SIZE)}
+    units = {"call": 1, "pair": _operations(work) / (4 * SIZE)}
+    found = weighed("sums", units, work.device, work.copies)
     if getattr(mechanism_of(work), "feature", None) in MAPS:
         return found
     # torch makes the features
-    return found | {"dense_call": 1.0, "dense_pair": features_of(work)}
+    units = {"call": 1, "pair": features_of(work)}
+    return together(found, weighed("dense", units, work.device, work.copies))
 
 
 def _of_both(work: Work) -> Amounts:
     """What a graph and sums of features beside it take."""
-    found, graph = dict(_of_sums(work)), graph_of(work)
+    found, graph = _of_sums(work), graph_of(work)
     if not _window(work):
         pairs = _operations(work) / (4 * SIZE)
         if work.reads or work.decided:
             # pair by pair, wherever the graph may have some
             pairs += _open_pairs(graph)
-        found = {"dense_call": 1.0, "dense_pair": pairs + features_of(work)}
-    for name, amount in TritonBackend().amounts(graph).items():
-        found[name] = found.get(name, 0.0) + amount
-    return found
+        units = {"call": 1, "pair": pairs + features_of(work)}
+        found = weighed("dense", units, work.device, work.copies)
+    return together(found, TritonBackend().amounts(graph))
 
 
 def _open_pairs(graph: Work) -> float:

@@ -8,7 +8,6 @@ from attnspec.backends.flex import steps
 from attnspec.layout.orders import Boxed, Order, Side
 from attnspec.layout.steps import Banded, Means, fixed, members_of
 from attnspec.layout.tiling import Survey
-from attnspec.lower.rates import Amounts
 from attnspec.lower.work import Work
 
 LEAST = 16
@@ -29,24 +28,24 @@ def _size(length: int, side: Side, target: int) -> int:
     return -(-members // -(-members // target))
 
 
-def _amounts(tiles: Survey, order: Order) -> Amounts:
+def _units(tiles: Survey, order: Order) -> dict[str, float]:
     # short tiles cost what whole blocks do
     height = block_of(tiles.q.size)
     pairs = height * block_of(tiles.k.size)
     # keys are fetched once for each block of queries, while products are made
     fetched = (1 + FETCHED / height) / (1 + FETCHED / WHOLE)
     return {
-        "triton_call": 1,
-        "triton_row": tiles.q.count * height / WHOLE,
-        "triton_pair": tiles.tiles * pairs * fetched,
-        "triton_masked": tiles.undecided * pairs,
+        "call": 1,
+        "row": tiles.q.count * height / WHOLE,
+        "pair": tiles.tiles * pairs * fetched,
+        "masked": tiles.undecided * pairs,
     }
 
 
 LARGE = (256, 512, 1024, 2048, 4096)
 """Tile sizes for graphs of which smaller ones would be too many."""
 
-ON_GPU = Means("triton", "cuda", (64, WHOLE), LARGE, _amounts, _size)
+ON_GPU = Means("triton", "cuda", (64, WHOLE), LARGE, _units, _size)
 """The tiles of the kernels here."""
 
 

@@ -47,20 +47,13 @@ TINY = Settings(
     growth=(64, 128),
     growing=("window(256)", "random(32)", *(case.name for case in MECHANISMS)),
     shapes=(Shape(2, 2, 40),),
-    neighbour_n=100,
-    neighbour=("window(256)",),
-    neighbour_shapes=(Shape(1, 2, 40),),
     first=(40,),
     first_zoo=2,
     changing=3,
 )
 
 
-def test_every_part_runs_and_its_rows_stand_in_tables_and_plots(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # nothing is compared here, so that nobody waits for the neighbour to be busy
-    monkeypatch.setattr("benchmarks.neighbour.sleep", lambda seconds: None)
+def test_every_part_runs_and_its_rows_stand_in_tables_and_plots(tmp_path: Path) -> None:
     path = tmp_path / "tiny.json"
     measure(TINY, path)
     figures: Any = json.loads(path.read_text(encoding="utf-8"))

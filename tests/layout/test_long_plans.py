@@ -65,25 +65,6 @@ def test_what_is_too_large_says_so(backend: str) -> None:
         spec.plan(MILLION, backend=backend)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "attend window(radius = 70)",
-        "causal attend strided(stride = 40)",
-        "attend columns(last(5)) | window(radius = 9)",
-        "attend block(size = 64, before = 1) | random_blocks(size = 64, blocks = 2, seed = 1)",
-    ],
-)
-def test_lengths_that_are_near_are_planned_alike(body: str) -> None:
-    spec = spec_of(body)
-    assert len({chosen(spec, n) for n in (1030, 1099, 1152)}) == 1
-
-
-def test_a_backend_that_is_asked_for_is_judged_at_the_length_itself() -> None:
-    # its edges are few enough to be listed here, and too many at the end of the range
-    assert spec_of("attend random(keys = 780)").plan(5200, backend="scattered").steps
-
-
 @pytest.mark.parametrize("backend", ["auto", "tables", "scattered"])
 @pytest.mark.parametrize(
     "body",
@@ -92,13 +73,12 @@ def test_a_backend_that_is_asked_for_is_judged_at_the_length_itself() -> None:
         "attend window(radius = 40) | global(first(3)) score alibi()",
         "heads 4 attend block(size = 64) | random_blocks(size = 64, blocks = 1)",
         "causal attend full",
-        # what divides has no value at the end of a range of lengths
+        # what divides has no value at some lengths
         "causal attend window(before = 2, after = 0) & where(k // (300 - q) >= 0)",
         "attend window(radius = n // 9) | columns(last(3))",
     ],
 )
 def test_one_module_takes_lengths_in_any_order(body: str, backend: str) -> None:
-    """What is kept of a longer sequence is cut for a shorter one."""
     module, same = (spec_of(body).compile(backend=each).double() for each in (backend, "dense"))
     for n in (70, 290, 41, 20, 128, 127, 256, 70, 257):
         parts = [torch.randn(1, 4, n, 8, dtype=torch.float64, requires_grad=True) for _ in "qkv"]
@@ -108,3 +88,29 @@ def test_one_module_takes_lengths_in_any_order(body: str, backend: str) -> None:
         )
         for one, other in zip(found, meant, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+
+
+def test_one_set_of_pairs_is_planned_alike_however_it_is_spelled() -> None:
+    bodies = (
+        "where(q // 1024 == k // 1024 and q % 4 == 0 and k % 4 == 0)",
+        "block(size = 1024) & where(q % 4 == 0) & where(k % 4 == 0)",
+        "block(size = 1024) & rows(every(4)) & columns(every(4))",
+    )
+    found = {spec_of(f"attend {body}").plan(2048).steps[0].lines for body in bodies}
+    assert found == {("order of 512 listed queries, 512 listed keys, tiles 64 x 64",)}
+    nothing = spec_of("attend rows(first(300)) & rows(last(300)) & columns(first(9))")
+    assert not nothing.compile("tables").pairs(*(torch.randn(1, 1, 700, 4),) * 2).any()
+
+
+@pytest.mark.parametrize("n", [96, 250, 257])
+def test_the_least_estimate_runs_at_every_length(n: int) -> None:
+    spec = spec_of("attend window(radius = 8) | global(first(1))")
+    for each in spec.plan(n, heads=8).steps:
+        estimates = [c.seconds for c in each.candidates if c.seconds is not None]
+        assert estimates == sorted(estimates)
+    assert chosen(spec, 250) != "torch"
+
+
+def test_documents_that_are_packed_short_are_looked_at_in_the_call() -> None:
+    spec = spec_of("causal input document: ids attend same(document)")
+    assert spec.plan(1024, heads=4).steps[0].chosen.name == "tables"

@@ -24,7 +24,7 @@ from attnspec.layout.orders import NATURAL
 from attnspec.layout.steps import bands_of
 from attnspec.layout.tiling import survey
 from attnspec.limits import LIMITS
-from attnspec.lower.cost_model import dense_seconds
+from attnspec.lower.costs import dense_seconds
 from attnspec.lower.lower import require_built, stand_ins, works_of
 from attnspec.lower.mechanism_sizes import longest_of
 from attnspec.lower.work import ONE, BackendError, Shape, Softcap, Work, graph_of
@@ -301,13 +301,13 @@ def _bands(work: Work, heads: int, size: int) -> _Amounts:
     quality: Quality = "bound"
     bands = bands_of(work.relation, work.n_q, work.n_k)
     for index, band in enumerate(bands):
-        found = survey(band.step.relation, work.n_q, work.n_k, band.step.order, band.sizes)
+        found = band.tiles
         quality = "estimate" if found.sampled else quality
         full, undecided = map(round, found.area)
         pairs += full + undecided
         moved += 2 * work.n_q * size + 2 * (full + undecided) // max(1, band.sizes[0]) * size
         moved += 3 * work.n_q * size if index else 0
-        moved += 8 * work.n_q * size if band.step.order.q != 1 or band.step.order.k != 1 else 0
+        moved += 8 * work.n_q * size if band.order != NATURAL else 0
         shared += 4 * min(undecided, 64 * band.sizes[0] * band.sizes[1])
     # keys in order, and results before they are merged, for as many heads as are computed together
     together = min(heads, max(1, LIMITS.heads_together // max(1, work.n_k * size)))

@@ -51,10 +51,6 @@ class RandomBlocks(Relation):
             object.__setattr__(self, "layer", 0)
             object.__setattr__(self, "head", 0)
 
-    @property
-    def counts_blocks(self) -> tuple[int, ...]:
-        return (self.size,)
-
     def draw(self, n: int) -> np.ndarray:
         """The key blocks of each query block, int32 [n, m]; n counts blocks."""
         stream = Stream(self.seed, RANDOM_BLOCKS, self.layer, self.head)

@@ -1,0 +1,265 @@
+"""What works are estimated to cost: three rates of a device, and what each unit of a kernel weighs.
+
+A backend says how much a work takes: calls, pairs, positions put in order. A unit is a multiple of
+one of three rates. The rates of a CPU that ship were measured on one machine, those of a GPU are
+derived from published figures; `attnspec calibrate` measures them on another machine and writes a
+file for the type of device, which is read once, when the first estimate is made.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import TypeAlias
+
+from attnspec.lower.work import Work
+
+FORMAT = 2
+"""Of the file."""
+
+VARIABLE = "ATTNSPEC_RATES"
+"""The environment variable that names another file, of the CPU's rates, with those of other devices
+beside it; empty, no file is read."""
+
+LARGEST = 1 << 16
+"""Bytes of a file that are read at most; it has some hundred."""
+
+Amounts: TypeAlias = Mapping[str, float]
+"""How much a work takes of each of the rates, by their names."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Seconds for one head of size 64, forward: float32 on a CPU, bfloat16 on a busy GPU."""
+
+    call: float
+    """A call of torch's attention."""
+
+    pair: float
+    """A pair of a query and a key in it."""
+
+    edge: float
+    """A pair that is listed by itself: its score, its softmax and its value."""
+
+    def seconds(self, amounts: Amounts) -> float:
+        """The estimate of a work that takes these amounts."""
+        return sum(amount * float(getattr(self, name)) for name, amount in amounts.items())
+
+
+SHIPPED = {"cpu": Rates(2e-5, 1.7e-9, 5.4e-9), "cuda": Rates(1e-5, 8.5e-13, 1e-11)}
+"""The rates where nothing was measured, by type of device: two threads of a CPU, and an NVIDIA
+H200."""
+
+UNITS: Mapping[str, str] = {
+    "call": "call",  # done once for all heads that share it
+    "start": "call",  # done for every head
+    "layout": "call",  # laying out run-time inputs, once for all heads
+    "row": "call",  # a tile of queries
+    "pair": "pair",
+    "masked": "pair",  # what a pair costs more in a tile with a mask
+    "query": "pair",  # a query of a step, whatever it reads
+    "gather": "pair",  # a key that is copied
+    "reorder": "pair",  # a position that is put in order
+    "merge": "pair",  # a query whose results of two steps are merged
+    "edge": "edge",
+    "gathered": "edge",  # what an edge costs more where its key and value are copied
+    "degree": "edge",  # a query of listed edges
+}
+"""The rate that each unit is a multiple of."""
+
+SHARED = ("call", "layout")
+"""Units that all heads of a sample share."""
+
+WEIGHTS: Mapping[str, Mapping[str, Mapping[str, float]]] = {
+    "cpu": {
+        "dense": {"call": 1, "pair": 3.5},
+        "torch": {"call": 1, "pair": 1, "masked": 0.06},
+        "tiles": {"call": 1.5, "row": 0.1, "pair": 3.6, "gather": 54, "masked": 0.24},
+        "tables": {
+            **{"call": 1, "row": 0.01, "query": 30, "pair": 1.3, "masked": 0.12},
+            **{"gather": 12, "reorder": 18, "merge": 47, "layout": 85},
+        },
+        "scattered": {"start": 1.25, "degree": 15, "edge": 1, "gathered": 2.4},
+    },
+    "cuda": {
+        # a dozen operations; a float32 score is written or read ten times
+        "dense": {"call": 7, "pair": 19},
+        # a mask takes another kernel, of a third of the speed
+        "torch": {"call": 1, "pair": 1, "masked": 2.9},
+        # the keys and values of a tile are written and read again
+        "tiles": {"call": 3, "row": 0.07, "pair": 2.7, "gather": 365, "masked": 1.2},
+        "tables": {"layout": 170},
+        "scattered": {"start": 10, "degree": 100, "edge": 1, "gathered": 30},
+        # guards, block lists and a launch; a block of 128 queries, 132 of them at once
+        "flex": {
+            **{"call": 4, "row": 0.01, "pair": 1.3, "masked": 3.5},
+            **{"reorder": 590, "merge": 350},
+        },
+        "triton": {"call": 4, "row": 0.013, "pair": 1.53, "masked": 3.3, "merge": 235},
+        # a pair is 256 operations, half as fast as in a tile: states are written and read
+        "sums": {"call": 4, "pair": 2},
+    },
+}
+"""What the units of each kind of kernel weigh on a type of device.
+
+Those of a CPU were measured with two threads. Rows and pairs of `flex` and `triton` are set by
+hand, from the times of kernels of windows, causal and strided graphs on an NVIDIA H200. The others
+are derived for that class of GPU from what is published of it: a fused kernel of the second
+generation reaches 350 TFLOP/s at heads of 128, taken for 300 at heads of 64, where a pair is 256
+operations; memory gives 3.3 TB/s, of which plain operations reach 2.5.
+"""
+
+
+def weighed(kind: str, units: Mapping[str, float], device: str = "cpu", copies: int = 1) -> Amounts:
+    """How much of each rate units of a kind of kernel are, for one of the heads, `copies` in all,
+    that share a call."""
+    weights = WEIGHTS["cpu" if device == "cpu" else "cuda"][kind]
+    found = dict.fromkeys(("call", "pair", "edge"), 0.0)
+    for name, count in units.items():
+        found[UNITS[name]] += count * weights[name] / (copies if name in SHARED else 1)
+    return found
+
+
+def together(*parts: Amounts) -> Amounts:
+    """What several works take, one after the other."""
+    return {name: sum(part[name] for part in parts) for name in ("call", "pair", "edge")}
+
+
+def seconds_for(amounts: Amounts, device: str = "cpu") -> float:
+    """Seconds for one head of size 64, forward."""
+    return current(device).seconds(amounts)
+
+
+def dense_seconds(work: Work) -> float:
+    """Seconds of torch's dense attention, without a mask, for one head of size 64, forward: what
+    every other way is measured against."""
+    units = {"call": 1, "pair": work.n_q * work.n_k}
+    return seconds_for(weighed("torch", units, work.device, work.copies), work.device)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Rates as they were measured on a machine, described in general terms."""
+
+    rates: Rates
+    threads: int
+    torch: str
+    machine: Mapping[str, object]
+
+    def data(self) -> dict[str, object]:
+        """What the file holds."""
+        return {"format": FORMAT, **asdict(self)}
+
+
+class RatesError(Exception):
+    """A file of rates that is not as `attnspec calibrate` writes it."""
+
+
+def shipped(device: str = "cpu") -> Rates:
+    """The rates of a type of device where nothing was measured."""
+    return SHIPPED["cpu" if device == "cpu" else "cuda"]
+
+
+def current(device: str = "cpu") -> Rates:
+    """The rates that estimates for a type of device are made with: this machine's, or those that
+    ship."""
+    found = calibration(device)
+    return shipped(device) if found is None else found.rates
+
+
+def origin(device: str) -> str:
+    """Whose rates these are, as a plan says it."""
+    found = calibration(device)
+    if found is None:
+        whose = "two CPU threads" if device == "cpu" else "NVIDIA H200"
+        return f"by default rates ({whose})"
+    if device == "cpu":
+        return f"by this machine's rates ({found.threads} CPU thread{'s' * (found.threads != 1)})"
+    return f"by this machine's rates ({found.machine.get('accelerator')})"
+
+
+@cache
+def calibration(device: str) -> Calibration | None:
+    """What was measured on this machine, None where nothing was; the file is read once.
+
+    Warns of a file that cannot be used: the default rates are used then.
+    """
+    path = rates_path(device)
+    if path is None or device not in SHIPPED:
+        return None
+    try:
+        return read(path, device)
+    except RatesError as error:
+        reason = str(error)
+    except FileNotFoundError:
+        if not os.environ.get(VARIABLE) or device != "cpu":
+            return None
+        reason = f"{VARIABLE} names it, and it is not there"
+    except (OSError, ValueError) as error:
+        # a ValueError is a name that no file can have
+        reason = str(getattr(error, "strerror", None) or error).lower()
+    warnings.warn(
+        f"the default rates are used for estimates, not the file {path}: {reason}; {cures(device)}",
+        stacklevel=2,
+    )
+    return None
+
+
+def cures(device: str) -> str:
+    """What helps where a file of rates is damaged."""
+    asked = "" if device == "cpu" else f" --device {device}"
+    return (
+        f"`attnspec calibrate{asked}` writes it anew,"
+        f" `attnspec calibrate{asked} --reset` removes it"
+    )
+
+
+def rates_path(device: str = "cpu") -> str | None:
+    """The file of this machine's rates for a type of device, which need not exist; None where there
+    is no place."""
+    path = os.environ.get(VARIABLE)
+    if path is None:
+        folder = os.environ.get("XDG_CONFIG_HOME", "")
+        if sys.platform == "win32":
+            folder = os.environ.get("APPDATA", "")
+        elif not os.path.isabs(folder):
+            # the specification of these folders says to ignore a relative one
+            mac = sys.platform == "darwin"
+            home = ("Library", "Application Support") if mac else (".config",)
+            folder = os.path.expanduser(os.path.join("~", *home))
+        path = os.path.join(folder, "attnspec", "rates.json") if os.path.isabs(folder) else ""
+    if not path or device == "cpu":
+        return path or None
+    start, ending = os.path.splitext(path)
+    return f"{start}-{device}{ending}"
+
+
+def read(path: str, device: str = "cpu") -> Calibration:
+    """The calibration of a type of device in a file; raises OSError, or RatesError where it is not
+    one."""
+    with open(path, "rb") as file:
+        content = file.read(LARGEST + 1)
+    try:
+        data = json.loads(content) if len(content) <= LARGEST else None
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict):
+        raise RatesError("it is damaged, one JSON object is required")
+    if data.get("format") != FORMAT:
+        raise RatesError(f"format {FORMAT} is required, found {data.get('format')!r:.40}")
+    rates, threads = data.get("rates"), data.get("threads")
+    torch, machine = data.get("torch"), data.get("machine")
+    if not isinstance(rates, dict) or set(rates) != set(asdict(shipped(device))):
+        raise RatesError("it was measured by another version, its rates are not those of this one")
+    for name, value in rates.items():
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise RatesError(f"`{name}` must be a number of seconds above 0, found {value!r:.40}")
+    if type(threads) is not int or not isinstance(torch, str) or not isinstance(machine, dict):
+        raise RatesError("it is damaged, it does not say where it was measured")
+    return Calibration(Rates(**rates), threads, torch, machine)
