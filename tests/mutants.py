@@ -45,7 +45,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "backends/torch_call/*",
         *("backends/tables/*", "backends/scattered/*"),
         *("backends/factored/features/*", "backends/factored/low_rank/*"),
-        "backends/factored/hybrid/*",
+        "backends/factored/hybrid",
     ),
     "decided": ("backends/decided/*", "runtime/decisions"),
     "lists": ("backends/lists/*",),

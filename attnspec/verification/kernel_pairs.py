@@ -101,12 +101,11 @@ def layouts_of(
     if hasattr(found, "kernel_of"):
         found = found.kernel_of(data, 0)
         name = type(found).__name__
-    if name in ("GraphBeside", "WindowBeside"):
-        # of a hybrid, the pairs that it computes exactly
+    if name == "HybridKernel":
+        # the pairs that it computes exactly
         found = found.exact
         name = type(found).__name__
-    if name in ("SteppedKernel", "HybridKernel", "JoinedSteps"):
-        # of a hybrid, likewise
+    if name in ("SteppedKernel", "JoinedSteps"):
         heads = sum(count for _, count in found.each) if name == "JoinedSteps" else 1
         at_k = torch.full((heads, n_k), -1)
         # places that are no rows read 0, so that positions of queries count from 1 here

@@ -11,10 +11,8 @@ from typing import TypeAlias
 
 import torch
 
-from attnspec.backends.factored.features.linear import linear_kernel
-from attnspec.backends.factored.features.random_kernels import favor_kernel, rbf_kernel, rfa_kernel
-from attnspec.backends.factored.features.taylor import taylor_kernel
-from attnspec.backends.factored.hybrid.kernel import hybrid_kernel
+from attnspec.backends.factored.features.kernel import feature_kernel
+from attnspec.backends.factored.hybrid import hybrid_kernel
 from attnspec.backends.factored.low_rank.linformer import LinformerKernel
 from attnspec.backends.factored.low_rank.mixing import (
     EfficientKernel,
@@ -29,12 +27,12 @@ from attnspec.lower.work import Kernel, Work, mechanism_of
 Builder: TypeAlias = Callable[[Work, tuple[int, ...], torch.device], Kernel]
 
 KERNELS: dict[str, Builder] = {
-    "linear": linear_kernel,
-    "favor": favor_kernel,
-    "rfa": rfa_kernel,
-    "taylor": taylor_kernel,
+    "linear": feature_kernel,
+    "favor": feature_kernel,
+    "rfa": feature_kernel,
+    "taylor": feature_kernel,
     "efficient": EfficientKernel,
-    "rbf": rbf_kernel,
+    "rbf": feature_kernel,
     "linformer": LinformerKernel,
     "nystrom": NystromKernel,
     "fourier": FourierKernel,
