@@ -42,7 +42,7 @@ from attnspec.backends.factored.features.sums import (
     shares,
 )
 from attnspec.backends.factored.lag import lagged
-from attnspec.backends.factored.low_rank.softmax import check_no_dropout
+from attnspec.backends.factored.softmax import check_no_dropout
 from attnspec.backends.tables.composed import ComposedStep, Piece
 from attnspec.backends.tables.kernel import SteppedKernel, tables_of_work
 from attnspec.backends.tables.per_sample import ReadingKernel

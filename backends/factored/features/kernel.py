@@ -41,7 +41,7 @@ from attnspec.backends.factored.features.sums import (
     summed,
     values_of,
 )
-from attnspec.backends.factored.low_rank.softmax import check_no_dropout, repeated
+from attnspec.backends.factored.softmax import check_no_dropout, repeated
 from attnspec.ir.mechanisms.favor import Favor
 from attnspec.ir.mechanisms.linear import Linear
 from attnspec.ir.mechanisms.rbf import Rbf
