@@ -14,7 +14,7 @@ import math
 from typing import TYPE_CHECKING, ClassVar
 
 from attnspec.backends.factored.costs import pair_flops
-from attnspec.backends.factored.hybrid.lag import lagged
+from attnspec.backends.factored.lag import lagged
 from attnspec.backends.tables.backend import TablesBackend
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
 from attnspec.layout.steps import Banded, bands_of, reading_seconds, seconds_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from attnspec.backends.factored.hybrid.lag import lagged
+from attnspec.backends.factored.lag import lagged
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Sizes
 from attnspec.layout.steps import bands_of
 from attnspec.limits import LIMITS

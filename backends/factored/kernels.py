@@ -11,36 +11,16 @@ from typing import TypeAlias
 
 import torch
 
-from attnspec.backends.factored.features.linear import linear_kernel
-from attnspec.backends.factored.features.random_kernels import favor_kernel, rbf_kernel, rfa_kernel
-from attnspec.backends.factored.features.taylor import taylor_kernel
-from attnspec.backends.factored.hybrid.kernel import hybrid_kernel
-from attnspec.backends.factored.low_rank.linformer import LinformerKernel
-from attnspec.backends.factored.low_rank.mixing import (
-    EfficientKernel,
-    FourierKernel,
-    GmlpKernel,
-    MixerKernel,
-)
-from attnspec.backends.factored.low_rank.nystrom import NystromKernel
-from attnspec.backends.factored.low_rank.synthesizer import SynthesizerKernel
+from attnspec.backends.factored.features.kernel import feature_kernel
+from attnspec.backends.factored.hybrid import hybrid_kernel
+from attnspec.backends.factored.matrices import MIXINGS, MatrixKernel
 from attnspec.lower.work import Kernel, Work, mechanism_of
 
 Builder: TypeAlias = Callable[[Work, tuple[int, ...], torch.device], Kernel]
 
 KERNELS: dict[str, Builder] = {
-    "linear": linear_kernel,
-    "favor": favor_kernel,
-    "rfa": rfa_kernel,
-    "taylor": taylor_kernel,
-    "efficient": EfficientKernel,
-    "rbf": rbf_kernel,
-    "linformer": LinformerKernel,
-    "nystrom": NystromKernel,
-    "fourier": FourierKernel,
-    "synthesizer": SynthesizerKernel,
-    "mixer": MixerKernel,
-    "gmlp": GmlpKernel,
+    **dict.fromkeys(("linear", "favor", "rfa", "taylor", "rbf"), feature_kernel),
+    **dict.fromkeys(MIXINGS, MatrixKernel),
 }
 """What builds the kernel of each mechanism."""
 

@@ -185,11 +185,9 @@ class SteppedAttention:
         padding: torch.Tensor | None,
         scale: float,
         tables: Mapping[str, torch.Tensor] | None = None,
-        into: Sequence[torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """The gradients of q, k and v, and of the tables if any of them asks; `saved` are q, k, v
-        and what `forward` returned. The first three are added to what is in `into`, if it is there,
-        in the type of the log-sum-exps."""
+        and what `forward` returned."""
         q, k, v, out, lse = saved
         several = self._stacked(q, k, padding)
         if several is not None and padding is not None:
@@ -199,16 +197,11 @@ class SteppedAttention:
             given = (rows[1], *keys, *rows[2:])
             found = several.backward(rows[0], given, padding.reshape(1, -1), scale)
             grads = [_as_many(x, axis, len(q)) for x, axis in zip(found, axes, strict=True)]
-            if into is None:
-                return tuple(grads)
-            for target, share in zip(into, grads, strict=True):
-                target += share
-            return into[0], into[1].to(k.dtype), into[2].to(v.dtype)
+            return tuple(grads)
         # a query without a key has weights 0 whatever its log-sum-exp, as long as it is finite
         lse = lse.masked_fill(lse == -math.inf, 0.0)
         wide = lse.dtype
-        if into is None:
-            into = q.new_zeros(q.shape), *(x.new_zeros(x.shape, dtype=wide) for x in (k, v))
+        into = q.new_zeros(q.shape), *(x.new_zeros(x.shape, dtype=wide) for x in (k, v))
         grad_tables = [torch.zeros_like(table) for table in (tables or {}).values()]
         for part in self._parts(q, k, padding):
             rows = [x.flatten(0, 2) for x in part.of(grad, q, out, lse)]

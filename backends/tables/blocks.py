@@ -113,31 +113,6 @@ class Piece:
     def _arranged(self, x: torch.Tensor) -> torch.Tensor:
         return x[None] if len(x) == 1 else self.to.arrange(x[None])
 
-    @cached_property
-    def patches(self) -> tuple[Patch, ...]:
-        """The same pairs by parts of the keys, so that the scores of a single block, which may be
-        large, take about `LIMITS.piece` numbers."""
-        width = self.k.height
-        most = max(1, LIMITS.piece // max(self.q.height, LIMITS.tall_cut))
-        parts = 1 if self.q.count > 1 else -(-width // most)
-        cuts = [width * part // parts for part in range(parts + 1)]
-        return tuple(Patch(self, low, high) for low, high in pairwise(cuts))
-
-
-class Patch:
-    """Some keys of the blocks of a piece: each of them once, and where the blocks find them."""
-
-    def __init__(self, piece: Piece, low: int, high: int) -> None:
-        self.piece, self.q, self.inside = piece, piece.q, slice(low, high)
-        rows, places = np.unique(piece.k.rows[:, low:high], return_inverse=True)
-        self.keys = Blocks(rows[None])
-        self.places = Blocks(places.reshape(piece.q.count, high - low))
-
-    def bias(self, padding: torch.Tensor | None) -> torch.Tensor | None:
-        """What to add to the scores [1 or blocks, h, w], as a piece has it, or None."""
-        bias, _ = self.piece.masks(padding)
-        return None if bias is None else bias[..., self.inside]
-
 
 class TensorBatch:
     """A batch with its rows as they are read, and its masks as tensors."""

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attnspec.backends.common.labels import labels_of
 from attnspec.backends.factored.backend import FactoredBackend, features_of
-from attnspec.backends.factored.hybrid.lag import lagged
+from attnspec.backends.factored.lag import lagged
 from attnspec.backends.lists.backend import ListsBackend
 from attnspec.backends.lists.products import parts_of
 from attnspec.backends.triton.tuning import MAPS, SUMMED, steps_of
-from attnspec.graphs.relation import takes_tensors
 from attnspec.layout.steps import READING, amounts_of
 from attnspec.lower.costs import Amounts, seconds_for, together, weighed
 from attnspec.lower.work import MERGED, Bias, Kernel, Work, graph_of, mechanism_of
@@ -43,12 +42,6 @@ TABLES = "scores have two learned tables, and the kernels read one"
 
 SIZE = 64
 """The size of the heads that estimates are about."""
-
-
-OPEN, OPEN_KEYS = 1 << 24, 1024
-"""Pairs of a head, and pairs for each query, up to which those that inputs may leave to a graph are
-weighed one by one beside a mechanism: training keeps their weights. `factored` lays out what the
-inputs of each sample leave, on the host."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +97,7 @@ class TritonBackend:
         if work.mechanism is not None:
             form = f"chunks of {SUMMED.chunk}" if work.causal else "all positions"
             if work.hybrid and not _window(work):
-                form = "tiles beside the graph, in tensor products"
+                form = "tables of the graph, in tensor products"
             found = f"sums of features in {form}, {_operations(work):,} operations"
             graph = self.steps(graph_of(work)) if work.hybrid else ()
             return (found, *(f"the graph instead in {line}" for line in graph))
@@ -149,24 +142,10 @@ def _interprets() -> bool:
 def _refuses_mechanism(work: Work, device: str) -> str | None:
     """Why a mechanism is not run, or None."""
     if work.hybrid and (work.reads or work.decided):
-        reason = _refuses_open(graph_of(work))
-        if reason is not None:
-            return f"{reason}: `factored` computes both"
+        return "its graph is decided in a call: `factored` computes both"
     if work.hybrid and sum(isinstance(change, Bias) for change in work.changes) > 1:
         return TABLES
     return FactoredBackend().refuses(work, device)
-
-
-def _refuses_open(graph: Work) -> str | None:
-    """Why a graph that is decided in a call is not run beside a mechanism, or None."""
-    if not takes_tensors(graph.relation):
-        return "its graph is decided in a call, and has parts that are looked up"
-    if graph.decided:
-        return _refuses_decided(graph)
-    pairs = _open_pairs(graph)
-    if not steps_of(graph) or pairs > max(OPEN, OPEN_KEYS * graph.n_q):
-        return f"inputs may leave any of {pairs:,.0f} pairs of its graph, too many to weigh singly"
-    return None
 
 
 def _launches(work: Work) -> bool:
@@ -177,7 +156,7 @@ def _launches(work: Work) -> bool:
 
 def _window(work: Work) -> bool:
     """Whether the graph beside a mechanism is a window that its sums stay behind."""
-    return not (work.reads or work.decided) and lagged(work)[1] is None
+    return lagged(work)[1] is None
 
 
 def _operations(work: Work) -> int:
@@ -203,20 +182,10 @@ def _of_both(work: Work) -> Amounts:
     """What a graph and sums of features beside it take."""
     found, graph = _of_sums(work), graph_of(work)
     if not _window(work):
-        pairs = _operations(work) / (4 * SIZE)
-        if work.reads or work.decided:
-            # pair by pair, wherever the graph may have some
-            pairs += _open_pairs(graph)
+        pairs = sum(band.tiles.tiles * prod(band.sizes) for band in steps_of(graph))
         units = {"call": 1, "pair": pairs + features_of(work)}
         found = weighed("dense", units, work.device, work.copies)
     return together(found, TritonBackend().amounts(graph))
-
-
-def _open_pairs(graph: Work) -> float:
-    """The pairs of the tiles in which a graph that is decided in a call may have some."""
-    if graph.decided:
-        return float(graph.n_q * graph.n_k)
-    return float(sum(band.tiles.tiles * prod(band.sizes) for band in steps_of(graph)))
 
 
 def _refuses_decided(work: Work) -> str | None:

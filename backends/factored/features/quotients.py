@@ -62,9 +62,10 @@ class Quotient:
         out: torch.Tensor,
         total: torch.Tensor,
         log: torch.Tensor | None,
+        of_totals: torch.Tensor,
     ) -> torch.Tensor:
-        """The gradient of the sums, where `grad` is that of `out` [..., e] and `total` the sum of
-        the weights."""
+        """The gradient of the sums, where `grad` is that of `out` [..., e], `total` the sum of the
+        weights and `of_totals` its gradient by other ways than `out`."""
         if not self.divides:
             return grad if log is None else grad * torch.exp(log)[..., None]
         divisor = self.divisor(total, log)
@@ -78,24 +79,7 @@ class Quotient:
             of_total = of_total * kept[..., None]
         if log is not None:
             of_total = of_total * (divisor.abs() > least_in_frames(total.dtype))[..., None]
-        return torch.cat([grad, of_total], -1)
-
-
-@dataclass(frozen=True)
-class Merged(Quotient):
-    """Sums that are divided together with others: a `total` is the logarithm of what divides all
-    of them."""
-
-    def gradient(
-        self,
-        grad: torch.Tensor,
-        out: torch.Tensor,
-        total: torch.Tensor,
-        log: torch.Tensor | None,
-    ) -> torch.Tensor:
-        of_total = -(grad * out).sum(-1, keepdim=True)
-        share = torch.exp(-total if log is None else log - total)
-        return torch.cat([grad, of_total], -1) * share[..., None]
+        return torch.cat([grad, of_total + of_totals[..., None]], -1)
 
 
 def _unit(total: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:

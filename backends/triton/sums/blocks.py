@@ -15,7 +15,7 @@ import triton.language as tl
 
 
 class Frames(NamedTuple):
-    """The frames t of keys and r of rows [B K, n_k], as in `factored/features/chunks.py`, float32
+    """The frames t of keys and r of rows [B K, n_k], as in `factored/features/sums.py`, float32
     or float64; never read where there are none."""
 
     keys: Any

@@ -3,7 +3,7 @@
     y_i = sum over j <= i of exp(t_j - r_i) (f_i . g_j) w_j
 
 for features f of queries and g of keys, values with a 1 behind them w, and frames t, r: what
-`factored/features/chunks.py` says in tensor products. What comes before a chunk is added up in two
+`factored/features/sums.py` says in tensor products. What comes before a chunk is added up in two
 levels, so that one head is many programs: `along` adds up the chunks of a segment, one after the
 other, and `carry` the segments. Sums that are not causal are those of all segments. On the way back
 states hold the gradients of what comes after, found by the same two kernels in the other direction.

@@ -7,6 +7,7 @@ Kept for the way back are the outputs and the sums of weights: states are comput
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -16,12 +17,20 @@ import triton
 import triton.language as tl
 
 from attnspec.backends.common.flash import in_rows
-from attnspec.backends.factored.features.chunks import Frames as TorchFrames
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.maps import Elementwise
 from attnspec.backends.factored.features.quotients import least_in_frames
-from attnspec.backends.factored.features.spans import Given, Span, Summing, Sums, shares
-from attnspec.backends.factored.features.sums import Gradients
+from attnspec.backends.factored.features.sums import Frames as TorchFrames
+from attnspec.backends.factored.features.sums import (
+    Given,
+    Summing,
+    cut,
+    features_of_keys,
+    frames_of,
+    given_of,
+    room_of,
+    shares,
+)
 from attnspec.backends.factored.kernels import KERNELS
 from attnspec.backends.triton import attention
 from attnspec.backends.triton.attention import TIGHT, rows_of
@@ -31,9 +40,6 @@ from attnspec.backends.triton.sums import kernels
 from attnspec.backends.triton.sums.blocks import Frames, Plan, Quotient, States
 from attnspec.backends.triton.tuning import MAPS, SUMMED, block_of
 from attnspec.lower.work import Work, mechanism_of
-
-WHOLE = 1 << 62
-"""More positions than there are: everything in one span."""
 
 ROOM = 1 << 28
 """Numbers of the features that are made at once: a gigabyte."""
@@ -64,55 +70,54 @@ class Launched:
     """Sums of features in Triton kernels, as many samples and heads at once as there is room for
     features."""
 
-    def takes(self, given: Given) -> bool:
+    def takes(self, how: Summing, given: Given) -> bool:
         """Whether kernels take the type of these tensors on their device."""
         return is_taken(given.q) and all(x.numel() for x in (given.q, given.k, given.v))
 
-    def outputs(self, how: Summing, given: Given) -> tuple[torch.Tensor, torch.Tensor, None]:
+    def outputs(
+        self, how: Summing, given: Given
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, None]:
         # gradients of queries may be small beside what is rounded in an output
-        kind = torch.promote_types(given.q.dtype, torch.float32)
-        out = given.q.new_empty(*given.q.shape[:-1], given.v.shape[-1], dtype=kind)
-        return out, self.fill(how, given, out)[0], None
-
-    def fill(
-        self, how: Summing, given: Given, out: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Fills the outputs; the sums of weights [B, K, R, n_q], and their frames if there are
-        any."""
-        kind = torch.promote_types(given.q.dtype, torch.float32)
-        totals = torch.zeros(given.q.shape[:-1], dtype=kind, device=out.device)
-        logs = torch.zeros_like(totals)
-        framed = False
-        for share in shares(replace(how, block=ROOM), given):
-            run = _Launches(how, given.part(share))
-            run.outputs(out[share], totals[share])
+        out = given.q.new_empty(*given.q.shape[:-1], given.v.shape[-1], dtype=given.kind)
+        totals = torch.zeros(given.q.shape[:-1], dtype=given.kind, device=out.device)
+        logs, framed, room = torch.zeros_like(totals), False, _room(how, given)
+        into = zip(*(cut(x, room) for x in (out, totals, logs)), strict=True)
+        for part, (of_out, of_totals, of_logs) in zip(shares(given, room), into, strict=True):
+            run = _Launches(how, part)
+            run.outputs(of_out, of_totals)
             if run.logs is not None:
                 framed = True
-                logs[share] = run.logs.view(totals[share].shape)
-        return totals, logs if framed else None
+                of_logs.copy_(run.logs.view(of_logs.shape))
+        return out, totals, logs if framed else None, None
 
     def gradients(
         self,
         how: Summing,
         given: Given,
         found: tuple[torch.Tensor, torch.Tensor, None],
-        grad: torch.Tensor,
+        grads: tuple[torch.Tensor, torch.Tensor | None],
     ) -> Given:
-        into, (out, totals, _) = given.gradients(), found
-        for share in shares(replace(how, block=ROOM), given):
-            run = _Launches(how, given.part(share), back=True)
-            run.gradients(into.part(share), out[share], totals[share], grad[share])
+        into, room = given.gradients(), _room(how, given)
+        of_totals = torch.zeros_like(found[1]) if grads[1] is None else grads[1]
+        rows = zip(*(cut(x, room) for x in (*found[:2], grads[0], of_totals)), strict=True)
+        for part, target, mine in zip(shares(given, room), shares(into, room), rows, strict=True):
+            _Launches(how, part, back=True).gradients(target, *mine)
         return into
+
+
+def _room(how: Summing, given: Given) -> tuple[int, int]:
+    """How many samples and heads are computed at once."""
+    return room_of(replace(how, block=ROOM), given)
 
 
 class _Launches:
     """The launches for some samples and key heads."""
 
     def __init__(self, how: Summing, given: Given, back: bool = False) -> None:
-        self.how, self.given = how, given
-        self.sums = Sums(how, given, WHOLE)
-        n, first = self.sums.length, self.sums.first
-        self.spans = Span(first, n, n - first), Span(0, n, n)
+        self.how, self.given, self.kind = how, given, given.kind
+        self.batch, self.heads, self.repeat, rows, _ = given.q.shape
+        self.length = given.k.shape[2]
+        self.first = self.length - rows
         name = how.map.feature if isinstance(how.map, Elementwise) else None
         self.map = MAPS.get(name) if name is not None else None
         self.logs: torch.Tensor | None = None
@@ -130,24 +135,25 @@ class _Launches:
 
     def _features(self) -> None:
         """The features of queries [B, H, n_q, m] and keys [B, K, n_k, m], and their frames."""
-        how, sums, tables = self.how, self.sums, self.given.tables
-        of_queries, of_keys = self.spans
-        keys = sums.masked(how.map.keys(sums.keys(of_keys), tables), of_keys)
-        framed = sums.frames(keys, None, of_keys)
-        frames, mine = framed.local, None
-        queries = how.map.queries(sums.queries(of_queries), tables)
+        how, given = self.how, self.given
+        keys = features_of_keys(how, given)
+        frames = frames_of(given, keys.log, None, self.length)
+        queries = how.map(given.q.to(self.kind).flatten(2, 3), given.tables)
+        self.logs = None if queries.log is None else queries.log.detach().flatten(1)
         if frames is not None:
-            rows = frames.rows[..., sums.first :]
+            rows = frames.rows[..., self.first :]
             if not how.causal:
                 # all queries read all keys
                 last = frames.rows[..., -1:]
-                frames = TorchFrames(frames.keys, last.expand(frames.rows.shape))
-                rows = last.expand(*last.shape[:2], of_queries.chunk)
-            mine = TorchFrames(frames.keys, rows)
-        logs = sums.logs(queries, mine, framed.start, of_queries)
-        shape = sums.batch, sums.heads * sums.repeat, of_queries.chunk
-        self.logs = None if logs is None else logs.reshape(shape)
-        kept = torch.bfloat16 if self.given.q.dtype == torch.bfloat16 else sums.kind
+                frames = replace(frames, rows=last.expand(frames.rows.shape))
+                rows = last.expand(*last.shape[:2], self.length - self.first)
+            if given.gate is None:
+                above = (frames.start[..., None] + rows).to(self.kind).repeat(1, 1, self.repeat)
+                above = above.view(self.batch, -1)
+                self.logs = above if self.logs is None else self.logs + above
+        shape = self.batch, self.heads * self.repeat, self.length - self.first
+        self.logs = None if self.logs is None else self.logs.reshape(shape)
+        kept = torch.bfloat16 if given.q.dtype == torch.bfloat16 else self.kind
         self.f = in_rows(queries.values.reshape(*shape, -1).to(kept))
         self.g = in_rows(keys.values.to(kept))
         self.frames = frames
@@ -158,7 +164,7 @@ class _Launches:
         return self.f.shape[-1] * (self.v.shape[-1] + self.how.quotient.divides)
 
     def _plan(self, tall: int) -> Plan:
-        given, sums = self.given, self.sums
+        given = self.given
         features, values = self.f.shape[-1], self.v.shape[-1]
         wide, tall = min(SUMMED.features, block_of(features)), min(tall, block_of(values))
         kind, precision, total = KINDS[given.q.dtype]
@@ -168,11 +174,11 @@ class _Launches:
             *(self.logs is not None, self.map or 0, kind, precision, total),
         )
         return Plan(
-            sums.heads,
-            sums.repeat,
-            sums.length - sums.first,
-            sums.length,
-            sums.first if self.how.causal else 0,
+            self.heads,
+            self.repeat,
+            self.length - self.first,
+            self.length,
+            self.first if self.how.causal else 0,
             triton.cdiv(features, wide),
             triton.cdiv(values, tall),
             *map(tl.constexpr, constants),
@@ -198,7 +204,7 @@ class _Launches:
 
     def _states(self, x: Rows, w: Any, back: bool) -> States:
         """The states of chunks and segments, of keys and values, or of queries and gradients."""
-        plan, kind, samples = self.plan, self.sums.kind, self.sums.batch
+        plan, kind, samples = self.plan, self.kind, self.batch
         rows = plan.queries if back and not self.how.causal else plan.keys
         count = triton.cdiv(rows, SUMMED.chunk)
         number = triton.cdiv(count, SUMMED.segment)
@@ -221,7 +227,7 @@ class _Launches:
     def outputs(self, out: torch.Tensor, totals: torch.Tensor) -> None:
         """Fills the outputs [B, K, R, n_q, e], and the sums of weights [B, K, R, n_q]."""
         quotient = self.how.quotient
-        tiny = least_in_frames(self.sums.kind)
+        tiny = least_in_frames(self.kind)
         numbers = quotient.added, quotient.least, quotient.floor, tiny
         f, g, v = (rows_of(x) for x in (self.f, self.g, self.v))
         logs = rows_of(totals.flatten(1, 2) if self.logs is None else self.logs)
@@ -235,11 +241,17 @@ class _Launches:
             )
 
     def gradients(
-        self, into: Given, out: torch.Tensor, totals: torch.Tensor, grad: torch.Tensor
+        self,
+        into: Given,
+        out: torch.Tensor,
+        totals: torch.Tensor,
+        grad: torch.Tensor,
+        of_totals: torch.Tensor,
     ) -> None:
-        """Fills in the gradients of what is given, where `grad` is that of the output."""
-        plan, kind = self.plan, self.sums.kind
-        above = self._above(out, totals, grad)
+        """Fills in the gradients of what is given, where `grad` is that of the output, `of_totals`
+        that of the sums of weights."""
+        plan, kind = self.plan, self.kind
+        above = self._above(out, totals, grad, of_totals)
         f, g, v = (rows_of(x) for x in (self.f, self.g, self.v))
         direct = self.map is not None
         of_f = into.q.flatten(1, 2) if direct else torch.empty_like(self.f, dtype=kind)
@@ -259,35 +271,46 @@ class _Launches:
         if not direct:
             self._through(into, of_f, of_g)
 
-    def _above(
-        self, out: torch.Tensor, totals: torch.Tensor, grad: torch.Tensor
-    ) -> tuple[Rows, Rows, Rows]:
+    def _above(self, out: torch.Tensor, *rest: torch.Tensor) -> tuple[Rows, Rows, Rows]:
         """The gradients of outputs, what these are divided by, and the gradients of the sums of
         weights."""
-        grad = in_rows(grad.flatten(1, 2))
-        logs, totals = self.logs, totals.flatten(1, 2)
-        delta = (grad.to(totals.dtype) * out.flatten(1, 2)).sum(-1, keepdim=True)
+        out, totals, grad, of_totals = (x.flatten(1, 2) for x in (out, *rest))
+        grad = in_rows(grad)
+        delta = (grad.to(totals.dtype) * out).sum(-1, keepdim=True)
         # of an output of one number that is delta, whose gradient is 1
-        found = self.how.quotient.gradient(torch.ones_like(delta), delta, totals, logs)
+        ones = torch.ones_like(delta)
+        found = self.how.quotient.gradient(ones, delta, totals, self.logs, of_totals)
         return rows_of(grad), rows_of(found[..., 0]), rows_of(found[..., -1])
 
     def _through(self, into: Given, of_f: torch.Tensor, of_g: torch.Tensor) -> None:
         """Takes the gradients of features to rows, tables and gates."""
-        found, kind = Gradients(self.sums, into), self.sums.kind
-        queries, keys = self.spans
-        lines = self.sums.batch * self.sums.heads
-        f, of_f, g, of_g = (
-            x.to(kind).reshape(lines, 1, -1, x.shape[-1]) for x in (self.f, of_f, self.g, of_g)
+        f, g, of_f, of_g = (x.to(self.kind) for x in (self.f, self.g, of_f, of_g))
+        if into.gate is not None:
+            lines = *into.gate[1].shape[:2], self.repeat, -1
+            into.gate[0].add_((g * of_g).sum(-1))
+            into.gate[1][:, :, self.first :].sub_((f * of_f).sum(-1).view(lines).sum(2))
+        leaves = [x.detach().requires_grad_() for x in self.given.tensors]
+        with torch.enable_grad():
+            given = given_of(self.given.frame, leaves)
+            rows = self.how.map(given.q.to(self.kind).flatten(2, 3), given.tables)
+            features = rows.values, features_of_keys(self.how, given).values
+        above = of_f.reshape(features[0].shape), of_g
+        found: Sequence[torch.Tensor | None] = torch.autograd.grad(
+            features, leaves, above, allow_unused=True
         )
-        found.of_queries(queries, f, of_f)
-        found.of_keys(keys, g, of_g)
+        for number, (target, share) in enumerate(zip(into.tensors, found, strict=True)):
+            # kernels fill the gradients of values, and a batch of padding alone has none of others
+            if number < 2:
+                target.zero_()
+            if share is not None:
+                target.add_(share)
 
     def _programs(self, rows: int, queries: bool, blocks: int) -> int:
         """How many programs take all chunks of a side."""
         plan = self.plan
         chunks: int = triton.cdiv(plan.first + rows if queries else rows, SUMMED.chunk)
-        heads = self.sums.heads * (self.sums.repeat if queries else 1)
-        return self.sums.batch * heads * chunks * blocks
+        heads = self.heads * (self.repeat if queries else 1)
+        return self.batch * heads * chunks * blocks
 
 
 def _launch(kernel: Any, count: int) -> Any:

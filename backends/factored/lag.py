@@ -1,4 +1,4 @@
-"""How far back the queries of a causal graph read without a gap.
+"""How far back the queries of a causal graph read without a gap: known without torch.
 
 The sums over all keys but these latest ones are the causal sums over all keys, some positions
 later: nothing has to be taken away from them again.
@@ -19,7 +19,7 @@ from attnspec.lower.work import Work
 def lagged(work: Work) -> tuple[int, Relation | None]:
     """How many of the latest positions, its own among them, each query of a work that is causal
     reads, as far as there are so many, and the other pairs, None for none; 0 and all pairs where it
-    is not causal."""
+    is not causal. The sums over all keys but these are the causal sums some positions later."""
     if not work.causal:
         return 0, work.relation
     return _lagged(work.relation, work.n_q, work.n_k)

@@ -1,0 +1,600 @@
+"""`GRAPH + MECHANISM`: exact weights on the pairs of a graph, the kernel's on all others, and one
+sum of both below.
+
+out_i = sum_j w_ij v_j / sum_j w_ij, w_ij = exp(s_ij) on the graph and f(q_i) . g(k_j) elsewhere.
+The graph is softmax attention by its own kernel. Of a causal window the kernel's sums stay behind;
+beside any other graph they run over all keys, and what they gave the pairs of the graph is taken
+away, in the tables of that graph. Both are merged by the logarithms of their denominators. Rows of
+which more is taken away than stays would be noise: every pair of theirs is weighed by itself, as is
+every pair where the data of a call decide the graph, or where torch transforms the call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Protocol, TypeAlias, cast
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+
+from attnspec.backends.common.kv_keeper import Keeper, Kept
+from attnspec.backends.common.masks import MaskPlan, by_key_head, mask_plan
+from attnspec.backends.common.merging import LOWEST, in_one_frame
+from attnspec.backends.common.score_formula import Formula, scale_of, unit, widened
+from attnspec.backends.common.torch_modes import Function, apart, derivatives, is_transformed
+from attnspec.backends.factored.features.kernel import FeatureKernel
+from attnspec.backends.factored.features.maps import Features
+from attnspec.backends.factored.features.quotients import Quotient
+from attnspec.backends.factored.features.sums import (
+    Given,
+    State,
+    Summing,
+    absorbed,
+    cut,
+    features_of_keys,
+    joined,
+    lean,
+    room_of,
+    shares,
+)
+from attnspec.backends.factored.lag import lagged
+from attnspec.backends.factored.softmax import check_no_dropout
+from attnspec.backends.tables.composed import ComposedStep, Piece
+from attnspec.backends.tables.kernel import SteppedKernel, tables_of_work
+from attnspec.backends.tables.per_sample import ReadingKernel
+from attnspec.graphs.relation import evaluate_pairs
+from attnspec.limits import LIMITS
+from attnspec.lower.work import Bias, Call, Kernel, Work, graph_of, mechanism_of
+
+LIKE_ONE = 64
+"""Keys up to which sums of weights of either sign are as exact as if they could not cancel."""
+
+
+class Exact(Protocol):
+    """A kernel of softmax attention."""
+
+    def partial(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q]."""
+
+
+# --- sums under one denominator ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """Sums of values by their weights [..., n, e], that of the weights last, which stand for
+    exp(log) times as much, log [..., n]."""
+
+    sums: torch.Tensor
+    log: torch.Tensor
+
+
+def shared_quotient(kernel: FeatureKernel) -> Quotient:
+    """What sums of exact weights and of a kernel's are divided by.
+
+    Nothing is added to sums of weights that are not negative, nor are they kept away from 0: exact
+    weights may be as small as they like, and sum to less than any constant.
+    """
+    mine = kernel.how.quotient
+    return Quotient(least=mine.least if mine.signed else 0.0, floor=mine.floor, signed=mine.signed)
+
+
+def together(parts: Sequence[Weighed]) -> Weighed:
+    """What parts with disjoint pairs weigh together."""
+    # sums of nothing are 0 in every frame, and must not decide in which one the others are added
+    logs = [part.log.masked_fill((part.sums == 0).all(-1), -torch.inf) for part in parts]
+    top, shares = in_one_frame(torch.stack(logs), 0)
+    terms = [part.sums * share[..., None] for part, share in zip(parts, shares, strict=True)]
+    # the frame of nothing is 0
+    return Weighed(sum(terms[1:], terms[0]), torch.where(top > -torch.inf, top, 0.0)[0])
+
+
+# --- pairs, one by one ---------------------------------------------------------------------------
+
+Scores: TypeAlias = "tuple[Formula, dict[str, torch.Tensor], float]"
+"""What changes scores, with its learned tables, and their factor."""
+
+
+def weigh(
+    kernel: FeatureKernel,
+    given: Given,
+    scores: Scores,
+    masks: tuple[torch.Tensor, torch.Tensor],
+    distance: torch.Tensor,
+) -> Weighed:
+    """What pairs of queries [B, K, R, h, d] and keys [B, K, n, d] weigh: those of the graph by
+    their scores, others by the kernel, as two masks [B, K, R, h, n] say; `distance` is
+    [1, h, n]."""
+    formula, tables, scale = scores
+    kind, how, repeat = given.kind, kernel.how, given.q.shape[2]
+    q, k = given.q.to(kind).flatten(2, 3), given.k.to(kind)
+    values = pad(given.v.to(kind), (0, 1), value=1.0)
+
+    def of_heads(x: torch.Tensor) -> torch.Tensor:
+        return torch.unflatten(x, 2, (repeat, -1))
+
+    exact = of_heads((q * scale) @ k.mT)
+    exact = formula.changed(exact.unsqueeze(3), distance, Call(tables=tables)).squeeze(3)
+    if how.paired is not None:
+        products, frame = how.paired.pairs(q, k), exact.new_zeros(1, 1, 1, 1, 1)
+    else:
+        (f, of_f), (g, of_g) = (_in_frames(how.map(x, given.tables)) for x in (q, k))
+        products, frame = f @ g.mT, of_heads(of_f[..., None] + of_g[:, :, None])
+    parts = []
+    for weights, logs, mask in ((None, exact, masks[0]), (of_heads(products), frame, masks[1])):
+        top, shares = in_one_frame(logs.masked_fill(~mask, -torch.inf), -1)
+        shares = shares if weights is None else weights * shares
+        parts.append(Weighed(of_heads(shares.flatten(2, 3) @ values), top[..., 0]))
+    return together(parts)
+
+
+def _in_frames(found: Features) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features and their frames, constants, whether they have some or not."""
+    if found.log is None:
+        return found.values, torch.zeros_like(found.values[..., 0].detach())
+    return found.values, found.log.detach()
+
+
+# --- the pairs of tables -------------------------------------------------------------------------
+
+
+class Pairs(Function):
+    """The sums of features over the pairs of some pieces of tables: f [B, K, R, n_q, m], g
+    [B, K, n_k, m] and w [B, K, n_k, e], with the frames of f and g, constants, to blocks
+    [B, K, R, blocks, h, e + 1] of each piece, the sums of the sizes of weights last.
+
+    Pieces are computed again for gradients, which are added where rows belong.
+    """
+
+    @staticmethod
+    def forward(ctx, of_piece, pieces, *tensors):  # type: ignore[no-untyped-def]
+        ctx.of_piece, ctx.pieces = of_piece, pieces
+        ctx.save_for_backward(*tensors)
+        return tuple(of_piece(piece, *_read(piece, tensors)) for piece in pieces)
+
+    @staticmethod
+    def backward(ctx, *grads):  # type: ignore[no-untyped-def]
+        tensors = ctx.saved_tensors
+        if torch.is_grad_enabled():
+
+            def run(*tensors):  # type: ignore[no-untyped-def]
+                return [ctx.of_piece(x, *_read(x, tensors)) for x in ctx.pieces]
+
+            return None, None, *derivatives(run, tensors, ctx.needs_input_grad[2:], grads)
+        into = [torch.zeros_like(x) for x in tensors[:3]]
+        for piece, grad in zip(ctx.pieces, grads, strict=True):
+            parts = _read(piece, tensors)
+            leaves = [x.detach().requires_grad_() for x in parts[:3]]
+            with torch.enable_grad():
+                out = ctx.of_piece(piece, *leaves, *parts[3:])
+            found = torch.autograd.grad(out, leaves, grad)
+            rows = (3, piece.queries), (2, piece.keys), (2, piece.keys)
+            for target, share, (axis, index) in zip(into, found, rows, strict=True):
+                target.index_add_(axis, index.reshape(-1), share.flatten(axis, axis + 1))
+        return None, None, *into, None, None
+
+
+def _read(piece: Piece, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The rows of a piece of f, g and w and of the frames of f and g."""
+    f, g, w, rows, columns = tensors
+    return [
+        piece.of_queries(f),
+        *(piece.of_keys(x) for x in (g, w)),
+        piece.of_queries(rows[..., None])[..., 0],
+        piece.of_keys(columns[..., None])[..., 0],
+    ]
+
+
+def taken(
+    kernel: FeatureKernel, steps: Sequence[ComposedStep], given: Given, frames: torch.Tensor
+) -> torch.Tensor:
+    """What a kernel's sums [B, K, R, n_q, e], in `frames` [B, K, R, n_q], have of the pairs of some
+    steps, and the sums of the sizes of their weights as one column more."""
+    room = room_of(kernel.how, given)
+    outs = [
+        lean(kernel.how, part, partial(_of_share, kernel.how, steps, its))[0]
+        for part, its in zip(shares(given, room), cut(frames, room), strict=True)
+    ]
+    return joined(outs, given.k.shape[1])
+
+
+def _of_share(
+    how: Summing, steps: Sequence[ComposedStep], frames: torch.Tensor, given: Given
+) -> tuple[torch.Tensor]:
+    """The same of some samples and heads."""
+    q, shape = given.q.to(given.kind), given.q.shape[:-1]
+    values = pad(given.v.to(given.kind), (0, 1), value=1.0)
+    f, g = Features(q), Features(given.k.to(given.kind))
+    if how.paired is None:
+        f, g = how.map(q.flatten(2, 3), given.tables), features_of_keys(how, given)
+    if given.padding is not None:
+        values = values.masked_fill(~given.padding[:, None, :, None], 0.0)
+    of_piece = partial(_of_piece, how, g.log is not None)
+    (f_values, f_log), (g_values, g_log) = _in_frames(f), _in_frames(g)
+    rows = f_log.view(shape) - frames.to(q.dtype)
+    tensors = f_values.view(*shape, -1), g_values, values, rows, g_log
+    found = values.new_zeros(*shape, values.shape[-1] + 1)
+    for step in steps:
+        pieces = list(step.pieces(g_log.shape[:2].numel(), shape[2], g_values.shape[-1]))
+        blocks = Pairs.apply(of_piece, pieces, *tensors)  # type: ignore[no-untyped-call]
+        found = found + step.ordered(blocks)
+    return (found,)
+
+
+def _of_piece(
+    how: Summing,
+    framed: bool,
+    piece: Piece,
+    f: torch.Tensor,
+    g: torch.Tensor,
+    w: torch.Tensor,
+    rows: torch.Tensor,
+    columns: torch.Tensor,
+) -> torch.Tensor:
+    """The sums of a piece [B, K, R, blocks, h, e + 1], the sizes of their weights last."""
+    repeat, mask = f.shape[2], piece.mask
+    f = f.transpose(2, 3).flatten(3, 4)
+    products = f @ g.mT if how.paired is None else how.paired.pairs(f, g)
+    products = torch.unflatten(products, 3, (repeat, -1))
+    if mask is not None:
+        mask = mask if mask.dim() == 2 else mask.unsqueeze(1)
+    if framed:
+        # beyond 0 are frames of rows that are not there
+        log = (rows.transpose(2, 3)[..., None] + columns[:, :, :, None, None]).clamp(max=0.0)
+        log = log if mask is None else log.masked_fill(~mask, -torch.inf)
+        products = products * torch.exp(log)
+    elif mask is not None:
+        products = products.masked_fill(~mask, 0.0)
+    weights = products.flatten(3, 4)
+    sizes = torch.zeros_like(weights[..., :1])
+    if not torch.is_grad_enabled():
+        sizes = weights.abs() @ w[..., -1:]
+    found = torch.cat([weights @ w, sizes], -1)
+    return torch.unflatten(found, 3, (repeat, -1)).transpose(2, 3)
+
+
+# --- the kernel ----------------------------------------------------------------------------------
+
+
+class HybridKernel:
+    """A graph and the features of a kernel under one denominator; `exact` runs the graph alone; it
+    is None where every pair is weighed by itself."""
+
+    def __init__(
+        self,
+        work: Work,
+        heads: tuple[int, ...],
+        device: torch.device,
+        kernel: FeatureKernel,
+        exact: Exact | None,
+    ) -> None:
+        self.work, self.heads, self.device = work, heads, device
+        self.kernel, self.exact, self.quotient = kernel, exact, shared_quotient(kernel)
+        self.graph = graph_of(work)
+        self.names = tuple(x.table for x in work.changes if isinstance(x, Bias))
+        # weights of either sign cancel in the definition, too: its noise goes with the root of n
+        self.most = max(1.0, math.sqrt(work.n_k / LIKE_ONE)) if self.quotient.signed else 1.0
+        self.lag, self.rest = (0, None) if exact is None else lagged(work)
+
+    @cached_property
+    def steps(self) -> list[ComposedStep]:
+        """The tables of the pairs that are taken away."""
+        rest = self.rest
+        if rest is None:
+            return []
+
+        def built() -> list[ComposedStep]:
+            tables = tables_of_work(replace(self.graph, relation=rest))
+            return [ComposedStep(step, tables.n_q, self.device) for step in tables.steps]
+
+        # they are kept, so the modes of this call must not reach them
+        return apart(built)
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> torch.Tensor:
+        return self.partial(q, k, v, call)[0]
+
+    def partial(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output and the logarithms [B, H, n_q] of its denominators."""
+        check_no_dropout(f"a graph with `{self.kernel.name}`", call.dropout_p)
+        kept, kind = q.dtype, torch.promote_types(q.dtype, torch.float32)
+        # what is learned asks for gradients in the type in which it is read
+        call = replace(call, tables={name: x.to(kind) for name, x in call.tables.items()})
+        if self.work.unit_keys:
+            # all that is attended scores them, the mechanism too
+            k = unit(k)
+        if q.is_cpu:
+            q, k, v = widened(q), widened(k), widened(v)
+        given = self.kernel.given(q, k, v, call)
+        if self.exact is None or (self.rest is not None and is_transformed()):
+            found = self._by_pairs(given, call)
+        else:
+            found = self._by_sums(given, (q, k, v), call)
+        out, lse = self._worth(found)
+        out = out.to(kept).reshape(*q.shape[:3], v.shape[-1])
+        return out, None if lse is None else lse.reshape(q.shape[:3])
+
+    def _worth(self, found: Weighed) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What sums are worth, and the logarithms of what divides them, if it is positive."""
+        out = self.quotient.of(found.sums, found.log)
+        if not self.quotient.positive:
+            return out, None
+        return out, self.quotient.log_divisor(found.sums[..., -1], found.log)
+
+    # --- by sums -------------------------------------------------------------------------------
+
+    def _by_sums(
+        self, given: Given, parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor], call: Call
+    ) -> Weighed:
+        """What all keys weigh for every query, [B, K, R, n_q, e] and frames [B, K, R, n_q]."""
+        of_graph = replace(call, tables={name: call.tables[name] for name in self.names})
+        out, lse = self.exact.partial(*parts, of_graph)  # type: ignore[union-attr]
+        shape = given.q.shape[:-1]
+        out = pad(out.to(lse.dtype), (0, 1), value=1.0).view(*shape, -1)
+        exact, late = Weighed(out, lse.view(shape)), late_of(given, self.lag)
+        if not late.k.shape[2]:
+            return exact
+        sums, frames = self.kernel.sums(late)
+        missing = shape[3] - late.q.shape[3]
+        if missing:
+            sums = pad(sums, (0, 0, missing, 0))
+            frames = pad(frames, (missing, 0), value=LOWEST)
+        if not self.steps:
+            return together([exact, Weighed(sums, frames)])
+        less = taken(self.kernel, self.steps, given, frames)
+        sums = sums - less[..., :-1]
+        rows = self._lost(exact, Weighed(sums, frames), less[..., -1])
+        if not len(rows):
+            return together([exact, Weighed(sums, frames)])
+        keys = rows.unbind(1)
+        left_out = torch.zeros_like(frames[:, :, 0], dtype=torch.bool).index_put(
+            keys, torch.ones_like(keys[0], dtype=torch.bool)
+        )
+        sums = sums.masked_fill(left_out[:, :, None, :, None], 0.0)
+        found = together([exact, Weighed(sums, frames)])
+        return self._again(given, call, found, rows)
+
+    def _lost(self, exact: Weighed, others: Weighed, sizes: torch.Tensor) -> torch.Tensor:
+        """The rows of which more was taken away than stays: sample, key head and query, [rows, 3],
+        in order."""
+        with torch.no_grad():
+            _, (one, other) = in_one_frame(torch.stack([exact.log, others.log]), 0)
+            total = one + other * others.sums[..., -1]
+            # NaN stands for too much, too
+            lost = ~(sizes * other / self.most <= total.abs())
+            return torch.nonzero(lost.any(2))
+
+    # --- pair by pair --------------------------------------------------------------------------
+
+    def _again(self, given: Given, call: Call, found: Weighed, rows: torch.Tensor) -> Weighed:
+        """The same with some rows weighed pair by pair."""
+        heads, every, parts = given.k.shape[1], shares(given, (1, 1)), []
+        line = rows[:, 0] * heads + rows[:, 1]
+        for number in torch.unique(line).tolist():
+            at = rows[line == number, 2]
+            parts.append(self._some(every[number], at, (number % heads,), call))
+        sums, log = (
+            torch.cat([getattr(x, name)[0, 0].movedim(1, 0) for x in parts])
+            for name in ("sums", "log")
+        )
+        index = rows.unbind(1)
+        return Weighed(
+            found.sums.transpose(2, 3).index_put(index, sums).transpose(2, 3),
+            found.log.transpose(2, 3).index_put(index, log).transpose(2, 3),
+        )
+
+    def _by_pairs(self, given: Given, call: Call) -> Weighed:
+        at = torch.arange(given.q.shape[3], device=given.q.device)
+        return self._some(given, at, tuple(range(given.k.shape[1])), call)
+
+    def _some(
+        self, given: Given, at: torch.Tensor, key_heads: tuple[int, ...], call: Call
+    ) -> Weighed:
+        """What all keys weigh for the queries `at` of these key heads, some queries at a time."""
+        repeat, n_k = given.q.shape[2], given.k.shape[2]
+        places = [each * repeat + r for each in key_heads for r in range(repeat)]
+        formula = Formula(self.graph, tuple(self.heads[x] for x in places), self.device)
+        most = max(1, LIMITS.pairs_at_once // max(1, given.q.shape[:3].numel() * n_k))
+        names, parts = self.names, []
+        for some in torch.split(at, most):
+            rows = given
+            if len(some) < given.q.shape[3]:
+                rows = replace(given, q=given.q.index_select(3, some))
+            run = partial(self._weighed, formula, *self._masks(given, some, call))
+            parts.append(lean(None, rows, run, *(call.tables[name][places] for name in names)))
+        sums, log = (torch.cat(x, 3) for x in zip(*parts, strict=True))
+        return Weighed(sums, log.detach())
+
+    def _weighed(
+        self,
+        formula: Formula,
+        masks: tuple[torch.Tensor, torch.Tensor],
+        distance: torch.Tensor,
+        given: Given,
+        *tables: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        scale = scale_of(self.work, given.q.shape[-1])
+        scores = formula, dict(zip(self.names, tables, strict=True)), scale
+        found = weigh(self.kernel, given, scores, masks, distance)
+        return found.sums, found.log
+
+    def _masks(
+        self, given: Given, at: torch.Tensor, call: Call
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """The pairs of the graph and those of the kernel for some queries, bool [B, K, R, h, n],
+        and how far keys are behind queries, [1, h, n]."""
+        n_q, n_k = self.work.n_q, self.work.n_k
+        if self.work.reads or self.work.decided:
+            mask = self._plan.mask(call.data, n_k)
+            if not self.work.decided:
+                mask = mask.view(-1, 1, *mask.shape[-2:])
+            # the kernel may give each query head keys of its own
+            mask = by_key_head(mask, given.k.shape[1])[:, :, :, 0].index_select(-2, at)
+        else:
+            held = evaluate_pairs(
+                self.graph.relation,
+                at.cpu().numpy()[:, None] + n_k - n_q,
+                np.arange(n_k)[None],
+                n_k,
+            )
+            mask = torch.from_numpy(np.broadcast_to(held, (len(at), n_k)).copy()).to(self.device)
+        distance = (at + n_k - n_q)[:, None] - torch.arange(n_k, device=at.device)
+        others = ~mask
+        if self.work.causal:
+            others = others & (distance >= 0)
+        if given.padding is not None:
+            real = given.padding[:, None, None, None]
+            mask, others = mask & real, others & real
+        return (mask, others), distance[None]
+
+    @cached_property
+    def _plan(self) -> MaskPlan:
+        """The mask of all pairs of a graph that a call decides."""
+        n_q, n_k = self.work.n_q, self.work.n_k
+        rows, columns = np.arange(n_k - n_q, n_k)[:, None], np.arange(n_k)[None]
+        # it is kept, so the modes of this call must not reach it
+        return apart(lambda: mask_plan(self.work.relation, rows, columns, n_k, self.device))
+
+    def streamed(self, keeper: Keeper) -> HybridStream:
+        """What goes on with it from a state."""
+        return HybridStream(self, keeper)
+
+
+class ReadingHybrid(ReadingKernel):
+    """The same where the graph reads run-time inputs: laid out for each sample when they are
+    seen."""
+
+    reuses = ()  # log-sum-exps are another computation
+
+    def __init__(
+        self, work: Work, heads: tuple[int, ...], device: torch.device, kernel: FeatureKernel
+    ) -> None:
+        super().__init__(work, heads, device)
+        self.kernel = kernel
+
+    def known(self, work: Work) -> Kernel:
+        return hybrid_kernel(work, self.heads, self.device, self.kernel)
+
+    def unknown(self) -> HybridKernel:
+        return HybridKernel(self.work, self.heads, self.device, self.kernel, None)
+
+    def streamed(self, keeper: Keeper) -> HybridStream:
+        """What goes on with it from a state, inputs coming with their positions."""
+        return HybridStream(self.unknown(), keeper)
+
+
+def hybrid_kernel(
+    work: Work,
+    heads: tuple[int, ...],
+    device: torch.device,
+    kernel: Kernel,
+    exact: Exact | None = None,
+) -> HybridKernel | ReadingHybrid:
+    """Runs a graph beside a mechanism whose own kernel, one of features, is given; `exact` runs a
+    static graph alone, tables where it is None."""
+    if not isinstance(kernel, FeatureKernel):
+        raise ValueError(f"`{mechanism_of(work).name}` gives no weights to single pairs")
+    if work.reads:
+        return ReadingHybrid(work, heads, device, kernel)
+    if exact is None and not work.decided:
+        exact = SteppedKernel(graph_of(work), heads, device)
+    return HybridKernel(work, heads, device, kernel, exact)
+
+
+def late_of(given: Given, lag: int) -> Given:
+    """What is given to causal sums that leave the `lag` latest keys of every query out: queries
+    that have earlier ones, beside keys so many positions before them."""
+    if not lag:
+        return given
+    keys = max(0, given.k.shape[2] - lag)
+    rows = slice(given.q.shape[3] - min(given.q.shape[3], keys), None)
+    return replace(
+        given,
+        q=given.q[:, :, :, rows],
+        k=given.k[:, :, :keys],
+        v=given.v[:, :, :keys],
+        padding=None if given.padding is None else given.padding[:, :keys],
+    )
+
+
+# --- generation ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class HybridState:
+    """The keys that the graph may read again, and the sums of the kernel over all others."""
+
+    sums: State
+    kept: Kept
+
+
+@dataclass(frozen=True, eq=False)
+class HybridStream:
+    """Goes on with a graph and a kernel under one denominator.
+
+    A key that the graph may still read is weighed pair by pair; it enters the sums when no later
+    position has it in the graph, so that they hold nothing that would have to be taken away.
+    """
+
+    hybrid: HybridKernel
+    keeper: Keeper
+
+    def step(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        call: Call,
+        state: object,
+        with_lse: bool = False,
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor | None], object]:
+        """The outputs of more positions with the logarithms of denominators, and the state after
+        them."""
+        hybrid, kernel = self.hybrid, self.hybrid.kernel
+        check_no_dropout(f"a graph with `{kernel.name}`", call.dropout_p)
+        given = kernel.given(q, k, v, call)
+        sums, kept = State(), None
+        if isinstance(state, HybridState):
+            sums, kept = state.sums, state.kept
+        seen = self.keeper.seen(hybrid.graph, given.k, given.v, call, kept)
+        at = torch.from_numpy(seen.every.positions).to(given.k.device)
+        distance = torch.arange(seen.every.count, device=at.device)[-k.shape[2] :, None] - at
+        others, mask = distance >= 0, cast(torch.Tensor, seen.blocks.mask)[:, :, :, 0]
+        if seen.every.padding is not None:
+            others = others & seen.every.padding[:, None, None, None]
+        scores = seen.formula, dict(call.tables), scale_of(hybrid.work, q.shape[-1])
+        every = replace(given, k=seen.keys, v=seen.values)
+        parts = [weigh(kernel, every, scores, (mask, others & ~mask), distance[None])]
+        if sums.sums is not None:
+            parts.append(_of_state(kernel, given, sums))
+        out, lse = hybrid._worth(together(parts))
+        out = out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
+        left = seen.left
+        if len(left.positions):
+            some = replace(
+                every, q=given.q[:, :, :, :0], k=left.keys, v=left.values, padding=left.padding
+            )
+            sums = absorbed(kernel.how, some, sums)
+        return (out, None if lse is None else lse.reshape(q.shape[:3])), HybridState(
+            sums, seen.kept
+        )
+
+
+def _of_state(kernel: FeatureKernel, given: Given, state: State) -> Weighed:
+    """What keys weigh together whose sums are given."""
+    q = given.q.to(state.total.dtype)
+    f, log = _in_frames(kernel.how.map(q.flatten(2, 3), given.tables))
+    total = state.total.view(*given.k.shape[:2], *state.total.shape[1:])
+    if state.base is not None:
+        log = log + state.base.to(log.dtype).view(*given.k.shape[:2], 1)
+    sums = torch.unflatten(f @ total, 2, given.q.shape[2:4])
+    return Weighed(sums, log.view(given.q.shape[:-1]))

@@ -1,1 +1,0 @@
-"""A graph beside a mechanism, with one shared denominator."""

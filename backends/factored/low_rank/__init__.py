@@ -1,1 +1,0 @@
-"""Low-rank and mixing mechanisms."""

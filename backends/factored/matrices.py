@@ -1,0 +1,416 @@
+"""Mechanisms that are a few products of whole matrices: low ranks, and mixings of positions.
+
+Linformer: queries attend to a fixed number of projected keys, softmax(Q (E K)^T / sqrt(d)) (F V).
+Padding is projected as zeros; of pooled segments only those with a real position count.
+Nystroem: softmax(s Q K~^T) Z (softmax(s Q~ K^T) V), where K~ and Q~ are means of segments and Z
+inverts A = softmax(s Q~ K~^T). Both outer factors are attention themselves, so that no n x m matrix
+is kept. Each matrix starts its iteration from its own norms, so that no sample depends on another.
+Synthesizer: softmax over logits that no query and key are compared for. Those of `dense` and
+`factorized_random` are products of two thin matrices, and need no n x n memory.
+Mixings: positions are mixed by fixed or learned maps, whatever stands there. Their input are the
+values, head by head, but for gMLP's gate, which multiplies the queries by what it makes of the
+values. Padding counts as zeros.
+Sources: Wang et al. 2020, "Linformer", section 4; Xiong et al. 2021, "Nystroemformer", section 3,
+equation 16 with the segment's own length; Tay et al. 2021, "Synthesizer", section 3; Shen et al.
+2021, "Efficient Attention"; Lee-Thorp et al. 2022, "FNet", section 3; Tolstikhin et al. 2021,
+"MLP-Mixer", section 2; Liu et al. 2021, "Pay Attention to MLPs", section 2.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch.nn import functional
+
+from attnspec.backends.common.score_formula import weigh, widened
+from attnspec.backends.common.torch_modes import unseen
+from attnspec.backends.factored.features.sums import State
+from attnspec.backends.factored.softmax import (
+    attend,
+    check_no_dropout,
+    lower_triangle,
+    occupied,
+    repeated,
+    segment_maxima,
+    segment_means,
+    without_padding,
+)
+from attnspec.ir.mechanisms.efficient import Efficient
+from attnspec.ir.mechanisms.linformer import Linformer
+from attnspec.ir.mechanisms.nystrom import Nystrom
+from attnspec.ir.mechanisms.synthesizer import Synthesizer
+from attnspec.limits import LIMITS
+from attnspec.lower.work import Call, Work, mechanism_of
+
+
+@dataclass(frozen=True, eq=False)
+class Mixed:
+    """A call of a mechanism as it is declared: q [B, H, n_q, d], k [B, K, n, d], v [B, K, n, d_v]
+    and what is `learned` in the type of sums; `padding` bool [B, n]."""
+
+    declared: Any
+    causal: bool
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    learned: Mapping[str, torch.Tensor]
+    padding: torch.Tensor | None
+    dropout_p: float
+
+    @property
+    def heads(self) -> int:
+        return self.q.shape[1]
+
+    @property
+    def real(self) -> torch.Tensor | None:
+        """The padding as a mask of pairs, [B, 1, 1, n]."""
+        return None if self.padding is None else self.padding[:, None, None]
+
+
+@dataclass(frozen=True, eq=False)
+class MatrixKernel:
+    """Runs a mechanism by its function in `MIXINGS`."""
+
+    work: Work
+    heads: tuple[int, ...]
+    device: torch.device
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> torch.Tensor:
+        declared = mechanism_of(self.work)
+        mix, drops = MIXINGS[declared.name]
+        if not drops:
+            check_no_dropout(declared.name, call.dropout_p)
+        kept = q.dtype
+        q, k, v = widened(q), widened(k), widened(v)
+        learned = {name: table.to(q.dtype) for name, table in call.tables.items()}
+        given = Mixed(declared, self.work.causal, q, k, v, learned, call.padding, call.dropout_p)
+        return mix(given).to(kept)
+
+    def key_sums(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, at: torch.Tensor
+    ) -> tuple[State, None]:
+        """What keys and values at these positions add to the dense projections of Linformer,
+        [B heads, rank, d + d_v], of a call whose padding is theirs."""
+        kind = widened(q).dtype
+        tables = {name: table.index_select(2, at).to(kind) for name, table in call.tables.items()}
+        declared = mechanism_of(self.work)
+        given = Mixed(declared, False, q, widened(k), widened(v), tables, call.padding, 0.0)
+        return State(torch.cat(_projected(given), 3).flatten(0, 1)), None
+
+    def onward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, before: State
+    ) -> torch.Tensor:
+        """The outputs of queries, where `before` has the projections of all positions."""
+        rows = torch.unflatten(before.total, 0, (len(q), -1))
+        keys, values = torch.split(rows, [k.shape[3], v.shape[3]], 3)
+        scale = q.shape[3] ** -0.5
+        return attend(widened(q), keys, values, scale, dropout_p=call.dropout_p).to(q.dtype)
+
+
+# --- linformer -----------------------------------------------------------------------------------
+
+
+def linformer(x: Mixed) -> torch.Tensor:
+    """Learned parts `keys`, and `values` unless they share the one projection."""
+    declared: Linformer = x.declared
+    mask = None
+    if declared.learned:
+        k, v = _projected(x)
+        if declared.projection == "conv" and x.padding is not None:
+            padded = functional.pad(x.padding, (0, -x.padding.shape[1] % declared.width))
+            mask = torch.unflatten(padded, 1, (-1, declared.width)).any(-1)[:, None, None]
+    else:
+        pool = segment_means if declared.projection == "mean" else segment_maxima
+        k, v = (pool(each, declared.rank, x.padding) for each in (x.k, x.v))
+        if x.padding is not None:
+            mask = occupied(x.padding, declared.rank)[:, None, None]
+    return attend(x.q, k, v, x.q.shape[3] ** -0.5, mask=mask, dropout_p=x.dropout_p)
+
+
+def _projected(x: Mixed) -> list[torch.Tensor]:
+    """E k and F v by the learned projections, of no padding."""
+    by_keys = x.learned["keys"]
+    by_values = x.learned["values"] if x.declared.apart else by_keys
+    # heads with projections of their own read one key head each
+    heads = x.heads if len(by_keys) > 1 else x.k.shape[1]
+    rows = (repeated(without_padding(each, x.padding), heads) for each in (x.k, x.v))
+    project = convolved if x.declared.projection == "conv" else projected
+    return [project(each, by) for each, by in zip(rows, (by_keys, by_values), strict=True)]
+
+
+def projected(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    """E x [B, H, rank, d] of x [B, H, n, d] and E [H or 1, rank, at least n]."""
+    return by[:, :, : x.shape[2]] @ x
+
+
+def convolved(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    """Products of a kernel [H or 1, width] with consecutive rows of x [B, H, n, d], as many as
+    there are, zeros behind the last: [B, H, ceil(n / width), d]."""
+    width = by.shape[1]
+    behind = -x.shape[2] % width
+    if behind:
+        x = functional.pad(x, (0, 0, 0, behind))
+    return (by[:, None, None] @ torch.unflatten(x, 2, (-1, width))).squeeze(3)
+
+
+# --- nystrom -------------------------------------------------------------------------------------
+
+
+def nystrom(x: Mixed) -> torch.Tensor:
+    """Learned part `kernel` [width] where it has a convolution; exact softmax with as many
+    landmarks as positions."""
+    out = _through_landmarks(x, x.declared)
+    if not x.declared.conv:
+        return out
+    values = repeated(without_padding(x.v, x.padding), x.heads)
+    return _with_convolution(out, values, x.learned["kernel"])
+
+
+def _through_landmarks(x: Mixed, declared: Nystrom) -> torch.Tensor:
+    q, k, v, padding, count = x.q, x.k, x.v, x.padding, declared.landmarks
+    scale = q.shape[3] ** -0.5
+    if count >= k.shape[2]:
+        return attend(q, k, v, scale, mask=x.real)
+    if q.shape[2] != k.shape[2]:
+        raise ValueError(
+            "`nystrom` needs the queries of all positions, whose means are its landmarks; got"
+            f" {q.shape[2]} of {k.shape[2]}"
+        )
+    q_marks, k_marks = (segment_means(each, count, padding) for each in (q, k))
+    keys = repeated(k_marks, x.heads)
+    middle = weigh((q_marks * scale) @ keys.transpose(-1, -2), None, "softmax")
+    values = pseudo_inverse(middle, declared.iterations) @ attend(q_marks, k, v, scale, mask=x.real)
+    mask = None
+    if padding is not None:
+        # where each landmark is a position, or empty, its value needs no inverse
+        few = padding.sum(-1) <= count
+        own = repeated(segment_means(v, count, padding), x.heads)
+        values = torch.where(few[:, None, None, None], own, values)
+        mask = occupied(padding, count)[:, None, None]
+    return attend(q, keys, values, scale, mask=mask)
+
+
+def pseudo_inverse(matrix: torch.Tensor, iterations: int) -> torch.Tensor:
+    """The pseudo-inverse of matrices A [..., m, m] whose rows are distributions.
+
+    Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4 from A^T / (|A|_1 |A|_inf), which converges
+    with the third order; 0 stands for the singular value decomposition, in float64.
+    """
+    if iterations == 0:
+        found: torch.Tensor = torch.linalg.pinv(matrix.double()).to(matrix.dtype)
+        return found
+    sizes = matrix.abs()
+    bound = sizes.sum(-1).amax(-1) * sizes.sum(-2).amax(-1)
+    z = matrix.transpose(-1, -2) / bound[..., None, None]
+    one = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    for _ in range(iterations):
+        product = matrix @ z
+        z = 0.25 * z @ (13 * one - product @ (15 * one - product @ (7 * one - product)))
+    return z
+
+
+def _with_convolution(out: torch.Tensor, x: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
+    """out [B, H, n_q, d] plus the last rows of `along`; head by head in its place if nothing else
+    sees it."""
+    rows = out.shape[2]
+    if not unseen(out, x, kernels):
+        return out + along(x, kernels)[:, :, x.shape[2] - rows :]
+    for head in range(out.shape[1]):
+        at = slice(head, head + 1)
+        out[:, at] += along(x[:, at], kernels[at if len(kernels) > 1 else slice(1)])[
+            :, :, x.shape[2] - rows :
+        ]
+    return out
+
+
+def along(x: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
+    """Each head of x [B, H, n, d] convolved along n with its kernel [H or 1, width], of odd width,
+    zeros on both sides: out_i = sum_t kernel_t x_(i + t - width // 2).
+
+    Some rows at a time are a product with a band matrix, several times as fast as torch's
+    convolution of one channel a group.
+    """
+    batch, heads, n, size = x.shape
+    width = kernels.shape[1]
+    half = width // 2
+    rows = min(LIMITS.convolved, n)
+    x = functional.pad(x, (0, 0, half, half + -n % rows))
+    windows = x.unfold(2, rows + width - 1, rows).transpose(-1, -2)
+    # row r of the band holds the kernel from column r on
+    band = functional.pad(kernels[:, None].expand(-1, rows, -1), (0, rows))
+    band = band.reshape(len(kernels), -1)[:, : rows * (rows + width - 1)]
+    band = band.view(len(kernels), 1, rows, rows + width - 1)
+    if batch * heads == 1:
+        # as one batch of matrices, so that the band is not copied for each
+        found = torch.bmm(band[0].expand(windows.shape[2], -1, -1), windows[0, 0])
+        return found.view(1, 1, -1, size)[:, :, :n]
+    return (band @ windows).reshape(batch, heads, -1, size)[:, :, :n]
+
+
+# --- synthesizer ---------------------------------------------------------------------------------
+
+
+def synthesizer(x: Mixed) -> torch.Tensor:
+    """Over all pairs or the causal ones."""
+    thin = x.declared.kind in ("dense", "factorized_random")
+    return _thin(x, x.declared) if thin else _full(x, x.declared)
+
+
+def _thin(x: Mixed, declared: Synthesizer) -> torch.Tensor:
+    """Attention over synthesised rows and columns."""
+    (batch, heads, n_q, size), n_k = x.q.shape, x.k.shape[2]
+    if declared.kind == "dense":
+        hidden = perceived(x.q, x.learned["hidden"], x.learned["hidden_bias"])
+        # the bias is the product with a hidden unit that is always 1
+        rows = torch.cat([hidden, hidden.new_ones(batch, heads, n_q, 1)], 3)
+        weight, bias = (x.learned[name][:, :n_k] for name in ("weight", "bias"))
+        columns = torch.cat([weight, bias[..., None]], 2)
+    else:
+        rows = x.learned["rows"][:, n_k - n_q : n_k].expand(batch, heads, -1, -1)
+        columns = x.learned["columns"][:, :n_k]
+    columns = columns.expand(batch, heads, -1, -1)
+    if declared.products:
+        share = torch.sigmoid(x.learned["mix"])[..., None]
+        rows = torch.cat([(1 - share) * size**-0.5 * x.q, share * rows], 3)
+        columns = torch.cat([repeated(x.k, heads), columns], 3)
+    values = repeated(x.v, heads)
+    return attend(rows, columns, values, 1.0, mask=x.real, causal=x.causal, dropout_p=x.dropout_p)
+
+
+def _full(x: Mixed, declared: Synthesizer) -> torch.Tensor:
+    """Logits of all pairs."""
+    (heads, n_q, size), n_k = x.q.shape[1:], x.k.shape[2]
+    if declared.kind == "random":
+        logits = x.learned["logits"][None, :, n_k - n_q : n_k, :n_k]
+    else:
+        hidden = perceived(x.q[:, :, None], x.learned["hidden"], x.learned["hidden_bias"])
+        short = declared.factors[0]
+        first, second = hidden.unbind(2)
+        weight, bias = x.learned["weight"], x.learned["bias"][:, None]
+        a = first @ weight[:, :short].transpose(1, 2) + bias[..., :short]
+        b = second @ weight[:, short:].transpose(1, 2) + bias[..., short:]
+        # column j has the factors j mod a and j // a
+        logits = (b[..., None] * a[..., None, :]).flatten(3)[..., :n_k]
+    if declared.products:
+        share = torch.sigmoid(x.learned["mix"])[..., None]
+        scores = (x.q * size**-0.5) @ repeated(x.k, heads).transpose(-1, -2)
+        logits = (1 - share) * scores + share * logits
+    mask = x.real
+    if x.causal:
+        earlier = lower_triangle(n_q, n_k, x.q.device)
+        mask = earlier if mask is None else mask & earlier
+    weights = weigh(logits, mask, "softmax")
+    if x.dropout_p:
+        weights = weights.expand(len(x.q), heads, -1, -1)
+        weights = functional.dropout(weights, x.dropout_p)
+    return weights @ repeated(x.v, heads)
+
+
+def perceived(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """relu(W x + b) of rows x [B, H, …, n, d], W [H or 1, …, h, d] and b [H or 1, …, h]."""
+    return torch.relu(x @ weight.transpose(-1, -2) + bias[..., None, :])
+
+
+# --- efficient attention, and mixings ------------------------------------------------------------
+
+
+def efficient(x: Mixed) -> torch.Tensor:
+    """Padding is no key, and no position that is counted."""
+    q, k, padding, declared = x.q, x.k, x.padding, cast(Efficient, x.declared)
+    v = without_padding(x.v, padding)
+    batch, heads, rows, size = q.shape
+    keys = k.shape[1]
+    if declared.normalize == "scaling":
+        count = k.new_tensor(k.shape[2]) if padding is None else padding.sum(-1)
+        # all queries of a batch of padding alone read nothing
+        k = k / count.clamp(min=1).to(k.dtype).view(-1, 1, 1, 1)
+    else:
+        q = torch.softmax(q, -1)
+        if padding is not None:
+            # a sample without keys has values of 0 alone
+            k = k.masked_fill(~padding[:, None, :, None], torch.finfo(k.dtype).min)
+        k = torch.softmax(k, 2)
+    context = k.transpose(-1, -2) @ v
+    out = q.reshape(batch, keys, heads // keys * rows, size) @ context
+    return out.view(batch, heads, rows, v.shape[-1])
+
+
+def fourier(x: Mixed) -> torch.Tensor:
+    """Re(F_n V F_d)."""
+    out = transformed(without_padding(x.v, x.padding))
+    return repeated(out, x.heads)[:, :, -x.q.shape[2] :]
+
+
+def transformed(x: torch.Tensor) -> torch.Tensor:
+    """Re(F_n X F_d) of x [..., n, d], the unnormalised transforms along both axes."""
+    size = x.shape[-1]
+    if x.shape[-2] >= LIMITS.transformed and unseen(x):
+        out = x.new_empty(x.shape)
+        for matrix, into in zip(x.flatten(0, -3), out.view(-1, *x.shape[-2:]), strict=True):
+            _by_channels(matrix, into)
+        return out
+    half = torch.fft.fft(torch.fft.rfft(x, dim=-1), dim=-2).real
+    # the other channels are the same numbers read backwards: position -i, channel -c
+    rest = half[..., 1 : size - size // 2]
+    rest = torch.cat([rest[..., :1, :], rest[..., 1:, :].flip(-2)], -2).flip(-1)
+    return torch.cat([half, rest], -1)
+
+
+def _by_channels(x: torch.Tensor, out: torch.Tensor) -> None:
+    """The same of one matrix x [n, d], each channel transformed where it lies in one piece."""
+    size = x.shape[1]
+    half = torch.fft.fft(torch.fft.rfft(x, dim=1).T.contiguous()).real
+    rest = half[1 : size - size // 2].flip(0)
+    out[:, : len(half)] = half.T
+    out[:1, len(half) :] = rest[:, :1].T
+    out[1:, len(half) :] = rest[:, 1:].flip(1).T
+
+
+def mixer(x: Mixed) -> torch.Tensor:
+    """Learned parts `gain` and `shift` of the norm, `inner`, `inner_bias`, `outer` and `outer_bias`
+    of the network along the positions."""
+    n, learned = x.v.shape[2], x.learned
+    rows = repeated(x.v, x.heads)
+    normal = without_padding(normalised(rows, learned), x.padding)
+    inner = learned["inner"][..., :n] @ normal + learned["inner_bias"][..., None]
+    out = rows + learned["outer"][:, :n] @ functional.gelu(inner)
+    out = out + learned["outer_bias"][:, :n, None]
+    return out[:, :, -x.q.shape[2] :]
+
+
+def gmlp(x: Mixed) -> torch.Tensor:
+    """Learned parts `gain`, `shift` of the norm, `weight`, `bias` of the gate."""
+    n_q, n = x.q.shape[2], x.v.shape[2]
+    if x.q.shape[3] != x.v.shape[3]:
+        raise ValueError(
+            "`gmlp` multiplies q by what it makes of v, so that both have one head size,"
+            f" got {x.q.shape[3]} and {x.v.shape[3]}"
+        )
+    rows = without_padding(normalised(repeated(x.v, x.heads), x.learned), x.padding)
+    weight = x.learned["weight"][:, n - n_q : n, :n]
+    if x.causal:
+        weight = weight.tril(n - n_q)
+    return x.q * (weight @ rows + x.learned["bias"][:, n - n_q : n, None])
+
+
+def normalised(x: torch.Tensor, learned: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Layer normalisation of rows x [B, H, n, d] with `gain` and `shift` [H or 1, d]."""
+    normal = functional.layer_norm(x, x.shape[-1:])
+    return normal * learned["gain"][:, None] + learned["shift"][:, None]
+
+
+MIXINGS: dict[str, tuple[Callable[[Mixed], torch.Tensor], bool]] = {
+    "linformer": (linformer, True),
+    "nystrom": (nystrom, False),
+    "synthesizer": (synthesizer, True),
+    "efficient": (efficient, False),
+    "fourier": (fourier, False),
+    "mixer": (mixer, False),
+    "gmlp": (gmlp, False),
+}
+"""What computes each mechanism, and whether it has weights to drop."""
