@@ -12,10 +12,9 @@ from functools import lru_cache
 from html import escape
 
 from attnspec.backends import BACKENDS
+from attnspec.backends.one_block.backend import RowsBackend, TorchCall
+from attnspec.backends.one_block.forms import form_of
 from attnspec.backends.plugins import installed, installed_names
-from attnspec.backends.rows.backend import RowsBackend
-from attnspec.backends.torch_call.backend import TorchCall
-from attnspec.backends.torch_call.forms import form_of
 from attnspec.graphs.bind import BindError, extents_of, located
 from attnspec.graphs.stack import TooMuch
 from attnspec.graphs.token_sets import StandIn

@@ -129,7 +129,7 @@ def layouts_of(
         )
     if name == "ScatteredKernel":
         return _edges(found, n_q, n_k)
-    if name in ("TorchCallKernel", "JoinedCall"):
+    if name == "TorchCallKernel":
         read = _call(found, n_q, n_k, data, place)
         return (Layout("the arguments of its call", "pair", (read,)),)
     if name == "RowsKernel":
@@ -271,9 +271,9 @@ def _edges(kernel: Any, n_q: int, n_k: int) -> tuple[Layout, ...]:
     queries = rows.repeat_interleave(products.offsets.diff().long()).numpy()
     real = np.ones(len(queries), bool)
     for group in kernel.groups:
-        dropped = group.dropped(None)
-        if dropped is not None:
-            real[group.places] = ~dropped.numpy().ravel()
+        mask = group.mask(None)
+        if mask is not None:
+            real[group.places] = mask.numpy().ravel()
     starts, by_key, places = products.layout.by_key
     keys = np.repeat(np.arange(n_k, dtype=np.int32), np.diff(starts))
     return (
@@ -309,8 +309,8 @@ def _call(kernel: Any, n_q: int, n_k: int, data: Mapping[str, torch.Tensor], pla
 
 def _rows(kernel: Any, n_q: int, n_k: int, data: Mapping[str, torch.Tensor]) -> Blocks:
     keys: np.ndarray = kernel._read(torch.arange(n_k)[None], 1).numpy()
-    held = kernel._mask(Call(data=data))
-    mask = None if held is None else np.broadcast_to(held.numpy(), (1, n_q, keys.shape[1]))
+    held = kernel.mask(Call(data=data))
+    mask = None if held is None else np.broadcast_to(held[:, 0].numpy(), (1, n_q, keys.shape[1]))
     return Blocks(
         "the last queries",
         np.arange(n_k - n_q, n_k)[None],

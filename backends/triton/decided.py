@@ -11,8 +11,8 @@ from typing import Any, cast
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.exact import Partial, has_numbers
-from attnspec.backends.common.merging import with_zero
+from attnspec.backends.common.exact import has_numbers
+from attnspec.backends.common.merging import Partial, with_zero
 from attnspec.backends.decided.choice import TileLists
 from attnspec.backends.decided.lists import TILE
 from attnspec.backends.decided.ranking import listed, marked

@@ -1,4 +1,8 @@
-"""Dense attention in torch: every score of every pair, masked."""
+"""The formula on one block: every score of every pair, masked; or of the keys that a few queries
+read, which are views where these are ranges, else gathered.
+
+The operations differentiate to any order, export and run on every device.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +14,36 @@ import numpy as np
 import torch
 
 from attnspec.backends.common.dropping import kept
-from attnspec.backends.common.masks import Reading, by_key_head, mask_plan
-from attnspec.backends.common.score_formula import Blocks, Formula
+from attnspec.backends.common.exact import fused, grouped
+from attnspec.backends.common.masks import MaskPlan, Reading, Static, by_key_head, mask_plan
+from attnspec.backends.common.score_formula import Blocks, Formula, scale_of
+from attnspec.backends.common.torch_modes import unseen
+from attnspec.backends.one_block.row_keys import row_keys
 from attnspec.lower.work import Call, Work
 
 
 class DenseKernel:
-    """The definition: the formula on one block of all pairs."""
+    """The definition: the formula on one block of all pairs, or of the keys at some positions."""
 
-    def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
-        self.work = work
+    def __init__(
+        self,
+        work: Work,
+        heads: tuple[int, ...],
+        device: torch.device,
+        keys: np.ndarray | None = None,
+        plan: MaskPlan | None = None,
+    ) -> None:
+        self.work, self.formula = work, Formula(work, heads, device)
         q_at = np.arange(work.n_k - work.n_q, work.n_k)[:, None]
-        k_at = np.arange(work.n_k)[None]
-        self.plan = mask_plan(work.relation, q_at, k_at, work.n_k, device)
-        self.formula = Formula(work, heads, device)
+        k_at = (np.arange(work.n_k) if keys is None else keys)[None]
+        if keys is None or work.reads:
+            plan = mask_plan(work.relation, q_at, k_at, work.n_k, device)
+        self.plan = plan
         self.distance = None
         if self.formula.needs_distance:
-            queries, keys = work.positions
-            self.distance = torch.from_numpy((queries[:, None] - keys)[None]).to(device)
+            queries, known = work.positions
+            between = queries[:, None] - known[k_at[0]]
+            self.distance = torch.from_numpy(between[None]).to(device)
         self.at = [torch.from_numpy(at).to(device) for at in (q_at, k_at)] if work.decided else []
 
     def __call__(
@@ -39,39 +55,40 @@ class DenseKernel:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q], if there are any."""
-        batch, heads, rows, size = q.shape
         for leaf in self.work.decided:
             q = call.data[leaf].attending(q)
-        grouped = q.reshape(batch, k.shape[1], heads // k.shape[1], rows, size)
         rounds = list(_rounds(self.work, call))
-        found = [self.composed(grouped, k, v, each) for each in rounds or [call]]
+        found = [self.composed(grouped(q, k), k, v, each) for each in rounds or [call]]
         out, lse = found[0] if not rounds else (self._mean(rounds, [o for o, _ in found]), None)
-        if lse is not None:
-            lse = lse.reshape(batch, heads, rows)
-        return out.reshape(batch, heads, rows, v.shape[-1]), lse
+        return out.reshape(*q.shape[:3], v.shape[-1]), None if lse is None else lse.flatten(1, 2)
 
     def composed(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The same of q [B, K, R, n_q, d]."""
-        blocks = Blocks(
-            self.distance,
-            _by_key_head(self.mask(call), q),
-            _by_key_head(self._counts(call), q),
-            _by_key_head(self._factor(call), q),
-            self._kept(call, q),
+        mask, counts, factor = (
+            None if x is None else by_key_head(x, q.shape[1])
+            for x in (self.mask(call), self._counts(call), self._factor(call))
         )
+        blocks = Blocks(self.distance, mask, counts, factor, self._kept(call, q))
         out, lse = self.formula.partial(
             q[:, :, :, None], k[:, :, None], v[:, :, None], blocks, call
         )
         return out[:, :, :, 0], None if lse is None else lse[:, :, :, 0]
 
-    def mask(self, call: Call) -> torch.Tensor:
-        """Which pairs attend, bool, broadcastable to [B, H, n_q, n_k]."""
-        mask = self.plan.mask(call.data, self.work.n_k)
-        if not self.work.decided:
-            mask = mask.view(-1, 1, *mask.shape[-2:])
-        return mask if call.padding is None else mask & call.padding[:, None, None]
+    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+        """The output alone."""
+        return self.composed(q, k, v, call)[0]
+
+    def mask(self, call: Call) -> torch.Tensor | None:
+        """Which pairs attend, bool, broadcastable to [B, H, n_q, n_k]; None where all do."""
+        mask = None if self.plan is None else self.plan.mask(call.data, self.work.n_k)
+        if mask is not None and not self.work.decided:
+            mask = mask[:, None] if mask.dim() == 3 else mask[None, None]
+        if call.padding is None:
+            return mask
+        real = call.padding[:, None, None]
+        return real if mask is None else mask & real
 
     def _counts(self, call: Call) -> torch.Tensor | None:
         """How often pairs are weighed where a choice finds them several times."""
@@ -87,6 +104,8 @@ class DenseKernel:
 
     def _kept(self, call: Call, q: torch.Tensor) -> torch.Tensor | None:
         """Which weights are kept where counters drop some."""
+        if call.seed is None:
+            return None
         rows, keys = (torch.arange(x, device=q.device)[None] for x in (q.shape[3], self.work.n_k))
         return kept(call, q.shape[:3], rows, keys)
 
@@ -96,9 +115,10 @@ class DenseKernel:
         total = torch.zeros_like(outs[0], dtype=wide)
         count = torch.zeros_like(total[..., :1])
         for call, out in zip(rounds, outs, strict=True):
-            total = total + out
-            read = _by_key_head(self.mask(call).any(-1, keepdim=True), out)
-            count = count + (0 if read is None else read[:, :, :, 0])
+            total, mask = total + out, self.mask(call)
+            if mask is not None:
+                read = by_key_head(mask.any(-1, keepdim=True), out.shape[1])
+                count = count + read[:, :, :, 0]
         return (total / count.clamp_min(1)).to(outs[0].dtype)
 
 
@@ -109,9 +129,49 @@ def _rounds(work: Work, call: Call) -> Iterator[Call]:
             yield replace(call, data={**call.data, leaf: choice})
 
 
-def _by_key_head(held: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
-    """What is broadcastable to [B, H, n_q, n_k] as [B, K, R, 1, n_q, n_k], for q [B, K, R, …]."""
-    return None if held is None else by_key_head(held, q.shape[1])
+class RowsKernel(DenseKernel):
+    """The definition of the last few queries over the keys that they read; plain softmax of which
+    no derivative is asked for is torch's own call."""
+
+    def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
+        keys = row_keys(work)
+        held = None if keys.held is None else Static(torch.from_numpy(keys.held).to(device))
+        super().__init__(work, heads, device, keys.positions, held)
+        self.fuses = work.plain and keys.count > 0
+        self.ranges, self.whole = keys.ranges, keys.ranges == (range(work.n_k),)
+        if self.ranges is None:
+            self.index = torch.from_numpy(keys.positions).to(device)
+
+    def partial(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return super().partial(q, self._read(k, 2), self._read(v, 2), self._reading(call))
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> torch.Tensor:
+        if not (self.fuses and q.shape[-1] and v.shape[-1] and unseen(q, k, v)):
+            return self.partial(q, k, v, call)[0]
+        mask, scale = self.mask(self._reading(call)), scale_of(self.work, q.shape[-1])
+        return fused(q, self._read(k, 2), self._read(v, 2), mask, scale, call.dropout_p)
+
+    def _reading(self, call: Call) -> Call:
+        """The call with the padding of the keys that are read."""
+        if call.padding is None or self.whole:
+            return call
+        return replace(call, padding=self._read(call.padding, 1))
+
+    def _read(self, x: torch.Tensor, axis: int) -> torch.Tensor:
+        """The keys that are read along an axis: a view where they are one range."""
+        if self.whole:
+            return x
+        if self.ranges is None:
+            return x.index_select(axis, self.index)
+        before = (slice(None),) * axis
+        parts = [x[(*before, slice(at.start, at.stop, at.step))] for at in self.ranges]
+        if not parts:
+            return x[(*before, slice(0, 0))]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
 
 
 class MaskedKernel(DenseKernel):
@@ -128,8 +188,9 @@ class MaskedKernel(DenseKernel):
         self.allowed = added > -torch.inf
         self.formula = _Adding(work, heads, device, torch.where(self.allowed, added, 0.0))
 
-    def mask(self, call: Call) -> torch.Tensor:
-        return super().mask(call) & self.allowed
+    def mask(self, call: Call) -> torch.Tensor | None:
+        mask = super().mask(call)
+        return self.allowed if mask is None else mask & self.allowed
 
 
 class _Adding(Formula):
