@@ -311,7 +311,7 @@ def fused(
         # query heads that share a key head are more rows of one product
         if mask is not None and mask.shape[2] > 1:
             mask = mask.repeat(1, 1, repeat, 1)
-        q, repeat = grouped(q, k).flatten(2, 3), 1
+        q, repeat = q.reshape(len(q), k.shape[1], -1, q.shape[-1]), 1
     gqa = repeat > 1
     out = functional.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout_p, scale=scale, enable_gqa=gqa

@@ -17,7 +17,7 @@ from attnspec.backends.common.dropping import kept
 from attnspec.backends.common.exact import fused, grouped
 from attnspec.backends.common.masks import MaskPlan, Reading, Static, by_key_head, mask_plan
 from attnspec.backends.common.score_formula import Blocks, Formula, scale_of
-from attnspec.backends.common.torch_modes import unseen
+from attnspec.backends.common.torch_modes import is_transformed
 from attnspec.backends.one_block.row_keys import row_keys
 from attnspec.lower.work import Call, Work
 
@@ -55,22 +55,36 @@ class DenseKernel:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q], if there are any."""
+        if self.work.decided:
+            out, lse = self._decided(q, k, v, call)
+        else:
+            out, lse = self.composed(grouped(q, k), k, v, call)
+        return out.reshape(*q.shape[:3], v.shape[-1]), None if lse is None else lse.flatten(1, 2)
+
+    def _decided(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         for leaf in self.work.decided:
             q = call.data[leaf].attending(q)
         rounds = list(_rounds(self.work, call))
         found = [self.composed(grouped(q, k), k, v, each) for each in rounds or [call]]
-        out, lse = found[0] if not rounds else (self._mean(rounds, [o for o, _ in found]), None)
-        return out.reshape(*q.shape[:3], v.shape[-1]), None if lse is None else lse.flatten(1, 2)
+        return found[0] if not rounds else (self._mean(rounds, [out for out, _ in found]), None)
 
     def composed(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The same of q [B, K, R, n_q, d]."""
-        mask, counts, factor = (
-            None if x is None else by_key_head(x, q.shape[1])
-            for x in (self.mask(call), self._counts(call), self._factor(call))
-        )
-        blocks = Blocks(self.distance, mask, counts, factor, self._kept(call, q))
+        mask, counts, factor, left = self.mask(call), None, None, None
+        if mask is not None:
+            mask = by_key_head(mask, q.shape[1])
+        if self.work.decided:
+            counts, factor = self._weighed(call, q)
+        if call.seed is not None:
+            queries, keys = (
+                torch.arange(x, device=q.device)[None] for x in (q.shape[3], k.shape[2])
+            )
+            left = kept(call, q.shape[:3], queries, keys)
+        blocks = Blocks(self.distance, mask, counts, factor, left)
         out, lse = self.formula.partial(
             q[:, :, :, None], k[:, :, None], v[:, :, None], blocks, call
         )
@@ -87,27 +101,21 @@ class DenseKernel:
             mask = mask[:, None] if mask.dim() == 3 else mask[None, None]
         if call.padding is None:
             return mask
-        real = call.padding[:, None, None]
+        real = self._read(call.padding, 1)[:, None, None]
         return real if mask is None else mask & real
 
-    def _counts(self, call: Call) -> torch.Tensor | None:
-        """How often pairs are weighed where a choice finds them several times."""
-        choices = (call.data[leaf] for leaf in self.work.decided)
+    def _read(self, x: torch.Tensor, axis: int) -> torch.Tensor:
+        """The keys that are read along an axis."""
+        return x
+
+    def _weighed(self, call: Call, q: torch.Tensor) -> Iterator[torch.Tensor | None]:
+        """How often pairs are weighed where a choice finds them several times, and what their keys
+        and values are multiplied with, by key head; None for nothing."""
+        choices = [call.data[leaf] for leaf in self.work.decided]
         counts = [choice.counts(*self.at) for choice in choices if choice.counted]
-        return torch.stack(counts).sum(0).clamp_min(1) if counts else None
-
-    def _factor(self, call: Call) -> torch.Tensor | None:
-        """What keys and values of pairs are multiplied with."""
-        choices = (call.data[leaf] for leaf in self.work.decided)
-        found = [choice.factor(*self.at) for choice in choices if choice.weight is not None]
-        return reduce(torch.mul, found) if found else None
-
-    def _kept(self, call: Call, q: torch.Tensor) -> torch.Tensor | None:
-        """Which weights are kept where counters drop some."""
-        if call.seed is None:
-            return None
-        rows, keys = (torch.arange(x, device=q.device)[None] for x in (q.shape[3], self.work.n_k))
-        return kept(call, q.shape[:3], rows, keys)
+        factors = [choice.factor(*self.at) for choice in choices if choice.weight is not None]
+        yield by_key_head(torch.stack(counts).sum(0).clamp_min(1), q.shape[1]) if counts else None
+        yield by_key_head(reduce(torch.mul, factors), q.shape[1]) if factors else None
 
     def _mean(self, rounds: list[Call], outs: list[torch.Tensor]) -> torch.Tensor:
         """The mean of the outputs [B, K, R, n_q, d_v] of the rounds in which a query has a key."""
@@ -145,24 +153,19 @@ class RowsKernel(DenseKernel):
     def partial(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return super().partial(q, self._read(k, 2), self._read(v, 2), self._reading(call))
+        return super().partial(q, self._read(k, 2), self._read(v, 2), call)
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
-        if not (self.fuses and q.shape[-1] and v.shape[-1] and unseen(q, k, v)):
+        graded = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        if not (self.fuses and q.shape[-1] and v.shape[-1]) or graded or is_transformed():
             return self.partial(q, k, v, call)[0]
-        mask, scale = self.mask(self._reading(call)), scale_of(self.work, q.shape[-1])
-        return fused(q, self._read(k, 2), self._read(v, 2), mask, scale, call.dropout_p)
-
-    def _reading(self, call: Call) -> Call:
-        """The call with the padding of the keys that are read."""
-        if call.padding is None or self.whole:
-            return call
-        return replace(call, padding=self._read(call.padding, 1))
+        scale = scale_of(self.work, q.shape[-1])
+        return fused(q, self._read(k, 2), self._read(v, 2), self.mask(call), scale, call.dropout_p)
 
     def _read(self, x: torch.Tensor, axis: int) -> torch.Tensor:
-        """The keys that are read along an axis: a view where they are one range."""
+        """A view where the keys are one range."""
         if self.whole:
             return x
         if self.ranges is None:
