@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from attnspec.backends.dense.backend import Dense
 from attnspec.backends.factored.backend import FactoredBackend
 from attnspec.backends.flex.backend import FlexBackend
 from attnspec.backends.lists.backend import ListsBackend
-from attnspec.backends.rows.backend import RowsBackend
+from attnspec.backends.one_block.backend import Dense, RowsBackend, TorchCall
 from attnspec.backends.scattered.backend import ScatteredBackend
 from attnspec.backends.tables.backend import TablesBackend
-from attnspec.backends.torch_call.backend import TorchCall
 from attnspec.backends.triton.backend import TritonBackend
 from attnspec.lower.work import Backend, Call, Kernel, Work
 

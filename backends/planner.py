@@ -12,8 +12,8 @@ from functools import lru_cache
 from html import escape
 
 from attnspec.backends import BACKENDS
+from attnspec.backends.one_block.backend import RowsBackend
 from attnspec.backends.plugins import installed, installed_names
-from attnspec.backends.rows.backend import RowsBackend
 from attnspec.graphs.bind import BindError, extents_of, located
 from attnspec.graphs.stack import TooMuch
 from attnspec.graphs.token_sets import StandIn

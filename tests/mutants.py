@@ -39,10 +39,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "patterns": ("graphs/patterns/*", "graphs/operators", "graphs/relation", "graphs/token_sets"),
     "predicates": ("graphs/predicates/*", "graphs/forms/*", "ir/intervals", "ir/linear"),
     "planner": ("backends/*", "backends/*/backend", "lower/lower", "lower/costs"),
-    "layouts": ("layout/*", "backends/rows/keys", "graphs/grid", "graphs/edge_table"),
+    "layouts": ("layout/*", "backends/one_block/row_keys", "graphs/grid", "graphs/edge_table"),
     "kernels": (
-        *("backends/common/*", "backends/dense/kernel", "backends/rows/kernel"),
-        "backends/torch_call/*",
+        *("backends/common/*", "backends/one_block/*"),
         *("backends/tables/*", "backends/scattered/*"),
         "backends/factored/features/*",
         *("backends/factored/hybrid", "backends/factored/matrices", "backends/factored/softmax"),

@@ -27,7 +27,7 @@ from attnspec.backends.common.torch_modes import (
     values_of,
 )
 from attnspec.backends.decided.choice import Choice
-from attnspec.backends.dense.kernel import MaskedKernel, OpenKernel
+from attnspec.backends.one_block.dense import MaskedKernel, OpenKernel
 from attnspec.backends.planner import AUTO, ROWS, check_backend, choose
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.predicates.inputs import READ, computed

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from attnspec.backends.dense.backend import Dense
 from attnspec.backends.factored.backend import FactoredBackend
+from attnspec.backends.one_block.backend import Dense
 from attnspec.graphs.stack import Stack
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Program, leaves

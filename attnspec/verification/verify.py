@@ -11,8 +11,8 @@ from typing import cast
 import torch
 from torch import nn
 
+from attnspec.backends.one_block.backend import RowsBackend
 from attnspec.backends.planner import AUTO
-from attnspec.backends.rows.backend import RowsBackend
 from attnspec.backends.tables.backend import TablesBackend
 from attnspec.graphs.stack import TooMuch
 from attnspec.ir.crossing import crossed

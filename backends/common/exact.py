@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.nn import functional
 
 from attnspec.backends.common.dropping import with_seed
 from attnspec.backends.common.flash import in_rows, rows_of_size
+from attnspec.backends.common.merging import Partial
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.common.torch_modes import (
     Function,
@@ -23,11 +24,10 @@ from attnspec.backends.common.torch_modes import (
     derivatives,
     is_transformed,
 )
+from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
 
-Partial: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
-"""An output [..., n_q, d_v] and its log-sum-exps [..., n_q], float32 at least, -inf where a query
-has no key."""
+Value = TypeVar("Value")
 
 
 class Composed(Protocol):
@@ -38,6 +38,9 @@ class Composed(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output [B, K, R, n_q, d_v] of q [B, K, R, n_q, d], and its log-sum-exps if there are
         any."""
+
+    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+        """The output alone."""
 
 
 class SoftmaxKernel:
@@ -176,25 +179,31 @@ class SoftmaxKernel:
         return of_q.flatten(1, 2), *others
 
 
-class JoinedKernel(SoftmaxKernel):
-    """Heads of different graphs in the calls of one; where the fast way cannot go, each of `each`
-    by itself, which runs so many of the heads, one after the other."""
+class Several:
+    """Heads of different graphs, each by an attention of its own, of which every one runs so many
+    of the heads, one after the other."""
 
-    each: Sequence[tuple[SoftmaxKernel, int]]
+    def __init__(self, each: Sequence[tuple[Any, int]]) -> None:
+        self.each = each
 
     def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
-        found = [kernel.composed(*parts, call) for kernel, parts in self._apart(q, k, v)]
+        found = [kernel.composed(*parts, call) for kernel, parts in self._parts(q, k, v)]
         out, lse = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
         return out.view(*q.shape[:-1], -1), lse.view(q.shape[:-1])
 
     def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-        outs = [kernel.traced(*parts, call) for kernel, parts in self._apart(q, k, v)]
+        outs = [kernel.traced(*parts, call) for kernel, parts in self._parts(q, k, v)]
         return torch.cat(outs, 1).view(*q.shape[:-1], v.shape[-1])
 
-    def _apart(
+    def mask(self, call: Call) -> torch.Tensor:
+        """The masks of all heads, bool [B or 1, H, n_q, n_k]."""
+        masks = [kernel.mask(call).expand(-1, count, -1, -1) for kernel, count in self.each]
+        return torch.cat(masks, 1)
+
+    def _parts(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> Iterator[tuple[SoftmaxKernel, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]:
-        """The kernel of each graph with its heads, every one with keys of its own."""
+    ) -> Iterator[tuple[Any, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]:
+        """The attention of each graph with its heads, every one with keys of its own."""
         every = q.flatten(1, 2)[:, :, None]
         keys, values = (x.repeat_interleave(q.shape[2], 1) for x in (k, v))
         low = 0
@@ -276,6 +285,29 @@ def _with_tables(call: Call, names: Sequence[str], tables: Sequence[torch.Tensor
         return call
     found: Mapping[str, torch.Tensor] = dict(zip(names, tables, strict=True))
     return replace(call, tables=found)
+
+
+def fused(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    dropout_p: float = 0.0,
+) -> torch.Tensor:
+    """Torch's own attention of q [B, H, n, d] and keys [B, K, w, d], under a mask bool
+    [B or 1, 1, n or 1, w]: [B, H, n, d_v]."""
+    shape, repeat = q.shape[:3], q.shape[1] // k.shape[1]
+    if repeat > 1 and q.shape[2] <= LIMITS.rows_looked_up:
+        # query heads that share a key head are more rows of one product
+        if mask is not None and mask.shape[2] > 1:
+            mask = mask.repeat(1, 1, repeat, 1)
+        q, repeat = q.reshape(len(q), k.shape[1], -1, q.shape[-1]), 1
+    gqa = repeat > 1
+    out = functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, dropout_p=dropout_p, scale=scale, enable_gqa=gqa
+    )
+    return out.reshape(*shape, v.shape[-1])
 
 
 def grouped(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:

@@ -115,6 +115,16 @@ class Formula:
         q = q.transpose(2, 3).reshape(batch, keys, groups, repeat * rows, q.shape[-1])
         scores = (q * scale_of(self.work, q.shape[-1])) @ k.transpose(-1, -2)
         scores = scores.view(batch, keys, groups, repeat, rows, k.shape[-2]).transpose(2, 3)
+        weights, lse = self.weights(scores, blocks, call)
+        weights = weights.transpose(2, 3).reshape(batch, keys, groups, repeat * rows, k.shape[-2])
+        out = (weights @ v).view(batch, keys, groups, repeat, rows, v.shape[-1])
+        return out.transpose(2, 3).to(given), lse
+
+    def weights(
+        self, scores: torch.Tensor, blocks: Blocks, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The weights [B, K, R, G, h, w] of scaled scores, and their log-sum-exps [B, K, R, G, h],
+        if there are any."""
         if blocks.factor is not None:
             scores = scores * blocks.factor
         scores = self.changed(scores, blocks.distance, call)
@@ -126,9 +136,7 @@ class Formula:
             weights = weights * factor_of(call.dropout_p) * blocks.kept
         elif call.dropout_p:
             weights = functional.dropout(weights, call.dropout_p)
-        weights = weights.transpose(2, 3).reshape(batch, keys, groups, repeat * rows, k.shape[-2])
-        out = (weights @ v).view(batch, keys, groups, repeat, rows, v.shape[-1])
-        return out.transpose(2, 3).to(given), found.lse
+        return weights, found.lse
 
     def changed(
         self, scores: torch.Tensor, distance: torch.Tensor | None, call: Call

@@ -14,10 +14,9 @@ from typing import cast
 
 import torch
 
-from attnspec.backends.common.exact import Partial, SoftmaxKernel
-from attnspec.backends.common.merging import with_zero
+from attnspec.backends.common.exact import SoftmaxKernel
+from attnspec.backends.common.merging import Partial, with_zero
 from attnspec.backends.common.score_formula import unit
-from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.lists import attention
 from attnspec.backends.lists.attention import LOG2E
 from attnspec.backends.lists.changes import ScoreChanges
@@ -26,6 +25,7 @@ from attnspec.backends.lists.partials import Partials, side_by_side, summed
 from attnspec.backends.lists.parts import Part, parts_of
 from attnspec.backends.lists.placed import Placed
 from attnspec.backends.lists.products import Parts
+from attnspec.backends.one_block.dense import DenseKernel
 from attnspec.backends.tables.kernel import SteppedKernel
 from attnspec.backends.tables.per_sample import ReadingKernel
 from attnspec.backends.tables.sides import scratch

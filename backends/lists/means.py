@@ -9,7 +9,7 @@ from functools import cached_property
 
 import torch
 
-from attnspec.backends.dense.kernel import DenseKernel
+from attnspec.backends.one_block.dense import DenseKernel
 from attnspec.backends.tables.kernel import SteppedKernel
 from attnspec.graphs.patterns.full import Full
 from attnspec.lower.work import Call, Work

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import cast
 
 import numpy as np
 import torch
 
-from attnspec.backends.common.exact import Composed, JoinedKernel, Partial, SoftmaxKernel
-from attnspec.backends.dense.kernel import DenseKernel
+from attnspec.backends.common.exact import Composed, Several, SoftmaxKernel
+from attnspec.backends.common.merging import Partial
+from attnspec.backends.one_block.dense import DenseKernel
 from attnspec.backends.tables.attend import SteppedAttention
 from attnspec.backends.tables.changed_scores import ScoreChanges
 from attnspec.backends.tables.composed import ComposedTables
@@ -44,9 +44,7 @@ class ByTables(SoftmaxKernel):
         return ComposedTables(self.work, self.heads, self.device, self.tables)
 
     def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-        if self.work.reads:
-            return self.composed(q, k, v, call)[0]
-        return cast(ComposedTables, self.differentiable).traced(q, k, v, call)
+        return self.differentiable.traced(q, k, v, call)
 
 
 class SteppedKernel(ByTables):
@@ -74,7 +72,7 @@ class SteppedKernel(ByTables):
         return self.attention.backward(grad, saved, call.padding, scale, call.tables)
 
 
-class JoinedSteps(JoinedKernel):
+class JoinedSteps(SoftmaxKernel):
     """Heads of different graphs as one sequence of as many positions, whose steps are theirs."""
 
     def __init__(
@@ -85,6 +83,12 @@ class JoinedSteps(JoinedKernel):
         self.each = each
         self.tables = side_by_side([kernel.tables for kernel, count in each for _ in range(count)])
         self.attention = SteppedAttention(self.tables, None, self.work.normalize == "softmax1")
+
+    def build_differentiable(self) -> Composed:
+        return Several(self.each)
+
+    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+        return self.differentiable.traced(q, k, v, call)
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float

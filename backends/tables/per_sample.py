@@ -16,11 +16,10 @@ import torch
 
 from attnspec.backends.common.masks import with_data
 from attnspec.backends.common.torch_modes import apart, is_transformed
-from attnspec.backends.dense.kernel import DenseKernel
+from attnspec.backends.one_block.backend import TorchCall
+from attnspec.backends.one_block.dense import DenseKernel
+from attnspec.backends.one_block.torch_call import TorchCallKernel
 from attnspec.backends.tables.kernel import SteppedKernel
-from attnspec.backends.torch_call.backend import TorchCall
-from attnspec.backends.torch_call.forms import Form
-from attnspec.backends.torch_call.kernel import TorchCallKernel
 from attnspec.layout.steps import bands_of, seconds_of
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
@@ -130,7 +129,7 @@ class ReadingTables(ReadingKernel):
 
     def unknown(self) -> Kernel:
         if refusal_of(TorchCall(), self.work, self.device.type) is None:
-            return TorchCallKernel(self.work, self.heads, self.device, Form.MASK)
+            return TorchCallKernel([(self.work, self.heads)], self.device)
         return DenseKernel(self.work, self.heads, self.device)
 
 

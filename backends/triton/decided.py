@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.exact import Partial, has_numbers
-from attnspec.backends.common.merging import with_zero
+from attnspec.backends.common.exact import has_numbers
+from attnspec.backends.common.merging import Partial, with_zero
 from attnspec.backends.decided import choice
 from attnspec.backends.decided.lists import TILE
 from attnspec.backends.decided.ranking import listed, marked

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from attnspec.backends.common.exact import Partial, has_numbers
+from attnspec.backends.common.exact import has_numbers
 from attnspec.backends.common.labels import labels_of
+from attnspec.backends.common.merging import Partial
 from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.flex.inputs import ReadTiles
 from attnspec.backends.tables.kernel import ByTables

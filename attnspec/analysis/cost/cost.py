@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from attnspec.analysis.counting.degrees import edges_of, most_keys
 from attnspec.analysis.quality import Quality
 from attnspec.backends.factored.costs import Products, products_of
+from attnspec.backends.one_block.backend import TorchCall
 from attnspec.backends.planner import AUTO, choose
-from attnspec.backends.torch_call.backend import TorchCall
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack, TooMuch, patterns_in, require_supported
 from attnspec.ir.program import Crossing, Program
@@ -251,7 +251,7 @@ def _decided(work: Work, heads: int, size: int) -> _Amounts:
 
 
 def _torch(work: Work, heads: int, size: int) -> _Amounts:
-    from attnspec.backends.torch_call.forms import Form, form_of
+    from attnspec.backends.one_block.forms import Form, form_of
 
     form, pairs = form_of(work), work.n_q * work.n_k
     # a mask is kept from call to call, and read by every head
@@ -262,9 +262,9 @@ def _torch(work: Work, heads: int, size: int) -> _Amounts:
 
 
 def _rows(work: Work, heads: int, size: int) -> _Amounts:
-    from attnspec.backends.rows.keys import row_layout
+    from attnspec.backends.one_block.row_keys import row_keys
 
-    pairs = work.n_q * row_layout(work).count
+    pairs = work.n_q * row_keys(work).count
     moved = 4 * work.n_q * size + 8 * pairs
     return _Amounts(pairs, moved, 3 * pairs * heads, pairs, False, "exact")
 

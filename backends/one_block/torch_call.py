@@ -7,25 +7,22 @@ the call to that range; other padding, and that of short sequences, is part of t
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from threading import Lock
-from typing import cast
-from weakref import WeakValueDictionary, ref
+from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.exact import JoinedKernel, Partial, SoftmaxKernel
+from attnspec.backends.common.exact import Composed, Several, SoftmaxKernel
 from attnspec.backends.common.flash import flash, flash_backward
-from attnspec.backends.common.merging import with_zero
+from attnspec.backends.common.merging import Partial, with_zero
 from attnspec.backends.common.score_formula import HALF, scale_of, slopes_of, widened
 from attnspec.backends.common.torch_modes import apart, is_transformed
-from attnspec.backends.dense.kernel import DenseKernel
-from attnspec.backends.torch_call.forms import Form, all_pairs
+from attnspec.backends.one_block.dense import DenseKernel
+from attnspec.backends.one_block.forms import Form, all_pairs, form_of
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import Alibi, Call, Work
@@ -66,35 +63,48 @@ class Part:
         """[B, K, n_k, d] of these samples and keys."""
         return x[self.samples, :, self.keys]
 
+    def attended(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> Partial:
+        """The output and log-sum-exps of these queries and keys."""
+        if self.bias is None:
+            out, lse = flash(q, k, v, 0.0, self.causal, scale=scale)
+            return out, lse
+        out, lse = flash(q, k, v, 0.0, self.causal, attn_mask=self.bias.added, scale=scale)
+        empty = self.bias.empty
+        return out, lse if empty is None else lse.masked_fill(empty, -math.inf)
+
+    def differentiated(self, tensors: Sequence[torch.Tensor], scale: float) -> list[torch.Tensor]:
+        """The gradients of q, k and v from that of the output, q, k, v, the output and its sums."""
+        mask = self.bias and self.bias.added
+        return list(flash_backward(*tensors, 0.0, self.causal, attn_mask=mask, scale=scale))
+
 
 class TorchCallKernel(SoftmaxKernel):
-    """Attention by torch's own call."""
+    """Attention by torch's own call; heads of several graphs, one after the other, by masks."""
 
     by_key_head = False
 
     def __init__(
-        self, work: Work, heads: tuple[int, ...], device: torch.device, form: Form
+        self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
     ) -> None:
-        self.work, self.heads, self.device, self.form = work, heads, device, form
+        self.groups, self.work, self.device = groups, groups[0][0], device
+        self.heads = tuple(head for _, members in groups for head in members)
+        self.form = form_of(self.work) if len(groups) == 1 else Form.MASK
+        # how many there are for the heads of a sample
+        self.masks = len(self.heads) if self.work.changes or len(groups) > 1 else 1
+        self._forget()
+
+    def _forget(self) -> None:
+        self._differentiable = None
         self._biases: dict[torch.dtype, Bias] = {}
         self._whole: dict[torch.dtype, tuple[Part, ...]] = {}
-        # how many there are for the heads of a sample
-        self.masks = len(heads) if work.changes else 1
-        # with parts of the kernel's own mask, and so gone when it is
-        self._ranged: Cache[tuple[object, ...], tuple[Part, ...] | None] = Cache(
-            LIMITS.paddings_laid_out
-        )
-        self.padded: dict[tuple[object, ...], tuple[Part, ...]] = {}
+        self._padded: Cache[tuple[object, ...], tuple[Part, ...] | None]
+        self._padded = Cache(LIMITS.paddings_laid_out)
         # what torch's call gets on other devices where no call changes it
         self._mask: tuple[torch.Tensor, torch.Tensor | None] | None = None
 
-    def build_differentiable(self) -> DenseKernel:
-        return DenseKernel(self.work, self.heads, self.device)
-
-    @property
-    def dense(self) -> DenseKernel:
-        """The definition, which also knows the mask."""
-        return cast(DenseKernel, self.differentiable)
+    def build_differentiable(self) -> Composed:
+        each = [(DenseKernel(work, mine, self.device), len(mine)) for work, mine in self.groups]
+        return each[0][0] if len(each) == 1 else Several(each)
 
     # --- the fast way --------------------------------------------------------------------------
 
@@ -107,15 +117,14 @@ class TorchCallKernel(SoftmaxKernel):
             return out.to(q.dtype), lse
         parts = self._parts(q, call)
         if len(parts) == 1 and parts[0].is_whole:
-            out, lse = _attended(parts[0], q, k, v, scale)
+            out, lse = parts[0].attended(q, k, v, scale)
         else:
             out = q.new_zeros(q.shape)
             wide = torch.promote_types(q.dtype, torch.float32)
             lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
             for part in parts:
-                found, sums = _attended(
-                    part, part.of_rows(q), part.of_keys(k), part.of_keys(v), scale
-                )
+                rows = part.of_rows(q), part.of_keys(k), part.of_keys(v)
+                found, sums = part.attended(*rows, scale)
                 part.of_rows(out).copy_(found)
                 part.of_rows(lse).copy_(sums)
         if self.work.normalize == "softmax1":
@@ -132,14 +141,14 @@ class TorchCallKernel(SoftmaxKernel):
             # a query without a key has weights 0 whatever its log-sum-exp, as long as it is finite
             lse = lse.masked_fill(lse == -math.inf, 0.0)
         if whole:
-            return _differentiated(parts[0], (grad, q, k, v, out, lse), scale)
+            return parts[0].differentiated((grad, q, k, v, out, lse), scale)
         grad_q = q.new_zeros(q.shape)
         grad_k, grad_v = (x.new_zeros(x.shape, dtype=lse.dtype) for x in (k, v))
         for part in parts:
             rows = [part.of_rows(x) for x in (grad, q)]
             keys = [part.of_keys(x) for x in (k, v)]
             sums = [part.of_rows(out), part.of_rows(lse).contiguous()]
-            found = _differentiated(part, (*rows, *keys, *sums), scale)
+            found = part.differentiated((*rows, *keys, *sums), scale)
             part.of_rows(grad_q).copy_(found[0])
             part.of_keys(grad_k).add_(found[1])
             part.of_keys(grad_v).add_(found[2])
@@ -149,10 +158,16 @@ class TorchCallKernel(SoftmaxKernel):
         """What is computed for queries [B, H, n_q, d], every pair once."""
         kind = torch.promote_types(q.dtype, torch.float32)
         if self.work.reads or self.work.decided:
-            added = _added(self.dense.mask(call), kind)
-            bias = Bias(self._sloped(added) if self.work.changes else added)
-            return (Part(EVERY, EVERY, EVERY, bias=bias),)
-        return self._unpadded(kind) if call.padding is None else self._padded(call.padding, kind)
+            added = _added(self._pairs(call), kind)
+            return (Part(EVERY, EVERY, EVERY, bias=Bias(self._sloped(added))),)
+        if call.padding is None or bool(call.padding.all()):
+            return self._unpadded(kind)
+        # what the padding says is the key, so that no change of the tensor goes unseen
+        padding = call.padding
+        key = kind, padding.shape, padding.numpy().tobytes()
+        found = self._padded.get(key, lambda: apart(lambda: self._of_padding(padding, kind)))
+        # masks as large as this are not kept
+        return self._masked(padding, kind) if found is None else found
 
     def _unpadded(self, kind: torch.dtype) -> tuple[Part, ...]:
         """One call for all keys."""
@@ -160,18 +175,15 @@ class TorchCallKernel(SoftmaxKernel):
             self._whole[kind] = (self._part(EVERY, EVERY, EVERY, kind),)
         return self._whole[kind]
 
-    def _padded(self, padding: torch.Tensor, kind: torch.dtype) -> tuple[Part, ...]:
-        """The parts for real keys bool [B, n_k], kept by what the padding says: no change of the
-        tensor goes unseen."""
-        if bool(padding.all()):
-            return self._unpadded(kind)
-        key = kind, padding.shape, padding.numpy().tobytes()
+    def _of_padding(self, padding: torch.Tensor, kind: torch.dtype) -> tuple[Part, ...] | None:
+        """The parts for real keys bool [B, n_k]: one call with a mask for every sample where these
+        are small, else calls without; None where real keys are in several ranges."""
         if len(padding) * self.masks * self.work.n_q * self.work.n_k <= LIMITS.mask_kept:
-            build = partial(self._masked, padding, kind)
-            return _padded_masks.get(self, key, lambda: apart(build))
-        found = self._ranged.get(key, lambda: apart(partial(self._in_ranges, padding, kind)))
-        # masks as large as this are not kept
-        return self._masked(padding, kind) if found is None else found
+            return self._masked(padding, kind)
+        ranges = _ranges(padding)
+        if ranges is None:
+            return None
+        return tuple(part for each in ranges for part in self._in_range(*each, kind))
 
     def _masked(self, padding: torch.Tensor, kind: torch.dtype) -> tuple[Part, ...]:
         """One call with a mask for every sample."""
@@ -181,13 +193,6 @@ class TorchCallKernel(SoftmaxKernel):
         else:
             added = torch.where(real, self._bias(kind).added, -math.inf)
         return (Part(EVERY, EVERY, EVERY, bias=Bias(added)),)
-
-    def _in_ranges(self, padding: torch.Tensor, kind: torch.dtype) -> tuple[Part, ...] | None:
-        """Calls without a mask for every sample, None where real keys are in several ranges."""
-        ranges = _ranges(padding)
-        if ranges is None:
-            return None
-        return tuple(part for each in ranges for part in self._in_range(*each, kind))
 
     def _in_range(self, samples: slice, keys: slice, kind: torch.dtype) -> Iterator[Part]:
         """Samples whose real keys are one range."""
@@ -215,7 +220,10 @@ class TorchCallKernel(SoftmaxKernel):
         return self._biases[kind]
 
     def _new(self, kind: torch.dtype) -> Bias:
-        mask = _mask_of(self.work, kind)
+        masks = [(_mask_of(work, kind), len(members)) for work, members in self.groups]
+        if len(masks) > 1:
+            return Bias(torch.cat([x.added.expand(-1, count, -1, -1) for x, count in masks], 1))
+        mask = masks[0][0]
         return Bias(self._sloped(mask.added)) if self.work.changes else mask
 
     def _sloped(self, bias: torch.Tensor) -> torch.Tensor:
@@ -253,113 +261,31 @@ class TorchCallKernel(SoftmaxKernel):
             out = out.masked_fill(empty, 0.0)
         return torch.unflatten(out, 1, q.shape[1:3])
 
+    def _pairs(self, call: Call) -> torch.Tensor:
+        """Which pairs attend, bool, broadcastable to [B, H, n_q, n_k]."""
+        definition: Any = self.differentiable
+        mask: torch.Tensor = definition.mask(call)
+        return mask
+
     def _plain_mask(self, call: Call) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The mask bool [B or 1, 1, n_q, n_k] of a call, and the queries without a key, bool
-        [B or 1, 1, n_q, 1]; None where all pairs are, or every query has one."""
+        """The mask bool [B or 1, H or 1, n_q, n_k] of a call, and the queries without a key, bool
+        [B or 1, H or 1, n_q, 1]; None where all pairs are, or every query has one."""
         if self.form is not Form.MASK and call.padding is None:
             return None, None
         varies = call.padding is not None or bool(self.work.reads or self.work.decided)
         if not varies and self._mask is not None:
             return self._mask
-        mask = self.dense.mask(call)
+        mask = self._pairs(call)
         empty = ~mask.any(-1, keepdim=True)
         if varies:
             return mask, empty
-        pairs = all_pairs(self.work.relation, self.work.n_q, self.work.n_k)
-        self._mask = mask, None if pairs.any(1).all() else empty
+        pairs = (all_pairs(work.relation, work.n_q, work.n_k) for work, _ in self.groups)
+        self._mask = mask, None if all(each.any(1).all() for each in pairs) else empty
         return self._mask
 
-
-class JoinedCall(JoinedKernel, TorchCallKernel):
-    """One call for heads of different graphs, each with a mask of its own."""
-
-    each: Sequence[tuple[TorchCallKernel, int]]
-
-    def __init__(
-        self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
-    ) -> None:
-        heads = tuple(head for _, members in groups for head in members)
-        super().__init__(groups[0][0], heads, device, Form.MASK)
-        self.masks = len(heads)
-        self.each = [
-            (TorchCallKernel(work, mine, device, Form.MASK), len(mine)) for work, mine in groups
-        ]
-
-    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-        return TorchCallKernel.traced(self, q, k, v, call)
-
-    def _plain_mask(self, call: Call) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        if call.padding is None and self._mask is not None:
-            return self._mask
-        masks = [kernel.dense.mask(call).expand(-1, count, -1, -1) for kernel, count in self.each]
-        mask = torch.cat(masks, 1)
-        if call.padding is not None:
-            return mask, ~mask.any(-1, keepdim=True)
-        works = [kernel.work for kernel, _ in self.each]
-        full = all(all_pairs(x.relation, x.n_q, x.n_k).any(1).all() for x in works)
-        self._mask = mask, None if full else ~mask.any(-1, keepdim=True)
-        return self._mask
-
-    def _new(self, kind: torch.dtype) -> Bias:
-        masks = [(_mask_of(x.work, kind).added, count) for x, count in self.each]
-        return Bias(torch.cat([mask.expand(-1, count, -1, -1) for mask, count in masks], 1))
-
-
-class PaddedMasks:
-    """The masks of the paddings used last, by all kernels; each goes with the kernel it is of."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._last: OrderedDict[tuple[ref[TorchCallKernel], tuple[object, ...]], None]
-        self._last = OrderedDict()
-
-    def get(
-        self,
-        kernel: TorchCallKernel,
-        key: tuple[object, ...],
-        build: Callable[[], tuple[Part, ...]],
-    ) -> tuple[Part, ...]:
-        """The parts of a kernel for a padding, built if they are not kept."""
-        parts = kernel.padded.get(key)
-        if parts is None:
-            parts = build()
-        with self._lock:
-            kernel.padded[key] = parts
-            self._last[ref(kernel), key] = None
-            self._last.move_to_end((ref(kernel), key))
-            while len(self._last) > LIMITS.layouts_few:
-                (of, oldest), _ = self._last.popitem(last=False)
-                owner = of()
-                if owner is not None:
-                    owner.padded.pop(oldest, None)
-        return parts
-
-
-_padded_masks = PaddedMasks()
 
 _masks: WeakValueDictionary[tuple[object, ...], Bias] = WeakValueDictionary()
 """The masks of kernels that live: the layers of a model share one."""
-
-
-def _attended(
-    part: Part, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
-) -> Partial:
-    """The output and log-sum-exps of a part."""
-    if part.bias is None:
-        out, lse = flash(q, k, v, 0.0, part.causal, scale=scale)
-        return out, lse
-    out, lse = flash(q, k, v, 0.0, part.causal, attn_mask=part.bias.added, scale=scale)
-    return out, lse if part.bias.empty is None else lse.masked_fill(part.bias.empty, -math.inf)
-
-
-def _differentiated(
-    part: Part, tensors: Sequence[torch.Tensor], scale: float
-) -> Sequence[torch.Tensor]:
-    """The gradients of q, k and v from that of the output, q, k, v, the output and its sums."""
-    found: Sequence[torch.Tensor] = flash_backward(
-        *tensors, 0.0, part.causal, attn_mask=part.bias and part.bias.added, scale=scale
-    )
-    return found
 
 
 def _mask_of(work: Work, kind: torch.dtype) -> Bias:

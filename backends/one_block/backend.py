@@ -1,0 +1,140 @@
+"""Backends of one block of queries and keys: what cannot be laid out better is computed at once.
+
+`dense` is the living definition: every score of every pair, masked. It runs every graph on every
+device, differentiates to any order, exports, and takes n_q * n_k numbers per head. `torch` is
+`scaled_dot_product_attention` with nothing, with `is_causal`, or with a mask that is kept: at the
+lengths that most people train and serve with what one would write by hand. `rows` takes the last
+few queries over the keys that they read, the steps of generation: nothing is laid out in tiles,
+because the next step has another length and would have to do it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from attnspec.backends.one_block.forms import Form, form_of
+from attnspec.backends.one_block.row_keys import row_keys
+from attnspec.limits import LIMITS
+from attnspec.lower.costs import Amounts, seconds_for, weighed
+from attnspec.lower.work import MERGED, Alibi, Kernel, Work, differ_in_pairs_alone
+
+if TYPE_CHECKING:
+    import torch
+
+
+class _OneBlock:
+    """What these backends say alike."""
+
+    def cost(self, work: Work) -> float:
+        return seconds_for(self.amounts(work), work.device)
+
+    def amounts(self, work: Work) -> Amounts:
+        """What the work takes."""
+        raise NotImplementedError
+
+
+class Dense(_OneBlock):
+    """Scores of all pairs in one product."""
+
+    name = "dense"
+    takes_standing = True
+    runs_decided = True
+
+    def refuses(self, work: Work, device: str) -> str | None:
+        pairs = work.n_q * work.n_k
+        if pairs > LIMITS.dense:
+            return (
+                f"at most {LIMITS.dense:,} pairs are looked at one by one, and there are {pairs:,}"
+            )
+        return None
+
+    def amounts(self, work: Work) -> Amounts:
+        units = {"call": 1, "pair": work.n_q * work.n_k}
+        return weighed("dense", units, work.device, work.copies)
+
+    def steps(self, work: Work) -> tuple[str, ...]:
+        return (f"all {work.n_q:,} x {work.n_k:,} scores",)
+
+    def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+        from attnspec.backends.one_block.dense import DenseKernel
+
+        return DenseKernel(work, heads, device)
+
+
+class RowsBackend(_OneBlock):
+    """A few queries at once, each key read once for all of them."""
+
+    name = "rows"
+    takes_standing = True
+
+    def refuses(self, work: Work, device: str) -> str | None:
+        if work.n_q > LIMITS.rows_looked_up:
+            most = LIMITS.rows_looked_up
+            return f"it takes the last {most} queries at most, the steps of generation"
+        return None
+
+    def amounts(self, work: Work) -> Amounts:
+        units = {"call": 1, "pair": work.n_q * row_keys(work).count}
+        return weighed("torch", units, work.device, work.copies)
+
+    def steps(self, work: Work) -> tuple[str, ...]:
+        return (f"{row_keys(work).count:,} of {work.n_k:,} keys",)
+
+    def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+        from attnspec.backends.one_block.dense import RowsKernel
+
+        return RowsKernel(work, heads, device)
+
+
+class TorchCall(_OneBlock):
+    """One call of torch for all pairs."""
+
+    name = "torch"
+    runs_decided = True
+
+    def refuses(self, work: Work, device: str) -> str | None:
+        if work.normalize not in MERGED:
+            return f"torch knows no `{work.normalize}`"
+        others = [change for change in work.changes if not isinstance(change, Alibi)]
+        if others:
+            name = type(others[0]).__name__.lower()
+            return f"torch's call adds constants to scores, and `{name}` is none"
+        if work.unit_keys:
+            return "torch's call scores keys as they are, not at unit length"
+        for leaf in work.decided:
+            if leaf.averages or not leaf.beside(vars(leaf)):
+                return f"`{leaf.name}` changes more than pairs"
+        pairs = work.n_q * work.n_k
+        if pairs > LIMITS.mask_call and (work.changes or form_of(work) is Form.MASK):
+            return f"a mask of at most {LIMITS.mask_call:,} pairs is kept, and there are {pairs:,}"
+        return None
+
+    def amounts(self, work: Work) -> Amounts:
+        pairs, form = work.n_q * work.n_k, form_of(work)
+        if form is Form.CAUSAL:
+            pairs //= 2
+        masked = pairs if form is Form.MASK or work.changes else 0
+        units = {"call": 1, "pair": pairs, "masked": masked}
+        return weighed("torch", units, work.device, work.copies)
+
+    def steps(self, work: Work) -> tuple[str, ...]:
+        return (f"one call, {form_of(work).value}",)
+
+    def joins(self, works: Sequence[Work]) -> bool:
+        """Whether works of several heads that differ in their pairs alone are one call."""
+        first = works[0]
+        numbers = len(works) * first.n_q * first.n_k
+        plain = not first.changes and not any(work.reads or work.decided for work in works)
+        return plain and numbers <= LIMITS.mask_call and differ_in_pairs_alone(works)
+
+    def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+        return self.build_joined([(work, heads)], device)
+
+    def build_joined(
+        self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
+    ) -> Kernel:
+        """The kernel of several groups of heads, one after the other."""
+        from attnspec.backends.one_block.torch_call import TorchCallKernel
+
+        return TorchCallKernel(groups, device)

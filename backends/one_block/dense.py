@@ -1,0 +1,230 @@
+"""The formula on one block: every score of every pair, masked; or of the keys that a few queries
+read, which are views where these are ranges, else gathered.
+
+The operations differentiate to any order, export and run on every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import reduce
+
+import numpy as np
+import torch
+
+from attnspec.backends.common.dropping import kept
+from attnspec.backends.common.exact import fused, grouped
+from attnspec.backends.common.masks import MaskPlan, Reading, Static, by_key_head, mask_plan
+from attnspec.backends.common.score_formula import Blocks, Formula, scale_of
+from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.one_block.row_keys import row_keys
+from attnspec.lower.work import Call, Work
+
+
+class DenseKernel:
+    """The definition: the formula on one block of all pairs, or of the keys at some positions."""
+
+    def __init__(
+        self,
+        work: Work,
+        heads: tuple[int, ...],
+        device: torch.device,
+        keys: np.ndarray | None = None,
+        plan: MaskPlan | None = None,
+    ) -> None:
+        self.work, self.formula = work, Formula(work, heads, device)
+        q_at = np.arange(work.n_k - work.n_q, work.n_k)[:, None]
+        k_at = (np.arange(work.n_k) if keys is None else keys)[None]
+        if keys is None or work.reads:
+            plan = mask_plan(work.relation, q_at, k_at, work.n_k, device)
+        self.plan = plan
+        self.distance = None
+        if self.formula.needs_distance:
+            queries, known = work.positions
+            between = queries[:, None] - known[k_at[0]]
+            self.distance = torch.from_numpy(between[None]).to(device)
+        self.at = [torch.from_numpy(at).to(device) for at in (q_at, k_at)] if work.decided else []
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> torch.Tensor:
+        return self.partial(q, k, v, call)[0]
+
+    def partial(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q], if there are any."""
+        if self.work.decided:
+            out, lse = self._decided(q, k, v, call)
+        else:
+            out, lse = self.composed(grouped(q, k), k, v, call)
+        return out.reshape(*q.shape[:3], v.shape[-1]), None if lse is None else lse.flatten(1, 2)
+
+    def _decided(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        for leaf in self.work.decided:
+            q = call.data[leaf].attending(q)
+        rounds = list(_rounds(self.work, call))
+        found = [self.composed(grouped(q, k), k, v, each) for each in rounds or [call]]
+        return found[0] if not rounds else (self._mean(rounds, [out for out, _ in found]), None)
+
+    def composed(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The same of q [B, K, R, n_q, d]."""
+        mask, counts, factor, left = self.mask(call), None, None, None
+        if mask is not None:
+            mask = by_key_head(mask, q.shape[1])
+        if self.work.decided:
+            counts, factor = self._weighed(call, q)
+        if call.seed is not None:
+            queries, keys = (
+                torch.arange(x, device=q.device)[None] for x in (q.shape[3], k.shape[2])
+            )
+            left = kept(call, q.shape[:3], queries, keys)
+        blocks = Blocks(self.distance, mask, counts, factor, left)
+        out, lse = self.formula.partial(
+            q[:, :, :, None], k[:, :, None], v[:, :, None], blocks, call
+        )
+        return out[:, :, :, 0], None if lse is None else lse[:, :, :, 0]
+
+    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+        """The output alone."""
+        return self.composed(q, k, v, call)[0]
+
+    def mask(self, call: Call) -> torch.Tensor | None:
+        """Which pairs attend, bool, broadcastable to [B, H, n_q, n_k]; None where all do."""
+        mask = None if self.plan is None else self.plan.mask(call.data, self.work.n_k)
+        if mask is not None and not self.work.decided:
+            mask = mask[:, None] if mask.dim() == 3 else mask[None, None]
+        if call.padding is None:
+            return mask
+        real = self._read(call.padding, 1)[:, None, None]
+        return real if mask is None else mask & real
+
+    def _read(self, x: torch.Tensor, axis: int) -> torch.Tensor:
+        """The keys that are read along an axis."""
+        return x
+
+    def _weighed(self, call: Call, q: torch.Tensor) -> Iterator[torch.Tensor | None]:
+        """How often pairs are weighed where a choice finds them several times, and what their keys
+        and values are multiplied with, by key head; None for nothing."""
+        choices = [call.data[leaf] for leaf in self.work.decided]
+        counts = [choice.counts(*self.at) for choice in choices if choice.counted]
+        factors = [choice.factor(*self.at) for choice in choices if choice.weight is not None]
+        yield by_key_head(torch.stack(counts).sum(0).clamp_min(1), q.shape[1]) if counts else None
+        yield by_key_head(reduce(torch.mul, factors), q.shape[1]) if factors else None
+
+    def _mean(self, rounds: list[Call], outs: list[torch.Tensor]) -> torch.Tensor:
+        """The mean of the outputs [B, K, R, n_q, d_v] of the rounds in which a query has a key."""
+        wide = torch.promote_types(outs[0].dtype, torch.float32)
+        total = torch.zeros_like(outs[0], dtype=wide)
+        count = torch.zeros_like(total[..., :1])
+        for call, out in zip(rounds, outs, strict=True):
+            total, mask = total + out, self.mask(call)
+            if mask is not None:
+                read = by_key_head(mask.any(-1, keepdim=True), out.shape[1])
+                count = count + read[:, :, :, 0]
+        return (total / count.clamp_min(1)).to(outs[0].dtype)
+
+
+def _rounds(work: Work, call: Call) -> Iterator[Call]:
+    """The calls whose outputs are averaged, if any are."""
+    for leaf in work.decided:
+        for choice in call.data[leaf].rounds():
+            yield replace(call, data={**call.data, leaf: choice})
+
+
+class RowsKernel(DenseKernel):
+    """The definition of the last few queries over the keys that they read; plain softmax of which
+    no derivative is asked for is torch's own call."""
+
+    def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
+        keys = row_keys(work)
+        held = None if keys.held is None else Static(torch.from_numpy(keys.held).to(device))
+        super().__init__(work, heads, device, keys.positions, held)
+        self.fuses = work.plain and keys.count > 0
+        self.ranges, self.whole = keys.ranges, keys.ranges == (range(work.n_k),)
+        if self.ranges is None:
+            self.index = torch.from_numpy(keys.positions).to(device)
+
+    def partial(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return super().partial(q, self._read(k, 2), self._read(v, 2), call)
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> torch.Tensor:
+        graded = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        if not (self.fuses and q.shape[-1] and v.shape[-1]) or graded or is_transformed():
+            return self.partial(q, k, v, call)[0]
+        scale = scale_of(self.work, q.shape[-1])
+        return fused(q, self._read(k, 2), self._read(v, 2), self.mask(call), scale, call.dropout_p)
+
+    def _read(self, x: torch.Tensor, axis: int) -> torch.Tensor:
+        """A view where the keys are one range."""
+        if self.whole:
+            return x
+        if self.ranges is None:
+            return x.index_select(axis, self.index)
+        before = (slice(None),) * axis
+        parts = [x[(*before, slice(at.start, at.stop, at.step))] for at in self.ranges]
+        if not parts:
+            return x[(*before, slice(0, 0))]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
+
+
+class MaskedKernel(DenseKernel):
+    """Dense attention of some heads with `added`, broadcastable to [B, H, n_q, n_k] for all heads,
+    on top of the changed scores; a pair with -inf is none."""
+
+    def __init__(
+        self, work: Work, heads: tuple[int, ...], device: torch.device, added: torch.Tensor
+    ) -> None:
+        super().__init__(work, heads, device)
+        if added.dim() == 4 and added.shape[1] > 1:
+            added = added[:, list(heads)]
+        added = added.reshape((1,) * (4 - added.dim()) + added.shape)
+        self.allowed = added > -torch.inf
+        self.formula = _Adding(work, heads, device, torch.where(self.allowed, added, 0.0))
+
+    def mask(self, call: Call) -> torch.Tensor | None:
+        mask = super().mask(call)
+        return self.allowed if mask is None else mask & self.allowed
+
+
+class _Adding(Formula):
+    """The formula with numbers [B or 1, H or 1, n_q, n_k] on top of the changed scores."""
+
+    def __init__(
+        self, work: Work, heads: tuple[int, ...], device: torch.device, added: torch.Tensor
+    ) -> None:
+        super().__init__(work, heads, device)
+        self.added = added
+
+    def changed(
+        self, scores: torch.Tensor, distance: torch.Tensor | None, call: Call
+    ) -> torch.Tensor:
+        found = super().changed(scores, distance, call)
+        added: torch.Tensor = by_key_head(self.added, found.shape[1])
+        return found + added.to(found.dtype)
+
+
+_LONG = 1 << 24
+"""Positions between which every bucket of a learned bias occurs, or whose last has no number."""
+
+
+class OpenKernel(DenseKernel):
+    """The definition for n_q of n_k positions, numbers that a trace does not have."""
+
+    def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
+        self.work = work
+        q = torch.arange(work.n_k - work.n_q, work.n_k, device=device)[:, None]
+        k = torch.arange(work.n_k, device=device)[None]
+        self.plan = Reading(work.relation, q, k)
+        # tables of a length: that of a long sequence serves all
+        self.formula = Formula(replace(work, n_k=_LONG), heads, device)
+        self.distance = (q - k)[None]

@@ -1,1 +1,0 @@
-"""Decoding: the last queries over all keys."""

@@ -1,1 +1,0 @@
-"""Torch's own attention, as one would call it by hand."""
