@@ -5,7 +5,6 @@ from __future__ import annotations
 from attnspec.backends.dense.backend import Dense
 from attnspec.backends.factored.backend import FactoredBackend
 from attnspec.backends.flex.backend import FlexBackend
-from attnspec.backends.lists.backend import ListsBackend
 from attnspec.backends.rows.backend import RowsBackend
 from attnspec.backends.scattered.backend import ScatteredBackend
 from attnspec.backends.tables.backend import TablesBackend
@@ -26,7 +25,6 @@ BACKENDS: tuple[Backend, ...] = (
     TablesBackend(),
     ScatteredBackend(),
     FactoredBackend(),
-    ListsBackend(),
     FlexBackend(),
     TritonBackend(),
 )

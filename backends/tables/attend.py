@@ -20,7 +20,7 @@ from attnspec.backends.common.merging import merge, with_zero
 from attnspec.backends.common.score_formula import HALF, widened
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.tables.blocks import Piece, Step
-from attnspec.backends.tables.changed_scores import HeadScores, ScoreChanges
+from attnspec.backends.tables.changed_scores import HeadScores, ScoreChanges, scored
 from attnspec.backends.tables.sides import Order, scratch
 from attnspec.layout.tables import Tables, side_by_side
 from attnspec.limits import LIMITS
@@ -137,7 +137,9 @@ class SteppedAttention:
                     bias = _with_added(bias, scores, piece, wide)
                     found, sums = flash(*rows, 0.0, False, attn_mask=bias, scale=scale)
                 else:
-                    found, sums = scores.forward(piece, rows, bias, scale, wide)
+                    wider = [x.to(wide) for x in rows]
+                    change = scores.of_piece(piece)
+                    found, sums = scored(wider, bias, scale, change, scores.tables)
                 if empty is not None:
                     sums = sums.masked_fill(empty, -math.inf)
                 put = _merge if number else _write
@@ -160,7 +162,7 @@ class SteppedAttention:
         """The changes for the query heads of some key heads."""
         if self.changes is None:
             return None
-        return self.changes.of(tuple(part.query_heads(ratio)), tables or {})
+        return self.changes.of(part.query_heads(ratio), tables or {})
 
     def _parts(
         self, q: torch.Tensor, k: torch.Tensor, padding: torch.Tensor | None
@@ -209,17 +211,16 @@ class SteppedAttention:
         wide = lse.dtype
         if into is None:
             into = q.new_zeros(q.shape), *(x.new_zeros(x.shape, dtype=wide) for x in (k, v))
-        grad_tables = [torch.zeros_like(table) for table in (tables or {}).values()]
+        grad_tables = {name: torch.zeros_like(table) for name, table in (tables or {}).items()}
         for part in self._parts(q, k, padding):
             rows = [x.flatten(0, 2) for x in part.of(grad, q, out, lse)]
             keys = [x.flatten(0, 1) for x in part.of(k, v)]
             targets = [_flat(x, lead) for x, lead in zip(part.of(*into), (3, 2, 2), strict=True)]
             scores = self._scores(part, q.shape[2], tables)
-            shares = self._backward_part((*rows, *keys), targets, part.padding, scale, scores)
-            chosen = part.query_heads(q.shape[2])
-            for total, share in zip(grad_tables, shares, strict=False):
-                total[chosen.start : chosen.stop] += share
-        return into[0], into[1].to(k.dtype), into[2].to(v.dtype), *grad_tables
+            self._backward_part((*rows, *keys), targets, part.padding, scale, scores)
+            for name, share in scores.grads.items() if scores is not None else ():
+                grad_tables[name] += share
+        return into[0], into[1].to(k.dtype), into[2].to(v.dtype), *grad_tables.values()
 
     def _backward_part(
         self,
@@ -228,14 +229,13 @@ class SteppedAttention:
         padding: torch.Tensor | None,
         scale: float,
         scores: HeadScores | None,
-    ) -> list[torch.Tensor]:
-        """Some heads: fills in the gradients of q, k and v, returns those of tables."""
+    ) -> None:
+        """Some heads: fills in the gradients of q, k and v, and adds up those of tables."""
         grad, q, out, lse, k, v = tensors
         of_q, *targets = into
         wide = lse.dtype
         grad_q = self._summing(of_q, wide, "sums of query gradients")
         real = bias_of(padding, wide)
-        of_tables: list[torch.Tensor] = []
         for step in self.steps:
             keys = step.keys_order(back=True)
             k_now, v_now = as_read(keys, k, "keys"), as_read(keys, v, "values")
@@ -250,10 +250,7 @@ class SteppedAttention:
             # with what earlier steps have added
             q_sums = as_read(step.q_order, grad_q, "query gradients")
             for piece in step.pieces(len(q), q.shape[-1], True, scores is not None):
-                parts, shares = _piece_back(piece, rows, k_now, v_now, real, scale, scores)
-                if shares:
-                    held = of_tables or [torch.zeros_like(share) for share in shares]
-                    of_tables = [x + share for x, share in zip(held, shares, strict=True)]
+                parts = _piece_back(piece, rows, k_now, v_now, real, scale, scores)
                 piece.q.add(q_sums, parts[0], piece.to)
                 piece.k.add_overlapping(sums[0], parts[1], piece.to)
                 piece.k.add_overlapping(sums[1], parts[2], piece.to)
@@ -263,7 +260,6 @@ class SteppedAttention:
                     keys.add(target, found)
         if grad_q is not of_q:
             of_q.copy_(grad_q)
-        return of_tables
 
 
 @dataclass(frozen=True, eq=False)
@@ -326,8 +322,8 @@ def _piece_back(
     padding: torch.Tensor | None,
     scale: float,
     scores: HeadScores | None,
-) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
-    """The gradients of a piece's queries, keys and values, and of learned tables."""
+) -> Sequence[torch.Tensor]:
+    """The gradients of a piece's queries, keys and values; those of learned tables are added up."""
     grad, q, out, lse = rows
     bias, _ = piece.bias(padding, lse.dtype)
     given = [
@@ -339,9 +335,10 @@ def _piece_back(
         piece.q.read(lse, piece.to, "lse").contiguous(),
     ]
     if scores is not None and (scores.learned or not scores.additive):
-        return scores.backward(piece, given, bias, scale)
+        return scores.backward(given, bias, scale, scores.of_piece(piece))
     bias = _with_added(bias, scores, piece, lse.dtype)
-    return flash_backward(*given, 0.0, False, attn_mask=bias, scale=scale), ()
+    grads: Sequence[torch.Tensor] = flash_backward(*given, 0.0, False, attn_mask=bias, scale=scale)
+    return grads
 
 
 def _with_added(

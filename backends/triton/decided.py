@@ -15,10 +15,10 @@ from attnspec.backends.common.exact import Partial, has_numbers
 from attnspec.backends.common.merging import with_zero
 from attnspec.backends.decided.choice import TileLists
 from attnspec.backends.decided.lists import TILE
+from attnspec.backends.decided.products import Parts, Product
 from attnspec.backends.decided.ranking import listed, marked
-from attnspec.backends.lists.kernel import ListedKernel, Rest
-from attnspec.backends.lists.parts import Part
-from attnspec.backends.lists.products import Parts, Product
+from attnspec.backends.decided.tables import Part
+from attnspec.backends.tables.decided import DecidedTables, Rest
 from attnspec.backends.triton.attention import Passing, TileAttention, drops_of, fits
 from attnspec.backends.triton.kernel import TritonKernel, delta_of, is_taken, tile_kernel
 from attnspec.backends.triton.placed import PlacedTables
@@ -57,13 +57,13 @@ def filled(layout: TileLists, heads: int, n_k: int) -> TileLists:
 class ListedRest(Rest):
     """What stands beside decided graphs."""
 
-    def known(self, work: Work) -> TritonKernel:  # type: ignore[override]
+    def known(self, work: Work) -> TritonKernel:
         bands = bands_of(work.relation, work.n_q, work.n_k, ON_GPU)
         layouts = whole_layouts_of(bands, work.n_q, work.n_k)
         return TritonKernel(work, self.heads, self.device, layouts)
 
 
-class DecidedKernel(ListedKernel):
+class DecidedKernel(DecidedTables):
     """Attention over the lists of a call's choices, and over the rest of the graph.
 
     The query heads of a key head that share their lists are rows of one tile. Where kernels cannot
@@ -84,9 +84,9 @@ class DecidedKernel(ListedKernel):
             self.beside = tile_kernel(self.rest.work, heads, device, bands) if bands else None
         self.attention = TileAttention(work, heads, device)
 
-    def _rests(self, call: Call) -> Iterator[tuple[slice, TritonKernel, Call]]:  # type: ignore[override]
+    def rests(self, call: Call) -> Iterator[tuple[slice, TritonKernel, Call]]:
         if self.beside is None:
-            yield from cast(Any, super()._rests(call))
+            yield from cast(Any, super().rests(call))
         else:
             data = {name: call.data[name][:, 0] for name in self.beside.work.reads}
             yield slice(None), self.beside, replace(call, data=data)
@@ -94,14 +94,14 @@ class DecidedKernel(ListedKernel):
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
         return is_taken(q) and fits(q, v) and has_numbers(q, k, v)
 
-    def _parts(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
+    def parts_of(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
         batch, keys, repeat, n_q = q.shape[:4]
         sides = slice(0, batch), slice(0, keys), slice(0, repeat)
         whole = TallPart(*sides, (batch, keys, repeat, n_q), self.work.n_k, call)
         return whole.apart(self.parts.products)
 
     def _tables(self, part: Part) -> list[PlacedTables]:
-        return [PlacedTables(placed) for placed in self._placed(part)]
+        return [PlacedTables(placed) for placed in self.placed(part)]
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
@@ -109,11 +109,11 @@ class DecidedKernel(ListedKernel):
         wide = torch.promote_types(q.dtype, torch.float32)
         out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=wide)
         lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
-        for of, kernel, its in self._rests(call):
+        for of, kernel, its in self.rests(call):
             out[of], lse[of] = kernel.forward(q[of], k[of], v[of], its, scale)
         if self.work.normalize == "softmax1":
             out, lse = with_zero((out, lse), in_place=True)
-        for part in self._parts(q, call):
+        for part in self.parts_of(q, call):
             passing = _passing(part, q, k, v, scale)
             into = [_in_line(part.of_q(x)).contiguous() for x in (out, lse)]
             self.attention.attend(self._tables(part), passing, {}, (into[0], into[1]))
@@ -135,13 +135,13 @@ class DecidedKernel(ListedKernel):
         q, k, v, out, lse = saved
         given = q, k, v
         grads = [x.new_zeros(x.shape, dtype=lse.dtype) for x in given]
-        for of, kernel, its in self._rests(call):
+        for of, kernel, its in self.rests(call):
             mine = None if of_lse is None else of_lse[of]
             found = kernel.derivatives([x[of] for x in saved], grad[of], mine, its, scale)
             for total, share in zip(grads, found, strict=True):
                 total[of] += share
         delta = delta_of(grad, out, lse, of_lse)
-        for part in self._parts(q, call):
+        for part in self.parts_of(q, call):
             passing = _passing(part, q, k, v, scale)
             rows = [_in_line(part.of_q(x)) for x in (grad, lse, delta)]
             keys = [x.view(1, 1, -1, x.shape[-1]) for x in grads[1:]]

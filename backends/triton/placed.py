@@ -12,8 +12,7 @@ from functools import cached_property
 
 import torch
 
-from attnspec.backends.lists.placed import Placed
-from attnspec.backends.lists.sides import Side
+from attnspec.backends.decided.tables import Placed, Side
 from attnspec.backends.triton import tables
 from attnspec.backends.triton.tables import TileLists, TileSide, packed
 

@@ -45,7 +45,7 @@ def test_differences_are_those_of_the_masks() -> None:
         attnspec.diff(a, parse("attention b { attend full }"), 5)
 
 
-EVERY = ("auto", "torch", "dense", "tables", "scattered", "rows", "lists", "factored")
+EVERY = ("auto", "torch", "dense", "tables", "scattered", "rows", "factored")
 
 
 @pytest.mark.parametrize(("m", "n"), [(9, 20), (40, 17)])

@@ -209,7 +209,7 @@ def test_pairs_and_choices_are_of_short_sequences() -> None:
 
 
 def test_backends_that_lay_out_before_say_why_they_refuse() -> None:
-    for name in ("tables", "scattered", "rows"):
+    for name in ("scattered", "rows"):
         with pytest.raises(ValueError, match="queries and keys decide the pairs of `topk`"):
             spec_of("attend topk(keys = 4) | self").compile(backend=name)
 

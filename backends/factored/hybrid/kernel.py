@@ -214,8 +214,9 @@ class HybridKernel(Beside):
         """What changes the scores of a share, and its learned tables."""
         if self.changes is None:
             return self.plain, {}
-        found = self.changes.of(_query_heads(given, share), self._tables(call))
-        return found.formula, dict(found.tables)
+        heads = list(_query_heads(given, share))
+        tables = {name: table[heads] for name, table in self._tables(call).items()}
+        return self.changes.formula.of_heads(heads), tables
 
     def _exact(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Parts:
         """q [B, K, R, n_q, e], k and v for the flash kernel: it knows one head size, and takes rows

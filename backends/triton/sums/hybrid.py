@@ -19,13 +19,13 @@ from attnspec.backends.common.exact import has_numbers
 from attnspec.backends.common.flash import in_rows
 from attnspec.backends.common.merging import LOWEST, in_one_frame
 from attnspec.backends.common.score_formula import scale_of
+from attnspec.backends.decided.products import parts_of
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.quotients import Merged, Quotient
 from attnspec.backends.factored.hybrid.kernel import Beside, Parts, late_of, shared_by
 from attnspec.backends.factored.hybrid.lag import lagged
 from attnspec.backends.factored.hybrid.merging import shared_quotient
 from attnspec.backends.factored.low_rank.softmax import check_no_dropout
-from attnspec.backends.lists.products import parts_of
 from attnspec.backends.triton.attention import fits
 from attnspec.backends.triton.decided import DecidedKernel
 from attnspec.backends.triton.kernel import TritonKernel, is_taken, tile_kernel

@@ -1,0 +1,101 @@
+"""A graph taken apart: products that have a decided graph each, and the static pairs beside them.
+
+`chosen(sel) & causal | window(8)` is the window, and the pairs of `chosen(sel) & causal` that are
+not in it. Known without torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+from attnspec.graphs.operators import Complement, Intersection, Union
+from attnspec.graphs.relation import DataDependent, Relation, decided_in
+from attnspec.graphs.token_sets import reads_data
+from attnspec.limits import LIMITS
+
+
+@dataclass(frozen=True)
+class Product:
+    """The pairs of a decided graph, its leaf, that all of `others` have and none of `earlier`;
+    `static` are those of these conditions that positions alone decide, None for none."""
+
+    leaf: DataDependent
+    others: tuple[Relation, ...]
+    earlier: tuple[Relation, ...]
+    static: Relation | None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Disjoint parts of a graph; `rest` is static, None for no pair."""
+
+    products: tuple[Product, ...]
+    rest: Relation | None
+
+
+@lru_cache(maxsize=64)
+def parts_of(relation: Relation) -> Parts | None:
+    """The parts of a graph, or None where it is not taken apart: a decided graph stands under
+    something else than `|` and `&`, or there are too many products."""
+    all_factors = _products(relation)
+    if all_factors is None:
+        return None
+    still = [factors for factors in all_factors if not any(map(decided_in, factors))]
+    rest = joined(Union, tuple(filter(None, (joined(Intersection, each) for each in still))))
+    products: list[Product] = []
+    earlier: list[Relation] = []
+    for factors in all_factors:
+        if factors in still:
+            continue
+        leaf = next(factor for factor in factors if isinstance(factor, DataDependent))
+        others = [factor for factor in factors if factor is not leaf]
+        static = [factor for factor in others if not reads_data(factor)]
+        if rest is not None and not reads_data(rest):
+            static.append(Complement(rest))
+        products.append(
+            Product(
+                leaf,
+                tuple(factor for factor in others if reads_data(factor)),
+                (*earlier, *([rest] if rest is not None and reads_data(rest) else [])),
+                joined(Intersection, tuple(static)),
+            )
+        )
+        whole = joined(Intersection, factors)
+        if whole is not None:
+            earlier.append(whole)
+    return Parts(tuple(products), rest)
+
+
+def joined(kind: type[Union | Intersection], terms: tuple[Relation, ...]) -> Relation | None:
+    """Terms under an operator; None where there are none."""
+    distinct = tuple(dict.fromkeys(terms))
+    if len(distinct) < 2:
+        return distinct[0] if distinct else None
+    return kind(distinct)
+
+
+def _products(relation: Relation) -> list[tuple[Relation, ...]] | None:
+    """The relation as a union of products of factors, which are static or decided leaves."""
+    if not decided_in(relation) or isinstance(relation, DataDependent):
+        return [(relation,)]
+    if not isinstance(relation, Union | Intersection):
+        return None
+    # terms without a decided graph stay together
+    still = tuple(term for term in relation.terms if not decided_in(term))
+    together = joined(type(relation), still)
+    parts: list[list[tuple[Relation, ...]]] = [] if together is None else [[(together,)]]
+    for term in relation.terms:
+        if decided_in(term):
+            found = _products(term)
+            if found is None:
+                return None
+            parts.append(found)
+    if isinstance(relation, Union):
+        products = [factors for part in parts for factors in part]
+    else:
+        products = [
+            tuple(factor for factors in some for factor in factors) for some in product(*parts)
+        ]
+    return products if len(products) <= LIMITS.products else None
