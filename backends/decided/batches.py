@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from attnspec.limits import LIMITS
-
 LEVELS = 8
 """Levels of an octave: key tiles whose numbers of entries are on one are computed together, with as
 many rows as the one that has most, which wastes a few percent."""
@@ -26,9 +24,8 @@ class Batch:
 
     `rows` int64 [G, M] and `tiles` int64 [G, C] number the tiles, `entries` int64 [G, M, C] the
     places in the lists; `real` is bool [G, M], False where a row only fills up a product, None
-    where none does. The G M partial results stand from `first` on among those of all batches. The
-    entries of tall query tiles follow one another among their `slots` from `column` on. `row_step`
-    and `tile_step` are the steps (`step_of`) of the whole batches that these are pieces of.
+    where none does. The G M partial results stand from `first` on among those of all batches.
+    `row_step` and `tile_step` are the steps (`step_of`) of the whole batch that this is a piece of.
     """
 
     rows: torch.Tensor
@@ -37,7 +34,6 @@ class Batch:
     real: torch.Tensor | None
     masked: bool
     first: int
-    column: int = 0
     row_step: int = 0
     tile_step: int = 0
 
@@ -66,8 +62,8 @@ class Batch:
 @dataclass(frozen=True, eq=False)
 class Batches:
     """All entries of lists in batches: `partials` results, and which of them belong to each query
-    tile, int64 [L, parts], -1 for none. `slots` int64 [L, r] are the places in the lists of tall
-    tiles, those of entries first; None of low ones."""
+    tile, int64 [L, parts], -1 for none: one, where batches are those of query tiles. `slots` int64
+    [L, r] are then the places in the lists, those of entries first; else None."""
 
     each: list[Batch]
     partials: int
@@ -146,36 +142,19 @@ def _grouped(counts: np.ndarray, span: int) -> tuple[list[tuple[np.ndarray, int]
 
 
 def by_queries(lists: torch.Tensor, masked: torch.Tensor | None) -> Batches:
-    """The entries of lists int64 [L, r], -1 for none, query tile by query tile, at most
-    `LIMITS.tiles_together` of them at once; the tiles with a mask, bool [L, r], by themselves."""
+    """The entries of lists int64 [L, r], -1 for none, query tile by query tile; those with a mask,
+    bool [L, r], by themselves."""
     count, width = lists.shape
-    if (
-        0 < width <= LIMITS.tiles_together
-        and int(lists.min()) >= 0
-        and (masked is None or bool(masked.all()))
-    ):
-        # one batch has them all
-        rows = torch.arange(count, device="cpu")[:, None]
-        slots = torch.arange(width, device="cpu")
-        batch = Batch(rows, lists, (rows * width + slots)[:, None], None, masked is not None, 0)
-        return Batches([batch], count, rows, slots.expand(count, width))
-    places = lists.new_full((count, -(-width // LIMITS.tiles_together)), -1)
-    lengths = (lists >= 0).sum(1)
+    lengths, rows = (lists >= 0).sum(1), torch.arange(count, device="cpu")
     slots = torch.sort((lists < 0).to(torch.int8), dim=1, stable=True)[1]
     slots = slots[:, : int(lengths.max())]
-    tiles = lists.gather(1, slots)
-    entries = slots + torch.arange(count, device="cpu")[:, None] * width
-    some = torch.zeros_like(lengths) if masked is None else masked.any(1).long()
-    each: list[Batch] = []
-    first = 0
-    for part in range(places.shape[1]):
-        low = part * LIMITS.tiles_together
-        kind = (lengths - low).clamp(0, LIMITS.tiles_together) * 2 + some
-        for which in np.unique(kind[lengths > low].numpy()).tolist():
-            rows = (kind == which).nonzero()[:, 0]
-            these = slice(low, low + which // 2)
-            places[rows, part] = torch.arange(first, first + len(rows), device="cpu")
-            mine = rows[:, None], tiles[rows, these], entries[rows, None, these]
-            each.append(Batch(*mine, None, bool(which % 2), first, low))
-            first += len(rows)
+    tiles, entries = lists.gather(1, slots), rows[:, None] * width + slots
+    kinds = 2 * lengths + (0 if masked is None else masked.any(1))
+    places, each, first = torch.full((count, 1), -1, device="cpu"), [], 0
+    for kind in np.unique(kinds[lengths > 0].numpy()).tolist():
+        mine, many = rows[kinds == kind], slice(0, kind // 2)
+        places[mine, 0] = torch.arange(first, first + len(mine), device="cpu")
+        some = mine[:, None], tiles[mine, many], entries[mine, None, many]
+        each.append(Batch(*some, None, bool(kind % 2), first))
+        first += len(mine)
     return Batches(each, first, places, slots)

@@ -140,8 +140,7 @@ class Chunk:
         held, which = self.masks
         count, rows, columns = batch.entries.shape
         if self.batches.slots is not None:
-            held = _ascending(held, batch.rows[:, 0])
-            held = held[:, :, batch.column : batch.column + columns]
+            held = _ascending(held, batch.rows[:, 0])[:, :, :columns]
         else:
             held = held[batch.rows[..., None], :, which[batch.entries]].transpose(2, 3)
         shape = count, rows * self.tiles.height, columns * self.tiles.placed.k.size
@@ -186,14 +185,10 @@ class Chunk:
         """Where the partial results of the batches go: where they stay, if there is one for each
         row."""
         rows = self.batches.partials * self.tiles.height
-        if self._final:
+        if self.batches.slots is not None:
             return into.take(rows)
         size, dtype = into.outs.shape[1], into.outs.dtype
         return Results.room("partial results", rows, size, dtype, into.lse is not None)
-
-    @property
-    def _final(self) -> bool:
-        return self.batches.slots is not None and self.batches.places.shape[1] == 1
 
     def put(self, parts: Results, into: Results) -> torch.Tensor:
         """Where the results of the rows are [L, h], -1 where there is none, once partial ones are
@@ -202,7 +197,7 @@ class Chunk:
         inside = torch.arange(height, device="cpu")
         if not self.batches.partials:
             return places.new_full((len(places), height), -1)
-        if self._final:
+        if self.batches.slots is not None:
             base = into.used - len(parts.outs)
             return torch.where(places < 0, -1, base + places * height + inside)
         index, none = index_of(places)
