@@ -61,13 +61,14 @@ class Sorted:
 
     def last(self, count: int) -> Sorted:
         """The same for the last positions alone; orders are those of all."""
-        kept = (x[..., -count:] for x in (self.bucket, self.chunk, self.code))
-        return Sorted(*kept, self.order)
+        bucket, chunk, code = (x[..., -count:] for x in (self.bucket, self.chunk, self.code))
+        return Sorted(bucket, chunk, code, self.order)
 
     def round(self, turn: int) -> Sorted:
         """One round alone."""
         every = self.bucket, self.chunk, self.code, self.order
-        return Sorted(*(x[:, :, turn, None] for x in every))
+        bucket, chunk, code, order = (x[:, :, turn, None] for x in every)
+        return Sorted(bucket, chunk, code, order)
 
 
 def _codes(bucket: torch.Tensor, chunk: torch.Tensor, leaf: Lsh, n_k: int) -> torch.Tensor:

@@ -267,7 +267,7 @@ def _gradients(
         by_queries.append(tiles.backward(rows, mine, into))
         by_keys.append(tiles.by_keys(torch.arange(first, first + count, device=q.device)))
         if tiles.of_factors is not None:
-            factors.append(tiles.of_factors)
+            factors.append(tiles.of_factors.view(placed.lists.shape))
         first += count
     own = index_of(torch.stack(by_keys, 1))
     of_q = into.combined(index_of(torch.stack(by_queries, 1))).outs

@@ -8,9 +8,9 @@ there; those of several layouts are merged together.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
@@ -20,6 +20,9 @@ from attnspec.backends.decided.tables import Placed
 from attnspec.backends.tables.changed_scores import Change, HeadScores, scored
 from attnspec.backends.tables.sides import scratch
 from attnspec.limits import LIMITS
+
+Compute = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+"""What a piece makes of its rows and keys: [G, M h, …], and log-sum-exps, or anything."""
 
 LOWEST = -1e30
 """What is added where a pair is none: the flash kernel takes a row of -inf for one of score 0."""
@@ -133,6 +136,13 @@ class Chunk:
         """The rows of the chunk's query tiles: [N, T, h, …] -> [L, h …]."""
         return x[:, self.low : self.high].flatten(0, 1)
 
+    def places_of(self, entries: torch.Tensor) -> torch.Tensor:
+        """The places of entries among those of all query tiles."""
+        tiles, width = self.tiles.placed.lists.shape[2:]
+        mine, entries = (self.high - self.low) * width, entries.flatten()
+        lists = entries.div(mine, rounding_mode="floor")
+        return entries + lists * (tiles * width - mine) + self.low * width
+
     def bias(self, batch: Batch, dtype: torch.dtype) -> torch.Tensor | None:
         """What is added to the scores of a batch [G, M h, C w], in a buffer, or None."""
         if self.masks is None or not batch.masked:
@@ -230,7 +240,8 @@ class ListedTiles:
             )
             for x, use in zip(keys, ("tiles of keys", "tiles of values"), strict=True)
         )
-        self.of_factors = torch.zeros_like(placed.lists, dtype=self.k.dtype) if weighed else None
+        entries = placed.lists.numel()
+        self.of_factors = self.k.new_zeros(entries) if weighed else None
 
     def of_q(self, x: torch.Tensor, use: str) -> torch.Tensor:
         """x [B, K, R, n_q, …] by query tiles: [N, T, h, …], in a buffer where they are moved."""
@@ -266,30 +277,7 @@ class ListedTiles:
     def forward(self, q: torch.Tensor, into: Results) -> torch.Tensor:
         """Puts the results of q [B, K, R, n_q, d] into `into`; where those of all queries are,
         int64 [B K R n_q], -1 where a query has no key tile."""
-        q = self.of_q(q, "queries")
-        where = self.placed.lists.new_empty(q.shape[:3])
-        for chunk in self.chunks():
-            parts, rows = chunk.room(into), chunk.rows(q)
-            for batch, at in chunk.pieces():
-                given = (
-                    taken(rows, batch.rows, batch.row_step, "rows"),
-                    taken(self.k, batch.tiles, batch.tile_step, "keys"),
-                    taken(self.v, batch.tiles, batch.tile_step, "values"),
-                )
-                bias = chunk.bias(batch, q.dtype)
-                if self.scores is None:
-                    each, mask = [x[:, None] for x in given], _alone(bias)
-                    out, lse = flash(*each, 0.0, False, attn_mask=mask, scale=self.scale)
-                else:
-                    change = chunk.change(batch, self.scores)
-                    tables = self.scores.tables
-                    out, lse = scored(given, bias, self.scale, change, tables)
-                parts.outs[at].view(*given[0].shape[:2], -1).copy_(out.flatten(1, -2))
-                if parts.lse is not None:
-                    parts.lse[at].copy_(lse.flatten())
-            at_rows = chunk.put(parts, into)
-            where[:, chunk.low : chunk.high] = at_rows.view(len(where), -1, self.height)
-        return self.by_queries(where)
+        return self._walk((self.of_q(q, "rows"),), into, self._forward)
 
     def backward(
         self, rows: Sequence[torch.Tensor], of_keys: Sequence[torch.Tensor], into: Results
@@ -297,67 +285,78 @@ class ListedTiles:
         """Puts the gradients of the queries into `into`, and says where they are, as `forward`
         does; those of key tiles and values are added to `of_keys`, like k and v. `rows` are the
         gradient of the output, q, the output, and its log-sum-exps, finite."""
-        uses = "grad", "queries", "outputs", "lse"
-        grad, q, out, lse = (self.of_q(x, use) for x, use in zip(rows, uses, strict=True))
+        grad, q, out, lse = (self.of_q(x, f"rows {place}") for place, x in enumerate(rows))
         if self.placed.real is not None:
             # rows that are no queries weigh nothing
             lse = lse.masked_fill(~self.placed.real, math.inf)
-        where = self.placed.lists.new_empty(q.shape[:3])
+        return self._walk((grad, q, out, lse), into, partial(self._backward, of_keys))
+
+    def _walk(self, rows: Sequence[torch.Tensor], into: Results, piece: Compute) -> torch.Tensor:
+        """Puts what pieces make of rows [N, T, h, …] and keys into `into`, and says where."""
+        where = self.placed.lists.new_empty(rows[0].shape[:3])
         for chunk in self.chunks():
             parts = chunk.room(into)
-            given = [chunk.rows(x) for x in (grad, q, out, lse)]
-            factors = None
-            if self.of_factors is not None:
-                factors = q.new_zeros(chunk.batches.places.shape[0] * self.placed.lists.shape[3])
+            given = [(chunk.rows(x), f"taken rows {place}") for place, x in enumerate(rows)]
             for batch, at in chunk.pieces():
-                of_q = self._backward_piece(chunk, batch, given, of_keys, factors)
-                parts.outs[at].view(of_q.shape).copy_(of_q)
-            if self.of_factors is not None and factors is not None:
-                part = self.of_factors.flatten(0, 1)[:, chunk.low : chunk.high]
-                part.copy_(factors.view(part.shape))
+                mine = [taken(x, batch.rows, batch.row_step, use) for x, use in given]
+                k = taken(self.k, batch.tiles, batch.tile_step, "keys")
+                v = taken(self.v, batch.tiles, batch.tile_step, "values")
+                out, lse = piece(chunk, batch, mine, (k, v))
+                parts.outs[at].view(out.shape).copy_(out)
+                if parts.lse is not None:
+                    parts.lse[at].view(lse.shape).copy_(lse)
             at_rows = chunk.put(parts, into)
             where[:, chunk.low : chunk.high] = at_rows.view(len(where), -1, self.height)
         return self.by_queries(where)
 
-    def _backward_piece(
+    def _forward(
+        self, chunk: Chunk, batch: Batch, rows: Sequence[torch.Tensor], keys: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The output [G, M h, e] of a piece and its log-sum-exps [G, M h]."""
+        q, bias = rows[0], chunk.bias(batch, rows[0].dtype)
+        if self.scores is not None:
+            change, tables = chunk.change(batch, self.scores), self.scores.tables
+            return scored((q, *keys), bias, self.scale, change, tables)
+        out, lse = flash(*_alone(q, *keys), 0.0, False, attn_mask=_mask(bias), scale=self.scale)
+        return out[:, 0], lse[:, 0]
+
+    def _backward(
         self,
+        of_keys: Sequence[torch.Tensor],
         chunk: Chunk,
         batch: Batch,
         rows: Sequence[torch.Tensor],
-        of_keys: Sequence[torch.Tensor],
-        factors: torch.Tensor | None,
-    ) -> torch.Tensor:
+        keys: Sequence[torch.Tensor],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The gradient of a piece's queries [G, M h, d]."""
-        of_q: torch.Tensor
-        uses = "grad", "rows", "outputs", "sums"
-        grad, q, out, lse = (
-            taken(x, batch.rows, batch.row_step, use) for x, use in zip(rows, uses, strict=True)
-        )
-        k = taken(self.k, batch.tiles, batch.tile_step, "keys")
-        v = taken(self.v, batch.tiles, batch.tile_step, "values")
+        grad, q, out, lse = rows
         if batch.real is not None:
             # rows that fill up weigh nothing; these may be the numbers of real ones
-            lse = lse.view(*batch.rows.shape, -1)
-            lse = lse.masked_fill(~batch.real[..., None], math.inf).flatten(1)
-        bias = chunk.bias(batch, q.dtype)
+            real = batch.real[..., None].expand(-1, -1, self.height)
+            lse = lse.masked_fill(~real.flatten(1), math.inf)
+        bias, given = chunk.bias(batch, q.dtype), (grad, q, *keys, out, lse.contiguous())
         if self.scores is None:
-            each = [x[:, None] for x in (grad, q, k, v, out, lse.contiguous())]
-            grads = flash_backward(*each, 0.0, False, attn_mask=_alone(bias), scale=self.scale)
-            of_q, of_k, of_v = [x[:, 0] for x in grads]
+            mask, scale = _mask(bias), self.scale
+            grads = flash_backward(*_alone(*given), 0.0, False, attn_mask=mask, scale=scale)
+            of_q, *shares = (x[:, 0] for x in grads)
         else:
             change = chunk.change(batch, self.scores)
-            given = grad, q, k, v, out, lse
-            of_q, of_k, of_v = self.scores.backward(given, bias, self.scale, change)
-        if factors is not None:
-            products = (of_k * k).sum(-1) + (of_v * v).sum(-1)
-            each_tile = products.view(*batch.tiles.shape, -1).sum(-1)
-            factors.index_add_(0, batch.entries.flatten(), each_tile.flatten())
-        for into, x in zip(of_keys, (of_k, of_v), strict=True):
+            of_q, *shares = self.scores.backward(given, bias, self.scale, change)
+        if self.of_factors is not None:
+            products = sum((x * y).sum(-1) for x, y in zip(shares, keys, strict=True))
+            each = torch.unflatten(products, 1, (batch.tiles.shape[1], -1)).sum(-1)
+            self.of_factors.index_add_(0, chunk.places_of(batch.entries), each.flatten())
+        for into, x in zip(of_keys, shares, strict=True):
             _add_tiles(into, batch, x)
-        return of_q
+        return of_q, lse
 
 
-def _alone(bias: torch.Tensor | None) -> torch.Tensor | None:
+def _alone(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Tensors [G, …] of one head, [G, 1, …]."""
+    return [x[:, None] for x in tensors]
+
+
+def _mask(bias: torch.Tensor | None) -> torch.Tensor | None:
     return None if bias is None else bias[:, None]
 
 
