@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -75,11 +74,11 @@ class SteppedAttention:
             out, lse = q.new_empty(shape), q.new_empty(shape[:-1], dtype=wide)
         else:
             out, lse = q.new_zeros(shape), q.new_full(shape[:-1], -math.inf, dtype=wide)
-        for part in self._parts(q, k, padding):
-            mine = [x.flatten(0, 2) for x in part.of(q, out, lse)]
-            keys = [x.flatten(0, 1) for x in part.of(k, v)]
-            scores = self._scores(part, q.shape[2], tables)
-            self._forward_part((*mine, *keys), part.padding, scale, scores)
+        for some, real in self._parts(q, k, padding):
+            mine = [x[some].flatten(0, 2) for x in (q, out, lse)]
+            keys = [x[some].flatten(0, 1) for x in (k, v)]
+            scores = self._scores(some[1], q.shape[2], tables)
+            self._forward_part((*mine, *keys), real, scale, scores)
         if self.one_more:
             return with_zero((out, lse), in_place=True)
         return out, lse
@@ -142,8 +141,7 @@ class SteppedAttention:
                     found, sums = scored(wider, bias, scale, change, scores.tables)
                 if empty is not None:
                     sums = sums.masked_fill(empty, -math.inf)
-                put = _merge if number else _write
-                put(*into, piece, found, sums)
+                _put(into, piece, (found, sums), more=number > 0)
             put_back(step.q_order, out, into[0])
             put_back(step.q_order, lse, into[1])
         if out is not result:
@@ -157,18 +155,19 @@ class SteppedAttention:
         return scratch(use, tuple(x.shape), wide).zero_()
 
     def _scores(
-        self, part: Part, ratio: int, tables: Mapping[str, torch.Tensor] | None
+        self, heads: slice, ratio: int, tables: Mapping[str, torch.Tensor] | None
     ) -> HeadScores | None:
         """The changes for the query heads of some key heads."""
         if self.changes is None:
             return None
-        return self.changes.of(part.query_heads(ratio), tables or {})
+        return self.changes.of(range(heads.start * ratio, heads.stop * ratio), tables or {})
 
     def _parts(
         self, q: torch.Tensor, k: torch.Tensor, padding: torch.Tensor | None
-    ) -> Iterator[Part]:
-        """What is computed together: all samples of one padding, as many heads as there is room
-        for; scores are changed sample by sample."""
+    ) -> Iterator[tuple[tuple[slice, slice], torch.Tensor | None]]:
+        """The samples and key heads that are computed together, and which keys are real, bool
+        [n_k] or None: all samples of one padding, as many heads as there is room for; scores are
+        changed sample by sample."""
         batch, heads, ratio = q.shape[:3]
         each = max(1, ratio * max(k.shape[2:].numel(), q.shape[3:].numel()))
         room = max(1, LIMITS.heads_together // each)
@@ -178,7 +177,7 @@ class SteppedAttention:
                 some = slice(first, min(first + many, samples.stop))
                 step = heads if many * heads <= room else min(heads, room)
                 for low in range(0, heads, step):
-                    yield Part(some, slice(low, min(low + step, heads)), real)
+                    yield (some, slice(low, min(low + step, heads))), real
 
     def backward(
         self,
@@ -212,12 +211,12 @@ class SteppedAttention:
         if into is None:
             into = q.new_zeros(q.shape), *(x.new_zeros(x.shape, dtype=wide) for x in (k, v))
         grad_tables = {name: torch.zeros_like(table) for name, table in (tables or {}).items()}
-        for part in self._parts(q, k, padding):
-            rows = [x.flatten(0, 2) for x in part.of(grad, q, out, lse)]
-            keys = [x.flatten(0, 1) for x in part.of(k, v)]
-            targets = [_flat(x, lead) for x, lead in zip(part.of(*into), (3, 2, 2), strict=True)]
-            scores = self._scores(part, q.shape[2], tables)
-            self._backward_part((*rows, *keys), targets, part.padding, scale, scores)
+        for some, real in self._parts(q, k, padding):
+            rows = [x[some].flatten(0, 2) for x in (grad, q, out, lse)]
+            keys = [x[some].flatten(0, 1) for x in (k, v)]
+            targets = [_flat(x[some], lead) for x, lead in zip(into, (3, 2, 2), strict=True)]
+            scores = self._scores(some[1], q.shape[2], tables)
+            self._backward_part((*rows, *keys), targets, real, scale, scores)
             for name, share in scores.grads.items() if scores is not None else ():
                 grad_tables[name] += share
         return into[0], into[1].to(k.dtype), into[2].to(v.dtype), *grad_tables.values()
@@ -260,24 +259,6 @@ class SteppedAttention:
                     keys.add(target, found)
         if grad_q is not of_q:
             of_q.copy_(grad_q)
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Samples and key heads that are computed together, and which of their keys are real, bool
-    [n_k], None where all are."""
-
-    samples: slice
-    heads: slice
-    padding: torch.Tensor | None
-
-    def of(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        """The part of tensors [B, K, …]."""
-        return [x[self.samples, self.heads] for x in tensors]
-
-    def query_heads(self, ratio: int) -> range:
-        """The query heads that share these key heads."""
-        return range(self.heads.start * ratio, self.heads.stop * ratio)
 
 
 def _samples(
@@ -374,33 +355,23 @@ def bias_of(padding: torch.Tensor | None, kind: torch.dtype) -> torch.Tensor | N
     return padding.new_zeros(len(padding), dtype=kind).masked_fill_(~padding, -math.inf)
 
 
-def _write(
-    out: torch.Tensor,
-    lse: torch.Tensor,
+def _put(
+    into: tuple[torch.Tensor, torch.Tensor],
     piece: Piece,
-    found: torch.Tensor,
-    sums: torch.Tensor,
+    result: tuple[torch.Tensor, torch.Tensor],
+    more: bool,
 ) -> None:
-    """Put a piece's result into the output [c, n_q, d] and its log-sum-exps [c, n_q]."""
-    piece.q.write(out, found, piece.to)
-    piece.q.write(lse, sums, piece.to)
-
-
-def _merge(
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    piece: Piece,
-    found: torch.Tensor,
-    sums: torch.Tensor,
-) -> None:
-    """Merge a piece's result into the output [c, n_q, d] and its log-sum-exps [c, n_q]."""
-    o1, l1 = piece.q.view(out, piece.to), piece.q.view(lse, piece.to)
-    if o1 is not None and l1 is not None:
-        merge((o1, l1), (found, sums))
-        return
-    found, index = piece.q.rows_of(found, piece.to)
-    sums, _ = piece.q.rows_of(sums, piece.to)
-    o1, l1 = out.index_select(1, index), lse.index_select(1, index)
-    merge((o1, l1), (found, sums))
-    out.index_copy_(1, index, o1)
-    lse.index_copy_(1, index, l1)
+    """Put a piece's result into the output [c, n_q, d] and its log-sum-exps [c, n_q], or merge it
+    with what is there where there is `more`."""
+    out, lse = (piece.q.view(x, piece.to) for x in into)
+    if not more:
+        for x, y in zip(into, result, strict=True):
+            piece.q.write(x, y, piece.to)
+    elif out is not None and lse is not None:
+        merge((out, lse), result)
+    else:
+        (rows, index), (sums, _) = (piece.q.rows_of(x, piece.to) for x in result)
+        out, lse = (x.index_select(1, index) for x in into)
+        merge((out, lse), (rows, sums))
+        for x, y in zip(into, (out, lse), strict=True):
+            x.index_copy_(1, index, y)

@@ -24,7 +24,7 @@ from attnspec.backends.decided.tables import Part, Placed, parts_of_call
 from attnspec.backends.dense.kernel import DenseKernel
 from attnspec.backends.tables.changed_scores import HeadScores, ScoreChanges
 from attnspec.backends.tables.kernel import SteppedKernel
-from attnspec.backends.tables.listed import ListedTiles, Results, index_of, summed
+from attnspec.backends.tables.listed import ListedTiles, Results, summed
 from attnspec.backends.tables.per_sample import ReadingKernel
 from attnspec.backends.tables.sides import scratch
 from attnspec.graphs.patterns.full import Full
@@ -237,7 +237,7 @@ def _merged(
         columns.append(torch.arange(len(known.outs), device=q.device))
     for placed in some:
         columns.append(ListedTiles(placed, keys, scale, scores).forward(q, into))
-    return into.combined(index_of(torch.stack(columns, 1)))
+    return into.combined(torch.stack(columns, 1))
 
 
 def _gradients(
@@ -257,7 +257,7 @@ def _gradients(
     )
     slots = [placed.slots[1] for placed in some]
     of_keys = [
-        scratch(f"gradients {number}", (sum(slots), x.shape[-1]), kind).zero_()
+        scratch(f"gradients {number}", (sum(slots) + 1, x.shape[-1]), kind).zero_()
         for number, x in enumerate(keys)
     ]
     by_queries, by_keys, factors, first = [], [], [], 0
@@ -269,8 +269,8 @@ def _gradients(
         if tiles.of_factors is not None:
             factors.append(tiles.of_factors.view(placed.lists.shape))
         first += count
-    own = index_of(torch.stack(by_keys, 1))
-    of_q = into.combined(index_of(torch.stack(by_queries, 1))).outs
+    own = torch.stack(by_keys, 1)
+    of_q = into.combined(torch.stack(by_queries, 1)).outs
     return [of_q, *(summed(x, own) for x in of_keys)], factors
 
 

@@ -27,10 +27,6 @@ Compute = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 LOWEST = -1e30
 """What is added where a pair is none: the flash kernel takes a row of -inf for one of score 0."""
 
-Index = tuple[torch.Tensor, "torch.Tensor | None"]
-"""For each row some of the results, int64 [rows, parts], and which of them are none and stand for
-others that are there, bool, or None."""
-
 
 @dataclass
 class Results:
@@ -43,9 +39,14 @@ class Results:
 
     @staticmethod
     def room(use: str, rows: int, size: int, dtype: torch.dtype, merged: bool) -> Results:
-        """Buffers for so many, valid until the next ones for the same use."""
-        lse = scratch(f"sums of {use}", (rows,), dtype) if merged else None
-        return Results(scratch(use, (rows, size), dtype), lse)
+        """Buffers for so many and a last row that stands for none, valid until the next ones for
+        the same use."""
+        outs = scratch(use, (rows + 1, size), dtype)
+        outs[-1] = 0.0
+        lse = scratch(f"sums of {use}", (rows + 1,), dtype) if merged else None
+        if lse is not None:
+            lse[-1] = -math.inf
+        return Results(outs, lse)
 
     def take(self, rows: int) -> Results:
         """The next so many."""
@@ -61,53 +62,35 @@ class Results:
             into.lse.copy_(more.lse)
         return self.used - len(more.outs)
 
-    def combined(self, index: Index) -> Results:
-        """Some results for each row as one: gradients summed, outputs merged, 0 and -inf where
-        there is no key."""
-        places, none = index
+    def combined(self, places: torch.Tensor) -> Results:
+        """Some results for each row as one, int64 [rows, parts], -1 for none: gradients summed,
+        outputs merged, 0 and -inf where there is no key."""
         if self.lse is None:
-            return Results(summed(self.outs, index), None)
-        logs = self.lse.take(places)
-        if none is not None:
-            logs.masked_fill_(none, -math.inf)
+            return Results(summed(self.outs, places), None)
+        logs = self.lse.take(places.remainder(len(self.lse)))
         lse = logs.logsumexp(-1, keepdim=True)
         empty = lse < LOWEST / 2
         lse.masked_fill_(empty, 0.0)
-        outs = _bags(self.outs, places, logs.sub_(lse).exp_())
+        outs = summed(self.outs, places, logs.sub_(lse).exp_())
         if bool(empty.any()):
             outs.masked_fill_(empty, 0.0)
             lse.masked_fill_(empty, -math.inf)
         return Results(outs, lse[:, 0])
 
 
-def summed(x: torch.Tensor, index: Index) -> torch.Tensor:
-    """The sums of some rows of x [m, e] for each row [rows, e]."""
-    places, none = index
-    if none is None:
-        return _bags(x, places, None)
-    sums = _bags(x, places, (~none).to(x.dtype))
-    # 0 times what stands for none need not be 0
-    return sums.masked_fill_(none.all(1, keepdim=True), 0.0)
-
-
-def _bags(x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-    """Sums [L, e] of rows x [m, e] at index [L, parts], times their weights."""
-    count, parts = index.shape
+def summed(
+    x: torch.Tensor, places: torch.Tensor, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The sums [L, e] of rows of x [m, e] at places [L, parts], the last row for -1, times their
+    weights."""
+    count, parts = places.shape
+    index = places.remainder(len(x)).flatten()
     if parts == 1:
-        rows = x.index_select(0, index[:, 0])
+        rows = x.index_select(0, index)
         return rows if weights is None else rows.mul_(weights)
     starts = torch.arange(0, count * parts, parts, device="cpu")
     weights = None if weights is None else weights.flatten()
-    return torch.embedding_bag(x, index.flatten(), starts, False, 0, False, weights)[0]
-
-
-def index_of(places: torch.Tensor) -> Index:
-    """The index of places [rows, parts], -1 for none: another one of the row stands for it, or the
-    first of all."""
-    if int(places.min()) >= 0:
-        return places, None
-    none = places < 0
-    return torch.where(none, places.amax(1, keepdim=True).clamp_(min=0), places), none
+    return torch.embedding_bag(x, index, starts, False, 0, False, weights)[0]
 
 
 class Chunk:
@@ -135,13 +118,6 @@ class Chunk:
     def rows(self, x: torch.Tensor) -> torch.Tensor:
         """The rows of the chunk's query tiles: [N, T, h, …] -> [L, h …]."""
         return x[:, self.low : self.high].flatten(0, 1)
-
-    def places_of(self, entries: torch.Tensor) -> torch.Tensor:
-        """The places of entries among those of all query tiles."""
-        tiles, width = self.tiles.placed.lists.shape[2:]
-        mine, entries = (self.high - self.low) * width, entries.flatten()
-        lists = entries.div(mine, rounding_mode="floor")
-        return entries + lists * (tiles * width - mine) + self.low * width
 
     def bias(self, batch: Batch, dtype: torch.dtype) -> torch.Tensor | None:
         """What is added to the scores of a batch [G, M h, C w], in a buffer, or None."""
@@ -203,19 +179,14 @@ class Chunk:
     def put(self, parts: Results, into: Results) -> torch.Tensor:
         """Where the results of the rows are [L, h], -1 where there is none, once partial ones are
         one for each."""
-        height, places = self.tiles.height, self.batches.places
-        inside = torch.arange(height, device="cpu")
-        if not self.batches.partials:
-            return places.new_full((len(places), height), -1)
+        height, places = self.tiles.height, self.batches.places[:, None]
+        rows = places * height + torch.arange(height, device="cpu")[:, None]
+        rows = rows.masked_fill_(places < 0, -1)
         if self.batches.slots is not None:
             base = into.used - len(parts.outs)
-            return torch.where(places < 0, -1, base + places * height + inside)
-        index, none = index_of(places)
-        if height > 1:
-            index = (index[:, None] * height + inside[:, None]).flatten(0, 1)
-            none = None if none is None else none.repeat_interleave(height, 0)
-        base = into.put(parts.combined((index, none)))
-        return (base + torch.arange(len(index), device="cpu")).view(-1, height)
+            return torch.where(rows < 0, -1, rows + base)[..., 0]
+        base = into.put(parts.combined(rows.flatten(0, 1)))
+        return (base + torch.arange(len(rows) * height, device="cpu")).view(-1, height)
 
 
 class ListedTiles:
@@ -270,7 +241,8 @@ class ListedTiles:
         each = max(1, count * parts * self.height * max(self.k.shape[2], self.v.shape[2]))
         if self.placed.masked is not None:
             each = max(each, count * self.height * width * self.k.shape[1] // 4)
-        step = max(1, LIMITS.partials // each)
+        # factors are counted by their places in all lists
+        step = max(1, LIMITS.partials // each if self.of_factors is None else tiles)
         for low in range(0, tiles, step):
             yield Chunk(self, low, min(low + step, tiles), lists)
 
@@ -345,7 +317,7 @@ class ListedTiles:
         if self.of_factors is not None:
             products = sum((x * y).sum(-1) for x, y in zip(shares, keys, strict=True))
             each = torch.unflatten(products, 1, (batch.tiles.shape[1], -1)).sum(-1)
-            self.of_factors.index_add_(0, chunk.places_of(batch.entries), each.flatten())
+            self.of_factors.index_add_(0, batch.entries.flatten(), each.flatten())
         for into, x in zip(of_keys, shares, strict=True):
             _add_tiles(into, batch, x)
         return of_q, lse
