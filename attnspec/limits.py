@@ -141,7 +141,6 @@ class Limits:
     coarsest: int = _limit(64, 4)  # tiles on a side of the coarsest level
     tall: int = _limit(48, 4)  # rows of a tile from which on it meets all keys in one product
     tallest: int = _limit(2048, 16)  # rows of a block
-    tiles_together: int = _limit(16, 2)  # key tiles that a tall tile meets in one product
     tiles_added: int = _limit(16, 1)  # tiles whose gradients are added one by one
     blocks_covered: int = _limit(2048, 4)  # blocks on a side of a cover
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from attnspec.backends.factored.backend import FactoredBackend
 from attnspec.backends.flex.backend import FlexBackend
-from attnspec.backends.lists.backend import ListsBackend
 from attnspec.backends.one_block.backend import Dense, RowsBackend, TorchCall
 from attnspec.backends.scattered.backend import ScatteredBackend
 from attnspec.backends.tables.backend import TablesBackend
@@ -24,7 +23,6 @@ BACKENDS: tuple[Backend, ...] = (
     TablesBackend(),
     ScatteredBackend(),
     FactoredBackend(),
-    ListsBackend(),
     FlexBackend(),
     TritonBackend(),
 )

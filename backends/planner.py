@@ -38,7 +38,7 @@ from attnspec.text.diagnostics import ranges
 AUTO = "auto"
 """Stands in place of a backend's name for the cheapest."""
 
-RENAMED = {"bands": "tables", "tiles": "tables"}
+RENAMED = dict.fromkeys(("bands", "lists", "tiles"), "tables")
 """Earlier names of backends."""
 
 ON_REQUEST = "here it runs where it is asked for by name"

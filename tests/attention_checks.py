@@ -24,7 +24,7 @@ as float64 allows, since an error of one derivative is a small part of what they
 BACKEND_NAMES = [
     each.name
     for each in BACKENDS
-    if each.name not in ("rows", "factored", "lists") and not is_on_request(each, "cpu")
+    if each.name not in ("rows", "factored") and not is_on_request(each, "cpu")
 ]
 """The backends that take graphs, and any number of queries, and choose themselves on the CPU."""
 

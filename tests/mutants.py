@@ -47,7 +47,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("backends/factored/hybrid", "backends/factored/matrices", "backends/factored/softmax"),
     ),
     "decided": ("backends/decided/*", "runtime/decisions"),
-    "lists": ("backends/lists/*",),
     "runtime": ("runtime/operator", "runtime/engine"),
     "streaming": ("runtime/streaming", "backends/common/kv_keeper", "graphs/look_back"),
     "analysis": ("analysis/*/*",),

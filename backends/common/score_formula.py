@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,6 +91,12 @@ class Formula:
             if isinstance(change, Bias)
         }
 
+    def of_heads(self, places: Sequence[int]) -> Formula:
+        """The formula of some of the heads, by their places among them."""
+        some = copy(self)
+        some.slopes = {change: slopes[list(places)] for change, slopes in self.slopes.items()}
+        return some
+
     @property
     def needs_distance(self) -> bool:
         """Whether a score change asks how far apart query and key are."""
@@ -139,22 +146,30 @@ class Formula:
         return weights, found.lse
 
     def changed(
-        self, scores: torch.Tensor, distance: torch.Tensor | None, call: Call
+        self,
+        scores: torch.Tensor,
+        distance: torch.Tensor | None,
+        call: Call,
+        heads: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """What scores [B, K, R, G, h, w] become; of any shape where `heads`, int64, broadcasts to
+        it and says which head each of them is of."""
         for change in self.work.changes:
             if isinstance(change, Softcap):
                 scores = change.cap * torch.tanh(scores / change.cap)
+            elif distance is not None and isinstance(change, Alibi):
+                slopes = self.slopes[change].to(scores.dtype)
+                each = slopes.view(*scores.shape[1:3], 1, 1, 1) if heads is None else slopes[heads]
+                scores = scores - each * distance.abs()
             elif distance is not None:
-                heads = scores.shape[1:3]
-                if isinstance(change, Alibi):
-                    slopes = self.slopes[change].to(scores.dtype).view(*heads, 1, 1, 1)
-                    scores = scores - slopes * distance.abs()
+                table, buckets = call.tables[change.table], self.buckets[change]
+                most = len(buckets) // 2
+                bucket = buckets[distance.clamp(-most, most) + most]
+                if heads is None:
+                    bias = table[:, bucket].view(*scores.shape[1:3], *bucket.shape)
                 else:
-                    table = self.buckets[change]
-                    most = len(table) // 2
-                    bucket = table[distance.clamp(-most, most) + most]
-                    bias = call.tables[change.table][:, bucket].to(scores.dtype)
-                    scores = scores + bias.view(*heads, *bucket.shape)
+                    bias = table[heads, bucket]
+                scores = scores + bias.to(scores.dtype)
         return scores
 
 

@@ -93,7 +93,7 @@ class Choice:
         raise NotImplementedError
 
     weight: torch.Tensor | None = None
-    """Numbers [B, H, i] that are 1, and have a gradient: keys and values of some pairs are
+    """Numbers [B, H, …] that are 1, and have a gradient: keys and values of some pairs are
     multiplied with them."""
 
     def factor(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -101,7 +101,7 @@ class Choice:
         raise NotImplementedError
 
     def of_weight(self, sums: torch.Tensor) -> torch.Tensor:
-        """The gradient of the weights [B, H, i], given those of the factor of each entry in the
+        """The gradient of the weights [B, H, …], given those of the factor of each entry in the
         lists of the one layout [B, H, query tiles, r]: the sums over their pairs."""
         raise NotImplementedError
 

@@ -21,20 +21,19 @@ NOWHERE = -(1 << 30)
 
 
 @dataclass(frozen=True, eq=False)
-class Sorted(Choice):
+class Sorted:
     """Positions of one side in the order of their buckets, for each round.
 
     `bucket` and `chunk` are int64 [B, H or 1, R, n], padding in no chunk; `order` has the positions
-    sorted by (bucket, position), padding last, and `begin` for each place there that of the first
-    of its bucket. Of two positions that may meet, `code` of the key is that of the query, or less
-    by the chunks between them; of others it is not. It takes as few bytes as there are codes for.
+    sorted by (bucket, position), padding last. Of two positions that may meet, `code` of the key is
+    that of the query, or less by the chunks between them; of others it is not. It takes as few
+    bytes as there are codes for.
     """
 
     bucket: torch.Tensor
     chunk: torch.Tensor
     code: torch.Tensor
     order: torch.Tensor
-    begin: torch.Tensor
 
     @staticmethod
     def of(bucket: torch.Tensor, real: torch.Tensor, leaf: Lsh, n_k: int) -> Sorted:
@@ -58,12 +57,18 @@ class Sorted(Choice):
             code = torch.empty_like(order).scatter_(-1, order, along)
         else:
             code = _codes(bucket, back, leaf, n_k)
-        return Sorted(bucket, back, _short(code, back), order, begin)
+        return Sorted(bucket, back, _short(code, back), order)
 
     def last(self, count: int) -> Sorted:
         """The same for the last positions alone; orders are those of all."""
-        kept = (x[..., -count:] for x in (self.bucket, self.chunk, self.code))
-        return replace(self, **dict(zip(("bucket", "chunk", "code"), kept, strict=True)))
+        bucket, chunk, code = (x[..., -count:] for x in (self.bucket, self.chunk, self.code))
+        return Sorted(bucket, chunk, code, self.order)
+
+    def round(self, turn: int) -> Sorted:
+        """One round alone."""
+        every = self.bucket, self.chunk, self.code, self.order
+        bucket, chunk, code, order = (x[:, :, turn, None] for x in every)
+        return Sorted(bucket, chunk, code, order)
 
 
 def _codes(bucket: torch.Tensor, chunk: torch.Tensor, leaf: Lsh, n_k: int) -> torch.Tensor:
@@ -146,7 +151,9 @@ class LshChoice(Choice):
     def rounds(self) -> tuple[Choice, ...]:
         if self.leaf.combine != "mean":
             return ()
-        return tuple(OneRound(self, turn) for turn in range(self.turns))
+        return tuple(
+            replace(self, q=self.q.round(turn), k=self.k.round(turn)) for turn in range(self.turns)
+        )
 
     def layouts(self) -> tuple[TileLists, ...]:
         """One layout a round: tiles of whole chunks of the sorted order."""
@@ -202,20 +209,6 @@ class LshChoice(Choice):
     @property
     def lists(self) -> Mapping[str, torch.Tensor]:
         return {"buckets": self.k.bucket, "chunks": self.k.chunk.clamp_min(-1)}
-
-
-@dataclass(frozen=True, eq=False)
-class OneRound(Choice):
-    """What one round finds."""
-
-    whole: LshChoice
-    turn: int
-
-    def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return self.whole.found(self.turn, q, k)
-
-    def layouts(self) -> tuple[TileLists, ...]:
-        return (replace(self.whole.layout(self.turn), holds=self.holds),)
 
 
 @torch.no_grad()
@@ -275,21 +268,19 @@ def _require_shared(given: Given) -> None:
 def has_other(side: Sorted, leaf: Lsh) -> torch.Tensor:
     """Which positions find a key that is another one in some round, bool [B, H or 1, n]."""
     chunk = side.chunk.gather(-1, side.order)
-    found = _near(side, chunk, leaf) if leaf.bucket_mask else _in_chunks(side, chunk, leaf)
+    found = _near(side, leaf) if leaf.bucket_mask else _in_chunks(side, chunk, leaf)
     found = found & (chunk != NOWHERE)
     return torch.zeros_like(found).scatter_(-1, side.order, found).any(2)
 
 
-def _near(side: Sorted, chunk: torch.Tensor, leaf: Lsh) -> torch.Tensor:
+def _near(side: Sorted, leaf: Lsh) -> torch.Tensor:
     """In the sorted order: whether a neighbour is of the same bucket, and near."""
-    bucket = side.bucket.gather(-1, side.order)
-    same = bucket[..., 1:] == bucket[..., :-1]
-    apart = chunk[..., 1:] - chunk[..., :-1]
-    found = torch.zeros_like(bucket, dtype=torch.bool)
+    code = side.code.gather(-1, side.order)
+    found = torch.zeros_like(code, dtype=torch.bool)
     # those before it in its bucket are earlier positions
-    found[..., 1:] = same & (apart >= 0) & (apart <= leaf.look)
+    found[..., 1:] = reaches(code[..., 1:], code[..., :-1], leaf.look)
     if not leaf.causal:
-        found[..., :-1] |= same & (apart == 0)
+        found[..., :-1] |= code[..., 1:] == code[..., :-1]
     return found
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
+from torch.nn import functional
 
 from attnspec.backends.decided.choice import Choice, TileLists, look_up
 from attnspec.backends.decided.cluster import keys_by_head
@@ -15,80 +17,60 @@ from attnspec.graphs.patterns.sinkhorn import Sinkhorn
 
 @dataclass(frozen=True, eq=False)
 class MatchChoice(Choice):
-    """Blocks of `size` positions from `start` [B, 1] on, and the block that is matched with each.
+    """The key blocks that blocks of queries read, of `size` positions from `start` [B, 1] on.
 
-    `matched` is int64 [B, H, blocks], -1 for none, `weight` the factor of its keys and values, 1
-    with a gradient. With `cut` only that many rows are left, all queries read their blocks and none
-    its own.
+    `blocks` is int64 [B, H, rows, r], a row for each query block, or one for all with `cut`; -1 is
+    none, and one that stands twice counts once. `weight` are the factors of their keys and values,
+    1 with a gradient. Without `cut` the first is the own block, and the second the matched one.
     """
 
-    matched: torch.Tensor
+    blocks: torch.Tensor
     start: torch.Tensor
     size: int
-    cut: int | None
+    cut: bool
     n_q: int
     n_k: int
     weight: torch.Tensor | None = None
 
-    def _blocks(self, position: torch.Tensor) -> torch.Tensor:
+    def _read(
+        self, q: torch.Tensor, k: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """For each place in the rows of queries, whether it names the blocks of keys, and its
+        factors."""
+        own, block = (self._block_of(position) for position in (q, k))
+        row = own.clamp(0, self.blocks.shape[2] - 1)
+        weight = torch.ones_like(self.blocks) if self.weight is None else self.weight
+        for blocks, factor in zip(self.blocks.unbind(-1), weight.unbind(-1), strict=True):
+            held = (look_up(blocks, row) == block) & (own >= 0) & (block >= 0)
+            yield held, look_up(factor, row)
+
+    def _block_of(self, position: torch.Tensor) -> torch.Tensor:
         """The block of positions, with the axes of samples and heads; -1 before the first."""
         position = position.view(*(1,) * (4 - position.dim()), *position.shape)
         start = self.start.view(-1, *(1,) * (position.dim() - 1))
         return (position - start).div(self.size, rounding_mode="floor").clamp_min(-1)
 
-    def _of_row(self, row: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Whether key blocks are matched with rows, and the factor of those that are."""
-        held = (look_up(self.matched, row.clamp_min(0)) == k) & (row >= 0) & (k >= 0)
-        weight = torch.ones_like(self.matched) if self.weight is None else self.weight
-        return held, torch.where(held, look_up(weight, row.clamp_min(0)), 1.0)
-
     def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        own, block = self._blocks(q), self._blocks(k)
-        if self.cut is None:
-            return ((own == block) & (own >= 0)) | self._of_row(own, block)[0]
-        held = torch.zeros_like(block, dtype=torch.bool) & (own < 0)
-        for row in range(self.matched.shape[2]):
-            held = held | self._of_row(torch.full_like(own, row), block)[0]
-        return held & (own >= 0)
+        return reduce(torch.logical_or, (held for held, _ in self._read(q, k)))
 
     def factor(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        own, block = self._blocks(q), self._blocks(k)
-        if self.cut is None:
-            return self._of_row(own, block)[1]
-        factors = [
-            self._of_row(torch.full_like(own, row), block)[1]
-            for row in range(self.matched.shape[2])
-        ]
         # a block that several rows have counts once, and trains all of them
-        return 1 + torch.stack([each - 1 for each in factors]).sum(0)
+        shares = (torch.where(held, factor - 1, 0.0) for held, factor in self._read(q, k))
+        return 1 + reduce(torch.add, shares)
 
     @property
-    def _own(self) -> torch.Tensor:
-        """The numbers of all blocks."""
-        return torch.arange(-(-self.n_k // self.size), device=self.start.device)
-
-    def _pairs_of_blocks(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The own block of each and the matched one [B, H, blocks, 2], and whether they are one
-        [B, H, blocks]."""
-        short = len(self._own) - self.matched.shape[2]
-        matched = torch.nn.functional.pad(self.matched, (0, short), value=-1)
-        return torch.stack([self._own.expand_as(matched), matched], -1), matched == self._own
-
-    def _rows(self) -> torch.Tensor:
-        """The blocks of all rows [B, H, rows], each once, -1 for none."""
-        rows = self.matched.sort(-1).values
-        again = rows[..., 1:] == rows[..., :-1]
-        rows[..., 1:] = torch.where(again, -1, rows[..., 1:])
-        return rows
+    def _once(self) -> torch.Tensor:
+        """The blocks, each once in its row."""
+        same = self.blocks[..., None] == self.blocks[..., None, :]
+        return self.blocks.masked_fill(same.tril(-1).any(-1), -1)
 
     def layouts(self) -> tuple[TileLists, ...]:
         """Tiles of one block: the own one and the matched one, or those of all rows."""
-        own, first = self._own, self.n_k - self.n_q
-        if self.cut is None:
-            both, same = self._pairs_of_blocks()
-            lists = torch.where(same[..., None] & both.new_tensor([0, 1]).bool(), -1, both)
-        else:
-            lists = self._rows()[:, :, None].expand(-1, -1, len(own), -1)
+        first = self.n_k - self.n_q
+        own, lists = torch.arange(-(-self.n_k // self.size), device=self.start.device), self._once
+        if self.cut:
+            lists = lists.expand(-1, -1, len(own), -1)
+        lists = functional.pad(lists, (0, 0, 0, len(own) - lists.shape[2]), value=-1)
         # blocks before the first query ask for nothing
         idle = self.start[:, None] + (own + 1) * self.size <= first
         lists = lists.masked_fill(idle[..., None], -1)
@@ -100,19 +82,14 @@ class MatchChoice(Choice):
         return (TileLists(q_order, k_order, self.size, self.size, lists, self.holds, whole=True),)
 
     def of_weight(self, sums: torch.Tensor) -> torch.Tensor:
-        rows = self.matched.shape[2]
-        if self.cut is None:
-            _, same = self._pairs_of_blocks()
-            found = torch.where(same, sums[..., 0], sums[..., 1])[:, :, :rows]
-        else:
-            total = sums.sum(2)[:, :, None]
-            same = self._rows()[:, :, None] == self.matched[..., None]
-            found = torch.where(same, total, 0.0).sum(-1)
-        return found.masked_fill(self.matched < 0, 0.0)
+        rows = self.blocks.shape[2]
+        sums = sums.sum(2, keepdim=True) if self.cut else sums[:, :, :rows]
+        same = (self.blocks[..., None] == self._once[..., None, :]) & (self.blocks[..., None] >= 0)
+        return torch.where(same, sums[..., None, :], 0.0).sum(-1)
 
     @property
     def lists(self) -> Mapping[str, torch.Tensor]:
-        return {"matched": self.matched}
+        return {"matched": self.blocks[:, :, 0] if self.cut else self.blocks[..., 1]}
 
 
 def decide(leaf: Sinkhorn, given: Given) -> Choice:
@@ -136,9 +113,13 @@ def decide(leaf: Sinkhorn, given: Given) -> Choice:
     matched = torch.where(weight < 0, -1, matched)
     chosen = balance.gather(-1, matched.clamp_min(0)[..., None])[..., 0]
     factor = 1 + chosen - chosen.detach()
-    if leaf.cut is not None:
-        matched, factor = matched[..., : leaf.cut], factor[..., : leaf.cut]
-    sizes = leaf.size, leaf.cut, given.n_q, given.n_k
+    if leaf.cut is None:
+        own = torch.arange(blocks, device=matched.device).expand_as(matched)
+        matched = torch.stack([own, matched], -1)
+        factor = torch.stack([torch.ones_like(factor), factor], -1)
+    else:
+        matched, factor = (x[:, :, None, : leaf.cut] for x in (matched, factor))
+    sizes = leaf.size, leaf.cut is not None, given.n_q, given.n_k
     return MatchChoice(matched, start[:, None], *sizes, weight=factor)
 
 

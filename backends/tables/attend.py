@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -20,7 +19,7 @@ from attnspec.backends.common.merging import merge, with_zero
 from attnspec.backends.common.score_formula import HALF, widened
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.tables.blocks import Piece, Step
-from attnspec.backends.tables.changed_scores import HeadScores, ScoreChanges
+from attnspec.backends.tables.changed_scores import HeadScores, ScoreChanges, scored
 from attnspec.backends.tables.sides import Order, scratch
 from attnspec.layout.tables import Tables, side_by_side
 from attnspec.limits import LIMITS
@@ -75,11 +74,11 @@ class SteppedAttention:
             out, lse = q.new_empty(shape), q.new_empty(shape[:-1], dtype=wide)
         else:
             out, lse = q.new_zeros(shape), q.new_full(shape[:-1], -math.inf, dtype=wide)
-        for part in self._parts(q, k, padding):
-            mine = [x.flatten(0, 2) for x in part.of(q, out, lse)]
-            keys = [x.flatten(0, 1) for x in part.of(k, v)]
-            scores = self._scores(part, q.shape[2], tables)
-            self._forward_part((*mine, *keys), part.padding, scale, scores)
+        for some, real in self._parts(q, k, padding):
+            mine = [x[some].flatten(0, 2) for x in (q, out, lse)]
+            keys = [x[some].flatten(0, 1) for x in (k, v)]
+            scores = self._scores(some[1], q.shape[2], tables)
+            self._forward_part((*mine, *keys), real, scale, scores)
         if self.one_more:
             return with_zero((out, lse), in_place=True)
         return out, lse
@@ -137,11 +136,12 @@ class SteppedAttention:
                     bias = _with_added(bias, scores, piece, wide)
                     found, sums = flash(*rows, 0.0, False, attn_mask=bias, scale=scale)
                 else:
-                    found, sums = scores.forward(piece, rows, bias, scale, wide)
+                    wider = [x.to(wide) for x in rows]
+                    change = scores.of_piece(piece)
+                    found, sums = scored(wider, bias, scale, change, scores.tables)
                 if empty is not None:
                     sums = sums.masked_fill(empty, -math.inf)
-                put = _merge if number else _write
-                put(*into, piece, found, sums)
+                _put(into, piece, (found, sums), more=number > 0)
             put_back(step.q_order, out, into[0])
             put_back(step.q_order, lse, into[1])
         if out is not result:
@@ -155,18 +155,19 @@ class SteppedAttention:
         return scratch(use, tuple(x.shape), wide).zero_()
 
     def _scores(
-        self, part: Part, ratio: int, tables: Mapping[str, torch.Tensor] | None
+        self, heads: slice, ratio: int, tables: Mapping[str, torch.Tensor] | None
     ) -> HeadScores | None:
         """The changes for the query heads of some key heads."""
         if self.changes is None:
             return None
-        return self.changes.of(tuple(part.query_heads(ratio)), tables or {})
+        return self.changes.of(range(heads.start * ratio, heads.stop * ratio), tables or {})
 
     def _parts(
         self, q: torch.Tensor, k: torch.Tensor, padding: torch.Tensor | None
-    ) -> Iterator[Part]:
-        """What is computed together: all samples of one padding, as many heads as there is room
-        for; scores are changed sample by sample."""
+    ) -> Iterator[tuple[tuple[slice, slice], torch.Tensor | None]]:
+        """The samples and key heads that are computed together, and which keys are real, bool
+        [n_k] or None: all samples of one padding, as many heads as there is room for; scores are
+        changed sample by sample."""
         batch, heads, ratio = q.shape[:3]
         each = max(1, ratio * max(k.shape[2:].numel(), q.shape[3:].numel()))
         room = max(1, LIMITS.heads_together // each)
@@ -176,7 +177,7 @@ class SteppedAttention:
                 some = slice(first, min(first + many, samples.stop))
                 step = heads if many * heads <= room else min(heads, room)
                 for low in range(0, heads, step):
-                    yield Part(some, slice(low, min(low + step, heads)), real)
+                    yield (some, slice(low, min(low + step, heads))), real
 
     def backward(
         self,
@@ -202,17 +203,16 @@ class SteppedAttention:
         lse = lse.masked_fill(lse == -math.inf, 0.0)
         wide = lse.dtype
         into = q.new_zeros(q.shape), *(x.new_zeros(x.shape, dtype=wide) for x in (k, v))
-        grad_tables = [torch.zeros_like(table) for table in (tables or {}).values()]
-        for part in self._parts(q, k, padding):
-            rows = [x.flatten(0, 2) for x in part.of(grad, q, out, lse)]
-            keys = [x.flatten(0, 1) for x in part.of(k, v)]
-            targets = [_flat(x, lead) for x, lead in zip(part.of(*into), (3, 2, 2), strict=True)]
-            scores = self._scores(part, q.shape[2], tables)
-            shares = self._backward_part((*rows, *keys), targets, part.padding, scale, scores)
-            chosen = part.query_heads(q.shape[2])
-            for total, share in zip(grad_tables, shares, strict=False):
-                total[chosen.start : chosen.stop] += share
-        return into[0], into[1].to(k.dtype), into[2].to(v.dtype), *grad_tables
+        grad_tables = {name: torch.zeros_like(table) for name, table in (tables or {}).items()}
+        for some, real in self._parts(q, k, padding):
+            rows = [x[some].flatten(0, 2) for x in (grad, q, out, lse)]
+            keys = [x[some].flatten(0, 1) for x in (k, v)]
+            targets = [_flat(x[some], lead) for x, lead in zip(into, (3, 2, 2), strict=True)]
+            scores = self._scores(some[1], q.shape[2], tables)
+            self._backward_part((*rows, *keys), targets, real, scale, scores)
+            for name, share in scores.grads.items() if scores is not None else ():
+                grad_tables[name] += share
+        return into[0], into[1].to(k.dtype), into[2].to(v.dtype), *grad_tables.values()
 
     def _backward_part(
         self,
@@ -221,14 +221,13 @@ class SteppedAttention:
         padding: torch.Tensor | None,
         scale: float,
         scores: HeadScores | None,
-    ) -> list[torch.Tensor]:
-        """Some heads: fills in the gradients of q, k and v, returns those of tables."""
+    ) -> None:
+        """Some heads: fills in the gradients of q, k and v, and adds up those of tables."""
         grad, q, out, lse, k, v = tensors
         of_q, *targets = into
         wide = lse.dtype
         grad_q = self._summing(of_q, wide, "sums of query gradients")
         real = bias_of(padding, wide)
-        of_tables: list[torch.Tensor] = []
         for step in self.steps:
             keys = step.keys_order(back=True)
             k_now, v_now = as_read(keys, k, "keys"), as_read(keys, v, "values")
@@ -243,10 +242,7 @@ class SteppedAttention:
             # with what earlier steps have added
             q_sums = as_read(step.q_order, grad_q, "query gradients")
             for piece in step.pieces(len(q), q.shape[-1], True, scores is not None):
-                parts, shares = _piece_back(piece, rows, k_now, v_now, real, scale, scores)
-                if shares:
-                    held = of_tables or [torch.zeros_like(share) for share in shares]
-                    of_tables = [x + share for x, share in zip(held, shares, strict=True)]
+                parts = _piece_back(piece, rows, k_now, v_now, real, scale, scores)
                 piece.q.add(q_sums, parts[0], piece.to)
                 piece.k.add_overlapping(sums[0], parts[1], piece.to)
                 piece.k.add_overlapping(sums[1], parts[2], piece.to)
@@ -256,25 +252,6 @@ class SteppedAttention:
                     keys.add(target, found)
         if grad_q is not of_q:
             of_q.copy_(grad_q)
-        return of_tables
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Samples and key heads that are computed together, and which of their keys are real, bool
-    [n_k], None where all are."""
-
-    samples: slice
-    heads: slice
-    padding: torch.Tensor | None
-
-    def of(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        """The part of tensors [B, K, …]."""
-        return [x[self.samples, self.heads] for x in tensors]
-
-    def query_heads(self, ratio: int) -> range:
-        """The query heads that share these key heads."""
-        return range(self.heads.start * ratio, self.heads.stop * ratio)
 
 
 def _samples(
@@ -319,8 +296,8 @@ def _piece_back(
     padding: torch.Tensor | None,
     scale: float,
     scores: HeadScores | None,
-) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
-    """The gradients of a piece's queries, keys and values, and of learned tables."""
+) -> Sequence[torch.Tensor]:
+    """The gradients of a piece's queries, keys and values; those of learned tables are added up."""
     grad, q, out, lse = rows
     bias, _ = piece.bias(padding, lse.dtype)
     given = [
@@ -332,9 +309,10 @@ def _piece_back(
         piece.q.read(lse, piece.to, "lse").contiguous(),
     ]
     if scores is not None and (scores.learned or not scores.additive):
-        return scores.backward(piece, given, bias, scale)
+        return scores.backward(given, bias, scale, scores.of_piece(piece))
     bias = _with_added(bias, scores, piece, lse.dtype)
-    return flash_backward(*given, 0.0, False, attn_mask=bias, scale=scale), ()
+    grads: Sequence[torch.Tensor] = flash_backward(*given, 0.0, False, attn_mask=bias, scale=scale)
+    return grads
 
 
 def _with_added(
@@ -370,33 +348,23 @@ def bias_of(padding: torch.Tensor | None, kind: torch.dtype) -> torch.Tensor | N
     return padding.new_zeros(len(padding), dtype=kind).masked_fill_(~padding, -math.inf)
 
 
-def _write(
-    out: torch.Tensor,
-    lse: torch.Tensor,
+def _put(
+    into: tuple[torch.Tensor, torch.Tensor],
     piece: Piece,
-    found: torch.Tensor,
-    sums: torch.Tensor,
+    result: tuple[torch.Tensor, torch.Tensor],
+    more: bool,
 ) -> None:
-    """Put a piece's result into the output [c, n_q, d] and its log-sum-exps [c, n_q]."""
-    piece.q.write(out, found, piece.to)
-    piece.q.write(lse, sums, piece.to)
-
-
-def _merge(
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    piece: Piece,
-    found: torch.Tensor,
-    sums: torch.Tensor,
-) -> None:
-    """Merge a piece's result into the output [c, n_q, d] and its log-sum-exps [c, n_q]."""
-    o1, l1 = piece.q.view(out, piece.to), piece.q.view(lse, piece.to)
-    if o1 is not None and l1 is not None:
-        merge((o1, l1), (found, sums))
-        return
-    found, index = piece.q.rows_of(found, piece.to)
-    sums, _ = piece.q.rows_of(sums, piece.to)
-    o1, l1 = out.index_select(1, index), lse.index_select(1, index)
-    merge((o1, l1), (found, sums))
-    out.index_copy_(1, index, o1)
-    lse.index_copy_(1, index, l1)
+    """Put a piece's result into the output [c, n_q, d] and its log-sum-exps [c, n_q], or merge it
+    with what is there where there is `more`."""
+    out, lse = (piece.q.view(x, piece.to) for x in into)
+    if not more:
+        for x, y in zip(into, result, strict=True):
+            piece.q.write(x, y, piece.to)
+    elif out is not None and lse is not None:
+        merge((out, lse), result)
+    else:
+        (rows, index), (sums, _) = (piece.q.rows_of(x, piece.to) for x in result)
+        out, lse = (x.index_select(1, index) for x in into)
+        merge((out, lse), (rows, sums))
+        for x, y in zip(into, (out, lse), strict=True):
+            x.index_copy_(1, index, y)

@@ -5,15 +5,19 @@ band once tokens are grouped by residue. Every step goes through torch's flash k
 backward, and results are merged exactly by their log-sum-exps. Graphs that read run-time inputs are
 laid out anew for every sample's inputs. Where the flash kernel cannot go, plain operations compute
 the same tables; on other devices, and for weights that are not merged, those of one step in natural
-order.
+order. Of graphs that queries, keys or inputs decide the choices of a call make the tables, and the
+rest of the graph stands beside them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
+from attnspec.backends.decided.products import parts_of
+from attnspec.graphs.token_sets import inputs_in
 from attnspec.layout.orders import NATURAL
 from attnspec.layout.steps import bands_of, natural_tables, reading_seconds, seconds_of
 from attnspec.layout.tiling import survey
@@ -43,9 +47,12 @@ class TablesBackend:
     """Blocks of queries and keys in any order."""
 
     name = "tables"
+    runs_decided = True
     takes_standing = True
 
     def refuses(self, work: Work, device: str) -> str | None:
+        if work.decided:
+            return refuses_decided(work, device)
         if self.stepped(work, device):
             return None
         if work.reads:
@@ -56,10 +63,25 @@ class TablesBackend:
         return None
 
     def cost(self, work: Work) -> float:
+        if work.decided:
+            return self._decided_seconds(work)
         if not self.stepped(work, work.device):
             return min(self._costs(work).values())
         # nothing is known before the inputs are; the kernel compares again for every sample
         return reading_seconds(work) if work.reads else _stepped_seconds(work)
+
+    def _decided_seconds(self, work: Work) -> float:
+        # the tensors of a call decide what it is
+        reads = [min(work.n_k, leaf.about_keys(work.n_k)) for leaf in work.decided]
+        pairs = work.n_q * sum(reads)
+        entries = work.n_q * sum(-(-count // LIMITS.tile) for count in reads)
+        units = {"layout": 1, "pair": pairs, "merge": entries}
+        seconds = seconds_for(weighed("tables", units, copies=work.copies))
+        parts = parts_of(work.relation)
+        if parts is None or parts.rest is None:
+            return seconds
+        rest = replace(work, relation=parts.rest, reads=inputs_in(parts.rest))
+        return seconds + self.cost(rest)
 
     def stepped(self, work: Work, device: str) -> bool:
         """Whether steps of a work go through the flash kernel and are merged; of bent scores,
@@ -96,6 +118,8 @@ class TablesBackend:
         return weighed("tiles", {"call": 1, **units}, work.device, work.copies)
 
     def steps(self, work: Work) -> tuple[str, ...]:
+        if work.decided:
+            return _decided_steps(work)
         if not self.stepped(work, work.device):
             size = self.tile(work)
             return (f"natural order, tiles {size} x {size}",)
@@ -107,7 +131,7 @@ class TablesBackend:
         """Whether several heads differ in their pairs alone, so that their steps can be computed
         together."""
         first = works[0]
-        if first.reads or first.changes or not differ_in_pairs_alone(works):
+        if first.decided or first.reads or first.changes or not differ_in_pairs_alone(works):
             return False
         return self.stepped(first, first.device) and len(works) * first.n_k <= LIMITS.joined
 
@@ -121,15 +145,47 @@ class TablesBackend:
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.tables.composed import ComposedTables
+        from attnspec.backends.tables.decided import DecidedTables, MeansKernel
         from attnspec.backends.tables.kernel import SteppedKernel
         from attnspec.backends.tables.per_sample import ReadingTables
 
+        if work.decided:
+            (leaf, *_), parts = work.decided, parts_of(work.relation)
+            if leaf.averages or parts is None:
+                return MeansKernel(work, heads, device, leaf.about_keys(work.n_k))
+            return DecidedTables(work, heads, device, parts)
         if not self.stepped(work, device.type):
             tables = natural_tables(work.relation, work.n_q, work.n_k, self.tile(work))
             return ComposedTables(work, heads, device, tables)
         if work.reads:
             return ReadingTables(work, heads, device, dense_seconds(work))
         return SteppedKernel(work, heads, device)
+
+
+def refuses_decided(work: Work, device: str) -> str | None:
+    """Why the tables of a work's choices are not run, or None."""
+    if device != "cpu":
+        return f"its kernel runs on the CPU, not on {device}"
+    if work.normalize not in MERGED:
+        return f"results that `{work.normalize}` normalises are not merged by log-sum-exps"
+    parts = parts_of(work.relation)
+    if parts is None:
+        return "decided graphs stand under something else than `|` and `&`, or in too many terms"
+    alone = len(parts.products) == 1 and parts.rest is None and not parts.products[0].others
+    for leaf in work.decided:
+        if not alone and not leaf.beside(vars(leaf)):
+            return f"`{leaf.name}` changes weights, and another graph stands beside it"
+        if leaf.averages and work.needs_distance:
+            return "scores change with the distance, and means of queries have none"
+    return None
+
+
+def _decided_steps(work: Work) -> tuple[str, ...]:
+    parts = parts_of(work.relation)
+    if work.decided[0].averages or parts is None:
+        return ("means of queries over all keys",)
+    lines = [f"lists of `{product.leaf.name}`" for product in parts.products]
+    return (*lines, *(["the rest in tables"] if parts.rest is not None else []))
 
 
 def _is_bent(work: Work) -> bool:

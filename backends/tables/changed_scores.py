@@ -1,15 +1,15 @@
-"""Changed scores of pieces: what `alibi`, `bias` and `softcap` make of them, forward and backward.
+"""Changed scores of blocks: what `alibi`, `bias` and `softcap` make of them, forward and backward.
 
 What is only added goes through the flash kernel, as its mask. Where scores are bent, and where the
-gradient of what was added is asked for, a piece's own scores are computed, and once more in the
+gradient of what was added is asked for, a block's own scores are computed, and once more in the
 backward.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -17,103 +17,124 @@ from attnspec.backends.common.score_formula import Formula
 from attnspec.backends.tables.blocks import Piece
 from attnspec.lower.work import Bias, Call, Softcap, Work
 
+Learned = Mapping[str, torch.Tensor]
+"""Learned tables [heads of the work, buckets] by their names."""
+
+Change = Callable[[torch.Tensor, Learned], torch.Tensor]
+"""What the scaled scores of blocks become, with these tables."""
+
 
 class ScoreChanges:
-    """The changes of a work's scores, for its heads, of which `ratio` share a key head."""
+    """The changes of a work's scores, for its heads."""
 
     def __init__(self, work: Work, heads: tuple[int, ...]) -> None:
-        self.work, self.heads = work, heads
+        cpu = torch.device("cpu")
+        self.work, self.formula = work, Formula(work, heads, cpu)
         self.tables = tuple(change.table for change in work.changes if isinstance(change, Bias))
         self.additive = not any(isinstance(change, Softcap) for change in work.changes)
-        self._formulas: dict[tuple[int, ...], Formula] = {}
+        self.positions = [torch.from_numpy(at) for at in work.positions]
 
-    def of(self, chosen: tuple[int, ...], tables: Mapping[str, torch.Tensor]) -> HeadScores:
-        """The changes for some of the heads; tables [heads, buckets]."""
-        found = self._formulas.get(chosen)
-        if found is None:
-            heads = tuple(self.heads[head] for head in chosen)
-            found = self._formulas[chosen] = Formula(self.work, heads, torch.device("cpu"))
-        mine = {name: table[list(chosen)] for name, table in tables.items()}
-        # without gradients, what is taken of a table asks for none
-        learned = any(table.requires_grad for table in tables.values())
-        return HeadScores(found, len(chosen), mine, self.additive, learned)
+    def of(self, heads: Sequence[int], tables: Learned) -> HeadScores:
+        """The changes for some of the heads, by their places among them."""
+        return HeadScores(self, torch.tensor(heads, device="cpu"), tables)
 
 
 @dataclass(frozen=True, eq=False)
 class HeadScores:
-    """The changes for `count` heads with their learned tables [count, buckets]; whether they only
-    add something, and whether gradients of tables are asked for."""
+    """The changes for some heads; gradients of learned tables are added up in `grads`."""
 
-    formula: Formula
-    count: int
-    tables: Mapping[str, torch.Tensor]
-    additive: bool
-    learned: bool
+    of: ScoreChanges
+    heads: torch.Tensor
+    tables: Learned
+    grads: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def changed(self, scores: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
-        """Scaled scores [heads, blocks, h, w] of pairs so far apart [blocks or 1, h, w]."""
-        call = Call(tables=self.tables)
-        return self.formula.changed(scores[None, :, None], distance, call)[0, :, 0]
+    @property
+    def additive(self) -> bool:
+        """Whether the changes only add something."""
+        return self.of.additive
+
+    @property
+    def learned(self) -> bool:
+        """Whether gradients of tables are asked for."""
+        return any(table.requires_grad for table in self.tables.values())
+
+    def of_piece(self, piece: Piece) -> Change:
+        """The change of scores [batch, heads, h, w] of a piece."""
+        heads = self.heads.view(-1, 1, 1, 1)
+
+        def change(scores: torch.Tensor, tables: Learned) -> torch.Tensor:
+            scores, call = piece.to.back(scores), Call(tables=tables)
+            return piece.to.arrange(self.of.formula.changed(scores, piece.distance, call, heads))
+
+        return change
+
+    def of_places(self, q: torch.Tensor, heads: torch.Tensor, k: torch.Tensor) -> Change:
+        """The change of scores [G, h, w] of query rows and their heads [G, h] and key rows
+        [G, w]."""
+        queries, keys = self.of.positions
+        distance = queries[q][..., None] - keys[k][:, None]
+        heads = self.heads[heads][..., None]
+        return lambda scores, tables: self.of.formula.changed(
+            scores, distance, Call(tables=tables), heads
+        )
 
     def added(self, piece: Piece, kind: torch.dtype) -> torch.Tensor:
         """What additive changes add to the scores of a piece [batch, heads, h, w]."""
         distance = piece.distance
-        none = distance.new_zeros((self.count, *distance.shape), dtype=kind)
-        found = self.changed(none, distance)
-        return piece.to.arrange(found.expand(-1, piece.q.count, -1, -1))
-
-    def forward(
-        self,
-        piece: Piece,
-        rows: Sequence[torch.Tensor],
-        bias: torch.Tensor | None,
-        scale: float,
-        kind: torch.dtype,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output and log-sum-exps of a piece's queries, keys and values as the flash kernel would
-        have them; -inf for a query without a key."""
-        q, k, v = (x.to(kind) for x in rows)
-        k, v = (_for_each(x, q) for x in (k, v))
-        scores = self._scores(piece, q, k, scale)
-        if bias is not None:
-            scores = scores + bias
-        sums = scores.logsumexp(-1)
-        weights = torch.exp(scores - sums.masked_fill(sums == -math.inf, 0.0)[..., None])
-        return (weights @ v).to(rows[0].dtype), sums
+        none = distance.new_zeros((len(self.heads), *distance.shape), dtype=kind)
+        call, heads = Call(tables=self.tables), self.heads.view(-1, 1, 1, 1)
+        scores = self.of.formula.changed(none, distance, call, heads)
+        return piece.to.arrange(scores.expand(-1, piece.q.count, -1, -1))
 
     def backward(
         self,
-        piece: Piece,
         rows: Sequence[torch.Tensor],
         bias: torch.Tensor | None,
         scale: float,
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The gradients of a piece's queries, keys and values, and of the tables; `rows` are the
-        gradient of the output, q, k, v, the output and the log-sum-exps."""
+        change: Change,
+    ) -> list[torch.Tensor]:
+        """The gradients of blocks' queries, keys and values; `rows` are the gradient of the output,
+        q, k, v, the output and the log-sum-exps, as `scored` takes and returns them."""
         sums = rows[5]
         grad, q, k, v, out = (x.to(sums.dtype) for x in rows[:5])
-        shared = k.shape[1]
-        k, v = (_for_each(x, q) for x in (k, v))
-        tables = [table.detach().requires_grad_() for table in self.tables.values()]
-        mine = replace(self, tables=dict(zip(self.tables, tables, strict=True)))
+        tables = {name: x.detach().requires_grad_() for name, x in self.tables.items()}
         with torch.enable_grad():
             leaves = [q.detach().requires_grad_(), k.detach().requires_grad_()]
-            scores = mine._scores(piece, leaves[0], leaves[1], scale)
+            scores = change((leaves[0] * scale) @ _for_each(leaves[1], q).mT, tables)
         with torch.no_grad():
             masked = scores.detach() if bias is None else scores.detach() + bias
             weights = torch.exp(masked - sums[..., None])
-            of_weights = grad @ v.mT - (grad * out).sum(-1, keepdim=True)
-            found = torch.autograd.grad(scores, [*leaves, *tables], weights * of_weights)
-            grad_v = weights.mT @ grad
-        of_keys = [torch.unflatten(x, 1, (shared, -1)).sum(2) for x in (found[1], grad_v)]
-        return [found[0], *of_keys], list(found[2:])
+            of_weights = grad @ _for_each(v, q).mT - (grad * out).sum(-1, keepdim=True)
+            asked = [*leaves, *tables.values()]
+            of_q, of_k, *shares = torch.autograd.grad(scores, asked, weights * of_weights)
+            of_v = weights.mT @ grad
+        for name, share in zip(tables, shares, strict=True):
+            self.grads[name] = self.grads[name] + share if name in self.grads else share
+        if of_v.shape != v.shape:
+            of_v = torch.unflatten(of_v, 1, (v.shape[1], -1)).sum(2)
+        return [of_q, of_k, of_v]
 
-    def _scores(self, piece: Piece, q: torch.Tensor, k: torch.Tensor, scale: float) -> torch.Tensor:
-        """The changed scores [batch, heads, h, w]."""
-        scores = piece.to.back((q * scale) @ k.mT)
-        return piece.to.arrange(self.changed(scores, piece.distance))
+
+def scored(
+    rows: Sequence[torch.Tensor],
+    bias: torch.Tensor | None,
+    scale: float,
+    change: Change,
+    tables: Learned,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and log-sum-exps of blocks' queries [..., h, d], keys and values as the flash kernel
+    would have them, in the type of `bias`; -inf for a query without a key."""
+    q, k, v = rows
+    scores = change((q * scale) @ _for_each(k, q).mT, tables)
+    if bias is not None:
+        scores = scores + bias
+    top = scores.amax(-1, keepdim=True)
+    weights = torch.exp(scores - top.masked_fill(top == -math.inf, 0.0))
+    total = weights.sum(-1, keepdim=True)
+    out = (weights @ _for_each(v, q)) / total.masked_fill(total == 0, 1.0)
+    return out, (top + total.log())[..., 0]
 
 
 def _for_each(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """Keys of heads that queries share, once for each of these."""
-    return x.repeat_interleave(q.shape[1] // x.shape[1], 1)
+    return x if x.shape[:-2] == q.shape[:-2] else x.repeat_interleave(len(q[0]) // len(x[0]), 1)

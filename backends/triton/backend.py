@@ -17,10 +17,10 @@ from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from attnspec.backends.common.labels import labels_of
+from attnspec.backends.decided.products import parts_of
 from attnspec.backends.factored.backend import FactoredBackend, features_of
 from attnspec.backends.factored.lag import lagged
-from attnspec.backends.lists.backend import ListsBackend
-from attnspec.backends.lists.products import parts_of
+from attnspec.backends.tables.backend import TablesBackend, refuses_decided
 from attnspec.backends.triton.tuning import MAPS, SUMMED, steps_of
 from attnspec.layout.steps import READING, amounts_of
 from attnspec.lower.costs import Amounts, seconds_for, together, weighed
@@ -102,7 +102,7 @@ class TritonBackend:
             graph = self.steps(graph_of(work)) if work.hybrid else ()
             return (found, *(f"the graph instead in {line}" for line in graph))
         if work.decided:
-            return ListsBackend().steps(work)
+            return TablesBackend().steps(work)
         lines = tuple(str(band) for band in steps_of(work))
         if not lines:
             return ("as the inputs of a call decide, laid out for each sample",)
@@ -192,11 +192,11 @@ def _refuses_decided(work: Work) -> str | None:
     """Why a graph that the data decide is not run, or None."""
     if work.changes:
         return (
-            "the graph is decided by data and its scores are changed, which only `lists` computes"
+            "the graph is decided by data and its scores are changed, which only `tables` computes"
         )
     for leaf in work.decided:
         if leaf.averages:
             return "means of queries attend"
         if leaf.weighs_pairs:
             return f"`{leaf.name}` weighs pairs, and masks of bits hold them once"
-    return ListsBackend().refuses(work, "cpu")
+    return refuses_decided(work, "cpu")

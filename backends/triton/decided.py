@@ -20,13 +20,12 @@ from attnspec.backends.common.exact import has_numbers
 from attnspec.backends.common.merging import Partial, with_zero
 from attnspec.backends.decided import choice
 from attnspec.backends.decided.lists import TILE
+from attnspec.backends.decided.products import Parts, Product
 from attnspec.backends.decided.ranking import listed, marked
+from attnspec.backends.decided.tables import Part, Placed
+from attnspec.backends.decided.tables import Side as PlacedSide
 from attnspec.backends.flex.inputs import LOOKED, packed
-from attnspec.backends.lists.kernel import ListedKernel
-from attnspec.backends.lists.parts import Part
-from attnspec.backends.lists.placed import Placed
-from attnspec.backends.lists.products import Parts, Product
-from attnspec.backends.lists.sides import Side as PlacedSide
+from attnspec.backends.tables.decided import DecidedTables
 from attnspec.backends.triton.attention import Launches, Scores, fits
 from attnspec.backends.triton.blocks import Side
 from attnspec.backends.triton.kernel import ReadingLists, TritonKernel, delta_of, is_taken
@@ -63,7 +62,7 @@ def filled(layout: choice.TileLists, heads: int, n_k: int) -> choice.TileLists:
     return replace(layout, lists=lists, q_tile=sizes[0], k_tile=sizes[1], whole=False)
 
 
-class DecidedKernel(ListedKernel):
+class DecidedKernel(DecidedTables):
     """Attention over the lists of a call's choices, and over the rest of the graph.
 
     The query heads of a key head that share their lists are rows of one tile. Where kernels cannot
@@ -89,7 +88,7 @@ class DecidedKernel(ListedKernel):
             )
         self.scores = Scores(work, heads, device)
 
-    def _rests(self, call: Call) -> Iterator[tuple[slice, Any, Call]]:
+    def rests(self, call: Call) -> Iterator[tuple[slice, Any, Call]]:
         if self.beside is None:
             return
         data = {name: call.data[name][:, 0] for name in self.beside.work.reads}
@@ -106,14 +105,14 @@ class DecidedKernel(ListedKernel):
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
         return is_taken(q) and fits(q, v) and has_numbers(q, k, v)
 
-    def _parts(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
+    def parts_of(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
         batch, keys, repeat, n_q = q.shape[:4]
         sides = slice(0, batch), slice(0, keys), slice(0, repeat)
         whole = TallPart(*sides, (batch, keys, repeat, n_q), self.work.n_k, call)
         return whole.apart(self.parts.products)
 
     def _steps(self, part: Part) -> list[Step]:
-        return [placed_step(placed) for placed in self._placed(part)]
+        return [placed_step(placed) for placed in self.placed(part)]
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
@@ -121,11 +120,11 @@ class DecidedKernel(ListedKernel):
         wide = torch.promote_types(q.dtype, torch.float32)
         out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=wide)
         lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
-        for of, kernel, its in self._rests(call):
+        for of, kernel, its in self.rests(call):
             out[of], lse[of] = kernel.forward(q[of], k[of], v[of], its, scale)
         if self.work.normalize == "softmax1":
             out, lse = with_zero((out, lse), in_place=True)
-        for part in self._parts(q, call):
+        for part in self.parts_of(q, call):
             launches = self._launches(part, q, k, v, scale, False)
             into = [_in_line(part.of_q(x)).contiguous() for x in (out, lse)]
             launches.attend(self._steps(part), into[0], into[1])
@@ -147,13 +146,13 @@ class DecidedKernel(ListedKernel):
         q, k, v, out, lse = saved
         given = q, k, v
         grads = [x.new_zeros(x.shape, dtype=lse.dtype) for x in given]
-        for of, kernel, its in self._rests(call):
+        for of, kernel, its in self.rests(call):
             mine = None if of_lse is None else of_lse[of]
             found = kernel.derivatives([x[of] for x in saved], grad[of], mine, its, scale)
             for total, share in zip(grads, found, strict=True):
                 total[of] += share
         delta = delta_of(grad, out, lse, of_lse)
-        for part in self._parts(q, call):
+        for part in self.parts_of(q, call):
             launches = self._launches(part, q, k, v, scale, True)
             above = [_in_line(part.of_q(x)) for x in (grad, lse, delta)]
             keys = [x.view(1, 1, -1, x.shape[-1]) for x in grads[1:]]

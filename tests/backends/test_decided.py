@@ -127,7 +127,7 @@ def test_short_types_err_as_the_definition_does(body: str, dtype: torch.dtype) -
 @pytest.mark.parametrize("body", ["attend sinkhorn(size = 4)", "attend cluster(of = q, count = 3)"])
 def test_what_is_learned_is_differentiated_twice(body: str) -> None:
     given, grads = [torch.randn(1, 1, 11, 6).double().requires_grad_() for _ in range(3)], []
-    for backend in ("auto", "lists", "dense"):
+    for backend in ("auto", "tables", "dense"):
         try:
             module = learning(spec_of(body), backend)
         except BackendError:

@@ -10,7 +10,6 @@ from population import spec_of
 from torch.utils.flop_counter import FlopCounterMode
 from zoo import EXAMPLES
 
-from attnspec import SpecError
 from attnspec.cli.root import main
 
 BODIES = (
@@ -20,9 +19,7 @@ BODIES = (
     # choices force the blocks of their queries, and those with a pair of a graph
     "causal attend topk(blocks = 1, size = 3, queries = 5)",
     "causal attend topk(blocks = 1, size = 4, queries = 3)",
-    "attend topk(blocks = 2, size = 8, always = columns(first(20)))",
     "causal attend topk(blocks = 1, size = 4, queries = 6, always = window(before = 9, after = 1))",
-    "attend topk(mass = 0.5, size = 4)",
     "causal attend lsh(chunk = 8, rounds = 2)",
     "attend lsh(chunk = 8, rounds = 3, share_qk = false)",
     "attend cluster(count = 4)",
@@ -61,13 +58,10 @@ def test_a_bound_is_what_is_forced_or_the_budget(body: str, degree: int) -> None
 
 SCORED = (
     "topk(keys = 3)",
-    "topk(keys = 3, queries = 5)",
     "topk(blocks = 2, size = 5)",
-    "topk(blocks = 2, size = 5, queries = 4)",
     "topk(blocks = 2, size = 5, score = max)",
     "topk(blocks = 2, size = 5, score = mass)",
     "topk(mass = 0.5, size = 5, score = bound, queries = 1)",
-    "lsh(chunk = 8, rounds = 2)",
     "lsh(buckets = 6, rounds = 3, chunk = 4, seed = 0)",
     "lsh(buckets = 8, rounds = 3, chunk = 4, hash = hyperplanes, share_qk = false)",
     "cluster(count = 4)",
@@ -124,21 +118,13 @@ def test_tensors_of_another_shape_are_refused(body: str) -> None:
             spec.analyse(8, tensors=(fits, wrong))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["moba", "msa", "routing_transformer", "scatterbrain", "sinkhorn"])
-def test_a_picture_is_of_a_sample_and_says_so(name: str) -> None:
-    args = ["show", str(EXAMPLES / f"{name}.attn"), "-n", "48"]
+def test_a_picture_is_of_a_sample_and_says_so() -> None:
+    args = ["show", str(EXAMPLES / "routing_transformer.attn"), "-n", "48"]
     one, other = (CliRunner().invoke(main, args) for _ in range(2))
-    assert one.exit_code == 0
-    assert one.output == other.output
+    assert (one.exit_code, one.output) == (0, other.output)
     assert "a sample: what random queries and keys decide" in one.output
 
 
 def test_reach_says_that_tensors_choose() -> None:
     report = spec_of("causal attend topk(keys = 3)").analyse(30)
     assert "at least, as if tensors could choose any pair that is allowed" in str(report)
-
-
-@pytest.mark.parametrize("share", ["0", "-0.5"])
-def test_a_mass_of_nothing_is_refused(share: str) -> None:
-    with pytest.raises(SpecError, match="`mass` must be above 0"):
-        spec_of(f"attend topk(mass = {share}, size = 4)")

@@ -1,6 +1,5 @@
-"""What choices say of odd tensors, what they keep and learn, and their values where they are many.
-
-That pairs, values, gradients and steps are those of plain loops at short lengths is a view."""
+"""What choices say of odd tensors, and what they keep and learn; that pairs, values, gradients and
+steps are those of plain loops is a view."""
 
 from __future__ import annotations
 
@@ -10,16 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attention_checks import with_gradients
 from oracle.decided import nearest, unit
 from population import spec_of
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from attnspec.runtime import CompiledAttention
 
-
-def module_of(body: str) -> CompiledAttention:
+def module_of(body: str) -> Any:
     return spec_of(body).compile(head_size=6).double()
 
 
@@ -27,55 +22,6 @@ def tensors(n: int, n_q: int | None = None, heads: int = 2) -> list[torch.Tensor
     shapes = (heads, n if n_q is None else n_q, 6), (2, n, 6), (2, n, 5)
     generator = torch.Generator().manual_seed(n)
     return [torch.randn(2, *x, generator=generator, dtype=torch.float64) for x in shapes]
-
-
-def defined(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
-    out = functional.scaled_dot_product_attention(q, k, v, attn_mask=pairs, enable_gqa=True)
-    return torch.where(pairs.any(-1, keepdim=True), out, 0.0)
-
-
-# --- many tiles ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("n_q", "padded"), [(150, False), (150, True), (40, True)])
-@pytest.mark.parametrize(
-    "call",
-    [
-        "topk(keys = 5)",
-        "topk(blocks = 3, size = 4, queries = 1)",
-        "topk(blocks = 2, size = 80, queries = 70)",
-        "topk(mass = 0.5, size = 16, share = all)",
-        "topk(blocks = 2, size = 16) | self",
-        "lsh(rounds = 3, chunk = 16)",
-        "lsh(rounds = 3, chunk = 16, cut = bucket)",
-        "lsh(rounds = 2, chunk = 80, look = 2)",
-        "lsh(rounds = 2, chunk = 16, share_qk = false)",
-        "lsh(rounds = 2, chunk = 16, share_qk = false, cut = bucket)",
-        "lsh(rounds = 2, chunk = 16, look = 0, bucket_mask = false)",
-        "cluster(count = 5)",
-        "cluster(count = 5, assign = balanced)",
-        "sinkhorn(size = 16)",
-        "sinkhorn(size = 16, cut = 2)",
-    ],
-)
-def test_values_of_many_tiles_are_those_of_the_pairs(call: str, padded: bool, n_q: int) -> None:
-    module = module_of(f"heads 2 attend {call}").eval()
-    q, k, v = tensors(150, n_q)
-    shared = "lsh" in call and "share_qk = false" not in call
-    q = k[:, :, 150 - n_q :] if shared else q
-    real = (torch.arange(150) >= torch.tensor([[11], [0]])) & (torch.arange(150) % 7 != 3)
-    padding = real if padded else None
-    parts = [x.clone().requires_grad_() for x in (q, k, v)]
-    pairs = module.pairs(q, k, key_padding_mask=padding)
-    scored = functional.normalize(parts[1], dim=-1) if shared else parts[1]
-    found = with_gradients(module(*parts, key_padding_mask=padding), parts)
-    meant = with_gradients(defined(parts[0], scored, parts[2], pairs), parts)
-    # the factor of matched blocks is 1, and has gradients of its own
-    for one, other in zip(found[: 1 if "sinkhorn" in call else 4], meant, strict=False):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
-
-
-# --- topk ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
@@ -147,9 +93,6 @@ def test_padding_alone_chooses_nothing(score: str) -> None:
 def test_identities(call: str, same: str) -> None:
     q, k, _ = tensors(21)
     assert torch.equal(*(module_of(f"attend {text}").pairs(q, k) for text in (call, same)))
-
-
-# --- lsh -----------------------------------------------------------------------------------------
 
 
 def test_buckets_go_by_direction_layer_and_head() -> None:
@@ -247,9 +190,6 @@ def test_what_is_computed_again_is_the_same(body: str, reentrant: bool) -> None:
     for one, other in zip(*grads, strict=True):
         assert one is not None
         assert torch.equal(one, other)
-
-
-# --- cluster and sinkhorn ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -272,6 +272,8 @@ def _rows(work: Work, heads: int, size: int) -> _Amounts:
 def _tables(work: Work, heads: int, size: int) -> _Amounts:
     from attnspec.backends.tables.backend import TablesBackend
 
+    if work.decided:
+        return _decided(work, heads, size)
     return (_bands if TablesBackend().stepped(work, "cpu") else _tiles)(work, heads, size)
 
 

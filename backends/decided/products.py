@@ -7,6 +7,7 @@ not in it. Known without torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 from attnspec.graphs.operators import Complement, Intersection, Union
@@ -34,17 +35,18 @@ class Parts:
     rest: Relation | None
 
 
+@lru_cache(maxsize=64)
 def parts_of(relation: Relation) -> Parts | None:
     """The parts of a graph, or None where it is not taken apart: a decided graph stands under
     something else than `|` and `&`, or there are too many products."""
-    found = _products(relation)
-    if found is None:
+    all_factors = _products(relation)
+    if all_factors is None:
         return None
-    still = [factors for factors in found if not any(map(decided_in, factors))]
+    still = [factors for factors in all_factors if not any(map(decided_in, factors))]
     rest = joined(Union, tuple(filter(None, (joined(Intersection, each) for each in still))))
     products: list[Product] = []
     earlier: list[Relation] = []
-    for factors in found:
+    for factors in all_factors:
         if factors in still:
             continue
         leaf = next(factor for factor in factors if isinstance(factor, DataDependent))

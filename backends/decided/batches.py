@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from attnspec.limits import LIMITS
-
 LEVELS = 8
 """Levels of an octave: key tiles whose numbers of entries are on one are computed together, with as
 many rows as the one that has most, which wastes a few percent."""
@@ -26,9 +24,8 @@ class Batch:
 
     `rows` int64 [G, M] and `tiles` int64 [G, C] number the tiles, `entries` int64 [G, M, C] the
     places in the lists; `real` is bool [G, M], False where a row only fills up a product, None
-    where none does. The G M partial results stand from `first` on among those of all batches. The
-    entries of tall query tiles follow one another among their `slots` from `column` on. Of the
-    steps of `rows` and `tiles` (`step_of`) each is that of an index of which these are a part.
+    where none does. The G M partial results stand from `first` on among those of all batches.
+    `row_step` and `tile_step` are the steps (`step_of`) of the whole batch that this is a piece of.
     """
 
     rows: torch.Tensor
@@ -37,39 +34,36 @@ class Batch:
     real: torch.Tensor | None
     masked: bool
     first: int
-    column: int = 0
     row_step: int = 0
     tile_step: int = 0
 
-    def part(self, height: int) -> slice:
-        """Where the partial results of tiles of so many rows stand."""
-        return slice(self.first * height, (self.first + self.rows.numel()) * height)
-
     def pieces(self, per_pair: int, most: int) -> Iterator[Batch]:
-        """The same in pieces of about `most` numbers, `per_pair` of them for a pair of tiles, with
-        their steps."""
-        steps = step_of(self.rows), step_of(self.tiles)
-        groups, rows = self.rows.shape
+        """The same in pieces of about `most` numbers, `per_pair` of them for a pair of tiles."""
+        row_step, tile_step = step_of(self.rows), step_of(self.tiles)
+        count, rows = self.rows.shape
         each = per_pair * self.tiles.shape[1]
         step = max(1, most // (each * rows))
         high = rows if step > 1 else max(1, min(rows, most // each))
-        for low in range(0, groups, step):
+        for low in range(0, count, step):
             for start in range(0, rows, high):
-                part = self._part(slice(low, low + step), slice(start, start + high))
-                yield replace(part, row_step=steps[0], tile_step=steps[1])
-
-    def _part(self, groups: slice, rows: slice) -> Batch:
-        real = None if self.real is None else self.real[groups, rows]
-        first = self.first + groups.start * self.rows.shape[1] + rows.start
-        mine = self.rows[groups, rows], self.tiles[groups], self.entries[groups, rows]
-        return Batch(*mine, real, self.masked, first, self.column)
+                part = slice(low, low + step), slice(start, start + high)
+                yield replace(
+                    self,
+                    rows=self.rows[part],
+                    tiles=self.tiles[part[0]],
+                    entries=self.entries[part],
+                    real=None if self.real is None else self.real[part],
+                    first=self.first + low * rows + start,
+                    row_step=row_step,
+                    tile_step=tile_step,
+                )
 
 
 @dataclass(frozen=True, eq=False)
 class Batches:
     """All entries of lists in batches: `partials` results, and which of them belong to each query
-    tile, int64 [L, parts], -1 for none. `slots` int64 [L, r] are the places in the lists of tall
-    tiles, those of entries first; None of low ones."""
+    tile, int64 [L, parts], -1 for none: one, where batches are those of query tiles. `slots` int64
+    [L, r] are then the places in the lists, those of entries first; else None."""
 
     each: list[Batch]
     partials: int
@@ -78,21 +72,21 @@ class Batches:
 
 
 def step_of(index: torch.Tensor) -> int:
-    """How far the rows of an index [G, M] lie apart, of which each numbers what follows one
-    another; 0 if they do not."""
+    """The distance between the rows of an index [G, M], of which each numbers what follows one
+    another; 0 if there is none."""
     numbers = index.numpy()
-    groups, many = numbers.shape
+    count, many = numbers.shape
     first = int(numbers[0, 0])
-    step = int(numbers[1, 0]) - first if groups > 1 else 1
-    if step < 1 or numbers[-1, -1] != first + (groups - 1) * step + many - 1:
+    step = int(numbers[1, 0]) - first if count > 1 else 1
+    if step < 1 or numbers[-1, -1] != first + (count - 1) * step + many - 1:
         return 0
-    wanted = first + step * np.arange(groups)[:, None] + np.arange(many)
+    wanted = first + step * np.arange(count)[:, None] + np.arange(many)
     return step if np.array_equal(numbers, wanted) else 0
 
 
 def by_keys(lists: torch.Tensor, masked: torch.Tensor | None) -> Batches:
     """The entries of lists int64 [L, r], -1 for none, key tile by key tile; those with masks, bool
-    [L, r], apart."""
+    [L, r], by themselves."""
     flat = lists.numpy().ravel()
     entries = None if flat.min(initial=0) >= 0 else np.flatnonzero(flat >= 0)
     keys = flat if entries is None else flat[entries]
@@ -115,15 +109,19 @@ def by_keys(lists: torch.Tensor, masked: torch.Tensor | None) -> Batches:
     rows[at], where[at] = order // lists.shape[1], order
     each = []
     for tiles, most in groups:
-        first = int(firsts[tiles[0]])
-        shape = len(tiles), most
+        first, shape = int(firsts[tiles[0]]), (len(tiles), most)
         part = slice(first, first + len(tiles) * most)
         fills = np.arange(most) >= counts[tiles][:, None]
-        real = torch.from_numpy(~fills) if fills.any() else None
-        found = torch.from_numpy(rows[part].reshape(shape))
-        numbers = torch.from_numpy(tiles[:, None] % span + base)
-        mine = torch.from_numpy(where[part].reshape(*shape, 1))
-        each.append(Batch(found, numbers, mine, real, bool(tiles[0] >= span), first))
+        each.append(
+            Batch(
+                torch.from_numpy(rows[part].reshape(shape)),
+                torch.from_numpy(tiles[:, None] % span + base),
+                torch.from_numpy(where[part].reshape(*shape, 1)),
+                torch.from_numpy(~fills) if fills.any() else None,
+                bool(tiles[0] >= span),
+                first,
+            )
+        )
     return Batches(each, partials, torch.from_numpy(places).view(lists.shape))
 
 
@@ -144,36 +142,19 @@ def _grouped(counts: np.ndarray, span: int) -> tuple[list[tuple[np.ndarray, int]
 
 
 def by_queries(lists: torch.Tensor, masked: torch.Tensor | None) -> Batches:
-    """The entries of lists int64 [L, r], -1 for none, query tile by query tile, at most
-    `LIMITS.tiles_together` of them at once; the tiles with a mask, bool [L, r], apart."""
+    """The entries of lists int64 [L, r], -1 for none, query tile by query tile; those with a mask,
+    bool [L, r], by themselves."""
     count, width = lists.shape
-    if (
-        0 < width <= LIMITS.tiles_together
-        and int(lists.min()) >= 0
-        and (masked is None or bool(masked.all()))
-    ):
-        # one batch has them all
-        rows = torch.arange(count, device="cpu")[:, None]
-        slots = torch.arange(width, device="cpu")
-        batch = Batch(rows, lists, (rows * width + slots)[:, None], None, masked is not None, 0)
-        return Batches([batch], count, rows, slots.expand(count, width))
-    places = lists.new_full((count, -(-width // LIMITS.tiles_together)), -1)
-    lengths = (lists >= 0).sum(1)
+    lengths, rows = (lists >= 0).sum(1), torch.arange(count, device="cpu")
     slots = torch.sort((lists < 0).to(torch.int8), dim=1, stable=True)[1]
     slots = slots[:, : int(lengths.max())]
-    tiles = lists.gather(1, slots)
-    entries = slots + torch.arange(count, device="cpu")[:, None] * width
-    some = torch.zeros_like(lengths) if masked is None else masked.any(1).long()
-    each: list[Batch] = []
-    first = 0
-    for part in range(places.shape[1]):
-        low = part * LIMITS.tiles_together
-        kind = (lengths - low).clamp(0, LIMITS.tiles_together) * 2 + some
-        for which in np.unique(kind[lengths > low].numpy()).tolist():
-            rows = (kind == which).nonzero()[:, 0]
-            these = slice(low, low + which // 2)
-            places[rows, part] = torch.arange(first, first + len(rows), device="cpu")
-            mine = rows[:, None], tiles[rows, these], entries[rows, None, these]
-            each.append(Batch(*mine, None, bool(which % 2), first, low))
-            first += len(rows)
+    tiles, entries = lists.gather(1, slots), rows[:, None] * width + slots
+    kinds = 2 * lengths + (0 if masked is None else masked.any(1))
+    places, each, first = torch.full((count, 1), -1, device="cpu"), [], 0
+    for kind in np.unique(kinds[lengths > 0].numpy()).tolist():
+        mine, many = rows[kinds == kind], slice(0, kind // 2)
+        places[mine, 0] = torch.arange(first, first + len(mine), device="cpu")
+        some = mine[:, None], tiles[mine, many], entries[mine, None, many]
+        each.append(Batch(*some, None, bool(kind % 2), first))
+        first += len(mine)
     return Batches(each, first, places, slots)

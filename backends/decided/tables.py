@@ -1,0 +1,320 @@
+"""Tables made of a choice: tiles of queries, the key tiles that each reads, and their masks.
+
+They are of some samples and heads: B samples and K key heads with R query heads each, which share
+orders and lists and so are rows of one query tile: there are N = B K lists.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial, reduce
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from attnspec.backends.common.on_device import pairs_at
+from attnspec.backends.common.torch_modes import apart
+from attnspec.backends.decided.choice import TileLists, part_of
+from attnspec.backends.decided.lists import Pairs
+from attnspec.backends.decided.products import Product
+from attnspec.graphs.relation import FULL, Relation, Tiles
+from attnspec.limits import LIMITS
+from attnspec.lower.cache import Cache
+from attnspec.lower.work import Call
+
+Condition = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Whether q reads k, bool, or what is added to the score: of positions that broadcast, int64 of
+six axes, the first two [B or 1, heads or 1]; and so is the answer."""
+
+_covers: Cache[tuple[Relation, int, int, str], torch.Tensor] = Cache(LIMITS.layouts_few)
+
+
+def cover_of(relation: Relation, n: int, size: int, device: torch.device) -> torch.Tensor:
+    """For blocks of `size` of n positions, how many key blocks before each do not have every pair
+    of a relation with a block of queries: int32 [blocks, blocks + 1]."""
+
+    def build() -> torch.Tensor:
+        starts = np.arange(0, n, size)
+        stops = np.minimum(starts + size, n)
+        count = len(starts)
+        before = np.zeros((count, count + 1), np.int32)
+        rows = max(1, (1 << 20) // max(1, count))
+        for low in range(0, count, rows):
+            part = slice(low, low + rows)
+            q = Tiles(starts[part, None], stops[part, None])
+            kinds = np.asarray(relation.cover(q, Tiles(starts[None], stops[None]), n))
+            kinds = np.broadcast_to(kinds, (len(starts[part]), count))
+            np.cumsum(kinds != FULL, axis=1, out=before[part, 1:])
+        return torch.from_numpy(before).to(device)
+
+    # it is kept, so the modes of this call must not reach it
+    return _covers.get((relation, n, size, str(device)), lambda: apart(build))
+
+
+class Side:
+    """The positions of tiles, int64 [B or 1, heads or 1, T, size], -1 for none; of the `n` from
+    `first` on where there is no order."""
+
+    def __init__(
+        self, order: torch.Tensor | None, size: int, first: int, n: int, device: torch.device
+    ) -> None:
+        self.size, self.n, self.natural = size, n, order is None
+        if order is None:
+            order = torch.arange(first, first + -(-(n - first) // size) * size, device=device)
+            order = torch.where(order < n, order, -1)[None, None]
+        if order.shape[2] % size:
+            order = functional.pad(order, (0, -order.shape[2] % size), value=-1)
+        self.places: torch.Tensor = order.reshape(*order.shape[:2], -1, size)
+        # which of the places are positions, None where all are
+        whole = self.natural and (n - first) % size == 0
+        real = None if whole else self.places >= 0
+        self.real = None if real is None or bool(real.all()) else real
+
+    @cached_property
+    def ends(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The least and the greatest position of every tile, [.., T]; n and -1 of those without
+        any."""
+        places = self.places
+        return places.masked_fill(places < 0, self.n).amin(-1), places.amax(-1)
+
+    @cached_property
+    def compact(self) -> torch.Tensor | None:
+        """The tiles whose places are positions that follow one another; None where all are."""
+        if self.real is None and self.natural:
+            return None
+        first, last = self.ends
+        follows = (self.places[..., :-1] < self.places[..., 1:]).all(-1)
+        return (last - first == self.size - 1) & follows
+
+    def rows(self, lists: tuple[int, int], repeat: int, count: int) -> torch.Tensor | None:
+        """The rows of tiles in a tensor of `count` rows for each list and head, int64
+        [B, K, T, R, size], any for no position; None where they follow one another."""
+        if self.natural and repeat == 1 and self.real is None:
+            return None
+        base = torch.arange(math.prod(lists) * repeat, device=self.places.device)
+        places = self.places[:, :, :, None] - (self.n - count)
+        return base.view(*lists, 1, repeat, 1) * count + places.clamp(min=0)
+
+
+@dataclass(eq=False)
+class Placed:
+    """The tables of a layout for tensors of `shape` [B, K, R, n_q, …] and of n_k keys.
+
+    `each` are the conditions on pairs besides. Pairs in tiles that `static` covers need not be
+    looked at, if padding, bool [B, n_k], does not ask for it, and not `always`.
+    """
+
+    layout: TileLists
+    shape: tuple[int, int, int, int]
+    n_k: int
+    each: Sequence[Condition] = ()
+    static: Relation | None = None
+    always: bool = False
+    padding: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.batch, self.heads, self.repeat, self.n_q = self.shape
+        self.first = self.n_k - self.n_q
+        self.layout = layout = self.layout.of_groups(self.repeat)
+        order, device = layout.q_order, layout.lists.device
+        if order is None and layout.first < self.first:
+            order = torch.arange(layout.first, self.n_k, device=device)[None, None]
+            order = torch.where(order < self.first, -1, order)
+        self.q = Side(order, layout.q_tile, layout.first, self.n_k, device)
+        self.k = Side(layout.k_order, layout.k_tile, 0, self.n_k, device)
+        self.lists = layout.lists.expand(self.batch, self.heads, -1, -1)
+        self.masked = self._masked()
+        lists = self.batch, self.heads
+        self.q_rows = self.q.rows(lists, self.repeat, self.n_q)
+        self.k_rows = self.k.rows(lists, 1, self.n_k)
+
+    @property
+    def numbered(self) -> torch.Tensor:
+        """The lists [N, T, r] by the numbers of key tiles among those of all lists."""
+        count = self.k.places.shape[2]
+        base = torch.arange(self.batch * self.heads, device=self.lists.device) * count
+        base = base.view(self.batch, -1, 1, 1)
+        return torch.where(self.lists >= 0, self.lists + base, -1).flatten(0, 1)
+
+    @cached_property
+    def real(self) -> torch.Tensor | None:
+        """Which rows of query tiles are queries, bool [N, T, h], or None."""
+        if self.q.real is None:
+            return None
+        real = self.q.real[:, :, :, None].expand(self.batch, self.heads, -1, self.repeat, -1)
+        return real.flatten(3).flatten(0, 1)
+
+    @property
+    def real_keys(self) -> torch.Tensor | None:
+        """Which rows of key tiles are keys, bool [B, K, T, w], or None."""
+        real = self.k.real
+        return None if real is None else real.expand(self.batch, self.heads, -1, -1)
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """How many rows all query tiles have, and all key tiles."""
+        lists = self.batch * self.heads
+        q, k = (side.places.shape[2] * side.size for side in (self.q, self.k))
+        return lists * self.repeat * q, lists * k
+
+    def _masked(self) -> torch.Tensor | None:
+        """The entries whose pairs need to be looked at, bool [N, T, r]; None for none."""
+        there = self.lists >= 0
+        if not self.layout.whole or self.always:
+            return there.flatten(0, 1)
+        tiles = self.lists.clamp(min=0)
+        wholes = [of_tiles(x, tiles) for x in (self.k.compact, self._unpadded) if x is not None]
+        if self.static is not None:
+            wholes.append(self._covered(self.static, tiles))
+        if not wholes:
+            return None
+        return (there & ~reduce(torch.logical_and, wholes)).flatten(0, 1)
+
+    def _covered(self, static: Relation, tiles: torch.Tensor) -> torch.Tensor:
+        """Of which entries [B, K, T, r] the blocks of positions hold every pair, bool."""
+        size = max(LIMITS.tile, self.layout.q_tile, -(-self.n_k // LIMITS.blocks_covered))
+        before = cover_of(static, self.n_k, size, tiles.device)
+        first, last = (x.clamp(0, self.n_k - 1) // size for x in self.k.ends)
+        full = (before[:, last + 1] == before[:, first]).movedim(0, -2)
+        count, full = full.shape[3], full.flatten(2)
+        ends = [x.clamp(0, self.n_k - 1) // size * count for x in self.q.ends]
+        if bool((ends[0] == ends[1]).all()):
+            ends = ends[:1]
+        return reduce(torch.logical_and, [of_tiles(full, tiles + x[..., None]) for x in ends])
+
+    @cached_property
+    def _unpadded(self) -> torch.Tensor | None:
+        """The key tiles without padding, bool [B, heads or 1, T]; None where all are."""
+        if self.padding is None:
+            return None
+        at = torch.arange(self.batch, device=self.lists.device).view(-1, 1, 1, 1)
+        return self.padding[at, self.k.places.clamp(min=0)].all(-1)
+
+    def held(self, low: int, high: int, slots: torch.Tensor) -> torch.Tensor:
+        """The masks of some entries `slots` int64 [N, high - low, s] of query tiles
+        low <= t < high: bool, or what is added to the scores, [N, high - low, h, s, w]."""
+        slots = slots.view(self.batch, self.heads, high - low, -1)
+        tiles = self.lists[:, :, low:high].gather(3, slots).clamp_(min=0)
+        q = self.q.places[:, :, low:high, :, None, None].clamp(min=self.first)
+        k = of_tiles(self.k.places, tiles)[:, :, :, None]
+        held, k, bias = k >= 0, k.clamp(min=0), None
+        each = [] if self.layout.whole else [self.layout.holds]
+        if self.padding is not None:
+            padding, at = self.padding, torch.arange(self.batch, device=k.device)
+            each.append(lambda q, k: padding[at.view(-1, *(1,) * 5), k])
+        for condition in (*each, *self.each):
+            said = condition(q, k)
+            if said.dtype == torch.bool:
+                held = held & said
+            else:
+                bias = said if bias is None else bias + said
+        if bias is not None:
+            held = torch.where(held, bias, -math.inf)
+        size = high - low, self.repeat, self.q.size, slots.shape[3], self.k.size
+        held = held.unsqueeze(3).expand(self.batch, self.heads, *size)
+        return held.flatten(3, 4).flatten(0, 1)
+
+
+def of_tiles(x: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
+    """x [B or 1, heads or 1, T, …] of tiles [B, heads, …]."""
+    if x.shape[:2] == (1, 1):
+        rows = x[0, 0].index_select(0, tiles.flatten())
+        return rows.view(*tiles.shape, *x.shape[3:])
+    at = (
+        torch.arange(count, device=tiles.device).view(-1, *(1,) * (tiles.dim() - 1 - axis))
+        for axis, count in enumerate(x.shape[:2])
+    )
+    return x[(*at, tiles)]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Samples, key heads and of the query heads of each some, of a call of so many [B, K, R, n_q]
+    and n_k keys."""
+
+    samples: slice
+    heads: slice
+    repeats: slice
+    shape: tuple[int, int, int, int]
+    n_k: int
+    call: Call
+
+    def of_q(self, x: torch.Tensor) -> torch.Tensor:
+        """The part of x [B, K, R, …]."""
+        return x[self.samples, self.heads, self.repeats]
+
+    def of_k(self, x: torch.Tensor) -> torch.Tensor:
+        """The part of x [B, K, …]."""
+        return x[self.samples, self.heads]
+
+    @property
+    def query_heads(self) -> slice:
+        """The query heads of the part."""
+        repeat = self.shape[2]
+        first, stop, _ = self.repeats.indices(repeat)
+        step = 1 if stop - first == repeat else repeat
+        return slice(self.heads.start * repeat + first, self.heads.stop * repeat, step)
+
+    @cached_property
+    def data(self) -> Mapping[Any, Any]:
+        """The inputs and choices of the call for the part."""
+        return part_of(dict(self.call.data), self.samples, self.query_heads)
+
+    def layouts(self, product: Product) -> tuple[TileLists, ...]:
+        """The layouts of a product's leaf."""
+        layouts: tuple[TileLists, ...] = self.data[product.leaf].layouts()
+        return layouts
+
+    def tables(self, product: Product) -> Iterator[Placed]:
+        """The tables of a product, one layout after the other."""
+        each: list[Condition] = []
+        if product.static is not None:
+            each.append(partial(pairs_at, product.static, n=self.n_k))
+        each += [Pairs(relation, self.data, self.n_k).holds for relation in product.others]
+        each += [_without(Pairs(relation, self.data, self.n_k)) for relation in product.earlier]
+        choice, padding = self.data[product.leaf], self.call.padding
+        if choice.counted:
+            each.append(lambda q, k: choice.counts(q, k).double().log())
+        padding = None if padding is None else padding[self.samples]
+        if padding is not None and bool(padding.all()):
+            padding = None
+        batch, heads, repeat = (x.stop - x.start for x in (self.samples, self.heads, self.repeats))
+        shape = batch, heads, repeat, self.shape[3]
+        always = bool(product.others or product.earlier)
+        for layout in self.layouts(product):
+            if layout.lists.numel():
+                yield Placed(layout, shape, self.n_k, each, product.static, always, padding)
+
+    def apart(self, products: Sequence[Product]) -> Iterator[Part]:
+        """The part itself where heads that share keys share lists, else a part of each."""
+        repeat = self.shape[2]
+        weighed = any(self.data[each.leaf].weight is not None for each in products)
+        shared = (layout.is_shared(repeat) for each in products for layout in self.layouts(each))
+        mixed = weighed or any(x.others or x.earlier for x in products)
+        if repeat == 1 or (not mixed and all(shared)):
+            yield self
+            return
+        for each in range(repeat):
+            yield replace(self, repeats=slice(each, each + 1))
+
+
+def parts_of_call(
+    q: torch.Tensor, n_k: int, call: Call, products: Sequence[Product]
+) -> Iterator[Part]:
+    """The parts of a call with q [B, K, R, n_q, d]."""
+    batch, keys, repeat, n_q, size = q.shape
+    many = max(1, LIMITS.queries_together // (repeat * n_q * size))
+    step, heads = max(1, many // keys), min(keys, many)
+    for first in range(0, batch, step):
+        for low in range(0, keys, heads):
+            some = slice(first, min(first + step, batch)), slice(low, min(low + heads, keys))
+            part = Part(*some, slice(0, repeat), (batch, keys, repeat, n_q), n_k, call)
+            yield from part.apart(products)
+
+
+def _without(pairs: Pairs) -> Condition:
+    return lambda q, k: ~pairs.holds(q, k)

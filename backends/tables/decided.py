@@ -1,0 +1,308 @@
+"""The kernels of graphs that the data decide: the tables of their choices, and the rest of the
+graph in tables of its own, merged.
+
+Where the fast way cannot go (transforms, dropout, derivatives of derivatives) the dense definition
+computes the same, which takes a number for every pair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import islice
+from typing import cast
+
+import torch
+
+from attnspec.backends.common.exact import Partial, SoftmaxKernel
+from attnspec.backends.common.merging import with_zero
+from attnspec.backends.common.score_formula import unit
+from attnspec.backends.decided.products import Parts
+from attnspec.backends.decided.tables import Part, Placed, parts_of_call
+from attnspec.backends.dense.kernel import DenseKernel
+from attnspec.backends.tables.changed_scores import HeadScores, ScoreChanges
+from attnspec.backends.tables.kernel import SteppedKernel
+from attnspec.backends.tables.listed import ListedTiles, Results, summed
+from attnspec.backends.tables.per_sample import ReadingKernel
+from attnspec.backends.tables.sides import scratch
+from attnspec.graphs.patterns.full import Full
+from attnspec.graphs.relation import Relation
+from attnspec.graphs.token_sets import inputs_in
+from attnspec.limits import LIMITS
+from attnspec.lower.work import Call, Work
+
+WEIGHT = "weight of a choice"
+"""What stands for it among the tables of a call."""
+
+
+class Rest(ReadingKernel):
+    """What stands beside decided graphs, in tables: those of each sample where inputs are read."""
+
+    def __init__(
+        self, work: Work, heads: tuple[int, ...], device: torch.device, rest: Relation
+    ) -> None:
+        work = replace(work, relation=rest, reads=inputs_in(rest), normalize="softmax")
+        super().__init__(work, heads, device)
+
+    def known(self, work: Work) -> SoftmaxKernel:
+        return SteppedKernel(work, self.heads, self.device)
+
+    def samples(self, call: Call) -> Iterator[tuple[slice, SoftmaxKernel, Call]]:
+        """The kernels of the samples of a call, each with these and their call."""
+        if not self.work.reads:
+            yield slice(None), cast(SoftmaxKernel, self.kernel_of({}, 0)), call
+            return
+        data = {name: call.data[name][:, 0] for name in self.work.reads}
+        for sample in range(len(data[self.work.reads[0]])):
+            part = slice(sample, sample + 1)
+            padding = None if call.padding is None else call.padding[part]
+            line = call.line + sample * len(self.heads)
+            its = replace(call, padding=padding, line=line)
+            yield part, cast(SoftmaxKernel, self.kernel_of(data, sample)), its
+
+
+class DecidedTables(SoftmaxKernel):
+    """Attention over the tables of a call's choices, and over the rest of the graph."""
+
+    def __init__(
+        self, work: Work, heads: tuple[int, ...], device: torch.device, parts: Parts
+    ) -> None:
+        self.work, self.heads, self.device, self.parts = work, heads, device, parts
+        self.changes = ScoreChanges(work, heads) if work.changes else None
+        self.rest = None if parts.rest is None else Rest(work, heads, device, parts.rest)
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> torch.Tensor:
+        rounds = self._rounds(call)
+        if rounds:
+            return self._mean(q, k, v, rounds)
+        return super().__call__(q, self._keys(k), v, self._with_weight(call))
+
+    def partial(  # type: ignore[override]
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        rounds = self._rounds(call)
+        if rounds:
+            return self._mean(q, k, v, rounds), None
+        return super().partial(q, self._keys(k), v, self._with_weight(call))
+
+    def _mean(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rounds: Sequence[Call]
+    ) -> torch.Tensor:
+        """The mean of the outputs of the rounds in which a query has a key."""
+        parts = [super(DecidedTables, self).partial(q, self._keys(k), v, each) for each in rounds]
+        there = torch.stack([lse > -math.inf for _, lse in parts]).to(parts[0][1].dtype)[..., None]
+        total = (torch.stack([out for out, _ in parts]) * there).sum(0)
+        return (total / there.sum(0).clamp(min=1)).to(q.dtype)
+
+    def _keys(self, k: torch.Tensor) -> torch.Tensor:
+        return unit(k) if self.work.unit_keys else k
+
+    def _rounds(self, call: Call) -> list[Call]:
+        """The calls whose outputs are averaged, if that is asked for."""
+        if len(self.work.decided) != 1:
+            return []
+        leaf = self.work.decided[0]
+        return [replace(call, data={**call.data, leaf: each}) for each in call.data[leaf].rounds()]
+
+    def _with_weight(self, call: Call) -> Call:
+        """The call with what its choice learns among the tables, so that it gets its gradient."""
+        weight = call.data[self.work.decided[0]].weight
+        return call if weight is None else replace(call, tables={**call.tables, WEIGHT: weight})
+
+    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
+        if WEIGHT in call.tables:
+            leaf = self.work.decided[0]
+            choice = replace(call.data[leaf], weight=call.tables[WEIGHT])
+            call = replace(call, data={**call.data, leaf: choice})
+        return super().composed(q, k, v, call)
+
+    def build_differentiable(self) -> DenseKernel:
+        return DenseKernel(self.work, self.heads, self.device)
+
+    def rests(self, call: Call) -> Iterator[tuple[slice, SoftmaxKernel, Call]]:
+        """The kernels of what stands beside, each with its samples and their call."""
+        return iter(()) if self.rest is None else self.rest.samples(call)
+
+    def parts_of(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
+        """The parts of a call that are computed together."""
+        return parts_of_call(q, self.work.n_k, call, self.parts.products)
+
+    def placed(self, part: Part) -> Iterator[Placed]:
+        """The tables of a part."""
+        for product in self.parts.products:
+            yield from part.tables(product)
+
+    def _together(self, part: Part) -> Iterator[list[Placed]]:
+        """The tables of a part, some at a time."""
+        each = self.placed(part)
+        while some := list(islice(each, LIMITS.merged)):
+            yield some
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
+    ) -> Partial:
+        call, _ = _without_weight(call)
+        wide = torch.promote_types(q.dtype, torch.float32)
+        out = q.new_zeros(q.shape, dtype=wide)
+        lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
+        for of, kernel, its in self.rests(call):
+            out[of], lse[of] = kernel.forward(q[of], k[of], v[of], its, scale)
+        for part in self.parts_of(q, call):
+            mine, keys = part.of_q(q).to(wide), [part.of_k(x).to(wide) for x in (k, v)]
+            known = None
+            if self.rest is not None:
+                flat = part.of_q(out).reshape(-1, out.shape[-1])
+                known = Results(flat, part.of_q(lse).reshape(-1))
+            scores = self._scores(part, call)
+            for some in self._together(part):
+                known = _merged(known, some, mine, keys, scale, scores)
+            if known is not None and known.lse is not None:
+                part.of_q(out).copy_(known.outs.view(mine.shape))
+                part.of_q(lse).copy_(known.lse.view(mine.shape[:-1]))
+        if self.work.normalize == "softmax1":
+            out, lse = with_zero((out, lse), in_place=True)
+        return out.to(q.dtype), lse
+
+    def backward(
+        self, grad: torch.Tensor, saved: Sequence[torch.Tensor], call: Call, scale: float
+    ) -> Sequence[torch.Tensor]:
+        q, k, v, out, lse = saved
+        wide = lse.dtype
+        call, weight = _without_weight(call)
+        of_weight = None if weight is None else torch.zeros_like(weight, dtype=wide)
+        grads = [x.new_zeros(x.shape, dtype=wide) for x in (q, k, v)]
+        tables = {name: torch.zeros_like(table) for name, table in call.tables.items()}
+        for of, kernel, its in self.rests(call):
+            shares = kernel.backward(grad[of], [x[of] for x in saved], its, scale)
+            for total, share in zip(
+                [*(x[of] for x in grads), *tables.values()], shares, strict=True
+            ):
+                total += share
+        lse = lse.masked_fill(lse == -math.inf, 0.0)
+        for part in self.parts_of(q, call):
+            rows = [part.of_q(x).to(wide) for x in (grad, q, out, lse)]
+            keys = [part.of_k(x).to(wide) for x in (k, v)]
+            scores = self._scores(part, call)
+            for some in self._together(part):
+                (of_q, *of_keys), factors = _gradients(
+                    some, rows, keys, scale, scores, of_weight is not None
+                )
+                part.of_q(grads[0]).add_(of_q.view(rows[1].shape))
+                for total, x in zip(grads[1:], of_keys, strict=True):
+                    part.of_k(total).add_(x.view(part.of_k(total).shape))
+                if of_weight is not None:
+                    choice = part.data[self.work.decided[0]]
+                    total = of_weight[part.samples, part.query_heads]
+                    total += sum(choice.of_weight(sums) for sums in factors)
+            for name, share in scores.grads.items() if scores is not None else ():
+                tables[name] += share
+        if weight is not None and of_weight is not None:
+            tables[WEIGHT] = of_weight.to(weight.dtype)
+        given = zip(grads, (q, k, v), strict=True)
+        return *(x.to(y.dtype) for x, y in given), *tables.values()
+
+    def _scores(self, part: Part, call: Call) -> HeadScores | None:
+        """The changes of scores for the query heads of a part."""
+        if self.changes is None:
+            return None
+        heads = range(part.shape[1] * part.shape[2])[part.query_heads]
+        return self.changes.of(heads, call.tables)
+
+
+def _without_weight(call: Call) -> tuple[Call, torch.Tensor | None]:
+    """The call with its own tables alone, and what its choice learns."""
+    tables = dict(call.tables)
+    weight = tables.pop(WEIGHT, None)
+    return replace(call, tables=tables), weight
+
+
+def _merged(
+    known: Results | None,
+    some: Sequence[Placed],
+    q: torch.Tensor,
+    keys: Sequence[torch.Tensor],
+    scale: float,
+    scores: HeadScores | None,
+) -> Results:
+    """The results of all queries over some layouts, and those that are known."""
+    rows = sum(placed.slots[0] for placed in some) + (0 if known is None else len(known.outs))
+    into = Results.room("results", rows, keys[1].shape[-1], q.dtype, True)
+    columns = []
+    if known is not None:
+        into.put(known)
+        columns.append(torch.arange(len(known.outs), device=q.device))
+    for placed in some:
+        columns.append(ListedTiles(placed, keys, scale, scores).forward(q, into))
+    return into.combined(torch.stack(columns, 1))
+
+
+def _gradients(
+    some: Sequence[Placed],
+    rows: Sequence[torch.Tensor],
+    keys: Sequence[torch.Tensor],
+    scale: float,
+    scores: HeadScores | None,
+    weighed: bool,
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The gradients of all queries, keys and values, [rows, d] each, over some layouts, and those
+    of the factors of their entries where these are `weighed`; `rows` as `ListedTiles.backward`
+    takes them."""
+    q, kind = rows[1], rows[1].dtype
+    into = Results.room(
+        "results", sum(placed.slots[0] for placed in some), q.shape[-1], kind, False
+    )
+    slots = [placed.slots[1] for placed in some]
+    of_keys = [
+        scratch(f"gradients {number}", (sum(slots) + 1, x.shape[-1]), kind).zero_()
+        for number, x in enumerate(keys)
+    ]
+    by_queries, by_keys, factors, first = [], [], [], 0
+    for placed, count in zip(some, slots, strict=True):
+        tiles = ListedTiles(placed, keys, scale, scores, weighed)
+        mine = [x[first : first + count].view(-1, placed.k.size, x.shape[-1]) for x in of_keys]
+        by_queries.append(tiles.backward(rows, mine, into))
+        by_keys.append(tiles.by_keys(torch.arange(first, first + count, device=q.device)))
+        if tiles.of_factors is not None:
+            factors.append(tiles.of_factors.view(placed.lists.shape))
+        first += count
+    own = torch.stack(by_keys, 1)
+    of_q = into.combined(torch.stack(by_queries, 1)).outs
+    return [of_q, *(summed(x, own) for x in of_keys)], factors
+
+
+class MeansKernel:
+    """A work whose one choice are clusters of queries, `count` of them: their means read all keys,
+    and each query gets what the mean of its cluster gets."""
+
+    def __init__(
+        self, work: Work, heads: tuple[int, ...], device: torch.device, count: int
+    ) -> None:
+        self.work, self.heads, self.device = work, heads, device
+        means = replace(work, relation=Full(), n_q=count, reads=())
+        self.inner = SteppedKernel(means, heads, device)
+
+    @cached_property
+    def definition(self) -> DenseKernel:
+        """What drops single weights of each query."""
+        return DenseKernel(self.work, self.heads, self.device)
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> torch.Tensor:
+        return self.partial(q, k, v, call)[0]
+
+    def partial(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q]."""
+        if call.dropout_p:
+            return self.definition.partial(q, k, v, call)
+        clusters = call.data[self.work.decided[0]]
+        out, lse = self.inner.partial(clusters.means(q), k, v, Call(padding=call.padding))
+        # `softmax1` has one key more, whose score is 0
+        none = 0.0 if self.work.normalize == "softmax1" else -math.inf
+        return clusters.spread(out, 0.0), clusters.spread(lse[..., None], none)[..., 0]
