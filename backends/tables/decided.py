@@ -16,12 +16,12 @@ from typing import cast
 
 import torch
 
-from attnspec.backends.common.exact import Partial, SoftmaxKernel
-from attnspec.backends.common.merging import with_zero
+from attnspec.backends.common.exact import SoftmaxKernel
+from attnspec.backends.common.merging import Partial, with_zero
 from attnspec.backends.common.score_formula import unit
 from attnspec.backends.decided.products import Parts
 from attnspec.backends.decided.tables import Part, Placed, parts_of_call
-from attnspec.backends.dense.kernel import DenseKernel
+from attnspec.backends.one_block.dense import DenseKernel
 from attnspec.backends.tables.changed_scores import HeadScores, ScoreChanges
 from attnspec.backends.tables.kernel import SteppedKernel
 from attnspec.backends.tables.listed import ListedTiles, Results, summed
