@@ -22,6 +22,7 @@ from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import (
+    EXPRESSION,
     Attend,
     Crossing,
     Leaf,
@@ -32,12 +33,21 @@ from attnspec.ir.program import (
     leaves,
     scalars_of,
 )
-from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol, evaluate, symbols
+from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol, evaluate, fold, symbols
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.mechanism_sizes import bind_mechanism, require_length, symbols_in
 from attnspec.lower.ranges import longest_of
-from attnspec.lower.work import Alibi, BackendError, Bias, Change, Softcap, Work, alibi_slopes
+from attnspec.lower.work import (
+    Alibi,
+    BackendError,
+    Bias,
+    Change,
+    Expression,
+    Softcap,
+    Work,
+    alibi_slopes,
+)
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
 from attnspec.text.source import Span
 
@@ -105,6 +115,11 @@ def bias_tables(program: Program) -> dict[tuple[int, Score], str]:
         if score.name == "bias"
     )
     return {entry: f"bias_{index}" for index, entry in enumerate(found)}
+
+
+def pair_inputs(program: Program) -> tuple[str, ...]:
+    """The inputs of a program that have a number of each pair, which has a gradient."""
+    return tuple(entry.name for entry in program.inputs if entry.kind == "pairs")
 
 
 def buckets_of(score: Score) -> int:
@@ -326,6 +341,8 @@ def _graph(attend: Attend, causal: bool) -> Term:
 
 
 def _change(score: Score, at: Situation, heads: int, table: str, two_sided: bool) -> Change:
+    if score.name == EXPRESSION:
+        return _expression(score, at)
     values = {
         name: _number(value, at, f"{score.name}: {name}", score.span)
         for name, value in score.arguments
@@ -340,6 +357,17 @@ def _change(score: Score, at: Situation, heads: int, table: str, two_sided: bool
             return Alibi(score.slopes or alibi_slopes(heads))
         case _:
             return Bias(int(values["buckets"]), int(values["max_distance"]), two_sided, table)
+
+
+def _expression(score: Score, at: Situation) -> Expression:
+    value = dict(score.arguments)["value"]
+    try:
+        value = fold(value, at.values)
+    except ScalarError as error:
+        message = f"`score` has no value at {at.shown(value)}: {error}"
+        raise BindError(message, score.span) from None
+    read = {name.partition("(")[0] for name in symbols(value) if name.endswith("(q, k)")}
+    return Expression(value, tuple(sorted(read)))
 
 
 def _number(scalar: Scalar, at: Situation, name: str, span: Span | None) -> float:

@@ -12,7 +12,7 @@ import torch
 from attnspec.backends.common.torch_modes import is_recorded
 from attnspec.graphs.predicates.inputs import require_exact
 from attnspec.ir.api_checks import index_of
-from attnspec.ir.program import POSITIONS, Input, Program
+from attnspec.ir.program import OF_QUERIES, POSITIONS, Input, Program
 from attnspec.ir.scalars import Scalar
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call
@@ -24,7 +24,7 @@ Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
 """q [B, H, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v]."""
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-PER_HEAD = ("choices", "scores", "buckets")
+PER_HEAD = ("choices", "scores", "buckets", "pairs")
 """Kinds of inputs with an axis of heads."""
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -274,6 +274,7 @@ def _wanted(entry: Input) -> str:
         "choices": "an integer type [B, H or H_kv or 1, n_q, c]",
         "scores": "a floating type [B, H or H_kv or 1, query blocks, key blocks]",
         "buckets": "an integer type [B, H or 1, rounds, n_k]",
+        "pairs": "a floating type [B, H or 1, n_q, n_k]",
     }.get(entry.kind, "an integer type [B]")
 
 
@@ -322,14 +323,14 @@ def _check_per_head(entry: Input, tensor: torch.Tensor, q: torch.Tensor, k: torc
     name, batch, heads = f"the input `{entry.name}`", q.shape[0], [q.shape[1], k.shape[1], 1]
     types, kind = (
         (FLOATS, "a floating type")
-        if entry.kind == "scores"
+        if entry.kind in ("scores", "pairs")
         else (INTEGERS[1:], "a signed integer type")
     )
     _check_strided(name, tensor)
     shape = list(tensor.shape)
-    if entry.kind == "buckets":
+    if entry.kind in ("buckets", "pairs"):
         heads = [q.shape[1], 1]
-    wanted = {"choices": q.shape[2], "buckets": k.shape[2]}.get(entry.kind)
+    wanted = {"choices": q.shape[2], "buckets": k.shape[2], "pairs": q.shape[2]}.get(entry.kind)
     fits = len(shape) == 4 and shape[0] == batch and shape[1] in heads
     if not fits or (wanted is not None and shape[POSITIONS[entry.kind]] != wanted):
         sizes = f"B = {batch}, H = {q.shape[1]}, H_kv = {k.shape[1]}"
@@ -353,11 +354,13 @@ def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tup
         return x if axis is None else x.narrow(axis, 0, count)
 
     axes = {
-        name: None if kind == "choices" else POSITIONS.get(kind) for name, kind in kinds.items()
+        name: None if kind in OF_QUERIES else POSITIONS.get(kind) for name, kind in kinds.items()
     }
     padding = None if call.padding is None else first(call.padding, 1)
     data = {name: first(x, axes[name]) for name, x in call.data.items()}
-    return (q, first(k, 2), first(v, 2)), replace(call, padding=padding, data=data)
+    tables = {name: first(x, 4) if _is_of_pairs(program, name) else x for name, x in call.tables.items()}
+    found = replace(call, padding=padding, tables=tables, data=data)
+    return (q, first(k, 2), first(v, 2)), found
 
 
 def check_keys(keys: torch.Tensor | None) -> None:
@@ -380,7 +383,7 @@ def check_promise(name: str, at_most: int, marked: torch.Tensor) -> None:
 def check_finite(program: Program, tensors: Mapping[str, torch.Tensor]) -> None:
     """Raises ValueError, with the first place, where a tensor holds NaN or an infinity; a score
     that is given may be -inf, which is never chosen."""
-    scores = {entry.name for entry in program.inputs if entry.kind == "scores"}
+    scores = {entry.name for entry in program.inputs if entry.kind in ("scores", "pairs")}
     for name, x in tensors.items():
         if not x.is_floating_point() or x.device.type == "meta":
             continue
@@ -392,13 +395,34 @@ def check_finite(program: Program, tensors: Mapping[str, torch.Tensor]) -> None:
         place = wrong.nonzero()[0].tolist()
         axes = ("sample", "head", "position", "number")
         if name in scores:
-            axes = ("sample", "head", "query block", "key block")
+            blocks = ("query block", "key block")
+            axes = ("sample", "head", *(("query", "key") if _is_of_pairs(program, name) else blocks))
         at = ", ".join(f"{axis} {index}" for axis, index in zip(axes, place, strict=False))
         what = f"the input `{name}`" if name in scores else name
         raise ValueError(
             f"{what} must be finite, got {float(x[tuple(place)])} at {at}, and"
             f" {int(wrong.sum()):,} such of {x.numel():,} numbers"
         )
+
+
+def _is_of_pairs(program: Program, name: str) -> bool:
+    return any(entry.name == name and entry.kind == "pairs" for entry in program.inputs)
+
+
+def taken_apart(
+    program: Program, data: Mapping[str, torch.Tensor], n_k: int
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The inputs of a call without those that have a number of each pair, and these as tables,
+    [1, H or 1, B, n_q, n_k]: they have gradients."""
+    pairs = {name: x for name, x in data.items() if _is_of_pairs(program, name)}
+    for name, x in pairs.items():
+        if x.shape[3] != n_k:
+            raise ValueError(
+                f"the input `{name}` must have a number for each of the {n_k} keys, got"
+                f" {list(x.shape)}"
+            )
+    rest = {name: x for name, x in data.items() if name not in pairs}
+    return rest, {name: x.transpose(0, 1)[None] for name, x in pairs.items()}
 
 
 def require_unchanged(outs: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:

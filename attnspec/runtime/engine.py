@@ -41,7 +41,7 @@ from attnspec.ir.serial import FORMAT, Plain, from_data
 from attnspec.layout.tiling import TooFine
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.lower import Binder, bias_tables, stand_ins
+from attnspec.lower.lower import Binder, bias_tables, pair_inputs, stand_ins
 from attnspec.lower.mechanism_sizes import learned_parts
 from attnspec.lower.work import (
     MERGED,
@@ -50,6 +50,7 @@ from attnspec.lower.work import (
     Bias,
     Call,
     Cutting,
+    Expression,
     Joining,
     Kernel,
     Mergeable,
@@ -77,8 +78,9 @@ Outputs: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
 class Engine:
     """The kernels of a program, chosen and built for every layer and length that is asked for.
 
-    `text` is the plan that it was made of, by which traced programs name it; `learned` names what
-    calls bring along, in the order of a module's parameters.
+    `text` is the plan that it was made of, by which traced programs name it; `own` names what is
+    learned, in the order of a module's parameters, `learned` beside that the inputs that have a
+    number of each pair, [1, H or 1, B, n_q, n_k]: they have gradients as tables have.
     """
 
     def __init__(self, plan: Mapping[str, object]) -> None:
@@ -90,7 +92,8 @@ class Engine:
         self.program = from_data(cast("Mapping[str, Plain]", plan["program"]))
         self.binder = _binder(self.program)
         self._parts = learned_parts(self.program)
-        self.learned = (*bias_tables(self.program).values(), *self._parts.values())
+        self.own = (*bias_tables(self.program).values(), *self._parts.values())
+        self.learned = (*self.own, *pair_inputs(self.program))
         graphs = (attend.graph for attend in self.program.attends)
         self.computed = {x: y for g in graphs if g is not None for x, y in computed(g).items()}
         self._computed_of = sorted({name for names in self.computed.values() for name in names})
@@ -185,8 +188,12 @@ class Engine:
             name: pad(x, (0, more)) if kinds[name] in ("tokens", *READ) else x
             for name, x in call.data.items()
         }
+        pairs = {name: pad(call.tables[name], (0, more)) for name in pair_inputs(self.program)}
         given = replace(
-            call, padding=None if padding is None else pad(padding, (0, more)), data=data
+            call,
+            padding=None if padding is None else pad(padding, (0, more)),
+            tables={**call.tables, **pairs},
+            data=data,
         )
         return (q, pad(k, (0, 0, 0, more)), pad(v, (0, 0, 0, more))), given
 
@@ -302,6 +309,11 @@ class Engine:
         """What a kernel of the work calls its tables, with the names of the parameters."""
         biases = [
             (change.table, change.table) for change in work.changes if isinstance(change, Bias)
+        ]
+        biases += [
+            (name, name)
+            for change in work.changes
+            for name in (change.reads if isinstance(change, Expression) else ())
         ]
         mechanism = work.mechanism
         parts = () if mechanism is None else mechanism.parts()

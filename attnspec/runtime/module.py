@@ -31,6 +31,7 @@ from attnspec.runtime.call_checks import (
     check_exact,
     check_finite,
     check_inputs,
+    taken_apart,
     check_keys,
     check_layer,
     check_padding,
@@ -155,7 +156,7 @@ class CompiledAttention(Learner):
             return out, first.after(q.shape[2], first.parts)
         first = first.with_marked(self.program, data)
         check_exact(self.engine.computed, data, first.position + q.shape[2])
-        if any(work.decided for work, _ in works):
+        if any(work.decided or work.has_expression for work, _ in works):
             return self._step_of_all(q, k, v, first, layer, padding, data, return_lse)
         call = Call(padding, 0.0, data=data, in_place=in_place)
         return self._step_of_groups((q, k, v), prepared, first, layer, call, return_lse)
@@ -214,7 +215,7 @@ class CompiledAttention(Learner):
     ) -> tuple[Works, Prepared]:
         place = torch.device(device)
         groups, works = [], streamed_works(self.engine.binder, layer, heads)
-        if any(work.decided for work, _ in works):
+        if any(work.decided or work.has_expression for work, _ in works):
             # each step is a call with all keys
             return works, Prepared((), None)
         for work, members in works:
@@ -337,7 +338,8 @@ class CompiledAttention(Learner):
         self.check_numbers(q, k, v, data)
         if self._waits:
             self.make_parameters(q.shape[3], v.shape[3], q.device)
-        learned, draws = self._learned(q, v), self._draws(layer)
+        data, pairs = taken_apart(engine.program, data, k.shape[2])
+        learned, draws = {**self._learned(q, v), **pairs}, self._draws(layer)
         lse: torch.Tensor | None
         if _is_looked_at(q, self.program):
             seed = torch.randint(1 << 62, ()) if dropout_p else None
@@ -398,7 +400,9 @@ class CompiledAttention(Learner):
         self.check_numbers(q, k, v, data)
         if self._waits:
             self.make_parameters(q.shape[3], v.shape[3], q.device)
-        call = Call(key_padding_mask, check_dropout(dropout_p), self._learned(q, v), data)
+        data, pairs = taken_apart(self.program, data, k.shape[2])
+        learned = {**self._learned(q, v), **pairs}
+        call = Call(key_padding_mask, check_dropout(dropout_p), learned, data)
         out, lse = self.engine.masked((q, k, v), call, layer, added, return_lse)
         return (out, cast(torch.Tensor, lse)) if return_lse else out
 
@@ -413,13 +417,13 @@ class CompiledAttention(Learner):
                 "`check_finite` looks at numbers, which a program that is traced or transformed has"
                 " none of: set `module.check_finite = False` for it"
             )
-        scores = {x.name: data[x.name] for x in self.program.inputs if x.kind == "scores"}
+        scores = {x.name: data[x.name] for x in self.program.inputs if x.kind in ("scores", "pairs")}
         check_finite(self.program, {"q": q, "k": k, "v": v, **scores})
 
     def _learned(self, q: torch.Tensor, v: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         """What is learned, by name, for a call with these queries and values."""
         self.check_sizes(q, v)
-        found = {name: self.learned(name) for name in self.engine.learned}
+        found = {name: self.learned(name) for name in self.engine.own}
         for name, table in found.items():
             check_table(name, table, q.device)
         if self._before and again():

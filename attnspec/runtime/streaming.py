@@ -16,7 +16,7 @@ from attnspec.graphs.forms.written import written
 from attnspec.graphs.look_back import LookBack, lag_of_data, look_back
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.relation import Relation
-from attnspec.ir.program import POSITIONS, Compound, Program, Term
+from attnspec.ir.program import OF_QUERIES, POSITIONS, Compound, Program, Term
 from attnspec.lower.lower import Binder
 from attnspec.lower.work import Kernel, Streamable, Work
 from attnspec.runtime.call_checks import check_promise
@@ -286,7 +286,7 @@ class Everything:
         joined = dict(inputs)
         for entry in program.inputs:
             axis = POSITIONS.get(entry.kind)
-            if axis is not None and entry.kind != "choices":
+            if axis is not None and entry.kind not in OF_QUERIES:
                 joined[entry.name] = torch.cat([self.inputs[entry.name], inputs[entry.name]], axis)
         keys, values = torch.cat([self.keys, k], 2), torch.cat([self.values, v], 2)
         return Everything(keys, values, padding, joined)

@@ -8,15 +8,17 @@ query heads each and G independent blocks of h queries and w keys.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch.nn import functional
 
 from attnspec.backends.common.dropping import factor_of
-from attnspec.lower.work import Alibi, Bias, Call, Change, Softcap, Work
+from attnspec.backends.common.score_expression import evaluate
+from attnspec.ir.scalars import SCORE
+from attnspec.lower.work import Alibi, Bias, Call, Change, Expression, Softcap, Work
 
 HALF = (torch.float16, torch.bfloat16)
 """Types whose sums are kept in float32."""
@@ -29,7 +31,7 @@ class Blocks:
     `distance` is q - k as int64 [G, h, w], `mask` bool, True = attends, both broadcastable to
     [B, K, R, G, h, w]; None where nothing asks for them. So are `counts`, how often a pair is
     weighed, `factor`, what its key and value are multiplied with, and `kept`, whether dropout keeps
-    its weight, where that is known.
+    its weight, where that is known. `symbols` are the values of what expressions of scores read.
     """
 
     distance: torch.Tensor | None
@@ -37,6 +39,7 @@ class Blocks:
     counts: torch.Tensor | None = None
     factor: torch.Tensor | None = None
     kept: torch.Tensor | None = None
+    symbols: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 def widened(x: torch.Tensor) -> torch.Tensor:
@@ -117,7 +120,7 @@ class Formula:
         scores = scores.view(batch, keys, groups, repeat, rows, k.shape[-2]).transpose(2, 3)
         if blocks.factor is not None:
             scores = scores * blocks.factor
-        scores = self.changed(scores, blocks.distance, call)
+        scores = self.changed(scores, blocks.distance, call, blocks.symbols)
         found = shares(scores, blocks.mask, self.work.normalize, blocks.counts)
         weights = found.weights
         if blocks.factor is not None:
@@ -131,10 +134,20 @@ class Formula:
         return out.transpose(2, 3).to(given), found.lse
 
     def changed(
-        self, scores: torch.Tensor, distance: torch.Tensor | None, call: Call
+        self,
+        scores: torch.Tensor,
+        distance: torch.Tensor | None,
+        call: Call,
+        symbols: Mapping[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
+        """The scores after all changes; `symbols` are what expressions read."""
         for change in self.work.changes:
-            if isinstance(change, Softcap):
+            if isinstance(change, Expression):
+                values = {**(symbols or {}), SCORE: scores}
+                found = evaluate(change.value, values, scores)
+                # a number that reads no pair is that of each
+                scores = torch.zeros_like(scores) + found
+            elif isinstance(change, Softcap):
                 scores = change.cap * torch.tanh(scores / change.cap)
             elif distance is not None:
                 heads = scores.shape[1:3]

@@ -23,6 +23,7 @@ class Dense:
     name = "dense"
     takes_standing = True
     runs_decided = True
+    takes_expressions = True
 
     @property
     def least(self) -> float:

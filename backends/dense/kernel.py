@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import reduce
 
@@ -12,7 +12,7 @@ import torch
 from attnspec.backends.common.dropping import kept
 from attnspec.backends.common.masks import Reading, by_key_head, mask_plan
 from attnspec.backends.common.score_formula import Blocks, Formula
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call, Expression, Work
 
 
 class DenseKernel:
@@ -60,6 +60,7 @@ class DenseKernel:
             _by_key_head(self._counts(call), q),
             _by_key_head(self._factor(call), q),
             self._kept(call, q),
+            self._symbols(call, q) if self.work.has_expression else {},
         )
         out, lse = self.formula.partial(
             q[:, :, :, None], k[:, :, None], v[:, :, None], blocks, call
@@ -89,6 +90,25 @@ class DenseKernel:
         """Which weights are kept where counters drop some."""
         rows, keys = (torch.arange(x, device=q.device)[None] for x in (q.shape[3], self.work.n_k))
         return kept(call, q.shape[:3], rows, keys)
+
+    def _symbols(self, call: Call, q: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What expressions of scores read, broadcastable to [B, K, R, 1, n_q, n_k]."""
+        rows, heads = q.shape[3], q.shape[1:3]
+        queries, keys = (torch.from_numpy(x).to(q.device) for x in self.work.positions)
+        values = {"q": queries[:, None], "k": keys}
+        for name, x in call.data.items():
+            if isinstance(name, str) and x.dim() < 4:
+                per_sample = x.reshape(len(x), 1, 1, 1, -1)
+                # of a length the one number, of positions those of the last queries
+                values[f"{name}()"] = per_sample[..., None]
+                values[f"{name}(q)"] = per_sample[..., -rows:, None]
+                values[f"{name}(k)"] = per_sample[..., None, :]
+        for change in self.work.changes:
+            for name in change.reads if isinstance(change, Expression) else ():
+                table = call.tables[name].transpose(0, 1)
+                shape = heads if table.shape[1] > 1 else (1, 1)
+                values[f"{name}(q, k)"] = table.unflatten(1, shape)[:, :, :, None]
+        return values
 
     def _mean(self, rounds: list[Call], outs: list[torch.Tensor]) -> torch.Tensor:
         """The mean of the outputs [B, K, R, n_q, d_v] of the rounds in which a query has a key."""
@@ -142,9 +162,13 @@ class _Adding(Formula):
         self.added = added
 
     def changed(
-        self, scores: torch.Tensor, distance: torch.Tensor | None, call: Call
+        self,
+        scores: torch.Tensor,
+        distance: torch.Tensor | None,
+        call: Call,
+        symbols: Mapping[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        found = super().changed(scores, distance, call)
+        found = super().changed(scores, distance, call, symbols)
         added: torch.Tensor = by_key_head(self.added, found.shape[1])
         return found + added.to(found.dtype)
 
