@@ -92,9 +92,9 @@ EXPRESSION = "expression"
 
 @dataclass(frozen=True)
 class Score:
-    """A change to the scaled score: "softcap", "alibi" or "bias" with its arguments, or `EXPRESSION`
-    with what the score becomes, `value`; `slopes` of `alibi`, one for each head, where they are
-    not those of the paper."""
+    """A change to the scaled score: "softcap", "alibi" or "bias" with its arguments, or
+    `EXPRESSION` with what the score becomes, `value`; `slopes` of `alibi`, one for each head, where
+    they are not those of the paper."""
 
     name: str
     arguments: tuple[tuple[str, Scalar], ...]

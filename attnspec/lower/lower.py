@@ -329,7 +329,8 @@ def numbers_of(attend: Attend) -> dict[str, Scalar]:
     """The numbers of an attend beside its graph that depend on where it stands, by name."""
     beside: list[tuple[str, object]] = [("scale", attend.scale)]
     for part in (attend.mechanism, *attend.scores):
-        beside += () if part is None else part.arguments
+        # what a score's expression is worth is a matter of pairs
+        beside += () if part is None or part.name == EXPRESSION else part.arguments
     return {name: value for name, value in beside if isinstance(value, Symbol | Apply)}
 
 

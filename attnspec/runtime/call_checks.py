@@ -358,7 +358,9 @@ def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tup
     }
     padding = None if call.padding is None else first(call.padding, 1)
     data = {name: first(x, axes[name]) for name, x in call.data.items()}
-    tables = {name: first(x, 4) if _is_of_pairs(program, name) else x for name, x in call.tables.items()}
+    tables = {
+        name: first(x, 4) if _is_of_pairs(program, name) else x for name, x in call.tables.items()
+    }
     found = replace(call, padding=padding, tables=tables, data=data)
     return (q, first(k, 2), first(v, 2)), found
 
@@ -396,7 +398,11 @@ def check_finite(program: Program, tensors: Mapping[str, torch.Tensor]) -> None:
         axes = ("sample", "head", "position", "number")
         if name in scores:
             blocks = ("query block", "key block")
-            axes = ("sample", "head", *(("query", "key") if _is_of_pairs(program, name) else blocks))
+            axes = (
+                "sample",
+                "head",
+                *(("query", "key") if _is_of_pairs(program, name) else blocks),
+            )
         at = ", ".join(f"{axis} {index}" for axis, index in zip(axes, place, strict=False))
         what = f"the input `{name}`" if name in scores else name
         raise ValueError(

@@ -31,7 +31,6 @@ from attnspec.runtime.call_checks import (
     check_exact,
     check_finite,
     check_inputs,
-    taken_apart,
     check_keys,
     check_layer,
     check_padding,
@@ -42,6 +41,7 @@ from attnspec.runtime.call_checks import (
     of_first_keys,
     refuse_unknown,
     require_unchanged,
+    taken_apart,
 )
 from attnspec.runtime.decisions import Decision, data_of, decisions_of
 from attnspec.runtime.engine import Engine, no_log_sum_exps
@@ -417,7 +417,9 @@ class CompiledAttention(Learner):
                 "`check_finite` looks at numbers, which a program that is traced or transformed has"
                 " none of: set `module.check_finite = False` for it"
             )
-        scores = {x.name: data[x.name] for x in self.program.inputs if x.kind in ("scores", "pairs")}
+        scores = {
+            x.name: data[x.name] for x in self.program.inputs if x.kind in ("scores", "pairs")
+        }
         check_finite(self.program, {"q": q, "k": k, "v": v, **scores})
 
     def _learned(self, q: torch.Tensor, v: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
