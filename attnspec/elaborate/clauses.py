@@ -166,13 +166,14 @@ def _claim_meant(node: nodes.Expression, word: str, words: tuple[str, ...]) -> s
 
 def score_of(node: nodes.Expression, scope: Scope) -> Score:
     """What a `score` statement says."""
-    if not _is_change(node, scope):
+    if not isinstance(node, nodes.Call | nodes.Name) or not _is_change(node, scope):
         return _expression(node, scope)
     if not isinstance(node, nodes.Call) or node.name not in SCORES:
-        found = node.name if isinstance(node, nodes.Call | nodes.Name) else "an expression"
-        message = f"a score change is one of {', '.join(SCORES)}, got {found}"
+        found = node.name
+        message = f"a score change is {', '.join(SCORES)} or an expression of `s`, got `{found}`"
         span = node.name_span if isinstance(node, nodes.Call) else node.span
-        scope.fail("A317", message, span, help=did_you_mean(found, SCORES))
+        bare = f"write `score {found}(…)`" if found in SCORES else None
+        scope.fail("A317", message, span, help=bare or did_you_mean(found, SCORES))
     name, parameters = node.name, SCORES[node.name]
     require_score(name, node.span, scope)
     if name == "bias":
@@ -192,12 +193,10 @@ def score_of(node: nodes.Expression, scope: Scope) -> Score:
     return Score(name, tuple(sorted(given.items())), slopes, node.span)
 
 
-def _is_change(node: nodes.Expression, scope: Scope) -> bool:
+def _is_change(node: nodes.Call | nodes.Name, scope: Scope) -> bool:
     """Whether a statement names a change, or nothing else that there is."""
     if isinstance(node, nodes.Name):
         return node.name not in (*scope.names, *SCALARS, *POSITIONS, SCORE)
-    if not isinstance(node, nodes.Call):
-        return False
     if node.name in SCORES and isinstance(scope.names.get(node.name), InputRef):
         message = f"`score {node.name}(…)` changes scores, and an input has this name, too"
         scope.fail("A204", message, node.name_span, help="call the input otherwise")
@@ -212,8 +211,8 @@ def _expression(node: nodes.Expression, scope: Scope) -> Score:
         args = part.args[:1] if part.op == "item" else part.args
         read = {name for each in args for name in symbols(each)}
         if SCORE in read and part.op in ("//", "%", "floor", "ceil", "isqrt", "item"):
-            what = "a list is read" if part.op == "item" else f"`{part.op}` is"
-            message = f"{what} by whole numbers, and `{SCORE}` is a real one"
+            what = "the index of a list" if part.op == "item" else f"`{part.op}`"
+            message = f"{what} needs whole numbers, and the score `{SCORE}` is real"
             scope.fail("A312", message, node.span)
     across = [name for name in symbols(value) if name.endswith("(q)")]
     if scope.work.cross is not None and across:

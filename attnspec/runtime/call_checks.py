@@ -397,16 +397,12 @@ def check_finite(program: Program, tensors: Mapping[str, torch.Tensor]) -> None:
         place = wrong.nonzero()[0].tolist()
         axes = ("sample", "head", "position", "number")
         if name in scores:
-            blocks = ("query block", "key block")
-            axes = (
-                "sample",
-                "head",
-                *(("query", "key") if _is_of_pairs(program, name) else blocks),
-            )
+            block = "" if _is_of_pairs(program, name) else " block"
+            axes = ("sample", "head", f"query{block}", f"key{block}")
         at = ", ".join(f"{axis} {index}" for axis, index in zip(axes, place, strict=False))
         what = f"the input `{name}`" if name in scores else name
         raise ValueError(
-            f"{what} must be finite, got {float(x[tuple(place)])} at {at}, and"
+            f"{what} must be finite, got {float(x.detach()[tuple(place)])} at {at}, and"
             f" {int(wrong.sum()):,} such of {x.numel():,} numbers"
         )
 

@@ -87,12 +87,12 @@ class Given(NamedTuple):
         """What kernels are given besides q, k and v."""
         from attnspec.lower.work import Call
 
-        program = self.engine.program
+        names = (each.name for each in self.engine.program.inputs if each.kind != "pairs")
         return Call(
             padding=self.key_padding_mask,
             dropout_p=self.dropout_p,
             tables=dict(zip(self.engine.learned, self.learned, strict=True)),
-            data=dict(zip((each.name for each in program.inputs), self.inputs, strict=True)),
+            data=dict(zip(names, self.inputs, strict=True)),
         )
 
     @property
