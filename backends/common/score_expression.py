@@ -44,18 +44,10 @@ def _isqrt(x: torch.Tensor) -> torch.Tensor:
     return root + ((root + 1) * (root + 1) <= x).long()
 
 
-def _power(a: Number, b: Number) -> torch.Tensor:
-    return torch.pow(a, b)
-
-
-def _pairwise(work: Callable[..., torch.Tensor]) -> Callable[..., Number]:
-    return lambda *values: reduce(lambda a, b: work(*torch.broadcast_tensors(a, b)), values)
-
-
 _TENSORS: dict[str, Callable[..., Number]] = {
     "//": lambda a, b: torch.div(a, b, rounding_mode="floor"),
     "%": torch.remainder,
-    "**": _power,
+    "**": torch.pow,
     "not": torch.logical_not,
     "and": lambda *values: reduce(torch.logical_and, values),
     "or": lambda *values: reduce(torch.logical_or, values),
@@ -67,8 +59,8 @@ _TENSORS: dict[str, Callable[..., Number]] = {
     "log2": torch.log2,
     "ceil": lambda x: _whole(x, torch.ceil),
     "floor": lambda x: _whole(x, torch.floor),
-    "min": _pairwise(torch.minimum),
-    "max": _pairwise(torch.maximum),
+    "min": lambda *values: reduce(torch.minimum, values),
+    "max": lambda *values: reduce(torch.maximum, values),
     "abs": torch.abs,
     "tanh": torch.tanh,
     "exp": torch.exp,

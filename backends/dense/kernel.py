@@ -107,7 +107,7 @@ class DenseKernel:
             for name in change.reads if isinstance(change, Expression) else ():
                 table = call.tables[name].transpose(0, 1)
                 shape = heads if table.shape[1] > 1 else (1, 1)
-                values[f"{name}(q, k)"] = table.unflatten(1, shape)[:, :, :, None]
+                values[f"{name}(q, k)"] = table.reshape(-1, *shape, 1, *table.shape[2:])
         return values
 
     def _mean(self, rounds: list[Call], outs: list[torch.Tensor]) -> torch.Tensor:
