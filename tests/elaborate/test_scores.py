@@ -54,13 +54,9 @@ def test_numbers_of_pairs_have_gradients_and_are_checked() -> None:
     for wrong in (near[..., :-1], near[:, :, 1:], near.expand(1, 3, 9, 9)):
         with pytest.raises(ValueError, match="near"):
             module(q, k, v, inputs={"near": wrong})
+    parts = [x[0].transpose(0, 1) for x in (q, k, v)]
     with pytest.raises(ValueError, match="near"):
-        packed(
-            module,
-            *(x[0].transpose(0, 1) for x in (q, k, v)),
-            torch.tensor([0, 4, 9]),
-            inputs={"near": near},
-        )
+        packed(module, parts[0], parts[1], parts[2], torch.tensor([0, 4, 9]), inputs={"near": near})
 
 
 def test_a_row_that_is_hidden_whole_is_zero() -> None:
