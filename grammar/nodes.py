@@ -188,10 +188,10 @@ class Input(Line):
 @dataclass(frozen=True)
 class Setting(Line):
     """A statement that is a keyword and values: `layers 12`, `heads h`, `extra_tokens 4`, `causal`,
-    `scale 0.5`, `normalize relu`, `score alibi()`, `sequence grid(8, 8)`, `attend full`.
+    `scale 0.5`, `normalize relu`, `score s + 1`, `sequence grid(8, 8)`, `attend full`.
 
     `keyword` is that word; `value` its expression, None for `causal`. `normalize relu` has a
-    `Name`, `score` and `sequence` have a `Call`.
+    `Name`, `sequence` has a `Call`.
     """
 
     keyword: str

@@ -60,7 +60,7 @@ class Golden:
                 lines += [f"    {each}".rstrip() or "    ." for each in words]
                 if made != line:
                     wrong[line] = made
-        assert wrong == {}
+        assert not wrong, wrong
         self("\n".join(lines) + "\n")
 
 

@@ -157,6 +157,18 @@ BODIES = {
     "mixer": "layers 2 attend mixer(hidden = 7, max_length = 140)",
     "gmlp": "attend gmlp(max_length = 140)",
     "causal gmlp": "causal heads 2 attend gmlp(max_length = 140)",
+    "score of distances": "heads 2 attend window(radius = 20) | global(first(2))"
+    " score s - 0.1 * abs(q - k) score 4 * tanh(s / 4) score s + (q > k) / (1 + layer)",
+    "score of a list": "heads 4 causal attend full score s * [0.5, 1, 2, 4][head]"
+    " score s + [1, 0, 2][min(abs(q - k) // 3, 2)] normalize softmax1",
+    "score of inputs": "input t: numbers input d: ids input p: length attend window(radius = 9)"
+    " score s + 0.3 * (d(q) == d(k)) - abs(t(q) - t(k)) / 9 score s + log(0.5 + (k < p))",
+    "score of pairs": "heads 2 input near: pairs causal attend residue(step = 3) | self"
+    " score s + near(q, k) * (k % 2)",
+    "score that hides": "attend block(size = 8) score s + log(k // 4 + (q < 0))",
+    "score of choices": "causal attend topk(keys = 4) score s * exp(-abs(q - k) / 8)",
+    "score of sigmoids": "attend window(radius = 4) score max(s, min(q, k) - n / 2)"
+    " normalize sigmoid",
 }
 """Bodies of attentions by what they are about."""
 
@@ -407,6 +419,8 @@ def sample_of(inputs: Iterable[Any], n: int, draw: np.random.Generator) -> dict[
             case "choices":
                 # some repeat, some are none
                 made[entry.name] = draw.integers(-1, -(-n // entry.size), (1, n, 3))
+            case "pairs":
+                made[entry.name] = draw.standard_normal((1, n, n))
             case "scores":
                 made[entry.name] = draw.standard_normal((1, n, -(-n // entry.size)))
             case "buckets":

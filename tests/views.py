@@ -464,7 +464,7 @@ class Call:
             }
             for name, x in found["inputs"].items():
                 # choices and scores are those of the queries
-                if self.case.spec.inputs[name].kind in ("choices", "scores"):
+                if self.case.spec.inputs[name].kind in ("choices", "scores", "pairs"):
                     found["inputs"][name] = x[:, :, x.shape[2] - self.tensors[0].shape[2] :]
         return found
 
@@ -675,6 +675,8 @@ def step_errors(call: Call) -> list[str]:
                 # a length is one number, and choices have an axis of heads before their queries
                 name: x[..., at]
                 if kinds[name] == "buckets"
+                else x[:, :, at, : at.stop]
+                if kinds[name] == "pairs"
                 else x[:, :, at, : -(-at.stop // size[name])]
                 if kinds[name] == "scores"
                 else x[:, at]

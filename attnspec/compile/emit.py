@@ -242,6 +242,7 @@ _KINDS = {
     "choices": "integers [B, H or H_kv or 1, n_q, c]",
     "scores": "real [B, H or H_kv or 1, query blocks, key blocks]",
     "buckets": "integers [B, H or 1, rounds, n_k]",
+    "pairs": "real [B, H or 1, n_q, n_k]",
 }
 """What inputs of each kind are."""
 

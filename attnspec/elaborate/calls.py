@@ -13,7 +13,7 @@ from attnspec.elaborate.arguments import (
     values_of,
 )
 from attnspec.elaborate.foreign_words import meant
-from attnspec.elaborate.lists import input_read, require_exact
+from attnspec.elaborate.lists import input_read, require_exact, require_free
 from attnspec.elaborate.names import GRAPH_FUNCTIONS, TOKEN_SETS, Value
 from attnspec.elaborate.scope import Failed, Scope, each, meaning
 from attnspec.grammar import nodes
@@ -24,7 +24,7 @@ from attnspec.graphs.patterns.where_inputs import parted
 from attnspec.graphs.predicates.inputs import reads_inputs
 from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import InputRef, Leaf, Mechanism, Term, Tokens
-from attnspec.ir.scalars import FUNCTIONS, Apply, Scalar, symbols
+from attnspec.ir.scalars import FUNCTIONS, SCORE_FUNCTIONS, Apply, Scalar, symbols
 from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import did_you_mean
 
@@ -36,6 +36,9 @@ def call(node: nodes.Call, scope: Scope, bare: bool = False) -> Value:
     """What a call stands for; `bare` where the text has the word alone."""
     name, work, graphs = node.name, scope.work, scope.module.graphs
     given = scope.names.get(name)
+    if scope.score and name in SCORE_FUNCTIONS:
+        require_free(node, scope)
+        return _function(node, scope)
     if isinstance(given, InputRef) and (scope.predicate or name not in _words(scope)):
         return input_read(node, given, scope)
     if name in scope.module.broken:
@@ -82,7 +85,7 @@ def _function(node: nodes.Call, scope: Scope) -> Scalar:
         terms.typed(value, "number", node.name, argument.value.span, scope)
         return value
 
-    least, most = FUNCTIONS[node.name]
+    least, most = {**FUNCTIONS, **SCORE_FUNCTIONS}[node.name]
     values = each(node.arguments, one)
     if len(values) < least or (most is not None and len(values) > most):
         needed = "one argument" if most == 1 else "at least one argument"

@@ -6,11 +6,18 @@ from dataclasses import replace
 from typing import Any, NoReturn, cast
 
 from attnspec.elaborate.arguments import check_constant, matched
-from attnspec.elaborate.cross import require_across, require_claim, require_score
+from attnspec.elaborate.cross import (
+    require_across,
+    require_claim,
+    require_keys,
+    require_score,
+)
 from attnspec.elaborate.names import (
     METRICS,
     NORMALIZERS,
+    POSITIONS,
     PROPERTIES,
+    SCALARS,
     SCORE_DEFAULTS,
     SCORES,
     Numbers,
@@ -22,8 +29,17 @@ from attnspec.elaborate.terms import count, integer, require, scalar
 from attnspec.grammar import nodes
 from attnspec.grammar.printer import print_expression
 from attnspec.ir.parameters import Parameter
-from attnspec.ir.program import Claim, Score
-from attnspec.ir.scalars import Apply, Scalar, Symbol, symbols
+from attnspec.ir.program import EXPRESSION, Claim, InputRef, Score
+from attnspec.ir.scalars import (
+    FUNCTIONS,
+    SCORE,
+    SCORE_FUNCTIONS,
+    Apply,
+    Scalar,
+    Symbol,
+    parts_of,
+    symbols,
+)
 from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import did_you_mean
 
@@ -150,11 +166,14 @@ def _claim_meant(node: nodes.Expression, word: str, words: tuple[str, ...]) -> s
 
 def score_of(node: nodes.Expression, scope: Scope) -> Score:
     """What a `score` statement says."""
+    if not isinstance(node, nodes.Call | nodes.Name) or not _is_change(node, scope):
+        return _expression(node, scope)
     if not isinstance(node, nodes.Call) or node.name not in SCORES:
-        found = node.name if isinstance(node, nodes.Call | nodes.Name) else "an expression"
-        message = f"a score change is one of {', '.join(SCORES)}, got {found}"
+        found = node.name
+        message = f"a score change is {', '.join(SCORES)} or an expression of `s`, got `{found}`"
         span = node.name_span if isinstance(node, nodes.Call) else node.span
-        scope.fail("A317", message, span, help=did_you_mean(found, SCORES))
+        bare = f"write `score {found}(…)`" if found in SCORES else None
+        scope.fail("A317", message, span, help=bare or did_you_mean(found, SCORES))
     name, parameters = node.name, SCORES[node.name]
     require_score(name, node.span, scope)
     if name == "bias":
@@ -172,6 +191,33 @@ def score_of(node: nodes.Expression, scope: Scope) -> Score:
             given[argument] = SCORE_DEFAULTS[argument]
     slopes = given.pop("slopes", ())
     return Score(name, tuple(sorted(given.items())), slopes, node.span)
+
+
+def _is_change(node: nodes.Call | nodes.Name, scope: Scope) -> bool:
+    """Whether a statement names a change, or nothing else that there is."""
+    if isinstance(node, nodes.Name):
+        return node.name not in (*scope.names, *SCALARS, *POSITIONS, SCORE)
+    if node.name in SCORES and isinstance(scope.names.get(node.name), InputRef):
+        message = f"`score {node.name}(…)` changes scores, and an input has this name, too"
+        scope.fail("A204", message, node.name_span, help="call the input otherwise")
+    return node.name not in (*scope.names, *FUNCTIONS, *SCORE_FUNCTIONS)
+
+
+def _expression(node: nodes.Expression, scope: Scope) -> Score:
+    """What the score becomes, a number."""
+    inner = scope.child(predicate=True, score=True)
+    value = scalar(node, inner, "a score")
+    for part in parts_of(value):
+        args = part.args[:1] if part.op == "item" else part.args
+        read = {name for each in args for name in symbols(each)}
+        if SCORE in read and part.op in ("//", "%", "floor", "ceil", "isqrt", "item"):
+            what = "the index of a list" if part.op == "item" else f"`{part.op}`"
+            message = f"{what} needs whole numbers, and the score `{SCORE}` is real"
+            scope.fail("A312", message, node.span)
+    across = [name for name in symbols(value) if name.endswith("(q)")]
+    if scope.work.cross is not None and across:
+        require_keys(across[0].partition("(")[0], node.span, scope)
+    return Score(EXPRESSION, (("value", value),), (), node.span)
 
 
 def _argument(name: str, parameter: Parameter, node: nodes.Expression, scope: Scope) -> Scalar:

@@ -61,6 +61,12 @@ def require_score(name: str, span: Span, scope: Scope) -> None:
         _refuse(message, span, scope)
 
 
+def require_keys(name: str, span: Span, scope: Scope) -> None:
+    """Refuse an input that a score reads at the query."""
+    message = f"the input `{name}` belongs to the keys, and here queries are looked up in it"
+    _refuse(message, span, scope)
+
+
 def require_across(value: Value, span: Span, scope: Scope) -> None:
     """Refuse what has no meaning between two sequences; of other values nothing is asked."""
     if scope.work.cross is None:

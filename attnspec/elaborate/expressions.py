@@ -10,7 +10,7 @@ from attnspec.elaborate import terms
 from attnspec.elaborate.calls import call
 from attnspec.elaborate.foreign_words import meant
 from attnspec.elaborate.hybrids import regrouped
-from attnspec.elaborate.lists import readings
+from attnspec.elaborate.lists import readings, require_free
 from attnspec.elaborate.names import (
     ARTICLES,
     GRAPH_FUNCTIONS,
@@ -28,7 +28,7 @@ from attnspec.graphs.grid import AXES
 from attnspec.graphs.predicates.inputs import reading
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.program import Compound, InputRef, Leaf, Mechanism, Term
-from attnspec.ir.scalars import FUNCTIONS, NEGATED, Apply, Scalar, Symbol
+from attnspec.ir.scalars import FUNCTIONS, NEGATED, SCORE, Apply, Scalar, Symbol
 from attnspec.text.diagnostics import did_you_mean, nearest
 from attnspec.text.source import Span
 
@@ -58,6 +58,9 @@ def number(node: nodes.Integer | nodes.Real | nodes.Boolean, scope: Scope) -> Sc
 def word(node: nodes.Name, scope: Scope) -> Value:
     """What a bare word stands for."""
     name, work, module = node.name, scope.work, scope.module
+    if scope.score and name == SCORE:
+        require_free(node, scope)
+        return Symbol(SCORE)
     if name in scope.names:
         scope.used.add(name)
         found = scope.names[name]

@@ -6,7 +6,13 @@ from attnspec.elaborate import terms
 from attnspec.elaborate.names import ARTICLES, POSITIONS, Numbers, kind_of, type_of
 from attnspec.elaborate.scope import Scope, each, meaning
 from attnspec.grammar import nodes
-from attnspec.graphs.predicates.inputs import INEXACT, READ, reading, reads_inputs
+from attnspec.graphs.predicates.inputs import (
+    INEXACT,
+    READ,
+    pair_reading,
+    reading,
+    reads_inputs,
+)
 from attnspec.ir.linear import asks_positions
 from attnspec.ir.program import InputRef
 from attnspec.ir.scalars import Apply, Scalar, Symbol
@@ -81,6 +87,7 @@ def readings(given: InputRef) -> str:
     return {
         "tokens": f"`rows({name})` are the pairs whose query is marked, `columns({name})` those"
         " whose key is",
+        "pairs": f"write `{name}(q, k)` in `score`",
         "length": f"`prefix({name})` are the pairs whose key lies before it; in `where(…)`"
         f" `{name}` is a number",
     }.get(given.kind, f"`{name}` is an input of kind `{given.kind}`, which no predicate reads")
@@ -92,19 +99,31 @@ def readings(given: InputRef) -> str:
 def input_read(node: nodes.Call, given: InputRef, scope: Scope) -> Symbol:
     """What `time(q)` stands for in a predicate."""
     name = node.name
+    sides = [x.value.name for x in node.arguments if isinstance(x.value, nodes.Name) and not x.name]
+    if given.kind == "pairs" and scope.score:
+        if sides != [*POSITIONS]:
+            scope.fail("A303", f"an input of pairs is read as `{name}(q, k)`", node.span)
+        scope.used.add(name)
+        return pair_reading(given.name)
     if given.kind not in READ:
         message = f"a predicate reads inputs of kind {' and '.join(READ)}, got `{given.kind}`"
         scope.fail("A313", message, node.span, help=readings(given))
     if not scope.predicate:
         message = f"`{name}(…)` has a meaning only inside `where(…)`"
         scope.fail("A205", message, node.span)
-    position = node.arguments[0] if len(node.arguments) == 1 else None
-    value = None if position is None or position.name else position.value
-    if not isinstance(value, nodes.Name) or value.name not in POSITIONS:
+    if len(node.arguments) != 1 or len(sides) != 1 or sides[0] not in POSITIONS:
         message = f"an input is read at the query or the key: `{name}(q)`, `{name}(k)`"
         scope.fail("A303", message, node.span)
     scope.used.add(name)
-    return reading(given.name, value.name)
+    return reading(given.name, sides[0])
+
+
+def require_free(node: nodes.Name | nodes.Call, scope: Scope) -> None:
+    """Refuse another meaning of a word that `score` has one for."""
+    if node.name in scope.names:
+        message = f"`{node.name}` has a meaning of its own inside `score`, and is a name here, too"
+        span = node.name_span if isinstance(node, nodes.Call) else node.span
+        scope.fail("A204", message, span, help="call the parameter, local name or input otherwise")
 
 
 def require_exact(value: Scalar, node: nodes.Expression, scope: Scope) -> None:

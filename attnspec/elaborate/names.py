@@ -16,7 +16,7 @@ from attnspec.ir.program import (
     Tokens,
     TokenTerm,
 )
-from attnspec.ir.scalars import TRUTHS, Apply, Scalar, Symbol
+from attnspec.ir.scalars import SCORE, TRUTHS, Apply, Scalar, Symbol
 
 SCALARS = ("n", "heads", "layers", "head", "layer")
 """The scalars that are available everywhere."""
@@ -84,6 +84,7 @@ INPUTS: dict[str, tuple[str, dict[str, Parameter]]] = {
         {"size": Parameter("integer", "keys of a block, 1 if not given", least=1)},
     ),
     "buckets": ("the hash of each position, integers [B, H, rounds, n]: `lsh(x)`", {}),
+    "pairs": ("a number of each pair, reals [B, H or 1, n_q, n]: `x(q, k)` in `score`", {}),
 }
 """What an input of each kind says, with its type, axes and readers, and the arguments of a kind."""
 INPUT_KINDS = tuple(INPUTS)
@@ -156,6 +157,8 @@ def type_of(scalar: Scalar) -> ScalarType:
     match scalar:
         case bool():
             return "boolean"
+        case Symbol(name) if name == SCORE or name.endswith("(q, k)"):
+            return "real"
         case int() | Symbol():
             return "integer"
         case float():
@@ -166,7 +169,7 @@ def type_of(scalar: Scalar) -> ScalarType:
                 return "boolean"
             if op in ("isqrt", "ceil", "floor"):
                 return "integer"
-            if op in ("/", "sqrt", "log2"):
+            if op in ("/", "sqrt", "log2", "tanh", "exp", "log"):
                 return "real"
             if op == "**" and not (isinstance(args[1], int) and args[1] >= 0):
                 # an exponent that is not a constant is taken for a count, as in 2 ** head

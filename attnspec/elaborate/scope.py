@@ -183,9 +183,9 @@ class Scope:
     message.
 
     `module` is the file in which graphs are looked up, `used` collects the names that were looked
-    up, for the lints. `predicate`: inside `where`; `numbers`: nothing but numbers and truth values
-    is meant here; `wanted`: the kind of input that may stand here by its name; `expanding`: the
-    named graphs whose definitions this stands in.
+    up, for the lints. `predicate`: inside `where` or `score`; `score`: inside that; `numbers`:
+    nothing but numbers and truth values is meant here; `wanted`: the kind of input that may stand
+    here by its name; `expanding`: the named graphs whose definitions this stands in.
     """
 
     work: Work
@@ -193,6 +193,7 @@ class Scope:
     names: dict[str, Value | None] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     predicate: bool = False
+    score: bool = False
     numbers: bool = False
     wanted: str = ""
     expanding: tuple[nodes.Graph, ...] = ()

@@ -145,7 +145,7 @@ class Statements:
                 notes=(
                     "`tokens` marks positions, `ids` labels them, `numbers` measures them, `length`"
                     " counts them",
-                    "`choices`, `scores` and `buckets` decide what is read",
+                    "`choices`, `scores` and `buckets` decide what is read, `pairs` change scores",
                 ),
                 help=did_you_mean(kind, INPUT_KINDS),
             )

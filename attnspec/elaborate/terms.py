@@ -111,6 +111,9 @@ def as_tokens(value: Value, span: Span, scope: Scope) -> TokenTerm:
 def typed(value: Scalar, wanted: str, operator: str, span: Span, scope: Scope) -> None:
     """Fail unless a scalar is a number, or a comparison, as an operator wants it."""
     is_boolean = type_of(value) == "boolean"
+    if scope.score and wanted == "number":
+        # there a comparison counts 1 or 0
+        return
     if is_boolean != (wanted == "boolean"):
         found = "a comparison" if is_boolean else "a number"
         needed = "comparisons" if wanted == "boolean" else "numbers"

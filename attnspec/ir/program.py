@@ -86,10 +86,15 @@ class Mechanism:
     span: Span | None = field(default=None, compare=False, repr=False)
 
 
+EXPRESSION = "expression"
+"""What a change of scores that has no name is called."""
+
+
 @dataclass(frozen=True)
 class Score:
-    """A change to the scaled score: "softcap", "alibi" or "bias" with its arguments; `slopes` of
-    `alibi`, one for each head, where they are not those of the paper."""
+    """A change to the scaled score: "softcap", "alibi" or "bias" with its arguments, or
+    `EXPRESSION` with what the score becomes, `value`; `slopes` of `alibi`, one for each head, where
+    they are not those of the paper."""
 
     name: str
     arguments: tuple[tuple[str, Scalar], ...]
@@ -128,9 +133,12 @@ class Input:
     size: int = 1
 
 
-POSITIONS = {"tokens": 1, "ids": 1, "numbers": 1, "choices": 2, "buckets": 3}
-"""The axis of positions of inputs, by their kind: of queries those of choices, of keys the others;
-lengths and scores have none."""
+POSITIONS = {"tokens": 1, "ids": 1, "numbers": 1, "choices": 2, "buckets": 3, "pairs": 2}
+"""The axis of positions of inputs, by their kind: of queries those of choices and pairs, of keys
+the others; lengths and scores have none."""
+
+OF_QUERIES = ("choices", "pairs")
+"""Kinds of inputs whose positions are those of the queries."""
 
 
 @dataclass(frozen=True)

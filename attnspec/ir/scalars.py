@@ -199,6 +199,9 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     "min": _minimum,
     "max": _maximum,
     "abs": abs,
+    "tanh": np.tanh,
+    "exp": np.exp,
+    "log": np.log,
 }
 """What an `Apply` may do; the functions of the language are among them by their own names."""
 
@@ -222,6 +225,12 @@ FUNCTIONS: dict[str, tuple[int, int | None]] = {
     "abs": (1, 1),
 }
 """The functions of the language with their least and most arguments (None = any number)."""
+
+SCORE_FUNCTIONS: dict[str, tuple[int, int | None]] = {"tanh": (1, 1), "exp": (1, 1), "log": (1, 1)}
+"""Those that `score` has beside them."""
+
+SCORE = "s"
+"""The score so far, in `score`."""
 
 
 OPERATORS = frozenset("+ - * / // % neg == != < <= > >= and or not within one_of abs".split())

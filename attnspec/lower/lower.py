@@ -21,6 +21,7 @@ from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import (
+    EXPRESSION,
     Attend,
     Crossing,
     Leaf,
@@ -31,11 +32,20 @@ from attnspec.ir.program import (
     leaves,
     scalars_of,
 )
-from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol, evaluate, symbols
+from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol, evaluate, fold, symbols
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.mechanism_sizes import bind_mechanism, require_length, symbols_in
-from attnspec.lower.work import Alibi, BackendError, Bias, Change, Softcap, Work, alibi_slopes
+from attnspec.lower.work import (
+    Alibi,
+    BackendError,
+    Bias,
+    Change,
+    Expression,
+    Softcap,
+    Work,
+    alibi_slopes,
+)
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
 from attnspec.text.source import Span
 
@@ -103,6 +113,11 @@ def bias_tables(program: Program) -> dict[tuple[int, Score], str]:
         if score.name == "bias"
     )
     return {entry: f"bias_{index}" for index, entry in enumerate(found)}
+
+
+def pair_inputs(program: Program) -> tuple[str, ...]:
+    """The inputs of a program that have a number of each pair, which has a gradient."""
+    return tuple(entry.name for entry in program.inputs if entry.kind == "pairs")
 
 
 def buckets_of(score: Score) -> int:
@@ -286,7 +301,8 @@ def numbers_of(attend: Attend) -> dict[str, Scalar]:
     """The numbers of an attend beside its graph that depend on where it stands, by name."""
     beside: list[tuple[str, object]] = [("scale", attend.scale)]
     for part in (attend.mechanism, *attend.scores):
-        beside += () if part is None else part.arguments
+        # what a score's expression is worth is a matter of pairs
+        beside += () if part is None or part.name == EXPRESSION else part.arguments
     return {name: value for name, value in beside if isinstance(value, Symbol | Apply)}
 
 
@@ -298,6 +314,8 @@ def _graph(attend: Attend, causal: bool) -> Term:
 
 
 def _change(score: Score, at: Situation, heads: int, table: str, two_sided: bool) -> Change:
+    if score.name == EXPRESSION:
+        return _expression(score, at)
     values = {
         name: _number(value, at, f"{score.name}: {name}", score.span)
         for name, value in score.arguments
@@ -312,6 +330,17 @@ def _change(score: Score, at: Situation, heads: int, table: str, two_sided: bool
             return Alibi(score.slopes or alibi_slopes(heads))
         case _:
             return Bias(int(values["buckets"]), int(values["max_distance"]), two_sided, table)
+
+
+def _expression(score: Score, at: Situation) -> Expression:
+    value = dict(score.arguments)["value"]
+    try:
+        value = fold(value, at.values)
+    except ScalarError as error:
+        message = f"`score` has no value at {at.shown(value)}: {error}"
+        raise BindError(message, score.span) from None
+    read = {name.partition("(")[0] for name in symbols(value) if name.endswith("(q, k)")}
+    return Expression(value, tuple(sorted(read)))
 
 
 def _number(scalar: Scalar, at: Situation, name: str, span: Span | None) -> float:

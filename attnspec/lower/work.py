@@ -16,6 +16,7 @@ import numpy as np
 from attnspec.graphs.relation import DataDependent, Relation, decided_in
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
 from attnspec.ir.program import Program
+from attnspec.ir.scalars import Scalar
 from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -47,6 +48,15 @@ class Bias:
     table: str
 
 
+@dataclass(frozen=True)
+class Expression:
+    """A number that the score becomes: `value` of the score so far, of positions and of inputs,
+    `reads` the names of those of each pair."""
+
+    value: Scalar
+    reads: tuple[str, ...] = ()
+
+
 def alibi_slopes(heads: int) -> tuple[float, ...]:
     """The slopes of ALiBi (Press et al. 2021) as its code has them: geometric for a power of two;
     else those of the power below, then every other one of twice as many."""
@@ -64,7 +74,7 @@ class BackendError(AttnSpecError):
     """A backend that is unknown, that cannot be had, or that refuses what it is asked to run."""
 
 
-Change: TypeAlias = Softcap | Alibi | Bias
+Change: TypeAlias = Softcap | Alibi | Bias | Expression
 
 
 @dataclass(frozen=True)
@@ -163,7 +173,12 @@ class Work:
     @property
     def needs_distance(self) -> bool:
         """Whether a score change asks how far apart query and key are."""
-        return any(not isinstance(change, Softcap) for change in self.changes)
+        return any(isinstance(change, Alibi | Bias) for change in self.changes)
+
+    @property
+    def has_expression(self) -> bool:
+        """Whether scores are changed by an expression of the spec."""
+        return any(isinstance(change, Expression) for change in self.changes)
 
     @property
     def plain(self) -> bool:
@@ -320,6 +335,8 @@ def refusal_of(backend: Backend, work: Work, device: str) -> str | None:
         return f"queries and keys decide the pairs of `{work.decided[0].name}`"
     if work.standing is not None and not getattr(backend, "takes_standing", False):
         return "scores change with distances, and it takes positions to be consecutive"
+    if work.has_expression and not getattr(backend, "takes_expressions", False):
+        return "`score` has an expression, which it does not compute"
     if work.mechanism is not None and not runs_mechanisms(backend):
         return f"`{work.mechanism.name}` is a formula, and it runs graphs"
     return backend.refuses(work, device)

@@ -12,7 +12,7 @@ import torch
 from attnspec.backends.common.torch_modes import is_recorded
 from attnspec.graphs.predicates.inputs import require_exact
 from attnspec.ir.api_checks import index_of
-from attnspec.ir.program import POSITIONS, Input, Program
+from attnspec.ir.program import OF_QUERIES, POSITIONS, Input, Program
 from attnspec.ir.scalars import Scalar
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call
@@ -24,7 +24,7 @@ Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
 """q [B, H, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v]."""
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-PER_HEAD = ("choices", "scores", "buckets")
+PER_HEAD = ("choices", "scores", "buckets", "pairs")
 """Kinds of inputs with an axis of heads."""
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -37,6 +37,7 @@ _KINDS: dict[str, tuple[tuple[torch.dtype, ...], str, str]] = {
     "choices": (INTEGERS[1:], "a signed integer type", "[B, H or H_kv or 1, n_q, c]"),
     "scores": (FLOATS, "a floating type", "[B, H or H_kv or 1, query blocks, key blocks]"),
     "buckets": (INTEGERS[1:], "a signed integer type", "[B, H or 1, rounds, n_k]"),
+    "pairs": (FLOATS, "a floating type", "[B, H or 1, n_q, n_k]"),
 }
 """The types of an input of each kind, in words, and its axes."""
 
@@ -298,10 +299,10 @@ def _input(
 def _fits_heads(entry: Input, shape: tuple[int, ...], q: torch.Tensor, k: torch.Tensor) -> bool:
     """Whether an input about heads has the axes of its kind; how many blocks, columns or rounds
     there must be is for what reads it to say."""
-    heads = [q.shape[1], 1] if entry.kind == "buckets" else [q.shape[1], k.shape[1], 1]
+    heads = [q.shape[1], 1] if entry.kind in ("buckets", "pairs") else [q.shape[1], k.shape[1], 1]
     if len(shape) != 4 or shape[0] != q.shape[0] or shape[1] not in heads:
         return False
-    count = {"choices": q.shape[2], "buckets": k.shape[2]}.get(entry.kind)
+    count = {"choices": q.shape[2], "buckets": k.shape[2], "pairs": q.shape[2]}.get(entry.kind)
     return count is None or shape[POSITIONS[entry.kind]] == count
 
 
@@ -327,11 +328,16 @@ def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tup
     data = dict(call.data)
     for entry in program.inputs:
         axis = POSITIONS.get(entry.kind)
-        # choices are those of the queries
-        if axis is not None and entry.kind != "choices":
+        if axis is not None and entry.kind not in OF_QUERIES:
             data[entry.name] = data[entry.name].narrow(axis, 0, count)
+    tables = {
+        name: x[..., :count] if _is_of_pairs(program, name) else x
+        for name, x in call.tables.items()
+    }
     padding = None if call.padding is None else call.padding[:, :count]
-    return (q, k[:, :, :count], v[:, :, :count]), replace(call, padding=padding, data=data)
+    return (q, k[:, :, :count], v[:, :, :count]), replace(
+        call, padding=padding, tables=tables, data=data
+    )
 
 
 def check_keys(keys: torch.Tensor) -> None:
@@ -352,7 +358,7 @@ def check_promise(name: str, at_most: int, marked: torch.Tensor) -> None:
 def check_finite(program: Program, tensors: Mapping[str, torch.Tensor]) -> None:
     """Raises ValueError, with the first place, where a tensor holds NaN or an infinity; a score
     that is given may be -inf, which is never chosen."""
-    scores = {entry.name for entry in program.inputs if entry.kind == "scores"}
+    scores = {entry.name for entry in program.inputs if entry.kind in ("scores", "pairs")}
     for name, x in tensors.items():
         if not x.is_floating_point() or x.device.type == "meta":
             continue
@@ -364,13 +370,34 @@ def check_finite(program: Program, tensors: Mapping[str, torch.Tensor]) -> None:
         place = wrong.nonzero()[0].tolist()
         axes = ("sample", "head", "position", "number")
         if name in scores:
-            axes = ("sample", "head", "query block", "key block")
+            block = "" if _is_of_pairs(program, name) else " block"
+            axes = ("sample", "head", f"query{block}", f"key{block}")
         at = ", ".join(f"{axis} {index}" for axis, index in zip(axes, place, strict=False))
         what = f"the input `{name}`" if name in scores else name
         raise ValueError(
-            f"{what} must be finite, got {float(x[tuple(place)])} at {at}, and"
+            f"{what} must be finite, got {float(x.detach()[tuple(place)])} at {at}, and"
             f" {int(wrong.sum()):,} such of {x.numel():,} numbers"
         )
+
+
+def _is_of_pairs(program: Program, name: str) -> bool:
+    return any(entry.name == name and entry.kind == "pairs" for entry in program.inputs)
+
+
+def taken_apart(
+    program: Program, data: Mapping[str, torch.Tensor], n_k: int
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The inputs of a call without those that have a number of each pair, and these as tables,
+    [1, H or 1, B, n_q, n_k]: they have gradients."""
+    pairs = {name: x for name, x in data.items() if _is_of_pairs(program, name)}
+    for name, x in pairs.items():
+        if x.shape[3] != n_k:
+            raise ValueError(
+                f"the input `{name}` must have a number for each of the {n_k} keys, got"
+                f" {list(x.shape)}"
+            )
+    rest = {name: x for name, x in data.items() if name not in pairs}
+    return rest, {name: x.transpose(0, 1)[None] for name, x in pairs.items()}
 
 
 def require_unchanged(outs: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:

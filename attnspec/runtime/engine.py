@@ -37,7 +37,7 @@ from attnspec.ir.program import Program
 from attnspec.ir.serial import FORMAT, Plain, from_data
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.lower import Binder, bias_tables, stand_ins
+from attnspec.lower.lower import Binder, bias_tables, pair_inputs, stand_ins
 from attnspec.lower.mechanism_sizes import learned_parts
 from attnspec.lower.work import (
     MERGED,
@@ -45,6 +45,7 @@ from attnspec.lower.work import (
     BackendError,
     Bias,
     Call,
+    Expression,
     Joining,
     Kernel,
     Mergeable,
@@ -96,8 +97,9 @@ class Request(NamedTuple):
 class Engine:
     """The kernels of a program, chosen and built for every layer and length that is asked for.
 
-    `text` is the plan that it was made of, by which traced programs name it; `learned` names what
-    calls bring along, in the order of a module's parameters.
+    `text` is the plan that it was made of, by which traced programs name it; `own` names what is
+    learned, in the order of a module's parameters, `learned` beside that the inputs that have a
+    number of each pair, [1, H or 1, B, n_q, n_k]: they have gradients as tables have.
     """
 
     def __init__(self, plan: Mapping[str, object]) -> None:
@@ -110,7 +112,8 @@ class Engine:
         self.binder = _binder(self.program)
         self._alike: dict[int, int] = {}
         self._parts = learned_parts(self.program)
-        self.learned = (*bias_tables(self.program).values(), *self._parts.values())
+        self.own = (*bias_tables(self.program).values(), *self._parts.values())
+        self.learned = (*self.own, *pair_inputs(self.program))
         graphs = (attend.graph for attend in self.program.attends)
         self.computed = {x: y for g in graphs if g is not None for x, y in computed(g).items()}
         self._computed_of = sorted({name for names in self.computed.values() for name in names})
@@ -194,9 +197,11 @@ class Engine:
         for entry in self.program.inputs:
             if entry.kind in ("tokens", *READ):
                 data[entry.name] = pad(data[entry.name], (0, more))
+        pairs = {name: pad(call.tables[name], (0, more)) for name in pair_inputs(self.program)}
+        tables = {**call.tables, **pairs}
         padding = None if padding is None else pad(padding, (0, more))
         return (q, pad(k, (0, 0, 0, more)), pad(v, (0, 0, 0, more))), replace(
-            call, padding=padding, data=data
+            call, padding=padding, tables=tables, data=data
         )
 
     def masked(self, request: Request, added: torch.Tensor) -> Outputs:
@@ -294,6 +299,7 @@ class Engine:
     def tables_of(self, work: Work) -> tuple[tuple[str, str], ...]:
         """What a kernel of the work calls its tables, with the names of the parameters."""
         biases = [(x.table, x.table) for x in work.changes if isinstance(x, Bias)]
+        biases += [(y, y) for x in work.changes if isinstance(x, Expression) for y in x.reads]
         if work.mechanism is None:
             return tuple(biases)
         name, parts = work.mechanism.name, work.mechanism.parts()

@@ -21,7 +21,7 @@ from attnspec.graphs.across import reads_m
 from attnspec.ir.program import Program
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.lower import decided_leaves
+from attnspec.lower.lower import decided_leaves, pair_inputs
 from attnspec.lower.work import Call, Kernel, Streamable, Work
 from attnspec.runtime.call_checks import (
     check_dropout,
@@ -38,6 +38,7 @@ from attnspec.runtime.call_checks import (
     of_first_keys,
     refuse_unknown,
     require_unchanged,
+    taken_apart,
 )
 from attnspec.runtime.decisions import data_of, decisions_of
 from attnspec.runtime.engine import Engine, Request, no_log_sum_exps
@@ -240,7 +241,11 @@ class CompiledAttention(Learner):
             self.check_numbers(q, k, values, data)
         if self._waits:
             self.make_parameters(q.shape[3], values.shape[3], q.device)
-        return dropout_p, self._learned(q, v) if self.engine.learned else {}, data
+        learned = self._learned(q, v) if self.engine.learned else {}
+        if pair_inputs(program):
+            data, pairs = taken_apart(program, data, k.shape[2])
+            learned = {**learned, **pairs}
+        return dropout_p, learned, data
 
     def check_numbers(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, data: Mapping[str, torch.Tensor]
@@ -259,7 +264,7 @@ class CompiledAttention(Learner):
     def _learned(self, q: torch.Tensor, v: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """What is learned, by name, for a call with these queries and values."""
         self.check_sizes(q, v)
-        found = {name: self.learned(name) for name in self.engine.learned}
+        found = {name: self.learned(name) for name in self.engine.own}
         for name, table in found.items():
             check_table(name, table, q.device)
         if self._before and again():
@@ -360,7 +365,7 @@ class CompiledAttention(Learner):
             return self._run(q, k, v, options), state.after(count, state.parts)
         state = state.with_marked(self.program, data)
         check_exact(self.engine.computed, data, state.position + count)
-        if any(work.decided for work, _ in works):
+        if any(work.decided or work.has_expression for work, _ in works):
             # a call of the next queries with all keys
             every = Everything(k, v, padding, data)
             if state.parts[0] is not None:
@@ -389,7 +394,7 @@ class CompiledAttention(Learner):
         self, layer: int, heads: int, keys: int, device: str, keep_all: bool
     ) -> tuple[Works, Prepared]:
         place, works = torch.device(device), streamed_works(self.engine.binder, layer, heads)
-        if any(work.decided for work, _ in works):
+        if any(work.decided or work.has_expression for work, _ in works):
             # each step is a call with all keys
             return works, Prepared((), None)
 

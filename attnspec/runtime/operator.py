@@ -95,7 +95,7 @@ class Given(NamedTuple):
 
         engine, parts, padding = self.engine, self.parts, self.key_padding_mask
         tables = dict(zip(engine.learned, self.learned, strict=True))
-        names = (each.name for each in engine.program.inputs)
+        names = (each.name for each in engine.program.inputs if each.kind != "pairs")
         data = dict(zip(names, self.inputs, strict=True))
         call = Call(padding, self.dropout_p, tables, data, known=known)
         if self.keys is not None:

@@ -47,6 +47,8 @@ def _about_heads(entry: Input, n: int, n_q: int) -> torch.Tensor:
             return torch.randint(-1, blocks, (1, 1, n_q, CHOICES))
         case "scores":
             return torch.randn(1, 1, n, blocks)
+        case "pairs":
+            return torch.randn(1, 1, n_q, n)
         case _:
             # two at least, of which one would read all
             return torch.randint(0, max(2, n // DOCUMENTS), (1, 1, 2, n))

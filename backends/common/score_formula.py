@@ -8,16 +8,18 @@ query heads each and G independent blocks of h queries and w keys.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch.nn import functional
 
 from attnspec.backends.common.dropping import factor_of
-from attnspec.lower.work import Alibi, Bias, Call, Change, Softcap, Work
+from attnspec.backends.common.score_expression import evaluate
+from attnspec.ir.scalars import SCORE
+from attnspec.lower.work import Alibi, Bias, Call, Change, Expression, Softcap, Work
 
 HALF = (torch.float16, torch.bfloat16)
 """Types whose sums are kept in float32."""
@@ -30,7 +32,7 @@ class Blocks:
     `distance` is q - k as int64 [G, h, w], `mask` bool, True = attends, both broadcastable to
     [B, K, R, G, h, w]; None where nothing asks for them. So are `counts`, how often a pair is
     weighed, `factor`, what its key and value are multiplied with, and `kept`, whether dropout keeps
-    its weight, where that is known.
+    its weight, where that is known. `symbols` are the values of what expressions of scores read.
     """
 
     distance: torch.Tensor | None
@@ -38,6 +40,7 @@ class Blocks:
     counts: torch.Tensor | None = None
     factor: torch.Tensor | None = None
     kept: torch.Tensor | None = None
+    symbols: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 def widened(x: torch.Tensor) -> torch.Tensor:
@@ -134,7 +137,7 @@ class Formula:
         if there are any."""
         if blocks.factor is not None:
             scores = scores * blocks.factor
-        scores = self.changed(scores, blocks.distance, call)
+        scores = self.changed(scores, blocks.distance, call, None, blocks.symbols)
         found = shares(scores, blocks.mask, self.work.normalize, blocks.counts)
         weights = found.weights
         if blocks.factor is not None:
@@ -151,11 +154,17 @@ class Formula:
         distance: torch.Tensor | None,
         call: Call,
         heads: torch.Tensor | None = None,
+        symbols: Mapping[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """What scores [B, K, R, G, h, w] become; of any shape where `heads`, int64, broadcasts to
-        it and says which head each of them is of."""
+        it and says which head each of them is of. `symbols` are what expressions read."""
         for change in self.work.changes:
-            if isinstance(change, Softcap):
+            if isinstance(change, Expression):
+                values = {**(symbols or {}), SCORE: scores}
+                found = evaluate(change.value, values, scores)
+                # a number that reads no pair is that of each
+                scores = torch.zeros_like(scores) + found
+            elif isinstance(change, Softcap):
                 scores = change.cap * torch.tanh(scores / change.cap)
             elif distance is not None and isinstance(change, Alibi):
                 slopes = self.slopes[change].to(scores.dtype)

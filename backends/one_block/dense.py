@@ -6,7 +6,7 @@ The operations differentiate to any order, export and run on every device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import reduce
 
@@ -19,7 +19,7 @@ from attnspec.backends.common.masks import MaskPlan, Reading, Static, by_key_hea
 from attnspec.backends.common.score_formula import Blocks, Formula, scale_of
 from attnspec.backends.common.torch_modes import is_transformed
 from attnspec.backends.one_block.row_keys import row_keys
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call, Expression, Work
 
 
 class DenseKernel:
@@ -84,7 +84,8 @@ class DenseKernel:
                 torch.arange(x, device=q.device)[None] for x in (q.shape[3], k.shape[2])
             )
             left = kept(call, q.shape[:3], queries, keys)
-        blocks = Blocks(self.distance, mask, counts, factor, left)
+        symbols = self._symbols(call, q) if self.work.has_expression else {}
+        blocks = Blocks(self.distance, mask, counts, factor, left, symbols)
         out, lse = self.formula.partial(
             q[:, :, :, None], k[:, :, None], v[:, :, None], blocks, call
         )
@@ -116,6 +117,25 @@ class DenseKernel:
         factors = [choice.factor(*self.at) for choice in choices if choice.weight is not None]
         yield by_key_head(torch.stack(counts).sum(0).clamp_min(1), q.shape[1]) if counts else None
         yield by_key_head(reduce(torch.mul, factors), q.shape[1]) if factors else None
+
+    def _symbols(self, call: Call, q: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What expressions of scores read, broadcastable to [B, K, R, 1, n_q, n_k]."""
+        rows, heads = q.shape[3], q.shape[1:3]
+        queries, keys = (torch.from_numpy(x).to(q.device) for x in self.work.positions)
+        values = {"q": queries[:, None], "k": keys}
+        for name, x in call.data.items():
+            if isinstance(name, str) and x.dim() < 4:
+                per_sample = x.reshape(len(x), 1, 1, 1, -1)
+                # of a length the one number, of positions those of the last queries
+                values[f"{name}()"] = per_sample[..., None]
+                values[f"{name}(q)"] = per_sample[..., -rows:, None]
+                values[f"{name}(k)"] = per_sample[..., None, :]
+        for change in self.work.changes:
+            for name in change.reads if isinstance(change, Expression) else ():
+                table = call.tables[name].transpose(0, 1)
+                shape = heads if table.shape[1] > 1 else (1, 1)
+                values[f"{name}(q, k)"] = table.reshape(-1, *shape, 1, *table.shape[2:])
+        return values
 
     def _mean(self, rounds: list[Call], outs: list[torch.Tensor]) -> torch.Tensor:
         """The mean of the outputs [B, K, R, n_q, d_v] of the rounds in which a query has a key."""
@@ -211,8 +231,9 @@ class _Adding(Formula):
         distance: torch.Tensor | None,
         call: Call,
         heads: torch.Tensor | None = None,
+        symbols: Mapping[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        found = super().changed(scores, distance, call, heads)
+        found = super().changed(scores, distance, call, heads, symbols)
         added: torch.Tensor = by_key_head(self.added, found.shape[1])
         return found + added.to(found.dtype)
 

@@ -158,6 +158,8 @@ def test_where_a_claim_is_checked(bound: str, lengths: tuple[int, ...]) -> None:
     ("body", "status", "lengths", "failed_at"),
     [
         ("attend full require depth <= 1", "proven", (), None),
+        ("attend where(not q != k) require rows_nonempty", "proven", (), None),
+        ("sequence grid(isqrt(n), isqrt(n)) attend axial require symmetric", "proven", (), None),
         (
             "attend window(radius = 3) require depth <= 400",
             "checked",

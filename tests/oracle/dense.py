@@ -6,7 +6,9 @@ float32 it says how exact a dense formula is.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -107,6 +109,9 @@ def _head(
     if at.sample is not None and does.attend.kind != "g+" and kept.any():
         return _decided(does, at, held, q, k, v, call, head)
     scores = _scores(does, at, q, k, call, head)
+    # a score may hide a pair
+    held = held & (scores > -math.inf)
+    scores = torch.where(scores > -math.inf, scores, 0.0)
     if does.attend.kind == "g+":
         return _hybrid(mechanism, at, held, scores, one)
     return weights(scores, held, does.normalize) @ v, log_sum_exp(scores, held, does.normalize)
@@ -169,6 +174,9 @@ def _scores(
     distance = torch.arange(n - len(q), n)[:, None] - torch.arange(n)
     for change in does.scores:
         match change.parts[0]:
+            case "expression":
+                value = expressed(change.nodes[0].nodes[0], at, scores)
+                scores = torch.zeros_like(scores) + value.to(scores.dtype)
             case "softcap":
                 cap = float(scalar(change.nodes[0].nodes[0], at))
                 scores = cap * torch.tanh(scores / cap)
@@ -183,6 +191,69 @@ def _scores(
                 row = table[at.layer if len(table) > 1 else 0][head]
                 scores = scores + row[buckets(distance, sizes[0], sizes[1], not at.spec.causal)]
     return scores
+
+
+def expressed(node: Node, at: Place, scores: torch.Tensor) -> torch.Tensor:
+    """What an expression of scores [n_q, n] is worth, float64 for all that does not read them."""
+    if node.kind == "name":
+        return _symbol(str(node.parts[0]), at, scores)
+    if node.kind == "number":
+        return torch.tensor(float(node.parts[0]), dtype=torch.float64)  # type: ignore[arg-type]
+    x, *more = (expressed(each, at, scores).to(torch.float64) for each in node.nodes)
+    operation = str(node.parts[0]) if node.kind == "call" else node.kind
+    if operation == "item":
+        return torch.stack([torch.broadcast_to(each, x.shape) for each in more]).gather(
+            0, x.long()[None]
+        )[0]
+    found: torch.Tensor = _EXPRESSED[operation](x, *more)
+    return found.to(torch.float64)
+
+
+_EXPRESSED: dict[str, Callable[..., Any]] = {
+    "neg": operator.neg,
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": lambda a, b: torch.floor(a / b),
+    "%": torch.remainder,
+    "**": torch.pow,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "and": lambda a, b: (a != 0) & (b != 0),
+    "or": lambda a, b: (a != 0) | (b != 0),
+    "not": lambda a: a == 0,
+    "in_range": lambda x, low, high: (x >= low) & (x <= high),
+    "in_set": lambda x, *some: torch.stack([x == each for each in some]).any(0),
+    "min": lambda *some: functools.reduce(torch.minimum, some),
+    "max": lambda *some: functools.reduce(torch.maximum, some),
+    **{
+        name: getattr(torch, name)
+        for name in ("abs", "sqrt", "log2", "floor", "ceil", "tanh", "exp", "log")
+    },
+    "isqrt": lambda x: torch.floor(torch.sqrt(x)),
+}
+
+
+def _symbol(called: str, at: Place, scores: torch.Tensor) -> torch.Tensor:
+    n_q, n = scores.shape
+    queries, keys = torch.arange(n - n_q, n), torch.arange(n)
+    if called == "s":
+        return scores
+    if called in ("q", "k"):
+        return queries[:, None] if called == "q" else keys
+    if called.endswith("(q, k)"):
+        values = torch.as_tensor(at.given(called.partition("(")[0]))
+        return values[at.head if len(values) > 1 else 0][-n_q:] if n_q else values[0][:0]
+    if called.endswith(")"):
+        name, side = called[:-1].split("(")
+        values = torch.as_tensor(np.asarray(at.given(name)))
+        return values if not side else values[queries][:, None] if side == "q" else values
+    return torch.tensor(float(scalar(Node("name", (called,)), at)), dtype=torch.float64)
 
 
 def papers_slope(head: int, heads: int) -> float:

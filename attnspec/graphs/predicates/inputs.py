@@ -55,6 +55,11 @@ def reading(name: str, side: str) -> Symbol:
     return Symbol(f"{name}({side})")
 
 
+def pair_reading(name: str) -> Symbol:
+    """What the input of a name has of a pair, in `score`."""
+    return Symbol(f"{name}(q, k)")
+
+
 def inputs_read(scalar: Scalar) -> tuple[str, ...]:
     """The names of the inputs that a predicate reads, in order."""
     found = {name.partition("(")[0] for name in symbols(scalar) if name.endswith(")")}

@@ -1,0 +1,67 @@
+"""`score EXPR`: what it may say, gradients of a number for each pair, and what is hidden."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from population import spec_of
+
+from attnspec import SpecError, packed, parse
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("score s // 2", "A312"),
+        ("score floor(s)", "A312"),
+        ("score [1, 2][s]", "A305"),
+        ("let s = 3 score s + 1", "A204"),
+        ("let exp = 3 score exp(s)", "A204"),
+        ("input alibi: ids score alibi(q)", "A204"),
+        ("score alibi", "A317"),
+        ("score relu(s)", "A317"),
+        ("score s + t", "A201"),
+        ("score s + window(radius = 2)", "A312"),
+        ("input p: pairs score s + p(q)", "A303"),
+        ("input p: pairs attend where(p(q, k) > 0)", "A313"),
+        ("cross input t: numbers score s + t(q)", "A420"),
+        ("scale s", "A201"),
+        ("scale tanh(1)", "A201"),
+        ("heads 2 head 1 { attend linear() score s + 1 }", "A705"),
+    ],
+)
+def test_what_a_score_cannot_say_is_refused(text: str, code: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(f"attention a {{ attend full {text} }}")
+    assert code in [each.code for each in caught.value.diagnostics]
+
+
+def test_numbers_of_pairs_have_gradients_and_are_checked() -> None:
+    spec = spec_of("heads 2 input near: pairs attend window(radius = 3) score s * 2 + near(q, k)")
+    assert spec == parse(spec.source)
+    assert spec.analyse(9).edges == 2 * spec.mask(9).sum()
+    module, (q, k, v) = spec.compile(), torch.randn(3, 1, 2, 9, 4)
+    near = torch.randn(1, 1, 9, 9, requires_grad=True)
+    for run in (module, torch.compile(module, backend="eager")):
+        (grad,) = torch.autograd.grad(run(q, k, v, inputs={"near": near})[..., 0].sum(), near)
+        mask = torch.from_numpy(spec.mask(9))
+        assert ((grad != 0) == mask).all()
+    module.check_finite = True
+    module(q, k, v, inputs={"near": near.detach().fill_(-torch.inf)})
+    near.detach()[0, 0, 2, 3] = torch.nan
+    with pytest.raises(ValueError, match="query 2, key 3"):
+        module(q, k, v, inputs={"near": near})
+    for wrong in (near[..., :-1], near[:, :, 1:], near.expand(1, 3, 9, 9)):
+        with pytest.raises(ValueError, match="near"):
+            module(q, k, v, inputs={"near": wrong})
+    parts = [x[0].transpose(0, 1) for x in (q, k, v)]
+    with pytest.raises(ValueError, match="near"):
+        packed(module, parts[0], parts[1], parts[2], torch.tensor([0, 4, 9]), inputs={"near": near})
+
+
+def test_a_row_that_is_hidden_whole_is_zero() -> None:
+    module = spec_of("attend window(radius = 1) score s + log(q > 3)").compile()
+    out, lse = module(*torch.randn(3, 1, 1, 8, 4), return_lse=True)
+    assert not out[:, :, :4].any()
+    assert (lse[:, :, :4] == -torch.inf).all()
+    assert lse[:, :, 4:].isfinite().all()
