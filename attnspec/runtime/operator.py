@@ -86,9 +86,11 @@ class Given(NamedTuple):
         """q, k and v."""
         return self.q, self.k, self.v
 
-    def request(self, known: tuple[Tensor, Tensor] | None = None) -> Request:
-        """What the engine computes of the keys that count; padding is there where it says
-        something, since models hand over masks of ones."""
+    def request(
+        self, known: tuple[Tensor, Tensor] | None = None, transformed: bool = False
+    ) -> Request:
+        """What the engine computes of the keys that count. Padding is there where it says
+        something, since models hand over masks of ones; what is `transformed` shows no numbers."""
         from attnspec.lower.work import Call
         from attnspec.runtime.call_checks import of_first_keys
         from attnspec.runtime.engine import Request
@@ -100,7 +102,7 @@ class Given(NamedTuple):
         call = Call(padding, self.dropout_p, tables, data, known=known)
         if self.keys is not None:
             parts, call = of_first_keys(engine.program, parts, call, int(self.keys))
-        if call.padding is not None and bool(call.padding.all()):
+        if call.padding is not None and not transformed and bool(call.padding.all()):
             call = replace(call, padding=None)
         draws = self.calls, self.asked
         return Request(parts, call, self.layer, draws, self.return_lse, self.query_start)
@@ -248,7 +250,8 @@ class _Followed(_SingleLevelFunction):
             if torch.is_grad_enabled() and active_fake_mode() is None and not _each_decides(at):
                 # derivatives of derivatives: those of plain operations
                 with at.modes():
-                    found = at.engine.derivatives(at.request(), (grad, of_lse), asks, again=True)
+                    request = at.request(transformed=True)
+                    found = at.engine.derivatives(request, (grad, of_lse), asks, again=True)
                 pairs = zip((*at.parts, *learned), found, strict=True)
                 found = [y if y is None else _of_all_keys(y, x) for x, y in pairs]
             else:
