@@ -226,7 +226,7 @@ class _Followed(_SingleLevelFunction):
 
     @staticmethod
     def forward(ctx: Any, keys: Any, given: tuple[Any, ...], *_: Tensor) -> Any:
-        found = _below(_attention, keys, given, within=True)
+        found = _within(_attention, keys, given)
         at = Given(*given)
         tensors = *at.parts, *at.learned, at.key_padding_mask, at.seed, at.keys, *at.inputs
         ctx.save_for_backward(*found, *tensors)
@@ -289,7 +289,7 @@ class _Last(_Followed):
 
     @staticmethod
     def forward(ctx: Any, keys: Any, given: tuple[Any, ...], *_: Tensor) -> Any:
-        return tuple(_below(_attention_backward, keys, given, within=True))
+        return tuple(_within(_attention_backward, keys, given))
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
@@ -300,14 +300,17 @@ class _Last(_Followed):
         )
 
 
-def _below(operator: Any, keys: Any, given: tuple[Any, ...], within: bool = False) -> Any:
-    """What an operator does where autograd has passed it by; `within` the forward of a function,
-    which has turned gradients off, levels of torch.func below it look at whether they are on."""
-    asks = torch.is_grad_enabled()
-    if within:
-        asks = torch._C._functorch.maybe_current_level() is not None
-    with torch.set_grad_enabled(asks), torch._C._AutoDispatchBelowAutograd():
+def _below(operator: Any, keys: Any, given: tuple[Any, ...]) -> Any:
+    """What an operator does where autograd has passed it by."""
+    with torch._C._AutoDispatchBelowAutograd():
         return operator.redispatch(keys & torch._C._after_autograd_keyset, *given)
+
+
+def _within(operator: Any, keys: Any, given: tuple[Any, ...]) -> Any:
+    """The same inside the forward of a function, which has turned gradients off: the levels of
+    torch.func below it derive too, and look at whether they are on."""
+    with torch.set_grad_enabled(torch._C._functorch.maybe_current_level() is not None):
+        return _below(operator, keys, given)
 
 
 def _follows(operator: Any, function: Any) -> Callable[..., Any]:
