@@ -9,14 +9,6 @@ from typing import Any
 import pytest
 
 
-def thinned(values: Iterable[Any], every: int = 2) -> Collection[Any]:
-    """The values, of which each so many-th is run by default."""
-    return [
-        pytest.param(value, marks=pytest.mark.slow if at % every else ())
-        for at, value in enumerate(values)
-    ]
-
-
 def checkered(*axes: Iterable[Any]) -> Collection[Any]:
     """All combinations, as the fields of a chessboard: those whose numbers add up to an odd one are
     slow. Each value of an axis stays; of three axes with several values each pair stays, too."""
@@ -26,16 +18,6 @@ def checkered(*axes: Iterable[Any]) -> Collection[Any]:
             marks=pytest.mark.slow if sum(at for at, _ in each) % 2 else (),
         )
         for each in product(*map(enumerate, axes))
-    ]
-
-
-def sometimes(every: Iterable[Any], always: Collection[Any]) -> Collection[Any]:
-    """All values, of which those that are not among `always` are slow."""
-    values = list(every)
-    assert all(each in values for each in always), always
-    return [
-        value if value in always else pytest.param(value, marks=pytest.mark.slow)
-        for value in values
     ]
 
 

@@ -161,10 +161,14 @@ class Engine:
                 data = data_of(group.work, group.heads, prepared.decisions, choices, data)
             draw = 0 if group.work.mechanism is None else draw_of(group.work, draws)
             mine = Call(of.padding, call.dropout_p, tables, data, draw, known)
-            out, lse = self.outputs(group, group.parts(*parts), mine, return_lse, reusable)
+            if not (group.queries is None and group.keys is None):
+                parts = group.parts(*parts)
+            out, lse = self.outputs(group, parts, mine, return_lse, reusable)
             outs.append(out)
             if return_lse or reusable:
                 sums.append(_unknown(out) if lse is None else lse)
+        if len(outs) == 1 and prepared.order is None:
+            return outs[0], sums[0] if sums else None
         return prepared.joined(outs), prepared.joined(sums) if sums else None
 
     def check_data(self, data: Mapping[str, torch.Tensor], n: int, m: int | None = None) -> None:

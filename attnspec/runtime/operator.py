@@ -86,9 +86,11 @@ class Given(NamedTuple):
         """q, k and v."""
         return self.q, self.k, self.v
 
-    def request(self, known: tuple[Tensor, Tensor] | None = None) -> Request:
-        """What the engine computes of the keys that count; padding is there where it says
-        something, since models hand over masks of ones."""
+    def request(
+        self, known: tuple[Tensor, Tensor] | None = None, transformed: bool = False
+    ) -> Request:
+        """What the engine computes of the keys that count. Padding is there where it says
+        something, since models hand over masks of ones; what is `transformed` shows no numbers."""
         from attnspec.lower.work import Call
         from attnspec.runtime.call_checks import of_first_keys
         from attnspec.runtime.engine import Request
@@ -100,7 +102,7 @@ class Given(NamedTuple):
         call = Call(padding, self.dropout_p, tables, data, known=known)
         if self.keys is not None:
             parts, call = of_first_keys(engine.program, parts, call, int(self.keys))
-        if call.padding is not None and bool(call.padding.all()):
+        if call.padding is not None and not transformed and bool(call.padding.all()):
             call = replace(call, padding=None)
         draws = self.calls, self.asked
         return Request(parts, call, self.layer, draws, self.return_lse, self.query_start)
@@ -224,7 +226,7 @@ class _Followed(_SingleLevelFunction):
 
     @staticmethod
     def forward(ctx: Any, keys: Any, given: tuple[Any, ...], *_: Tensor) -> Any:
-        found = _below(_attention, keys, given, within=True)
+        found = _within(_attention, keys, given)
         at = Given(*given)
         tensors = *at.parts, *at.learned, at.key_padding_mask, at.seed, at.keys, *at.inputs
         ctx.save_for_backward(*found, *tensors)
@@ -248,7 +250,8 @@ class _Followed(_SingleLevelFunction):
             if torch.is_grad_enabled() and active_fake_mode() is None and not _each_decides(at):
                 # derivatives of derivatives: those of plain operations
                 with at.modes():
-                    found = at.engine.derivatives(at.request(), (grad, of_lse), asks, again=True)
+                    request = at.request(transformed=True)
+                    found = at.engine.derivatives(request, (grad, of_lse), asks, again=True)
                 pairs = zip((*at.parts, *learned), found, strict=True)
                 found = [y if y is None else _of_all_keys(y, x) for x, y in pairs]
             else:
@@ -286,7 +289,7 @@ class _Last(_Followed):
 
     @staticmethod
     def forward(ctx: Any, keys: Any, given: tuple[Any, ...], *_: Tensor) -> Any:
-        return tuple(_below(_attention_backward, keys, given, within=True))
+        return tuple(_within(_attention_backward, keys, given))
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
@@ -297,14 +300,17 @@ class _Last(_Followed):
         )
 
 
-def _below(operator: Any, keys: Any, given: tuple[Any, ...], within: bool = False) -> Any:
-    """What an operator does where autograd has passed it by; `within` the forward of a function,
-    which has turned gradients off, levels of torch.func below it look at whether they are on."""
-    asks = torch.is_grad_enabled()
-    if within:
-        asks = torch._C._functorch.maybe_current_level() is not None
-    with torch.set_grad_enabled(asks), torch._C._AutoDispatchBelowAutograd():
+def _below(operator: Any, keys: Any, given: tuple[Any, ...]) -> Any:
+    """What an operator does where autograd has passed it by."""
+    with torch._C._AutoDispatchBelowAutograd():
         return operator.redispatch(keys & torch._C._after_autograd_keyset, *given)
+
+
+def _within(operator: Any, keys: Any, given: tuple[Any, ...]) -> Any:
+    """The same inside the forward of a function, which has turned gradients off: the levels of
+    torch.func below it derive too, and look at whether they are on."""
+    with torch.set_grad_enabled(torch._C._functorch.maybe_current_level() is not None):
+        return _below(operator, keys, given)
 
 
 def _follows(operator: Any, function: Any) -> Callable[..., Any]:

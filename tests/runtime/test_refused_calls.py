@@ -48,7 +48,9 @@ def test_an_unknown_keyword_is_refused_with_the_way_out(keyword: str, message: s
             make()(*given(40), **{keyword: torch.ones(2, 40)})
     layer: Any = SelfAttention(spec_of("causal attend full"), 8, 2)
     x = torch.randn(1, 3, 8)
-    for call, parts in ((spec.compile().step, given(40)), (layer, [x]), (layer.step, [x])):
+    cases: list[tuple[Any, list[torch.Tensor]]]
+    cases = [(spec.compile().step, given(40)), (layer, [x]), (layer.step, [x])]
+    for call, parts in cases:
         with pytest.raises(TypeError, match=f"takes no `{keyword}`: "):
             call(*parts, **{keyword: 1})
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from attention_checks import module_of, tensors
+from attention_checks import tensors
+from population import spec_of
 from transcripts import blocks, run_python
 from transforms import KINDS, PAGE, ROWS, WORKS, Kind, Row, line, outcome, refusal_of
 
@@ -46,7 +47,7 @@ def test_an_error_of_torch_is_no_refusal() -> None:
 
 
 def test_what_a_traced_program_refuses_goes_the_ways_that_are_named() -> None:
-    module = module_of("attend window(radius = 3)").double()
+    module = spec_of("attend window(radius = 3)").compile().double()
     given = tensors(2, 2, 12, 12)
 
     def slope(run: Callable[..., Any]) -> torch.Tensor:
