@@ -1,4 +1,4 @@
-"""What attnspec means, in plain numpy: which pairs a pattern has, what they reach, what they compute.
+"""What attnspec means, in plain numpy: the pairs of a pattern, what they reach and compute.
 
 A *graph* says which keys each query reads: a function of the positions q and k and the length n.
 Everything else follows from it. The package does the same for long sequences, many heads and GPUs;
