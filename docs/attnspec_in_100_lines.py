@@ -3,8 +3,6 @@
 A *graph* says which keys each query reads: a function of the positions q and k and the length n.
 Everything else follows from it. The package does the same for long sequences, many heads and GPUs;
 here nothing is fast, and everything can be read.
-
-    python docs/attnspec_in_100_lines.py
 """
 
 from __future__ import annotations
@@ -94,8 +92,7 @@ def attend(pairs: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np
 
 
 if __name__ == "__main__":
-    longformer = union(window(before=3, after=3), global_({0}))
-    pairs = mask(longformer, 24)
+    pairs = mask(union(window(before=3, after=3), global_({0})), 24)
     print("\n".join("".join("█" if held else "·" for held in row) for row in pairs))
     print(
         f"{pairs.sum()} pairs of {pairs.size}; every position has seen every other after", end=" "
