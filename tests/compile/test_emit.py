@@ -120,7 +120,7 @@ def test_importing_runs_definitions_only(standalone: bool) -> None:
         ("compiled_attention", "CompiledAttentionAttention"),
         ("_1", "Attention1"),
         ("__init__", "Init"),
-        ("mapping", "MappingAttention"),
+        ("mapping", "Mapping"),
         ("HEADS", "HEADSAttention"),
     ],
 )
