@@ -118,8 +118,7 @@ class FlexMask:
     @cached_property
     def _weighing(self) -> dict[str, Any]:
         """The names of the file that says how pairs are weighed, of all positions."""
-        every = replace(self.weighed.attends[0], graph=Leaf("full", ()))
-        attends = tuple(replace(x, graph=every.graph) for x in self.weighed.attends)
+        attends = tuple(replace(x, graph=Leaf("full", ())) for x in self.weighed.attends)
         try:
             return _executed(replace(self.weighed, attends=attends, inputs=()))
         except StandaloneError as error:
@@ -285,19 +284,15 @@ def _graphs_alone(program: Program, layer: int) -> tuple[Program, Program]:
     if not 0 <= layer < (program.layers or layer + 1):
         raise AttnSpecError(f"`layer` must be between 0 and {program.layer_count - 1}, got {layer}")
     row = program.row(layer)
-    attends = []
-    for index in dict.fromkeys(row):
-        attend = program.attends[index]
-        if attend.graph is None or attend.mechanism is not None:
-            raise AttnSpecError(f"layer {layer} of `{program.name}` computes a mechanism, no mask")
-        attends.append(attend)
-    place = {index: at for at, index in enumerate(dict.fromkeys(row))}
-    slots = tuple(place[index] for index in row)
+    kept = [*dict.fromkeys(row)]
+    attends = tuple(program.attends[index] for index in kept)
+    if any(attend.graph is None or attend.mechanism is not None for attend in attends):
+        raise AttnSpecError(f"layer {layer} of `{program.name}` computes a mechanism, no mask")
     read = {name for attend in attends if attend.graph for name in inputs_of(attend.graph)}
     found = replace(
         program,
-        attends=tuple(attends),
-        slots=(slots,) * len(program.slots),
+        attends=attends,
+        slots=(tuple(map(kept.index, row)),) * len(program.slots),
         inputs=tuple(entry for entry in program.inputs if entry.name in read),
         claims=(),
     )
