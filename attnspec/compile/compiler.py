@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -144,8 +144,7 @@ def _verified_alone(spec: Elaborated, body: str) -> str:
     space: dict[str, Any] = {"__name__": "standalone"}
     exec(compile(body, "standalone", "exec"), space)
     program, fixed = spec.program, spec.program.fixed_length
-    n = min(VERIFIED, longest_of(program) or VERIFIED) if fixed is None else fixed
-    told = []
+    n, told = _small(program), []
     if n <= LONGEST:
         try:
             found = verify_alone(program, n, space[class_name(program.name)])
@@ -155,23 +154,23 @@ def _verified_alone(spec: Elaborated, body: str) -> str:
         told.append("every pair, values and gradients")
     far = max(TILED, beyond(program)) if fixed is None else fixed
     if "mask_mod_of" in space and (far > n or not told):
-        queries = _mask_verified(program, far, space["mask_mod_of"])
+        try:
+            queries, fault = mask_alone(program, far, space["mask_mod_of"])
+        except (AttnSpecError, ValueError):
+            # a length that the spec does not have, or that is refused by the file
+            queries, fault = 0, None
+        if fault is not None:
+            raise InternalError(f"the mask differs from the spec at n = {far}: {fault}")
         told += [f"at n = {far:,} the pairs of {queries:,} queries"] if queries else []
     if not told:
         return f"Not verified when it was compiled: it has one length, {n:,}."
     return f"Verified at n = {n:,} when it was compiled: {'; '.join(told)}."
 
 
-def _mask_verified(program: Program, n: int, mask_mod_of: Callable[..., Any]) -> int:
-    """Verify the mask of a module that stands alone; how many queries were compared."""
-    try:
-        queries, fault = mask_alone(program, n, mask_mod_of)
-    except (AttnSpecError, ValueError):
-        # a length that the spec does not have, or that is refused by the file
-        return 0
-    if fault is not None:
-        raise InternalError(f"the mask differs from the spec at n = {n}: {fault}")
-    return queries
+def _small(program: Program) -> int:
+    """The length at which a module is verified."""
+    fixed = program.fixed_length
+    return min(VERIFIED, longest_of(program) or VERIFIED) if fixed is None else fixed
 
 
 def _figures(spec: Elaborated) -> list[str]:
@@ -191,44 +190,61 @@ def _figures(spec: Elaborated) -> list[str]:
 
 
 def _verified(spec: Elaborated, backend: str) -> str:
-    """Verify the module at small lengths; a fault is a defect of the compiler."""
-    fixed = spec.program.fixed_length
-    longest = longest_of(spec.program)
-    n = min(VERIFIED, longest or VERIFIED) if fixed is None else fixed
+    """Verify the module at small lengths, one of a long length by its pairs and as many values as
+    is quick; a fault is a defect of the compiler."""
+    program, n = spec.program, _small(spec.program)
     # at a small length the cheapest is the definition itself, so every backend is tried
     # (those of this package, so that the same spec gives the same text wherever it is compiled)
     names = OWN if backend == AUTO else (backend,)
-    programs = _by_kind(spec.program)
+    programs = _by_kind(program)
     if n > WHOLE:
-        return _verified_in_part(programs, names, n)
-    tried: list[str] = []
-    few: list[str] = []
-    refused = ""
-    known: Known = Cache(LIMITS.answers)
-    for program, name in product(programs, names):
-        try:
-            found = verify(program, n, backend=name, depth="once", known=known)
-        except (BackendError, BindError) as error:
-            refused = str(error)
-            continue
-        _require_ok(found, name)
-        (tried if found.exhaustive else few).append(name)
+        pairs = _tried(programs, names, n, "pairs")[0] if n <= LIMITS.every_pair else ()
+        values = _tried(programs, names, n, "values")[0] if n <= LONGEST else ()
+        if not pairs and not values:
+            return f"Not verified when it was compiled: it has one length, {n:,}."
+        told = [f"every pair of {', '.join(pairs)}"] if pairs else []
+        some = f"values and gradients of {LIMITS.queries_sampled} queries of"
+        told.append(f"{some} {', '.join(values)}" if values else "no values")
+        return f"Verified at n = {n:,}, its one length, when it was compiled, {'; '.join(told)}."
+    whole, last, refused = _tried(programs, names, n, "once")
+    parts = (whole, ": every pair, values and gradients"), (last, ": the same of the last queries")
     told = [
         f"by the backend{'s' if len(those) > 1 else ''} {', '.join(those)}{what}"
-        for those, what in (
-            (tried, ": every pair, values and gradients"),
-            (few, ": the same of the last queries"),
-        )
+        for those, what in parts
         if those
     ]
     if not told:
         return f"Not verified when it was compiled: {refused}."
-    if fixed is None:
-        held = _held(programs, tried, TILED, "pairs")
-        if held:
-            told.append(f"at n = {TILED} every pair of {', '.join(held)}")
+    if program.fixed_length is None:
+        pairs = _tried(programs, whole, TILED, "pairs")[0]
+        told += [f"at n = {TILED} every pair of {', '.join(pairs)}"] if pairs else []
     apart = ", graphs and mechanisms apart" if len(programs) > 1 else ""
     return f"Verified at n = {n} when it was compiled{apart}, {'; '.join(told)}."
+
+
+def _tried(
+    programs: Sequence[Program], names: Sequence[str], n: int, depth: Depth
+) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    """The backends that were verified, those of which no more than the last queries were, and why
+    one refused."""
+    known: Known = Cache(LIMITS.answers)
+    whole: dict[str, None] = {}
+    last: dict[str, None] = {}
+    refused = ""
+    for program, name in product(programs, names):
+        try:
+            found = verify(program, n, backend=name, depth=depth, known=known)
+        except (BackendError, BindError) as error:
+            # what it does at this length it is not asked for
+            refused = str(error)
+            continue
+        _require_ok(found, name)
+        every = all(check.asked == n for check in found.checks)
+        if found.exhaustive if depth == "once" else found.checks and every:
+            whole[name] = None
+        else:
+            last[name] = None
+    return tuple(whole), tuple(last), refused
 
 
 def _by_kind(program: Program) -> tuple[Program, ...]:
@@ -248,38 +264,6 @@ def _by_kind(program: Program) -> tuple[Program, ...]:
         )
         for kind in (graphs, formulas)
     )
-
-
-def _verified_in_part(programs: Sequence[Program], names: Sequence[str], n: int) -> str:
-    """Verify a module of one long length: every pair, and values as far as that is quick."""
-    pairs = _held(programs, names, n, "pairs") if n <= LIMITS.every_pair else []
-    values = _held(programs, names, n, "values") if n <= LONGEST else []
-    if not pairs and not values:
-        return f"Not verified when it was compiled: it has one length, {n:,}."
-    told = [f"every pair of {', '.join(pairs)}"] if pairs else []
-    told.append(
-        f"values and gradients of {LIMITS.queries_sampled} queries of {', '.join(values)}"
-        if values
-        else "no values"
-    )
-    return f"Verified at n = {n:,}, its one length, when it was compiled, {'; '.join(told)}."
-
-
-def _held(programs: Sequence[Program], names: Sequence[str], n: int, depth: Depth) -> list[str]:
-    """Verify the pairs that backends hold, or values; those that have any and do not refuse."""
-    held: list[str] = []
-    known: Known = Cache(LIMITS.answers)
-    for program, name in product(programs, names):
-        try:
-            found = verify(program, n, backend=name, depth=depth, known=known)
-        except (BackendError, BindError):
-            # what it does at this length it is not asked for
-            continue
-        _require_ok(found, name)
-        # one backend takes the last queries alone
-        if found.checks and all(check.asked == n for check in found.checks):
-            held.append(name)
-    return held
 
 
 def _require_ok(found: Verification, name: str) -> None:

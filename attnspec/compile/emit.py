@@ -13,6 +13,7 @@ import json
 import keyword
 import math
 from collections.abc import Sequence
+from textwrap import wrap
 
 from attnspec.ir.program import Program
 from attnspec.ir.serial import Plain, plan_data
@@ -21,7 +22,7 @@ from attnspec.text.diagnostics import InternalError
 WIDTH = 100
 """The longest line of the plan, where no single number or name is longer."""
 
-OWN = ("Any", "CompiledAttention", "FORMAT", "Mapping", "PLAN")
+OWN = ("CompiledAttention", "FORMAT", "PLAN")
 """Names that the module itself uses, besides torch."""
 
 ALONE = frozenset(("functools", "math", "torch"))
@@ -37,13 +38,6 @@ SEAL = "# sha256 of the lines above: "
 """Begins the last line of every emitted module, by which edits are noticed."""
 
 _DEPENDENT = """\
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any, Never
-
-import torch
-
 try:
     from attnspec.runtime import FORMAT, CompiledAttention
 except ImportError as error:
@@ -63,51 +57,20 @@ if PLAN["format"] != FORMAT:
 
 _CLASS = '''\
 class NAME(CompiledAttention):
-    """The attention SPEC."""
+    """The attention SPEC.
+
+    CALL
+    """
 
     def __init__(self, head_size: int | None = None) -> None:
         super().__init__(PLAN, head_size)
-
-    def forward(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        layer: int = 0,
-        key_padding_mask: torch.Tensor | None = None,
-        dropout_p: float = 0,
-        inputs: Mapping[str, torch.Tensor] | None = None,
-        return_lse: bool = False,
-        **unknown: Never,
-    ) -> Any:
-        """q [B, HEADS, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v] -> [B, HEADS, n_q, d_v].
-
-        Queries are the last n_q of the n_k positions; H_kv divides HEADS. `key_padding_mask` is
-        bool [B, n_k], True for a real key. With `return_lse` the log-sum-exps [B, HEADS, n_q] come
-        as well. INPUTS
-        """
-        return super().forward(
-            q,
-            k,
-            v,
-            layer=layer,
-            key_padding_mask=key_padding_mask,
-            dropout_p=dropout_p,
-            inputs=inputs,
-            return_lse=return_lse,
-            **unknown,
-        )
 '''
 
-_CROSS = {
-    "return_lse: bool = False,\n": "return_lse: bool = False,\n        query_start: int = 0,\n",
-    "return_lse=return_lse,\n": "return_lse=return_lse,\n            query_start=query_start,\n",
-    "Queries are the last n_q of the n_k positions; H_kv": (
-        "Queries are another sequence than the keys, from its `query_start` on.\n\n        H_kv"
-    ),
-}
-"""What stands instead in the class of a spec between two sequences."""
+_CALL = """\
+A call takes q [B, HEADS, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v], where H_kv divides
+HEADS, and returns [B, HEADS, n_q, d_v]. QUERIES. `layer` is the number of one,
+`key_padding_mask` bool [B, n_k], True for a real key, `dropout_p` a fraction of the weights. With
+`return_lse` the log-sum-exps [B, HEADS, n_q] come as well. INPUTS"""
 
 
 def emit(
@@ -167,24 +130,15 @@ def literal(value: Plain, indent: int = 0) -> str:
         return flat
     deeper = " " * (indent + 4)
     if isinstance(value, dict):
-        lines = [f"{deeper}{_flat(key)}: {literal(x, indent + 4)}," for key, x in value.items()]
-        return "\n".join(["{", *lines, " " * indent + "}"])
-    if all(isinstance(x, int | float) for x in value):
-        return "\n".join(["[", *_filled(value, deeper), " " * indent + "]"])
-    lines = [f"{deeper}{literal(x, indent + 4)}," for x in value]
-    return "\n".join(["[", *lines, " " * indent + "]"])
-
-
-def _filled(numbers: Sequence[Plain], margin: str) -> list[str]:
-    """Many numbers, as many on a line as fit."""
-    lines, line = [], margin
-    for number in numbers:
-        piece = f"{_flat(number)},"
-        if len(line) + len(piece) + 1 > WIDTH and line != margin:
-            lines.append(line.rstrip())
-            line = margin
-        line += piece + " "
-    return [*lines, line.rstrip()]
+        entries = [f"{_flat(key)}: {literal(x, indent + 4)}" for key, x in value.items()]
+    elif all(isinstance(x, int | float) for x in value):
+        # as many numbers on a line as fit
+        entries = wrap(flat[1:-1], WIDTH - 1 - len(deeper), break_on_hyphens=False)
+        entries = [entry.removesuffix(",") for entry in entries]
+    else:
+        entries = [literal(x, indent + 4) for x in value]
+    first, last = "{}" if isinstance(value, dict) else "[]"
+    return "\n".join([first, *(f"{deeper}{entry}," for entry in entries), " " * indent + last])
 
 
 def _flat(value: Plain) -> str:
@@ -219,19 +173,9 @@ def _docstring(
         f"Fingerprint of the spec (sha256): {fingerprint}",
         "",
     ]
-    inert = "\n".join(lines).replace("\\", "\\\\").replace('"', '\\"')
-    # single quotation marks are harmless; only three in a row could end the docstring
-    return '"""' + _plain_quotes(inert) + '"""\n'
-
-
-def _plain_quotes(text: str) -> str:
-    """Escaped quotation marks without the backslash where no other one stands next to them."""
-    marked = text.replace('\\"', "\0")
-    shown = []
-    for at, character in enumerate(marked):
-        alone = character == "\0" and "\0" not in (marked[at - 1 : at], marked[at + 1 : at + 2])
-        shown.append(character if character != "\0" else '"' if alone else '\\"')
-    return "".join(shown)
+    inert = "\n".join(lines).replace("\\", "\\\\")
+    # three quotation marks in a row would end the docstring
+    return '"""' + inert.replace('"""', '\\"\\"\\"') + '"""\n'
 
 
 _KINDS = {
@@ -251,18 +195,14 @@ def _class(program: Program, name: str) -> str:
     inputs = "The spec declares no `inputs`."
     if program.inputs:
         shown = ", ".join(f"{x.name} ({_KINDS[x.kind]})" for x in program.inputs)
-        inputs = f"`inputs` holds\n        {shown}."
-    heads = "H" if program.heads is None else str(program.heads)
-    text = _CLASS
+        inputs = f"`inputs` holds {shown}."
+    queries = "Queries are the last n_q of the n_k positions"
     if program.cross:
-        for one, other in _CROSS.items():
-            text = text.replace(one, other)
-    return (
-        text.replace("NAME", name)
-        .replace("SPEC", f"`{program.name}`")
-        .replace("HEADS", heads)
-        .replace("INPUTS", inputs)
-    )
+        queries = "Queries are another sequence than the keys, from its `query_start` on"
+    call = _CALL.replace("HEADS", "H" if program.heads is None else str(program.heads))
+    call = call.replace("QUERIES", queries).replace("INPUTS", inputs)
+    text = _CLASS.replace("NAME", name).replace("SPEC", f"`{program.name}`")
+    return text.replace("CALL", "\n    ".join(wrap(call, WIDTH - 4)))
 
 
 def check_module(text: str, standalone: bool) -> None:
@@ -271,7 +211,7 @@ def check_module(text: str, standalone: bool) -> None:
         tree = ast.parse(text)
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise InternalError(f"the emitted module does not parse: {error}") from error
-    allowed = ALONE if standalone else {"__future__", "attnspec", "collections", "torch", "typing"}
+    allowed = ALONE if standalone else {"attnspec"}
     for node in ast.walk(tree):
         found = []
         if isinstance(node, ast.Import):

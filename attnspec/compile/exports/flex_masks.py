@@ -7,16 +7,16 @@ says by itself which pairs there are; block masks are classified in closed form,
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
-from attnspec.compile.exports.blocks import cover_of, masks_of
+from attnspec.compile.exports.block_rows import block_rows, cover_of
 from attnspec.compile.standalone.graphs import graph_module
 from attnspec.compile.standalone.page import StandaloneError
 from attnspec.graphs.patterns import BY_NAME
@@ -26,6 +26,7 @@ from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.crossing import QUERIES, crossed
 from attnspec.ir.program import Attend, Crossing, Leaf, Program, inputs_of, leaves
 from attnspec.ir.scalars import Apply, Symbol, symbols
+from attnspec.limits import LIMITS
 from attnspec.lower.lower import decided_leaves
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -72,13 +73,16 @@ class FlexMask:
         ValueError where pairs depend on n and no n was given.
         """
         if self.n is not None:
-            return self._mod(self._crossing(self.n, self.m))
+            return self._mod(self._sides(self.n, self.m))
         if self._source is None or self._reads_length:
             length = "(n, m=m)" if self.program.cross else "(n)"
             raise ValueError(
                 f"the pairs of `{self.program.name}` depend on n: `to_flex{length}` says of which"
             )
-        return self._mod(Crossing(self._longest, self._longest))
+        # a length that every position of the inputs has, or the longest of the language
+        lengths = [tensor.shape[1] for tensor in self.inputs.values() if tensor.dim() == 2]
+        longest = self.program.fixed_length or min(lengths, default=LIMITS.length)
+        return self._mod(Crossing(longest, longest))
 
     @property
     def score_mod(self) -> ScoreMod | None:
@@ -114,8 +118,7 @@ class FlexMask:
     @cached_property
     def _weighing(self) -> dict[str, Any]:
         """The names of the file that says how pairs are weighed, of all positions."""
-        every = replace(self.weighed.attends[0], graph=Leaf("full", ()))
-        attends = tuple(replace(x, graph=every.graph) for x in self.weighed.attends)
+        attends = tuple(replace(x, graph=Leaf("full", ())) for x in self.weighed.attends)
         try:
             return _executed(replace(self.weighed, attends=attends, inputs=()))
         except StandaloneError as error:
@@ -126,64 +129,53 @@ class FlexMask:
 
     def block_mask(self, n: int | None = None, m: int | None = None) -> BlockMask:
         """The BlockMask at n positions, of m queries and n keys where they are two sequences, with
-        the mask function of these lengths; its lists are those of `create_block_mask`, found from
-        closed forms.
+        the mask function of these lengths; its lists are those of `create_block_mask`, computed
+        from closed forms.
 
         [1, heads, …] without inputs, [B, heads, …] with them.
         """
         from torch.nn.attention.flex_attention import BlockMask
 
-        sides = self._crossing(self._length(n), self.m if m is None else m)
-        down, along = (-(-side // BLOCK) for side in (sides.queries, sides.keys))
-        some, every = (np.zeros((self._batch, self.heads, down, along), bool) for _ in range(2))
+        length = n if n is not None else self.n or self.program.fixed_length
+        if length is None:
+            raise ValueError("a BlockMask is of one length: `block_mask(n)`")
+        sides = self._sides(length_of(length), self.m if m is None else m)
+        some, every = np.zeros((2, *self._blocks(sides)), bool)
         for sample, head, relation in self._relations(sides):
-            cover = cover_of(relation, sides.length, BLOCK, BLOCK)[:down, :along]
+            cover = cover_of(relation, sides.length, BLOCK)[: some.shape[2], : some.shape[3]]
             # a short block is not FULL for those who look at all of its places
             for side, edge in ((sides.queries, cover[-1:]), (sides.keys, cover[:, -1:])):
                 edge[(edge == FULL) & (side % BLOCK > 0)] = SOME
             some[sample, head], every[sample, head] = cover == SOME, cover == FULL
-        counts, columns = (part.to(self.device) for part in _listed(some))
-        full_counts, full_columns = (part.to(self.device) for part in _listed(every))
+        lists = [part.to(self.device) for held in (some, every) for part in _listed(held)]
         return BlockMask.from_kv_blocks(
-            counts,
-            columns,
-            full_counts,
-            full_columns,
+            lists[0],
+            lists[1],
+            lists[2],
+            lists[3],
             BLOCK_SIZE=(BLOCK, BLOCK),
             mask_mod=self._mod(sides),
             seq_lengths=(sides.queries, sides.keys),
         )
 
-    @property
-    def _batch(self) -> int:
-        return max((len(tensor) for tensor in self.inputs.values()), default=1)
+    def _blocks(self, sides: Crossing) -> tuple[int, int, int, int]:
+        """How many samples, heads, and blocks of queries and of keys there are."""
+        batch = max((len(tensor) for tensor in self.inputs.values()), default=1)
+        return batch, self.heads, -(-sides.queries // BLOCK), -(-sides.keys // BLOCK)
 
-    @property
-    def _longest(self) -> int:
-        """A length that every position of the inputs has, or the longest of the language."""
-        lengths = [tensor.shape[1] for tensor in self.inputs.values() if tensor.dim() == 2]
-        return self.program.fixed_length or min(lengths, default=2**31 - 1)
-
-    def _length(self, n: int | None) -> int:
-        if n is None and self.n is None and self.program.fixed_length is None:
-            raise ValueError("a BlockMask is of one length: `block_mask(n)`")
-        given = n if n is not None else self.n
-        return length_of(self.program.fixed_length if given is None else given)  # type: ignore[arg-type]
-
-    def _crossing(self, n: int, m: int | None) -> Crossing:
+    def _sides(self, n: int, m: int | None) -> Crossing:
         """How many queries and keys there are."""
         program, length = crossed(self.program, n, m)
         return program.crossing or Crossing(length, length)
 
-    def _relations(self, sides: Crossing) -> list[tuple[int, int, Relation]]:
+    def _relations(self, sides: Crossing) -> Iterator[tuple[int, int, Relation]]:
         """The relation of each sample and head."""
-        found = []
         program = replace(self.program, crossing=sides) if self.program.cross else self.program
-        for sample in range(self._batch):
-            own = {name: _of_sample(tensor[sample]) for name, tensor in self.inputs.items()}
-            stack, n = Stack(program, own), sides.length
-            found += [(sample, h, stack.relation(n, self.layer, h)) for h in range(self.heads)]
-        return found
+        for sample in range(self._blocks(sides)[0]):
+            own = {name: tensor[sample].cpu().numpy() for name, tensor in self.inputs.items()}
+            stack = Stack(program, own)
+            for head in range(self.heads):
+                yield sample, head, stack.relation(sides.length, self.layer, head)
 
     @cached_property
     def _source(self) -> dict[str, Any] | None:
@@ -199,34 +191,25 @@ class FlexMask:
         graphs = (attend.graph for attend in self.program.attends if attend.graph)
         if any(BY_NAME[leaf.pattern].changes for graph in graphs for leaf in leaves(graph)):
             return True
-        tree = ast.parse((self._source or {})["text"])
-        defined = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-        (mask,) = (node for node in defined if node.name == "mask")
-        inside = (node for statement in mask.body for node in ast.walk(statement))
-        return any(isinstance(node, ast.Name) and node.id in ("n", QUERIES) for node in inside)
+        _, _, mask = (self._source or {})["text"].partition("def mask(")
+        statements = mask.partition("\n\n\n")[0].partition('."""')[2]
+        return re.search(rf"\b(n|{QUERIES})\b", statements) is not None
 
     def _mod(self, sides: Crossing) -> Mod:
-        if self._source is None:
-            return self._looked_up(sides)
-        size = self._batch, self.heads, sides.queries, sides.keys
-        made: Mod = self._source["mask_mod_of"](self.layer, size, self.device, dict(self.inputs))
-        return made
-
-    def _looked_up(self, sides: Crossing) -> Mod:
-        """A mask function that looks pairs up, block by block, where no formula says them."""
-        masks = [np.zeros((1, BLOCK, BLOCK), bool), np.ones((1, BLOCK, BLOCK), bool)]
-        n, count = sides.length, 2
-        blocks = -(-n // BLOCK)
-        numbers = np.zeros((self._batch, self.heads, blocks, blocks), np.int64)
+        batch, heads, down, along = self._blocks(sides)
+        if self._source is not None:
+            size = batch, heads, sides.queries, sides.keys
+            made = self._source["mask_mod_of"](self.layer, size, self.device, dict(self.inputs))
+            return cast(Mod, made)
+        # no formula says the pairs: they are looked up, block by block
+        masks, numbers = [np.zeros((1, BLOCK, BLOCK), bool)], np.zeros((batch, heads, down, along))
         for sample, head, relation in self._relations(sides):
-            cover = cover_of(relation, n, BLOCK, BLOCK)
-            numbers[sample, head][cover == FULL] = 1
-            for at, some in masks_of(relation, n, BLOCK, BLOCK, np.argwhere(cover == SOME)):
-                numbers[sample, head, at[:, 0], at[:, 1]] = count + np.arange(len(at))
-                masks.append(some)
-                count += len(at)
+            rows = block_rows(relation, sides.keys, BLOCK, sides.queries)
+            at = np.repeat(np.arange(down), np.diff(rows.indptr)), rows.indices
+            numbers[sample, head][at] = sum(map(len, masks)) + np.arange(len(rows.mask))
+            masks.append(rows.mask)
         table = torch.from_numpy(np.concatenate(masks)).to(self.device)
-        number = torch.from_numpy(numbers).to(self.device)
+        number = torch.from_numpy(numbers).long().to(self.device)
 
         def mask_mod(b: Any, h: Any, q: Any, k: Any) -> Any:
             return table[number[b, h, q // BLOCK, k // BLOCK], q % BLOCK, k % BLOCK]
@@ -264,12 +247,11 @@ def flex_mask(
     }
     if program.heads is not None and heads not in (None, program.heads):
         raise AttnSpecError(f"`{program.name}` has {program.heads} heads, got heads = {heads}")
-    count = program.heads or heads or 1
-    length = None if n is None else length_of(n)
+    count, length = program.heads or heads or 1, None if n is None else length_of(n)
     found = FlexMask(graphs, weighed, layer, length, count, given, torch.device(device), m)
     if length is not None:
         # raises where the spec has no such lengths
-        found._crossing(length, m)
+        found._sides(length, m)
     return found
 
 
@@ -302,19 +284,15 @@ def _graphs_alone(program: Program, layer: int) -> tuple[Program, Program]:
     if not 0 <= layer < (program.layers or layer + 1):
         raise AttnSpecError(f"`layer` must be between 0 and {program.layer_count - 1}, got {layer}")
     row = program.row(layer)
-    attends = []
-    for index in dict.fromkeys(row):
-        attend = program.attends[index]
-        if attend.graph is None or attend.mechanism is not None:
-            raise AttnSpecError(f"layer {layer} of `{program.name}` computes a mechanism, no mask")
-        attends.append(attend)
-    place = {index: at for at, index in enumerate(dict.fromkeys(row))}
-    slots = tuple(place[index] for index in row)
+    kept = [*dict.fromkeys(row)]
+    attends = tuple(program.attends[index] for index in kept)
+    if any(attend.graph is None or attend.mechanism is not None for attend in attends):
+        raise AttnSpecError(f"layer {layer} of `{program.name}` computes a mechanism, no mask")
     read = {name for attend in attends if attend.graph for name in inputs_of(attend.graph)}
     found = replace(
         program,
-        attends=tuple(attends),
-        slots=(slots,) * len(program.slots),
+        attends=attends,
+        slots=(tuple(map(kept.index, row)),) * len(program.slots),
         inputs=tuple(entry for entry in program.inputs if entry.name in read),
         claims=(),
     )
@@ -325,11 +303,6 @@ def _graphs_alone(program: Program, layer: int) -> tuple[Program, Program]:
         )
     graphs = tuple(Attend(attend.graph, span=attend.span) for attend in attends)
     return found, replace(found, attends=graphs)
-
-
-def _of_sample(values: torch.Tensor) -> np.ndarray:
-    found: np.ndarray = values.cpu().numpy()
-    return found
 
 
 def _listed(held: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:

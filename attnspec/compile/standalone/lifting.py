@@ -36,15 +36,17 @@ def file_of(
     names: Mapping[str, str],
 ) -> str:
     """The definitions of `roots` and of all that they call, each behind what it calls: those that
-    are `written` for this file, or else those of the modules."""
+    are `written` for this file, or else those of the modules, with other `names`."""
     sources = {**_definitions(modules), **written}
     texts: dict[str, str] = {}
     read: dict[str, None] = {}
 
     def visit(name: str) -> None:
-        text = _decided(sources[name], settings)
-        for old, new in names.items():
-            text = re.sub(rf"(?<![\w.\"'`]){re.escape(old)}(?![\w\"'`])", new, text)
+        text = written.get(name)
+        if text is None:
+            text = _decided(sources[name], settings)
+            for old, new in names.items():
+                text = re.sub(rf"(?<![\w.\"'`]){re.escape(old)}(?![\w\"'`])", new, text)
         called = dict.fromkeys(_globals(compile(text, name, "exec")))
         read.update(called)
         for each in called:

@@ -66,12 +66,14 @@ def mechanism_module(program: Program, class_name: str, refusal: str = "") -> st
     }
     names = {"Attention": class_name, "mix": f"mix_{declared.name}", "exportable(k)": refusal}
     names |= module.TWO_SEQUENCES if program.cross else {}
+    if not declared.sums and names["mix"] not in vars(low_rank):
+        raise StandaloneError(f"`{declared.name}` is not a mechanism that it knows")
     if declared.name == "linformer":
         names["pool_of"] = "maxima" if declared.projection == "max" else "means"
-    if declared.name == "synthesizer":
+    elif declared.name == "synthesizer":
         names["logits_of"] = declared.kind
         settings["SHORT"] = declared.factors[0]
-    if declared.sums:
+    elif declared.sums:
         names["mix"], (names["feature_of"], more) = "mix_sums", _sums(declared)
         settings |= more
     modules = (drawing, sums, low_rank, module)
@@ -96,4 +98,4 @@ def _sums(declared: object) -> tuple[str, dict[str, object]]:
             return "gaussian", {"FACTOR": 1 / sigma}
         case Rfa(floor=floor):
             return "waves", {"FLOOR": floor, **away, "ORTHOGONAL": False}
-    raise StandaloneError("it is not a mechanism that it knows")
+    raise StandaloneError("its mechanism is not one that it knows")
