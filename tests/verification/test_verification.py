@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attention_checks import GRAPHS, module_of
+from attention_checks import GRAPHS
 from click.testing import CliRunner
 from population import spec_of
 from sweeps import checkered
@@ -269,12 +269,12 @@ def test_tables_of_other_pairs_are_found_by_their_pairs(body: str, n: int) -> No
     for other, said in zip(
         NEAR[body], ("no block holds", r"a block holds .* no edge"), strict=True
     ):
-        found = verify(program, n, module=module_of(other, "tables"), depth="pairs")
+        found = verify(program, n, module=spec_of(other).compile("tables"), depth="pairs")
         pairs = [str(check.fault) for check in found.faults if TABLES in check.what]
         assert pairs
         assert all(re.match(rf"{said}", text) for text in pairs), pairs
         assert any(WEIGHED in check.what for check in found.faults)
-    module = module_of(body, "tables")
+    module = spec_of(body).compile("tables")
     for group in module.engine.prepare(0, 2, 2, n, n, "cpu").groups:
         kernel: Any = group.kernel
         batches = kernel.tables.batches
@@ -298,9 +298,9 @@ def test_pairs_alone_and_values_alone_are_what_a_compile_asks() -> None:
     assert [(each.what, each.queries) for each in values.checks] == [
         (NUMBERS, LIMITS.queries_sampled)
     ]
-    other = module_of("causal heads 3 attend window(radius = 3) score alibi()", "tables")
+    other = spec_of("causal heads 3 attend window(radius = 3) score alibi()").compile("tables")
     for depth in ("pairs", "values"):
-        assert not verify(program, 320, module=other, depth=depth).ok  # type: ignore[arg-type]
+        assert not verify(program, 320, module=other, depth=depth).ok
 
 
 MIXED = """
