@@ -16,6 +16,7 @@ from attnspec.graphs.edge_table import Drawn, table_of
 from attnspec.graphs.predicates.listable import listable
 from attnspec.graphs.relation import Edges, Progressions, Relation, sort_edges
 from attnspec.layout.edge_count import edges_of
+from attnspec.layout.tables import Batch, Tables
 from attnspec.limits import LIMITS
 
 SPARE = 0.125
@@ -52,6 +53,16 @@ class EdgeLayout:
     def slice_of(self, rows: Rows) -> slice:
         """Where the places of some rows stand among all."""
         return slice(int(self.offsets[rows.first]), int(self.offsets[rows.last]))
+
+    @property
+    def tables(self) -> Tables[np.ndarray]:
+        """The same as tables, in which each query is a block with its keys."""
+        batches = []
+        for rows in self.rows:
+            keys = self.keys[self.slice_of(rows)].reshape(-1, rows.width)
+            keys = keys if rows.held is None else np.where(rows.held, keys, -1)
+            batches.append(Batch(self.queries_of(rows)[:, None], keys, None))
+        return Tables(tuple(batches), self.n_q, self.n_k)
 
     def queries_of(self, rows: Rows) -> np.ndarray:
         """The queries of some rows, counted among the last n_q positions, int32."""

@@ -151,8 +151,9 @@ class Trial:
                 if kernel is None:
                     name = "dense"
                     _require_affordable(work, name, 0.0)
-            held = getattr(kernel, "tables", None)
-            tables = held if isinstance(held, Tables) else None
+            # of edges the layout has them
+            held = (getattr(x, "tables", None) for x in (kernel, getattr(kernel, "layout", None)))
+            tables = next((each for each in held if isinstance(each, Tables)), None)
             place = kernels[heads[0]][1]
             self.parts.append(Part(work, heads, relation, name, seconds, tables, place))
 

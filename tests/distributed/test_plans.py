@@ -49,6 +49,8 @@ def layer_of(body: str, n: int, ranks: int, tensors: Tensors = LARGE, **more: An
         "causal attend full",
         "attend residue(step = 12) | residue(step = 3)",
         "causal attend block(size = 7) & (columns(first(90)) | window(radius = 2))",
+        # the ends together are not even either
+        "attend where(k * n * n * n <= q * q * q * q)",
     ],
 )
 def test_each_position_has_one_place(body: str, n: int, ranks: int) -> None:
@@ -62,8 +64,8 @@ def test_each_position_has_one_place(body: str, n: int, ranks: int) -> None:
             assert partition.sums(each).tolist() == [each[at].sum() for at in held]
         ascends = bool((np.diff(partition.order) > 0).all())
         assert partition.in_order == (ascends and partition.step == 1)
-        # nobody holds much more than others
-        assert max(partition.lengths) <= 1.1 * size + {"whole documents": 7}.get(str(partition), 16)
+        # nobody holds much more than others, whatever weighs least
+        assert max(partition.lengths) <= 1.05 * size + 8
         if str(partition) == "head-tail":
             assert partition.sums(np.arange(n)) == pytest.approx(n * (n - 1) / 2 / ranks, abs=2 * n)
         if partition.step > 1:
