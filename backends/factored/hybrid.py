@@ -503,7 +503,7 @@ def hybrid_kernel(
     static graph alone, tables where it is None."""
     if not isinstance(kernel, FeatureKernel):
         raise ValueError(f"`{mechanism_of(work).name}` gives no weights to single pairs")
-    if work.reads:
+    if work.reads and not work.decided:
         return ReadingHybrid(work, heads, device, kernel)
     if exact is None and not work.decided:
         exact = SteppedKernel(graph_of(work), heads, device)
