@@ -16,21 +16,15 @@ import torch
 
 from attnspec.backends.common.score_formula import Formula, scale_of
 from attnspec.backends.factored.features.directions import one_head
-from attnspec.backends.factored.low_rank_definitions import (
-    OneHead,
-    fourier,
-    gmlp,
-    linformer,
-    mixer,
-    nystrom,
-    synthesizer,
-)
 from attnspec.graphs.relation import evaluate_pairs
 from attnspec.ir.mechanisms.efficient import Efficient
 from attnspec.ir.mechanisms.favor import Favor
 from attnspec.ir.mechanisms.linear import Linear
+from attnspec.ir.mechanisms.linformer import Linformer
+from attnspec.ir.mechanisms.nystrom import Nystrom
 from attnspec.ir.mechanisms.rbf import Rbf
 from attnspec.ir.mechanisms.rfa import Rfa
+from attnspec.ir.mechanisms.synthesizer import Synthesizer
 from attnspec.ir.mechanisms.taylor import Taylor
 from attnspec.lower.work import Call, Work, mechanism_of
 
@@ -40,8 +34,10 @@ Pairs: TypeAlias = Callable[[Work, int, torch.Tensor, torch.Tensor, Tables], tor
 """From a work, a head, q [n_q, d], k [n_k, d] and tables [*shape] to weights [n_q, n_k], before
 anything is left out or divided."""
 
-Outputs: TypeAlias = Callable[[OneHead], torch.Tensor]
-"""From one head to its output [n_q, d_v]."""
+Outputs: TypeAlias = Callable[
+    [Work, torch.Tensor, torch.Tensor, torch.Tensor, Tables], torch.Tensor
+]
+"""From a work, q [n_q, d], k [n, d], v [n, d_v] and tables to the output [n_q, d_v]."""
 
 
 def defined(
@@ -50,7 +46,7 @@ def defined(
     """The output [n_q, d_v] of a head for q [n_q, d], k [n_k, d], v [n_k, d_v] and what it has
     learned, [*shape] each."""
     if mechanism_of(work).name in OUTPUTS:
-        return OUTPUTS[mechanism_of(work).name](OneHead(work, q, k, v, tables))
+        return OUTPUTS[mechanism_of(work).name](work, q, k, v, tables)
     return weights_of(work, head, q, k, tables) @ v
 
 
@@ -246,6 +242,154 @@ def _efficient(
     return torch.softmax(q, 1) @ torch.softmax(k, 0).T
 
 
+# --- low ranks and mixings -----------------------------------------------------------------------
+
+
+def _linformer(
+    work: Work, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tables: Tables
+) -> torch.Tensor:
+    declared, n = cast(Linformer, work.mechanism), len(k)
+    if declared.projection in ("mean", "max"):
+        pool = _means if declared.projection == "mean" else _maxima
+        keys, values = pool(k, declared.rank), pool(v, declared.rank)
+    else:
+        maps = [tables["keys"], tables["values" if declared.apart else "keys"]]
+        if declared.projection == "conv":
+            # a stride as long as the kernel: each row has it further on
+            count = -(-n // declared.width)
+            maps = [torch.kron(torch.eye(count, dtype=x.dtype), x) for x in maps]
+        keys, values = (by[:, :n] @ x for by, x in zip(maps, (k, v), strict=True))
+    return _softmax(q @ keys.T / math.sqrt(q.shape[1])) @ values
+
+
+def _nystrom(
+    work: Work, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tables: Tables
+) -> torch.Tensor:
+    declared, n, scale = cast(Nystrom, work.mechanism), len(k), 1 / math.sqrt(q.shape[1])
+    if declared.landmarks >= n:
+        # each position is its own landmark, and the inverse undoes one of the factors
+        out = _softmax(scale * q @ k.T) @ v
+    else:
+        q_marks, k_marks = _means(q, declared.landmarks), _means(k, declared.landmarks)
+        left, right = _softmax(scale * q @ k_marks.T), _softmax(scale * q_marks @ k.T)
+        middle = _softmax(scale * q_marks @ k_marks.T)
+        out = left @ _inverse(middle, declared.iterations) @ right @ v
+    if not declared.conv:
+        return out
+    edge = v.new_zeros(declared.conv // 2, v.shape[1])
+    padded = torch.cat([edge, v, edge])
+    for t in range(declared.conv):
+        out = out + tables["kernel"][t] * padded[t : t + n][n - len(q) :]
+    return out
+
+
+def _inverse(matrix: torch.Tensor, iterations: int) -> torch.Tensor:
+    """Z of A [m, m] after so many iterations; the pseudo-inverse for 0."""
+    if iterations == 0:
+        exact: torch.Tensor = torch.linalg.pinv(matrix)
+        return exact
+    one = torch.eye(len(matrix), dtype=matrix.dtype)
+    z = matrix.T / (matrix.abs().sum(0).max() * matrix.abs().sum(1).max())
+    for _ in range(iterations):
+        az = matrix @ z
+        z = z @ (13 * one - az @ (15 * one - az @ (7 * one - az))) / 4
+    return z
+
+
+def _segments(x: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+    """n rows in `count` runs, the first count - n mod count of n // count, the others one more; in
+    n runs of one where there are fewer."""
+    n, count = len(x), min(len(x), count)
+    return torch.split(x, [n // count + (at >= count - n % count) for at in range(count)])
+
+
+def _means(x: torch.Tensor, count: int) -> torch.Tensor:
+    return torch.stack([part.sum(0) / len(part) for part in _segments(x, count)])
+
+
+def _maxima(x: torch.Tensor, count: int) -> torch.Tensor:
+    return torch.stack([part.amax(0) for part in _segments(x, count)])
+
+
+def _synthesizer(
+    work: Work, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tables: Tables
+) -> torch.Tensor:
+    declared, n, first = cast(Synthesizer, work.mechanism), len(k), len(k) - len(q)
+    match declared.kind:
+        case "dense":
+            hidden = torch.relu(q @ tables["hidden"].T + tables["hidden_bias"])
+            logits = hidden @ tables["weight"].T + tables["bias"]
+        case "random":
+            logits = tables["logits"][first:n]
+        case "factorized_random":
+            logits = (tables["rows"] @ tables["columns"].T)[first:n]
+        case _:
+            short, long = declared.factors
+            networks = zip(
+                tables["hidden"],
+                tables["hidden_bias"],
+                torch.split(tables["weight"], [short, long]),
+                torch.split(tables["bias"], [short, long]),
+                strict=True,
+            )
+            a, b = (torch.relu(q @ w.T + c) @ x.T + y for w, c, x, y in networks)
+            logits = a.repeat(1, long) * b.repeat_interleave(short, 1)
+    logits = logits[:, :n]
+    if declared.products:
+        share = torch.sigmoid(tables["mix"])
+        logits = (1 - share) * (q @ k.T) / math.sqrt(q.shape[1]) + share * logits
+    if work.causal:
+        logits = logits.masked_fill(torch.ones(len(q), n).tril(first) == 0, -torch.inf)
+    return _softmax(logits) @ v
+
+
+def _fourier(
+    work: Work, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tables: Tables
+) -> torch.Tensor:
+    """Re(F_n X F_d) = C_n X C_d - S_n X S_d with matrices of cosines and sines."""
+
+    def angles(count: int) -> torch.Tensor:
+        at = torch.arange(count, dtype=torch.float64)
+        return 2 * math.pi * (at[:, None] * at % count) / count
+
+    rows, columns = (angles(count) for count in v.shape)
+    cosines = rows.cos().to(v.dtype) @ v @ columns.cos().to(v.dtype)
+    out = cosines - rows.sin().to(v.dtype) @ v @ columns.sin().to(v.dtype)
+    return out[len(k) - len(q) :]
+
+
+def _mixer(
+    work: Work, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tables: Tables
+) -> torch.Tensor:
+    """X + W_2 gelu(W_1 LayerNorm(X) + b_1) + b_2."""
+    n = len(v)
+    hidden = tables["inner"][:, :n] @ _normalised(v, tables) + tables["inner_bias"][:, None]
+    hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
+    out = v + tables["outer"][:n] @ hidden + tables["outer_bias"][:n, None]
+    return out[n - len(q) :]
+
+
+def _gmlp(
+    work: Work, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tables: Tables
+) -> torch.Tensor:
+    """Z_1 * (W LayerNorm(Z_2) + b), Z_1 = q and Z_2 = v."""
+    n, weight = len(v), tables["weight"][: len(v), : len(v)]
+    weight = torch.tril(weight) if work.causal else weight
+    gate = weight @ _normalised(v, tables) + tables["bias"][:n, None]
+    return q * gate[n - len(q) :]
+
+
+def _normalised(x: torch.Tensor, tables: Tables) -> torch.Tensor:
+    middle = x.mean(1, keepdim=True)
+    spread = (x - middle).square().mean(1, keepdim=True)
+    return (x - middle) / torch.sqrt(spread + 1e-5) * tables["gain"] + tables["shift"]
+
+
+def _softmax(scores: torch.Tensor) -> torch.Tensor:
+    weights = torch.exp(scores - scores.amax(1, keepdim=True))
+    return weights / weights.sum(1, keepdim=True)
+
+
 PAIRS: dict[str, Pairs] = {
     "linear": _linear,
     "favor": _favor,
@@ -257,12 +401,12 @@ PAIRS: dict[str, Pairs] = {
 """The weights of pairs, where a mechanism has them."""
 
 OUTPUTS: dict[str, Outputs] = {
-    "linformer": linformer,
-    "nystrom": nystrom,
-    "fourier": fourier,
-    "synthesizer": synthesizer,
-    "mixer": mixer,
-    "gmlp": gmlp,
+    "linformer": _linformer,
+    "nystrom": _nystrom,
+    "fourier": _fourier,
+    "synthesizer": _synthesizer,
+    "mixer": _mixer,
+    "gmlp": _gmlp,
 }
 """The outputs of mechanisms without weights of single pairs, or with divisors of their own."""
 

@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 
 from attnspec.backends.common.kv_keeper import Keeper, Kept
 from attnspec.backends.common.masks import MaskPlan, by_key_head, mask_plan
-from attnspec.backends.common.merging import LOWEST, in_one_frame
+from attnspec.backends.common.merging import LOWEST, in_one_frame, merged
 from attnspec.backends.common.score_formula import Formula, scale_of, unit, widened
 from attnspec.backends.common.torch_modes import Function, apart, derivatives, is_transformed
 from attnspec.backends.factored.features.kernel import FeatureKernel
@@ -85,10 +85,13 @@ def shared_quotient(kernel: FeatureKernel) -> Quotient:
     return Quotient(least=mine.least if mine.signed else 0.0, floor=mine.floor, signed=mine.signed)
 
 
-def together(parts: Sequence[Weighed]) -> Weighed:
+def together(parts: Sequence[Weighed], quotient: Quotient) -> Weighed:
     """What parts with disjoint pairs weigh together."""
     # sums of nothing are 0 in every frame, and must not decide in which one the others are added
-    logs = [part.log.masked_fill((part.sums == 0).all(-1), -torch.inf) for part in parts]
+    nothing = (
+        (part.sums == 0).all(-1) if quotient.signed else part.sums[..., -1] == 0 for part in parts
+    )
+    logs = [x.log.masked_fill(none, -torch.inf) for x, none in zip(parts, nothing, strict=True)]
     top, shares = in_one_frame(torch.stack(logs), 0)
     terms = [part.sums * share[..., None] for part, share in zip(parts, shares, strict=True)]
     # the frame of nothing is 0
@@ -131,7 +134,7 @@ def weigh(
         top, shares = in_one_frame(logs.masked_fill(~mask, -torch.inf), -1)
         shares = shares if weights is None else weights * shares
         parts.append(Weighed(of_heads(shares.flatten(2, 3) @ values), top[..., 0]))
-    return together(parts)
+    return together(parts, shared_quotient(kernel))
 
 
 def _in_frames(found: Features) -> tuple[torch.Tensor, torch.Tensor]:
@@ -316,10 +319,9 @@ class HybridKernel:
             q, k, v = widened(q), widened(k), widened(v)
         given = self.kernel.given(q, k, v, call)
         if self.exact is None or (self.rest is not None and is_transformed()):
-            found = self._by_pairs(given, call)
+            out, lse = self._worth(self._by_pairs(given, call))
         else:
-            found = self._by_sums(given, (q, k, v), call)
-        out, lse = self._worth(found)
+            out, lse = self._by_sums(given, (q, k, v), call)
         out = out.to(kept).reshape(*q.shape[:3], v.shape[-1])
         return out, None if lse is None else lse.reshape(q.shape[:3])
 
@@ -334,34 +336,41 @@ class HybridKernel:
 
     def _by_sums(
         self, given: Given, parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor], call: Call
-    ) -> Weighed:
-        """What all keys weigh for every query, [B, K, R, n_q, e] and frames [B, K, R, n_q]."""
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output [B, K, R, n_q, d_v] and the logarithms of its denominators."""
         of_graph = replace(call, tables={name: call.tables[name] for name in self.names})
-        out, lse = self.exact.partial(*parts, of_graph)  # type: ignore[union-attr]
-        shape = given.q.shape[:-1]
-        out = pad(out.to(lse.dtype), (0, 1), value=1.0).view(*shape, -1)
-        exact, late = Weighed(out, lse.view(shape)), late_of(given, self.lag)
-        if not late.k.shape[2]:
-            return exact
-        sums, frames = self.kernel.sums(late)
+        out, lse = cast(Exact, self.exact).partial(*parts, of_graph)
+        shape, late = given.q.shape[:-1], late_of(given, self.lag)
+        out, lse = out.to(lse.dtype).view(*shape, -1), lse.view(shape)
         missing = shape[3] - late.q.shape[3]
+        if self.rest is None and self.quotient.positive:
+            if not late.k.shape[2]:
+                return out, lse
+            how = replace(self.kernel.how, quotient=self.quotient)
+            other, log, _ = self.kernel.worth(how, late, None, True)
+            if missing:
+                other = pad(other, (0, 0, missing, 0))
+            behind = pad(cast(torch.Tensor, log), (missing, 0), value=-math.inf)
+            return merged((out, lse), (other, behind))
+        exact = Weighed(pad(out, (0, 1), value=1.0), lse)
+        if not late.k.shape[2]:
+            return self._worth(exact)
+        sums, frames = self.kernel.sums(late)
         if missing:
-            sums = pad(sums, (0, 0, missing, 0))
-            frames = pad(frames, (missing, 0), value=LOWEST)
+            sums, frames = pad(sums, (0, 0, missing, 0)), pad(frames, (missing, 0), value=LOWEST)
         if not self.steps:
-            return together([exact, Weighed(sums, frames)])
+            return self._worth(together([exact, Weighed(sums, frames)], self.quotient))
         less = taken(self.kernel, self.steps, given, frames)
         sums = sums - less[..., :-1]
         rows = self._lost(exact, Weighed(sums, frames), less[..., -1])
-        if not len(rows):
-            return together([exact, Weighed(sums, frames)])
-        keys = rows.unbind(1)
-        left_out = torch.zeros_like(frames[:, :, 0], dtype=torch.bool).index_put(
-            keys, torch.ones_like(keys[0], dtype=torch.bool)
-        )
-        sums = sums.masked_fill(left_out[:, :, None, :, None], 0.0)
-        found = together([exact, Weighed(sums, frames)])
-        return self._again(given, call, found, rows)
+        if len(rows):
+            left_out = torch.zeros(
+                shape[0], shape[1], shape[3], dtype=torch.bool, device=out.device
+            )
+            left_out[rows.unbind(1)] = True
+            sums = sums.masked_fill(left_out[:, :, None, :, None], 0.0)
+        found = together([exact, Weighed(sums, frames)], self.quotient)
+        return self._worth(self._again(given, call, found, rows) if len(rows) else found)
 
     def _lost(self, exact: Weighed, others: Weighed, sizes: torch.Tensor) -> torch.Tensor:
         """The rows of which more was taken away than stays: sample, key head and query, [rows, 3],
@@ -503,7 +512,7 @@ def hybrid_kernel(
     static graph alone, tables where it is None."""
     if not isinstance(kernel, FeatureKernel):
         raise ValueError(f"`{mechanism_of(work).name}` gives no weights to single pairs")
-    if work.reads:
+    if work.reads and not work.decided:
         return ReadingHybrid(work, heads, device, kernel)
     if exact is None and not work.decided:
         exact = SteppedKernel(graph_of(work), heads, device)
@@ -576,7 +585,7 @@ class HybridStream:
         parts = [weigh(kernel, every, scores, (mask, others & ~mask), distance[None])]
         if sums.sums is not None:
             parts.append(_of_state(kernel, given, sums))
-        out, lse = hybrid._worth(together(parts))
+        out, lse = hybrid._worth(together(parts, hybrid.quotient))
         out = out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
         left = seen.left
         if len(left.positions):

@@ -13,7 +13,7 @@ from limited import REFUSING
 from oracle import truth
 from population import spec_of
 from specs import ten
-from views import FIGURES, Case, differing
+from views import Case
 
 from attnspec import parse
 from attnspec.analysis.report.inquiry import GRAPH_HEADS
@@ -86,13 +86,9 @@ def test_a_stack_of_graphs_has_its_own_figures() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        *("attend linear()", "attend favor(features = 16)", "attend rfa(features = 16)"),
-        *("attend taylor(order = 2)", "attend efficient()", "attend rbf(features = 16)"),
-        *("attend linformer(rank = 4, max_length = 16)", "attend nystrom(landmarks = 4)"),
-        *("attend fourier()", "attend synthesizer(kind = random, max_length = 16)"),
-        *("attend mixer(hidden = 8, max_length = 16)", "attend gmlp(max_length = 16)"),
-        *("causal attend linear()", "causal attend favor(features = 16)"),
-        *("causal attend gmlp(max_length = 16)", "causal attend window(radius = 2) + linear()"),
+        *("attend favor(features = 16)", "attend linformer(rank = 4, max_length = 16)"),
+        *("attend nystrom(landmarks = 4)", "attend fourier()", "attend gmlp(max_length = 16)"),
+        *("causal attend linear()", "causal attend window(radius = 2) + linear()"),
     ],
 )
 def test_a_mechanism_reaches_what_gradients_reach(body: str) -> None:
@@ -150,32 +146,6 @@ def test_spectra_of_stars_rings_bands_and_expanders() -> None:
     assert four.spectral_gap == pytest.approx(1 - sqrt(3) / 2, abs=0.03)
     apart = spec_of("attend dilated(radius = 8, step = 2)").analyse(100_000)
     assert (apart.spectral_gap, apart.quality["spectral_gap"]) == (0.0, "exact")
-
-
-@pytest.mark.parametrize(
-    ("body", "n"),
-    [
-        ("attend window(radius = 3) - self", 1100),
-        # two halves that read each other alone, and a bit beside: the least eigenvalue is slowest
-        ("attend where((q - k) % 2 == 1) | where(q == 0 and k == 2)", 1100),
-    ],
-)
-def test_iterations_find_what_all_eigenvalues_are(body: str, n: int) -> None:
-    case = Case(spec_of(body), n)
-    case.__dict__["masks"] = case.spec.mask(n)[None, None]
-    assert case.report.quality["spectral_gap"] == "estimate"
-    meant = FIGURES["spectral_gap"][1](case)
-    assert case.report.spectral_gap == pytest.approx(meant, rel=1e-5, abs=1e-12)
-
-
-@pytest.mark.limits("tiny")
-def test_spectra_in_pieces() -> None:
-    for body in (
-        "attend window(radius = 3) - self",
-        "attend random(keys = 2)",
-        "layers 2 attend strided(stride = 5) layer 1 { attend fixed(stride = 6, cells = 2) }",
-    ):
-        assert differing(Case(spec_of(body), 41), {"gap": FIGURES["spectral_gap"]}) == []
 
 
 @pytest.mark.limits(REFUSING)

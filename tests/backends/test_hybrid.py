@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 import torch
 from attention_checks import tensors
@@ -31,23 +29,14 @@ MECHANISMS = (
     "rfa(features = 16)",
     "linear(feature = identity)",
 )
-EACH = [*product(enumerate(GRAPHS), enumerate(MECHANISMS))]
 LENGTHS = (100, 1, 65, 130)
 
 
 @pytest.mark.limits("", "tiny")
-@pytest.mark.parametrize(
-    ("graph", "mechanism", "turn"),
-    [
-        pytest.param(graph, mechanism, i + 3 * j, marks=[pytest.mark.slow] * ((i + j) % 3 > 0))
-        for (i, graph), (j, mechanism) in EACH
-    ],
-)
-def test_values_and_gradients_are_those_of_the_formula(
-    graph: str, mechanism: str, turn: int
-) -> None:
-    body = f"{'causal' if turn % 2 else ''} attend {graph} + {mechanism}"
-    case = Case(spec_of(body), LENGTHS[turn % len(LENGTHS)])
+@pytest.mark.parametrize("turn", range(0, len(GRAPHS) * len(MECHANISMS), 5))
+def test_values_and_gradients_are_those_of_the_formula(turn: int) -> None:
+    graph, mechanism = GRAPHS[turn % len(GRAPHS)], MECHANISMS[turn % len(MECHANISMS)]
+    case = Case(spec_of(f"{'causal' * (turn % 2)} attend {graph} + {mechanism}"), LENGTHS[turn % 4])
     call = Call(case, SHAPES[turn % len(SHAPES)], torch.float64)
     assert errors_of(call, case.spec.compile()) == []
 
@@ -143,14 +132,3 @@ def test_rows_that_read_the_graph_alone_have_the_frame_of_their_scores(text: str
         out = spec_of(f"causal attend {body}").compile()(*leaves)[:, :, :4]
         found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
-
-
-def test_no_bit_of_a_row_depends_on_the_future() -> None:
-    module = spec_of("causal attend window(radius = 9) + favor(features = 8)").compile()
-    q, k, v = (x.detach() for x in tensors(1, 2, 200, 200, dtype=torch.float32))
-    before = module(q, k, v)
-    for at in (1, 64, 150):
-        later = [x.clone() for x in (q, k, v)]
-        for x in later:
-            x[:, :, at:] = 20 * torch.randn_like(x[:, :, at:])
-        assert torch.equal(module(*later)[:, :, :at], before[:, :, :at])

@@ -263,7 +263,15 @@ class FeatureKernel:
     ) -> tuple[tuple[torch.Tensor, torch.Tensor | None], State]:
         """As `step`; the state after a call that starts with None may be that before it."""
         check_no_dropout(self.name, call.dropout_p)
-        given, quotient = self.given(q, k, v, call), self.how.quotient
+        out, log, after = self.worth(self.how, self.given(q, k, v, call), state, with_lse)
+        out = out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
+        return (out, None if log is None else log.reshape(q.shape[:3])), after
+
+    def worth(
+        self, how: Summing, given: Given, state: State | None, with_lse: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None, State]:
+        """The same of what is given: rows [B, K, R, n_q, d_v] and logarithms [B, K, R, n_q]."""
+        quotient = how.quotient
 
         def finish(
             sums: torch.Tensor, logs: torch.Tensor | None
@@ -272,14 +280,10 @@ class FeatureKernel:
                 return quotient.of(sums, logs), None
             return quotient.of(sums, logs), quotient.log_divisor(sums[..., -1], logs)
 
-        log: torch.Tensor | None
-        if state is None and self._goes_its_way(self.how, given):
-            out, totals, logs = _by_way(self.way, self.how, given)
-            log, state = quotient.log_divisor(totals, logs) if quotient.positive else None, State()
-        else:
-            out, log, state = summed(self.how, given, state or State(), finish)
-        out = out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
-        return (out, None if log is None else log.reshape(q.shape[:3])), state
+        if state is not None or not self._goes_its_way(how, given):
+            return summed(how, given, state or State(), finish)
+        out, totals, logs = _by_way(self.way, how, given)
+        return out, quotient.log_divisor(totals, logs) if quotient.positive else None, State()
 
 
 # --- with a backward of its own ------------------------------------------------------------------

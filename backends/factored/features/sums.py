@@ -526,41 +526,58 @@ def _run(
 
 
 def lean(
-    how: Summing | None,
-    given: Given,
-    run: Callable[..., tuple[Any, ...]],
-    *more: torch.Tensor,
+    how: Summing | None, given: Given, run: Callable[..., tuple[Any, ...]], *more: torch.Tensor
 ) -> tuple[Any, ...]:
     """What `run` makes of what is given and of more tensors; where features are many, or `how` is
     None, nothing is kept for derivatives but these, and it runs again."""
     tensors, size = (*given.tensors, *more), max(given.q.shape[-1], given.v.shape[-1])
-    wide = how is None or how.map.width(given.q.shape[-1]) > WIDE * size
-    if not wide or is_transformed() or unseen(*tensors):
+    if is_transformed() or unseen(*tensors):
         return run(given, *more)
     frame, count = given.frame, len(given.tensors)
+    wide = how is None or how.map.width(given.q.shape[-1]) > WIDE * size
 
     def again(*tensors: torch.Tensor) -> tuple[Any, ...]:
         return run(given_of(frame, tensors[:count]), *tensors[count:])
 
-    found: tuple[Any, ...] = Again.apply(again, *tensors)  # type: ignore[no-untyped-call]
+    found: tuple[Any, ...] = Again.apply(again, not wide, *tensors)  # type: ignore[no-untyped-call]
     return found
 
 
 class Again(Function):
-    """A function of tensors, of which nothing is kept for derivatives but these."""
+    """A function of tensors, of which nothing outlives its first derivatives but these; `keep` says
+    whether what it made of them is kept until then, or made again."""
 
     @staticmethod
-    def forward(ctx, run, *tensors):  # type: ignore[no-untyped-def]
-        ctx.run = run
+    def forward(ctx, run, keep, *tensors):  # type: ignore[no-untyped-def]
+        ctx.run, ctx.kept = run, None
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
-        return run(*tensors)
+        if not keep:
+            return run(*tensors)
+        ctx.kept = _followed(run, tensors, ctx.needs_input_grad[2:])
+        return tuple(x if x is None else x.detach() for x in ctx.kept[1])
 
     @staticmethod
     def backward(ctx, *grads):  # type: ignore[no-untyped-def]
-        asks, again = ctx.needs_input_grad[1:], torch.is_grad_enabled()
-        parts = ctx.saved_tensors
-        if not again:
-            parts = [x.detach().requires_grad_(ask) for x, ask in zip(parts, asks, strict=True)]
-        with torch.enable_grad():
-            return None, *derivatives(ctx.run, parts, asks, grads, again)
+        parts, asks, run = ctx.saved_tensors, ctx.needs_input_grad[2:], ctx.run
+        if torch.is_grad_enabled():
+            return None, None, *derivatives(run, parts, asks, grads)
+        (leaves, outs), ctx.kept = ctx.kept or _followed(run, parts, asks), None
+        pairs = [
+            (x, y) for x, y in zip(outs, grads, strict=True) if y is not None and x.requires_grad
+        ]
+        if not pairs:
+            return None, None, *(None for _ in asks)
+        wanted = [x for x in leaves if x.requires_grad]
+        outs, above = zip(*pairs, strict=True)
+        shares = iter(torch.autograd.grad(outs, wanted, above, allow_unused=True))
+        return None, None, *(next(shares) if ask else None for ask in asks)
+
+
+def _followed(
+    run: Callable[..., tuple[Any, ...]], tensors: Sequence[torch.Tensor], asks: Sequence[bool]
+) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
+    """Leaves like tensors that ask for gradients, and what is made of them, for autograd."""
+    leaves = [x.detach().requires_grad_(ask) for x, ask in zip(tensors, asks, strict=True)]
+    with torch.enable_grad():
+        return leaves, run(*leaves)
