@@ -184,8 +184,8 @@ def test_few_compilations_serve_all_graphs_and_lengths() -> None:
         check([x for x in bodies if "softmax1" not in x][at % 6], n)
     for n in (100, 500, 640, 1000):
         check("attend residue(step = 3) - self", n)
-    # two for each kind: keys of a query in one run, in two, or in masks
-    assert counters["stats"]["unique_graphs"] <= 6
+    # two for each kind: keys of a query in one run, in two, or in masks; one more where sizes agree
+    assert counters["stats"]["unique_graphs"] <= 7
 
 
 @pytest.mark.slow
