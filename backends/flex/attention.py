@@ -91,10 +91,9 @@ def visited(some: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, ...]
     ascending, contiguous, as its kernels read them whatever their strides are."""
     found = []
     for held in (some & ~whole, some & whole):
-        for each in (held, held.mT):
+        for each in (held[:, None], held.mT[:, None]):
             order = torch.argsort(~each, dim=-1, stable=True).to(torch.int32)
-            counts = each.sum(-1, dtype=torch.int32)
-            found.append((counts.contiguous()[:, None], order.contiguous()[:, None]))
+            found.append((each.sum(-1, dtype=torch.int32).contiguous(), order.contiguous()))
     return tuple(x for at in (0, 2, 1, 3) for x in found[at])
 
 
@@ -124,8 +123,9 @@ def attend(
 
 
 @lru_cache(maxsize=1 << 10)
-def number_on(device: torch.device, number: int) -> torch.Tensor:
-    """A number as a tensor, int32, filled on the device: nothing waits for a copy."""
+def number_on(device: torch.device, number: int, use: str) -> torch.Tensor:
+    """A number as a tensor, int32, filled on the device: nothing waits for a copy. Each use has one
+    of its own, or calls in which two uses have one tensor would be compiled apart."""
     with torch.inference_mode(False):
         return torch.full((), number, dtype=torch.int32, device=device)
 

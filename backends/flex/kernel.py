@@ -89,7 +89,8 @@ class FlexKernel(ByTables):
             parts = [grouped(q, k).flatten(0, 1), *(x.flatten(0, 1)[:, None] for x in (k, v))]
         if not q.is_cpu:
             parts = [rows_of_size(x, max(NARROWEST, x.shape[-1])) for x in parts]
-        counts = [number_on(q.device, count) for count in (keys, parts[0].shape[1])]
+        sizes = (keys, "keys"), (parts[0].shape[1], "repeat")
+        counts = [number_on(q.device, *size) for size in sizes]
         changes = tuple(
             mine if table is None else (*mine, call.tables[table].flatten())
             for table, mine in self.fixed
@@ -140,11 +141,14 @@ class FlexStep:
         self.q = Ordered(layout.q, work.n_k - work.n_q, work.n_q, device)
         self.k = Ordered(layout.k, 0, work.n_k, device)
         self.some, self.full = (torch.from_numpy(x)[None].to(device) for x in (masked | full, full))
-        tall, wide = (number_on(device, count) for count in found.numbers.shape)
-        numbers = torch.from_numpy(found.numbers).flatten().to(device)
-        runs = () if found.runs is None else tuple(torch.from_numpy(found.runs).to(device))
+        counts = zip(found.numbers.shape, ("tall", "wide"), strict=True)
+        tall, wide = (number_on(device, *count) for count in counts)
+        # no views, of which torch compiles anew for other tensors behind them
+        numbers = torch.from_numpy(found.numbers.ravel()).to(device)
+        runs = () if found.runs is None else tuple(x.clone() for x in torch.from_numpy(found.runs))
+        runs = tuple(x.to(device) for x in runs)
         lists = visited(self.some, self.full)
-        bits = bits_of(found.masks, device).flatten()
+        bits = bits_of(found.masks, device).flatten().clone()
         self.whole = Blocks(lists, tall, wide, numbers, bits, self.k.held, runs)
         self.last: Remembered[Blocks] = Remembered()
 

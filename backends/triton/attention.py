@@ -116,8 +116,9 @@ def fits(q: torch.Tensor, v: torch.Tensor) -> bool:
 class Launches:
     """A call of the kernels: q [B, H, n_q, d], k [B, K, n_k, d] and v [B, K, n_k, e], so many query
     heads of a key head together in each program; `labels` int64 [B, L, n_k] are those that a pair
-    must have in common, and lists of which so many lie one behind the other have `rows` queries and
-    keys each; `back` says that it is for gradients."""
+    must have in common; `back` says that it is for gradients. Dropped weights are counted by
+    `sizes`: query heads in each sample, and queries and keys of each of the lists that lie one
+    behind the other."""
 
     def __init__(
         self,
@@ -126,6 +127,7 @@ class Launches:
         call: Call,
         scale: float,
         back: bool,
+        sizes: tuple[int, int, int],
         group: int = 1,
         labels: torch.Tensor | None = None,
     ) -> None:
@@ -143,28 +145,23 @@ class Launches:
         if call.padding is not None:
             bits = call.padding.view(torch.uint8)
             padding = Rows(bits, bits.stride(0), 0, bits.stride(1))
+        drops = None
+        if call.seed is not None:
+            p = call.dropout_p
+            drops = Drops(call.seed, least_of(p), factor_of(p), call.line, *sizes)
         self.look = Look(
             None,
             padding,
             scores.changes(self.kind, call.tables, self.learns),
             scale,
             self.k.shape[2] - self.q.shape[2],
-            None,
+            drops,
             padding if labels is None else rows_of(labels),
             tl.constexpr(0 if labels is None else labels.shape[1]),
             tl.constexpr(tl.float64 if self.kind == torch.float64 else tl.float32),
             tl.constexpr(call.padding is not None),
             None,
         )
-
-    def dropping(self, call: Call, heads: int, q_rows: int, k_rows: int) -> Launches:
-        """The same with what the call drops, of so many heads in each sample, and rows of a
-        list."""
-        if call.seed is not None:
-            p = call.dropout_p
-            drops = Drops(call.seed, least_of(p), factor_of(p), call.line, heads, q_rows, k_rows)
-            self.look = self.look._replace(drops=drops)
-        return self
 
     def attend(self, steps: Sequence[Step], out: torch.Tensor, lse: torch.Tensor) -> None:
         """Merges what steps give into an output [B, H, n_q, e] and its log-sum-exps [B, H, n_q]."""
@@ -176,12 +173,12 @@ class Launches:
                 if lists.slots:
                     room = self._slots(out, lists, sides[0], heads)
                     held = rows_of(room), rows_of(room.new_empty(room.shape[:3]))
-                work = _programs(lists, sides[0])
+                work = _work(lists, lists.programs, sides[0])
                 self._launch(
                     kernels.attend, work, heads, *self.given, *into, held, sides, work, heads, look
                 )
                 if lists.slots:
-                    work = _spans(lists, sides[0])
+                    work = _work(lists, lists.spans, sides[0])
                     self._launch(
                         kernels.merge, work, heads, *into, held, sides[0], work, heads, look
                     )
@@ -214,7 +211,7 @@ class Launches:
         """Adds the gradients of queries; returns the shares of programs in that of the table of a
         bias [B, H, programs, buckets or more]."""
         lists, heads, learned = step.rows, self.heads, look.changes.learned.value
-        work = _programs(lists, sides[0])
+        work = _work(lists, lists.programs, sides[0])
         shares = self.q
         if self.learns:
             shape = self.batch, heads.groups, work.count, learned
@@ -237,7 +234,7 @@ class Launches:
     ) -> None:
         """Adds the gradients of keys and values."""
         lists, heads = step.columns, self.key_heads
-        work = _programs(lists, sides[1])
+        work = _work(lists, lists.programs, sides[1])
         targets = held = tuple(map(rows_of, into))
         if lists.slots:
             held = tuple(rows_of(self._slots(x, lists, sides[1], heads)) for x in into)
@@ -251,7 +248,7 @@ class Launches:
     ) -> None:
         """Adds what long lists have in slots."""
         if lists.slots:
-            work = _spans(lists, side)
+            work = _work(lists, lists.spans, side)
             self._launch(kernels.add_up, work, heads, into, slots, side, work, heads, look)
 
     # --- what kernels are handed ---------------------------------------------------------------
@@ -302,14 +299,6 @@ def _in_blocks(side: Side, most: int, group: int) -> Side:
     block = max(min(max(1, most // heads), power(side.size)), LEAST // heads)
     constants = (tl.constexpr(x) for x in (block, block * heads, side.step == 0))
     return Side(*side[:5], -(-side.size // block), *constants)
-
-
-def _programs(lists: TileLists, side: Side) -> Lists:
-    return _work(lists, lists.programs, side)
-
-
-def _spans(lists: TileLists, side: Side) -> Lists:
-    return _work(lists, lists.spans, side)
 
 
 def _work(lists: TileLists, work: torch.Tensor, side: Side) -> Lists:

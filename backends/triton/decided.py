@@ -177,8 +177,8 @@ class DecidedKernel(DecidedTables):
         # padding is in the masks
         call = replace(part.call, padding=None, tables={})
         call = replace(call, line=call.line + part.repeats.indices(repeat)[0])
-        launches = Launches(self.scores, (rows, *keys), call, scale, back, rows.shape[1])
-        return launches.dropping(call, repeat, q.shape[3], k.shape[2])
+        sizes = repeat, q.shape[3], k.shape[2]
+        return Launches(self.scores, (rows, *keys), call, scale, back, sizes, rows.shape[1])
 
 
 def _in_line(x: torch.Tensor) -> torch.Tensor:

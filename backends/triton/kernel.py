@@ -90,10 +90,8 @@ class TritonKernel(ByTables):
         """The steps of a call with q [B, K, R, n_q, d], k and v [B, K, n_k, …]."""
         q, k, v = parts
         steps, labels = self.tables_of(call.data, len(q))
-        tensors = q.flatten(1, 2), k, v
-        launches = Launches(self.scores, tensors, call, scale, back, labels=labels)
-        sizes = q.shape[1] * q.shape[2], q.shape[3], k.shape[2]
-        return steps, launches.dropping(call, *sizes)
+        tensors, sizes = (q.flatten(1, 2), k, v), (q.shape[1] * q.shape[2], q.shape[3], k.shape[2])
+        return steps, Launches(self.scores, tensors, call, scale, back, sizes, labels=labels)
 
     def tables_of(self, data: Mapping[str, torch.Tensor], batch: int) -> Called:
         """The steps of a call with these inputs."""

@@ -84,6 +84,13 @@ def product(a, b, plan):
 
 
 @triton.jit
+def only_if(known, there):
+    """Which places of a block there are, none unless a number is known: the interpreter of Triton
+    3.9 takes no comparison of numbers in a mask."""
+    return tl.where(known, there, False)
+
+
+@triton.jit
 def product_of_sums(a, b, plan):
     """The same where one of them is a sum, of more digits and a greater range."""
     a, b = a.to(plan.sums), b.to(plan.sums)

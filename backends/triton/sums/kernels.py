@@ -22,6 +22,7 @@ from attnspec.backends.triton.sums.blocks import (
     kept_at,
     key_rows,
     numbers_of,
+    only_if,
     part_of,
     product,
     product_of_sums,
@@ -99,9 +100,9 @@ def along(x, w, padding, frames, states, plan, back: tl.constexpr):
         if plan.causal:
             own, known = line * states.count + number, number < states.count
             at, there = kept_at(states.chunks, own, wide, tall, plan)
-            tl.store(at, state[0], mask=there & known)
+            tl.store(at, state[0], mask=only_if(known, there))
             at, there = totals_at(states.chunks, own, wide, plan)
-            tl.store(at, state[1], mask=there & known & first)
+            tl.store(at, state[1], mask=only_if(known & first, there))
         since, until = number * plan.chunk - 1, (number + 1) * plan.chunk - 1
         left = fading(frames, line, since, until, plan)
         state = state[0] * left, state[1] * left
@@ -111,7 +112,7 @@ def along(x, w, padding, frames, states, plan, back: tl.constexpr):
     at, there = kept_at(states.segments, own, wide, tall, plan)
     tl.store(at, state[0], mask=there)
     at, there = totals_at(states.segments, own, wide, plan)
-    tl.store(at, state[1], mask=there & first)
+    tl.store(at, state[1], mask=only_if(first, there))
 
 
 @triton.jit
@@ -195,7 +196,7 @@ def outputs(f, g, v, out, totals, logs, padding, frames, states, quotient, plan)
     if plan.divides:
         found = found / divisor_of(total, log, quotient, plan)
         at = tl.zeros([1], tl.int32)
-        put(totals, total, sample, head, rows, there & (block == 0), at)
+        put(totals, total, sample, head, rows, only_if(block == 0, there), at)
     elif plan.logged:
         found = found * tl.exp(log)
     put(out, found, sample, head, rows, there, tall)
