@@ -8,7 +8,7 @@ from math import prod
 from attnspec.backends.common.labels import labels_of, possible
 from attnspec.backends.common.reading import is_askable
 from attnspec.layout.orders import Boxed, Order, Side
-from attnspec.layout.steps import Banded, Means, bands_of, fixed, members_of
+from attnspec.layout.steps import Banded, Means, bands_of, equal, fixed
 from attnspec.layout.tiling import Survey
 from attnspec.lower.work import Work
 
@@ -23,11 +23,8 @@ FETCHED = 32
 
 
 def _size(length: int, side: Side, target: int) -> int:
-    """Tiles no longer than the target, which are blocks: of classes and short lists equal ones."""
-    members = members_of(length, side)
-    if isinstance(side, Boxed) or (side == 1 and members > target):
-        return fixed(length, side, target)
-    return -(-members // -(-members // target))
+    """As for bands, but that boxes are as many as a tile holds."""
+    return (fixed if isinstance(side, Boxed) else equal)(length, side, target)
 
 
 def _units(tiles: Survey, order: Order) -> dict[str, float]:
