@@ -6,7 +6,7 @@ A backend that is asked for by name runs, or its refusal is raised; nothing fall
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from html import escape
@@ -16,7 +16,6 @@ from attnspec.backends.one_block.backend import RowsBackend
 from attnspec.backends.plugins import installed, installed_names
 from attnspec.graphs.bind import BindError, extents_of, located
 from attnspec.graphs.stack import TooMuch
-from attnspec.graphs.token_sets import StandIn
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program
 from attnspec.layout.steps import drawn_alike
@@ -224,17 +223,15 @@ def plan(
     if n > LIMITS.planned:
         raise TooMuch(f"plans are made up to n = {LIMITS.planned:,}, got {n:,}")
     kind = device.partition(":")[0]
-    inputs = stand_ins(program)
+    empty = not n if program.crossing is None else program.crossing.empty
     if n == 0:
         # nothing runs, but a grid has its own length
         extents_of(program, n)
     steps: dict[tuple[tuple[Work, tuple[int, ...]], ...], list[int]] = {}
     for layer in range(program.layers or 1):
-        found_here = (
-            [] if _is_empty(program, n) else _located_works(program, layer, heads, n, inputs)
-        )
+        here = [] if empty else _located_works(program, layer, heads, n)
         # layers that differ in their draws alone cost the same
-        works = tuple((replace(work, layer=0), heads) for work, heads in found_here)
+        works = tuple((replace(work, layer=0), heads) for work, heads in here)
         steps.setdefault(works, []).append(layer)
     found = []
     for works, layers in steps.items():
@@ -255,24 +252,6 @@ def plan(
     return Plan(program.name, n, kind, tuple(found), shape, m, origin(kind))
 
 
-def _is_empty(program: Program, n: int) -> bool:
-    """Whether there is no query, or no key."""
-    return not n if program.crossing is None else program.crossing.empty
-
-
-def _located_works(
-    program: Program, layer: int, heads: int, n: int, inputs: Mapping[str, StandIn]
-) -> list[tuple[Work, tuple[int, ...]]]:
-    """The works of a layer; a size without a value is a fault of the text where it has a place."""
-    try:
-        return works_of(program, layer, heads, n, n, inputs)
-    except BindError as error:
-        if error.span is None:
-            raise
-        with located(error.span):
-            raise
-
-
 def check_backend(name: str) -> None:
     """Raises BackendError unless there is a backend of this name."""
     known = [AUTO, *[backend.name for backend in BACKENDS], *installed_names()]
@@ -280,6 +259,19 @@ def check_backend(name: str) -> None:
         raise BackendError(f"the backend `{name}` is called `{RENAMED[name]}` now")
     if name not in known:
         raise BackendError(f"the backend must be one of {', '.join(known)}, got {name!r}")
+
+
+def _located_works(
+    program: Program, layer: int, heads: int, n: int
+) -> list[tuple[Work, tuple[int, ...]]]:
+    """The works of a layer; a size without a value is a fault of the text where it has a place."""
+    try:
+        return works_of(program, layer, heads, n, n, stand_ins(program))
+    except BindError as error:
+        if error.span is None:
+            raise
+        with located(error.span):
+            raise
 
 
 def backend_of(name: str) -> Backend:
@@ -375,22 +367,23 @@ DEVICES = ("cpu", "cuda")
 
 def require_willing(program: Program, name: str, devices: Sequence[str] = DEVICES) -> None:
     """Raises BackendError, with every reason, where a backend refuses on all of the devices and at
-    all lengths that the program has; unknown backends as well."""
+    all lengths that the program has, or where no backend runs a mechanism; unknown backends as
+    well."""
     if name == AUTO:
-        if any(attend.mechanism for attend in program.attends):
-            _require_any(program)
-        return
-    backend = backend_of(name)
+        if not any(attend.mechanism for attend in program.attends):
+            return
+        devices = DEVICES[:1]
+    backend = None if name == AUTO else backend_of(name)
     lengths = LENGTHS if program.fixed_length is None else (program.fixed_length,)
     works = [found for n in lengths if (found := _works(program, n))]
-    if len(works) < min(2, len(lengths)):
+    if backend is not None and len(works) < min(2, len(lengths)):
         # one length says nothing of the others
         return
     reasons: dict[str, str] = {}
     for device in devices:
         for at_length in works:
             try:
-                refusals = [refusal_of(backend, work, device) for work in at_length]
+                refusals = [_refusal(backend, work, device) for work in at_length]
             except RelationError:
                 # a predicate has no value at this length, which says nothing of the others
                 continue
@@ -399,28 +392,23 @@ def require_willing(program: Program, name: str, devices: Sequence[str] = DEVICE
                 return
             # of the longest sequence, which is the most like those that are meant
             reasons[device] = refusal
+    if reasons and backend is None:
+        raise BackendError(*reasons.values())
     if reasons:
         distinct = dict.fromkeys(reasons.values())
         told = [*distinct] if len(distinct) == 1 else [f"on {d}, {r}" for d, r in reasons.items()]
         raise BackendError(f"the backend {name} refuses: {'; '.join(told)}")
 
 
-def _require_any(program: Program) -> None:
-    """Raises BackendError where no backend runs something of a program, at any length."""
-    lengths = LENGTHS if program.fixed_length is None else (program.fixed_length,)
-    refused: BackendError | None = None
-    for n in lengths:
-        try:
-            found = [candidates(work, "cpu") for work in _works(program, n)]
-        except BackendError as error:
-            refused = error
-        except RelationError:
-            continue
-        else:
-            if found:
-                return
-    if refused is not None:
-        raise refused
+def _refusal(backend: Backend | None, work: Work, device: str) -> str | None:
+    """Why a backend, or each of them, does not run a work, or None."""
+    if backend is not None:
+        return refusal_of(backend, work, device)
+    try:
+        candidates(work, device)
+    except BackendError as error:
+        return str(error)
+    return None
 
 
 def _works(program: Program, n: int) -> list[Work]:

@@ -77,11 +77,6 @@ class Axis:
         first = below.offsets[group] + (index - self.offsets[group]) * factor
         return first, np.minimum(first + factor, below.offsets[group + 1])
 
-    @property
-    def natural(self) -> bool:
-        """Whether the tiles follow one another as the positions do."""
-        return self.side == 1
-
 
 @lru_cache(maxsize=64)
 def axis(first: int, last: int, side: Side, size: int) -> Axis:

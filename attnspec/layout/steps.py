@@ -31,9 +31,6 @@ LARGE = (256, 1024, 4096)
 READING = 0.5
 """What run-time inputs are taken to leave of the dense cost before they are seen."""
 
-FEW = 4
-"""Tiles in natural order, up to which they are of equal size."""
-
 Lengths: TypeAlias = tuple[int, int]
 """Queries, which are the last of them, and keys."""
 
@@ -107,16 +104,15 @@ def _of_bands(tiles: Survey, order: Order) -> Mapping[str, float]:
     }
 
 
-def about(length: int, side: Side, target: int) -> int:
-    """Equal tiles of about the target's size for lists, or classes of about length / step; whole
-    boxes. In natural order tiles are of the target's size, with which blocks begin mostly, unless
-    they are few."""
+def equal(length: int, side: Side, target: int) -> int:
+    """Equal tiles no longer than the target for lists and classes; in natural order tiles of the
+    target's size, with which blocks begin mostly; whole boxes."""
     if isinstance(side, Boxed):
         return side.size
-    members = members_of(length, side)
-    if side == 1 and members >= FEW * target:
+    members = len(side.positions) if isinstance(side, Listed) else -(-length // side)
+    if side == 1 and members > target:
         return target
-    return -(-members // max(1, round(members / target)))
+    return -(-members // max(1, -(-members // target))) or 1
 
 
 def fixed(length: int, side: Side, target: int) -> int:
@@ -129,14 +125,7 @@ def fixed(length: int, side: Side, target: int) -> int:
     return size
 
 
-def members_of(length: int, side: Side) -> int:
-    """The positions of a list, or about those of a residue class."""
-    if isinstance(side, Listed):
-        return max(1, len(side.positions))
-    return max(1, -(-length // (side if isinstance(side, int) else 1)))
-
-
-BANDS = Means("tables", "cpu", LIMITS.tile_sizes, LARGE, _of_bands, about)
+BANDS = Means("tables", "cpu", LIMITS.tile_sizes, LARGE, _of_bands, equal)
 """The flash kernel of the CPU."""
 
 

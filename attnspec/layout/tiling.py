@@ -102,8 +102,7 @@ def classify(
 @lru_cache(maxsize=256)
 def survey(relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]) -> Survey:
     """About what `classify` would find, without listing more than some ten thousand pairs."""
-    full = undecided = 0.0
-    fine = axis(n_k - n_q, n_k, order.q, sizes[0]), axis(0, n_k, order.k, sizes[1])
+    fine = _axes(n_q, n_k, order, sizes)
     if not is_closed(relation):
         every = float(fine[0].count * fine[1].count)
         return Survey(*fine, 0.0, every, 0.0)
@@ -111,37 +110,44 @@ def survey(relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[in
         while not _is_coarsest(relation, order, *_axes(n_q, n_k, order, sizes)):
             sizes = _coarser(sizes)
     levels = _levels(relation, n_q, n_k, order, sizes)
-    found = []
-    for level in levels:
-        sides = level.q, level.k
-        full += level.weight * _below(sides, fine, *level.full)
-        found.append((level.q, level.k, *level.full))
-    undecided = level.weight * _below(sides, fine, *level.undecided)
-    found.append((level.q, level.k, *level.undecided))
+    level = levels[-1]
+    found = [(each, each.full) for each in levels] + [(level, level.undecided)]
+    parts = [_spread((each.q, each.k), fine, *pairs) for each, pairs in found]
+    counts = [
+        each.weight * float((end - begin).sum())
+        for (each, _), (_, begin, end) in zip(found, parts, strict=True)
+    ]
+    full, undecided = sum(counts[:-1]), counts[-1]
     if level.q.size != fine[0].size and undecided:
         # only a table of all edges could say more; edges fall into tiles as balls into bins
         undecided *= -np.expm1(-edges_of(relation, n_q, n_k) / undecided)
         return Survey(*fine, full, undecided, full + undecided, sampled=True)
     if level.weight == 1:
-        return Survey(*fine, full, undecided, float(_gathered(found, fine)))
+        return Survey(*fine, full, undecided, float(_gathered(parts, fine)))
     ends = _ends(level) * (full + undecided)
     scattered = full + undecided if ends > fine[0].count else 0.0
     return Survey(*fine, full, undecided, scattered, sampled=True)
 
 
+def _spread(
+    above: tuple[Axis, Axis], below: tuple[Axis, Axis], rows: np.ndarray, columns: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each finer tile of queries in pairs of coarse ones: its number, and the first of the
+    finer tiles of keys and the one behind the last."""
+    begin, end = above[1].inside(below[1], columns)
+    row = _finer(above[0], below[0], rows)
+    begin, end, row = np.broadcast_arrays(begin[:, None], end[:, None], row)
+    there = row >= 0
+    return row[there], begin[there], end[there]
+
+
 def _gathered(
-    found: list[tuple[Axis, Axis, np.ndarray, np.ndarray]], fine: tuple[Axis, Axis]
+    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]], fine: tuple[Axis, Axis]
 ) -> int:
     """The pairs of tiles of those query tiles whose key tiles do not follow one another."""
     count = np.zeros(fine[0].count, np.int64)
     first, last = np.full(fine[0].count, fine[1].count), np.zeros(fine[0].count, np.int64)
-    for q, k, rows, columns in found:
-        begin, end = k.inside(fine[1], columns)
-        row = _finer(q, fine[0], rows)
-        begin, end, row = (
-            part.ravel() for part in np.broadcast_arrays(begin[:, None], end[:, None], row)
-        )
-        begin, end, row = begin[row >= 0], end[row >= 0], row[row >= 0]
+    for row, begin, end in parts:
         np.add.at(count, row, end - begin)
         np.minimum.at(first, row, begin)
         np.maximum.at(last, row, end)
@@ -268,18 +274,3 @@ def _finer(above: Axis, below: Axis, index: np.ndarray) -> np.ndarray:
     first, last = above.inside(below, index)
     child = first[:, None] + np.arange(above.size // below.size)
     return np.where(child < last[:, None], child, -1)
-
-
-def _below(
-    above: tuple[Axis, Axis], below: tuple[Axis, Axis], rows: np.ndarray, columns: np.ndarray
-) -> int:
-    """The number of pairs of finer tiles inside pairs of coarse ones."""
-    q_inside, k_inside = (_inside(*sides) for sides in zip(above, below, strict=True))
-    return int(np.dot(q_inside[rows], k_inside[columns]))
-
-
-@lru_cache(maxsize=64)
-def _inside(above: Axis, below: Axis) -> np.ndarray:
-    """The number of finer tiles in each coarse one."""
-    first, last = above.inside(below, np.arange(above.count))
-    return np.asarray(last - first)

@@ -78,10 +78,10 @@ def _governing(graph: Term | None) -> Iterator[tuple[type[DataDependent], dict[s
             yield pattern, dict(leaf.arguments)
 
 
-def too_large(program: Program) -> list[Diagnostic]:
-    """What is wrong with graphs of more patterns than are planned."""
+def require_built(program: Program) -> None:
+    """Raise SpecError naming every graph of a program that is too large to be planned."""
     sizes = {(patterns_in(attend.graph), attend.span) for attend in program.attends}
-    return [
+    large = [
         Diagnostic(
             "A196",
             f"a graph of at most {LIMITS.patterns} patterns is planned and compiled,"
@@ -92,11 +92,6 @@ def too_large(program: Program) -> list[Diagnostic]:
         for size, span in sizes
         if size > LIMITS.patterns
     ]
-
-
-def require_built(program: Program) -> None:
-    """Raise SpecError naming everything in a program that is not planned."""
-    large = too_large(program)
     if large:
         raise SpecError(large)
 

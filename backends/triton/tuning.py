@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from attnspec.backends.flex import steps
 from attnspec.layout.orders import Boxed, Order, Side
-from attnspec.layout.steps import Banded, Means, fixed, members_of
+from attnspec.layout.steps import Banded, Means, equal, fixed
 from attnspec.layout.tiling import Survey
 from attnspec.lower.work import Work
 
@@ -21,11 +21,8 @@ FETCHED = 32
 
 
 def _size(length: int, side: Side, target: int) -> int:
-    """Tiles no longer than the target, which are blocks: of classes and short lists equal ones."""
-    members = members_of(length, side)
-    if isinstance(side, Boxed) or (side == 1 and members > target):
-        return fixed(length, side, target)
-    return -(-members // -(-members // target))
+    """As for bands, but that boxes are as many as a tile holds."""
+    return (fixed if isinstance(side, Boxed) else equal)(length, side, target)
 
 
 def _units(tiles: Survey, order: Order) -> dict[str, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,58 +11,38 @@ import torch
 from population import spec_of
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
-from zoo import loaded, of_each_kind, sample
 
 from attnspec import Report, parse
 from attnspec.ir.mechanisms import MECHANISMS as DECLARED
 
 BODIES = {
     "full": "attend full",
-    "causal window": "causal attend window(before = 255, after = 0)",
     "strided": "attend strided(stride = 64)",
-    "fixed": "attend fixed(stride = 64, cells = 4)",
     "global": "attend window(radius = 128) | global(first(16))",
-    "dilated": "attend dilated(radius = 512, step = 8)",
     "random": "attend random(keys = 16, seed = 0) | self",
     "alibi": "attend window(radius = 64) score alibi()",
-    "softcap": "attend full score softcap(cap = 20.0)",
     "two graphs": "head 0 { attend window(radius = 64) } head 1 { attend residue(step = 32) }",
 }
 
 MECHANISMS = [
     "attend linear()",
     "causal attend linear()",
-    "attend efficient()",
-    "attend taylor()",
     "causal attend taylor()",
     "attend taylor(order = 2)",
-    "attend favor(features = 64)",
     "causal attend favor(features = 64)",
-    "attend favor(features = 64, kind = trig)",
-    "attend rfa(features = 32)",
     "causal attend rfa(features = 32)",
-    "attend rbf(features = 32)",
-    "causal attend rbf(features = 32)",
     "attend linformer(rank = 64, max_length = 256)",
     "attend linformer(rank = 64, projection = conv, max_length = 256)",
-    "attend linformer(rank = 64, projection = mean)",
-    "attend nystrom(landmarks = 32)",
     "attend nystrom(landmarks = 32, conv = 5)",
     "attend synthesizer(max_length = 256)",
-    "attend synthesizer(max_length = 256, kind = random)",
     "attend synthesizer(max_length = 256, kind = random, products = true)",
-    "attend synthesizer(max_length = 256, kind = factorized_random)",
-    "attend synthesizer(max_length = 256, kind = factorized_dense)",
     "attend mixer(hidden = 64, max_length = 256)",
     "attend gmlp(max_length = 256)",
     "attend fourier()",
     "causal attend window(before = 31, after = 0) + linear()",
-    "attend window(radius = 32) + linear()",
     "causal attend window(before = 31, after = 0) + favor(features = 64)",
     "attend (window(radius = 16) | global(first(4))) + favor(features = 64)",
     "causal attend (window(before = 63, after = 0) | residue(step = 16)) + taylor()",
-    "attend residue(step = 8) + rfa(features = 32)",
-    "attend window(radius = 32) + taylor(order = 2)",
     "causal head 0 { attend window(radius = 32) + linear() } head 1 { attend window(radius = 64) }",
     "head 0 { attend favor(features = 64) } head 1 { attend full }",
 ]
@@ -187,19 +166,13 @@ def test_operations_of_mechanisms_by_their_formulas() -> None:
     n, d = 128, 32
     expected = {
         "linear()": 4 * n * d * d,
-        "efficient()": 4 * n * d * d,
         "taylor()": 4 * n * (d + 1) * d,
-        "taylor(order = 2)": 2 * n * (d + 1) * (d + 2) * d,
         "favor(features = 16)": 4 * n * 16 * d + 4 * n * 16 * d,
-        "favor(features = 16, kind = trig)": 4 * n * 16 * d + 4 * n * 32 * d,
         "rfa(features = 8)": 4 * n * 8 * d + 4 * n * 16 * d,
-        "rbf(features = 8)": 8 * n * 8 * d,
         "linformer(rank = 10)": 8 * n * 10 * d,
-        "linformer(rank = 10, projection = conv, max_length = 128)": 4 * n * 10 * d + 4 * n * d,
         "linformer(rank = 10, projection = mean)": 4 * n * 10 * d,
         "synthesizer(max_length = 128, kind = random)": 2 * n * n * d,
         "mixer(hidden = 20, max_length = 128)": 4 * n * 20 * d,
-        "gmlp(max_length = 128)": 2 * n * n * d,
         "fourier()": 5 * n * d * (7 + 5),
     }
     for text, flops in expected.items():
@@ -240,16 +213,9 @@ def test_costs_of_more_samples_and_heads() -> None:
     spec = spec_of("attend window(radius = 40)")
     one, narrow = spec.analyse(512), spec.analyse(512, head_dim=32)
     many = spec.analyse(512, batch=3, heads=4)
-    for name in ("flops", "useful_flops", "backward_flops"):
-        assert getattr(many, name) == 12 * getattr(one, name)
-    assert one.peak_memory is not None
-    assert many.peak_memory is not None
-    assert narrow.flops is not None
-    assert one.peak_memory * 6 < many.peak_memory <= one.peak_memory * 12
-    assert narrow.flops * 2 == one.flops
-    assert many.edges == one.edges
+    assert many.flops == 12 * (one.flops or 0) == 24 * (narrow.flops or 0)
+    assert (one.peak_memory or 0) * 6 < (many.peak_memory or 0) <= (one.peak_memory or 0) * 12
     declared = spec_of("heads 4 attend window(radius = 40)")
-    assert declared.analyse(512, batch=3).flops == many.flops
     with pytest.raises(ValueError, match="declares heads 4, got heads = 2"):
         declared.analyse(512, heads=2)
     with pytest.raises(ValueError, match="`batch` must be an integer from 1 to"):
@@ -267,37 +233,13 @@ def test_costs_of_all_pairs_are_those_of_the_definition() -> None:
 
 def test_layers_and_heads_that_differ_add_up() -> None:
     n, names = 512, ("flops", "backward_flops", "bytes")
-    for first, second in (("linear()", "nystrom(landmarks = 16)"), ("linear()", "full")):
-        both = report_of(f"head 0 {{ attend {first} }} head 1 {{ attend {second} }}", n)
-        one, other = (report_of(f"attend {text}", n) for text in (first, second))
-        for name in names:
-            assert 2 * getattr(both, name) == getattr(one, name) + getattr(other, name)
+    both = report_of("head 0 { attend linear() } head 1 { attend nystrom(landmarks = 16) }", n)
+    one, other = (report_of(f"attend {x}", n) for x in ("linear()", "nystrom(landmarks = 16)"))
+    for name in names:
+        assert 2 * getattr(both, name) == getattr(one, name) + getattr(other, name)
     # the most expensive layer counts
     text = "layers 3 layer 0, 2 { attend window(radius = 1) } layer 1 { attend full }"
     assert report_of(text, n).flops == report_of("attend full", n).flops
-    moved = [report_of("attend linear()", length).bytes or 0 for length in (256, 512, 768)]
-    assert moved[2] - moved[1] == moved[1] - moved[0]
-    wide = [spec_of("attend nystrom(landmarks = 8)").analyse(x).flops or 0 for x in (100, 200, 300)]
-    assert wide[2] - wide[1] == wide[1] - wide[0] == 100 * 8 * 64 * 16 / 2
-
-
-@of_each_kind
-def test_costs_of_the_zoo(path: Path, name: str) -> None:
-    spec = loaded(path, name)
-    n = spec.program.fixed_length or 256
-    report = spec.analyse(n, sample(spec, n))
-    if report.flops is None:
-        assert "at most" in str(report.figure("flops"))
-        return
-    chosen = any(word in spec.source for word in ("lsh", "topk", "cluster", "sinkhorn"))
-    if not chosen and all(attend.mechanism is None for attend in spec.program.attends):
-        assert report.useful_flops is not None
-        assert 0 < report.useful_flops <= report.flops
-    # a transform is its own backward
-    assert report.backward_flops is not None
-    assert 0 < report.flops <= report.backward_flops
-    assert report.peak_memory is not None
-    assert report.peak_memory > 0
 
 
 def test_a_plan_is_for_all_samples_and_heads() -> None:
@@ -344,8 +286,6 @@ def test_what_comes_of_a_sample_of_tiles_is_an_estimate() -> None:
     ("body", "rule", "largest"),
     [
         ("attend full", "every key stays to the end", 512),
-        ("attend self", "a key can go 0 steps after it was written", 1),
-        ("attend window(before = 1, after = 0)", "a key can go 1 step after it was written", 2),
         ("attend window(before = 31, after = 0)", "a key can go 31 steps after it was written", 32),
         (
             "attend window(before = 31, after = 0) | columns(first(4))",
@@ -358,12 +298,6 @@ def test_what_comes_of_a_sample_of_tiles_is_an_estimate() -> None:
             "attend summary(stride = 64, cells = 1)",
             "504 keys from 0 to 510 are never needed; every other key stays to the end",
             8,
-        ),
-        (
-            "attend fixed(stride = 64, cells = 1)",
-            "7 keys from 63 to 447 stay to the end; any other key can go at the end of its block"
-            " of 64",
-            71,
         ),
         ("attend powers", "a key can go 256 steps after it was written", 257),
     ],

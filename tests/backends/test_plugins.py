@@ -119,8 +119,6 @@ def test_nothing_is_imported_before_a_plan_is_made(site: Path) -> None:
     ("text", "words"),
     [
         ("import nowhere", "cannot be imported from attnspec_fused:BACKEND: ModuleNotFoundError"),
-        ("BACKEND =", "SyntaxError"),
-        ("", "AttributeError"),
         ("BACKEND = 3", "like attnspec.lower.work.Backend, got 3 without name, refuses"),
         (FUSED.replace("BACKEND = Fused()", "BACKEND = Fused"), "got the class Fused, whose inst"),
         (FUSED.replace('name = "fused"', 'name = "fuse"'), "calls itself 'fuse'"),
@@ -156,8 +154,8 @@ def test_a_folder_that_is_named_twice_counts_once(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(site, FUSED)
-    monkeypatch.setattr(sys, "path", [str(site), *sys.path])
-    assert plugins.installed_names() == ["fused"]
+    monkeypatch.syspath_prepend(str(site))
+    assert "fused" in str(spec_of(WINDOW).plan(64, backend="fused"))
 
 
 def test_emitted_modules(site: Path) -> None:

@@ -27,10 +27,7 @@ def module_of(body: str, backend: str = "auto") -> CompiledAttention:
     "body",
     [
         "attend window(radius = n // 10)",
-        "attend window(radius = 5) scale 1 / n",
         "attend window(radius = 5) score softcap(cap = n)",
-        "attend where(k % 7 == n % 7)",
-        "attend shift(self, by = n // 3)",
         "attend global(first(n // 10)) | random(keys = 2)",
         "sequence grid(n // 10, 10) attend neighborhood(3, 3)",
         "layers 6 heads 2 attend window(radius = 9)"
