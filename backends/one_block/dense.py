@@ -85,10 +85,7 @@ class DenseKernel:
             )
             left = kept(call, q.shape[:3], queries, keys)
         blocks = Blocks(self.distance, mask, counts, factor, left)
-        out, lse = self.formula.partial(
-            q[:, :, :, None], k[:, :, None], v[:, :, None], blocks, call
-        )
-        return out[:, :, :, 0], None if lse is None else lse[:, :, :, 0]
+        return self.formula.of_block(q, k, v, blocks, call)
 
     def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
         """The output alone."""

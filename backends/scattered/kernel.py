@@ -214,10 +214,10 @@ class ScatteredKernel:
         rest = rows - sum(group.shape[0] for group in self.groups)
         if rest:
             # without keys, which the formula says in a way that can be differentiated
-            none = q[:, :, :, :rest, None], k[:, :, None, :0], v[:, :, None, :0]
-            out, lse = self.formula.partial(*none, Blocks(None, None), call)
-            outs.append(out.squeeze(4))
-            sums.append(lse)
+            none = q[:, :, :, :rest], k[:, :, :0], v[:, :, :0]
+            out, lse = self.formula.of_block(*none, Blocks(None, None), call)
+            outs.append(out)
+            sums.append(None if lse is None else lse[..., None])
         out = torch.cat(outs, 3).to(kept)
         out = out if self.back is None else out.index_select(3, self.back)
         return out, self._in_order(sums, q[..., 0])

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import torch
 
 from attnspec.backends.common.flash import in_rows, rows_of_size
-from attnspec.backends.common.kv_keeper import Keeper
+from attnspec.backends.common.key_cache import Keeper
 from attnspec.backends.common.merging import LOWEST, in_one_frame
 from attnspec.backends.common.score_formula import Formula, scale_of
 from attnspec.backends.common.torch_modes import (

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from attnspec.backends.common.kv_keeper import Keeper, Kept, Seen
+from attnspec.backends.common.key_cache import Keeper, KeyCache, Seen
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.spans import Given, Sums
 from attnspec.backends.factored.features.sums import State, absorbed
@@ -33,7 +33,7 @@ class HybridState:
     """The keys that the graph may read again, and the sums of the kernel over all others."""
 
     sums: State
-    kept: Kept
+    kept: KeyCache
 
 
 class HybridStream:
@@ -71,7 +71,7 @@ class HybridStream:
     def _of_seen(self, given: Given, seen: Seen, call: Call) -> list[Weighed]:
         """What pairs with keys weigh that are new or kept."""
         rows = rows_of_kernel(self.kernel, given).mapped(lambda x: x.unsqueeze(3))
-        every = replace(given, k=seen.keys, v=seen.values)
+        every = replace(given, k=seen.every.keys, v=seen.every.values)
         columns = columns_of_kernel(self.kernel, every).mapped(lambda x: x.unsqueeze(2))
         at = torch.from_numpy(seen.every.positions).to(given.k.device)
         others = at <= torch.arange(seen.every.count, device=at.device)[-given.k.shape[2] :, None]
@@ -83,7 +83,7 @@ class HybridStream:
         by_kernel = kernel_part(self.kernel, rows, columns, others)
         return [part.mapped(lambda x: x.squeeze(3)) for part in (exact, by_kernel)]
 
-    def _after(self, given: Given, left: Kept, state: State) -> State:
+    def _after(self, given: Given, left: KeyCache, state: State) -> State:
         """The sums with keys in them that no later position reads."""
         if not len(left.positions):
             return state
