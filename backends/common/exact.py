@@ -7,14 +7,13 @@ devices, for derivatives of derivatives, and mostly under dropout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.contention import shared
 from attnspec.backends.common.dropping import with_seed
 from attnspec.backends.common.flash import in_rows, rows_of_size
 from attnspec.backends.common.merging import Partial
@@ -27,8 +26,6 @@ from attnspec.backends.common.torch_modes import (
 )
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
-
-Value = TypeVar("Value")
 
 
 class Composed(Protocol):
@@ -56,8 +53,6 @@ class SoftmaxKernel:
     work: Work
     one_size = True
     by_key_head = True
-    # whether it is one large call into torch, which is as fast beside others as torch's own
-    one_call = False
     # devices on which derivatives go on from a call's known output and log-sum-exps
     reuses: tuple[str, ...] = ("cpu",)
     _differentiable: Composed | None = None
@@ -160,9 +155,8 @@ class SoftmaxKernel:
     ) -> Partial:
         """`forward` of q [B, H, n_q, d]: the output like it and the log-sum-exps [B, H, n_q]."""
         if not self.by_key_head:
-            return self._shared("forward", q, lambda: self.forward(q, k, v, call, scale))
-        rows = grouped(q, k)
-        out, lse = self._shared("forward", q, lambda: self.forward(rows, k, v, call, scale))
+            return self.forward(q, k, v, call, scale)
+        out, lse = self.forward(grouped(q, k), k, v, call, scale)
         return out.flatten(1, 2), lse.flatten(1, 2)
 
     def derivatives_of_heads(
@@ -175,17 +169,12 @@ class SoftmaxKernel:
     ) -> Sequence[torch.Tensor]:
         """`derivatives` of what `of_heads` was given and returned."""
         q, k, v, out, lse = saved
-        way = "derivatives"
         if not self.by_key_head:
-            return self._shared(way, q, lambda: self.derivatives(saved, grad, of_lse, call, scale))
+            return self.derivatives(saved, grad, of_lse, call, scale)
         given = grouped(q, k), k, v, grouped(out, k), grouped(lse, k)
         above = grouped(grad, k), None if of_lse is None else grouped(of_lse, k)
-        of_q, *others = self._shared(way, q, lambda: self.derivatives(given, *above, call, scale))
+        of_q, *others = self.derivatives(given, *above, call, scale)
         return of_q.flatten(1, 2), *others
-
-    def _shared(self, way: str, q: torch.Tensor, call: Callable[[], Value]) -> Value:
-        """What a call returns, with as many threads as are of use."""
-        return call() if self.one_call else shared((id(self), way), q, call)
 
 
 class Several:

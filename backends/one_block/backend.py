@@ -134,10 +134,6 @@ class TorchCall(_OneBlock):
         plain = not first.changes and not any(work.reads or work.decided for work in works)
         return plain and numbers <= LIMITS.mask_call and differ_in_pairs_alone(works)
 
-    def cuts(self, work: Work) -> bool:
-        """Whether kernels of fewer positions are cut from that of the work."""
-        return True
-
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         return self.build_joined([(work, heads)], device)
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from copy import copy
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -36,20 +34,9 @@ class Bias:
     """What is added to scores [B or 1, H or 1, n_q or 1, n_k], -inf where there is no pair, and
     which rows have none: bool [B or 1, H or 1, n_q or 1], None where all have one."""
 
-    def __init__(self, added: torch.Tensor, empty: torch.Tensor | None = None) -> None:
-        if empty is None:
-            empty = (added == -math.inf).all(-1)
+    def __init__(self, added: torch.Tensor) -> None:
+        empty = (added == -math.inf).all(-1)
         self.added, self.empty = added, empty if bool(empty.any()) else None
-
-    @cached_property
-    def _first(self) -> torch.Tensor:
-        """The first key of every row, the number of keys where there is none."""
-        held = self.added > -math.inf
-        return held.to(torch.uint8).argmax(-1).masked_fill_(~held.any(-1), held.shape[-1])
-
-    def below(self, n: int) -> Bias:
-        """The same between the first n positions."""
-        return Bias(self.added[..., :n, :n], self._first[..., :n] >= n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +82,6 @@ class TorchCallKernel(SoftmaxKernel):
     """Attention by torch's own call; heads of several graphs, one after the other, by masks."""
 
     by_key_head = False
-    one_call = True
 
     def __init__(
         self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
@@ -105,28 +91,12 @@ class TorchCallKernel(SoftmaxKernel):
         self.form = form_of(self.work) if len(groups) == 1 else Form.MASK
         # how many there are for the heads of a sample
         self.masks = len(self.heads) if self.work.changes or len(groups) > 1 else 1
-        self._longer: TorchCallKernel | None = None
-        self._forget()
-
-    def _forget(self) -> None:
-        self._differentiable = None
         self._biases: dict[torch.dtype, Bias] = {}
         self._whole: dict[torch.dtype, tuple[Part, ...]] = {}
         self._padded: Cache[tuple[object, ...], tuple[Part, ...] | None]
         self._padded = Cache(LIMITS.paddings_laid_out)
         # what torch's call gets on other devices where no call changes it
         self._mask: tuple[torch.Tensor, torch.Tensor | None] | None = None
-
-    def below(self, n: int) -> Self:
-        """That of the first n positions alone, between which pairs are the same."""
-        found = copy(self)
-        found._forget()
-        found.work = replace(self.work, n_q=n, n_k=n)
-        found.groups = [(replace(work, n_q=n, n_k=n), heads) for work, heads in self.groups]
-        found._longer = self
-        if len(self.groups) == 1:
-            found.form = form_of(found.work)
-        return found
 
     def build_differentiable(self) -> Composed:
         each = [(DenseKernel(work, mine, self.device), len(mine)) for work, mine in self.groups]
@@ -246,8 +216,6 @@ class TorchCallKernel(SoftmaxKernel):
         return self._biases[kind]
 
     def _made(self, kind: torch.dtype) -> Bias:
-        if self._longer is not None:
-            return self._longer._bias(kind).below(self.work.n_k)
         masks = [(_mask_of(work, kind), len(members)) for work, members in self.groups]
         if len(masks) > 1:
             return Bias(torch.cat([x.added.expand(-1, count, -1, -1) for x, count in masks], 1))

@@ -56,10 +56,6 @@ class ScatteredBackend:
         edges = edges_of(work.relation, work.n_q, work.n_k)
         return (f"about {edges:,.0f} edges, {edges / max(1, work.n_q):,.1f} to a query",)
 
-    def cuts(self, work: Work) -> bool:
-        """Whether kernels of fewer positions are cut from that of the work."""
-        return edges_of(work.relation, work.n_q, work.n_k) <= LIMITS.edges_cut
-
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.scattered.kernel import ScatteredKernel
         from attnspec.layout.edge_list import edge_layout

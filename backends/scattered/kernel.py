@@ -9,13 +9,11 @@ transforms, the keys of each query are gathered.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 import torch
 
-from attnspec.backends.common.contention import shared
 from attnspec.backends.common.exact import grouped
 from attnspec.backends.common.score_formula import HALF, Blocks, Formula, scale_of, widened
 from attnspec.backends.common.torch_modes import apart, is_transformed
@@ -89,11 +87,6 @@ class ScatteredKernel:
         """The formula, from scores on."""
         return apart(lambda: Formula(self.work, self.heads, self.device))
 
-    def below(self, n: int) -> ScatteredKernel:
-        """That of the first n positions alone, between which pairs are the same."""
-        work = replace(self.work, n_q=n, n_k=n)
-        return ScatteredKernel(work, self.heads, self.device, self.layout.below(n))
-
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
@@ -116,7 +109,7 @@ class ScatteredKernel:
         elif softmax and not (
             torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
         ):
-            out = shared(id(self), q, lambda: self.by_head(rows, k, v, call.padding, products))
+            out = self.by_head(rows, k, v, call.padding, products)
         else:
             out, lse = self.on_edges(rows, k, v, call, products, softmax)
         return out.reshape(*q.shape[:3], v.shape[-1]), None if lse is None else lse.flatten(1, 2)
