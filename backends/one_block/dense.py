@@ -15,7 +15,7 @@ import torch
 
 from attnspec.backends.common.dropping import kept
 from attnspec.backends.common.exact import fused, grouped
-from attnspec.backends.common.masks import MaskPlan, Reading, Static, by_key_head, mask_plan
+from attnspec.backends.common.masks import MaskPlan, by_key_head, mask_plan, reading, static
 from attnspec.backends.common.score_formula import Blocks, Formula, scale_of
 from attnspec.backends.common.torch_modes import is_transformed
 from attnspec.backends.one_block.row_keys import row_keys
@@ -140,7 +140,7 @@ class RowsKernel(DenseKernel):
 
     def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
         keys = row_keys(work)
-        held = None if keys.held is None else Static(torch.from_numpy(keys.held).to(device))
+        held = None if keys.held is None else static(torch.from_numpy(keys.held).to(device))
         super().__init__(work, heads, device, keys.positions, held)
         self.fuses = work.plain and keys.count > 0
         self.ranges, self.whole = keys.ranges, keys.ranges == (range(work.n_k),)
@@ -221,7 +221,7 @@ class OpenKernel(DenseKernel):
         self.work = work
         q = torch.arange(work.n_k - work.n_q, work.n_k, device=device)[:, None]
         k = torch.arange(work.n_k, device=device)[None]
-        self.plan = Reading(work.relation, q, k)
+        self.plan = reading(work.relation, q, k)
         # tables of a length: that of a long sequence serves all
         self.formula = Formula(replace(work, n_k=_LONG), heads, device)
         self.distance = (q - k)[None]
