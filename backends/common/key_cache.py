@@ -297,12 +297,14 @@ class GraphStream:
             before = None if before is None else before.in_order()
             seen = self.keeper.seen(self.work, k, v, call, before)
             every, formula, blocks, after = seen.every, seen.formula, seen.blocks, seen.kept
+        queries, keys, values = grouped(q, k), every.keys, every.values
         # the fused kernel has no second derivatives
-        if plain and unseen(q, every.keys, every.values):
-            mask, scale = blocks.mask, scale_of(self.work, q.shape[-1])
-            mask = None if mask is None else mask[:, 0, 0]
-            return (fused(q, every.keys, every.values, mask, scale), None), after
-        out, lse = formula.of_block(grouped(q, k), every.keys, every.values, blocks, call)
+        if plain and unseen(q, keys, values):
+            mask = None if blocks.mask is None else blocks.mask[:, 0, 0]
+            scale = scale_of(self.work, q.shape[-1])
+            out, lse = fused(queries, keys, values, mask, scale), None
+        else:
+            out, lse = formula.of_block(queries, keys, values, blocks, call)
         out = out.reshape(*q.shape[:3], v.shape[-1])
         return (out, None if lse is None else lse.flatten(1, 2)), after
 

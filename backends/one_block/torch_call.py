@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.exact import Composed, Several, SoftmaxKernel
+from attnspec.backends.common.exact import ByKeyHead, Several, SoftmaxKernel
 from attnspec.backends.common.flash import flash, flash_backward
 from attnspec.backends.common.merging import Partial, with_zero
 from attnspec.backends.common.score_formula import HALF, scale_of, slopes_of, widened
@@ -98,7 +98,7 @@ class TorchCallKernel(SoftmaxKernel):
         # what torch's call gets on other devices where no call changes it
         self._mask: tuple[torch.Tensor, torch.Tensor | None] | None = None
 
-    def build_differentiable(self) -> Composed:
+    def build_differentiable(self) -> ByKeyHead:
         each = [(DenseKernel(work, mine, self.device), len(mine)) for work, mine in self.groups]
         return each[0][0] if len(each) == 1 else Several(each)
 

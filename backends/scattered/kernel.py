@@ -14,9 +14,9 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from attnspec.backends.common.exact import grouped
+from attnspec.backends.common.exact import ByKeyHead
 from attnspec.backends.common.score_formula import HALF, Blocks, Formula, scale_of, widened
-from attnspec.backends.common.torch_modes import apart, is_transformed
+from attnspec.backends.common.torch_modes import apart, is_transformed, unseen
 from attnspec.backends.scattered.products import EdgeProducts, scores, to_queries
 from attnspec.layout.edge_list import EdgeLayout, Rows
 from attnspec.limits import LIMITS
@@ -69,7 +69,7 @@ class Group:
         return Blocks((positions - self.keys[part])[:, None], mask)
 
 
-class ScatteredKernel:
+class ScatteredKernel(ByKeyHead):
     """Attention over the edges of a layout."""
 
     def __init__(
@@ -87,32 +87,26 @@ class ScatteredKernel:
         """The formula, from scores on."""
         return apart(lambda: Formula(self.work, self.heads, self.device))
 
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> torch.Tensor:
-        return self._output(q, k, v, call, False)[0]
+    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+        products = self._products(q, v)
+        if products is None or not self.work.plain or call.dropout_p:
+            return self.composed(q, k, v, call)[0]
+        if unseen(q, k, v):
+            return self.by_head(q, k, v, call.padding, products)
+        return self.on_edges(q, k, v, call, products, True)[0]
 
-    def partial(
+    def composed(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output and its log-sum-exps [B, H, n_q], if there are any."""
-        return self._output(q, k, v, call, True)
+        products = self._products(q, v)
+        if products is None:
+            return self.gathered(q, k, v, call)
+        return self.on_edges(q, k, v, call, products, False)
 
-    def _output(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, with_lse: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        rows, products, lse = grouped(q, k), self.products, None
-        empty = 0 in (len(q), q.shape[-1], v.shape[-1]) or not self.groups
-        softmax = self.work.plain and not call.dropout_p and not with_lse
-        if products is None or empty or is_transformed():
-            out, lse = self.gathered(rows, k, v, call)
-        elif softmax and not (
-            torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-        ):
-            out = self.by_head(rows, k, v, call.padding, products)
-        else:
-            out, lse = self.on_edges(rows, k, v, call, products, softmax)
-        return out.reshape(*q.shape[:3], v.shape[-1]), None if lse is None else lse.flatten(1, 2)
+    def _products(self, q: torch.Tensor, v: torch.Tensor) -> EdgeProducts | None:
+        """The products on edges where they can be taken."""
+        some = 0 not in (len(q), q.shape[-1], v.shape[-1]) and self.groups
+        return self.products if some and not is_transformed() else None
 
     def by_head(
         self,
