@@ -17,7 +17,7 @@ import torch
 from attnspec.backends.common.exact import ByKeyHead
 from attnspec.backends.common.score_formula import HALF, Blocks, Formula, scale_of, widened
 from attnspec.backends.common.torch_modes import apart, is_transformed, unseen
-from attnspec.backends.scattered.products import EdgeProducts, scores, to_queries
+from attnspec.backends.scattered.products import EdgeProducts, product
 from attnspec.layout.edge_list import EdgeLayout, Rows
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
@@ -157,7 +157,7 @@ class ScatteredKernel(ByKeyHead):
         [B, K, R, n_q], if there are any; with `softmax` weights are torch's, without these."""
         kept = q.dtype
         q, k, v = widened(q), widened(k), widened(v)
-        found = scores(q * scale_of(self.work, q.shape[-1]), k, products)
+        found = product(products, None, q * scale_of(self.work, q.shape[-1]), k)
         weights, sums = [], []
         sizes = [group.shape[0] * group.shape[1] for group in self.groups]
         for group, part in zip(self.groups, torch.split(found, sizes, -1), strict=True):
@@ -170,7 +170,7 @@ class ScatteredKernel(ByKeyHead):
                 sums.append(lse)
             weights.append(mine.flatten(3))
         joined = weights[0] if len(weights) == 1 else torch.cat(weights, -1)
-        out = to_queries(joined, v, products).to(kept)
+        out = product(products, joined, None, v).to(kept)
         return out, None if softmax else self._in_order(sums, found)
 
     def gathered(
