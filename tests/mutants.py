@@ -48,7 +48,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "decided": ("backends/decided/*", "runtime/decisions"),
     "runtime": ("runtime/operator", "runtime/engine"),
-    "streaming": ("runtime/streaming", "backends/common/kv_keeper", "graphs/look_back"),
+    "streaming": ("runtime/streaming", "backends/common/key_cache", "graphs/look_back"),
     "analysis": ("analysis/*/*",),
     "claims": ("check/*", "verification/*"),
     "distributed": ("distributed/*",),

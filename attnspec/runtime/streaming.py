@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, cast
 
 import torch
 
-from attnspec.backends.common.kv_keeper import Keeper
+from attnspec.backends.common.key_cache import GraphStream, InPieces, Keeper
 from attnspec.backends.planner import choose
 from attnspec.graphs.forms.stability import must_be_stable, unsteady_layer
 from attnspec.graphs.forms.written import written
@@ -20,7 +20,6 @@ from attnspec.ir.program import POSITIONS, Compound, Program, Term
 from attnspec.lower.lower import Binder
 from attnspec.lower.work import Kernel, Streamable, Work
 from attnspec.runtime.call_checks import check_promise
-from attnspec.runtime.graph_stream import GraphStream, InPieces
 from attnspec.text.diagnostics import ranges
 
 Works: TypeAlias = "list[tuple[Work, tuple[int, ...]]]"

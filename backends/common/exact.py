@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -27,23 +27,36 @@ from attnspec.backends.common.torch_modes import (
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
 
-Value = TypeVar("Value")
 
-
-class Composed(Protocol):
-    """An attention in differentiable operations."""
+class ByKeyHead:
+    """A kernel whose query heads lie by the key head that they read: the one place where those of
+    a call are brought into that shape, and outputs back."""
 
     def composed(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output [B, K, R, n_q, d_v] of q [B, K, R, n_q, d], and its log-sum-exps if there are
         any."""
+        raise NotImplementedError
 
     def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
         """The output alone."""
+        return self.composed(q, k, v, call)[0]
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> torch.Tensor:
+        return self.traced(grouped(q, k), k, v, call).reshape(*q.shape[:3], v.shape[-1])
+
+    def partial(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q], if there are any."""
+        out, lse = self.composed(grouped(q, k), k, v, call)
+        return out.reshape(*q.shape[:3], v.shape[-1]), None if lse is None else lse.flatten(1, 2)
 
 
-class SoftmaxKernel:
+class SoftmaxKernel(ByKeyHead):
     """Runs a work whose weights are a softmax of its scores.
 
     Tensors of `forward`, `backward` and `composed` are q [B, K, R, n_q, d] for K key heads with R
@@ -57,14 +70,14 @@ class SoftmaxKernel:
     by_key_head = True
     # devices on which derivatives go on from a call's known output and log-sum-exps
     reuses: tuple[str, ...] = ("cpu",)
-    _differentiable: Composed | None = None
+    _differentiable: ByKeyHead | None = None
 
-    def build_differentiable(self) -> Composed:
+    def build_differentiable(self) -> ByKeyHead:
         """The same attention in differentiable operations."""
         raise NotImplementedError
 
     @property
-    def differentiable(self) -> Composed:
+    def differentiable(self) -> ByKeyHead:
         """The same attention in differentiable operations, built when it is first needed."""
         if self._differentiable is None:
             # it is kept, so the modes of this call must not reach it
@@ -114,23 +127,17 @@ class SoftmaxKernel:
             raise ValueError(f"`{self.work.normalize}` has no log-sum-exps")
         return out, lse
 
-    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-        """The output alone where the fast way cannot go."""
-        return self.composed(q, k, v, call)[0]
-
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
         if self.goes_fast(q, k, v, call):
             return self._fast(q, k, v, call)[0]
-        return self.traced(grouped(q, k), k, v, call).reshape(*q.shape[:3], v.shape[-1])
+        return super().__call__(q, k, v, call)
 
-    def partial(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
-        """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q]."""
-        if self.goes_fast(q, k, v, call):
-            return self._fast(q, k, v, call)
-        out, lse = self.composed(grouped(q, k), k, v, call)
-        return out.reshape(*q.shape[:3], v.shape[-1]), lse.reshape(q.shape[:3])
+    def partial(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return (self._fast if self.goes_fast(q, k, v, call) else super().partial)(q, k, v, call)
 
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
         """Whether the fast way can go; where it cannot, the composed one does."""
@@ -179,7 +186,7 @@ class SoftmaxKernel:
         return of_q.flatten(1, 2), *others
 
 
-class Several:
+class Several(ByKeyHead):
     """Heads of different graphs, each by an attention of its own, of which every one runs so many
     of the heads, one after the other."""
 
@@ -260,11 +267,10 @@ def _again(
 
     def run(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tables: torch.Tensor
-    ) -> Sequence[torch.Tensor]:
+    ) -> Sequence[torch.Tensor | None]:
         whole = _with_tables(call, tuple(call.tables), tables)
         q, k, v = q[..., :size], k[..., :size], v[..., :out_size]
-        out, lse = kernel.composed(grouped(q, k), k, v, whole)
-        return out.reshape(*q.shape[:3], out_size), lse.reshape(q.shape[:3])
+        return ByKeyHead.partial(kernel, q, k, v, whole)
 
     uppers = [None if x is None else x[..., :out_size] for x in grads[:1]] + [grads[1]]
     return derivatives(run, given, asks, uppers)
@@ -295,19 +301,17 @@ def fused(
     scale: float,
     dropout_p: float = 0.0,
 ) -> torch.Tensor:
-    """Torch's own attention of q [B, H, n, d] and keys [B, K, w, d], under a mask bool
-    [B or 1, 1, n or 1, w]: [B, H, n, d_v]."""
-    shape, repeat = q.shape[:3], q.shape[1] // k.shape[1]
-    if repeat > 1 and q.shape[2] <= LIMITS.rows_looked_up:
-        # query heads that share a key head are more rows of one product
-        if mask is not None and mask.shape[2] > 1:
-            mask = mask.repeat(1, 1, repeat, 1)
-        q, repeat = q.reshape(len(q), k.shape[1], -1, q.shape[-1]), 1
-    gqa = repeat > 1
+    """Torch's own attention of q [B, K, R, n, d] and keys [B, K, w, d], under a mask bool
+    [B or 1, 1, n or 1, w]: [B, K, R, n, d_v]."""
+    # a few rows of query heads that share a key head are more rows of one product
+    few = q.shape[3] <= LIMITS.rows_looked_up
+    if few and mask is not None and mask.shape[2] > 1:
+        mask = mask.repeat(1, 1, q.shape[2], 1)
+    rows, gqa = (q.flatten(2, 3), False) if few else (q.flatten(1, 2), q.shape[2] > 1)
     out = functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout_p, scale=scale, enable_gqa=gqa
+        rows, k, v, attn_mask=mask, dropout_p=dropout_p, scale=scale, enable_gqa=gqa
     )
-    return out.reshape(*shape, v.shape[-1])
+    return out.view(*q.shape[:-1], v.shape[-1])
 
 
 def grouped(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:

@@ -6,10 +6,11 @@ the patterns that read inputs are evaluated in torch at every call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from functools import reduce
+from operator import and_
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -66,81 +67,43 @@ def filling(value: Part) -> Callable[[Mapping[Any, Any]], Part]:
     return lambda data: value
 
 
-@dataclass(frozen=True, eq=False)
-class Static:
-    """A part that reads no input: bool, broadcastable to [n_q, n_k]."""
+class MaskPlan(NamedTuple):
+    """How a mask is computed: `mask(data, n)` is bool, broadcastable to [B, n_q, n_k], and to
+    [B, H, n_q, n_k] where the data decide."""
 
-    held: torch.Tensor
-
-    def mask(self, data: Mapping[Any, Any], n: int) -> torch.Tensor:
-        return self.held
+    mask: Callable[[Mapping[Any, Any], int], torch.Tensor]
 
 
-@dataclass(frozen=True, eq=False)
-class Reading:
-    """A pattern that reads inputs, or that the data decide, at positions q and k."""
+def static(held: torch.Tensor) -> MaskPlan:
+    """The plan of what reads no input: bool, broadcastable to [n_q, n_k]."""
+    return MaskPlan(lambda data, n: held)
 
-    relation: Relation
-    q: torch.Tensor
-    k: torch.Tensor
 
-    def mask(self, data: Mapping[Any, Any], n: int) -> torch.Tensor:
-        if self.q.dim() >= 4 and not isinstance(self.relation, DataDependent):
-            return self._sample_by_sample(data, n)
-        held: torch.Tensor = self._filled(data).holds(self.q, self.k, n)
-        return held
+def joined(op: Callable[..., torch.Tensor], parts: Sequence[MaskPlan]) -> MaskPlan:
+    """The plan of parts that are joined one after the other."""
+    return MaskPlan(lambda data, n: reduce(op, [part.mask(data, n) for part in parts]))
 
-    @cached_property
-    def _filled(self) -> Callable[[Mapping[Any, Any]], Relation]:
-        """The relation with what a call brings."""
-        return filling(self.relation)
 
-    def _sample_by_sample(self, data: Mapping[Any, Any], n: int) -> torch.Tensor:
-        """At positions of each sample and head, [B or 1, H or 1, …]."""
-        given = {name: x for name, x in data.items() if isinstance(name, str)}
-        batch = max([self.q.shape[0], self.k.shape[0], *(len(x) for x in given.values())])
-        heads = max(self.q.shape[1], self.k.shape[1])
-        q, k = (x.expand(batch, heads, *x.shape[2:]) for x in (self.q, self.k))
-        rows = []
+def reading(relation: Relation, q: torch.Tensor, k: torch.Tensor) -> MaskPlan:
+    """The plan of a pattern that reads inputs, or that the data decide, at positions q and k; these
+    may be those of each sample and head, [B or 1, H or 1, …]."""
+    filled = filling(relation)
+
+    def sample_by_sample(data: Mapping[Any, Any], n: int) -> torch.Tensor:
+        inputs = {name: x for name, x in data.items() if isinstance(name, str)}
+        batch = max([q.shape[0], k.shape[0], *(len(x) for x in inputs.values())])
+        heads = max(q.shape[1], k.shape[1])
+        rows, keys = (x.expand(batch, heads, *x.shape[2:]) for x in (q, k))
+        found = []
         for sample in range(batch):
-            mine = {name: x[sample, 0] for name, x in given.items()}
-            relation = self._filled(mine)
-            pairs = [relation.holds(q[sample, head], k[sample, head], n) for head in range(heads)]
-            rows.append(torch.stack(pairs))
-        return torch.stack(rows)
+            mine = filled({name: x[sample, 0] for name, x in inputs.items()})
+            pairs = zip(rows[sample], keys[sample], strict=True)
+            found.append(torch.stack([mine.holds(*each, n) for each in pairs]))
+        return torch.stack(found)
 
-
-@dataclass(frozen=True, eq=False)
-class Joined:
-    """`|`, `&` or `~` of parts."""
-
-    op: str
-    parts: tuple[MaskPlan, ...]
-
-    def mask(self, data: Mapping[Any, Any], n: int) -> torch.Tensor:
-        held = self.parts[0].mask(data, n)
-        if self.op == "~":
-            return ~held
-        for part in self.parts[1:]:
-            other = part.mask(data, n)
-            held = held | other if self.op == "|" else held & other
-        return held
-
-
-@dataclass(frozen=True, eq=False)
-class Within:
-    """What a longer sequence says, of `length` positions."""
-
-    plan: MaskPlan
-    length: int
-
-    def mask(self, data: Mapping[Any, Any], n: int) -> torch.Tensor:
-        return self.plan.mask(data, self.length)
-
-
-MaskPlan = Static | Reading | Joined | Within
-"""How a mask is computed; `mask(data, n)` is bool, broadcastable to [B, n_q, n_k], and to
-[B, H, n_q, n_k] where the data decide."""
+    if q.dim() >= 4 and not isinstance(relation, DataDependent):
+        return MaskPlan(sample_by_sample)
+    return MaskPlan(lambda data, n: filled(data).holds(q, k, n))
 
 
 def mask_plan(
@@ -149,8 +112,7 @@ def mask_plan(
     """The plan of a relation at positions of n: q [n_q, 1] and k [1, n_k], or positions of each
     sample and head, [B or 1, H or 1, …] both."""
     if not reads_data(relation):
-        held = np.array(evaluate_pairs(relation, q, k, n))
-        return Static(torch.from_numpy(held).to(device))
+        return static(torch.from_numpy(np.array(evaluate_pairs(relation, q, k, n))).to(device))
     match relation:
         case Union(terms) | Intersection(terms):
             read = [term for term in terms if reads_data(term)]
@@ -158,9 +120,10 @@ def mask_plan(
             parts = [mask_plan(term, q, k, n, device) for term in read]
             if rest:
                 parts.append(mask_plan(replace(relation, terms=rest), q, k, n, device))
-            return Joined(relation.name, tuple(parts))
+            return joined(relation.pairs, parts)
         case Complement(term):
-            return Joined("~", (mask_plan(term, q, k, n, device),))
+            inner = mask_plan(term, q, k, n, device)
+            return MaskPlan(lambda data, n: ~inner.mask(data, n))
         case Transpose(term):
             return mask_plan(term, k, q, n, device)
         case Shift(term, by):
@@ -168,17 +131,17 @@ def mask_plan(
             inside = (q >= low) & (q < high) & (k >= low) & (k < high)
             # positions outside are moved inside before the term sees them
             moved = [np.where((at >= low) & (at < high), at - by, 0) for at in (q, k)]
-            bounds = Static(torch.from_numpy(inside).to(device))
-            return Joined("&", (bounds, mask_plan(term, moved[0], moved[1], n, device)))
+            bounds = static(torch.from_numpy(inside).to(device))
+            return joined(and_, [bounds, mask_plan(term, moved[0], moved[1], n, device)])
         case Gathered(term) | Across(term):
             inside, own, known = relation.places(q, k)
-            bounds = Static(torch.from_numpy(np.asarray(inside)).to(device))
+            bounds = static(torch.from_numpy(np.asarray(inside)).to(device))
             length = relation.length
-            within = Within(mask_plan(term, own, known, length, device), length)
-            return Joined("&", (bounds, within))
+            longer = mask_plan(term, own, known, length, device)
+            return joined(and_, [bounds, MaskPlan(lambda data, n: longer.mask(data, length))])
         case _:
             at = [torch.from_numpy(np.array(x)).to(device) for x in (q, k)]
-            return Reading(relation, at[0], at[1])
+            return reading(relation, at[0], at[1])
 
 
 def mask_of(work: Work, data: Mapping[Any, Any], device: torch.device) -> torch.Tensor:

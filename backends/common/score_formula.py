@@ -111,6 +111,14 @@ class Formula:
         """The output blocks [B, K, R, G, h, e] in the type of q."""
         return self.partial(q, k, v, blocks, call)[0]
 
+    def of_block(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: Blocks, call: Call
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As `partial`, of one block, without its axis: q [B, K, R, h, d], k [B, K, w, d]."""
+        q, k, v = q[:, :, :, None], k[:, :, None], v[:, :, None]
+        out, lse = self.partial(q, k, v, blocks, call)
+        return out[:, :, :, 0], None if lse is None else lse[:, :, :, 0]
+
     def partial(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: Blocks, call: Call
     ) -> tuple[torch.Tensor, torch.Tensor | None]:

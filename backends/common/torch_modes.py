@@ -31,9 +31,11 @@ def is_transformed() -> bool:
 
 def unseen(*given: torch.Tensor) -> bool:
     """Whether nothing differentiates or transforms what is made of tensors."""
-    if is_transformed():
-        return False
-    return not (torch.is_grad_enabled() and any(x.requires_grad for x in given))
+    if torch.is_grad_enabled():
+        for x in given:
+            if x.requires_grad:
+                return False
+    return not is_transformed()
 
 
 def is_watched(x: torch.Tensor) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from attnspec.backends.common.kv_keeper import Keeper, Kept
+from attnspec.backends.common.key_cache import Keeper, KeyCache
 from attnspec.backends.common.masks import MaskPlan, by_key_head, mask_plan
 from attnspec.backends.common.merging import LOWEST, in_one_frame, merged
 from attnspec.backends.common.score_formula import Formula, scale_of, unit, widened
@@ -543,7 +543,7 @@ class HybridState:
     """The keys that the graph may read again, and the sums of the kernel over all others."""
 
     sums: State
-    kept: Kept
+    kept: KeyCache
 
 
 @dataclass(frozen=True, eq=False)
@@ -581,7 +581,7 @@ class HybridStream:
         if seen.every.padding is not None:
             others = others & seen.every.padding[:, None, None, None]
         scores = seen.formula, dict(call.tables), scale_of(hybrid.work, q.shape[-1])
-        every = replace(given, k=seen.keys, v=seen.values)
+        every = replace(given, k=seen.every.keys, v=seen.every.values)
         parts = [weigh(kernel, every, scores, (mask, others & ~mask), distance[None])]
         if sums.sums is not None:
             parts.append(_of_state(kernel, given, sums))

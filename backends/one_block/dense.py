@@ -14,15 +14,15 @@ import numpy as np
 import torch
 
 from attnspec.backends.common.dropping import kept
-from attnspec.backends.common.exact import fused, grouped
-from attnspec.backends.common.masks import MaskPlan, Reading, Static, by_key_head, mask_plan
+from attnspec.backends.common.exact import ByKeyHead, fused
+from attnspec.backends.common.masks import MaskPlan, by_key_head, mask_plan, reading, static
 from attnspec.backends.common.score_formula import Blocks, Formula, scale_of
-from attnspec.backends.common.torch_modes import is_transformed
+from attnspec.backends.common.torch_modes import unseen
 from attnspec.backends.one_block.row_keys import row_keys
 from attnspec.lower.work import Call, Expression, Work
 
 
-class DenseKernel:
+class DenseKernel(ByKeyHead):
     """The definition: the formula on one block of all pairs, or of the keys at some positions."""
 
     def __init__(
@@ -49,26 +49,25 @@ class DenseKernel:
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
-        return self.partial(q, k, v, call)[0]
+        if self.work.decided:
+            return self.partial(q, k, v, call)[0]
+        return super().__call__(q, k, v, call)
 
     def partial(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q], if there are any."""
-        if self.work.decided:
-            out, lse = self._decided(q, k, v, call)
-        else:
-            out, lse = self.composed(grouped(q, k), k, v, call)
-        return out.reshape(*q.shape[:3], v.shape[-1]), None if lse is None else lse.flatten(1, 2)
-
-    def _decided(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         for leaf in self.work.decided:
             q = call.data[leaf].attending(q)
-        rounds = list(_rounds(self.work, call))
-        found = [self.composed(grouped(q, k), k, v, each) for each in rounds or [call]]
-        return found[0] if not rounds else (self._mean(rounds, [out for out, _ in found]), None)
+        rounds = list(_rounds(self.work, call)) if self.work.decided else []
+        if not rounds:
+            return super().partial(q, k, v, call)
+        # the mean of the rounds in which a query has a key
+        total, count = q.new_zeros(()), q.new_zeros(())
+        for each in rounds:
+            out, mask = super().partial(q, k, v, each)[0], self.mask(each)
+            total = total + out.to(torch.promote_types(out.dtype, torch.float32))
+            count = count + (0 if mask is None else mask.any(-1, keepdim=True))
+        return (total / count.clamp_min(1)).to(q.dtype), None
 
     def composed(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -86,14 +85,7 @@ class DenseKernel:
             left = kept(call, q.shape[:3], queries, keys)
         symbols = self._symbols(call, q) if self.work.has_expression else {}
         blocks = Blocks(self.distance, mask, counts, factor, left, symbols)
-        out, lse = self.formula.partial(
-            q[:, :, :, None], k[:, :, None], v[:, :, None], blocks, call
-        )
-        return out[:, :, :, 0], None if lse is None else lse[:, :, :, 0]
-
-    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-        """The output alone."""
-        return self.composed(q, k, v, call)[0]
+        return self.formula.of_block(q, k, v, blocks, call)
 
     def mask(self, call: Call) -> torch.Tensor | None:
         """Which pairs attend, bool, broadcastable to [B, H, n_q, n_k]; None where all do."""
@@ -137,18 +129,6 @@ class DenseKernel:
                 values[f"{name}(q, k)"] = table.reshape(-1, *shape, 1, *table.shape[2:])
         return values
 
-    def _mean(self, rounds: list[Call], outs: list[torch.Tensor]) -> torch.Tensor:
-        """The mean of the outputs [B, K, R, n_q, d_v] of the rounds in which a query has a key."""
-        wide = torch.promote_types(outs[0].dtype, torch.float32)
-        total = torch.zeros_like(outs[0], dtype=wide)
-        count = torch.zeros_like(total[..., :1])
-        for call, out in zip(rounds, outs, strict=True):
-            total, mask = total + out, self.mask(call)
-            if mask is not None:
-                read = by_key_head(mask.any(-1, keepdim=True), out.shape[1])
-                count = count + read[:, :, :, 0]
-        return (total / count.clamp_min(1)).to(outs[0].dtype)
-
 
 def _rounds(work: Work, call: Call) -> Iterator[Call]:
     """The calls whose outputs are averaged, if any are."""
@@ -163,24 +143,21 @@ class RowsKernel(DenseKernel):
 
     def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
         keys = row_keys(work)
-        held = None if keys.held is None else Static(torch.from_numpy(keys.held).to(device))
+        held = None if keys.held is None else static(torch.from_numpy(keys.held).to(device))
         super().__init__(work, heads, device, keys.positions, held)
         self.fuses = work.plain and keys.count > 0
         self.ranges, self.whole = keys.ranges, keys.ranges == (range(work.n_k),)
         if self.ranges is None:
             self.index = torch.from_numpy(keys.positions).to(device)
 
-    def partial(
+    def composed(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return super().partial(q, self._read(k, 2), self._read(v, 2), call)
+        return super().composed(q, self._read(k, 2), self._read(v, 2), call)
 
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> torch.Tensor:
-        graded = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-        if not (self.fuses and q.shape[-1] and v.shape[-1]) or graded or is_transformed():
-            return self.partial(q, k, v, call)[0]
+    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+        if not (self.fuses and q.shape[-1] and v.shape[-1] and unseen(q, k, v)):
+            return self.composed(q, k, v, call)[0]
         scale = scale_of(self.work, q.shape[-1])
         return fused(q, self._read(k, 2), self._read(v, 2), self.mask(call), scale, call.dropout_p)
 
@@ -249,7 +226,7 @@ class OpenKernel(DenseKernel):
         self.work = work
         q = torch.arange(work.n_k - work.n_q, work.n_k, device=device)[:, None]
         k = torch.arange(work.n_k, device=device)[None]
-        self.plan = Reading(work.relation, q, k)
+        self.plan = reading(work.relation, q, k)
         # tables of a length: that of a long sequence serves all
         self.formula = Formula(replace(work, n_k=_LONG), heads, device)
         self.distance = (q - k)[None]

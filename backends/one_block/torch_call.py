@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.exact import Composed, Several, SoftmaxKernel
+from attnspec.backends.common.exact import ByKeyHead, Several, SoftmaxKernel
 from attnspec.backends.common.flash import flash, flash_backward
 from attnspec.backends.common.merging import Partial, with_zero
-from attnspec.backends.common.score_formula import HALF, scale_of, slopes_of, widened
+from attnspec.backends.common.score_formula import HALF, Formula, scale_of, widened
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.one_block.dense import DenseKernel
 from attnspec.backends.one_block.forms import Form, all_pairs, form_of
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.work import Alibi, Call, Work
+from attnspec.lower.work import Call, Work
 
 EVERY = slice(None)
 
@@ -91,10 +91,6 @@ class TorchCallKernel(SoftmaxKernel):
         self.form = form_of(self.work) if len(groups) == 1 else Form.MASK
         # how many there are for the heads of a sample
         self.masks = len(self.heads) if self.work.changes or len(groups) > 1 else 1
-        self._forget()
-
-    def _forget(self) -> None:
-        self._differentiable = None
         self._biases: dict[torch.dtype, Bias] = {}
         self._whole: dict[torch.dtype, tuple[Part, ...]] = {}
         self._padded: Cache[tuple[object, ...], tuple[Part, ...] | None]
@@ -102,7 +98,7 @@ class TorchCallKernel(SoftmaxKernel):
         # what torch's call gets on other devices where no call changes it
         self._mask: tuple[torch.Tensor, torch.Tensor | None] | None = None
 
-    def build_differentiable(self) -> Composed:
+    def build_differentiable(self) -> ByKeyHead:
         each = [(DenseKernel(work, mine, self.device), len(mine)) for work, mine in self.groups]
         return each[0][0] if len(each) == 1 else Several(each)
 
@@ -159,7 +155,8 @@ class TorchCallKernel(SoftmaxKernel):
         kind = torch.promote_types(q.dtype, torch.float32)
         if self.work.reads or self.work.decided:
             added = _added(self._pairs(call), kind)
-            return (Part(EVERY, EVERY, EVERY, bias=Bias(self._sloped(added))),)
+            added = self._sloped(added) if self.work.changes else added
+            return (Part(EVERY, EVERY, EVERY, bias=Bias(added)),)
         if call.padding is None or bool(call.padding.all()):
             return self._unpadded(kind)
         # what the padding says is the key, so that no change of the tensor goes unseen
@@ -226,18 +223,12 @@ class TorchCallKernel(SoftmaxKernel):
         mask = masks[0][0]
         return Bias(self._sloped(mask.added)) if self.work.changes else mask
 
-    def _sloped(self, bias: torch.Tensor) -> torch.Tensor:
-        """A bias with what `alibi` adds."""
-        n_q, n_k = self.work.n_q, self.work.n_k
-        slopes = slopes_of(self.work.changes, self.heads)
-        # an `alibi` may be said twice
-        for change in (x for x in self.work.changes if isinstance(x, Alibi)):
-            q, k = (
-                torch.arange(low, n_k, dtype=bias.dtype, device="cpu") for low in (n_k - n_q, 0)
-            )
-            each = torch.tensor(slopes[change], dtype=bias.dtype, device="cpu")[:, None, None]
-            bias = torch.addcmul(bias, each, (q[:, None] - k).abs_(), value=-1)
-        return bias
+    def _sloped(self, added: torch.Tensor) -> torch.Tensor:
+        """What is added to scores with their changes, which add constants."""
+        formula = Formula(self.work, self.heads, torch.device("cpu"))
+        q, k = (torch.from_numpy(at) for at in self.work.positions)
+        scores = added.expand(-1, len(self.heads), -1, -1)[:, :, None, None]
+        return formula.changed(scores, (q[:, None] - k)[None], Call())[:, :, 0, 0]
 
     # --- where it cannot go --------------------------------------------------------------------
 

@@ -14,10 +14,10 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from attnspec.backends.common.exact import grouped
+from attnspec.backends.common.exact import ByKeyHead
 from attnspec.backends.common.score_formula import HALF, Blocks, Formula, scale_of, widened
-from attnspec.backends.common.torch_modes import apart, is_transformed
-from attnspec.backends.scattered.products import EdgeProducts, scores, to_queries
+from attnspec.backends.common.torch_modes import apart, is_transformed, unseen
+from attnspec.backends.scattered.products import EdgeProducts, product
 from attnspec.layout.edge_list import EdgeLayout, Rows
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
@@ -69,7 +69,7 @@ class Group:
         return Blocks((positions - self.keys[part])[:, None], mask)
 
 
-class ScatteredKernel:
+class ScatteredKernel(ByKeyHead):
     """Attention over the edges of a layout."""
 
     def __init__(
@@ -87,32 +87,26 @@ class ScatteredKernel:
         """The formula, from scores on."""
         return apart(lambda: Formula(self.work, self.heads, self.device))
 
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> torch.Tensor:
-        return self._output(q, k, v, call, False)[0]
+    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+        products = self._products(q, v)
+        if products is None or not self.work.plain or call.dropout_p:
+            return self.composed(q, k, v, call)[0]
+        if unseen(q, k, v):
+            return self.by_head(q, k, v, call.padding, products)
+        return self.on_edges(q, k, v, call, products, True)[0]
 
-    def partial(
+    def composed(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output and its log-sum-exps [B, H, n_q], if there are any."""
-        return self._output(q, k, v, call, True)
+        products = self._products(q, v)
+        if products is None:
+            return self.gathered(q, k, v, call)
+        return self.on_edges(q, k, v, call, products, False)
 
-    def _output(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, with_lse: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        rows, products, lse = grouped(q, k), self.products, None
-        empty = 0 in (len(q), q.shape[-1], v.shape[-1]) or not self.groups
-        softmax = self.work.plain and not call.dropout_p and not with_lse
-        if products is None or empty or is_transformed():
-            out, lse = self.gathered(rows, k, v, call)
-        elif softmax and not (
-            torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-        ):
-            out = self.by_head(rows, k, v, call.padding, products)
-        else:
-            out, lse = self.on_edges(rows, k, v, call, products, softmax)
-        return out.reshape(*q.shape[:3], v.shape[-1]), None if lse is None else lse.flatten(1, 2)
+    def _products(self, q: torch.Tensor, v: torch.Tensor) -> EdgeProducts | None:
+        """The products on edges where they can be taken."""
+        some = 0 not in (len(q), q.shape[-1], v.shape[-1]) and self.groups
+        return self.products if some and not is_transformed() else None
 
     def by_head(
         self,
@@ -163,7 +157,7 @@ class ScatteredKernel:
         [B, K, R, n_q], if there are any; with `softmax` weights are torch's, without these."""
         kept = q.dtype
         q, k, v = widened(q), widened(k), widened(v)
-        found = scores(q * scale_of(self.work, q.shape[-1]), k, products)
+        found = product(products, None, q * scale_of(self.work, q.shape[-1]), k)
         weights, sums = [], []
         sizes = [group.shape[0] * group.shape[1] for group in self.groups]
         for group, part in zip(self.groups, torch.split(found, sizes, -1), strict=True):
@@ -176,7 +170,7 @@ class ScatteredKernel:
                 sums.append(lse)
             weights.append(mine.flatten(3))
         joined = weights[0] if len(weights) == 1 else torch.cat(weights, -1)
-        out = to_queries(joined, v, products).to(kept)
+        out = product(products, joined, None, v).to(kept)
         return out, None if softmax else self._in_order(sums, found)
 
     def gathered(
@@ -207,10 +201,10 @@ class ScatteredKernel:
         rest = rows - sum(group.shape[0] for group in self.groups)
         if rest:
             # without keys, which the formula says in a way that can be differentiated
-            none = q[:, :, :, :rest, None], k[:, :, None, :0], v[:, :, None, :0]
-            out, lse = self.formula.partial(*none, Blocks(None, None), call)
-            outs.append(out.squeeze(4))
-            sums.append(lse)
+            none = q[:, :, :, :rest], k[:, :, :0], v[:, :, :0]
+            out, lse = self.formula.of_block(*none, Blocks(None, None), call)
+            outs.append(out)
+            sums.append(None if lse is None else lse[..., None])
         out = torch.cat(outs, 3).to(kept)
         out = out if self.back is None else out.index_select(3, self.back)
         return out, self._in_order(sums, q[..., 0])

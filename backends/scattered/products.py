@@ -84,26 +84,16 @@ def _sums(
     return found
 
 
-def scores(a: torch.Tensor, b: torch.Tensor, products: EdgeProducts) -> torch.Tensor:
-    """The scores [B, K, R, places] of a [B, K, R, n_q, d] and b [B, K, n_k, d]."""
-    return _product(products, None, a, b)
-
-
-def to_queries(w: torch.Tensor, b: torch.Tensor, products: EdgeProducts) -> torch.Tensor:
-    """Sums [B, K, R, n_q, d] of w [B, K, R, places] times b [B, K, n_k, d]."""
-    return _product(products, w, None, b)
-
-
-def _product(products: EdgeProducts, *three: torch.Tensor | None) -> torch.Tensor:
+def product(products: EdgeProducts, *three: torch.Tensor | None) -> torch.Tensor:
+    """The derivative of f = sum of w (a . b) over places by the one of w, a and b that is None:
+    scores [B, K, R, places] of a [B, K, R, n_q, d] and b [B, K, n_k, d], sums [B, K, R, n_q, d] of
+    w [B, K, R, places] times b, or those [B, K, n_k, d] of w times a."""
     found: torch.Tensor = _Product.apply(products, *three)  # type: ignore[no-untyped-call]
     return found
 
 
 class _Product(Function):
-    """The derivative of f = sum of w (a . b) over places by the one of w, a and b that is None.
-
-    f is linear in each of them, so that derivatives of this one are such products again.
-    """
+    """Linear in each of the two that are there: its derivatives are such products again."""
 
     @staticmethod
     def forward(ctx, products, w, a, b):  # type: ignore[no-untyped-def]
@@ -130,6 +120,6 @@ class _Product(Function):
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         three = [grad if x is None else x for x in ctx.saved_tensors]
         return None, *(
-            _product(ctx.products, *three[:at], None, *three[at + 1 :]) if asked else None
+            product(ctx.products, *three[:at], None, *three[at + 1 :]) if asked else None
             for at, asked in enumerate(ctx.needs_input_grad[1:])
         )

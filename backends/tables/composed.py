@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from attnspec.backends.common.dropping import kept
-from attnspec.backends.common.exact import grouped
+from attnspec.backends.common.exact import ByKeyHead
 from attnspec.backends.common.merging import merged, with_zero
 from attnspec.backends.common.score_formula import Blocks, Formula, scale_of, widened
 from attnspec.backends.common.torch_modes import is_transformed
@@ -162,7 +162,7 @@ class ComposedStep:
         return torch.cat([*flat, rest], 3).index_select(3, self.place)
 
 
-class ComposedTables:
+class ComposedTables(ByKeyHead):
     """Attention over tables; weights that are not merged by log-sum-exps in one step alone."""
 
     def __init__(
@@ -175,18 +175,6 @@ class ComposedTables:
         )
         self.positions = [torch.from_numpy(at).to(device) for at in work.positions]
         self.steps = [ComposedStep(step, tables.n_q, device) for step in tables.steps]
-
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> torch.Tensor:
-        return self.traced(grouped(q, k), k, v, call).reshape(*q.shape[:3], v.shape[-1])
-
-    def partial(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q], if there are any."""
-        out, lse = self.composed(grouped(q, k), k, v, call)
-        return out.reshape(*q.shape[:3], v.shape[-1]), None if lse is None else lse.flatten(1, 2)
 
     def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
         """The output [B, K, R, n_q, d_v] of q [B, K, R, n_q, d]."""

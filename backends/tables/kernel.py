@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from attnspec.backends.common.exact import Composed, Several, SoftmaxKernel
+from attnspec.backends.common.exact import ByKeyHead, Several, SoftmaxKernel
 from attnspec.backends.common.merging import Partial
 from attnspec.backends.one_block.dense import DenseKernel
 from attnspec.backends.tables.attend import SteppedAttention
@@ -38,7 +38,7 @@ class ByTables(SoftmaxKernel):
         """The tables of the work."""
         return self._tables or tables_of_work(self.work)
 
-    def build_differentiable(self) -> Composed:
+    def build_differentiable(self) -> ByKeyHead:
         if self.work.reads:
             return DenseKernel(self.work, self.heads, self.device)
         return ComposedTables(self.work, self.heads, self.device, self.tables)
@@ -84,7 +84,7 @@ class JoinedSteps(SoftmaxKernel):
         self.tables = side_by_side([kernel.tables for kernel, count in each for _ in range(count)])
         self.attention = SteppedAttention(self.tables, None, self.work.normalize == "softmax1")
 
-    def build_differentiable(self) -> Composed:
+    def build_differentiable(self) -> ByKeyHead:
         return Several(self.each)
 
     def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
