@@ -139,19 +139,8 @@ def part_of(value: Part, samples: slice, heads: torch.Tensor | slice) -> Part:
 
 
 def look_up(table: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    """table[b, h, position[b, h, ...]] of a table [B, H, n, *more]: [B, H, ..., *more]."""
-    while position.dim() < 4:
-        position = position[None]
-    if table.dim() == 3:
-        lead = [
-            max(one, other) for one, other in zip(table.shape[:2], position.shape[:2], strict=True)
-        ]
-        position = position.expand(*lead, *position.shape[2:])
-        return table.expand(*lead, -1).gather(2, position.flatten(2)).view(position.shape)
-    more = position.dim() - 2
-    batch, heads = (
-        torch.arange(size, device=table.device).view(-1, *[1] * (more + 1 - axis))
-        for axis, size in enumerate(table.shape[:2])
-    )
-    found: torch.Tensor = table[batch, heads, position]
-    return found
+    """table[b, h, position[b, h, ...]] of a table [B, H, n]: [B, H, ...]."""
+    position = position.view(*(1,) * (4 - position.dim()), *position.shape)
+    lead = [max(sizes) for sizes in zip(table.shape[:2], position.shape[:2], strict=True)]
+    position = position.expand(*lead, *position.shape[2:])
+    return table.expand(*lead, -1).gather(2, position.flatten(2)).view(position.shape)

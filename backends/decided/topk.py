@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import torch
 
 from attnspec.backends.common.on_device import table_of
-from attnspec.backends.decided.block_scores import Scores
+from attnspec.backends.decided.block_scores import Part, Rows, Scores
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.given import Given
 from attnspec.backends.decided.lists import ListChoice, Pairs
 from attnspec.backends.decided.ranking import NONE, above, best, listed, prefix, ranks, softmax
-from attnspec.backends.decided.rows import Part, Rows
 from attnspec.graphs.patterns.topk import TopK
 from attnspec.graphs.relation import Relation
 from attnspec.limits import LIMITS

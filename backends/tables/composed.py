@@ -37,14 +37,6 @@ class Piece:
     last: int
 
     @property
-    def blocks(self) -> int:
-        return self.high - self.low
-
-    @property
-    def height(self) -> int:
-        return self.last - self.first
-
-    @property
     def queries(self) -> torch.Tensor:
         """Rows of the query tensor, int64 [blocks, h]."""
         return self.batch.queries[self.low : self.high, self.first : self.last]

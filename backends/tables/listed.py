@@ -15,8 +15,8 @@ from functools import cached_property, partial
 import torch
 
 from attnspec.backends.common.flash import flash, flash_backward
-from attnspec.backends.decided.batches import Batch, Batches, by_keys, by_queries
 from attnspec.backends.decided.tables import Placed
+from attnspec.backends.tables.batches import Batch, Batches, by_keys, by_queries
 from attnspec.backends.tables.changed_scores import Change, HeadScores, scored
 from attnspec.backends.tables.sides import scratch
 from attnspec.limits import LIMITS
