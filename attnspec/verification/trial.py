@@ -151,9 +151,11 @@ class Trial:
                 if kernel is None:
                     name = "dense"
                     _require_affordable(work, name, 0.0)
+            # those that are made already: a kernel may make others where its own cannot go
+            held = getattr(kernel, "__dict__", {}).get("tables")
             # of edges the layout has them
-            held = (getattr(x, "tables", None) for x in (kernel, getattr(kernel, "layout", None)))
-            tables = next((each for each in held if isinstance(each, Tables)), None)
+            held = held or getattr(getattr(kernel, "layout", None), "tables", None)
+            tables = held if isinstance(held, Tables) else None
             place = kernels[heads[0]][1]
             self.parts.append(Part(work, heads, relation, name, seconds, tables, place))
 
