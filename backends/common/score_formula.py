@@ -178,7 +178,7 @@ class Formula:
                 slopes = self.slopes[change].to(scores.dtype)
                 each = slopes.view(*scores.shape[1:3], 1, 1, 1) if heads is None else slopes[heads]
                 scores = scores - each * distance.abs()
-            elif distance is not None:
+            elif distance is not None and isinstance(change, Bias):
                 table, buckets = call.tables[change.table], self.buckets[change]
                 most = len(buckets) // 2
                 bucket = buckets[distance.clamp(-most, most) + most]

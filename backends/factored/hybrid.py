@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 
 from attnspec.backends.common.key_cache import Keeper, KeyCache
 from attnspec.backends.common.masks import MaskPlan, by_key_head, mask_plan
-from attnspec.backends.common.merging import LOWEST, in_one_frame, merged
+from attnspec.backends.common.merging import LOWEST, Partial, in_one_frame, merged
 from attnspec.backends.common.score_formula import Formula, scale_of, unit, widened
 from attnspec.backends.common.torch_modes import Function, apart, derivatives, is_transformed
 from attnspec.backends.factored.features.kernel import FeatureKernel
@@ -59,7 +59,7 @@ class Exact(Protocol):
 
     def partial(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q]."""
 
 
@@ -339,7 +339,7 @@ class HybridKernel:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output [B, K, R, n_q, d_v] and the logarithms of its denominators."""
         of_graph = replace(call, tables={name: call.tables[name] for name in self.names})
-        out, lse = cast(Exact, self.exact).partial(*parts, of_graph)
+        out, lse = cast(Partial, cast(Exact, self.exact).partial(*parts, of_graph))
         shape, late = given.q.shape[:-1], late_of(given, self.lag)
         out, lse = out.to(lse.dtype).view(*shape, -1), lse.view(shape)
         missing = shape[3] - late.q.shape[3]

@@ -11,6 +11,7 @@ torch.use_deterministic_algorithms asks for the same bits each time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from attnspec.backends.flex.steps import BLOCK, LARGEST
 from attnspec.backends.tables.kernel import ByTables
 from attnspec.layout.axes import Axis
 from attnspec.layout.steps import Banded, whole_layouts_of
-from attnspec.lower.work import Alibi, BackendError, Bias, Call, Work
+from attnspec.lower.work import Alibi, BackendError, Bias, Call, Softcap, Work
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What FlexAttention computes in."""
@@ -65,7 +66,7 @@ class FlexKernel(ByTables):
 
     def partial(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q]."""
         if not q.is_cpu:
             return super().partial(q, k, v, call)
@@ -240,7 +241,7 @@ def _changes(
             sizes = (torch.tensor(x, device=device) for x in (len(buckets) // 2, change.buckets))
             found.append((change.table, (buckets, *sizes)))
         else:
-            constant = slopes[change] if isinstance(change, Alibi) else change.cap
+            constant = slopes[change] if isinstance(change, Alibi) else cast(Softcap, change).cap
             found.append((None, (torch.tensor(constant, device=device),)))
     return tuple(names), found
 
