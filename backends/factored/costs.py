@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from attnspec.backends.factored.lag import lagged
-from attnspec.ir.mechanisms.declaration import MechanismDeclaration, Sizes
+from attnspec.ir.mechanisms.declaration import WIDE, MechanismDeclaration, Sizes
 from attnspec.layout.steps import bands_of
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Work, mechanism_of
@@ -50,9 +50,11 @@ def products_of(work: Work, heads: int, size: int) -> Products:
         found = _with_pairs(found, work, (pairs, read), (heads, size))
     if not work.hybrid:
         return found
-    # sums of some heads, and what is kept of all of them
+    # sums of some heads that pairs are taken from, and what is kept of all of them
     sums = work.n_q * (size + 1)
-    beside = min(heads, max(2, LIMITS.product // max(1, sums))) * sums + 4 * heads * work.n_q
+    beside = 4 * heads * work.n_q
+    if steps:
+        beside += min(heads, max(2, LIMITS.product // max(1, sums))) * sums
     return replace(found, moved=found.moved + 3 * sums, held=found.held + beside)
 
 
@@ -77,8 +79,8 @@ def _with_pairs(
         flops=before.flops + count * pair_flops(mechanism, size) + features,
         # the weight again, and the gradients of both
         backward_flops=before.backward_flops
-        + count * 2 * (3 * width + 2 * (size + 1))
-        + (3 if mechanism.features_again else 2) * features,
+        + 3 * count * pair_flops(mechanism, size)
+        + (2 if mechanism.feature_width(size) > WIDE * size else 1) * features,
         moved=before.moved + 2 * sum(parts) + 2 * count,
         held=max(before.held, sum(min(LIMITS.product, heads * part) for part in parts)),
     )

@@ -70,6 +70,10 @@ class KeySums:
     keys: int = 0
 
 
+WIDE = 2
+"""How many times as many features as channels a backward pass computes again rather than keeps."""
+
+
 class MechanismDeclaration:
     """The base of all mechanisms: name, arguments (the fields), what it can be part of, and what it
     costs.
@@ -134,9 +138,6 @@ class MechanismDeclaration:
     backward: ClassVar[int] = 2
     """The products of the way back for each one forward, but those of features."""
 
-    features_again: ClassVar[bool] = False
-    """Whether the way back makes the products that features are made of once more."""
-
     def flops(self, n: int, size: int) -> int:
         """Its operations; here those of sums of features: keys by values, and queries by these."""
         return 4 * n * self.feature_width(size) * size + 2 * n * self.row_flops(size)
@@ -151,24 +152,22 @@ class MechanismDeclaration:
     def backward_flops(self, n: int, size: int, causal: bool = False) -> int:
         """Those of the backward pass: two products for each one forward, and what is computed again
         rather than kept."""
-        found = self.backward * self.flops(n, size)
         if not self.sums:
-            return found
-        width = self.feature_width(size)
-        if self.features_again:
-            found += 2 * n * self.row_flops(size)
-        if causal:
-            # the states; of the pairs of a chunk three products of features and two of values
-            found += 2 * n * width * size + 2 * n * LIMITS.feature_chunk * (3 * width + 2 * size)
-        return found
+            return self.backward * self.flops(n, size)
+        again = self.feature_width(size) > WIDE * size
+        # what rows are multiplied with for their features asks for no gradient
+        most = (3 if again else 2) * self.forward_flops(n, size, causal)
+        return most - 2 * n * self.row_flops(size)
 
     def held(self, at: Sizes) -> int:
         """The most numbers that all heads hold at one time beside q, k, v and the output."""
         width, size = self.feature_width(at.size), at.size
         rows = min(at.heads * at.n, max(1, LIMITS.piece // max(width, size)))
         together = min(at.heads, max(1, -(-rows // max(1, at.n))))
-        # features of queries and keys; values with a 1 behind, sums, and what maps are made of
-        found = rows * (2 * width + 3 * size) + 2 * together * width * (size + 1)
+        # features of queries and keys, one after the other where sums are over all; values with a 1
+        # behind, sums, and what maps are made of
+        features = 2 * width if at.causal else width
+        found = rows * (features + 3 * size) + 2 * together * width * (size + 1)
         if at.causal:
             found += rows * (
                 3 * LIMITS.feature_chunk // 2 + 2 * width * (size + 1) // LIMITS.feature_chunk

@@ -35,7 +35,6 @@ class Rfa(MechanismDeclaration):
     drawn: ClassVar = True
     sums: ClassVar = True
     operations: ClassVar = "12 m d n"
-    features_again: ClassVar = True
 
     def row_flops(self, size: int) -> int:
         return 2 * self.features * size

@@ -29,10 +29,8 @@ from attnspec.backends.common.torch_modes import Function, derivatives, is_trans
 from attnspec.backends.factored.features.maps import FeatureMap, Features, Paired, Tables
 from attnspec.backends.factored.features.quotients import Quotient
 from attnspec.backends.tables.sides import scratch
+from attnspec.ir.mechanisms.declaration import WIDE
 from attnspec.limits import LIMITS
-
-WIDE = 2
-"""How many times as many features as channels are computed again rather than kept."""
 
 Finish: TypeAlias = (
     "Callable[[torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor | None]]"
