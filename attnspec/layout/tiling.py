@@ -262,11 +262,10 @@ def _children(
     above: tuple[Axis, Axis], below: tuple[Axis, Axis], rows: np.ndarray, columns: np.ndarray
 ) -> Pairs:
     """The pairs of finer tiles inside pairs of coarse ones."""
-    fine_rows = _finer(above[0], below[0], rows)[:, :, None]
-    fine_columns = _finer(above[1], below[1], columns)[:, None, :]
-    fine_rows, fine_columns = np.broadcast_arrays(fine_rows, fine_columns)
-    exist = (fine_rows >= 0) & (fine_columns >= 0)
-    return fine_rows[exist], fine_columns[exist]
+    row, begin, end = _spread(above, below, rows, columns)
+    counts = end - begin
+    before = np.cumsum(counts) - counts
+    return np.repeat(row, counts), np.arange(counts.sum()) + np.repeat(begin - before, counts)
 
 
 def _finer(above: Axis, below: Axis, index: np.ndarray) -> np.ndarray:
