@@ -149,11 +149,13 @@ class Formula:
         for change in self.work.changes:
             if isinstance(change, Softcap):
                 scores = change.cap * torch.tanh(scores / change.cap)
-            elif distance is not None and isinstance(change, Alibi):
+            elif distance is None:
+                continue
+            elif isinstance(change, Alibi):
                 slopes = self.slopes[change].to(scores.dtype)
                 each = slopes.view(*scores.shape[1:3], 1, 1, 1) if heads is None else slopes[heads]
                 scores = scores - each * distance.abs()
-            elif distance is not None:
+            else:
                 table, buckets = call.tables[change.table], self.buckets[change]
                 most = len(buckets) // 2
                 bucket = buckets[distance.clamp(-most, most) + most]

@@ -142,9 +142,13 @@ class _Adding(Formula):
         self.added = added
 
     def changed(
-        self, scores: torch.Tensor, distance: torch.Tensor | None, call: Call
+        self,
+        scores: torch.Tensor,
+        distance: torch.Tensor | None,
+        call: Call,
+        heads: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        found = super().changed(scores, distance, call)
+        found = super().changed(scores, distance, call, heads)
         added: torch.Tensor = by_key_head(self.added, found.shape[1])
         return found + added.to(found.dtype)
 
