@@ -174,11 +174,13 @@ class Formula:
                 scores = torch.zeros_like(scores) + found
             elif isinstance(change, Softcap):
                 scores = change.cap * torch.tanh(scores / change.cap)
-            elif distance is not None and isinstance(change, Alibi):
+            elif distance is None:
+                continue
+            elif isinstance(change, Alibi):
                 slopes = self.slopes[change].to(scores.dtype)
                 each = slopes.view(*scores.shape[1:3], 1, 1, 1) if heads is None else slopes[heads]
                 scores = scores - each * distance.abs()
-            elif distance is not None and isinstance(change, Bias):
+            else:
                 table, buckets = call.tables[change.table], self.buckets[change]
                 most = len(buckets) // 2
                 bucket = buckets[distance.clamp(-most, most) + most]

@@ -358,7 +358,6 @@ FULL, NEAR = "attend full", "attend window(radius = 1)"
             "`t` promises at most 2 tokens, got 3",
         ),
     ],
-    ids=str,
 )
 def test_calls_that_do_not_fit_are_refused(
     body: str, parts: Any, options: dict[str, Any], error: type[Exception], why: str

@@ -79,7 +79,6 @@ Q, K, V = (x.detach() for x in tensors(2, 4, 10, 10))
         ((Q[..., :0], K[..., :0], V), ValueError, r"size of at least 1, got q \[2, 4, 10, 0\]"),
         ((Q, K, V[..., :0]), ValueError, r"size of at least 1, .*v \[2, 4, 10, 0\]"),
     ],
-    ids=str,
 )
 def test_tensors(parts: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
@@ -106,7 +105,6 @@ BITS = torch.ones(2, 10, dtype=torch.bool)
         ({"key_padding_mask": BITS.to_sparse()}, TypeError, "key_padding_mask must be a dense"),
         ({"inputs": {"x": Q}}, ValueError, "has no input 'x'; its inputs: none"),
     ],
-    ids=str,
 )
 def test_options(options: dict[str, Any], kind: type[Exception], words: str) -> None:
     module = spec_of("layers 2 heads 4 attend full").compile()
@@ -127,7 +125,6 @@ def test_options(options: dict[str, Any], kind: type[Exception], words: str) -> 
         ({"size": torch.ones(2, 1).long()}, ValueError, r"`size` must have the shape \[2\]"),
         ({"size": 3}, TypeError, "`size` must be a tensor, got int"),
     ],
-    ids=str,
 )
 def test_inputs(change: dict[str, object], kind: type[Exception], words: str) -> None:
     marks = torch.arange(60)[None] % 11 == torch.arange(2)[:, None]
@@ -149,7 +146,6 @@ def test_inputs(change: dict[str, object], kind: type[Exception], words: str) ->
         (np.zeros((2, 5)), TypeError, "must be a tensor, got ndarray"),
         (None, ValueError, r"integer or floating type \[B, n_k\]"),
     ],
-    ids=str,
 )
 def test_inputs_of_numbers(time: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
