@@ -339,6 +339,17 @@ def test_sums_in_frames_that_are_far_are_numbers_and_elu1_has_a_slope_of_1_at_0(
     )
 
 
+@pytest.mark.parametrize(
+    "body", ["heads 1 attend full score bias()", "causal attend gmlp(max_length = 9)"]
+)
+def test_what_is_learned_may_be_handed_to_a_call(body: str) -> None:
+    module, q = run(spec_of(body))["Sample"](4), torch.randn(1, 1, 9, 4)
+    other = {name: torch.randn_like(x) for name, x in module.named_parameters()}
+    out = torch.func.functional_call(module, other, (q, q, q))
+    module.load_state_dict(other)
+    torch.testing.assert_close(module(q, q, q), out)
+
+
 def test_edges_of_shapes() -> None:
     for body in (
         "attend window(radius = 2)",
@@ -370,7 +381,7 @@ def test_masks_are_kept_by_length_and_nothing_of_a_mode_reaches_the_next_call() 
     module, q = space["Sample"](), torch.randn(1, 2, 9, 4, requires_grad=True)
     with torch.inference_mode():
         out = module(q, q, q)
-    assert torch.equal(module(q, q, q), out)
+    torch.testing.assert_close(module(q, q, q), out)
     module(q, q, q).sum().backward()
     assert space["kept"].cache_info().misses == 1
     for n in range(10, 30):

@@ -80,7 +80,7 @@ class Attention(nn.Module):
         x = given(q, k, v, layer, inputs, key_padding_mask)
         if PARTS:
             # the rows of this layer, [heads or 1, ...]
-            learned = {name: self.get_parameter(name) for name in PARTS}
+            learned = {name: getattr(self, name) for name in PARTS}
             learned = {name: x[layer if len(x) > 1 else 0] for name, x in learned.items()}
         else:
             learned = {}
