@@ -16,7 +16,7 @@ import numpy as np
 from attnspec.graphs.relation import DataDependent, Relation, decided_in
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
 from attnspec.ir.program import Program
-from attnspec.ir.scalars import Scalar
+from attnspec.ir.scalars import SCORE, Apply, Scalar, Symbol, parts_of, symbols
 from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -55,6 +55,33 @@ class Expression:
 
     value: Scalar
     reads: tuple[str, ...] = ()
+
+    @property
+    def is_static(self) -> bool:
+        """Whether it reads no input."""
+        return not any(name.endswith(")") for name in symbols(self.value))
+
+    @property
+    def adds(self) -> bool:
+        """Whether a finite number is added to the score, whatever that is."""
+        parts = {part.op for part in parts_of(self.value)}
+        return parts <= _FINITE and _adds(self.value)
+
+
+_FINITE = frozenset("+ - * // % neg min max abs item isqrt floor ceil == != < <= > >=".split())
+"""Operations of positions that give no infinity."""
+
+
+def _adds(value: Scalar) -> bool:
+    match value:
+        case Symbol(name):
+            return name == SCORE
+        case Apply("+" | "-" as op, (first, second)):
+            if SCORE not in symbols(second):
+                return _adds(first)
+            return op == "+" and SCORE not in symbols(first) and _adds(second)
+        case _:
+            return False
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
@@ -179,6 +206,14 @@ class Work:
     def has_expression(self) -> bool:
         """Whether scores are changed by an expression of the spec."""
         return any(isinstance(change, Expression) for change in self.changes)
+
+    @property
+    def bends(self) -> bool:
+        """Whether scores are changed by more than numbers that are added."""
+        return any(
+            not change.adds if isinstance(change, Expression) else isinstance(change, Softcap)
+            for change in self.changes
+        )
 
     @property
     def plain(self) -> bool:
@@ -335,8 +370,10 @@ def refusal_of(backend: Backend, work: Work, device: str) -> str | None:
         return f"queries and keys decide the pairs of `{work.decided[0].name}`"
     if work.standing is not None and not getattr(backend, "takes_standing", False):
         return "scores change with distances, and it takes positions to be consecutive"
-    if work.has_expression and not getattr(backend, "takes_expressions", False):
-        return "`score` has an expression, which it does not compute"
+    takes = getattr(backend, "takes_expressions", "none")
+    for change in work.changes if takes != "all" else ():
+        if isinstance(change, Expression) and not (takes == "static" and change.is_static):
+            return "`score` has an expression, which it does not compute"
     if work.mechanism is not None and not runs_mechanisms(backend):
         return f"`{work.mechanism.name}` is a formula, and it runs graphs"
     return backend.refuses(work, device)

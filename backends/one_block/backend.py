@@ -40,7 +40,7 @@ class Dense(_OneBlock):
     name = "dense"
     takes_standing = True
     runs_decided = True
-    takes_expressions = True
+    takes_expressions = "all"
 
     def refuses(self, work: Work, device: str) -> str | None:
         pairs = work.n_q * work.n_k

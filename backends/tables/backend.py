@@ -26,7 +26,6 @@ from attnspec.lower.costs import Amounts, dense_seconds, seconds_for, weighed
 from attnspec.lower.work import (
     MERGED,
     Kernel,
-    Softcap,
     Work,
     differ_in_pairs_alone,
     inputs_read,
@@ -49,6 +48,7 @@ class TablesBackend:
     name = "tables"
     runs_decided = True
     takes_standing = True
+    takes_expressions = "static"
 
     def refuses(self, work: Work, device: str) -> str | None:
         if work.decided:
@@ -88,7 +88,7 @@ class TablesBackend:
         where plain operations in natural order do not take less."""
         if device != "cpu" or work.normalize not in MERGED:
             return False
-        if work.reads or not _is_bent(work):
+        if work.reads or not work.bends:
             return True
         return _stepped_seconds(work) <= min(self._costs(work).values(), default=inf)
 
@@ -175,7 +175,7 @@ def refuses_decided(work: Work, device: str) -> str | None:
     for leaf in work.decided:
         if not alone and not leaf.beside(vars(leaf)):
             return f"`{leaf.name}` changes weights, and another graph stands beside it"
-        if leaf.averages and work.needs_distance:
+        if leaf.averages and (work.needs_distance or work.has_expression):
             return "scores change with the distance, and means of queries have none"
     return None
 
@@ -188,14 +188,10 @@ def _decided_steps(work: Work) -> tuple[str, ...]:
     return (*lines, *(["the rest in tables"] if parts.rest is not None else []))
 
 
-def _is_bent(work: Work) -> bool:
-    return any(isinstance(change, Softcap) for change in work.changes)
-
-
 def _stepped_seconds(work: Work) -> float:
     bands = bands_of(work.relation, work.n_q, work.n_k)
     seconds = seconds_of(bands, work.n_q, work.copies)
-    if _is_bent(work):
+    if work.bends:
         # scores that are bent are computed one operation after the other
         seconds += seconds_for(weighed("dense", {"pair": sum(band.pairs for band in bands)}))
     return seconds

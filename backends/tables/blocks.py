@@ -87,6 +87,11 @@ class Piece:
         """The rows of the key tensor, int64 [blocks, w], the first one in place of none."""
         return torch.from_numpy(np.maximum(self.batch.tables.k[self.low : self.high], 0))
 
+    @cached_property
+    def queries(self) -> torch.Tensor:
+        """The rows of the query tensor, int64 [blocks, h], the first one in place of none."""
+        return torch.from_numpy(np.maximum(self.batch.tables.q[self.low : self.high], 0))
+
     @property
     def distance(self) -> torch.Tensor:
         """How far the key of every pair is behind its query, int64 [blocks or 1, h, w]."""

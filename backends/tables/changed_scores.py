@@ -15,7 +15,7 @@ import torch
 
 from attnspec.backends.common.score_formula import Formula
 from attnspec.backends.tables.blocks import Piece
-from attnspec.lower.work import Bias, Call, Softcap, Work
+from attnspec.lower.work import Bias, Call, Work
 
 Learned = Mapping[str, torch.Tensor]
 """Learned tables [heads of the work, buckets] by their names."""
@@ -31,8 +31,15 @@ class ScoreChanges:
         cpu = torch.device("cpu")
         self.work, self.formula = work, Formula(work, heads, cpu)
         self.tables = tuple(change.table for change in work.changes if isinstance(change, Bias))
-        self.additive = not any(isinstance(change, Softcap) for change in work.changes)
+        self.additive = not work.bends
         self.positions = [torch.from_numpy(at) for at in work.positions]
+
+    def symbols(self, q: torch.Tensor, k: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What expressions read of query rows [G, h] and key rows [G, w]."""
+        if not self.work.has_expression:
+            return {}
+        queries, keys = self.positions
+        return {"q": queries[q][..., None], "k": keys[k][:, None]}
 
     def of(self, heads: Sequence[int], tables: Learned) -> HeadScores:
         """The changes for some of the heads, by their places among them."""
@@ -60,30 +67,35 @@ class HeadScores:
 
     def of_piece(self, piece: Piece) -> Change:
         """The change of scores [batch, heads, h, w] of a piece."""
-        heads = self.heads.view(-1, 1, 1, 1)
+        rest = self.heads.view(-1, 1, 1, 1), self._symbols(piece)
 
         def change(scores: torch.Tensor, tables: Learned) -> torch.Tensor:
             scores, call = piece.to.back(scores), Call(tables=tables)
-            return piece.to.arrange(self.of.formula.changed(scores, piece.distance, call, heads))
+            return piece.to.arrange(self.of.formula.changed(scores, piece.distance, call, *rest))
 
         return change
+
+    def _symbols(self, piece: Piece) -> dict[str, torch.Tensor]:
+        return self.of.symbols(piece.queries, piece.keys) if self.of.work.has_expression else {}
 
     def of_places(self, q: torch.Tensor, heads: torch.Tensor, k: torch.Tensor) -> Change:
         """The change of scores [G, h, w] of query rows and their heads [G, h] and key rows
         [G, w]."""
         queries, keys = self.of.positions
         distance = queries[q][..., None] - keys[k][:, None]
-        heads = self.heads[heads][..., None]
+        heads, symbols = self.heads[heads][..., None], self.of.symbols(q, k)
         return lambda scores, tables: self.of.formula.changed(
-            scores, distance, Call(tables=tables), heads
+            scores, distance, Call(tables=tables), heads, symbols
         )
 
     def added(self, piece: Piece, kind: torch.dtype) -> torch.Tensor:
         """What additive changes add to the scores of a piece [batch, heads, h, w]."""
         distance = piece.distance
-        none = distance.new_zeros((len(self.heads), *distance.shape), dtype=kind)
+        symbols = self._symbols(piece)
+        blocks = piece.q.count if symbols else len(distance)
+        none = distance.new_zeros((len(self.heads), blocks, *distance.shape[1:]), dtype=kind)
         call, heads = Call(tables=self.tables), self.heads.view(-1, 1, 1, 1)
-        scores = self.of.formula.changed(none, distance, call, heads)
+        scores = self.of.formula.changed(none, distance, call, heads, symbols)
         return piece.to.arrange(scores.expand(-1, piece.q.count, -1, -1))
 
     def backward(

@@ -225,14 +225,15 @@ class ComposedTables(ByKeyHead):
 
     def blocks(self, piece: Piece, call: Call) -> Blocks:
         """The distances and the mask of a piece."""
-        distance, mask = None, piece.mask
-        if self.formula.needs_distance:
+        distance, mask, symbols = None, piece.mask, {}
+        if self.formula.needs_distance or self.work.has_expression:
             own, known = self.positions
-            distance = own[piece.queries][..., None] - known[piece.keys][:, None]
+            queries, keys = own[piece.queries][..., None], known[piece.keys][:, None]
+            distance, symbols = queries - keys, {"q": queries, "k": keys}
         if call.padding is not None:
             real = call.padding[:, piece.keys][:, None, None, :, None]
             mask = real if mask is None else mask & real
-        return Blocks(distance, mask)
+        return Blocks(distance, mask, symbols=symbols)
 
     def _sdpa(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, piece: Piece, call: Call
