@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn import functional
@@ -134,10 +134,11 @@ class SoftmaxKernel(ByKeyHead):
             return self._fast(q, k, v, call)[0]
         return super().__call__(q, k, v, call)
 
-    def partial(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return (self._fast if self.goes_fast(q, k, v, call) else super().partial)(q, k, v, call)
+    def partial(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
+        if self.goes_fast(q, k, v, call):
+            return self._fast(q, k, v, call)
+        # `composed` of a softmax has log-sum-exps
+        return cast("Partial", super().partial(q, k, v, call))
 
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
         """Whether the fast way can go; where it cannot, the composed one does."""
