@@ -225,8 +225,10 @@ def _of_share(
     found = values.new_zeros(*shape, values.shape[-1] + 1)
     for step in steps:
         pieces = list(step.pieces(g_log.shape[:2].numel(), shape[2], g_values.shape[-1]))
-        blocks = Pairs.apply(of_piece, pieces, *tensors)  # type: ignore[no-untyped-call]
-        found = found + step.ordered(blocks)
+        # what the steps before have taken may be all there is
+        if pieces:
+            blocks = Pairs.apply(of_piece, pieces, *tensors)  # type: ignore[no-untyped-call]
+            found = found + step.ordered(blocks)
     return (found,)
 
 
