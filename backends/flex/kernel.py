@@ -66,7 +66,7 @@ class FlexKernel(ByTables):
 
     def partial(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q]."""
         if not q.is_cpu:
             return super().partial(q, k, v, call)

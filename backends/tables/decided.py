@@ -81,7 +81,7 @@ class DecidedTables(SoftmaxKernel):
             return self._mean(q, k, v, rounds)
         return super().__call__(q, self._keys(k), v, self._with_weight(call))
 
-    def partial(
+    def partial(  # type: ignore[override]
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         rounds = self._rounds(call)
@@ -94,7 +94,7 @@ class DecidedTables(SoftmaxKernel):
     ) -> torch.Tensor:
         """The mean of the outputs of the rounds in which a query has a key."""
         ask = super().partial
-        parts = [cast(Partial, ask(q, self._keys(k), v, each)) for each in rounds]
+        parts = [ask(q, self._keys(k), v, each) for each in rounds]
         there = torch.stack([lse > -math.inf for _, lse in parts]).to(parts[0][1].dtype)[..., None]
         total = (torch.stack([out for out, _ in parts]) * there).sum(0)
         return (total / there.sum(0).clamp(min=1)).to(q.dtype)
@@ -303,8 +303,7 @@ class MeansKernel:
         if call.dropout_p:
             return self.definition.partial(q, k, v, call)
         clusters = call.data[self.work.decided[0]]
-        found = self.inner.partial(clusters.means(q), k, v, Call(padding=call.padding))
-        out, lse = cast(Partial, found)
+        out, lse = self.inner.partial(clusters.means(q), k, v, Call(padding=call.padding))
         # `softmax1` has one key more, whose score is 0
         none = 0.0 if self.work.normalize == "softmax1" else -math.inf
         return clusters.spread(out, 0.0), clusters.spread(lse[..., None], none)[..., 0]
