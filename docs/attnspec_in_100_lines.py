@@ -88,7 +88,7 @@ def attend(pairs: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np
     top = np.where(pairs.any(1), scores.max(1, initial=-np.inf), 0.0)
     weights = np.exp(scores - top[:, None])
     total = weights.sum(1, keepdims=True)
-    return np.divide(weights @ v, total, out=np.zeros((len(q), v.shape[1])), where=total > 0)
+    return np.asarray((weights @ v) / np.where(total > 0, total, 1.0))
 
 
 if __name__ == "__main__":
