@@ -11,8 +11,6 @@ import numpy as np
 import torch
 
 from attnspec.backends import BACKENDS
-from attnspec.ir.serial import plan_data
-from attnspec.lower.work import is_on_request
 from attnspec.runtime import CompiledAttention
 from attnspec.spec import Spec, parse
 from attnspec.verification import error_bound
@@ -24,7 +22,7 @@ as float64 allows, since an error of one derivative is a small part of what they
 BACKEND_NAMES = [
     each.name
     for each in BACKENDS
-    if each.name not in ("rows", "factored") and not is_on_request(each, "cpu")
+    if each.name not in ("rows", "factored") and "cpu" not in getattr(each, "on_request", ())
 ]
 """The backends that take graphs, and any number of queries, and choose themselves on the CPU."""
 
@@ -53,7 +51,7 @@ def spec_of(body: str) -> Spec:
 
 
 def module_of(body: str, backend: str = "auto") -> CompiledAttention:
-    return CompiledAttention(plan_data(spec_of(body).program, backend))
+    return spec_of(body).compile(backend=backend)
 
 
 def learner_of(body: str, size: int, out_size: int) -> CompiledAttention:

@@ -19,8 +19,8 @@ from population import spec_of
 from views import KERNELS, SHAPES, Call, Case, check, errors_of
 from zoo import EXAMPLES
 
+from attnspec import AttnSpecError
 from attnspec.backends import BACKENDS
-from attnspec.lower.work import BackendError
 from attnspec.runtime import CompiledAttention
 from attnspec.spec import load
 
@@ -34,7 +34,7 @@ def module_of(body: str, backend: str, n: int = 33) -> CompiledAttention:
         module = spec.compile(backend)
         heads = spec.heads or 1
         module(*(x.detach() for x in tensors(1, heads, n, n)))
-    except BackendError as error:
+    except AttnSpecError as error:
         pytest.skip(str(error))
     return module
 
@@ -232,7 +232,7 @@ def test_derivatives_of_derivatives(backend: str, body: str) -> None:
         given = tensors(1, 2, n_q, 9, size=2)
         try:
             assert torch.autograd.gradcheck(module, given, **ALONG)
-        except BackendError:
+        except AttnSpecError:
             continue
         assert torch.autograd.gradgradcheck(module, given, **ALONG)
 
@@ -258,7 +258,7 @@ def test_gradients_that_are_differentiated_again_are_the_same(
         pytest.skip("one is enough")
     try:
         module = spec_of(f"attend {body}").compile(backend, head_size=8)
-    except BackendError as error:
+    except AttnSpecError as error:
         pytest.skip(str(error))
 
     def attend(q: torch.Tensor) -> torch.Tensor:
@@ -274,7 +274,7 @@ def test_gradients_that_are_differentiated_again_are_the_same(
             for more in (False, True)
         )
         equal(once, again, error=1e-4)
-    except BackendError as error:
+    except AttnSpecError as error:
         pytest.skip(str(error))
 
 
@@ -401,11 +401,11 @@ def test_refusals_are_named() -> None:
     some = [name for name, reason in refused.items() if reason and "`t`" in reason]
     assert some
     for name in some:
-        with pytest.raises(BackendError, match=f"{name} refuses: .*`t`"):
+        with pytest.raises(AttnSpecError, match=f"{name} refuses: .*`t`"):
             spec.plan(64, backend=name)
         assert f"refused: {refused[name]}" in str(spec.plan(4096))
     for ask in (spec.plan, spec_of("attend full").plan):
-        with pytest.raises(BackendError, match=r"one of auto, .*got 'quick'"):
+        with pytest.raises(AttnSpecError, match=r"one of auto, .*got 'quick'"):
             ask(0, backend="quick")
 
 
