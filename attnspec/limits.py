@@ -125,7 +125,6 @@ class Limits:
     drawn_at_once: int = _limit(1 << 14, 8)  # random numbers that are drawn in one go
     words: int = _limit(1 << 19, 2)  # words of 64 keys that a sweep holds for all queries
     words_gathered: int = _limit(1 << 21, 4)  # words that it gathers in one go
-    unit_vectors: int = _limit(512, 3)  # unit vectors that a formula is given in one go
     columns: int = _limit(1 << 10, 4)  # columns of the hashes of some rounds
     merged: int = _limit(8, 2)  # layouts whose results are merged in one go
     stream: int = _limit(256, 4)  # positions that are streamed in one go
@@ -135,7 +134,6 @@ class Limits:
     convolved: int = _limit(64, 4)  # outputs of a convolution that are one product
     tile_sizes: tuple[int, ...] = _limit((32, 64), (4, 8))  # positions, on offer
     tile: int = _limit(64, 4)  # positions of a tile where nothing is chosen
-    tile_compared: int = _limit(128, 4)  # positions of the tiles that are compared with causal ones
     side: int = _limit(64, 4)  # positions of the finest tiles in which pairs are looked for
     fanout: int = _limit(8, 2)  # tiles of a level in one of the next
     coarsest: int = _limit(64, 4)  # tiles on a side of the coarsest level

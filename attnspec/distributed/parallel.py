@@ -30,6 +30,7 @@ from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.program import POSITIONS, Program
 from attnspec.ir.serial import fingerprint
 from attnspec.lower.cache import Cache
+from attnspec.lower.lower import pair_inputs
 from attnspec.lower.work import Call, Work
 from attnspec.runtime.call_checks import (
     FLOATS,
@@ -101,6 +102,11 @@ class ParallelAttention(torch.nn.Module):
         self, module: CompiledAttention, mesh: Any, partition: Partition | None, timeout: float
     ) -> None:
         super().__init__()
+        for name in pair_inputs(module.program):
+            raise ValueError(
+                f"the input `{name}` has a number of each pair, and a rank has a shard of the"
+                " sequence: over several devices a score reads positions and other inputs"
+            )
         self.module, self.device_mesh, self.partition = module, mesh, partition
         group = mesh.get_group()
         self.mesh = Mesh(group, dist.get_world_size(group), dist.get_rank(group), timeout)

@@ -82,10 +82,10 @@ WEIGHTS: Mapping[str, Mapping[str, Mapping[str, float]]] = {
         "torch": {"call": 1, "pair": 1, "masked": 0.06},
         "tiles": {"call": 1.5, "row": 0.1, "pair": 3.6, "gather": 54, "masked": 0.24},
         "tables": {
-            **{"call": 1, "row": 0.01, "query": 30, "pair": 1.3, "masked": 0.12},
-            **{"gather": 12, "reorder": 18, "merge": 47, "layout": 85},
+            **{"call": 20, "row": 0.01, "query": 36, "pair": 1.3, "masked": 0.12},
+            **{"gather": 40, "reorder": 18, "merge": 47, "layout": 85},
         },
-        "scattered": {"start": 1.25, "degree": 15, "edge": 1, "gathered": 2.4},
+        "scattered": {"start": 7, "degree": 15, "edge": 1, "gathered": 2.4},
     },
     "cuda": {
         # a dozen operations; a float32 score is written or read ten times

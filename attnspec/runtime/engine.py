@@ -33,7 +33,7 @@ from attnspec.graphs.bind import extents_of
 from attnspec.graphs.predicates.inputs import READ, computed
 from attnspec.graphs.relation import DataDependent
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
-from attnspec.ir.program import Program
+from attnspec.ir.program import Program, leaves
 from attnspec.ir.serial import FORMAT, Plain, from_data
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
@@ -409,6 +409,9 @@ def require_log_sum_exps(program: Program, layer: int) -> None:
         found, positive = attend.mechanism, attend.normalize in MERGED
         if found is not None:
             positive = MECHANISMS_BY_NAME[found.name].positive(dict(found.arguments))
+        for leaf in () if attend.graph is None else leaves(attend.graph):
+            # a mean over rounds is no softmax
+            positive = positive and dict(leaf.arguments).get("combine") != "mean"
         if not positive:
             raise no_log_sum_exps(program)
 

@@ -220,7 +220,11 @@ class CompiledAttention(Learner):
         take them; raises as a call does. `v` is None where values are not asked for."""
         layer = check_layer(self.program, options.layer)
         check_tensors(self.program, q, k, k if v is None else v)
-        return layer, *self._besides(program, q, k, v, options)
+        dropout_p, learned, data = self._besides(program, q, k, v, options)
+        if pair_inputs(program):
+            data, pairs = taken_apart(program, data, k.shape[2])
+            learned = {**learned, **pairs}
+        return layer, dropout_p, learned, data
 
     def _besides(
         self,
@@ -241,11 +245,7 @@ class CompiledAttention(Learner):
             self.check_numbers(q, k, values, data)
         if self._waits:
             self.make_parameters(q.shape[3], values.shape[3], q.device)
-        learned = self._learned(q, v) if self.engine.learned else {}
-        if pair_inputs(program):
-            data, pairs = taken_apart(program, data, k.shape[2])
-            learned = {**learned, **pairs}
-        return dropout_p, learned, data
+        return dropout_p, self._learned(q, v) if self.engine.own else {}, data
 
     def check_numbers(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, data: Mapping[str, torch.Tensor]

@@ -274,7 +274,7 @@ class Everything:
         inputs = dict(later.inputs)
         for entry in program.inputs:
             axis = POSITIONS.get(entry.kind)
-            if axis is not None and entry.kind != "choices":
+            if axis is not None and entry.kind not in OF_QUERIES:
                 inputs[entry.name] = torch.cat([self.inputs[entry.name], inputs[entry.name]], axis)
         keys, values = (
             torch.cat(each, 2) for each in ((self.keys, later.keys), (self.values, later.values))

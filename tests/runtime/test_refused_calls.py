@@ -220,7 +220,7 @@ def test_devices_that_are_not_there(device: Any, kind: type[Exception], words: s
         (INPUTS, "scattered", "cpu", "scattered refuses: the graph reads the run-time input"),
         ("attend full normalize relu", "torch", None, "torch knows no `relu`"),
         ("heads 2 attend self head 1 { attend full normalize relu }", "torch", "cpu", "refuses"),
-        ("attend topk(keys = 2)", "lists", "meta", "its kernel runs on the CPU, not on meta"),
+        ("attend topk(keys = 2)", "tables", "meta", "its kernel runs on the CPU, not on meta"),
         ("attend full", "bands", None, "the backend `bands` is called `tables` now"),
         ("attend full", "dence", None, "one of auto, .*got 'dence'"),
         ("attend full", None, None, "one of auto, .*got None"),

@@ -215,14 +215,12 @@ class FeatureKernel:
         check_no_dropout(self.name, call.dropout_p)
         given = self.given(q[:, :, :0], k, v, call)
         if given.gate is None:
-            found = absorbed(self.how, given, State())
-            return (State(no_sums(self.how, given)) if found.sums is None else found), None
+            return _of_keys(self.how, given), None
         keys, rows = given.gate
         last = rows[..., -1:] if rows.shape[-1] else rows.sum(-1, keepdim=True)
         values = values_of(self.how, given) * torch.exp(keys - last)[..., None].to(given.kind)
         how = replace(self.how, quotient=Quotient(divides=False))
-        found = absorbed(how, replace(given, v=values, gate=None), State())
-        return found, -last.flatten().to(given.kind)
+        return _of_keys(how, replace(given, v=values, gate=None)), -last.flatten().to(given.kind)
 
     def given(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Given:
         """What is summed: heads beside the key head that they read, and all tables."""
@@ -397,3 +395,9 @@ def gate_frames(
         kept = kept.masked_fill(~padding[:, None], 0.0)
     rows = -kept.cumsum(-1)
     return functional.logsigmoid(-logits) + rows, rows
+
+
+def _of_keys(how: Summing, given: Given) -> State:
+    """The sums over the keys that are given, zeros where there is none."""
+    found = absorbed(how, given, State())
+    return State(no_sums(how, given)) if found.sums is None else found
