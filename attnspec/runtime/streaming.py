@@ -16,7 +16,7 @@ from attnspec.graphs.forms.written import written
 from attnspec.graphs.look_back import LookBack, lag_of_data, look_back
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.relation import Relation
-from attnspec.ir.program import POSITIONS, Compound, Program, Term
+from attnspec.ir.program import OF_QUERIES, POSITIONS, Compound, Program, Term
 from attnspec.lower.lower import Binder
 from attnspec.lower.work import Kernel, Streamable, Work
 from attnspec.runtime.call_checks import check_promise

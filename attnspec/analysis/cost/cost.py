@@ -310,7 +310,7 @@ def _bands(work: Work, heads: int, size: int) -> _Amounts:
         moved += 2 * work.n_q * size + 2 * (full + undecided) // max(1, band.sizes[0]) * size
         moved += 3 * work.n_q * size if index else 0
         moved += 8 * work.n_q * size if band.order != NATURAL else 0
-        shared += 4 * min(undecided, 64 * band.sizes[0] * band.sizes[1])
+        shared += 4 * min(undecided, 32 * band.sizes[0] * band.sizes[1])
     # keys in order, and results before they are merged, for as many heads as are computed together
     together = min(heads, max(1, LIMITS.heads_together // max(1, work.n_k * size)))
     held = 3 * min(together * work.n_k * size, LIMITS.piece) // 2 + heads * work.n_q
@@ -324,7 +324,7 @@ def _scattered(work: Work, heads: int, size: int) -> _Amounts:
     edges = edges_of(work.relation, work.n_k)
     # keys and values of every edge are read, its score is written, weighed and read again
     moved = 4 * work.n_q * size + 2 * edges * size + 6 * edges
-    return _Amounts(edges, moved, 3 * edges, 16 * edges, False, "exact")
+    return _Amounts(edges, moved, 3 * edges, 4 * edges, False, "exact")
 
 
 _AMOUNTS = {
