@@ -10,13 +10,13 @@ from importlib import import_module
 
 from package_map import MODULES, ROOT
 
-LINES = 76_775
+LINES = 71_223
 """The most lines of the package, which becomes less."""
 
-PATCHES = 82
+PATCHES = 66
 """The most calls in the tests that patch something."""
 
-PRIVATE = 0.32
+PRIVATE = 0.103
 """The largest share of tests that use a name of the package which no public module gives."""
 
 PUBLIC = ("cli", "distributed", "integrations.transformers", "limits", "runtime", "testing")

@@ -210,12 +210,12 @@ def test_choices_cost_what_they_take_at_most() -> None:
 
 
 def test_costs_of_more_samples_and_heads() -> None:
-    spec = spec_of("attend window(radius = 40)")
+    spec = spec_of("attend window(radius = 200)")
     one, narrow = spec.analyse(2048), spec.analyse(2048, head_dim=32)
     many = spec.analyse(2048, batch=3, heads=4)
     assert many.flops == 12 * (one.flops or 0) == 24 * (narrow.flops or 0)
     assert (one.peak_memory or 0) * 6 < (many.peak_memory or 0) <= (one.peak_memory or 0) * 12
-    declared = spec_of("heads 4 attend window(radius = 40)")
+    declared = spec_of("heads 4 attend window(radius = 200)")
     with pytest.raises(ValueError, match="declares heads 4, got heads = 2"):
         declared.analyse(2048, heads=2)
     with pytest.raises(ValueError, match="`batch` must be an integer from 1 to"):
