@@ -215,6 +215,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("bloom", {"is_causal": False}, {}, "is_causal"),
     ("t5", {"is_causal": True}, _ENCODER, "is_causal"),
     ("gemma", {"use_bidirectional_attention": True}, {}, "use_bidirectional_attention"),
+    ("gemma3n_text", {"use_bidirectional_attention": True}, {}, "use_bidirectional_attention"),
     ("qwen2_vl", {}, {}, "qwen2_vl_text"),
     *(
         ("mine", more, _CAUSAL, next(iter(more)))
