@@ -108,7 +108,7 @@ def test_half_types_add_to_scores_in_float32() -> None:
     q, k, v = parts.bfloat16()
     rough, exact = module(q, k, v).double(), module(q.double(), k.double(), v.double())
     off = (rough - exact).norm(dim=-1) / exact.norm(dim=-1).clamp(min=0.05)
-    assert off.max() < torch.finfo(torch.bfloat16).eps
+    assert off.max() < 0.7 * torch.finfo(torch.bfloat16).eps
 
 
 SCRIPT = """
