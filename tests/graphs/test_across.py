@@ -214,8 +214,8 @@ def test_costs_are_those_of_m_queries() -> None:
     assert wide.edges == long.edges == 64_000
     for name in ("flops", "useful_flops", "bytes", "peak_memory"):
         assert getattr(long, name) < getattr(square, name)
-        # keys that are laid out among more queries are read more often
-        assert getattr(wide, name) < getattr(square, name) or name == "bytes"
+        # keys among more queries are read more often, and pairs by themselves hold more
+        assert getattr(wide, name) < getattr(square, name) or name in ("bytes", "peak_memory")
     plan = spec.plan(64, m=1000)
     assert (plan.m, plan.n, spec.plan(64).m) == (1000, 64, 64)
     assert str(plan).startswith("a, m = 1000, n = 64, cpu")
