@@ -132,7 +132,7 @@ class Limits:
     feature_chunk: int = _limit(64, 4)  # positions of a chunk of features
     taylor_chunk: int = _limit(512, 4)  # the same for the Taylor formula
     convolved: int = _limit(64, 4)  # outputs of a convolution that are one product
-    tile_sizes: tuple[int, ...] = _limit((32, 64), (4, 8))  # positions, on offer
+    tile_sizes: tuple[int, ...] = _limit((32, 64, 128, 256), (4, 8))  # positions, on offer
     tile: int = _limit(64, 4)  # positions of a tile where nothing is chosen
     side: int = _limit(64, 4)  # positions of the finest tiles in which pairs are looked for
     fanout: int = _limit(8, 2)  # tiles of a level in one of the next
