@@ -97,7 +97,7 @@ def test_one_set_of_pairs_is_planned_alike_however_it_is_spelled() -> None:
         "block(size = 1024) & rows(every(4)) & columns(every(4))",
     )
     found = {spec_of(f"attend {body}").plan(2048).steps[0].lines for body in bodies}
-    assert found == {("order of 512 listed queries, 512 listed keys, tiles 64 x 64",)}
+    assert found == {("order of 512 listed queries, 512 listed keys, tiles 256 x 256",)}
     nothing = spec_of("attend rows(first(300)) & rows(last(300)) & columns(first(9))")
     assert not nothing.compile("tables").pairs(*(torch.randn(1, 1, 700, 4),) * 2).any()
 
