@@ -12,6 +12,7 @@ import hashlib
 import json
 import keyword
 import math
+import re
 from collections.abc import Sequence
 from textwrap import wrap
 
@@ -133,7 +134,8 @@ def literal(value: Plain, indent: int = 0) -> str:
         entries = [f"{_flat(key)}: {literal(x, indent + 4)}" for key, x in value.items()]
     elif all(isinstance(x, int | float) for x in value):
         # as many numbers on a line as fit
-        entries = wrap(flat[1:-1], WIDTH - 1 - len(deeper), break_on_hyphens=False)
+        width = max(1, WIDTH - 1 - len(deeper))
+        entries = wrap(flat[1:-1], width, break_on_hyphens=False, break_long_words=False)
         entries = [entry.removesuffix(",") for entry in entries]
     else:
         entries = [literal(x, indent + 4) for x in value]
@@ -201,8 +203,10 @@ def _class(program: Program, name: str) -> str:
         queries = "Queries are another sequence than the keys, from its `query_start` on"
     call = _CALL.replace("HEADS", "H" if program.heads is None else str(program.heads))
     call = call.replace("QUERIES", queries).replace("INPUTS", inputs)
-    text = _CLASS.replace("NAME", name).replace("SPEC", f"`{program.name}`")
-    return text.replace("CALL", "\n    ".join(wrap(call, WIDTH - 4)))
+    # at once: the name of a spec may be one of these words
+    words = {"NAME": name, "SPEC": f"`{program.name}`"}
+    words["CALL"] = "\n    ".join(wrap(call, WIDTH - 4))
+    return re.sub(r"\b(NAME|SPEC|CALL)\b", lambda word: words[word[0]], _CLASS)
 
 
 def check_module(text: str, standalone: bool) -> None:

@@ -154,7 +154,7 @@ class CompiledAttention(Learner):
         """
         if unknown:
             refuse_unknown(self.program, unknown, CompiledAttention.forward)
-        start = check_query_start(self.program, query_start, self._reads_m) if query_start else 0
+        start = check_query_start(self.program, query_start, self._reads_m)
         options = Options(layer, key_padding_mask, inputs, dropout_p, return_lse, start, keys)
         return in_type_of_autocast(self._run, q, k, v, options)
 

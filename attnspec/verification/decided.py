@@ -26,6 +26,14 @@ def decided_checks(program: Program, run: Run, works: Works) -> Iterator[Check]:
     module, before = run.module, run.module.training
     # a call in training moves what is kept, and the next one decides something else
     module.eval()
+    try:
+        yield from _checks(program, run, works)
+    finally:
+        module.train(before)
+
+
+def _checks(program: Program, run: Run, works: Works) -> Iterator[Check]:
+    module = run.module
     k = run.drawn(run.n)
     shared = any(work.unit_keys for work, _ in works)
     q = k[:, :, run.n - run.n_q :].clone() if shared else run.drawn(run.n_q)
@@ -39,7 +47,6 @@ def decided_checks(program: Program, run: Run, works: Works) -> Iterator[Check]:
     yield run.check(None, module.backend, what, run.n_q, _pairs_fault(run, meant, works, q, k))
     what = "outputs and gradients agree with the definition"
     yield run.check(None, module.backend, what, run.n_q, _numbers_fault(run, meant, q, k))
-    module.train(before)
 
 
 def _pairs_fault(

@@ -109,6 +109,8 @@ def test_importing_runs_definitions_only(standalone: bool) -> None:
         ("__init__", "Init"),
         ("mapping", "Mapping"),
         ("HEADS", "HEADSAttention"),
+        ("reCALL", "ReCALL"),
+        ("SPEC", "SPECAttention"),
     ],
 )
 @pytest.mark.usefixtures("unverified")

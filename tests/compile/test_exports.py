@@ -45,6 +45,7 @@ def test_flex_attention_computes_the_spec(name: str) -> None:
         ("attend full normalize relu", "`normalize relu` is no softmax"),
         ("heads 2 attend full score bias(buckets = 8, max_distance = 9)", "is learned"),
         ("heads 2 attend full head 1 { attend self score softcap(cap = 2) }", "different ways"),
+        ("attend full score s - 0.1 * abs(q - k)", "`score` has an expression"),
     ],
 )
 def test_scores_that_are_no_function_are_refused(body: str, why: str) -> None:
@@ -104,6 +105,15 @@ def test_masks_of_two_sequences(graph: str) -> None:
         assert spec.to_flex().block_mask(n, m=m).seq_lengths == (m, n)
     with pytest.raises(ValueError, match="m queries read a number of keys"):
         spec.to_flex(m=4)
+
+
+def test_full_blocks_of_pairs_without_a_formula_are_not_listed() -> None:
+    n = 49_152  # whose pairs by blocks are more than `LIMITS.mask_bytes`
+    mod = spec_of("causal attend where([1, 5, 9][q % 3] + k >= 9)").to_flex(n).mask_mod
+    q, k = torch.randint(n, (1000,)), torch.randint(n, (1000,))
+    q[:9], k[:9] = torch.arange(9), torch.arange(9)[[4, 0, 0, 3, 4, 1, 6, 4, 0]]
+    meant = (k <= q) & (torch.tensor([1, 5, 9])[q % 3] + k >= 9)
+    assert torch.equal(mod(0, 0, q, k), meant)
 
 
 @pytest.mark.parametrize("times", [[1, 5, 2, 2, 9], [1.0, float("nan"), 0.5, float("inf"), 2.0]])

@@ -150,6 +150,8 @@ def test_queries_that_come_later_are_rows_of_a_call_with_all(count: int) -> None
         ("cross attend rows(last(2))", 3, ValueError, "which a call that starts at query 3"),
         ("cross attend full", -1, ValueError, "at least 0, got -1"),
         ("cross attend full", 1.5, TypeError, "an integer, got float"),
+        ("cross attend full", 0.0, TypeError, "an integer, got float"),
+        ("attend full", None, TypeError, "an integer, got None"),
         ("cross attend full", True, TypeError, "an integer, got a boolean"),
         ("cross attend full", 2**31, ValueError, r"at most 2\*\*31 - 1"),
         ("cross attend full", 2**70, ValueError, r"at most 2\*\*31 - 1"),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from attnspec.compile.exports.block_rows import block_rows, cover_of
+from attnspec.compile.exports.block_rows import cover_of, masks_of
 from attnspec.compile.standalone.graphs import graph_module
 from attnspec.compile.standalone.page import StandaloneError
 from attnspec.graphs.patterns import BY_NAME
@@ -202,14 +202,17 @@ class FlexMask:
             made = self._source["mask_mod_of"](self.layer, size, self.device, dict(self.inputs))
             return cast(Mod, made)
         # no formula says the pairs: they are looked up, block by block
-        masks, numbers = [np.zeros((1, BLOCK, BLOCK), bool)], np.zeros((batch, heads, down, along))
+        masks = [np.zeros((1, BLOCK, BLOCK), bool), np.ones((1, BLOCK, BLOCK), bool)]
+        numbers, count = np.zeros((batch, heads, down, along), np.int64), len(masks)
         for sample, head, relation in self._relations(sides):
-            rows = block_rows(relation, sides.keys, BLOCK, sides.queries)
-            at = np.repeat(np.arange(down), np.diff(rows.indptr)), rows.indices
-            numbers[sample, head][at] = sum(map(len, masks)) + np.arange(len(rows.mask))
-            masks.append(rows.mask)
+            cover = cover_of(relation, sides.length, BLOCK)[:down, :along]
+            numbers[sample, head][cover == FULL] = 1
+            for at, some in masks_of(relation, sides.length, BLOCK, np.argwhere(cover == SOME)):
+                numbers[sample, head, at[:, 0], at[:, 1]] = count + np.arange(len(at))
+                masks.append(some)
+                count += len(at)
         table = torch.from_numpy(np.concatenate(masks)).to(self.device)
-        number = torch.from_numpy(numbers).long().to(self.device)
+        number = torch.from_numpy(numbers).to(self.device)
 
         def mask_mod(b: Any, h: Any, q: Any, k: Any) -> Any:
             return table[number[b, h, q // BLOCK, k // BLOCK], q % BLOCK, k % BLOCK]

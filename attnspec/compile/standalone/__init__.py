@@ -11,7 +11,7 @@ from attnspec.compile.standalone.mechanisms import mechanism_module
 from attnspec.compile.standalone.page import StandaloneError
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
-from attnspec.ir.program import EXPRESSION, Program, leaves, scalars_of
+from attnspec.ir.program import Program, leaves, scalars_of
 from attnspec.ir.scalars import parts_of, symbols
 from attnspec.lower.lower import decided_leaves, numbers_of
 
@@ -24,8 +24,6 @@ def standalone_module(program: Program, class_name: str) -> str:
     try:
         for leaf in decided_leaves(program):
             raise StandaloneError(f"queries and keys decide which pairs `{leaf.pattern}` has")
-        if any(each.name == EXPRESSION for attend in program.attends for each in attend.scores):
-            raise StandaloneError("`score` has an expression")
         text = graph_module if graphs else mechanism_module
         return text(program, class_name, _refusal(program))
     except StandaloneError as error:

@@ -156,8 +156,8 @@ def _mask(program: Program, pages: Sequence[Page], cases: Sequence[Case]) -> str
             found.append(f"    if slot {asked}:")
             indent = 8
         if case.names:
-            shown = case.names[0].join("()") if len(case.names) == 1 else ", ".join(case.names)
-            shown = shown.replace(")", ",)")
+            shown = ", ".join(case.names)
+            shown = f"({shown},)" if len(case.names) == 1 else shown
             found.append(f"{' ' * indent}{shown} = NUMBERS[slot]")
         for head, text in case.statements:
             found += lines(text, head, indent)
@@ -280,7 +280,7 @@ def _score_mod(attend: Attend) -> str:
                 before.append('bias = bias_of(learned["bias_0"], q, n)')
                 found.append("score = score + bias[h, q - k + n - 1]")
             case _:
-                raise StandaloneError(f"`score {score.name}` is not a change that it knows")
+                raise StandaloneError("`score` has an expression")
     return "\n".join(
         [
             "def score_mod_of(q, k, learned):",
