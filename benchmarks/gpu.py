@@ -235,9 +235,8 @@ def checked(at: Settings, spec: Spec, n: int, dtype: torch.dtype, backend: str) 
 def with_gradients(run: Callable[..., torch.Tensor], given: Tensors, upstream: Any) -> Tensors:
     inputs = [x.detach().requires_grad_() for x in given]
     out = run(*inputs)
-    grads: Any = torch.autograd.grad(out, inputs, upstream, allow_unused=True)
-    pairs = zip(inputs, grads, strict=True)
-    return [out.detach(), *(torch.zeros_like(x) if grad is None else grad for x, grad in pairs)]
+    grads = torch.autograd.grad(out, inputs, upstream, allow_unused=True, materialize_grads=True)
+    return [out.detach(), *grads]
 
 
 # --- times ---------------------------------------------------------------------------------------

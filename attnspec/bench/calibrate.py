@@ -185,8 +185,6 @@ def gpu_works(device: str) -> Iterator[tuple[str, Work, Backend, Amounts]]:
 
 def _amounts(backend: Backend, work: Work) -> Amounts:
     """What one head's part of a work takes; nothing where a backend does not say."""
-    if isinstance(backend, TablesBackend):
-        return backend.amounts(work, backend.tile(work))
     found: Amounts = getattr(backend, "amounts", lambda work: {})(work)
     return found
 

@@ -18,9 +18,6 @@ import torch.distributed as dist
 
 from attnspec.distributed.partitions import Partition
 
-Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""q, k and v."""
-
 Partial = tuple[torch.Tensor, "torch.Tensor | None"]
 """An output [B, H, rows, d_v] and its log-sum-exps [B, H, rows], None for weights that are no
 softmax."""

@@ -12,13 +12,14 @@ import torch
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.planner import choose
-from attnspec.distributed.collectives import Mesh, Partial, Parts, order_of, tied, travel
+from attnspec.distributed.collectives import Mesh, Partial, order_of, tied, travel
 from attnspec.distributed.planning import DistributedPlan, dealt
 from attnspec.graphs.relation import DataDependent
 from attnspec.lower.work import Call, Work
+from attnspec.runtime.call_checks import Parts
 from attnspec.runtime.decisions import data_of, decided, decisions_of
-from attnspec.runtime.engine import Engine
-from attnspec.runtime.head_groups import Group, group_of, together
+from attnspec.runtime.engine import Built, Engine
+from attnspec.runtime.head_groups import Prepared
 
 
 class HeadsHere:
@@ -34,7 +35,7 @@ class HeadsHere:
         works = engine.binder.works(layer, self.tensors.heads, plan.n, plan.n)
         some = [(work, tuple(h for h in of if h in self._of("q", mesh.rank))) for work, of in works]
         self.learning = [(work, of) for work, of in some if of]
-        self.groups = apart(lambda: [self._group(*each) for each in self.learning])
+        self.ready = apart(self._prepared) if self.learning else None
         self.decisions = decisions_of(self.learning)
         self.decides = any(work.decided for work, _ in works)
 
@@ -49,13 +50,18 @@ class HeadsHere:
         heads = self._of(name, rank)
         return x.narrow(1, heads.start, len(heads))
 
-    def _group(self, work: Work, heads: tuple[int, ...]) -> Group:
-        own, kind = self._of("q", self.mesh.rank), self.device.type
+    def _prepared(self) -> Prepared:
+        """The kernels of own heads, which there are."""
+        own, keys = (self._of(name, self.mesh.rank) for name in "qk")
+        kernels = (self._built(*each) for each in self.learning)
+        return self.engine.together(kernels, len(own), len(keys), self.device)
+
+    def _built(self, work: Work, heads: tuple[int, ...]) -> Built:
+        kind = self.device.type
         work = replace(work, copies=len(heads), device=kind)
         kernel = choose(work, kind, self.engine.backend).build(work, heads, self.device)
-        ratio, local = self.tensors.heads // self.tensors.key_heads, tuple(map(own.index, heads))
-        tables = self.engine.tables_of(work)
-        return group_of(kernel, work, local, len(own), ratio, tables, self.device)
+        first = self._of("q", self.mesh.rank).start
+        return kernel, work, tuple(head - first for head in heads)
 
     def run(self, parts: Parts, calls: Sequence[Call], return_lse: bool) -> Partial:
         """The output of own positions, and its log-sum-exps if they are asked for."""
@@ -85,17 +91,17 @@ class HeadsHere:
         q, _, v = parts
         if self.decides:
             calls = self._decided(parts, calls)
-        if not self.groups:
+        if self.ready is None:
             none = q.new_zeros(len(q), 0, q.shape[2], v.shape[-1])
             wide = torch.promote_types(q.dtype, torch.float32)
             return none, none.sum(-1).to(wide) if return_lse else None
         found = [
             self.engine.outputs(group, group.parts(*parts), call, return_lse)
-            for group, call in zip(self.groups, calls, strict=True)
+            for group, call in zip(self.ready.groups, calls, strict=True)
         ]
         sums = [lse for _, lse in found if lse is not None]
-        ready = together(self.groups, q.shape[1], self.device)
-        return ready.joined([out for out, _ in found]), ready.joined(sums) if sums else None
+        out = self.ready.joined([out for out, _ in found])
+        return out, self.ready.joined(sums) if sums else None
 
     def _decided(self, parts: Parts, calls: Sequence[Call]) -> list[Call]:
         """The calls with what queries and keys decide among the inputs; raises on every rank where

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import pad
 
-from attnspec.distributed.collectives import Mesh, Partial, Parts, gathered
+from attnspec.distributed.collectives import Mesh, Partial, gathered
 from attnspec.distributed.heads import HeadsHere
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import (
@@ -34,6 +34,7 @@ from attnspec.lower.lower import pair_inputs
 from attnspec.lower.work import Call, Work
 from attnspec.runtime.call_checks import (
     FLOATS,
+    Parts,
     check_dropout,
     check_inputs,
     check_layer,
@@ -42,7 +43,7 @@ from attnspec.runtime.call_checks import (
     in_type_of_autocast,
     refuse_unknown,
 )
-from attnspec.runtime.engine import no_log_sum_exps, require_log_sum_exps
+from attnspec.runtime.engine import no_log_sum_exps, require_log_sum_exps, rows_of
 from attnspec.runtime.head_groups import draw_of
 from attnspec.runtime.module import CompiledAttention
 
@@ -342,12 +343,8 @@ class ParallelAttention(torch.nn.Module):
 
     def _tables(self, work: Work, heads: tuple[int, ...], layer: int) -> dict[str, torch.Tensor]:
         """What some heads of a layer have learned, by what a kernel calls it."""
-        found = {}
-        for called, name in self.module.engine.tables_of(work):
-            rows = self.module.learned(name)
-            rows = rows[layer if len(rows) > 1 else 0]
-            found[called] = rows[list(heads)] if len(rows) > 1 else rows
-        return found
+        names = self.module.engine.tables_of(work)
+        return {called: rows_of(self.module.learned(name), layer, heads) for called, name in names}
 
     def _alone(
         self, parts: Sequence[torch.Tensor], more: dict[str, Any], partition: Partition

@@ -7,7 +7,7 @@ plan of the same spec, so that nothing but rows is exchanged.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 
@@ -18,7 +18,7 @@ from attnspec.distributed.partitions import EVEN, Partition, candidates
 from attnspec.distributed.printed import printed
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Sample, Stack, TooMuch
-from attnspec.graphs.token_sets import StandIn
+from attnspec.graphs.token_sets import inputs_of
 from attnspec.ir.program import Program
 from attnspec.ir.serial import fingerprint
 from attnspec.lower.lower import Binder, stand_ins
@@ -497,8 +497,7 @@ def _by_heads(work: Work) -> bool:
     each = work.decided
     if any(leaf.across_heads or leaf.learned for leaf in each):
         return False
-    values = (getattr(leaf, entry.name) for leaf in each for entry in fields(leaf))  # type: ignore[arg-type]
-    read = {value.name for value in values if isinstance(value, StandIn)}
+    read = {name for leaf in each for name in inputs_of(leaf)}
     return not each or read.issuperset(work.reads)
 
 

@@ -19,7 +19,7 @@ from attnspec.backends.common.merging import merged, with_zero
 from attnspec.backends.common.score_formula import widened
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.planner import AUTO, backend_of, choose
-from attnspec.distributed.collectives import Mesh, Named, Partial, Parts, Travelling, tied, travel
+from attnspec.distributed.collectives import Mesh, Named, Partial, Travelling, tied, travel
 from attnspec.distributed.exchange import Exchange
 from attnspec.distributed.planning import DistributedPlan
 from attnspec.graphs.gathered import gathered
@@ -33,6 +33,7 @@ from attnspec.lower.work import (
     key_heads,
     refusal_of,
 )
+from attnspec.runtime.call_checks import Parts
 from attnspec.runtime.engine import Engine
 
 

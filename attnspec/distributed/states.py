@@ -20,11 +20,12 @@ from attnspec.backends.common.merging import LOWEST, in_one_frame
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.kernels import kernel_of
-from attnspec.distributed.collectives import Mesh, Parts, tied, travel
+from attnspec.distributed.collectives import Mesh, tied, travel
 from attnspec.distributed.planning import DistributedPlan, dealt
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call
+from attnspec.runtime.call_checks import Parts
 from attnspec.runtime.engine import Engine
-from attnspec.runtime.head_groups import Group, group_of, together
+from attnspec.runtime.head_groups import Group
 
 
 class StatesHere:
@@ -35,14 +36,11 @@ class StatesHere:
         self, engine: Engine, layer: int, plan: DistributedPlan, mesh: Mesh, device: torch.device
     ) -> None:
         self.engine, self.mesh, self.device = engine, mesh, device
-        self.heads, self.ratio = plan.tensors.heads, plan.tensors.heads // plan.tensors.key_heads
         self.own = torch.from_numpy(plan.partition.positions(mesh.rank)).to(device)
-        self.learning = engine.binder.works(layer, self.heads, plan.n, plan.n)
-        self.groups = apart(lambda: [self._built(*each) for each in self.learning])
-
-    def _built(self, work: Work, heads: tuple[int, ...]) -> Group:
-        kernel, tables = kernel_of(work, heads, self.device), self.engine.tables_of(work)
-        return group_of(kernel, work, heads, self.heads, self.ratio, tables, self.device)
+        heads, key_heads = plan.tensors.heads, plan.tensors.key_heads
+        self.learning = engine.binder.works(layer, heads, plan.n, plan.n)
+        kernels = ((kernel_of(*each, device), *each) for each in self.learning)
+        self.ready = apart(lambda: engine.together(kernels, heads, key_heads, device))
 
     def run(
         self, parts: Parts, calls: Sequence[Call], return_lse: bool
@@ -55,9 +53,9 @@ class StatesHere:
             )
         outs = [
             self._of_group(group, group.parts(*parts), call)
-            for group, call in zip(self.groups, calls, strict=True)
+            for group, call in zip(self.ready.groups, calls, strict=True)
         ]
-        return together(self.groups, self.heads, self.device).joined(outs), None
+        return self.ready.joined(outs), None
 
     def _of_group(self, group: Group, parts: Parts, call: Call) -> torch.Tensor:
         # a kernel of sums: of features, or of dense projections

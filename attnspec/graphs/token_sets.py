@@ -452,6 +452,13 @@ class StandIn(Data):
         self.name = name
 
 
+def inputs_of(leaf: object) -> tuple[str, ...]:
+    """The names of the run-time inputs that a data-dependent graph reads by itself, not those that
+    its arguments read."""
+    values = (getattr(leaf, entry.name) for entry in fields(leaf))  # type: ignore[arg-type]
+    return tuple(value.name for value in values if isinstance(value, StandIn))
+
+
 def inputs_in(value: object) -> tuple[str, ...]:
     """The names of the run-time inputs that stand in a relation, sorted."""
     if isinstance(value, StandIn):

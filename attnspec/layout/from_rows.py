@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from attnspec.layout.axes import Axis
 from attnspec.layout.tables import EMPTY_TILE, FULL_TILE, Batch, Tables, Tiled, unfolded
 from attnspec.layout.tile_layout import StepLayout
 from attnspec.limits import LIMITS
@@ -32,21 +33,24 @@ of their tiles: [1, tall, wide] of every block or [blocks, tall, wide]; None wit
 
 def tables_of(layouts: Sequence[StepLayout], n_q: int, n_k: int) -> Tables[np.ndarray]:
     """The tables of steps, in the order in which they are computed."""
-    batches = [
-        _batch(layout, strip, step)
-        for step, layout in enumerate(layouts)
-        for strip in _strips(layout, max(1, LIMITS.tallest // layout.q.size))
-    ]
+    batches = []
+    for step, layout in enumerate(layouts):
+        q, k = _rows(layout.q), _rows(layout.k)
+        for strip in _strips(layout, max(1, LIMITS.tallest // layout.q.size)):
+            batches.append(_batch(layout, strip, step, q, k))
     return Tables(tuple(batches), n_q, n_k)
 
 
-def _batch(layout: StepLayout, strip: Strip, step: int) -> Batch[np.ndarray]:
-    """A strip with the rows of its tiles."""
+def _rows(side: Axis) -> np.ndarray:
+    """The rows of each tile of a side, int [tiles, size], -1 for none."""
+    return np.where(side.positions < 0, -1, side.positions - side.first).reshape(-1, side.size)
+
+
+def _batch(
+    layout: StepLayout, strip: Strip, step: int, q: np.ndarray, k: np.ndarray
+) -> Batch[np.ndarray]:
+    """A strip with the rows of its tiles, of which q and k have those of all."""
     tiles, columns, kinds = strip
-    q, k = (
-        np.where(side.positions < 0, -1, side.positions - side.first).reshape(-1, side.size)
-        for side in (layout.q, layout.k)
-    )
     mask: np.ndarray | Tiled[np.ndarray] | None = None
     if kinds is not None:
         numbers = kinds.size * layout.q.size * layout.k.size

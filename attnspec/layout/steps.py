@@ -203,12 +203,8 @@ def whole_layouts_of(bands: tuple[Banded, ...], n_q: int, n_k: int) -> list[Step
 
 def natural_tables(relation: Relation, n_q: int, n_k: int, tile: int) -> Tables[np.ndarray]:
     """The tables of one step in natural order, in square tiles of a size."""
-    return tables_of([natural_layout(relation, n_q, n_k, tile)], n_q, n_k)
-
-
-def natural_layout(relation: Relation, n_q: int, n_k: int, tile: int) -> StepLayout:
-    """The square tiles of a size in natural order."""
-    return step_layout(relation, n_q, n_k, NATURAL, (tile, tile))
+    layout = step_layout(relation, n_q, n_k, NATURAL, (tile, tile))
+    return tables_of([layout], n_q, n_k)
 
 
 @lru_cache(maxsize=64)

@@ -1,6 +1,6 @@
 """What is computed: batches of blocks, each of some queries and some keys, in any order.
 
-`Tables.times` is the specification: every pair of a graph stands in the tables of it once. Tables
+`times` is the specification: every pair of a graph stands in the tables of it once. Tables
 are arrays of numpy where they are planned, and tensors where the data make them.
 """
 

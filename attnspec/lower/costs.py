@@ -14,7 +14,7 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import TypeAlias
 
@@ -51,6 +51,8 @@ class Rates:
         """The estimate of a work that takes these amounts."""
         return sum(amount * float(getattr(self, name)) for name, amount in amounts.items())
 
+
+NAMES = tuple(rate.name for rate in fields(Rates))
 
 SHIPPED = {"cpu": Rates(2e-5, 1.7e-9, 5.4e-9), "cuda": Rates(1e-5, 8.5e-13, 1e-11)}
 """The rates where nothing was measured, by type of device: two threads of a CPU, and an NVIDIA
@@ -120,7 +122,7 @@ def weighed(kind: str, units: Mapping[str, float], device: str = "cpu", copies: 
     """How much of each rate units of a kind of kernel are, for one of the heads, `copies` in all,
     that share a call."""
     weights = WEIGHTS["cpu" if device == "cpu" else "cuda"][kind]
-    found = dict.fromkeys(("call", "pair", "edge"), 0.0)
+    found = dict.fromkeys(NAMES, 0.0)
     for name, count in units.items():
         found[UNITS[name]] += count * weights[name] / (copies if name in SHARED else 1)
     return found
@@ -128,7 +130,7 @@ def weighed(kind: str, units: Mapping[str, float], device: str = "cpu", copies: 
 
 def together(*parts: Amounts) -> Amounts:
     """What several works take, one after the other."""
-    return {name: sum(part[name] for part in parts) for name in ("call", "pair", "edge")}
+    return {name: sum(part[name] for part in parts) for name in NAMES}
 
 
 def seconds_for(amounts: Amounts, device: str = "cpu") -> float:

@@ -131,13 +131,15 @@ class Binder:
         self._decides = bool(decided_leaves(program))
         self._asks = [_asks(attend) for attend in program.attends]
         self._kept: Cache[tuple[int, int, int, int, int], Work] = Cache(LIMITS.answers)
+        self._alike: dict[int, int] = {}
 
     def alike(self, layer: int) -> int:
         """The first layer that computes the same as this one, but for its learned tables."""
-        row = self.program.row(layer)
-        if any("layer" in self._asks[index] for index in row):
-            return layer
-        return self.program.slots.index(row)
+        if layer not in self._alike:
+            row = self.program.row(layer)
+            drawn = any("layer" in self._asks[index] for index in row)
+            self._alike[layer] = layer if drawn else self.program.slots.index(row)
+        return self._alike[layer]
 
     def works(
         self, layer: int, heads: int, n_q: int, n_k: int, query_start: int = 0

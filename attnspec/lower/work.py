@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from attnspec.graphs.predicates.inputs import reads_inputs
 from attnspec.graphs.relation import DataDependent, Relation, decided_in
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
 from attnspec.ir.program import Program
@@ -59,7 +60,7 @@ class Expression:
     @property
     def is_static(self) -> bool:
         """Whether it reads no input."""
-        return not any(name.endswith(")") for name in symbols(self.value))
+        return not reads_inputs(self.value)
 
     @property
     def adds(self) -> bool:

@@ -4,7 +4,7 @@ it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.deciders import decide
 from attnspec.backends.decided.given import Given
 from attnspec.graphs.relation import DataDependent
-from attnspec.graphs.token_sets import StandIn
+from attnspec.graphs.token_sets import inputs_of
 from attnspec.lower.work import Work
 
 
@@ -42,10 +42,8 @@ class Decision:
         ratio = q.shape[1] // k.shape[1]
         whole = len(self.heads) == q.shape[1]
         index = table_of(tuple(head - first for head in self.heads), q.device)
-        # inputs that the graph reads by itself, not those of its arguments: [B, H, …], [B, H_kv, …]
-        # or [B, 1, …]
-        values = (getattr(self.leaf, entry.name) for entry in fields(self.leaf))  # type: ignore[arg-type]
-        own = {x.name: data[x.name] for x in values if isinstance(x, StandIn) and x.name in data}
+        # [B, H, …], [B, H_kv, …] or [B, 1, …]
+        own = {name: data[name] for name in inputs_of(self.leaf) if name in data}
         shared = frozenset(name for name, x in own.items() if x.shape[1] != q.shape[1])
         for name, x in own.items():
             if x.shape[1] > 1:

@@ -110,7 +110,6 @@ class Engine:
         self.text = text_of(plan)
         self.program = from_data(cast("Mapping[str, Plain]", plan["program"]))
         self.binder = _binder(self.program)
-        self._alike: dict[int, int] = {}
         self._parts = learned_parts(self.program)
         self.own = (*bias_tables(self.program).values(), *self._parts.values())
         self.learned = (*self.own, *pair_inputs(self.program))
@@ -281,8 +280,8 @@ class Engine:
         def tables(each: Decision) -> dict[str, torch.Tensor]:
             found = {}
             for part in each.leaf.learned:
-                rows = _rows_of(call.tables[self._parts[each.leaf.name, part]], layer)
-                found[part.name] = rows[list(each.heads)] if len(rows) > 1 else rows
+                table = call.tables[self._parts[each.leaf.name, part]]
+                found[part.name] = rows_of(table, layer, each.heads)
             return found
 
         count = keys if self.program.cross else None
@@ -337,9 +336,7 @@ class Engine:
         symbols: tuple[object, object] = n_q, n_k
         if torch.SymInt in map(type, symbols):
             return self._open(layer, heads, key_heads, n_q, n_k, torch.device(device))
-        if layer not in self._alike:
-            self._alike[layer] = self.binder.alike(layer)
-        key = (self._alike[layer], heads, key_heads, n_q, n_k, device, query_start)
+        key = (self.binder.alike(layer), heads, key_heads, n_q, n_k, device, query_start)
         if n_q <= LIMITS.rows_looked_up and self.backend in (AUTO, ROWS.name):
             # this costs less than a thread that is apart, and nothing of it outlives the call
             return self._build(key)
@@ -422,6 +419,12 @@ def no_log_sum_exps(program: Program) -> ValueError:
         f"`return_lse` asks for log-sum-exps, and what `{program.name}` divides by has no"
         " logarithm: `relu`, `sigmoid`, and mechanisms whose denominator may be negative, have none"
     )
+
+
+def rows_of(table: torch.Tensor, layer: int, heads: Sequence[int]) -> torch.Tensor:
+    """What some heads of a layer have learned, [heads or 1, …]."""
+    rows = _rows_of(table, layer)
+    return rows[list(heads)] if len(rows) > 1 else rows
 
 
 def _rows_of(table: torch.Tensor, layer: int) -> torch.Tensor:

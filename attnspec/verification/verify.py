@@ -132,8 +132,9 @@ def _verified(
         run = Run(module, data, n_q, length, layers, heads, declared, keys)
         trial = Trial(run, works, depth, forced, known)
         if depth == "once":
-            trial.depth = "tables" if trial.computed in seen else depth
-            seen.add(trial.computed)
+            computed = trial.computed
+            trial.depth = "tables" if computed in seen else depth
+            seen.add(computed)
         checks.extend(sorted(trial.checks(), key=lambda check: check.heads or ()))
         skipped.extend(trial.skipped)
         exhaustive &= trial.exhaustive

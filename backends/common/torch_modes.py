@@ -48,11 +48,6 @@ def is_recorded(x: torch.Tensor | None = None) -> bool:
     return (_is_tracing() if x is None else _is_traced(x)) or active_fake_mode() is not None
 
 
-def is_open(length: object) -> bool:
-    """Whether a length is a symbol of a trace, which numbers replace when it runs."""
-    return isinstance(length, torch.SymInt)
-
-
 def _is_tracing() -> bool:
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 

@@ -108,8 +108,9 @@ class TablesBackend:
                     break
         return found
 
-    def amounts(self, work: Work, tile: int) -> Amounts:
-        """What the work takes in natural order in tiles of a size."""
+    def amounts(self, work: Work, tile: int | None = None) -> Amounts:
+        """What the work takes in natural order in tiles of a size, by default the cheapest."""
+        tile = self.tile(work) if tile is None else tile
         found = survey(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile))
         full, undecided = found.area
         pairs = min(full + undecided, work.n_q * work.n_k)
