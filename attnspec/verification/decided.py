@@ -23,16 +23,6 @@ CLOSE = 1e-9
 
 def decided_checks(program: Program, run: Run, works: Works) -> Iterator[Check]:
     """What is compared of the heads of some layers, together, with what the program means."""
-    module, before = run.module, run.module.training
-    # a call in training moves what is kept, and the next one decides something else
-    module.eval()
-    try:
-        yield from _checks(program, run, works)
-    finally:
-        module.train(before)
-
-
-def _checks(program: Program, run: Run, works: Works) -> Iterator[Check]:
     module = run.module
     k = run.drawn(run.n)
     shared = any(work.unit_keys for work, _ in works)

@@ -158,13 +158,16 @@ def _distinct(
 
 @contextmanager
 def learned(module: CompiledAttention) -> Iterator[None]:
-    """Random numbers in place of what is learned, which may start as zeros and would show nothing.
+    """Random numbers in place of what is learned, which may start as zeros and would show nothing;
+    not in training, in which a call moves what is kept, and the next one decides something else.
 
     Layers of networks keep the size that they start with, so that they do not amplify roundings.
     """
     parts = learned_parts(module.program)
     scaled = {name for (_, part), name in parts.items() if part.start == "scaled"}
     before = [parameter.detach().clone() for parameter in module.parameters()]
+    training = module.training
+    module.eval()
     try:
         with torch.no_grad():
             for name, parameter in module.named_parameters():
@@ -175,3 +178,4 @@ def learned(module: CompiledAttention) -> Iterator[None]:
         with torch.no_grad():
             for parameter, value in zip(module.parameters(), before, strict=True):
                 parameter.copy_(value)
+        module.train(training)

@@ -32,7 +32,8 @@ class Blocks:
     `distance` is q - k as int64 [G, h, w], `mask` bool, True = attends, both broadcastable to
     [B, K, R, G, h, w]; None where nothing asks for them. So are `counts`, how often a pair is
     weighed, `factor`, what its key and value are multiplied with, and `kept`, whether dropout keeps
-    its weight, where that is known. `symbols` are the values of what expressions of scores read.
+    its weight, where that is known, and `added`, what stands on top of the changed scores.
+    `symbols` are the values of what expressions of scores read.
     """
 
     distance: torch.Tensor | None
@@ -41,6 +42,7 @@ class Blocks:
     factor: torch.Tensor | None = None
     kept: torch.Tensor | None = None
     symbols: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    added: torch.Tensor | None = None
 
 
 def widened(x: torch.Tensor) -> torch.Tensor:
@@ -146,6 +148,8 @@ class Formula:
         if blocks.factor is not None:
             scores = scores * blocks.factor
         scores = self.changed(scores, blocks.distance, call, None, blocks.symbols)
+        if blocks.added is not None:
+            scores = scores + blocks.added.to(scores.dtype)
         found = shares(scores, blocks.mask, self.work.normalize, blocks.counts)
         weights = found.weights
         if blocks.factor is not None:

@@ -6,7 +6,7 @@ The operations differentiate to any order, export and run on every device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import reduce
 
@@ -24,6 +24,9 @@ from attnspec.lower.work import Call, Expression, Work
 
 class DenseKernel(ByKeyHead):
     """The definition: the formula on one block of all pairs, or of the keys at some positions."""
+
+    added: torch.Tensor | None = None
+    """What is added to the scores of all pairs, [B or 1, H or 1, n_q, n_k]."""
 
     def __init__(
         self,
@@ -84,7 +87,8 @@ class DenseKernel(ByKeyHead):
             )
             left = kept(call, q.shape[:3], queries, keys)
         symbols = self._symbols(call, q) if self.work.has_expression else {}
-        blocks = Blocks(self.distance, mask, counts, factor, left, symbols)
+        added = None if self.added is None else by_key_head(self.added, q.shape[1])
+        blocks = Blocks(self.distance, mask, counts, factor, left, symbols, added)
         return self.formula.of_block(q, k, v, blocks, call)
 
     def mask(self, call: Call) -> torch.Tensor | None:
@@ -186,33 +190,11 @@ class MaskedKernel(DenseKernel):
             added = added[:, list(heads)]
         added = added.reshape((1,) * (4 - added.dim()) + added.shape)
         self.allowed = added > -torch.inf
-        self.formula = _Adding(work, heads, device, torch.where(self.allowed, added, 0.0))
+        self.added = torch.where(self.allowed, added, 0.0)
 
     def mask(self, call: Call) -> torch.Tensor | None:
         mask = super().mask(call)
         return self.allowed if mask is None else mask & self.allowed
-
-
-class _Adding(Formula):
-    """The formula with numbers [B or 1, H or 1, n_q, n_k] on top of the changed scores."""
-
-    def __init__(
-        self, work: Work, heads: tuple[int, ...], device: torch.device, added: torch.Tensor
-    ) -> None:
-        super().__init__(work, heads, device)
-        self.added = added
-
-    def changed(
-        self,
-        scores: torch.Tensor,
-        distance: torch.Tensor | None,
-        call: Call,
-        heads: torch.Tensor | None = None,
-        symbols: Mapping[str, torch.Tensor] | None = None,
-    ) -> torch.Tensor:
-        found = super().changed(scores, distance, call, heads, symbols)
-        added: torch.Tensor = by_key_head(self.added, found.shape[1])
-        return found + added.to(found.dtype)
 
 
 _LONG = 1 << 24
