@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
+from population import spec_of
 
-from attnspec.backends import BACKENDS
 from attnspec.runtime import CompiledAttention
-from attnspec.spec import Spec, parse
+from attnspec.spec import Spec
 from attnspec.verification import error_bound
 
 ALONG: dict[str, Any] = {"fast_mode": True, "rtol": 1e-5, "atol": 1e-7}
 """How torch.autograd's checks compare: along random directions, which is soon done, and as sharply
 as float64 allows, since an error of one derivative is a small part of what they add up."""
-
-BACKEND_NAMES = [
-    each.name
-    for each in BACKENDS
-    if each.name not in ("rows", "factored") and "cpu" not in getattr(each, "on_request", ())
-]
-"""The backends that take graphs, and any number of queries, and choose themselves on the CPU."""
 
 GRAPHS = {
     "full": "attend full",
@@ -43,11 +35,6 @@ GRAPHS = {
     "nothing": "attend window(radius = 3) - full",
 }
 """Bodies of attentions: sample relations and compositions."""
-
-
-@cache
-def spec_of(body: str) -> Spec:
-    return parse(f"attention sample {{ {body} }}")
 
 
 def module_of(body: str, backend: str = "auto") -> CompiledAttention:

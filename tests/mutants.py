@@ -137,10 +137,6 @@ def diff_of(mutation: Mutation) -> str:
     return "\n".join(difflib.unified_diff(was, becomes, *names, n=2, lineterm=""))
 
 
-def lines_of(mutation: Mutation) -> tuple[str, str]:
-    return mutation.lines(source_of(mutation.path))
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--number", type=int, default=200, help="changes that are tried")

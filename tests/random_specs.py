@@ -43,30 +43,6 @@ def spec_text(seed: int) -> str:
     return f"attention a {{\n{causal}    heads {heads}\n{scopes}}}\n"
 
 
-INPUTS = "input t: numbers input i: ids input m: tokens input s: length"
-
-READING = (
-    "same(i)",
-    "prefix(s)",
-    "global(m)",
-    "rows(m | first({bit}))",
-    "columns(~m)",
-    "where(t(k) <= t(q))",
-    "where(abs(t(q) - t(k)) <= 0.{tiny} or q == k)",
-    "where((i(q) + {bit} * i(k)) % 3 == {bit})",
-)
-
-
-def reading_text(seed: int) -> str:
-    """One attention whose graph reads run-time inputs, those of `INPUTS`, beside other patterns."""
-    source = random.Random(seed)
-    causal = "causal " if source.random() < 0.4 else ""
-    leaves = (*source.sample(LEAVES, 4), *source.sample(READING, 4))
-    first = _leaf(source, READING)
-    rest, op = _graph(source, 2, leaves), source.choice("&|")
-    return f"attention a {{ {INPUTS} {causal}attend {first} {op} ({rest}) }}"
-
-
 def _graph(source: random.Random, depth: int, leaves: Sequence[str] = LEAVES) -> str:
     kind = source.random()
     if depth == 0 or kind < 0.2:

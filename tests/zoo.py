@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
 from attnspec import Spec, load
 
@@ -24,15 +23,6 @@ ATTENTIONS = [
 """Every attention of every file."""
 
 IDS = [f"{path.stem}:{name}" for path, name in ATTENTIONS]
-
-every_attention = pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        # one worker takes all that is asked of an attention, and finds again what it counted
-        pytest.param(*each, id=label, marks=pytest.mark.xdist_group(label))
-        for each, label in zip(ATTENTIONS, IDS, strict=True)
-    ],
-)
 
 SMALLER: dict[str, dict[str, int]] = {
     "clustered": {"clusters": 8},
@@ -82,17 +72,6 @@ def loaded(path: Path, name: str) -> Spec:
 def smaller(path: Path, name: str | None = None) -> Spec:
     """An attention of the zoo, on a smaller grid where it has one."""
     return load(path, name=name, parameters=SMALLER.get(path.stem, {}))
-
-
-of_each_kind = pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        pytest.param(*each, id=label, marks=[pytest.mark.xdist_group(label), *slow])
-        for at, (each, label) in enumerate(zip(ATTENTIONS, IDS, strict=True))
-        for slow in ([pytest.mark.slow] if at % 3 else [],)
-    ],
-)
-"""Every attention; by default each third, since the views ask about all."""
 
 
 def sample(spec: Spec, n: int) -> dict[str, npt.ArrayLike]:

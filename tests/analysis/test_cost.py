@@ -114,6 +114,8 @@ def test_operations_and_memory_are_about_those_of_torch(name: str, n: int) -> No
     if any(by_edges):
         # torch does not count products on edges
         if not all(by_edges):
+            assert report.useful_flops is not None
+            assert report.useful_flops <= report.flops <= report.backward_flops
             return
         edges = spec.mask(n).sum() + spec.mask(n, 0, 1).sum()
         assert report.flops == report.useful_flops == 4 * 64 * edges

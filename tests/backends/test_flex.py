@@ -113,6 +113,7 @@ def test_outputs_and_log_sum_exps_on_a_gpu(name: str, on_a_gpu: list[BlockMask])
         return
     compiled = taken("flex", lambda: spec.compile(backend="flex"))
     if compiled is None:
+        assert name not in QUICK
         return
     module = call.learning(compiled)
     with torch.no_grad():

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from attention_checks import learner_of, spec_of, tensors, with_gradients
+from attention_checks import learner_of, tensors, with_gradients
+from population import spec_of
 
 from attnspec.backends.factored.features.directions import one_head
 from attnspec.runtime import CompiledAttention

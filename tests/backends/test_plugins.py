@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from attention_checks import GRAPHS, assert_agree, defined, spec_of, tensors, with_gradients
+from attention_checks import GRAPHS, assert_agree, defined, tensors, with_gradients
+from population import spec_of
 from transcripts import ROOT, blocks
 
 from attnspec import AttnSpecError

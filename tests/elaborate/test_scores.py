@@ -46,14 +46,14 @@ def test_numbers_of_pairs_have_gradients_and_are_checked() -> None:
         (grad,) = torch.autograd.grad(run(q, k, v, inputs={"near": near})[..., 0].sum(), near)
         mask = torch.from_numpy(spec.mask(9))
         assert ((grad != 0) == mask).all()
+    for wrong in (near[..., :-1], near[:, :, 1:], near.expand(1, 3, 9, 9)):
+        with pytest.raises(ValueError, match=r"`near` must .*, got \[1, "):
+            module(q, k, v, inputs={"near": wrong})
     module.check_finite = True
     module(q, k, v, inputs={"near": near.detach().fill_(-torch.inf)})
     near.detach()[0, 0, 2, 3] = torch.nan
     with pytest.raises(ValueError, match="query 2, key 3"):
         module(q, k, v, inputs={"near": near})
-    for wrong in (near[..., :-1], near[:, :, 1:], near.expand(1, 3, 9, 9)):
-        with pytest.raises(ValueError, match="near"):
-            module(q, k, v, inputs={"near": wrong})
     parts = [x[0].transpose(0, 1) for x in (q, k, v)]
     with pytest.raises(ValueError, match="near"):
         packed(module, parts[0], parts[1], parts[2], torch.tensor([0, 4, 9]), inputs={"near": near})

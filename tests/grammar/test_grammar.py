@@ -30,6 +30,9 @@ def formatted(text: str) -> str:
     """Canonical text; raises ValueError where a text is wrong."""
     done = CliRunner().invoke(main, ["format", "-"], input=text)
     if done.exit_code:
+        # whatever the text is, that is a diagnostic with its code
+        assert done.exit_code == 1
+        assert re.match(r"<stdin>:\d+:\d+: error\[A\d+\]: ", done.output), done.output
         raise ValueError(done.output)
     return done.output
 

@@ -10,17 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from attention_checks import tensors
+from attention_checks import module_of, tensors
 from population import spec_of
 
 from attnspec.lower.cache import Cache
-from attnspec.runtime import CompiledAttention
 
 TIMEOUT = 30
-
-
-def module_of(body: str, backend: str = "auto") -> CompiledAttention:
-    return spec_of(body).compile(backend=backend)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 Part: TypeAlias = "Node | int | float | str"
@@ -139,9 +139,6 @@ class Attention:
                 written = node.kind in ("pattern", "mechanism", "score", "normalize")
                 found.add(str(first) if written else node.kind)
         return found | {f"causal {word}" for word in found if self.causal}
-
-    def without_claims(self) -> Attention:
-        return replace(self, claims=())
 
 
 def _statements(body: tuple[Statement, ...]) -> Iterator[Node]:

@@ -22,7 +22,7 @@ BODIES = (
     "causal attend linear()",
     "attend topk(keys = 4)",
 )
-TAKING_GRAPHS = [name for name in KERNELS if name not in ("rows", "factored", "lists")]
+TAKING_GRAPHS = [name for name in KERNELS if name not in ("rows", "factored")]
 
 every_body = pytest.mark.parametrize("body", BODIES)
 
@@ -90,8 +90,6 @@ def test_vectors_that_are_equal_or_zero_are_hashed() -> None:
         for fill in (0.0, 1.0):
             x = torch.full((1, 2, 50, 8), fill, requires_grad=True)
             assert all(g.isfinite().all() for g in with_gradients(module(x, x, x), [x]))
-            # ties go to the lowest number, so that the choice is the same again
-            assert torch.equal(module.pairs(x, x), module.pairs(x, x))
 
 
 def test_products_of_positions_are_counted_in_64_bits() -> None:

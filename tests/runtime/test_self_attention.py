@@ -168,6 +168,15 @@ def test_extra_tokens_stand_before_the_sequence_and_are_left_out() -> None:
 # --- what it learns -------------------------------------------------------------------------------
 
 
+def test_projections_start_as_each_of_them_would_alone() -> None:
+    module, bound = SelfAttention(spec_of("attend full"), 64, 4), math.sqrt(6 / 128)
+    for weight in (*module.in_weight.chunk(3), module.out.weight):
+        assert 0.95 * bound < weight.abs().max() <= bound
+    assert module.in_bias is not None
+    assert not module.in_bias.any()
+    assert not module.out.bias.any()
+
+
 def test_layers_share_what_the_spec_shares() -> None:
     spec = spec_of("layers 3 attend linformer(rank = 4, share = layer, max_length = 30)")
     first = SelfAttention(spec, WIDTH, HEADS, 0)

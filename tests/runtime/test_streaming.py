@@ -167,6 +167,27 @@ def test_a_state_of_other_samples_goes_on_as_theirs(body: str) -> None:
     close(again[order], meant)
 
 
+def test_a_state_with_memory_of_its_own_holds_no_more() -> None:
+    module = module_of("causal heads 2 attend window(before = 3, after = 0) head 1 { attend self }")
+    _, state = module.step(*tensors(2))
+    assert any(x.untyped_storage().nbytes() > x.nbytes for x in state.kept())
+    assert all(x.untyped_storage().nbytes() == x.nbytes for x in state.owned().kept())
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_step_in_place_copies_nothing_of_a_full_window(in_place: bool) -> None:
+    module = module_of("causal attend window(before = 63, after = 0) | columns(first(4))").float()
+    parts, states, places = (torch.randn(1, 2, 140, 8),) * 3, [], set()
+    with torch.no_grad():
+        _, state = module.step(*part_of(parts, 0, 90))
+        for low in range(90, 140):
+            _, state = module.step(*part_of(parts, low, low + 1), state, in_place=in_place)
+            # memory of a state that is there is not another's
+            states.append(state)
+            places.add(frozenset(x.untyped_storage().data_ptr() for x in state.kept()))
+    assert len(places) == (1 if in_place else len(states))
+
+
 def test_a_state_that_is_not_given_up_stays() -> None:
     module, parts = module_of("causal attend window(before = 5, after = 0)"), tensors(40)
     meant = module(*parts)
