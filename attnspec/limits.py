@@ -39,7 +39,7 @@ class Limits:
     length: int = 2**31 - 1  # n of any sequence
     shape: int = 1 << 20  # samples, heads or numbers of a head of a plan
 
-    # what is looked into
+    # what is examined
     positions: int = 1 << 22  # n of a report or comparison
     planned: int = 1 << 20  # n that is planned, verified or drawn pair by pair
     mask: int = 32_768  # n of a dense mask: 1 GiB of booleans
@@ -67,13 +67,13 @@ class Limits:
     blocks_classified: int = 1 << 24  # pairs of blocks of an export
     tiles: int = 1 << 20  # tiles that a layout lists
     products: int = 16  # products of chosen graphs, in one that lists run
-    tile_pairs: int = 1 << 23  # pairs of tiles that are looked at on one level
+    tile_pairs: int = 1 << 23  # pairs of tiles that are examined on one level
     iterations: int = 2000  # steps of an eigenvalue solver
     looks_grown: int = 1 << 27  # pairs that are evaluated at one length to see how counts grow
     cells_grown: int = 1 << 15  # cells of a grid, likewise
 
     # which path is taken
-    every_pair: int = _limit(4096, 32)  # n up to which every pair is looked at
+    every_pair: int = _limit(4096, 32)  # n up to which every pair is examined
     every_length: int = _limit(64, 8)  # lengths that are all tried for `stable`
     soon: int = _limit(1 << 24, 0)  # pairs or hops that are gone through without a thought
     wide: int = _limit(16, 2)  # progressions of a row from which on other ways of counting pay
@@ -109,7 +109,7 @@ class Limits:
     transformed: int = _limit(1 << 13, 8)  # n from which on transforms go channel by channel
     table: int = _limit(1 << 26, 64)  # entries of a table of rows and the blocks they read
     lookups: int = _limit(1024, 2)  # rows that are looked up as quickly as a tile is sorted
-    grouped: int = _limit(4, 2)  # scores of a group whose maxima are looked at first
+    grouped: int = _limit(4, 2)  # scores of a group whose maxima are examined first
 
     # how much at once
     piece: int = _limit(1 << 20, 256)  # numbers of the largest temporary of a kernel
@@ -128,7 +128,7 @@ class Limits:
     columns: int = _limit(1 << 10, 4)  # columns of the hashes of some rounds
     merged: int = _limit(8, 2)  # layouts whose results are merged in one go
     stream: int = _limit(256, 4)  # positions that are streamed in one go
-    ring: int = _limit(32, 2)  # positions for which a ring of keys is looked at
+    ring: int = _limit(32, 2)  # positions for which a ring of keys is examined
     feature_chunk: int = _limit(64, 4)  # positions of a chunk of features
     taylor_chunk: int = _limit(512, 4)  # the same for the Taylor formula
     convolved: int = _limit(64, 4)  # outputs of a convolution that are one product

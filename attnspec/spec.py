@@ -254,7 +254,7 @@ class Spec:
 
         if self.program.cross:
             raise AttnSpecError(
-                f"`{self.name}` joins two sequences, whose positions are no nodes of one graph:"
+                f"`{self.name}` joins two sequences, whose positions are not nodes of one graph:"
                 " use `adjacency`"
             )
         n = length_of(n)
@@ -483,7 +483,7 @@ class Spec:
 
         `inputs` are those of a call, `heads` tells so many apart where the spec declares none.
         Without `n` the mask function is that of every length, or raises ValueError where pairs
-        depend on n or m. Raises AttnSpecError where pairs are decided by tensors or are no graph's.
+        depend on n or m. Raises AttnSpecError for data-dependent graphs and for mechanisms.
         """
         from attnspec.compile.exports.flex_masks import flex_mask
 
@@ -527,7 +527,7 @@ def diff(
 
     A spec that declares no layers, or heads, is compared with every one of the other. `inputs` is
     one sample of the run-time inputs, for both. Of specs with `cross` n are the keys and m, n if it
-    is not given, the queries. Raises TypeError for what is no spec, SpecError
+    is not given, the queries. Raises TypeError for what is not a spec, SpecError
     where a size has no value at n, and AttnSpecError for a length that one of them does not have
     or for an input that neither declares.
     """

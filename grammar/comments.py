@@ -78,7 +78,7 @@ class _Walk:
         return lines[:-1] if lines and not lines[-1] else lines
 
     def inside(self, end: int) -> tuple[str, ...]:
-        """The comments within a node, which is no place that the printer could keep."""
+        """The comments within a node, which is not a place that the printer could keep."""
         lines = []
         while self.comments and self.comments[0].start < end:
             lines.append(self.comments.popleft().text)

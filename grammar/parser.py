@@ -37,7 +37,7 @@ def parse(source: Source) -> File:
 
 
 def parse_expression(source: Source) -> Expression | None:
-    """The expression that a text is, None for what is no expression.
+    """The expression that a text is, None for what is not an expression.
 
     Raises SpecError with what is wrong with its words alone.
     """

@@ -349,5 +349,5 @@ def _not_known(spec: Elaborated, attend: Attend, sample: Sample) -> str:
         return f"`{spec.program.name}` reads run-time inputs that are not given: {names}"
     for leaf in leaves(attend.graph):
         if BY_NAME[leaf.pattern].data_dependent:
-            return f"`{leaf.pattern}` of `{spec.program.name}` is decided by the data"
+            return f"`{leaf.pattern}` of `{spec.program.name}` is data-dependent"
     return ""

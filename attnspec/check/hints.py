@@ -44,7 +44,7 @@ def with_hint(
     try:
         hint = _hint(spec, verdict, verdicts)
     except (AttnSpecError, ScalarError):
-        # the change is no spec, or too much to count
+        # the change is not a spec, or too much to count
         return verdict.diagnostics
     return (*others, replace(refuted, help=refuted.help or hint))
 

@@ -138,7 +138,7 @@ def _require_value(predicate: Scalar, leaf: Leaf, at: Situation, program: Progra
 
 
 def _positions(at: Situation) -> Iterator[dict[str, Value]]:
-    """What a predicate may ask for, of as many pairs as are looked at."""
+    """What a predicate may ask for, of as many pairs as are examined."""
     everywhere = np.arange(at.n)
     count = min(at.n, max(1, LIMITS.values // at.n))
     some = np.linspace(0, at.n - 1, count, dtype=np.int64)

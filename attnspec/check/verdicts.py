@@ -57,7 +57,7 @@ _LONG = frozenset(
 @dataclass(frozen=True)
 class Verdict:
     """What is known of one claim: proven for every n, or checked at `lengths`; where it is refuted,
-    `failed_at` says at which of them first, None where that is no matter of a length."""
+    `failed_at` says at which of them first, None where that is not a matter of a length."""
 
     claim: Claim
     status: Literal["proven", "checked", "refuted", "unchecked"]
@@ -284,7 +284,7 @@ def _with_way_out(
         low, high = (low, middle) if holds(middle) else (middle, high)
     if not holds(high + 1):
         return found
-    way = f"from n = {high:,} on it holds, as far as was looked: write `for n >= {high}` behind it"
+    way = f"it holds at all checked lengths from n = {high:,} on: add `for n >= {high}`"
     return tuple(replace(one, help=one.help or way) for one in found)
 
 
@@ -391,7 +391,7 @@ def _unknown_terms(claim: Claim) -> str | None:
             return "its pairs depend on run-time inputs"
         for leaf in leaves(term):
             if getattr(BY_NAME[leaf.pattern], "data_dependent", False):
-                return f"`{leaf.pattern}` is decided by the data"
+                return f"`{leaf.pattern}` is data-dependent"
     return None
 
 

@@ -70,10 +70,10 @@ def command(
     parameters: Mapping[str, str],
     as_json: bool,
 ) -> None:
-    """Say what a spec reads, reaches and costs.
+    """Report the pairs, the reach and the cost of a spec.
 
-    Every figure is exact, a bound or an estimate, and says which. Several lengths, or several
-    specs, make a table.
+    Each figure is marked as exact, a bound or an estimate. Several lengths, or several specs, make
+    a table.
 
     Example: attnspec analyse bigbird.attn -n 4096,16384
     """

@@ -125,12 +125,12 @@ def command(
     parameters: Mapping[str, str],
     as_json: bool,
 ) -> None:
-    """Time a spec beside others, in one run, on the CPU.
+    """Time a spec and its rivals in one run on the CPU.
 
-    All take turns on the same tensors, and figures are medians. Whoever computes the same pairs is
-    held against our result first. eta is 1 where a useful pair costs what it costs in dense
-    attention without a mask. Where queries and keys decide the pairs, these are what random ones
-    decide. Ctrl-C prints what is known.
+    All take turns on the same tensors, and the figures are medians. Rivals that compute the same
+    pairs must first agree with our result. eta is 1 where a pair of the graph costs as much as a
+    pair of dense attention without a mask. Data-dependent graphs choose their pairs from random
+    queries and keys. Ctrl-C prints what has been timed so far.
 
     Example: attnspec bench longformer.attn -n 4096,16384 --vs sdpa,flex
     """

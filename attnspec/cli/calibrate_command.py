@@ -57,10 +57,10 @@ class FailedTrials(click.ClickException):
 def command(device: str, shows: bool, resets: bool, as_json: bool) -> None:
     """Measure how fast this machine computes attention, once.
 
-    The planner's estimates are made with default rates, or with those that this command measures in
-    about half a minute and writes to a file of yours. ATTNSPEC_RATES names another file; where it
-    is empty, the default rates are used. A GPU's rates are a file beside it. Rates decide which
-    backend runs, never what is computed, nor the text of a module.
+    The planner estimates times by default rates, or by the rates that this command measures in
+    about half a minute and writes to a file in your home folder. ATTNSPEC_RATES names another file;
+    if it is empty, the default rates are used. The rates of a GPU go to a second file beside it.
+    Rates change which backend runs. They change neither the result nor the text of a module.
 
     Example: attnspec calibrate
     """

@@ -18,7 +18,7 @@ from attnspec.text.diagnostics import Diagnostic, SpecError, in_order
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found in one file: the attentions looked at, what is known of their claims, and the
+    """What was found in one file: the attentions examined, what is known of their claims, and the
     messages."""
 
     file: str
@@ -88,11 +88,12 @@ def command(
     strict: bool,
     as_json: bool,
 ) -> None:
-    """Say what is wrong with specs, and whether their claims hold.
+    """Report what is wrong with specs, and whether their claims hold.
 
-    All attentions of a file are checked. A claim is proven for every n where that follows from how
-    the spec is written; else it is checked at n = 1, 2, 64, 257 and 1024, one with `at n = ...` at
-    its own lengths, one with `for n >= N` at N, N + 1 and those above. The answer says which.
+    All attentions of a file are checked. A claim is proven for every n if that follows from how the
+    spec is written. Otherwise it is checked at n = 1, 2, 64, 257 and 1024. A claim with `at n = …`
+    is checked at these lengths, and a claim with `for n >= N` at N, N + 1 and the larger defaults.
+    The answer says which claims are proven and which are checked.
 
     Example: attnspec check bigbird.attn --set block=32
     """

@@ -53,12 +53,12 @@ def command(
     exit_code: bool,
     as_json: bool,
 ) -> None:
-    """Say which pairs only A has, and which only B.
+    """Show which pairs only A has, and which only B.
 
-    Layers and heads are compared one by one. Graphs that come to one form have the same pairs for
-    every n, which is then said; others are compared at N. --set and --input go to both specs, as
-    far as they have the parameter or input. The status is 0 whether or not they differ, unless
-    --exit-code asks otherwise.
+    Layers and heads are compared one by one. Graphs with the same canonical form are reported as
+    equal for every n; others are compared at N. --set and --input apply to each spec that has the
+    parameter or input. The exit status is 0 whether or not the specs differ, unless --exit-code is
+    given.
 
     Example: attnspec diff old.attn new.attn -n 512
     """

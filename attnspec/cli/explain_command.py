@@ -48,9 +48,9 @@ def explanation(entry: Entry) -> str:
     for paragraph in entry.explanation.split("\n\n"):
         parts.append(textwrap.fill(" ".join(paragraph.split()), min(WIDTH, console.width())))
     if entry.bad is not None:
-        parts.append("not so:\n\n" + textwrap.indent(pointed_at(entry.bad), "    "))
+        parts.append("wrong:\n\n" + textwrap.indent(pointed_at(entry.bad), "    "))
     if entry.good is not None and (entry.bad is not None or entry.bad_bytes is not None):
-        parts.append("but so:\n\n" + textwrap.indent(entry.good.strip("\n"), "    "))
+        parts.append("right:\n\n" + textwrap.indent(entry.good.strip("\n"), "    "))
     return "\n\n".join(parts)
 
 

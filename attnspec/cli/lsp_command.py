@@ -7,11 +7,11 @@ import click
 
 @click.command("lsp")
 def command() -> None:
-    """Answer an editor over standard input and output, in the language server protocol.
+    """Serve an editor by the language server protocol.
 
-    Mistakes while typing, completion, formulas under the pointer, definitions and canonical text.
-    Editors start this by themselves: the folder editors/ of the project has what they need.
-    Needs `pip install "attnspec[lsp]"`.
+    Reports mistakes while you type, completes words, shows formulas on hover, finds definitions and
+    formats. Editors start this command themselves, over standard input and output; the folder
+    editors/ of the project has their settings. Needs `pip install "attnspec[lsp]"`.
 
     Example: attnspec lsp
     """

@@ -91,7 +91,10 @@ name_option = click.option(
 )
 
 json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON value on standard output, nothing else."
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON value, and nothing else, on standard output.",
 )
 
 layer_option = click.option(
@@ -100,13 +103,15 @@ layer_option = click.option(
 
 head_option = click.option("--head", metavar="I", callback=count, help="The head, from 0.")
 
-force_option = click.option("--force", is_flag=True, help="Write over a file that is not ours.")
+force_option = click.option(
+    "--force", is_flag=True, help="Overwrite a file that attnspec did not write."
+)
 
 backend_option = click.option(
     "--backend",
     metavar="NAME",
     default="auto",
-    help="Use this backend or fail with its reason; `attnspec plan` lists them.",
+    help="Use this backend, or fail with the reason; `attnspec plan` lists them.",
 )
 
 input_option = click.option(
@@ -124,16 +129,24 @@ def shape_options(heads: int) -> Callable[[Command], Command]:
     """Samples, heads where a spec declares none, and the size of a head."""
     options = (
         click.option(
-            "--batch", metavar="B", default="1", callback=positive, help="1 if not given."
+            "--batch",
+            metavar="B",
+            default="1",
+            callback=positive,
+            help="The number of samples; 1 if not given.",
         ),
         click.option(
             *("--heads", "heads"),
             metavar="H",
             callback=positive,
-            help=f"Heads, where the spec does not say; {heads}.",
+            help=f"The number of heads of a spec without `heads`; {heads} if not given.",
         ),
         click.option(
-            "--head-size", metavar="D", default="64", callback=positive, help="64 if not given."
+            "--head-size",
+            metavar="D",
+            default="64",
+            callback=positive,
+            help="The size of a head; 64 if not given.",
         ),
     )
 
@@ -152,7 +165,7 @@ def length_option(default: int) -> Callable[[Command], Command]:
         "length",
         metavar="N",
         callback=count,
-        help=f"How many positions; {default}, or the size of the spec's grid, if not given.",
+        help=f"The number of positions; {default}, or the size of the spec's grid, if not given.",
     )
 
 
@@ -161,5 +174,5 @@ queries_option = click.option(
     "queries",
     metavar="M",
     callback=count,
-    help="How many queries, of a spec with `cross`, whose keys -n counts; as many if not given.",
+    help="The number of queries of a spec with `cross`, where -n counts the keys; N if not given.",
 )

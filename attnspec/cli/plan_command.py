@@ -38,19 +38,19 @@ RATE = click.FloatRange(min=0, min_open=True)
     "--key-heads",
     callback=options.positive,
     metavar="H",
-    help="With --devices: heads of keys and values, as many as of queries unless said.",
+    help="With --devices: heads of keys and values; as many as query heads if not given.",
 )
 @click.option(
     "--link",
     type=RATE,
     metavar="R",
-    help="With --devices: bytes a second that reach a device, 5e10 unless said.",
+    help="With --devices: bytes per second that reach a device; 5e10 if not given.",
 )
 @click.option(
     "--speed",
     type=RATE,
     metavar="R",
-    help="With --devices: operations a second of a device, 2e14 unless said.",
+    help="With --devices: operations per second of a device; 2e14 if not given.",
 )
 @options.input_option
 @options.shape_options(1)
@@ -76,11 +76,11 @@ def command(
     parameters: Mapping[str, str],
     as_json: bool,
 ) -> None:
-    """Say which backend runs which heads, and why.
+    """Show which backend runs which heads, and why.
 
-    One line for each group of heads and each backend: the one chosen, the estimated cost of the
-    others, or the reason for which they refuse; what several groups are refused for alike stands
-    at the end, once.
+    Each group of heads has a line for each backend: the estimated time, `chosen` for the one that
+    runs, or the reason why a backend refuses. Reasons that several groups share stand once, at the
+    end.
 
     Example: attnspec plan bigbird.attn -n 16384 --device cuda
     """

@@ -145,10 +145,10 @@ def _hush() -> int:
 def main(ctx: click.Context, debug: bool) -> None:
     """The attention compiler: say what attends to what, get pictures, checks and PyTorch modules.
 
-    A SPEC is a file in the language `.attn`, - for standard input, or a name of the zoo where there
-    is no file of that name. Exit status: 0 done, 1 the spec or a claim is wrong, 2 wrong usage, 3 a
-    file cannot be read or written, 4 a limit of the compiler was reached, 70 a defect of attnspec,
-    130 interrupted.
+    SPEC is a file in the language `.attn`, - for standard input, or the name of a spec of the zoo
+    if no file has that name. Exit status: 0 done, 1 the spec or a claim is wrong, 2 wrong usage, 3
+    a file cannot be read or written, 4 a limit of the compiler was reached, 70 a defect of
+    attnspec, 130 interrupted.
     """
     if ctx.invoked_subcommand is None:
         console.say(ctx.get_help())

@@ -35,7 +35,7 @@ DEFAULT_LENGTH = 64
     "-o",
     "output",
     metavar="FILE",
-    help="Write a .png, .svg or .html instead; the last is a page to point at.",
+    help="Write a .png, .svg or .html instead; the last is an interactive page.",
 )
 @options.force_option
 @options.input_option
@@ -55,11 +55,11 @@ def command(
 ) -> None:
     """Draw which query reads which key, in the terminal or in a file.
 
-    Rows are queries, columns are keys. Without --head, all heads of the layer that differ from each
-    other are drawn. A sequence too long for the terminal is drawn in cells, each as bright as it is
-    full. Of graphs that tensors decide a sample is drawn. In a file, the heads of all layers are
-    drawn, each pair in the colour of the term that has it. A page (.html, which needs no network)
-    also says why each pair is.
+    Rows are queries, columns are keys. Without --head, all different heads of the layer are drawn.
+    A sequence too long for the terminal is drawn in cells: the brighter a cell, the more of its
+    pairs are in the graph. Data-dependent graphs show one random sample. A file shows the heads of
+    all layers, and each pair has the colour of the pattern that contains it. A page (.html, which
+    needs no network) also explains why each pair is in the graph.
 
     Example: attnspec show longformer.attn -n 256 --set radius=16 -o longformer.html
     """

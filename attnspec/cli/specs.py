@@ -60,7 +60,7 @@ def _of_zoo(name: str) -> Source:
 
 
 def shown_path(path: str) -> str:
-    """A path as messages show it: bytes that are no text in backslashes, no line ends."""
+    """A path as messages show it: bytes that are not text in backslashes, no line ends."""
     text = os.fsencode(path).decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 

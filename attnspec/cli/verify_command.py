@@ -1,4 +1,4 @@
-"""`attnspec verify`: a compiled attention is held against what its spec means."""
+"""`attnspec verify`: compare a compiled attention with the definition of its spec."""
 
 from __future__ import annotations
 
@@ -86,14 +86,15 @@ def command(
     parameters: Mapping[str, str],
     as_json: bool,
 ) -> None:
-    """Hold a compiled attention against its definition.
+    """Compare a compiled attention with its definition.
 
-    Every pair is held and weighed exactly once and no other, and outputs and gradients agree with
-    the definition in float64. Beyond 4,096 positions queries are sampled, and the report says of
-    how many each line speaks. A module is a file that `attnspec compile` wrote; it is run.
+    Checks that every pair of the graph is computed exactly once and no other pair, and that outputs
+    and gradients agree with the definition in float64. Beyond 4,096 positions queries are sampled,
+    and each line of the report says how many. A module is a file that `attnspec compile` wrote; it
+    is run.
 
-    With --model a PyTorch model runs, and each of its attention layers is compared with SPEC:
-    which key influences which query is measured. Ctrl-C prints the report by then.
+    With --model, a PyTorch model runs and each of its attention layers is compared with SPEC: which
+    key influences which query is measured. Ctrl-C prints what has been checked so far.
 
     Example: attnspec verify bigbird_attn.py -n 512
     """
@@ -156,10 +157,10 @@ def emitted(path: str) -> tuple[Program, torch.nn.Module]:
     shown = shown_path(path)
     text = Path(path).read_text(encoding="utf-8", errors="replace")
     if MARK not in text.partition("\n")[0]:
-        raise AttnSpecError(f"{shown} is no module that `attnspec compile` wrote")
+        raise AttnSpecError(f"{shown} is not a module that `attnspec compile` wrote")
     spec = importlib.util.spec_from_file_location(_LOADED, path)
     if spec is None or spec.loader is None:
-        raise AttnSpecError(f"{shown} is no Python file")
+        raise AttnSpecError(f"{shown} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     # dataclasses look their module up here
     sys.modules[_LOADED] = module

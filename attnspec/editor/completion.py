@@ -228,7 +228,7 @@ def _parameters(document: Document, callee: str) -> Mapping[str, Parameter]:
     if callee == "shift":
         return {"by": Parameter("integer", "how many positions later")}
     if callee == REACH:
-        return {"layers": Parameter("integer", "layers until all pairs are joined")}
+        return {"layers": Parameter("integer", "the number of layers")}
     return TOKEN_SETS.get(callee, {})
 
 

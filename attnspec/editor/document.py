@@ -21,7 +21,7 @@ Place = tuple[int, int]
 """A line and a column, as editors count them."""
 
 MOST_FILES, MOST_FOLDERS = 256, 1024
-"""The most specs of a folder that are known, and the most folders below it that are looked into."""
+"""The most specs of a folder that are known, and the most folders below it that are examined."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from attnspec.text.source import Span
 from attnspec.version import __version__
 
 PAUSE = 0.2
-"""Seconds without a change after which a text is looked at."""
+"""Seconds without a change after which a text is examined."""
 
 _SEVERITY = {
     "error": types.DiagnosticSeverity.Error,

@@ -147,8 +147,8 @@ def _unknown(node: nodes.Expression, scope: Scope) -> NoReturn:
     spans = [c.span for c in named if isinstance(c, nodes.Name) and c.name == word]
     scope.fail(
         "A601",
-        "this is no claim: a property, `reach(layers = L)`, a figure compared with a number,"
-        " or two graphs with `subset` or `==` is needed",
+        "not a claim: expected a property, `reach(layers = L)`, a figure compared with a number,"
+        " or two graphs joined by `subset` or `==`",
         spans[0] if spans else node.span,
         notes=(f"properties: {', '.join(PROPERTIES)}", f"figures: {', '.join(METRICS)}"),
         help=_claim_meant(node, word, words),

@@ -147,7 +147,7 @@ def _inexact(value: Scalar) -> str | None:
         return None
     op, args = value.op, value.args
     if not (reads_inputs(value) or asks_positions(value)):
-        # known before any pair is looked at
+        # known before any pair is examined
         return None
     if op in INEXACT:
         return f"`{op}` may differ in its last bit from one machine to the next"

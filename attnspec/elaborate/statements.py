@@ -283,7 +283,7 @@ def _chosen(block: nodes.Scope, scope: Scope, count: int) -> frozenset[int]:
                 advice = f"an `attend` outside of the blocks is for the {kind}s that have none"
             scope.fail("A201", f"`{bare}` is not defined", item.span, help=advice)
         if meant := meant_as_range(item):
-            scope.fail("A307", f"a {kind} is no sum", item.span, help=meant)
+            scope.fail("A307", f"a {kind} is a number, not arithmetic", item.span, help=meant)
         ends = (item.first, item.last) if isinstance(item, nodes.Range) else (item, item)
         low, high = (index(end) for end in ends)
         if low > high:

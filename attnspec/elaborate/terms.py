@@ -125,7 +125,7 @@ def known_now(term: Term, span: Span, scope: Scope, where: str, by_inputs: bool 
     for leaf in leaves(term):
         pattern = scope.work.patterns[leaf.pattern]
         if issubclass(pattern, DataDependent) and not (by_inputs and pattern.by_inputs):
-            message = f"`{leaf.pattern}` is decided by the data and cannot stand {where}"
+            message = f"`{leaf.pattern}` is data-dependent and cannot stand {where}"
             scope.fail("A703", message, span)
 
 

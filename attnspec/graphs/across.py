@@ -1,7 +1,7 @@
 """Pairs between two sequences, as every room below takes pairs: within one.
 
 A `Crossing` lays m queries and n keys out as one sequence: both from its first position on where
-pairs are looked at, the queries last, as in a call with a cache, where they are computed. `Across`
+pairs are examined, the queries last, as in a call with a cache, where they are computed. `Across`
 is what a graph holds of these positions.
 """
 

@@ -374,7 +374,7 @@ def _shown(value: object) -> str:
 def extents_of(program: Program, n: int) -> tuple[int, ...]:
     """The extents of the grid at n positions, () for a line.
 
-    Raises SpecError where an extent is no integer, LengthError where n is not its size.
+    Raises SpecError where an extent is not an integer, LengthError where n is not its size.
     """
     if program.grid is None:
         return ()

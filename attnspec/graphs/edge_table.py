@@ -217,7 +217,7 @@ class Drawn(Relation):
         return np.ones(np.broadcast_shapes(q.start.shape, k.start.shape))
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
-        """Exact, as sure as can be: tiles in which many edges are expected are not looked into."""
+        """Exact, as sure as can be: tiles in which many edges are expected are not examined."""
         density = self.typical_degree(n) / max(1, n)
         expected = self.even_share(q, k, n) * q.count * k.count * density
         sure = (expected > _MANY) & (density < 0.5)

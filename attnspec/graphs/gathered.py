@@ -153,7 +153,7 @@ class Gathered(Relation):
         inside = in_q & in_k
         found = self.term.cover(own, known, self.length)
         if not inside.all():
-            # of what is no run of positions, what holds of a range around it
+            # of positions that are not a run, what holds of a range around them
             ranges = self._range(q, self.queries, self.first), self._range(k, self.keys, 0)
             about = self.term.cover(*ranges, self.length)
             whole = (q.start >= self.first) & (k.last < len(self.keys))
@@ -193,8 +193,8 @@ def gathered(
     """A relation of n positions between queries and keys at some of them, as works take it: the
     relation, of how many positions, and how many the last are that are queries.
 
-    What the data decide stands there as it is, under `|` and `&` alone: its choice is one between
-    these queries and keys.
+    A data-dependent choice stays as it is, under `|` and `&` alone: it chooses between these
+    queries and keys.
     """
     length = max(len(queries), len(keys))
     alike = len(queries) == len(keys) and bool((queries == keys).all())

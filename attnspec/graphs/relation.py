@@ -137,7 +137,7 @@ class Relation:
     @classmethod
     def order(cls, given: Mapping[str, Scalar]) -> Scalar | None:
         """How many pairs there are with these arguments, but for a constant factor, where no
-        predicate tells it; of patterns that the data decide, what is looked at and sorted."""
+        predicate tells it; of data-dependent patterns, what is examined and sorted."""
         return None
 
     @classmethod
@@ -174,7 +174,7 @@ class Relation:
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         """EMPTY, SOME or FULL for each pair of tiles, uint8 of the broadcast shape.
 
-        EMPTY and FULL are always right; SOME may also be said of a tile that is neither looked into
+        EMPTY and FULL are always right; SOME may also be said of a tile that is neither examined
         nor decided by a formula. The default looks into every pair and is exact.
         """
         return exact_cover(self, q, k, n)
@@ -253,7 +253,7 @@ class Relation:
 
     def _counted(self, n: int) -> np.ndarray | None:
         """The degrees where every row is known as progressions: however many keys these hold, it
-        is their ends that are looked at."""
+        is their ends that are examined."""
         parts = []
         for _, closed in self.closed_rows(n):
             if closed is None:

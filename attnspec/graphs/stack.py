@@ -106,7 +106,7 @@ def require_few_patterns(graph: Term | None) -> None:
     size = patterns_in(graph)
     if size > LIMITS.patterns:
         raise TooMuch(
-            f"graphs of at most {LIMITS.patterns} patterns are looked into, got one of {size:,}"
+            f"this analysis supports graphs of at most {LIMITS.patterns} patterns, got {size:,}"
         )
 
 
@@ -156,7 +156,7 @@ class Stack:
                 return "its pairs depend on run-time inputs"
             for leaf in leaves(attend.graph):
                 if self.decides_later(leaf):
-                    return f"`{leaf.pattern}` is decided by the data"
+                    return f"`{leaf.pattern}` is data-dependent"
         return None
 
     def queries(self, n: int) -> slice:
@@ -394,7 +394,7 @@ class Stack:
             pairs = patterns * n * (1 if closed else n)
             work += pairs
             if pairs > LIMITS.pairs_evaluated or work > LIMITS.pairs_passed:
-                raise TooMuch(f"so many pairs are not looked at, n = {n:,}")
+                raise TooMuch(f"it has too many pairs to list at n = {n:,}")
 
     def relations(self, n: int) -> Iterator[tuple[int, int, Relation]]:
         """Every distinct relation of the spec at n with the first layer and head that have it.
@@ -480,7 +480,7 @@ def decides(graph: Term) -> bool:
 
 
 def undecided(graph: Term) -> Term:
-    """The graph with `full` in place of what the data decide."""
+    """The graph with `full` in place of data-dependent choices."""
     if isinstance(graph, Compound):
         return replace(graph, terms=tuple(undecided(term) for term in graph.terms))
     return Leaf("full", ()) if BY_NAME[graph.pattern].data_dependent else graph

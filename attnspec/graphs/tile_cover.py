@@ -11,7 +11,7 @@ def values_of(tiles: Tiles, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     """What [n] values are at the positions of tiles: a row for each different tile, short ones
     filled up with their last, and which row each tile has, of the shape of the tiles.
 
-    Pairs of tiles repeat tiles: each is looked at once.
+    Pairs of tiles repeat tiles: each is examined once.
     """
     start, stop = np.broadcast_arrays(tiles.start, tiles.stop)
     ends = np.stack([start.ravel(), stop.ravel()], axis=1)

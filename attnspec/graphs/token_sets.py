@@ -333,7 +333,7 @@ def _ranges(tokens: TokenSet, n: int) -> list[tuple[int, int]] | None:
 def _require_listed(count: int) -> None:
     if count > LIMITS.positions_listed:
         raise RelationError(
-            f"at most {LIMITS.positions_listed:,} tokens are looked at, found {count:,}"
+            f"a token set lists at most {LIMITS.positions_listed:,} tokens, got {count:,}"
         )
 
 

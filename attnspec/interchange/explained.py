@@ -2,7 +2,7 @@
 
 Searched are one graph, then what one leaves out, then unions and intersections of two, then of
 three, each alone, under `causal` and inside own blocks; then the same inside documents; then grids.
-The nearest of what was looked at stands where none is equal. The search is bounded, and always
+The nearest of what was examined stands where none is equal. The search is bounded, and always
 takes the same way.
 """
 
@@ -23,7 +23,7 @@ from attnspec.text.diagnostics import AttnSpecError
 from attnspec.verification.given_masks import given_mask
 
 LONGEST = 512
-"""The longest mask that is looked into: every candidate is held against all of its pairs."""
+"""The longest mask that is examined: every candidate is held against all of its pairs."""
 
 ROWS = 48
 """Queries by which joined graphs are told apart; those that agree there are held against all."""
@@ -164,7 +164,7 @@ def _shortest(mask: np.ndarray) -> _Candidate:
                 nearest += found
             turned = [one for search in searches if count == 1 for one in search.left_out()]
             if turned:
-                # the shortest text: `causal` beside it is no graph more
+                # the shortest text: `causal` beside it is no further graph
                 return min(turned, key=lambda one: one.rank[1:])
     for candidate in _on_grids(mask):
         if (candidate.mask == mask).all():

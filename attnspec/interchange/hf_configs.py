@@ -357,8 +357,8 @@ def _types(config: Config) -> list[str]:
     for each in types:
         if each not in ("full_attention", "sliding_attention", "chunked_attention"):
             raise AttnSpecError(
-                f"layers of the type `{each}` are no spec: what they read is decided by their own"
-                " parts, or they have no scores"
+                f"layers of the type `{each}` cannot be a spec: their own parts choose what they"
+                " read, or they have no scores"
             )
     return list(types)
 

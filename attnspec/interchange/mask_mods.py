@@ -30,7 +30,7 @@ LONGEST = 768
 """The longest of such lengths where sizes, or captured tensors, ask for more."""
 
 HEADS = 4
-"""Heads that are looked at where a function reads its head and no table says how many there are."""
+"""Heads that are examined where a function reads its head and no table says how many there are."""
 
 _TAKEN = frozenset({*"qknbh", "head", "heads", "layer", "layers", *FUNCTIONS, *BY_NAME})
 """Names that an input cannot have."""
@@ -74,7 +74,7 @@ def from_mask_mod(
         term = graph(trace(mask_mod, captured))
         _require_positions(term)
     except UntracedError as error:
-        raise AttnSpecError(f"`{called}` is no spec: {error}") from None
+        raise AttnSpecError(f"`{called}` is not a spec: {error}") from None
     except AttnSpecError:
         raise
     except Exception as error:
@@ -89,7 +89,7 @@ def from_mask_mod(
     except SpecError as error:
         # its places are in a text that nobody wrote
         said = "; ".join(each.message for each in error.diagnostics)
-        raise AttnSpecError(f"`{called}` is no spec: {said}, in {text.strip()!r}") from None
+        raise AttnSpecError(f"`{called}` is not a spec: {said}, in {text.strip()!r}") from None
     return spec
 
 
@@ -234,7 +234,7 @@ def _hold(spec: Spec, mask_mod: Callable[..., Any], captured: Captured, sizes: s
                 if len(differ):
                     q, k = differ[0].tolist()
                     raise AttnSpecError(
-                        f"`{spec.name}` is no spec that was found: at n = {tried.n} in head {head}"
+                        f"`{spec.name}` is not the mask: at n = {tried.n} in head {head}"
                         f" the function says {bool(meant[q, k])} of query {q} and key {k}, what was"
                         " recorded of it the contrary; it may decide by something else than its"
                         " arguments"

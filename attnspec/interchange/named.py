@@ -189,6 +189,6 @@ def _graph(text: str) -> Term | None:
 
 @lru_cache(maxsize=4096)
 def _form(text: str, causal: bool = False) -> Form | None:
-    """The form of a graph that is written so; None where it is no graph, or too large."""
+    """The form of a graph that is written so; None where it is not a graph, or too large."""
     graph = _graph(text)
     return None if graph is None else form_of(graph, Place(causal=causal))

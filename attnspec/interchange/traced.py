@@ -714,7 +714,7 @@ def _read(captured: Captured, tensor: Any, parts: tuple[Any, ...]) -> Traced | R
         return _of_head(captured, tensor)
     if sorted(names[-2:]) == ["k", "q"]:
         raise UntracedError(
-            f"it looks pairs up in a captured mask {shape}, which is no rule;"
+            f"it looks pairs up in a captured mask {shape}, which is not a rule;"
             " attnspec.explain_mask(mask) looks for one"
         )
     at = ", ".join(map(_shown, parts))

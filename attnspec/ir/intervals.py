@@ -187,7 +187,7 @@ def _quotient(op: str, a: Bounds, b: Bounds) -> Bounds:
 
 def _floored(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a // b, in an eighth of the time where both are whole numbers that are exact: a quotient that
-    is no whole number is then further from the next one than it is rounded."""
+    is not a whole number is then further from the next one than it is rounded."""
     if _are_whole(a) and _are_whole(b):
         return np.asarray(np.floor(a / b))
     return np.asarray(np.floor_divide(a, b))
@@ -226,6 +226,6 @@ def _power(a: Bounds, b: Bounds) -> Bounds:
     low, high = _corners(np.power, a, b)
     # an even power of a range around zero comes down to zero
     low = np.where((a[0] < 0) & (a[1] > 0), np.minimum(low, 0.0), low)
-    # powers that are no whole numbers differ in the last bit from one library to the next
+    # powers that are not whole numbers differ in the last bit from one library to the next
     low = np.where(low == np.floor(low), low, np.nextafter(low, -np.inf))
     return low, np.where(high == np.floor(high), high, np.nextafter(high, np.inf))

@@ -17,7 +17,7 @@ from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import InternalError
 
 LONGEST = 1 << 23
-"""The longest sequence; random patterns draw for every position, also where few are looked at."""
+"""The longest sequence; random patterns draw for every position, also where few are examined."""
 
 SAMPLED_ROWS = 8
 """Queries that stand for those of a row of cells where counting them all would take too long."""

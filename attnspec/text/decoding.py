@@ -20,7 +20,7 @@ def read_source(path: str | os.PathLike[str], shown_name: str | None = None) -> 
     """The text of a file; messages call it `shown_name`, or else by its path.
 
     Raises SpecError: A180 to A184 where the file cannot be read, A190 where it is too large, A101
-    where it is no UTF-8, A102 to A106 for characters that a spec may not hold. Never waits on a
+    where it is not UTF-8, A102 to A106 for characters that a spec may not hold. Never waits on a
     device or a pipe, and never reads more than `LIMITS.text_size`.
     """
     name = os.fspath(path) if shown_name is None else shown_name
@@ -41,7 +41,7 @@ def source_of_bytes(data: bytes, name: str, path: Path | None = None) -> Source:
 
 @lru_cache(maxsize=64)
 def source_of(text: str, name: str = "<text>") -> Source:
-    """A text that is no file, normalised and checked in the same way.
+    """A text that is not a file, normalised and checked in the same way.
 
     Raises SpecError as `read_source` does for what a file holds.
     """

@@ -130,7 +130,7 @@ def test_reports_have_it_in_every_form() -> None:
     assert report.to_dict()["figures"]["stable"]["value"] is False
     assert '"stable"' in report.to_json()
     for page in (str(report), report._repr_html_()):
-        assert "the same rows at every n" in page
+        assert "rows independent of n" in page
     assert "isqrt(n)" in str(report)
 
 

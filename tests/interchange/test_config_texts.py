@@ -177,7 +177,7 @@ def test_a_dictionary_of_a_known_type_needs_transformers(monkeypatch: pytest.Mon
 _CAUSAL, _ENCODER = {"causal": True}, {"part": "encoder"}
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("lama", {}, {}, "did you mean `llama`"),
-    ("mamba", {}, {}, "`linear_attention` are no spec"),
+    ("mamba", {}, {}, "`linear_attention` cannot be a spec"),
     ("brand_new", {}, {}, "`causal = True`"),
     # no guess at a type that transformers knows
     ("xmod", {}, {}, "`sliding_window` say$"),
@@ -202,7 +202,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("gpt_neo", {"attention_types": [[["full"], 1]], "num_layers": 1}, {}, "got 'full'"),
     ("big_bird", {"is_decoder": True}, {}, "decoder"),
     *(
-        ("a", {"layer_types": [f"{x}_attention"]}, _CAUSAL, "decided by their own parts")
+        ("a", {"layer_types": [f"{x}_attention"]}, _CAUSAL, "their own parts choose")
         for x in ("compressed_sparse", "heavily_compressed", "deepseek_sparse")
     ),
     # fields that no spec says

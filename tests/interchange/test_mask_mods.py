@@ -294,7 +294,7 @@ REFUSED: dict[str, str] = {
     "(WIDTHS > 1)[b] & (q >= k)": "for a mark of a sample",
     "(k == WIDTHS).any()": "torch.isin",
     "torch.isin(DOC[q], DOC[k])": "torch.isin takes a captured",
-    "2 ** (q - k).abs() < 9": "`mask` is no spec: `where` has no value",
+    "2 ** (q - k).abs() < 9": "`mask` is not a spec: `where` has no value",
     "q - k <= b": "number of the sample",
     "q - k": "one boolean for a pair",
     "(ids[0][b] > 1)[q]": "`torch.gt` of a row",

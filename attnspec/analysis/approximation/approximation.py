@@ -191,7 +191,7 @@ def _nystrom(method: Nystrom, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
     if len(task.q) <= method.landmarks:
         yield from task.errors(lambda _: task.weights, draws=1).items()
         return
-    # the convolution of values is no part of the weights
+    # the convolution of values is not a part of the weights
     method = replace(method, conv=0)
     yield from task.errors(lambda _: task.defined(method), draws=1).items()
     exactly = replace(method, iterations=0)

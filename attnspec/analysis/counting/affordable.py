@@ -10,7 +10,7 @@ from attnspec.limits import LIMITS
 
 
 def to_list(relation: Relation, n: int) -> float:
-    """About how many pairs are looked at to list the rows of a relation."""
+    """About how many pairs are examined to list the rows of a relation."""
     match relation:
         case Union(terms):
             return sum(to_list(term, n) for term in terms)
@@ -26,9 +26,9 @@ def to_list(relation: Relation, n: int) -> float:
 def require_listable(relation: Relation, n: int) -> None:
     """Raise TooMuch where finding the rows of a relation means looking at too many pairs."""
     if n > LIMITS.positions_listed:
-        raise TooMuch(f"so many pairs are not looked at, n = {n:,}")
+        raise TooMuch(f"it has too many pairs to list at n = {n:,}")
     if n * n <= LIMITS.pairs_evaluated or to_list(relation, n) <= LIMITS.pairs_listed:
         return
     if lists_rows(relation, n):
-        raise TooMuch(f"so many pairs are not listed, n = {n:,}")
-    raise TooMuch(f"its pairs have no closed form, and so many are not looked at, n = {n:,}")
+        raise TooMuch(f"it has too many pairs to list at n = {n:,}")
+    raise TooMuch(f"its pairs have no closed form and are too many to list at n = {n:,}")

@@ -1,6 +1,6 @@
 """The pairs that one relation has and another has not, without a mask of either.
 
-They are counted as the edges of any relation are, in closed form or from rows; a row is looked at
+They are counted as the edges of any relation are, in closed form or from rows; a row is examined
 only where its pairs are named.
 """
 

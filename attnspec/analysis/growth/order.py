@@ -31,7 +31,7 @@ LONG = tuple(1 << power for power in range(14, 19))
 """Lengths at which the edges of graphs are counted whose rows have a closed form."""
 
 LOOKED_INTO = tuple(1 << power for power in range(8, 13))
-"""The same for graphs whose pairs must be looked at."""
+"""The same for graphs whose pairs must be examined."""
 
 ENOUGH = 3
 """The fewest lengths from which a growth is measured."""
@@ -65,7 +65,7 @@ power than every growth of `NAMED`."""
 def order(stack: Stack, n: int, elaborated: Elaborated) -> Figure[str | None]:
     """How the edges of all layers and heads grow with n, constant factors left out.
 
-    Mechanisms, and patterns that the data decide, count with the operations that they take, and
+    Mechanisms, and data-dependent patterns, count with the operations that they take, and
     graphs whose pairs depend on run-time inputs with all that they may have: an upper bound. On a
     grid all extents grow alike.
     """
@@ -97,7 +97,7 @@ def _reads(stack: Stack) -> str:
 
 
 def _factors(term: Term | None) -> list[str]:
-    """What is left out of the order of patterns that the data decide."""
+    """What is left out of the order of data-dependent patterns."""
     every = () if term is None else leaves(term)
     found = (BY_NAME[leaf.pattern].factors(arguments_of(leaf)) for leaf in every)
     return [words for words in found if words]
@@ -176,7 +176,7 @@ def _values(growth: Growth, lengths: np.ndarray) -> np.ndarray:
 
 def counted(stack: Stack) -> dict[int, int]:
     """The edges at long lengths, as far as rows have a closed form there, else at those where pairs
-    are looked at; raises TooMuch where counting takes too long at the shortest."""
+    are examined; raises TooMuch where counting takes too long at the shortest."""
     found: dict[int, int] = {}
     for lengths in (LONG, LOOKED_INTO):
         for n in lengths:

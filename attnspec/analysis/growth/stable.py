@@ -167,7 +167,7 @@ def difference_of(
     for leaf in leaves(attend.graph):
         if BY_NAME[leaf.pattern].data_dependent:
             fault = unsteady_choice(program, layer, head, whole=whole)
-            raise TooMuch(str(fault or f"`{leaf.pattern}` is decided by the data"))
+            raise TooMuch(str(fault or f"`{leaf.pattern}` is data-dependent"))
     before: tuple[int, np.ndarray] | None = None
     for n in _lengths(longest):
         try:
@@ -294,7 +294,7 @@ def _sample(entry: Input, n: int) -> np.ndarray:
 
 def unstable(program: Program, layer: int, heads: int) -> Fault | None:
     """What makes a layer that goes on from earlier positions contradict them; None where nothing
-    does at the lengths that were looked at."""
+    does at the lengths that were examined."""
     found = _first_fault(program, layer, heads, whole=True)
     return found or counting_queries(program, layer, heads)
 

@@ -34,7 +34,7 @@ class Chain:
         return self.layers[min(layer, len(self.layers) - 1)]
 
     def graph(self, layer: int) -> Neighbours:
-        """The graph of a layer; raises TooMuch where it cannot be looked into."""
+        """The graph of a layer; raises TooMuch where it cannot be examined."""
         relations = self.at(layer)
         if relations not in self._graphs:
             self._graphs[relations] = neighbours(sorted(relations, key=repr), self.n)

@@ -42,7 +42,7 @@ from attnspec.ir.program import Input, Program, inputs_of, leaves
 from attnspec.limits import LIMITS
 
 FIRST = 64
-"""Positions that are looked at in sequences too long to be counted."""
+"""Positions that are examined in sequences too long to be counted."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def _by_pairs(stack: Stack, n: int) -> Figure[Leak | None]:
             leaf.pattern for leaf in leaves(attend.graph) if BY_NAME[leaf.pattern].data_dependent
         ]
         at = _situation(stack, n, layer, head)
-        # what the data decide may hold for any one pair, but two such things perhaps not together
+        # a data-dependent choice may hold for any one pair, but perhaps not two of them together
         graph = undecided(attend.graph)
         # those that only decide, as choices and scores do, say nothing of the rest
         names &= inputs_of(graph)
@@ -155,7 +155,7 @@ def _by_pairs(stack: Stack, n: int) -> Figure[Leak | None]:
         if names or decided:
             doubt = "its pairs depend on run-time inputs"
             if decided:
-                doubt = f"`{decided[0]}` is decided by the data"
+                doubt = f"`{decided[0]}` is data-dependent"
     return Figure(None, "estimate", doubt) if doubt else Figure(None)
 
 

@@ -75,7 +75,7 @@ def _read(
         return queries
     low, high = chain.graph(layer).mark(queries, marks)
     marks[queries] = True
-    # queries ascend; nothing outside of these ends is looked at
+    # queries ascend; nothing outside of these ends is examined
     low, high = min(low, int(queries[0])), max(high, int(queries[-1]) + 1)
     part = marks[low:high]
     fresh = low + np.flatnonzero(part > known[low:high])

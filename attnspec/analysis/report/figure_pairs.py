@@ -148,7 +148,7 @@ def order(report: Inquiry) -> Figure[Any]:
 
 
 def _counted_length(report: Inquiry) -> int:
-    """A length at which graphs are looked into, the asked one if it is; what is said there of every
+    """A length at which graphs are examined, the asked one if it is; what is said there of every
     length holds for that, too."""
     return min(report.n, LIMITS.positions)
 

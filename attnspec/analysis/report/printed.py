@@ -24,13 +24,13 @@ MOST_NAMED = 3
 """Up to so many figures that are not known are named one by one."""
 
 GROUPS = {
-    "reads": "What it reads",
-    "decides": "What the data decide",
-    "grows": "How it grows",
-    "reaches": "What it reaches",
-    "mixes": "How it mixes, pairs taken both ways",
-    "costs": "What one layer costs, forward",
-    "generation": "What generation holds",
+    "reads": "Pairs",
+    "decides": "Data-dependent choices",
+    "grows": "Growth",
+    "reaches": "Reach",
+    "mixes": "Mixing, pairs in both directions",
+    "costs": "Cost of one layer, forward",
+    "generation": "Memory of generation",
 }
 
 _TITLE, _NOTE, _UNKNOWN = "bold", "dim", "dim"

@@ -120,16 +120,16 @@ class Report(Inquiry):
     """Whether every query has a key in every head."""
 
     causal = Entry[bool]("causal", "reads", pairs.causal, "truth")
-    """Whether no position learns of a later one through any number of layers."""
+    """Whether no position is influenced by a later one through any number of layers."""
 
-    stable = Entry[bool]("the same rows at every n", "reads", pairs.stable, "truth")
+    stable = Entry[bool]("rows independent of n", "reads", pairs.stable, "truth")
     """Whether row q is the same pairs at every n > q, in every head of every layer."""
 
     symmetric = Entry[bool]("symmetric", "reads", pairs.symmetric, "truth")
     """Whether (q, k) implies (k, q) in every head."""
 
-    choice = Entry[str]("chosen", "decides", choices.choice, "words")
-    """What each choice that tensors make goes by, and what it changes of weights."""
+    choice = Entry[str]("choice", "decides", choices.choice, "words")
+    """What each data-dependent choice depends on, and how it changes weights."""
 
     scoring_flops = Entry[int]("operations of choosing", "decides", choices.scoring_flops, "flops")
     """Operations by which one layer decides, all heads, apart from those of attention."""
@@ -137,10 +137,8 @@ class Report(Inquiry):
     order = Entry[str]("order", "grows", pairs.order, "words")
     """How fast the edges grow with n, constant factors left out: "n", "n * log2(n)", "n**(3/2)"."""
 
-    depth = Entry[int](
-        "layers until all pairs are joined", "reaches", pairs.reach("depth"), "never"
-    )
-    """The fewest layers after which all allowed pairs are joined."""
+    depth = Entry[int]("depth in layers", "reaches", pairs.reach("depth"), "never")
+    """The fewest layers after which every query has read every key that it can ever reach."""
 
     diameter = Entry[int]("diameter", "reaches", pairs.reach("diameter"), "never")
     """The longest shortest path between allowed pairs in the union of all layers and heads."""
@@ -155,8 +153,8 @@ class Report(Inquiry):
     """Operations of one layer, all heads, forward: 4 d for every pair that the plan computes,
     those masked out included; the most expensive layer counts."""
 
-    useful_flops = Entry[int]("of these useful", "costs", costs.cost("useful_flops"), "flops")
-    """The same for the pairs of the graph alone."""
+    useful_flops = Entry[int]("useful operations", "costs", costs.cost("useful_flops"), "flops")
+    """Operations of one layer for the pairs of the graph alone."""
 
     backward_flops = Entry[int](
         "operations, backward", "costs", costs.cost("backward_flops"), "flops"
@@ -173,7 +171,7 @@ class Report(Inquiry):
     intensity = Entry[float]("operations per byte", "costs", costs.cost("intensity"))
     """Operations for each byte moved, forward."""
 
-    break_even = Entry[int]("cheaper than dense from n =", "costs", costs.break_even, "count")
+    break_even = Entry[int]("cheaper than dense from length", "costs", costs.break_even, "count")
     """The least length from which on the plan is estimated to beat dense attention."""
 
     kv_cache = Entry[int]("keys held, most", "generation", costs.kv_cache, "count")

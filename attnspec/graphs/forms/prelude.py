@@ -74,7 +74,7 @@ def _predicate(pattern: str, given: Mapping[str, object], limited: bool = True) 
             return None
     body = definition.body
     if not isinstance(body, nodes.Call) or body.name != "where":
-        raise InternalError(f"`{pattern}` is no `where` in the prelude")
+        raise InternalError(f"`{pattern}` is not a `where` in the prelude")
     return _scalar(body.arguments[0].value, values)
 
 

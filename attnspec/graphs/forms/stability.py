@@ -74,9 +74,11 @@ def fault_of(
 def unsteady_choice(
     program: Program, layer: int, head: int, n: int = FAR, *, whole: bool = True
 ) -> Fault | None:
-    """Why what the data decide was not shown to be the same at every length up to n, given the same
-    tokens as far as both have them; without `whole` whatever padding stands behind them, which
-    takes no place in any choice."""
+    """Why data-dependent choices were not shown to be the same at every length up to n.
+
+    The tokens are the same as far as both lengths have them. Without `whole`, padding may follow
+    them, which takes no place in any choice.
+    """
     graph = program.attend(layer, head).graph
     named = () if graph is None else leaves(graph)
     for leaf in (one for one in named if issubclass(BY_NAME[one.pattern], DataDependent)):
@@ -97,7 +99,7 @@ def unsteady_choice(
 def bound_choice(
     program: Program, leaf: Leaf, n: int, layer: int = 0, head: int = 0
 ) -> DataDependent | None:
-    """What the data decide at n positions, None where it has no value there."""
+    """Data-dependent choices at n positions, None where they have no value there."""
     inputs = {entry.name: StandIn(entry.name, entry.size) for entry in program.inputs}
     try:
         at = situation_of(program, n, layer, head, grid=(), inputs=inputs)

@@ -123,7 +123,7 @@ def _argument(value: object) -> str:
 
 
 def written_mechanism(mechanism: Mechanism) -> str:
-    """A mechanism with those of its arguments that are no plain numbers or options."""
+    """A mechanism with those of its arguments that are not plain numbers or options."""
     shown = [
         f"{name} = {written_scalar(value)}"
         for name, value in mechanism.arguments

@@ -131,7 +131,7 @@ class TopK(DataDependent):
         m, most = self.shared_by, self.keys or self.blocks or 1
         if not self.causal:
             if m == self.block == 1 and self.above is not None and self.scorer != "mass":
-                # each key is looked at by itself
+                # each key is examined by itself
                 return None
             crowded = -(-n // self.block) > most or self.above is not None
             why = "later keys compete with the earlier ones, its scope is not `causal`"

@@ -65,7 +65,7 @@ class Where(Relation):
 
     @property
     def numpy_only(self) -> bool:  # type: ignore[override]
-        """Whether the predicate has what is no operation of tensors, or numbers beyond them."""
+        """Whether the predicate has what is not an operation of tensors, or numbers beyond them."""
         return not computes_in_tensors(self.predicate) or _largest(self, _LONG) > LARGEST
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:

@@ -99,7 +99,7 @@ class WhereInputs(Relation):
         answer = np.where(low == 1, FULL, np.where(high == 0, EMPTY, SOME))
         for found in answers:
             answer = np.minimum(answer, found)
-        # what is no number, or comes of what is infinite, has no bounds
+        # what is not a number, or comes of what is infinite, has no bounds
         return np.broadcast_to(np.where(known, answer, SOME).astype(np.uint8), shape)
 
     def _require_whole(self, real: set[str]) -> None:

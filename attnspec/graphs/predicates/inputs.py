@@ -3,7 +3,7 @@ lengths, `prompt`, which are one number of a sample.
 
 They are evaluated alike in numpy and in torch: whole numbers as int64, and float64 as soon as one
 operand is real, in operations that IEEE 754 defines to the last bit. So the same pairs come out
-whatever evaluates them, and what is no number compares false.
+whatever evaluates them, and what is not a number compares false.
 """
 
 from __future__ import annotations

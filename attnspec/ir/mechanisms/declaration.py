@@ -15,7 +15,7 @@ from attnspec.limits import LIMITS
 
 LANES = 16
 """Keys from which on it may be: with fewer than a vector has lanes torch's kernel makes zeros of
-scores that are no numbers."""
+scores that are not numbers."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Part:
     `zeros`, `ones`, or with the number `by`: `normal` of that deviation, `scaled`, the same divided
     by the root of the last extent, `uniform` within that bound, `constant` of that value, `drawn`,
     Gaussian rows by that seed, the layer and the head. `layers` and `heads` say that all layers, or
-    all heads of a layer, share one. What is `kept` is no parameter, but a buffer that calls in
+    all heads of a layer, share one. What is `kept` is not a parameter, but a buffer that calls in
     training move.
     """
 

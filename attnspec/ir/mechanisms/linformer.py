@@ -41,7 +41,7 @@ class Linformer(MechanismDeclaration):
 
     name: ClassVar = "linformer"
     why_not_causal: ClassVar = "each projected key mixes all positions"
-    operations: ClassVar = "8 k d n, half of it where the projection is no dense matrix"
+    operations: ClassVar = "8 k d n, half of it where the projection is not a dense matrix"
 
     def flops(self, n: int, size: int) -> int:
         # a pool adds up, and a convolution whose stride is its width multiplies each number once

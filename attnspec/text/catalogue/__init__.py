@@ -1,8 +1,8 @@
 """The catalogue of messages: what each code means, a text that earns it and one that does not.
 
 The entries stand in the TOML files beside this one, by stage. A `bad` text holds « and » around the
-words that the message points at (nothing between them where something is missing); they are no part
-of the text.
+words that the message points at (nothing between them where something is missing). The marks are
+not part of the text.
 """
 
 from __future__ import annotations
