@@ -6,6 +6,7 @@ A backend that is asked for by name runs, or its refusal is raised; nothing fall
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -40,8 +41,11 @@ AUTO = "auto"
 RENAMED = dict.fromkeys(("bands", "lists", "tiles"), "tables")
 """Earlier names of backends."""
 
-ON_REQUEST = "here it runs where it is asked for by name"
-"""What stands for the refusal of a backend that is not."""
+ON_REQUEST = "on this device it runs only if it is named"
+"""The refusal of a backend that is not named and runs on request alone."""
+
+MOST_GROUPS = 8
+"""The most groups of heads that a plan prints one by one."""
 
 ROWS = next(each for each in BACKENDS if isinstance(each, RowsBackend))
 """What runs a few queries, where no backend is asked for by name: nothing reads fewer keys."""
@@ -96,8 +100,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """What runs at n positions on a type of device; `str` gives a line per step and backend,
-    and one for what a backend says to several steps alike.
+    """What runs at n positions on a type of device.
+
+    `str` gives a line per step and backend, and one for what a backend says to several steps alike.
+    More than `MOST_GROUPS` steps are folded: those that the same backend runs in the same way are
+    one, with the range of their times.
 
     `m` are the queries of a spec with `cross`. `rates` says whose rates the estimates are made
     with, `shape` for how many samples and heads of which size they are. Those of a type of device
@@ -129,7 +136,7 @@ class Plan:
             max(len(row.heads) for row in told),
             max(len(row.backend) for row in rows),
         ]
-        lines = [f"{start}; {self.about}"]
+        lines = [f"{start}; {self.about}", *self._summary()]
         for row in rows:
             if row.heads:
                 where = f"{row.layers:<{widths[0]}}  {row.heads:<{widths[1]}}"
@@ -171,23 +178,78 @@ class Plan:
         steps alike."""
         shared = self._shared_refusals()
         rows = []
-        for step in self.steps:
-            layers, heads = step.where
-            for candidate in step.candidates:
+        for steps in self._folded():
+            layers, heads = _where(steps)
+            for i, candidate in enumerate(steps[0].candidates):
                 if (candidate.backend.name, candidate.refusal) in shared:
                     continue
-                chosen = candidate is step.candidates[0]
-                said = _said(candidate, self.is_estimated)
-                lines = step.lines if chosen else ()
+                alike = sorted((step.candidates[i] for step in steps), key=_seconds)
+                said = (_said(each, self.is_estimated) for each in (alike[0], alike[-1]))
+                lines = () if i else steps[0].lines
+                if any(step.lines != steps[0].lines for step in steps):
+                    lines = _unnumbered(lines)
                 refused = candidate.refusal is not None
                 name = candidate.backend.name
-                rows.append(Row(layers, heads, name, said, chosen, refused, lines))
+                row = Row(layers, heads, name, " to ".join(dict.fromkeys(said)), not i, refused)
+                rows.append(replace(row, lines=lines))
         for (backend, refusal), groups in shared.items():
             every = len(groups) == len(self.steps)
             where = "every group" if every else f"{len(groups)} groups"
             which = "" if every else f" ({'; '.join(groups)})"
             rows.append(Row(where, "", backend, f"refused: {refusal}{which}", refused=True))
         return rows
+
+    def _folded(self) -> list[list[Step]]:
+        """The steps, or where they are many those with the same candidates and lines together."""
+        if len(self.steps) <= MOST_GROUPS:
+            return [[step] for step in self.steps]
+        folded: dict[object, list[Step]] = {}
+        for step in self.steps:
+            names = tuple((each.backend.name, each.refusal) for each in step.candidates)
+            folded.setdefault((names, _unnumbered(step.lines)), []).append(step)
+        return list(folded.values())
+
+    def _summary(self) -> list[str]:
+        """A line on all steps where they are folded."""
+        if len(self.steps) <= MOST_GROUPS:
+            return []
+        seconds = sum(_seconds(step.candidates[0]) * len(step.layers) for step in self.steps)
+        every = (
+            f", {shown_seconds(seconds)} in all" if self.is_estimated and seconds < math.inf else ""
+        )
+        return [f"{len(self.steps)} different groups of heads{every}; `--json` lists each"]
+
+    def to_dict(self) -> dict[str, object]:
+        """The plan as plain data; seconds are estimates of the forward of all samples and heads of
+        a step, and None where there are none."""
+        return {
+            "name": self.name,
+            **({} if self.m is None else {"m": self.m}),
+            "n": self.n,
+            "device": self.device,
+            "batch": self.shape.batch,
+            "heads": self.shape.heads,
+            "head_size": self.shape.head_dim,
+            "rates": self.rates,
+            "steps": [
+                {
+                    "layers": list(step.layers),
+                    "heads": None if step.heads is None else list(step.heads),
+                    "chosen": step.chosen.name,
+                    "candidates": [
+                        {
+                            "backend": each.backend.name,
+                            "seconds": _seconds(each)
+                            if self.is_estimated and _seconds(each) < math.inf
+                            else None,
+                            "refusal": each.refusal,
+                        }
+                        for each in step.candidates
+                    ],
+                }
+                for step in self.steps
+            ],
+        }
 
     @property
     def _tensors(self) -> str:
@@ -206,6 +268,30 @@ class Plan:
                     said = found.setdefault((candidate.backend.name, candidate.refusal), [])
                     said.append(" ".join(step.where))
         return {refusal: groups for refusal, groups in found.items() if len(groups) > 1}
+
+
+def _seconds(candidate: Candidate) -> float:
+    """The estimate of a candidate, infinite where there is none."""
+    return math.inf if candidate.seconds is None else candidate.seconds
+
+
+def _unnumbered(lines: Sequence[str]) -> tuple[str, ...]:
+    """Lines with `…` in place of each number."""
+    return tuple(re.sub(r"\d[\d,.]*", "…", line) for line in lines)
+
+
+def _where(steps: Sequence[Step]) -> tuple[str, str]:
+    """The layers and heads of some steps, in words."""
+    if len(steps) == 1:
+        return steps[0].where
+    layers = {layer for step in steps for layer in step.layers}
+    heads = {head for step in steps for head in step.heads or ()}
+    cells = sum(len(step.layers) * len(step.heads or ()) for step in steps)
+    if cells == len(layers) * len(heads):
+        which = f"head {ranges(sorted(heads))}" if heads else "every head"
+    else:
+        which = f"{len(steps)} groups"
+    return f"layer {ranges(sorted(layers))}", which
 
 
 def plan(
@@ -227,29 +313,22 @@ def plan(
     if n == 0:
         # nothing runs, but a grid has its own length
         extents_of(program, n)
-    steps: dict[tuple[tuple[Work, tuple[int, ...]], ...], list[int]] = {}
+    groups: dict[tuple[Work, tuple[int, ...]], list[int]] = {}
     for layer in range(program.layers or 1):
-        here = [] if empty else _located_works(program, layer, heads, n)
-        # layers that differ in their draws alone cost the same
-        works = tuple((replace(work, layer=0), heads) for work, heads in here)
-        steps.setdefault(works, []).append(layer)
-    found = []
-    for works, layers in steps.items():
-        for work, mine in works:
-            work = replace(work, copies=len(mine), device=kind)
-            with located(program.attend(layers[0], mine[0]).span):
-                ranked = candidates(work, kind, backend, shape)
-            found.append(
-                Step(
-                    tuple(layers),
-                    None if program.heads is None and len(mine) == heads else mine,
-                    ranked,
-                    ranked[0].backend.steps(work),
-                )
-            )
+        for work, mine in [] if empty else _located_works(program, layer, heads, n):
+            # layers that differ in their draws alone cost the same
+            groups.setdefault((replace(work, layer=0), mine), []).append(layer)
+    steps = []
+    for (work, mine), layers in groups.items():
+        work = replace(work, copies=len(mine), device=kind)
+        with located(program.attend(layers[0], mine[0]).span):
+            ranked = candidates(work, kind, backend, shape)
+        every = program.heads is None and len(mine) == heads
+        lines = ranked[0].backend.steps(work)
+        steps.append(Step(tuple(layers), None if every else mine, ranked, lines))
     sides = program.crossing
     m, n = (None, n) if sides is None else (sides.queries, sides.keys)
-    return Plan(program.name, n, kind, tuple(found), shape, m, origin(kind))
+    return Plan(program.name, n, kind, tuple(steps), shape, m, origin(kind))
 
 
 def check_backend(name: str) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import click
 
-from attnspec.backends.planner import Plan
 from attnspec.cli import console, options
 from attnspec.cli.failures import fitting
 from attnspec.cli.specs import length_of, read_inputs, spec_at
@@ -113,41 +111,6 @@ def command(
     with fitting():
         plan = loaded.plan(n, device, batch, heads, head_size, backend, queries)
     if as_json:
-        console.result_json({"ok": True, **to_dict(plan)})
+        console.result_json({"ok": True, **plan.to_dict()})
     else:
         console.result(str(plan))
-
-
-def to_dict(plan: Plan) -> dict[str, object]:
-    """A plan as plain data; seconds are estimates of the forward of all samples and heads of
-    a step, and None where there are none."""
-    return {
-        "name": plan.name,
-        **({} if plan.m is None else {"m": plan.m}),
-        "n": plan.n,
-        "device": plan.device,
-        "batch": plan.shape.batch,
-        "heads": plan.shape.heads,
-        "head_size": plan.shape.head_dim,
-        "rates": plan.rates,
-        "steps": [
-            {
-                "layers": list(step.layers),
-                "heads": None if step.heads is None else list(step.heads),
-                "chosen": step.chosen.name,
-                "candidates": [
-                    {
-                        "backend": candidate.backend.name,
-                        "seconds": _estimate(candidate.seconds) if plan.is_estimated else None,
-                        "refusal": candidate.refusal,
-                    }
-                    for candidate in step.candidates
-                ],
-            }
-            for step in plan.steps
-        ],
-    }
-
-
-def _estimate(seconds: float | None) -> float | None:
-    return None if seconds is None or not math.isfinite(seconds) else seconds

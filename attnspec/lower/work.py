@@ -376,5 +376,5 @@ def refusal_of(backend: Backend, work: Work, device: str) -> str | None:
         if isinstance(change, Expression) and not (takes == "static" and change.is_static):
             return "`score` has an expression, which it does not compute"
     if work.mechanism is not None and not runs_mechanisms(backend):
-        return f"`{work.mechanism.name}` is a formula, and it runs graphs"
+        return f"it runs graphs, and `{work.mechanism.name}` is a mechanism"
     return backend.refuses(work, device)

@@ -39,7 +39,7 @@ class FactoredBackend:
     def refuses(self, work: Work, device: str) -> str | None:
         mechanism = work.mechanism
         if mechanism is None:
-            return "it runs formulas, and this is a graph"
+            return "it runs mechanisms, and this is a graph"
         if work.scale is not None:
             if not (mechanism.scaled or work.hybrid):
                 return f"the formula of `{mechanism.name}` takes no `scale`"

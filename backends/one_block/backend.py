@@ -72,7 +72,7 @@ class RowsBackend(_OneBlock):
     def refuses(self, work: Work, device: str) -> str | None:
         if work.n_q > LIMITS.rows_looked_up:
             most = LIMITS.rows_looked_up
-            return f"it takes the last {most} queries at most, the steps of generation"
+            return f"it runs the last {most} queries at most, as decoding asks for"
         return None
 
     def amounts(self, work: Work) -> Amounts:

@@ -237,7 +237,7 @@ def test_on_the_cpu_it_waits_for_its_name() -> None:
     spec = spec_of("attend window(radius = 9)")
     (step,) = spec.plan(4096).steps
     said = {each.backend.name: each.refusal for each in step.candidates}
-    assert said["flex"] == "here it runs where it is asked for by name"
+    assert said["flex"] == "on this device it runs only if it is named"
     assert spec.plan(4096, backend="flex").steps[0].chosen.name == "flex"
     assert "no estimate" in str(spec.plan(512, backend="flex"))
     (step,) = spec_of("attend window(radius = 200)").plan(16384, "cuda").steps
