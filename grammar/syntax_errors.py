@@ -36,6 +36,7 @@ _PHRASES = {
 }
 
 _FOREIGN_WORDS = {
+    "//": "`#` starts a comment",
     "bidirectional": "a spec without the statement `causal` reads both ways",
     "class": "`attention NAME { … }` describes one attention",
     "const": "`let NAME = EXPRESSION` names a value",
@@ -260,7 +261,9 @@ def _sign(stop: _Stop) -> Diagnostic | None:
             advice = f"say which: `{before} 0..5 {{ … }}`, or `{before} all {{ … }}`"
         return stop.diagnostic("A141", "an expression", advice)
     if text in _COMPARISONS and text not in stop.accepts and stop.accepts & {"or", "and"}:
-        advice = "only `<` and `<=` can be chained; write `a == b and b == c`"
+        earlier = [w.text for w in stop.scan.words[: stop.index] if w.text in _COMPARISONS]
+        two = f"a {earlier[-1] if earlier else text} b and b {text} c"
+        advice = f"only `<` and `<=` can be chained; write `{two}`"
         if stop.has_beside("&", "|"):
             advice = "`and` and `or` join comparisons; `&` and `|` stand between graphs"
         return stop.diagnostic("A143", "one comparison", advice)
@@ -296,8 +299,6 @@ def _statement(stop: _Stop) -> Diagnostic | None:
         advice: str | None = "a claim has one of `at n = …` and `for n >= …`"
     elif text in _FOREIGN_WORDS:
         advice = _FOREIGN_WORDS[text]
-    elif text == "//":
-        advice = "`#` starts a comment"
     elif text == ",":
         advice = "`|` is the union of graphs; statements need nothing between them"
     elif text in ("(", "true") and stop.before is not None and stop.before.text in ALONE:

@@ -480,3 +480,15 @@ def test_reports_are_strict_json(body: str, n: int) -> None:
     report = spec_of(f"attend {body}").analyse(n)
     assert json.loads(report.to_json(), parse_constant=refuse)["n"] == n
     assert str(report)
+
+
+def test_results_are_readable_at_a_prompt() -> None:
+    spec = attnspec.parse(
+        "attention a { attend causal require causal require degree <= 5 at n = 9 }"
+    )
+    proven, refuted = spec.verdicts()
+    assert str(proven) == "`causal` is proven for every n"
+    assert str(refuted) == str(spec.check()[0])
+    message = "`degree <= 5` does not hold at n = 9: degree is 9, must be <= 5"
+    assert repr(spec.check()).startswith(f"[<error A606: {message}")
+    assert spec.plan(9).to_dict()["n"] == 9

@@ -65,6 +65,14 @@ class Verdict:
     failed_at: int | None = None
     diagnostics: tuple[Diagnostic, ...] = ()
 
+    def __str__(self) -> str:
+        at = ", ".join(f"{n:,}" for n in self.lengths)
+        every = "every n" if self.claim.since is None else f"every n >= {self.claim.since:,}"
+        holds = {"proven": f"is proven for {every}", "checked": f"holds at n = {at}"}
+        if self.status in holds:
+            return f"`{self.claim.text}` {holds[self.status]}"
+        return "\n".join(map(str, self.diagnostics))
+
     def to_dict(self) -> dict[str, object]:
         """As plain data."""
         since = {} if self.claim.since is None else {"since": self.claim.since}

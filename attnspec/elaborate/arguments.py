@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import NoReturn, TypeVar
 
-from attnspec.elaborate.names import Value, kind_of, type_of
+from attnspec.elaborate.names import TOKEN_SETS, Value, kind_of, type_of
 from attnspec.elaborate.scope import Failed, Scope, meaning
 from attnspec.elaborate.terms import as_tokens, graph, integer, known_now, scalar
 from attnspec.grammar import nodes
@@ -101,6 +101,8 @@ def _misplaced(
         scope.fail("A304", f"`{name}` is given twice", span)
     takes = ", ".join(f"`{name}`" for name in parameters) or "no arguments"
     advice = did_you_mean(name, parameters) or ways
+    if "tokens" in parameters and name in TOKEN_SETS:
+        advice = f"write `{node.name}({name}(…))`"
     scope.fail(
         "A302",
         f"`{node.name}` has no argument `{name}`",

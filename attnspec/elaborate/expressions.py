@@ -305,5 +305,7 @@ def _membership(node: nodes.Chain, scope: Scope) -> Scalar:
             op = "one_of"
         case _:
             message = "after `in` stands a range `a..b` or a set `{1, 2, 4}`"
-            scope.fail("A311", message, where.span)
+            word = where.name if isinstance(where, nodes.Call) else ""
+            advice = f"`columns({word}(…))` is the graph" if word in TOKEN_SETS else None
+            scope.fail("A311", message, where.span, help=advice)
     return terms.folded(Apply(op, (value, *each(items, one))), node.span, scope)

@@ -36,6 +36,9 @@ class Diagnostic:
     def __str__(self) -> str:
         return render_one(self)
 
+    def __repr__(self) -> str:
+        return f"<{self.severity} {self.code}: {self.message}>"
+
     def to_dict(self) -> dict[str, object]:
         """Plain data for `--json`: code, severity, message, file, line, column, notes, help."""
         place = _place(self.span)
@@ -82,7 +85,7 @@ def nearest(word: str, words: Iterable[str]) -> str | None:
     folded = {candidate.lower(): candidate for candidate in reversed(candidates)}
     if word.lower() in folded:
         return folded[word.lower()]
-    matches = get_close_matches(word.lower(), list(folded), n=1, cutoff=0.6)
+    matches = get_close_matches(word.lower(), list(folded), n=1, cutoff=0.65)
     return folded[matches[0]] if matches else None
 
 
