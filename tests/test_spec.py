@@ -486,7 +486,7 @@ def test_results_are_readable_at_a_prompt() -> None:
     spec = attnspec.parse(
         "attention a { attend causal require causal require degree <= 5 at n = 9 }"
     )
-    proven, refuted = spec.verdicts()
+    proven, refuted = spec.verdicts
     assert str(proven) == "`causal` is proven for every n"
     assert str(refuted) == str(spec.check()[0])
     message = "`degree <= 5` does not hold at n = 9: degree is 9, must be <= 5"

@@ -37,7 +37,7 @@ FILES: dict[str, str | bytes] = {
     "inputs.attn": "attention a { input doc: ids input important: tokens input len: length"
     " attend same(doc) | global(important) | prefix(len) }\n",
     "formula.attn": "attention a { attend lsh(buckets = 4) }\n",
-    "deep.attn": "attention deep { layers 9 heads 2 attend window(radius = 64 * (layer + head)) }\n",
+    "deep.attn": "attention deep { layers 9 heads 2 attend window(radius = 64 * (layer + head)) }",
     "mechanism.attn": "attention mixed { heads 2 attend self head 1 { attend linear() } }\n",
     "stack.attn": "attention a { layers 3 heads 2 attend window(radius = 1)"
     " layer 1 { head 1 { attend full } } layer 2 { attend linear() } }\n",
