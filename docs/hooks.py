@@ -194,6 +194,12 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
     add("colours.css", colours())
 
 
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """A page with what the theme's switch for the dark turns off: without its own colours of code
+    there is nothing by these names, and the switch fails."""
+    return output.replace("</head>", '<meta id="hljs-light"><meta id="hljs-dark"></head>')
+
+
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """A page with links between pages, and its images copied beside it."""
     name = page.file.src_uri
