@@ -33,7 +33,7 @@ from attnspec.layout.orders import NATURAL, Order
 from attnspec.layout.steps import amounts_of, banded, layouts_of, natural_tables
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import Amounts, Calibration, Rates, shipped, weighed
-from attnspec.lower.lower import stand_ins, works_of
+from attnspec.lower.lower import works_of
 from attnspec.lower.work import Backend, Call, Kernel, Softcap, Work, refusal_of
 from attnspec.text.decoding import source_of
 
@@ -248,7 +248,7 @@ def _program(body: str) -> Program:
 
 def _work_of(body: str, n: int) -> Work:
     """What one head of a program computes."""
-    ((work, _),) = works_of(_program(body), 0, 1, n, n, {})
+    ((work, _),) = works_of(_program(body), 0, 1, n, n)
     return work
 
 
@@ -312,7 +312,7 @@ class _Attempt:
 def _packed(n: int) -> Callable[[], object]:
     """Lays out packed documents of unequal lengths; a layout serves all heads."""
     program = _program("input ids: ids causal attend same(ids)")
-    ((work, _),) = works_of(program, 0, HEADS, n, n, stand_ins(program))
+    ((work, _),) = works_of(program, 0, HEADS, n, n)
     ids = np.sqrt(np.arange(n) / 8).astype(np.int64)
 
     def run() -> object:

@@ -21,7 +21,7 @@ from attnspec.graphs.stack import Sample, Stack, TooMuch
 from attnspec.graphs.token_sets import inputs_of
 from attnspec.ir.program import Program
 from attnspec.ir.serial import fingerprint
-from attnspec.lower.lower import Binder, stand_ins
+from attnspec.lower.lower import Binder
 from attnspec.lower.work import Expression, Work, key_heads
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -314,7 +314,7 @@ class Planner:
     ) -> None:
         self.program, self.n, self.tensors = program, n, tensors
         self.rates = rates or Rates()
-        self.binder = Binder(program, stand_ins(program))
+        self.binder = Binder(program)
         self.stack = None if inputs is None else Stack(program, inputs)
         self.readings: dict[Relation, Reading] = {}
 
