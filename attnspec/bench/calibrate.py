@@ -28,9 +28,9 @@ from attnspec.bench.timing import Timing, machine, turns
 from attnspec.elaborate import elaborate
 from attnspec.graphs.stack import Stack
 from attnspec.ir.program import Program
-from attnspec.layout.from_rows import tables_of
 from attnspec.layout.orders import NATURAL, Order
-from attnspec.layout.steps import amounts_of, banded, layouts_of, natural_tables
+from attnspec.layout.steps import amounts_of, banded, natural_tables, stepped_tables
+from attnspec.layout.tile_layout import parted
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import Amounts, Calibration, Rates, shipped, weighed
 from attnspec.lower.lower import works_of
@@ -223,7 +223,7 @@ def _on_cpu() -> Iterator[Trial]:
         work = _work(text, n)
         for target in LIMITS.tile_sizes:
             whole = (banded(work.relation, n, n, _order(step), target),)
-            kernel = SteppedKernel(work, _HEADS, CPU, tables_of(layouts_of(whole, n, n), n, n))
+            kernel = SteppedKernel(work, _HEADS, CPU, stepped_tables(whole))
             amounts = amounts_of(whole, n, HEADS)
             yield _trial(f"tables of {target}", text, work, amounts, kernel)
     for n, *parts in MERGED:
@@ -233,7 +233,7 @@ def _on_cpu() -> Iterator[Trial]:
             banded(_work(part, n).relation, n, n, _order(step), LIMITS.tile_sizes[0])
             for part, step in parts
         )
-        kernel = SteppedKernel(work, _HEADS, CPU, tables_of(layouts_of(bands, n, n), n, n))
+        kernel = SteppedKernel(work, _HEADS, CPU, stepped_tables(bands))
         yield _trial("tables", text, work, amounts_of(bands, n, HEADS), kernel)
     layout = weighed("tables", {"layout": 1}, copies=HEADS)
     yield Trial(f"packed documents, n = {PACKED}", layout, _packed(PACKED))
@@ -318,8 +318,7 @@ def _packed(n: int) -> Callable[[], object]:
     def run() -> object:
         # inputs are compared by identity, so these are new each time
         relation = with_data(work.relation, {"ids": ids})
-        tried = [banded(relation, n, n, NATURAL, target) for target in LIMITS.tile_sizes]
-        return layouts_of((tried[0],), n, n)
+        return parted(banded(relation, n, n, NATURAL, LIMITS.tile_sizes[0]).layout)
 
     return run
 
