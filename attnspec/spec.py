@@ -439,7 +439,8 @@ class Spec:
         With `inputs`, one sample of the run-time inputs, graphs are those of that sample; `rates`
         are what estimates of time assume.
         """
-        from attnspec.distributed.planning import Tensors, plan
+        from attnspec.distributed.exchange import Tensors
+        from attnspec.distributed.planning import plan
 
         require_built(self.program)
         count = Shape(batch, heads, head_dim).heads_of(self.program)

@@ -22,7 +22,7 @@ from attnspec.ir.program import Program
 from attnspec.layout.steps import drawn_alike
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import SHIPPED, current, origin
-from attnspec.lower.lower import stand_ins, works_of
+from attnspec.lower.lower import works_of
 from attnspec.lower.work import (
     ONE,
     Backend,
@@ -345,7 +345,7 @@ def _located_works(
 ) -> list[tuple[Work, tuple[int, ...]]]:
     """The works of a layer; a size without a value is a fault of the text where it has a place."""
     try:
-        return works_of(program, layer, heads, n, n, stand_ins(program))
+        return works_of(program, layer, heads, n, n)
     except BindError as error:
         if error.span is None:
             raise
@@ -492,12 +492,11 @@ def _refusal(backend: Backend | None, work: Work, device: str) -> str | None:
 
 def _works(program: Program, n: int) -> list[Work]:
     """What all layers and heads compute at n positions; nothing where the program has no such n."""
-    inputs = stand_ins(program)
     try:
         return [
             work
             for layer in range(program.layers or 1)
-            for work, _ in works_of(program, layer, program.heads or 1, n, n, inputs)
+            for work, _ in works_of(program, layer, program.heads or 1, n, n)
         ]
     except BindError:
         return []

@@ -16,10 +16,10 @@ import numpy as np
 
 import attnspec
 from attnspec.bench.timing import machine, versions
+from attnspec.distributed.exchange import Tensors
 from attnspec.distributed.planning import (
     Links,
     Planner,
-    Tensors,
     head_links,
     is_graph,
     plan,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 
 import torch
@@ -92,88 +92,63 @@ def _length(
     at = f"n = {problem.n:,}"
     yield Progress((), 0.0, f"{at}: compiling")
     subjects: dict[str, Attention] = {}
-    refused: dict[str, str] = {}
-    differences: dict[str, float] = {}
+    rows = {name: Row(problem.n, name) for name in (OURS, *rivals)}
     expected: torch.Tensor | None = None
-    for name in (OURS, *rivals):
+    for name in rows:
         if name != OURS:
-            yield Progress(_rows(problem, rivals, {}, refused, {}), 0.0, f"{at}: preparing {name}")
+            yield Progress(_known(rows), 0.0, f"{at}: preparing {name}")
         try:
-            _require_short(problem, problem.setting.backend if name == OURS else name, most)
+            seconds = _call_seconds(problem, problem.setting.backend if name == OURS else name)
+            if seconds > most:
+                raise Refused(
+                    f"a call is estimated to take {seconds:,.0f} s, {most:g} s are allowed"
+                )
             if name != OURS and expected is None:
                 raise Refused("there is no time of ours to compare with")
             backend = problem.setting.backend
             subject = ours(problem, backend) if name == OURS else rival(problem, name)
             if name != SDPA:
-                output = problem.output(subject).double()
+                output, same = problem.output(subject).double(), SAME[problem.setting.dtype]
                 expected = output if expected is None else expected
-                differences[name] = (output - expected).abs().max().item()
-                _require_same(differences[name], SAME[problem.setting.dtype])
+                difference = (output - expected).abs().max().item()
+                # a comparison that NaN fails as well
+                if not difference <= same:
+                    raise Refused(
+                        f"its result differs from ours by {difference:.3g}, {same:g} is allowed"
+                    )
+                rows[name] = replace(rows[name], difference=difference)
             subjects[name] = subject
         except Refused as error:
-            refused[name] = str(error)
+            rows[name] = replace(rows[name], reason=str(error))
     calls = {name: problem.call(subject) for name, subject in subjects.items()}
-    steps, done, start = len(calls) * (rounds + 1), 0, perf_counter()
-    for name, timed in turns(calls, rounds):
-        done += 1
-        rows = _rows(problem, rivals, timed, refused, differences)
-        yield Progress(rows, done / steps, f"{at}: {name}")
+    steps, start = len(calls) * (rounds + 1), perf_counter()
+    for done, (name, timed) in enumerate(turns(calls, rounds), 1):
+        rows = {name: _timed(problem, row, timed) for name, row in rows.items()}
+        yield Progress(_known(rows), done / steps, f"{at}: {name}")
         if len(timed) == len(calls) and perf_counter() - start > most:
             break
-    yield Progress(_rows(problem, rivals, timed if calls else {}, refused, differences), 1.0, at)
+    yield Progress(_known(rows), 1.0, at)
 
 
-def _require_short(problem: Problem, name: str, most: float) -> None:
-    """Refuse a call that is estimated to take longer than the whole length may."""
-    seconds = _call_seconds(problem, name)
-    if seconds > most:
-        raise Refused(f"a call is estimated to take {seconds:,.0f} s, {most:g} s are allowed")
+def _known(rows: Mapping[str, Row]) -> tuple[Row, ...]:
+    """The rows that have a time, or the reason for which they have none."""
+    return tuple(row for row in rows.values() if row.timing or row.reason)
 
 
-def _require_same(difference: float, same: float) -> None:
-    # a comparison that NaN fails as well
-    if not difference <= same:
-        raise Refused(f"its result differs from ours by {difference:.3g}, {same:g} is allowed")
-
-
-def _rows(
-    problem: Problem,
-    rivals: Sequence[str],
-    timed: Mapping[str, Timing],
-    refused: Mapping[str, str],
-    differences: Mapping[str, float],
-) -> tuple[Row, ...]:
-    """The rows that are known: those with a time, and those that have none."""
-    return tuple(
-        _row(problem, name, timed, refused.get(name), differences.get(name))
-        for name in (OURS, *rivals)
-        if name in timed or name in refused
-    )
-
-
-def _row(
-    problem: Problem,
-    name: str,
-    timed: Mapping[str, Timing],
-    reason: str | None,
-    difference: float | None,
-) -> Row:
-    timing = timed.get(name)
+def _timed(problem: Problem, row: Row, timed: Mapping[str, Timing]) -> Row:
+    """A row with its time, if it has one by now, and what follows from that."""
+    timing = timed.get(row.subject)
     if timing is None:
-        return Row(problem.n, name, reason=reason)
-    ratio = timing.median / timed[OURS].median if OURS in timed else None
-    eta = None
+        return row
+    chosen, eta = row.subject == OURS, None
     # dense attention without a mask does other work, of which all pairs are useful
-    if SDPA in timed and name != SDPA and problem.edges is not None:
+    if SDPA in timed and row.subject != SDPA and problem.edges is not None:
         eta = problem.edges / problem.n**2 * timed[SDPA].median / timing.median
-    chosen = name == OURS
-    return Row(
-        problem.n,
-        name,
-        timing,
-        ratio=ratio,
+    return replace(
+        row,
+        timing=timing,
+        ratio=timing.median / timed[OURS].median if OURS in timed else None,
         eta=eta,
         backends=tuple(dict.fromkeys(problem.plan)) if chosen else (),
-        predicted=problem.predicted(problem.setting.backend if chosen else name),
-        difference=difference,
+        predicted=problem.predicted(problem.setting.backend if chosen else row.subject),
     )

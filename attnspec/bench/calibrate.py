@@ -28,12 +28,12 @@ from attnspec.bench.timing import Timing, machine, turns
 from attnspec.elaborate import elaborate
 from attnspec.graphs.stack import Stack
 from attnspec.ir.program import Program
-from attnspec.layout.from_rows import tables_of
 from attnspec.layout.orders import NATURAL, Order
-from attnspec.layout.steps import amounts_of, banded, layouts_of, natural_tables
+from attnspec.layout.steps import amounts_of, banded, natural_tables, stepped_tables
+from attnspec.layout.tile_layout import parted
 from attnspec.limits import LIMITS
-from attnspec.lower.costs import Amounts, Calibration, Rates, shipped, weighed
-from attnspec.lower.lower import stand_ins, works_of
+from attnspec.lower.costs import Amounts, Calibration, Rates, RatesError, shipped, weighed
+from attnspec.lower.lower import works_of
 from attnspec.lower.work import Backend, Call, Kernel, Softcap, Work, refusal_of
 from attnspec.text.decoding import source_of
 
@@ -134,39 +134,33 @@ PACKED = 4096
 """The length at which documents are laid out."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trial:
-    """Something to run; `amounts` are those of one head."""
+    """Something to run; `amounts` are those of one head. Where it cannot be built or run there is a
+    `reason`, and it is left out; else `seconds` of one head are the least that it took, `median`
+    the median, and `expected` those of the fitted rates."""
 
     name: str
     amounts: Amounts
     run: Callable[[], object]
+    reason: str | None = None
+    seconds: float = 0.0
+    median: float = 0.0
+    expected: float = 0.0
+
+    def __call__(self) -> None:
+        """Run it, unless it failed before."""
+        if self.reason is not None:
+            return
+        try:
+            self.run()
+        except Exception as error:  # one that fails must not end the others
+            self.reason = _reason(error)
+            if isinstance(error, torch.OutOfMemoryError):
+                torch.cuda.empty_cache()
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The seconds of one head of a trial: the least, the median, and those that the fitted rates
-    expect."""
-
-    name: str
-    seconds: float
-    median: float
-    expected: float
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A trial that could not be built or run, and why: it is left out."""
-
-    name: str
-    reason: str
-
-
-class NothingMeasured(Exception):
-    """Every trial failed."""
-
-
-def trials(device: str = "cpu") -> Iterator[Trial | Failed]:
+def trials(device: str = "cpu") -> Iterator[Trial]:
     """Everything that is run on a type of device, built one by one."""
     return _on_cpu() if device == "cpu" else _on_gpu(device)
 
@@ -189,15 +183,15 @@ def _amounts(backend: Backend, work: Work) -> Amounts:
     return found
 
 
-def _on_gpu(device: str) -> Iterator[Trial | Failed]:
+def _on_gpu(device: str) -> Iterator[Trial]:
     place = torch.device(device)
     for text, work, backend, amounts in gpu_works(device):
         name = backend.name
         try:
             kernel = backend.build(work, tuple(range(GPU_HEADS)), place)
-            found: Trial | Failed = _trial(name, text, work, amounts, kernel, place)
+            found = _trial(name, text, work, amounts, kernel, place)
         except Exception as error:  # no memory, or no kernel: others may have both
-            found = Failed(_title(name, text, work), _reason(error))
+            found = Trial(_title(name, text, work), amounts, lambda: None, _reason(error))
         yield found
 
 
@@ -223,7 +217,7 @@ def _on_cpu() -> Iterator[Trial]:
         work = _work(text, n)
         for target in LIMITS.tile_sizes:
             whole = (banded(work.relation, n, n, _order(step), target),)
-            kernel = SteppedKernel(work, _HEADS, CPU, tables_of(layouts_of(whole, n, n), n, n))
+            kernel = SteppedKernel(work, _HEADS, CPU, stepped_tables(whole))
             amounts = amounts_of(whole, n, HEADS)
             yield _trial(f"tables of {target}", text, work, amounts, kernel)
     for n, *parts in MERGED:
@@ -233,7 +227,7 @@ def _on_cpu() -> Iterator[Trial]:
             banded(_work(part, n).relation, n, n, _order(step), LIMITS.tile_sizes[0])
             for part, step in parts
         )
-        kernel = SteppedKernel(work, _HEADS, CPU, tables_of(layouts_of(bands, n, n), n, n))
+        kernel = SteppedKernel(work, _HEADS, CPU, stepped_tables(bands))
         yield _trial("tables", text, work, amounts_of(bands, n, HEADS), kernel)
     layout = weighed("tables", {"layout": 1}, copies=HEADS)
     yield Trial(f"packed documents, n = {PACKED}", layout, _packed(PACKED))
@@ -248,7 +242,7 @@ def _program(body: str) -> Program:
 
 def _work_of(body: str, n: int) -> Work:
     """What one head of a program computes."""
-    ((work, _),) = works_of(_program(body), 0, 1, n, n, {})
+    ((work, _),) = works_of(_program(body), 0, 1, n, n)
     return work
 
 
@@ -291,35 +285,16 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {first:.300}"
 
 
-class _Attempt:
-    """Runs a trial until it fails, and says why it did."""
-
-    def __init__(self, trial: Trial, device: str) -> None:
-        self.trial, self.device = trial, device
-        self.failed: Failed | None = None
-
-    def __call__(self) -> None:
-        if self.failed is not None:
-            return
-        try:
-            self.trial.run()
-        except Exception as error:  # one that fails must not end the others
-            self.failed = Failed(self.trial.name, _reason(error))
-            if isinstance(error, torch.OutOfMemoryError):
-                torch.cuda.empty_cache()
-
-
 def _packed(n: int) -> Callable[[], object]:
     """Lays out packed documents of unequal lengths; a layout serves all heads."""
     program = _program("input ids: ids causal attend same(ids)")
-    ((work, _),) = works_of(program, 0, HEADS, n, n, stand_ins(program))
+    ((work, _),) = works_of(program, 0, HEADS, n, n)
     ids = np.sqrt(np.arange(n) / 8).astype(np.int64)
 
     def run() -> object:
         # inputs are compared by identity, so these are new each time
         relation = with_data(work.relation, {"ids": ids})
-        tried = [banded(relation, n, n, NATURAL, target) for target in LIMITS.tile_sizes]
-        return layouts_of((tried[0],), n, n)
+        return parted(banded(relation, n, n, NATURAL, LIMITS.tile_sizes[0]).layout)
 
     return run
 
@@ -328,42 +303,38 @@ def calibrate(
     device: str = "cpu",
     rounds: int = ROUNDS,
     show: Callable[[float, str], None] = lambda share, doing: None,
-) -> tuple[Calibration, list[Measured], list[Failed]]:
-    """Runs all trials of a type of device in turns and fits the rates to those that did not fail;
-    `show` is told the share that is done.
+) -> tuple[Calibration, list[Trial], list[Trial]]:
+    """Runs all trials of a type of device in turns and fits the rates to those that did not fail:
+    the rates, these trials and the others; `show` is told the share that is done.
 
-    Raises NothingMeasured where all of them failed.
+    Raises RatesError where all of them failed.
     """
-    attempts, failed = list[_Attempt](), list[Failed]()
+    every = list[Trial]()
     for trial in trials(device):
         show(0.0, f"preparing {trial.name}")
-        if isinstance(trial, Failed):
-            failed.append(trial)
-        else:
-            attempts.append(_Attempt(trial, device))
-    timed = _timed(attempts, rounds, show)
-    failed += [attempt.failed for attempt in attempts if attempt.failed is not None]
-    done = [attempt.trial for attempt in attempts if attempt.failed is None]
+        every.append(trial)
+    timed = _timed([trial for trial in every if trial.reason is None], rounds, show)
+    failed = [trial for trial in every if trial.reason is not None]
+    done = [trial for trial in every if trial.reason is None]
     if not done:
-        raise NothingMeasured("; ".join(f"{one.name}: {one.reason}" for one in failed[:3]))
+        raise RatesError("; ".join(f"{one.name}: {one.reason}" for one in failed[:3]))
     heads = HEADS if device == "cpu" else GPU_HEADS
-    # what slows a machine for a while is not the kernel's
-    seconds = [timed[trial.name].least / heads for trial in done]
-    rates = fitted([trial.amounts for trial in done], seconds, shipped(device))
-    measured = [
-        Measured(trial.name, found, timed[trial.name].median / heads, rates.seconds(trial.amounts))
-        for trial, found in zip(done, seconds, strict=True)
-    ]
-    where = machine(device)
-    found = Calibration(rates, torch.get_num_threads(), torch.__version__, where)
-    return found, measured, failed
+    for trial in done:
+        # what slows a machine for a while is not the kernel's
+        trial.seconds = timed[trial.name].least / heads
+        trial.median = timed[trial.name].median / heads
+    rates = fitted([x.amounts for x in done], [x.seconds for x in done], shipped(device))
+    for trial in done:
+        trial.expected = rates.seconds(trial.amounts)
+    found = Calibration(rates, torch.get_num_threads(), torch.__version__, machine(device))
+    return found, done, failed
 
 
 def _timed(
-    attempts: Sequence[_Attempt], rounds: int, show: Callable[[float, str], None]
+    some: Sequence[Trial], rounds: int, show: Callable[[float, str], None]
 ) -> dict[str, Timing]:
     """The times of all that run, in turns."""
-    runs = {attempt.trial.name: attempt for attempt in attempts}
+    runs = {trial.name: trial for trial in some}
     steps = len(runs) * (rounds + 1)
     timed: dict[str, Timing] = {}
     start = perf_counter()

@@ -23,7 +23,7 @@ from attnspec.graphs.relation import Relation
 from attnspec.layout.edge_count import edges_of
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import dense_seconds
-from attnspec.lower.lower import stand_ins, works_of
+from attnspec.lower.lower import works_of
 from attnspec.lower.work import Backend, BackendError, Work, is_on_request
 from attnspec.runtime.module import CompiledAttention
 from attnspec.spec import Spec
@@ -81,7 +81,7 @@ class Problem:
         self.inputs = {
             name: x.expand(setting.batch, *x.shape).contiguous() for name, x in self.sample.items()
         }
-        self.works = works_of(program, setting.layer, setting.heads, n, n, stand_ins(program))
+        self.works = works_of(program, setting.layer, setting.heads, n, n)
 
     @cached_property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -30,7 +30,7 @@ from attnspec.lower.costs import (
 )
 
 if TYPE_CHECKING:
-    from attnspec.bench.calibrate import Measured
+    from attnspec.bench.calibrate import Trial
 
 
 class DamagedRates(click.ClickException):
@@ -88,24 +88,25 @@ def _measure(path: str, device: str, as_json: bool) -> None:
         _require_gpu()
     # a folder that cannot be made is better known before half a minute has passed
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    from attnspec.bench.calibrate import NothingMeasured, calibrate
+    from attnspec.bench.calibrate import calibrate
 
     console.say("measuring takes about half a minute; leave the machine alone as far as you can")
     try:
         with progress_bar() as show:
             found, measured, failed = calibrate(device, show=show)
-    except NothingMeasured as error:
+    except RatesError as error:
         raise FailedTrials(f"no trial ran, and no rates are written: {error}") from error
     for one in failed:
         console.say(f"warning: left out, {one.name}: {one.reason}")
     replace_file(Path(path), json.dumps(found.data(), indent=2) + "\n")
     calibration.cache_clear()
     if as_json:
-        trials = [asdict(one) for one in measured]
+        kept = ("name", "seconds", "median", "expected")
+        trials = [{name: getattr(one, name) for name in kept} for one in measured]
         console.result_json(
             {
                 **{"ok": True, "file": shown_path(path), **found.data(), "trials": trials},
-                "failed": [asdict(one) for one in failed],
+                "failed": [{"name": one.name, "reason": one.reason} for one in failed],
             }
         )
         return
@@ -190,7 +191,7 @@ def _shown(rate: float) -> str:
     return f"{rate:>10.3g}"
 
 
-def fit(measured: Sequence[Measured]) -> str:
+def fit(measured: Sequence[Trial]) -> str:
     """How far the estimates are from what was measured."""
     factors = {
         one.name: max(one.expected / one.seconds, one.seconds / one.expected) for one in measured

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attnspec.distributed.collectives import LostRank
+    from attnspec.distributed.exchange import Tensors
     from attnspec.distributed.parallel import ParallelAttention, parallelize
     from attnspec.distributed.partitions import Partition
-    from attnspec.distributed.planning import DistributedPlan, Rates, Tensors, plan
+    from attnspec.distributed.planning import DistributedPlan, Rates, plan
 
 _HOMES = {
     "DistributedPlan": "planning",
@@ -19,7 +20,7 @@ _HOMES = {
     "ParallelAttention": "parallel",
     "Partition": "partitions",
     "Rates": "planning",
-    "Tensors": "planning",
+    "Tensors": "exchange",
     "parallelize": "parallel",
     "plan": "planning",
 }

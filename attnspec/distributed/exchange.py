@@ -21,7 +21,8 @@ from attnspec.distributed.partitions import Partition
 from attnspec.graphs.operators import transpose_of
 from attnspec.graphs.relation import Relation, is_scattered
 from attnspec.graphs.stack import TooMuch
-from attnspec.lower.work import Work
+from attnspec.lower.work import MERGED, Work
+from attnspec.text.diagnostics import AttnSpecError
 
 LISTED = 1 << 17
 """Positions up to which pairs that are drawn one by one are listed: of longer sequences nearly
@@ -36,16 +37,47 @@ Works = Sequence[tuple[Work, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The bytes of one row forward, all its heads and samples together: a key with its value, a
-    query, and its partial result; None where partial results cannot be merged.
+class Tensors:
+    """The tensors of a call over all ranks: q [batch, heads, n, head_dim], k with `key_heads`, v
+    with heads of `value_dim`, numbers of `element` bytes.
 
-    Backward the same rows go the other way as gradients, with as many bytes.
+    Bytes are those of a row forward; backward the same rows go the other way as gradients, with as
+    many bytes.
     """
 
-    key: int
-    query: int
-    partial: int | None
+    batch: int = 1
+    heads: int = 1
+    key_heads: int = 1
+    head_dim: int = 64
+    value_dim: int = 64
+    element: int = 2
+
+    @classmethod
+    def of(cls, batch: int, heads: int, key_heads: int, head_dim: int) -> Tensors:
+        """Tensors of half types; raises AttnSpecError unless key heads divide the heads."""
+        if key_heads < 1 or heads % key_heads:
+            raise AttnSpecError(
+                f"the heads of keys must divide the {heads} heads of queries, got {key_heads}"
+            )
+        return cls(batch, heads, key_heads, head_dim, head_dim)
+
+    @property
+    def ratio(self) -> int:
+        """The query heads that read each key head."""
+        return self.heads // self.key_heads
+
+    def key_bytes(self, heads: int) -> int:
+        """The bytes of one position's keys and values, of so many key heads."""
+        return self.batch * heads * (self.head_dim + self.value_dim) * self.element
+
+    def query_bytes(self, heads: int) -> int:
+        """The bytes of one query of so many heads."""
+        return self.batch * heads * self.head_dim * self.element
+
+    def partial_bytes(self, heads: int) -> int:
+        """The bytes of its partial result: log-sum-exps, and what they weigh, are float32 at
+        least."""
+        return self.batch * heads * (self.value_dim + 1) * max(4, self.element)
 
 
 class Reading:
@@ -94,8 +126,8 @@ class Reading:
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """The rows that travel between each two ranks; `rows` has what a row of each graph weighs, and
-    `works` which heads these are.
+    """The rows that travel between each two ranks for the graphs of `works`, whose heads read the
+    same `key_heads`, so many; `readings` are these graphs.
 
     Queries of `reader` with at least `bars[reader, owner]` keys travel to `owner`, and the keys of
     `owner` that its other queries read travel to `reader`, which computes all pairs with these;
@@ -103,11 +135,12 @@ class Exchange:
     """
 
     partition: Partition
+    tensors: Tensors
+    works: Works
     readings: tuple[Reading, ...]
-    rows: tuple[Rows, ...]
+    key_heads: int
     bars: np.ndarray
     keys: np.ndarray
-    works: Works = ()
 
     def sent_keys(self, reader: int, owner: int) -> np.ndarray:
         """The numbers of the owner's rows that the reader is sent as keys, ascending."""
@@ -122,7 +155,7 @@ class Exchange:
     def moves(self, graph: int, bar: int) -> np.ndarray:
         """The queries of a graph, bool [n], that have at least so many keys and may travel."""
         degrees = self.readings[graph].degrees
-        if degrees is None or self.rows[graph].partial is None:
+        if degrees is None or self.works[graph][0].normalize not in MERGED:
             return np.zeros(self.partition.n, bool)
         return np.asarray(degrees >= bar)
 
@@ -139,16 +172,21 @@ class Exchange:
         """The bytes forward, int64 [from, to]: of keys with values and of queries, and of partial
         results that come back."""
         travel = 1 - np.eye(len(self.keys), dtype=np.int64)
-        there, back = (self.keys * travel).T * self.rows[0].key, np.zeros_like(self.keys)
+        there = (self.keys * travel).T * self.tensors.key_bytes(self.key_heads)
+        back = np.zeros_like(self.keys)
         for bar in np.unique(self.bars).tolist():
-            for graph, rows in enumerate(self.rows):
-                moved = self.partition.sums(self.moves(graph, bar)).astype(np.int64)[:, None]
-                moved = moved * (self.bars == bar)
-                there, back = there + moved * rows.query, back + moved.T * (rows.partial or 0)
+            for graph, (_, heads) in enumerate(self.works):
+                moved = self.moved(graph, bar)[:, None] * (self.bars == bar)
+                there = there + moved * self.tensors.query_bytes(len(heads))
+                back = back + moved.T * self.tensors.partial_bytes(len(heads))
         return there, back
 
-    def pairs(self, graph: int, heads: int) -> np.ndarray | None:
-        """The pairs of some heads of a graph that each rank computes, float64 [3, ranks]: of its
+    def moved(self, graph: int, bar: int) -> np.ndarray:
+        """How many queries of each rank `moves` has, int64 [ranks]."""
+        return self.partition.sums(self.moves(graph, bar)).astype(np.int64)
+
+    def pairs(self, graph: int) -> np.ndarray | None:
+        """The pairs of the heads of a graph that each rank computes, float64 [3, ranks]: of its
         own queries and keys, of queries that came, and of its own queries with keys that came; None
         where nobody counted its keys. How many a rank's queries have is exact; how many of them are
         with own keys is judged from the keys that they read."""
@@ -161,6 +199,7 @@ class Exchange:
             away += sums[:, None] * (lengths / max(1, partition.n)) * (self.bars == bar)
         here = partition.sums(degrees) - away.sum(1)
         own = self.keys.diagonal() / np.maximum(1, self.keys.sum(1))
+        heads = len(self.works[graph][1])
         return heads * np.stack([here * own, away.sum(0), here * (1 - own)])
 
 
@@ -170,45 +209,48 @@ def _marked(exchange: Exchange, reader: int, bar: int) -> np.ndarray:
 
 
 def exchange_of(
+    works: Works,
     readings: Sequence[Reading],
+    key_heads: int,
     partition: Partition,
-    rows: Sequence[Rows],
-    queries: bool = True,
-    works: Works = (),
+    tensors: Tensors,
+    queries: bool,
 ) -> Exchange:
-    """The exchange of graphs whose heads read the same keys, with the fewest bytes between each two
-    ranks; without `queries` keys alone travel."""
+    """The exchange of graphs whose heads read the same key heads, so many, with the fewest bytes
+    between each two ranks; without `queries` keys alone travel."""
     ranks, nobody = range(partition.ranks), partition.n + 1
     stay = np.full((len(ranks),) * 2, nobody)
-    found = Exchange(partition, tuple(readings), tuple(rows), stay, np.zeros_like(stay), works)
-    bars = np.array([nobody, *(_bars(found) if queries else ())])
+    exchange = Exchange(
+        partition, tensors, works, tuple(readings), key_heads, stay, np.zeros_like(stay)
+    )
+    bars = np.array([nobody, *(_bars(exchange) if queries else ())])
     # the bytes of queries to one rank, [bar, reader], and the keys, [bar, reader, owner]
     moved = np.zeros((len(bars), len(ranks)), np.int64)
     keys = np.zeros((len(bars), len(ranks), len(ranks)), np.int64)
     for number, bar in enumerate(bars.tolist()):
-        for graph, each in enumerate(rows):
-            counts = partition.sums(found.moves(graph, bar)).astype(np.int64)
-            moved[number] += (each.query + (each.partial or 0)) * counts
+        for graph, (_, heads) in enumerate(works):
+            both = tensors.query_bytes(len(heads)) + tensors.partial_bytes(len(heads))
+            moved[number] += both * exchange.moved(graph, bar)
         for reader in ranks:
             if number and moved[number, reader] == moved[number - 1, reader]:
                 keys[number, reader] = keys[number - 1, reader]
             else:
-                keys[number, reader] = partition.sums(found.marked(reader, bar))
-    best = np.argmin(keys * rows[0].key + moved[:, :, None], 0)
+                keys[number, reader] = partition.sums(exchange.marked(reader, bar))
+    best = np.argmin(keys * tensors.key_bytes(key_heads) + moved[:, :, None], 0)
     # own keys stay, whatever travels
     np.fill_diagonal(best, 0)
-    return replace(found, bars=bars[best], keys=np.take_along_axis(keys, best[None], 0)[0])
+    return replace(exchange, bars=bars[best], keys=np.take_along_axis(keys, best[None], 0)[0])
 
 
 def _bars(exchange: Exchange) -> list[int]:
     """Numbers of keys above which few enough queries lie to be worth a try, the largest first."""
     n, found, before = exchange.partition.n, list[int](), 0
+    graphs = range(len(exchange.works))
     for bar in (n >> halvings for halvings in range(1, n.bit_length() - 1)):
-        graphs = range(len(exchange.rows))
         above = sum(int(np.count_nonzero(exchange.moves(graph, bar))) for graph in graphs)
         if above > before:
             found.append(bar)
         before = above
-        if len(found) == BARS or 2 * above > n * len(exchange.rows):
+        if len(found) == BARS or 2 * above > n * len(graphs):
             break
     return found

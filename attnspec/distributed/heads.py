@@ -42,7 +42,7 @@ class HeadsHere:
     def _of(self, name: str, rank: int) -> range:
         """The heads of q, k or v that a rank computes."""
         keys = dealt(rank, self.mesh.ranks, self.tensors.key_heads)
-        ratio = self.tensors.heads // self.tensors.key_heads if name == "q" else 1
+        ratio = self.tensors.ratio if name == "q" else 1
         return range(keys.start * ratio, keys.stop * ratio)
 
     def _part(self, name: str, rank: int, x: torch.Tensor) -> torch.Tensor:

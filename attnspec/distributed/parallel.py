@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import pad
 
 from attnspec.distributed.collectives import Mesh, Partial, gathered
+from attnspec.distributed.exchange import Tensors
 from attnspec.distributed.heads import HeadsHere
 from attnspec.distributed.partitions import Partition
 from attnspec.distributed.planning import (
@@ -20,7 +21,6 @@ from attnspec.distributed.planning import (
     ROWS,
     STATES,
     DistributedPlan,
-    Tensors,
     plan,
     require_one_sequence,
 )

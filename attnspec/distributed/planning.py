@@ -13,7 +13,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from attnspec.distributed.exchange import Exchange, Reading, Rows, Works, exchange_of
+from attnspec.distributed.exchange import Exchange, Reading, Tensors, Works, exchange_of
 from attnspec.distributed.partitions import EVEN, Partition, candidates
 from attnspec.distributed.printed import printed
 from attnspec.graphs.relation import Relation
@@ -21,8 +21,8 @@ from attnspec.graphs.stack import Sample, Stack, TooMuch
 from attnspec.graphs.token_sets import inputs_of
 from attnspec.ir.program import Program
 from attnspec.ir.serial import fingerprint
-from attnspec.lower.lower import Binder, stand_ins
-from attnspec.lower.work import MERGED, Expression, Work, key_heads
+from attnspec.lower.lower import Binder
+from attnspec.lower.work import Expression, Work, key_heads
 from attnspec.text.diagnostics import AttnSpecError
 
 WORTH = 0.99
@@ -37,42 +37,6 @@ MOST_RANKS = 256
 ROWS, STATES, HEADS, ALL = "rows", "states", "heads", "all"
 """How a layer travels: rows of keys, and queries that read nearly everything; sums over each rank's
 keys; all positions of some heads to each rank; all positions of all heads to every rank."""
-
-
-@dataclass(frozen=True)
-class Tensors:
-    """The tensors of a call over all ranks: q [batch, heads, n, head_dim], k with `key_heads`, v
-    with heads of `value_dim`, numbers of `element` bytes."""
-
-    batch: int = 1
-    heads: int = 1
-    key_heads: int = 1
-    head_dim: int = 64
-    value_dim: int = 64
-    element: int = 2
-
-    @classmethod
-    def of(cls, batch: int, heads: int, key_heads: int, head_dim: int) -> Tensors:
-        """Tensors of half types; raises AttnSpecError unless key heads divide the heads."""
-        if key_heads < 1 or heads % key_heads:
-            raise AttnSpecError(
-                f"the heads of keys must divide the {heads} heads of queries, got {key_heads}"
-            )
-        return cls(batch, heads, key_heads, head_dim, head_dim)
-
-    def rows(self, heads: int, key_heads: int, merges: bool) -> Rows:
-        """One row of so many heads; log-sum-exps, and what they weigh, are float32 at least."""
-        wide = max(4, self.element)
-        return Rows(
-            key=self.batch * key_heads * (self.head_dim + self.value_dim) * self.element,
-            query=self.batch * heads * self.head_dim * self.element,
-            partial=self.batch * heads * (self.value_dim + 1) * wide if merges else None,
-        )
-
-    @property
-    def key_row(self) -> int:
-        """The bytes of one position's keys and values."""
-        return self.rows(self.heads, self.key_heads, False).key
 
 
 Kinds = Sequence[tuple[tuple[int, ...], Works]]
@@ -173,23 +137,13 @@ class LayerPlan:
         }
 
 
-@dataclass(frozen=True)
-class Considered:
-    """A partition, with an estimate of its seconds forward, the most bytes that a rank receives,
-    and the balance of its worst layer."""
-
-    partition: Partition
-    seconds: float
-    bytes: int
-    balance: float | None
-
-
 @dataclass(frozen=True, eq=False)
 class DistributedPlan:
     """A program at n positions over several ranks; `str` gives tables and a picture.
 
     `bytes_received` are those of each rank in all layers of the plan, forward; backward the same
-    rows go the other way as gradients. `considered` has the partition that is taken first.
+    rows go the other way as gradients. `considered` has a plan for each partition that was
+    compared, first that which is taken.
     """
 
     program: Program
@@ -197,22 +151,30 @@ class DistributedPlan:
     tensors: Tensors
     layers: tuple[LayerPlan, ...]
     rates: Rates
-    considered: tuple[Considered, ...] = ()
+    considered: tuple[DistributedPlan, ...] = ()
 
     @property
     def n(self) -> int:
         return self.partition.n
 
-    @property
-    def figures(self) -> Considered:
-        """What partitions are compared by."""
-        balances = [each.balance for each in self.layers if each.balance is not None]
-        seconds = (
+    @cached_property
+    def seconds(self) -> float:
+        """The estimate of all layers, forward."""
+        return sum(
             len(each.layers) * each.estimate(self.tensors, self.rates).together
             for each in self.layers
         )
-        most = max(self.bytes_received, default=0)
-        return Considered(self.partition, sum(seconds), most, max(balances, default=None))
+
+    @property
+    def bytes(self) -> int:
+        """The most bytes that a rank receives."""
+        return max(self.bytes_received, default=0)
+
+    @property
+    def balance(self) -> float | None:
+        """That of the worst layer; None where nobody counted its work."""
+        balances = [each.balance for each in self.layers if each.balance is not None]
+        return max(balances, default=None)
 
     @property
     def ranks(self) -> int:
@@ -234,7 +196,8 @@ class DistributedPlan:
         """What a rank would receive if every key and value were sent to every rank: the one that
         holds least."""
         layers = sum(len(each.layers) for each in self.layers)
-        return (self.n - min(self.partition.lengths)) * self.tensors.key_row * layers
+        row = self.tensors.key_bytes(self.tensors.key_heads)
+        return (self.n - min(self.partition.lengths)) * row * layers
 
     @cached_property
     def digest(self) -> int:
@@ -271,7 +234,13 @@ class DistributedPlan:
             "links": self.links.tolist(),
             "layers": [layer.to_dict(t, self.rates) for layer in self.layers],
             "considered": [
-                {**vars(each), "partition": str(each.partition)} for each in self.considered
+                {
+                    "partition": str(each.partition),
+                    "seconds": each.seconds,
+                    "bytes": each.bytes,
+                    "balance": each.balance,
+                }
+                for each in self.considered
             ],
         }
 
@@ -325,13 +294,11 @@ def plan(
     for each in partitions:
         layers = tuple(planner.layer(*kind, each) for kind in kinds)
         plans.append(DistributedPlan(program, each, tensors, layers, planner.rates))
-    figures = [each.figures for each in plans]
-    best = 0
-    for index, one in enumerate(figures):
-        if one.seconds < WORTH * figures[best].seconds:
-            best = index
-    taken = figures.pop(best)
-    return replace(plans[best], considered=(taken, *figures))
+    best = plans[0]
+    for each in plans:
+        if each.seconds < WORTH * best.seconds:
+            best = each
+    return replace(best, considered=(best, *(each for each in plans if each is not best)))
 
 
 class Planner:
@@ -347,7 +314,7 @@ class Planner:
     ) -> None:
         self.program, self.n, self.tensors = program, n, tensors
         self.rates = rates or Rates()
-        self.binder = Binder(program, stand_ins(program))
+        self.binder = Binder(program)
         self.stack = None if inputs is None else Stack(program, inputs)
         self.readings: dict[Relation, Reading] = {}
 
@@ -428,11 +395,7 @@ class Planner:
         """Keys and, where these may travel, queries."""
         exchanges = self.exchanges(works, partition, queries)
         there, back = (np.sum([each.links[way] for each in exchanges], 0) for way in (0, 1))
-        pairs = [
-            exchange.pairs(graph, len(heads))
-            for exchange in exchanges
-            for graph, (_, heads) in enumerate(exchange.works)
-        ]
+        pairs = [each.pairs(graph) for each in exchanges for graph in range(len(each.works))]
         counted = [each for each in pairs if each is not None]
         total = np.sum(counted, 0) if len(counted) == len(pairs) else None
         return LayerPlan(numbers, ROWS, "", there, back, total, exchanges)
@@ -441,19 +404,17 @@ class Planner:
         """One for each set of graphs that share key heads: a key row is sent once for all heads
         that read it."""
         t, found = self.tensors, []
-        ratio = t.heads // t.key_heads
         sharing: dict[tuple[int, ...], set[int]] = {}
         for key in range(t.key_heads):
-            reading = {at for at, (_, of) in enumerate(works) if any(h // ratio == key for h in of)}
-            sharing.setdefault(tuple(sorted(reading)), set()).add(key)
+            reading = [at for at, (_, of) in enumerate(works) if key in {h // t.ratio for h in of}]
+            sharing.setdefault(tuple(reading), set()).add(key)
         for members, keys in sharing.items():
             graphs = tuple(
-                (works[at][0], tuple(h for h in works[at][1] if h // ratio in keys))
+                (works[at][0], tuple(h for h in works[at][1] if h // t.ratio in keys))
                 for at in members
             )
-            rows = [t.rows(len(of), len(keys), work.normalize in MERGED) for work, of in graphs]
             readings = [self.reading(work) for work, _ in graphs]
-            found.append(exchange_of(readings, partition, rows, queries, graphs))
+            found.append(exchange_of(graphs, readings, len(keys), partition, t, queries))
         return tuple(found)
 
     def pairs_by_heads(self, works: Works, ranks: int) -> np.ndarray | None:
@@ -465,7 +426,7 @@ class Planner:
             if degrees is None:
                 return None
             for head in heads:
-                found[0, owner[head * t.key_heads // t.heads]] += degrees.sum(dtype=np.float64)
+                found[0, owner[head // t.ratio]] += degrees.sum(dtype=np.float64)
         return found
 
 
@@ -519,7 +480,7 @@ def state_links(works: Works, partition: Partition, t: Tensors) -> Links | None:
             kept = work.mechanism.key_sums(t.head_dim)
         if kept is None or (work.causal and not partition.in_order):
             return None
-        many = len(heads if kept.by_head else key_heads(heads, t.heads // t.key_heads)) * t.batch
+        many = len(heads if kept.by_head else key_heads(heads, t.ratio)) * t.batch
         rows = [len(dealt(rank, ranks, many * kept.features)) for rank in range(ranks)]
         sums = np.array(rows, np.int64) * (t.value_dim + kept.divides + kept.keys) * unit
         there, back = there + sums + many * unit, back + sums
@@ -537,15 +498,14 @@ def head_links(partition: Partition, t: Tensors) -> Links:
     ranks = partition.ranks
     lengths = np.array(partition.lengths, np.int64)
     mine = np.array([len(dealt(rank, ranks, t.key_heads)) for rank in range(ranks)])
-    ratio, unit = t.heads // t.key_heads, t.batch * t.element
-    there = mine * (ratio * t.head_dim + t.head_dim + t.value_dim) * unit
-    back = mine * ratio * t.value_dim * unit
+    there = mine * (t.query_bytes(t.ratio) + t.key_bytes(1))
+    back = mine * t.batch * t.ratio * t.value_dim * t.element
     return _between(lengths[:, None] * there[None]), _between(back[:, None] * lengths[None])
 
 
 def all_links(partition: Partition, t: Tensors) -> Links:
     """The bytes of each link where every rank is sent everything."""
-    row = t.rows(t.heads, t.key_heads, False)
-    sent = np.array(partition.lengths, np.int64) * (row.key + row.query)
+    row = t.key_bytes(t.key_heads) + t.query_bytes(t.heads)
+    sent = np.array(partition.lengths, np.int64) * row
     every = np.repeat(sent[:, None], partition.ranks, axis=1)
     return _between(every), np.zeros_like(every)

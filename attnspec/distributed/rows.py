@@ -171,7 +171,7 @@ class RowsHere:
     def __init__(
         self, engine: Engine, layer: int, plan: DistributedPlan, mesh: Mesh, device: torch.device
     ) -> None:
-        self.mesh, ratio = mesh, plan.tensors.heads // plan.tensors.key_heads
+        self.mesh, ratio = mesh, plan.tensors.ratio
         self.groups = [
             GroupHere(exchange, graph, mesh.rank, ratio, device, engine.backend)
             for exchange in plan.layers[0].exchanges

@@ -16,7 +16,7 @@ from attnspec.ir.program import (
     Tokens,
     TokenTerm,
 )
-from attnspec.ir.scalars import SCORE, TRUTHS, Apply, Scalar, Symbol
+from attnspec.ir.scalars import PAIR, SCORE, TRUTHS, Apply, Scalar, Symbol
 
 SCALARS = ("n", "heads", "layers", "head", "layer")
 """The scalars that are available everywhere."""
@@ -157,7 +157,7 @@ def type_of(scalar: Scalar) -> ScalarType:
     match scalar:
         case bool():
             return "boolean"
-        case Symbol(name) if name == SCORE or name.endswith("(q, k)"):
+        case Symbol(name) if name == SCORE or name.endswith(PAIR):
             return "real"
         case int() | Symbol():
             return "integer"

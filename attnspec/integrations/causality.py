@@ -16,7 +16,7 @@ from attnspec.graphs.stack import asks_for
 from attnspec.graphs.token_sets import Data
 from attnspec.integrations.model_advice import READS_BOTH_WAYS
 from attnspec.ir.program import Program, leaves
-from attnspec.lower.lower import stand_ins, works_of
+from attnspec.lower.lower import works_of
 from attnspec.text.diagnostics import AttnSpecError
 
 
@@ -39,7 +39,7 @@ def require_past_only(program: Program, layer: int, heads: int, n: int, n_q: int
     for graph in graphs:
         if any(BY_NAME[leaf.pattern].data_dependent for leaf in leaves(graph)):
             raise _leak(program, "its pairs are decided by the data")
-    for work, _ in works_of(program, layer, heads, n_q, n, stand_ins(program)):
+    for work, _ in works_of(program, layer, heads, n_q, n):
         if work.reads:
             raise _leak(program, f"its pairs depend on the input `{work.reads[0]}`")
         for first, last in work.relation.chunks(n):

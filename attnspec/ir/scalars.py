@@ -232,6 +232,9 @@ SCORE_FUNCTIONS: dict[str, tuple[int, int | None]] = {"tanh": (1, 1), "exp": (1,
 SCORE = "s"
 """The score so far, in `score`."""
 
+PAIR = "(q, k)"
+"""What the name of a symbol ends with that is an input's number of a pair, in `score`."""
+
 
 OPERATORS = frozenset("+ - * / // % neg == != < <= > >= and or not within one_of abs".split())
 """Those that are operators of Python, and so mean the same for arrays of its integers."""

@@ -39,9 +39,7 @@ def edges_of(relation: Relation, n_q: int, n_k: int) -> float:
     if scattered and n_q <= LIMITS.rows_written:
         return len(relation.rows(n_k - n_q, n_k, n_k)[0])
     count = min(n_q, LIMITS.queries_sampled // RUN if scattered else LIMITS.queries_sampled)
-    # one of each of equal ranges; at equal distances all would stand alike in blocks of a power
-    # of two
-    sample = n_k - n_q + ((np.arange(count) + _drawn(count)) * n_q / max(1, count)).astype(int)
+    sample = n_k - n_q + spread_out(n_q, count)
     if scattered:
         sample = np.minimum(sample, n_k - RUN)
         found = sum(len(relation.rows(int(q), int(q) + RUN, n_k)[0]) for q in sample)
@@ -74,7 +72,7 @@ def _covered(relation: Relation, queries: np.ndarray, n: int) -> float:
     most = LIMITS.tiles_followed
     while True:
         if len(q) > most:
-            chosen = ((np.arange(most) + _drawn(most)) * len(q) / most).astype(int)
+            chosen = spread_out(len(q), most)
             weight *= len(q) / most
             q, k = q[chosen], k[chosen]
         stop = np.minimum(k + size, n)
@@ -91,6 +89,12 @@ def _covered(relation: Relation, queries: np.ndarray, n: int) -> float:
         q, k = q[k < n], k[k < n]
 
 
-def _drawn(count: int) -> np.ndarray:
+def spread_out(count: int, most: int) -> np.ndarray:
+    """`most` of the numbers 0 <= i < count, ascending: one of each of equal ranges. At equal
+    distances those of periodic patterns, and in blocks of a power of two, would stand alike."""
+    return ((np.arange(most) + drawn(most)) * count / max(1, most)).astype(int)
+
+
+def drawn(count: int) -> np.ndarray:
     """Numbers 0 <= x < 1, always the same."""
     return np.random.Generator(np.random.PCG64(0)).random(count)

@@ -80,17 +80,13 @@ class EdgeLayout:
     def by_key(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The edges by key, int32: where each key starts [n_k + 1], and the query and the place of
         every edge."""
-        places = [np.zeros(0, np.int32)]
-        for rows in self.rows:
-            here = self.slice_of(rows)
-            at = np.arange(here.start, here.stop, dtype=np.int32)
-            places.append(at if rows.held is None else at[rows.held.ravel()])
-        place = np.concatenate(places)
-        keys = self.keys[place]
+        none = np.int32(-1)
+        # a padded place has the key of the one before it, in the same row
+        new = (np.diff(self.keys, prepend=none) != 0) | (np.diff(self.queries, prepend=none) != 0)
+        place = np.flatnonzero(new).astype(np.int32)
         # places go up inside a key because the sort is stable
-        found = place[np.argsort(keys, kind="stable")]
-        starts = np.zeros(self.n_k + 1, np.int32)
-        np.cumsum(np.bincount(keys, minlength=self.n_k), out=starts[1:])
+        found = place[np.argsort(self.keys[place], kind="stable")]
+        starts = np.searchsorted(self.keys[found], np.arange(self.n_k + 1)).astype(np.int32)
         return starts, self.queries[found], found
 
 

@@ -68,6 +68,11 @@ class Banded:
         return survey(self.relation, *self.lengths, self.order, self.sizes)
 
     @property
+    def layout(self) -> StepLayout:
+        """The tiles, every one of them decided; raises TooFine where they are too many."""
+        return step_layout(self.relation, *self.lengths, self.order, self.sizes)
+
+    @property
     def endless(self) -> bool:
         """Whether there are too many tiles to list."""
         return self.tiles.tiles > LIMITS.tiles
@@ -188,31 +193,15 @@ def reading_seconds(work: Work) -> float:
     return seconds_for(layout) + READING * dense_seconds(work)
 
 
-def layouts_of(bands: tuple[Banded, ...], n_q: int, n_k: int) -> list[StepLayout]:
-    """The tiles of every step, some in two parts; raises TooFine where they are too many."""
-    return [
-        part for band in bands for part in _parted(band.relation, n_q, n_k, band.order, band.sizes)
-    ]
-
-
-def whole_layouts_of(bands: tuple[Banded, ...], n_q: int, n_k: int) -> list[StepLayout]:
-    """The tiles of every step, each in one part: where a mask is looked up tile by tile, those of
-    long rows are no larger than those of short ones."""
-    return [step_layout(band.relation, n_q, n_k, band.order, band.sizes) for band in bands]
+def stepped_tables(bands: Sequence[Banded]) -> Tables[np.ndarray]:
+    """The tables of steps, some in two parts; raises TooFine where they have too many tiles."""
+    return tables_of([part for band in bands for part in parted(band.layout)], *bands[0].lengths)
 
 
 def natural_tables(relation: Relation, n_q: int, n_k: int, tile: int) -> Tables[np.ndarray]:
     """The tables of one step in natural order, in square tiles of a size."""
     layout = step_layout(relation, n_q, n_k, NATURAL, (tile, tile))
     return tables_of([layout], n_q, n_k)
-
-
-@lru_cache(maxsize=64)
-def _parted(
-    relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
-) -> tuple[StepLayout, ...]:
-    # layers of one graph share what is laid out
-    return tuple(parted(step_layout(relation, n_q, n_k, order, sizes)))
 
 
 def _best(relation: Relation, lengths: Lengths, orders: tuple[Order, ...], means: Means) -> Banded:

@@ -39,7 +39,7 @@ class StepLayout:
     masks: np.ndarray
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def step_layout(
     relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
 ) -> StepLayout:
@@ -74,16 +74,17 @@ def _short(
     return kinds, np.concatenate([masks, more])
 
 
-def parted(layout: StepLayout) -> list[StepLayout]:
+@lru_cache(maxsize=64)
+def parted(layout: StepLayout) -> tuple[StepLayout, ...]:
     """The FULL tiles and the others apart, where masks of whole rows would be too large.
 
     A row of tiles with one mask is computed with a mask for all of its keys; below the diagonal of
     a causal graph that would be n² numbers.
     """
     if _unfolded(layout) <= LIMITS.masks:
-        return [layout]
-    full = _chosen(layout, layout.kinds == FULL_TILE)
-    return [full, _chosen(layout, layout.kinds != FULL_TILE)]
+        return (layout,)
+    full = layout.kinds == FULL_TILE
+    return _chosen(layout, full), _chosen(layout, ~full)
 
 
 def _unfolded(layout: StepLayout) -> int:
@@ -151,16 +152,8 @@ def _same_masks(
         low = int(np.min(phase))
         width = int(np.max(phase)) - low + 1
         if span * width > _CODES:
-            _, code = _numbered(code)
+            _, code = np.unique(code, return_inverse=True)
             span = int(code.max()) + 1
         code, span = code * width + (phase - low), span * width
-    return _numbered(code)
-
-
-def _numbered(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where each distinct number stands, and which of them every entry is."""
-    order = np.argsort(code, kind="stable")
-    new = np.diff(code[order], prepend=code[order[:1]] - 1) != 0
-    group = np.empty(len(code), np.int64)
-    group[order] = np.cumsum(new) - 1
-    return order[new], group
+    _, first, group = np.unique(code, return_index=True, return_inverse=True)
+    return first, group

@@ -15,7 +15,7 @@ import numpy as np
 
 from attnspec.graphs.relation import EMPTY, FULL, SOME, Relation, is_closed, is_scattered
 from attnspec.layout.axes import Axis, axis
-from attnspec.layout.edge_count import edges_of
+from attnspec.layout.edge_count import drawn, edges_of, spread_out
 from attnspec.layout.orders import Order, Side
 from attnspec.limits import LIMITS
 
@@ -157,8 +157,8 @@ def _gathered(
 def _ends(level: _Level) -> float:
     """The share of tiles whose right neighbour is empty, among those where it was looked at, in
     some of the rows."""
-    drawn = np.random.Generator(np.random.PCG64(0)).random(level.q.count)
-    chosen = np.flatnonzero((drawn < _SEEN / max(1, len(level.rows)))[level.rows])
+    some = drawn(level.q.count) < _SEEN / max(1, len(level.rows))
+    chosen = np.flatnonzero(some[level.rows])
     code = level.rows[chosen] * (level.k.count + 1) + level.columns[chosen]
     order = np.argsort(code)
     code, taken = code[order], level.kinds[chosen[order]] != EMPTY
@@ -184,20 +184,25 @@ def _levels(
             return levels
     most = LIMITS.tile_pairs if exact else LIMITS.tile_pairs_surveyed
     q, k = _axes(n_q, n_k, order, sizes)
+    levels: tuple[_Level, ...] = ()
     if _is_coarsest(relation, order, q, k):
         # queries are sampled with all their keys: classes that meet only themselves weigh alike
         chosen, weight = _thinned(q.count, max(1, most // max(1, k.count)), exact)
-        return (_coarse(relation, q, k, chosen, weight, n_k),)
-    levels = _levels(relation, n_q, n_k, order, _coarser(sizes), exact)
-    rows, columns = levels[-1].undecided
-    chosen, weight = _thinned(len(rows), most // _FANOUT**2, exact)
-    # what is known of one side alone is looked at once for all tiles of the other
-    rows = _finer(levels[-1].q, q, rows[chosen])[:, :, None]
-    columns = _finer(levels[-1].k, k, columns[chosen])[:, None, :]
-    kinds = _cover(relation, q, k, np.maximum(rows, 0), np.maximum(columns, 0), n_k)
+        rows, columns = chosen[:, None], np.arange(k.count)[None]
+    else:
+        levels = _levels(relation, n_q, n_k, order, _coarser(sizes), exact)
+        above, (rows, columns) = levels[-1], levels[-1].undecided
+        chosen, weight = _thinned(len(rows), most // _FANOUT**2, exact)
+        weight *= above.weight
+        # what is known of one side alone is looked at once for all tiles of the other
+        rows = _finer(above.q, q, rows[chosen])[:, :, None]
+        columns = _finer(above.k, k, columns[chosen])[:, None, :]
     there = (rows >= 0) & (columns >= 0)
+    # a cover that evaluates every pair is left to the layout, which does so again
+    kinds = np.full(there.shape, SOME, np.uint8)
+    if is_closed(relation):
+        kinds = _cover(relation, q, k, np.maximum(rows, 0), np.maximum(columns, 0), n_k)
     rows, columns = np.broadcast_arrays(rows, columns)
-    weight *= levels[-1].weight
     return *levels, _Level(q, k, rows[there], columns[there], kinds[there], weight)
 
 
@@ -215,19 +220,6 @@ def _is_coarsest(relation: Relation, order: Order, q: Axis, k: Axis) -> bool:
     return few or not is_closed(relation)
 
 
-def _coarse(
-    relation: Relation, q: Axis, k: Axis, chosen: np.ndarray, weight: float, n: int
-) -> _Level:
-    """All pairs of some tiles of queries."""
-    rows, columns = np.repeat(chosen, k.count), np.tile(np.arange(k.count), len(chosen))
-    if is_closed(relation):
-        kinds = _cover(relation, q, k, chosen[:, None], np.arange(k.count)[None], n).ravel()
-    else:
-        # its cover would evaluate every pair, and the layout does so again
-        kinds = np.full(len(rows), SOME, np.uint8)
-    return _Level(q, k, rows, columns, kinds, weight)
-
-
 def _thinned(count: int, most: int, exact: bool) -> tuple[np.ndarray, float]:
     """Which of `count` things to look at, and for how many each of them stands; raises TooFine
     where it must be all of them."""
@@ -235,9 +227,7 @@ def _thinned(count: int, most: int, exact: bool) -> tuple[np.ndarray, float]:
         return np.arange(count), 1.0
     if exact:
         raise TooFine(f"more than {LIMITS.tile_pairs:,} pairs of tiles")
-    # one of each of equal ranges; at equal distances periodic patterns would answer alike
-    drawn = np.random.Generator(np.random.PCG64(0)).random(most)
-    return ((np.arange(most) + drawn) * count / most).astype(int), count / most
+    return spread_out(count, most), count / most
 
 
 def _coarsest(side: Side) -> int:

@@ -160,7 +160,7 @@ class Calibration:
 
 
 class RatesError(Exception):
-    """A file of rates that is not as `attnspec calibrate` writes it."""
+    """Rates that cannot be measured, or a file that is not as `attnspec calibrate` writes it."""
 
 
 def shipped(device: str = "cpu") -> Rates:

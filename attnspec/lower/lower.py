@@ -124,9 +124,9 @@ class Binder:
     """Binds a program at one length after the other; works are kept, once for all lengths where
     they ask for none."""
 
-    def __init__(self, program: Program, inputs: Mapping[str, StandIn]) -> None:
+    def __init__(self, program: Program) -> None:
         self.program = program
-        self.inputs = inputs
+        self.inputs = stand_ins(program)
         self._tables = bias_tables(program)
         self._decides = bool(decided_leaves(program))
         self._asks = [_asks(attend) for attend in program.attends]
@@ -225,10 +225,10 @@ class Binder:
 
 
 def works_of(
-    program: Program, layer: int, heads: int, n_q: int, n_k: int, inputs: Mapping[str, StandIn]
+    program: Program, layer: int, heads: int, n_q: int, n_k: int
 ) -> list[tuple[Work, tuple[int, ...]]]:
     """The distinct works of a layer with the heads that share each, as `Binder.works`."""
-    return Binder(program, inputs).works(layer, heads, n_q, n_k)
+    return Binder(program).works(layer, heads, n_q, n_k)
 
 
 def _asks(attend: Attend, predicates: bool = True) -> set[str]:
@@ -336,8 +336,7 @@ def _expression(score: Score, at: Situation) -> Expression:
     except ScalarError as error:
         message = f"`score` has no value at {at.shown(value)}: {error}"
         raise BindError(message, score.span) from None
-    read = {name.partition("(")[0] for name in symbols(value) if name.endswith("(q, k)")}
-    return Expression(value, tuple(sorted(read)))
+    return Expression(value)
 
 
 def _number(scalar: Scalar, at: Situation, name: str, span: Span | None) -> float:

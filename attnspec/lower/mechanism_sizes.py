@@ -60,9 +60,11 @@ def require_length(mechanism: MechanismDeclaration | None, n: int) -> None:
 def longest_of(program: Program) -> int | None:
     """The longest sequence that all mechanisms of a program are for, None where any length is."""
     found = []
-    for mechanism, layer, head in _mechanisms(program):
+    for learner, layer, head in _learners(program):
+        if isinstance(learner, Leaf):
+            continue
         try:
-            declaration = bind_mechanism(mechanism, situation_of(program, 1, layer, head, grid=()))
+            declaration = bind_mechanism(learner, situation_of(program, 1, layer, head, grid=()))
         except BindError:
             # a length that the spec does not have
             continue
@@ -127,19 +129,15 @@ def _parts_at(learner: Mechanism | Leaf, at: Situation) -> tuple[Part, ...]:
 
 def _learners(program: Program) -> Iterator[tuple[Mechanism | Leaf, int, int]]:
     """Every mechanism, and every graph that the data decide, with each layer and head."""
-    yield from _mechanisms(program)
-    for layer, row in enumerate(program.slots):
-        for head, slot in enumerate(row):
-            graph = program.attends[slot].graph
-            for leaf in () if graph is None else leaves(graph):
-                if "learned" in vars(BY_NAME[leaf.pattern]):
-                    yield leaf, layer, head
-
-
-def _mechanisms(program: Program) -> Iterator[tuple[Mechanism, int, int]]:
-    """Every mechanism, with each layer and head that has it."""
-    for layer, row in enumerate(program.slots):
-        for head, slot in enumerate(row):
-            mechanism = program.attends[slot].mechanism
-            if mechanism is not None:
-                yield mechanism, layer, head
+    slots = [
+        (program.attends[slot], layer, head)
+        for layer, row in enumerate(program.slots)
+        for head, slot in enumerate(row)
+    ]
+    for attend, layer, head in slots:
+        if attend.mechanism is not None:
+            yield attend.mechanism, layer, head
+    for attend, layer, head in slots:
+        for leaf in () if attend.graph is None else leaves(attend.graph):
+            if "learned" in vars(BY_NAME[leaf.pattern]):
+                yield leaf, layer, head

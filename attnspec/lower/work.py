@@ -17,7 +17,7 @@ from attnspec.graphs.predicates.inputs import reads_inputs
 from attnspec.graphs.relation import DataDependent, Relation, decided_in
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
 from attnspec.ir.program import Program
-from attnspec.ir.scalars import SCORE, Apply, Scalar, Symbol, parts_of, symbols
+from attnspec.ir.scalars import PAIR, SCORE, Apply, Scalar, Symbol, parts_of, symbols
 from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -51,11 +51,15 @@ class Bias:
 
 @dataclass(frozen=True)
 class Expression:
-    """A number that the score becomes: `value` of the score so far, of positions and of inputs,
-    `reads` the names of those of each pair."""
+    """A number that the score becomes: `value` of the score so far, of positions and of inputs."""
 
     value: Scalar
-    reads: tuple[str, ...] = ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the inputs that have a number of each pair."""
+        found = {name.removesuffix(PAIR) for name in symbols(self.value) if name.endswith(PAIR)}
+        return tuple(sorted(found))
 
     @property
     def is_static(self) -> bool:

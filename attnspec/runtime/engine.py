@@ -37,7 +37,7 @@ from attnspec.ir.program import Program, leaves
 from attnspec.ir.serial import FORMAT, Plain, from_data
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.lower import Binder, bias_tables, pair_inputs, stand_ins
+from attnspec.lower.lower import Binder, bias_tables, pair_inputs
 from attnspec.lower.mechanism_sizes import learned_parts
 from attnspec.lower.work import (
     MERGED,
@@ -381,7 +381,7 @@ class Engine:
 @lru_cache(maxsize=LIMITS.layouts_few)
 def _binder(program: Program) -> Binder:
     """What binds a program, whatever backend is asked for: engines of one program share it."""
-    return Binder(program, stand_ins(program))
+    return Binder(program)
 
 
 _living: WeakValueDictionary[str, Engine] = WeakValueDictionary()

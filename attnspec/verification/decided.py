@@ -12,7 +12,6 @@ from attnspec.backends.planner import AUTO
 from attnspec.ir.program import Program
 from attnspec.ir.serial import plan_data
 from attnspec.runtime.module import CompiledAttention
-from attnspec.verification.meaning import gradients
 from attnspec.verification.numbers import NAMES
 from attnspec.verification.report import Check
 from attnspec.verification.trial import Run, Works
@@ -59,11 +58,7 @@ def _pairs_fault(
 
 def _numbers_fault(run: Run, meant: Run, q: torch.Tensor, k: torch.Tensor) -> str | None:
     v, grad = run.drawn(run.n), run.drawn(run.n_q)
-    found = []
-    for each in (run, meant):
-        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-        out = each(*leaves)
-        found.append((out.detach(), *gradients(out, grad, [*leaves, *each.module.parameters()])))
+    found = [x.differentiated((q, k, v), grad, x.module.parameters()) for x in (run, meant)]
     names = [*NAMES, *(name for name, _ in meant.module.named_parameters())]
     for name, one, other in zip(names, *found, strict=True):
         size = max(1.0, float(other.abs().max())) if other.numel() else 1.0

@@ -41,13 +41,14 @@ class Results:
 
 @dataclass(frozen=True, eq=False)
 class Meaning:
-    """Heads of one work of a layer at the positions `rows` [r], which read the keys `held` bool
-    [r, n], None for a mechanism; queries stand from the position `first` on, and the first `keys`
-    positions are keys. `tables` are what the formula calls what is learned, and the names of the
-    parameters."""
+    """Heads of one work of a layer, which a backend computes, at the positions `rows` [r], which
+    read the keys `held` bool [r, n], None for a mechanism; queries stand from the position `first`
+    on, and the first `keys` positions are keys. `tables` are what the formula calls what is
+    learned, and the names of the parameters."""
 
     work: Work
     heads: tuple[int, ...]
+    backend: str
     layer: int
     rows: np.ndarray
     held: np.ndarray | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -82,6 +82,14 @@ class Run:
         k, v = k[:, :, : self.keys], v[:, :, : self.keys]
         out: torch.Tensor = self.module(q, k, v, layer=self.layers[0], inputs=self.data)
         return out
+
+    def differentiated(
+        self, given: Sequence[torch.Tensor], grad: torch.Tensor, learned: Iterable[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """The output of q, k and v, and what its gradient leaves of them and of what is learned."""
+        leaves = [x.detach().requires_grad_() for x in given]
+        out = self(*leaves)
+        return out.detach(), *gradients(out, grad, [*leaves, *learned])
 
     def check(
         self,
@@ -200,15 +208,15 @@ class Trial:
                     meanings, given, {name: x.to(kind) for name, x in parameters.items()}
                 )
             found = self._found(given[:3], given[3])
-            for part, meaning in meanings:
-                if rough is None and not meaning.weighs:
+            for each in meanings:
+                if rough is None and not each.weighs:
                     continue
-                fault = numbers_fault(meaning, found, exact, rough)
+                fault = numbers_fault(each, found, exact, rough)
                 text = None if fault is None else fault[2]
                 if fault is not None and rough is None:
-                    text = self._pair_fault(meaning, fault, drawn[0], drawn[1], learned) or text
-                what = _COMPARED[meaning.held is None, kind]
-                yield run.check(part.heads, part.backend, what, len(self.rows), text)
+                    text = self._pair_fault(each, fault, drawn[0], drawn[1], learned) or text
+                what = _COMPARED[each.held is None, kind]
+                yield run.check(each.heads, each.backend, what, len(self.rows), text)
 
     def _runs(self) -> bool:
         """Whether outputs and gradients are computed; raises TooMuch where nothing would be
@@ -257,7 +265,7 @@ class Trial:
         found: np.ndarray = self.known.get(key, lambda: held_rows(part.relation, rows, self.run.n))
         return found
 
-    def _meanings(self) -> list[tuple[Part, Meaning]]:
+    def _meanings(self) -> list[Meaning]:
         """What is compared of numbers."""
         found, run = [], self.run
         for part in self.parts:
@@ -270,21 +278,19 @@ class Trial:
             if self.depth == "pairs" and (part.backend == "dense" or (formula and not work.hybrid)):
                 # the definition evaluates every pair, and a formula has none
                 continue
-            if formula:
-                work = replace(work, relation=part.relation, reads=())
+            work = replace(work, relation=part.relation, reads=())
             held = None if formula else self._held(part, self.rows)
             places = run.n - run.n_q, run.keys
-            tables = run.module.engine.tables_of(work)
-            meaning = Meaning(work, part.heads, run.layers[0], self.rows, held, *places, tables)
-            found.append((part, meaning))
+            own = work, part.heads, part.backend, run.layers[0], self.rows, held, *places
+            found.append(Meaning(*own, run.module.engine.tables_of(work)))
         return found
 
-    def _drawn(self, meanings: Sequence[tuple[Part, Meaning]]) -> tuple[torch.Tensor, ...]:
+    def _drawn(self, meanings: Sequence[Meaning]) -> tuple[torch.Tensor, ...]:
         """Random q, k and v, and the gradient of the outputs that are looked at."""
         run = self.run
-        of_q, of_k = moderate([(each.work, each.heads) for _, each in meanings], run.heads)
+        of_q, of_k = moderate([(each.work, each.heads) for each in meanings], run.heads)
         q, k, v = run.drawn(run.n_q) * of_q, run.drawn(run.n) * of_k, run.drawn(run.n)
-        heads = torch.tensor([head for _, each in meanings for head in each.heads])
+        heads = torch.tensor([head for each in meanings for head in each.heads])
         grad = torch.zeros_like(q)
         at = torch.from_numpy(self.rows - (run.n - run.n_q))
         grad[0, heads[:, None], at] = run.drawn(len(at))[0, heads]
@@ -292,7 +298,7 @@ class Trial:
 
     def _meant(
         self,
-        meanings: Sequence[tuple[Part, Meaning]],
+        meanings: Sequence[Meaning],
         given: Sequence[torch.Tensor],
         learned: Mapping[str, torch.Tensor],
     ) -> Results:
@@ -301,28 +307,25 @@ class Trial:
         at = torch.from_numpy(self.rows - (self.run.n - self.run.n_q))
         sized = tensors[0].dtype == torch.float64
         key = (
-            *((replace(part.work, relation=part.relation), part.heads) for part, _ in meanings),
+            *((each.work, each.heads) for each in meanings),
             self.run.layers[0] if learned else None,
             self.rows.tobytes(),
             *(x.numpy().tobytes() for x in (*tensors, *learned.values())),
         )
 
         def said() -> Results:
-            every, grad = [each for _, each in meanings], tensors[3][:, at]
-            return results(every, tensors[:3], grad, learned, sized=sized)
+            return results(meanings, tensors[:3], tensors[3][:, at], learned, sized=sized)
 
         found: Results = self.known.get(key, said)
         return found
 
     def _found(self, given: Sequence[torch.Tensor], grad: torch.Tensor) -> Results:
         """Outputs and gradients of the module; of what is learned in float32 alone."""
-        leaves = [x.detach().requires_grad_() for x in given]
         single = grad.dtype == torch.float32
         learned = dict(self.run.module.named_parameters()) if single else {}
-        out = self.run(*leaves)
-        found = gradients(out, grad, [*leaves, *learned.values()])
+        out, *found = self.run.differentiated(given, grad, learned.values())
         at = torch.from_numpy(self.rows - (self.run.n - self.run.n_q))
-        heads = out.detach()[0][:, at], *(x[0] for x in found[:3])
+        heads = out[0][:, at], *(x[0] for x in found[:3])
         return Results(heads, dict(zip(learned, found[3:], strict=True)))
 
     def _pair_fault(

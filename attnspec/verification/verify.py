@@ -20,7 +20,7 @@ from attnspec.ir.program import Program
 from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.lower import Binder, stand_ins
+from attnspec.lower.lower import Binder
 from attnspec.lower.mechanism_sizes import learned_parts
 from attnspec.lower.work import BackendError, Work
 from attnspec.runtime.module import CompiledAttention
@@ -148,7 +148,7 @@ def _distinct(
     program: Program, heads: int, n_q: int, n: int
 ) -> list[tuple[tuple[tuple[Work, tuple[int, ...]], ...], tuple[int, ...]]]:
     """The groups of heads that layers compute, with the layers that share them."""
-    binder = Binder(program, stand_ins(program))
+    binder = Binder(program)
     seen: dict[tuple[tuple[Work, tuple[int, ...]], ...], list[int]] = {}
     for layer in range(program.layers or 1):
         works = tuple(binder.works(layer, heads, n_q, n))

@@ -25,7 +25,7 @@ from attnspec.backends.common.reading import Part, reading_of
 from attnspec.graphs.operators import Complement, Intersection, Union
 from attnspec.graphs.relation import Relation
 from attnspec.layout.axes import Axis
-from attnspec.layout.steps import Banded, whole_layouts_of
+from attnspec.layout.steps import Banded
 from attnspec.layout.tables import EMPTY_TILE, FULL_TILE
 from attnspec.layout.tile_layout import StepLayout
 
@@ -156,7 +156,7 @@ class ReadTiles:
 
     def _layout_of(self, relation: Relation) -> StepLayout:
         """The tiles of a relation in the order of the step."""
-        return whole_layouts_of((replace(self.band, relation=relation),), *self.band.lengths)[0]
+        return replace(self.band, relation=relation).layout
 
     def _within(self, part: Relation) -> StepLayout:
         """The tiles of a part, as far as it is in the step."""

@@ -29,7 +29,7 @@ from attnspec.backends.flex.inputs import ReadTiles, bits_of, ends_of, may_agree
 from attnspec.backends.flex.steps import BLOCK, LARGEST
 from attnspec.backends.tables.kernel import ByTables
 from attnspec.layout.axes import Axis
-from attnspec.layout.steps import Banded, whole_layouts_of
+from attnspec.layout.steps import Banded
 from attnspec.lower.work import Alibi, BackendError, Bias, Call, Softcap, Work
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -124,7 +124,7 @@ class FlexStep:
         self.labels, self.reads, self.read = labels[0] if labels else (), work.reads, None
         if labels is None:
             self.read = ReadTiles(band, work.relation, device, (BLOCK, BLOCK))
-        layout = whole_layouts_of((band,), work.n_q, work.n_k)[0]
+        layout = band.layout
         self.has_pairs = bool(len(layout.keys))
         found = block_masks(layout)
         if found.masks.size // 8 > LARGEST:

@@ -14,8 +14,7 @@ from attnspec.backends.one_block.dense import DenseKernel
 from attnspec.backends.tables.attend import SteppedAttention
 from attnspec.backends.tables.changed_scores import ScoreChanges
 from attnspec.backends.tables.composed import ComposedTables
-from attnspec.layout.from_rows import tables_of
-from attnspec.layout.steps import bands_of, layouts_of
+from attnspec.layout.steps import bands_of, stepped_tables
 from attnspec.layout.tables import Tables, side_by_side
 from attnspec.lower.work import Call, Work
 
@@ -113,8 +112,7 @@ class JoinedSteps(SoftmaxKernel):
 
 def tables_of_work(work: Work) -> Tables[np.ndarray]:
     """The tables of a work of static pairs, in the steps that cost least."""
-    bands = bands_of(work.relation, work.n_q, work.n_k)
-    return tables_of(layouts_of(bands, work.n_q, work.n_k), work.n_q, work.n_k)
+    return stepped_tables(bands_of(work.relation, work.n_q, work.n_k))
 
 
 def _of_queries(x: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from attnspec.backends.tables.per_sample import ReadingTables
 from attnspec.backends.triton.attention import Launches, Scores, fits
 from attnspec.backends.triton.tables import Step, labelled_step, read_step, static_step
 from attnspec.backends.triton.tuning import ON_GPU
-from attnspec.layout.steps import Banded, bands_of, whole_layouts_of
+from attnspec.layout.steps import Banded, bands_of
 from attnspec.lower.work import Call, Work
 
 Called = tuple[Sequence[Step], torch.Tensor | None]
@@ -44,8 +44,7 @@ class TritonKernel(ByTables):
         labels = labels_of(work.relation)
         self.labels = () if labels is None else labels[0]
         self.read = [ReadTiles(x, work.relation, device) for x in bands if labels is None]
-        layouts = whole_layouts_of(tuple(bands), work.n_q, work.n_k)
-        self.steps = [static_step(layout, device, bool(work.reads)) for layout in layouts]
+        self.steps = [static_step(band.layout, device, bool(work.reads)) for band in bands]
         self.scores = Scores(work, heads, device)
         self.last: Remembered[Called] = Remembered()
 

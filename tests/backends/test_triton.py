@@ -329,7 +329,7 @@ import attnspec
 from attnspec.backends.triton import attention, tables
 from attnspec.backends.triton.backend import TritonBackend
 from attnspec.backends.triton.sums import hybrid, way
-from attnspec.lower.lower import stand_ins, works_of
+from attnspec.lower.lower import works_of
 from attnspec.lower.work import Call
 
 def printed(kernel, count, given, warps, stages):
@@ -349,7 +349,7 @@ for size, dtype, body in (
     (64, torch.float16, "attend window(before = 63, after = 0) + favor(features = 96)"),
 ):
     spec = attnspec.parse(f"attention a {{ heads 2 causal {body} }}")
-    ((work, heads),) = works_of(spec.program, 0, 2, 1024, 1024, stand_ins(spec.program))
+    ((work, heads),) = works_of(spec.program, 0, 2, 1024, 1024)
     kernel = TritonBackend().build(work, heads, torch.device("cpu"))
     q, k, v = (torch.zeros(1, h, 1024, size, dtype=dtype, requires_grad=True) for h in (2, 1, 1))
     data = {"x": torch.zeros(1, 1024, dtype=torch.int64)} if work.reads else {}

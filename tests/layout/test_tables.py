@@ -33,7 +33,7 @@ def test_each_pair_stands_once(body: str) -> None:
     for n, n_q in ((130, 130), (130, 41), (37, 37), (1, 1)):
         if spec.program.fixed_length not in (None, n):
             continue
-        ((work, _),) = works_of(spec.program, 0, 1, n_q, n, {})
+        ((work, _),) = works_of(spec.program, 0, 1, n_q, n)
         tables, mask = tables_of_work(work), spec.mask(n)[n - n_q :]
         assert np.array_equal(times(tables), mask)
         assert np.array_equal(times(natural_tables(work.relation, n_q, n, 32)), mask)
@@ -59,7 +59,7 @@ def differing(tables: Tables[np.ndarray], work: Work) -> list[str]:
 
 def test_places_without_a_row_are_read_by_neither() -> None:
     batch = Batch(np.array([[4, 0, -1], [2, 3, 1]]), np.array([[5, -1], [0, 6]]), None)
-    ((work, _),) = works_of(spec_of("attend full").program, 0, 1, 5, 7, {})
+    ((work, _),) = works_of(spec_of("attend full").program, 0, 1, 5, 7)
     assert differing(Tables((batch,), 5, 7), work) == []
 
 
@@ -67,7 +67,7 @@ def test_blocks_with_masks_of_their_own_are_read_by_tiles() -> None:
     spec = spec_of(
         "attend random_blocks(size = 32, blocks = 3) | residue(step = 7) & rows(last(9))"
     )
-    ((work, _),) = works_of(spec.program, 0, 1, 600, 600, {})
+    ((work, _),) = works_of(spec.program, 0, 1, 600, 600)
     kinds = set()
     for tables in (tables_of_work(work), natural_tables(work.relation, 600, 600, 16)):
         masks = [batch.mask for batch in tables.batches if isinstance(batch.mask, Tiled)]

@@ -25,7 +25,7 @@ from attnspec.layout.steps import bands_of
 from attnspec.layout.tiling import survey
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import dense_seconds
-from attnspec.lower.lower import require_built, stand_ins, works_of
+from attnspec.lower.lower import require_built, works_of
 from attnspec.lower.mechanism_sizes import longest_of
 from attnspec.lower.work import ONE, BackendError, Shape, Softcap, Work, graph_of
 from attnspec.text.diagnostics import AttnSpecError
@@ -97,10 +97,10 @@ def steps_of(
     longest = longest_of(program)
     if longest is not None and n > longest:
         raise NotBuilt(f"{stack.unknown}, learned for at most {longest:,} positions")
-    inputs, heads = stand_ins(program), shape.heads_of(program)
+    heads = shape.heads_of(program)
     found: dict[tuple[Work, tuple[int, ...]], list[int]] = {}
     for layer in stack.layers:
-        for group in works_of(program, layer, heads, n, n, inputs) if n else ():
+        for group in works_of(program, layer, heads, n, n) if n else ():
             found.setdefault(group, []).append(layer)
     return tuple(
         _step(stack, work, tuple(layers), mine, shape, element)
@@ -372,12 +372,12 @@ def break_even(stack: Stack) -> int | None:
 
 def _is_cheaper(stack: Stack, n: int) -> bool:
     program = stack.program
-    inputs, heads = stand_ins(program), program.heads or 1
+    heads = program.heads or 1
     plan = dense = 0.0
     sparse = False
     try:
         for layer in range(program.layer_count):
-            for work, mine in works_of(program, layer, heads, n, n, inputs):
+            for work, mine in works_of(program, layer, heads, n, n):
                 chosen = choose(work, "cpu")
                 sparse |= chosen.name != TorchCall.name
                 plan += len(mine) * chosen.cost(work)

@@ -15,7 +15,7 @@ from attnspec.analysis.quality import Figure, Unknown
 from attnspec.graphs.stack import Stack
 from attnspec.ir.crossing import evened
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
-from attnspec.lower.lower import require_built, stand_ins, works_of
+from attnspec.lower.lower import require_built, works_of
 from attnspec.lower.work import mechanism_of
 from attnspec.text.diagnostics import SpecError
 
@@ -121,7 +121,7 @@ def _state(report: Inquiry) -> int | None:
     ):
         return None
     for layer in range(report.program.layer_count):
-        for work, heads in works_of(program, layer, program.heads or 1, n, n, stand_ins(program)):
+        for work, heads in works_of(program, layer, program.heads or 1, n, n):
             mechanism = mechanism_of(work)
             width = mechanism.feature_width(report.shape.head_dim)
             # behind the sums of values that of the weights, unless nothing is divided

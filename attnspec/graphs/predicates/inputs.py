@@ -24,6 +24,7 @@ from attnspec.ir.program import Term, leaves
 from attnspec.ir.scalars import (
     LARGEST,
     OPERATIONS,
+    PAIR,
     TRUTHS,
     Apply,
     Scalar,
@@ -56,8 +57,8 @@ def reading(name: str, side: str) -> Symbol:
 
 
 def pair_reading(name: str) -> Symbol:
-    """What the input of a name has of a pair, in `score`."""
-    return Symbol(f"{name}(q, k)")
+    """What the input of a name has of a pair."""
+    return Symbol(f"{name}{PAIR}")
 
 
 def inputs_read(scalar: Scalar) -> tuple[str, ...]:
