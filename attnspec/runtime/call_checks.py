@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from inspect import Parameter, signature
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 
@@ -18,7 +19,7 @@ from attnspec.limits import LIMITS
 from attnspec.lower.work import Call
 from attnspec.text.diagnostics import did_you_mean
 
-Outputs = TypeVar("Outputs")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
 """q [B, H, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v]."""
@@ -171,18 +172,23 @@ def narrowed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return given.to(dtype)
 
 
-def in_type_of_autocast(
-    run: Callable[..., Outputs], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
-) -> Outputs:
-    """What a function returns of q, k and v in the type that autocast asks for, if it asks."""
-    # what is no tensor is left to `check_tensors`, and torch knows no autocast of shapes alone
-    first: object = q
-    kind = first.device.type if isinstance(first, torch.Tensor) else "meta"
-    if kind == "meta" or not torch.is_autocast_enabled(kind):
-        return run(q, k, v, *rest)
-    narrow = torch.get_autocast_dtype(kind)
-    with torch.autocast(kind, enabled=False):
-        return run(*(narrowed(x, narrow) for x in (q, k, v)), *rest)
+def in_type_of_autocast(method: Method) -> Method:
+    """A method of q, k and v that has them in the type that autocast asks for, if it asks."""
+
+    @wraps(method)
+    def run(
+        self: object, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **settings: Any
+    ) -> Any:
+        # what is no tensor is left to `check_tensors`, and torch knows no autocast of shapes alone
+        first: object = q
+        kind = first.device.type if isinstance(first, torch.Tensor) else "meta"
+        if kind == "meta" or not torch.is_autocast_enabled(kind):
+            return method(self, q, k, v, *rest, **settings)
+        narrow = torch.get_autocast_dtype(kind)
+        with torch.autocast(kind, enabled=False):
+            return method(self, *(narrowed(x, narrow) for x in (q, k, v)), *rest, **settings)
+
+    return cast(Method, run)
 
 
 def check_query_start(program: Program, query_start: int, reads_m: bool) -> int:

@@ -98,8 +98,8 @@ class Engine:
     """The kernels of a program, chosen and built for every layer and length that is asked for.
 
     `text` is the plan that it was made of, by which traced programs name it; `own` names what is
-    learned, in the order of a module's parameters, `learned` beside that the inputs that have a
-    number of each pair, [1, H or 1, B, n_q, n_k]: they have gradients as tables have.
+    learned, in the order of a module's parameters, `pairs` the inputs that have a number of each
+    pair, [1, H or 1, B, n_q, n_k], which have gradients as tables have, and `learned` both.
     """
 
     def __init__(self, plan: Mapping[str, object]) -> None:
@@ -112,7 +112,8 @@ class Engine:
         self.binder = _binder(self.program)
         self._parts = learned_parts(self.program)
         self.own = (*bias_tables(self.program).values(), *self._parts.values())
-        self.learned = (*self.own, *pair_inputs(self.program))
+        self.pairs = pair_inputs(self.program)
+        self.learned = (*self.own, *self.pairs)
         graphs = (attend.graph for attend in self.program.attends)
         self.computed = {x: y for g in graphs if g is not None for x, y in computed(g).items()}
         self._computed_of = sorted({name for names in self.computed.values() for name in names})
@@ -200,7 +201,7 @@ class Engine:
         for entry in self.program.inputs:
             if entry.kind in ("tokens", *READ):
                 data[entry.name] = pad(data[entry.name], (0, more))
-        pairs = {name: pad(call.tables[name], (0, more)) for name in pair_inputs(self.program)}
+        pairs = {name: pad(call.tables[name], (0, more)) for name in self.pairs}
         tables = {**call.tables, **pairs}
         padding = None if padding is None else pad(padding, (0, more))
         return (q, pad(k, (0, 0, 0, more)), pad(v, (0, 0, 0, more))), replace(
