@@ -331,11 +331,11 @@ def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tup
             f"keys must count the {q.shape[2]} queries, and be at most n_k = {k.shape[2]},"
             f" got {count}"
         )
-    data = dict(call.data)
-    for entry in program.inputs:
-        axis = POSITIONS.get(entry.kind)
-        if axis is not None and entry.kind not in OF_QUERIES:
-            data[entry.name] = data[entry.name].narrow(axis, 0, count)
+    data = along_positions(
+        program,
+        call.data,
+        lambda entry, x, axis: x if entry.kind in OF_QUERIES else x.narrow(axis, 0, count),
+    )
     tables = {
         name: x[..., :count] if _is_of_pairs(program, name) else x
         for name, x in call.tables.items()
@@ -344,6 +344,21 @@ def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tup
     return (q, k[:, :, :count], v[:, :, :count]), replace(
         call, padding=padding, tables=tables, data=data
     )
+
+
+def along_positions(
+    program: Program,
+    inputs: Mapping[str, torch.Tensor],
+    change: Callable[[Input, torch.Tensor, int], torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """The inputs with `change(input, tensor, axis)` in the place of those that have an axis of
+    positions; what cannot be one stays, and is refused by who reads it."""
+    changed = dict(inputs)
+    for entry in program.inputs:
+        axis, x = POSITIONS.get(entry.kind), inputs.get(entry.name)
+        if axis is not None and isinstance(x, torch.Tensor) and x.ndim > axis:
+            changed[entry.name] = change(entry, x, axis)
+    return changed
 
 
 def check_keys(keys: torch.Tensor) -> None:

@@ -50,16 +50,16 @@ from attnspec.lower.work import (
     Kernel,
     Mergeable,
     Work,
+    key_heads,
 )
 from attnspec.runtime.call_checks import Parts, check_exact, check_promise
-from attnspec.runtime.decisions import Decision, data_of, decided
+from attnspec.runtime.decisions import Decision, data_of, decided, decisions_of
 from attnspec.runtime.head_groups import (
     Group,
     Prepared,
     draw_of,
-    group_of,
     selected,
-    together,
+    selection,
 )
 from attnspec.text.diagnostics import AttnSpecError
 from attnspec.version import LEAST_TORCH, is_older
@@ -312,15 +312,18 @@ class Engine:
     # --- kernels ---------------------------------------------------------------------------------
 
     def together(
-        self, kernels: Iterable[Built], heads: int, key_heads: int, device: torch.device
+        self, kernels: Iterable[Built], heads: int, keys: int, device: torch.device
     ) -> Prepared:
         """Kernels that have all heads between them, with their works and their heads."""
-        ratio = heads // key_heads
-        groups = [
-            group_of(kernel, work, members, heads, ratio, self.tables_of(work), device)
-            for kernel, work, members in kernels
-        ]
-        return together(groups, heads, device)
+        groups = []
+        for kernel, work, members in kernels:
+            own = selection(members, heads, device)
+            read = selection(key_heads(members, heads // keys), keys, device)
+            groups.append(Group(kernel, work, members, own, read, self.tables_of(work)))
+        flat = [head for group in groups for head in group.heads]
+        order = selection(sorted(range(heads), key=flat.__getitem__), heads, device)
+        decisions = decisions_of([(group.work, group.heads) for group in groups])
+        return Prepared(tuple(groups), order, decisions)
 
     def prepare(
         self,

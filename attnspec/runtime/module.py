@@ -83,6 +83,8 @@ class CompiledAttention(Learner):
         # a trace could not look into the program
         self._reads_m = reads_m(self.program)
         self._streams: Cache[tuple[object, ...], tuple[Works, Prepared]] = Cache(LIMITS.layouts)
+        # what `replanned` returned, for whoever asks for the same again
+        self.variants: dict[object, CompiledAttention] = {}
 
     def replanned(self, engine: Engine) -> CompiledAttention:
         """A module whose kernels are those of another engine, of a program that learns the same:

@@ -16,10 +16,10 @@ from attnspec.graphs.forms.written import written
 from attnspec.graphs.look_back import LookBack, lag_of_data, look_back
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.relation import Relation
-from attnspec.ir.program import OF_QUERIES, POSITIONS, Compound, Program, Term
+from attnspec.ir.program import OF_QUERIES, Compound, Input, Program, Term
 from attnspec.lower.lower import Binder
 from attnspec.lower.work import Kernel, Streamable, Work
-from attnspec.runtime.call_checks import check_promise
+from attnspec.runtime.call_checks import along_positions, check_promise
 from attnspec.text.diagnostics import ranges
 
 Works: TypeAlias = "list[tuple[Work, tuple[int, ...]]]"
@@ -272,10 +272,9 @@ def followed(before: Kept | None, later: Kept, program: Program) -> Kept:
         ones = [x.new_ones(len(x), x.shape[2], dtype=torch.bool) for x in (keys, more)]
         real = [y if x is None else x for x, y in zip((first, second), ones, strict=True)]
         padding = torch.cat(real, 1)
-    whole = dict(data)
-    for entry in program.inputs:
-        axis = POSITIONS.get(entry.kind)
-        if axis is not None and entry.kind not in OF_QUERIES:
-            whole[entry.name] = torch.cat([inputs[entry.name], data[entry.name]], axis)
+
+    def joined(entry: Input, x: torch.Tensor, axis: int) -> torch.Tensor:
+        return x if entry.kind in OF_QUERIES else torch.cat([inputs[entry.name], x], axis)
+
     keys, values = (torch.cat(each, 2) for each in zip(before[:2], later[:2], strict=True))
-    return keys, values, padding, whole
+    return keys, values, padding, along_positions(program, data, joined)
