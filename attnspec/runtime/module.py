@@ -26,6 +26,7 @@ from attnspec.lower.cache import Cache
 from attnspec.lower.lower import decided_leaves
 from attnspec.lower.work import Call, Kernel, Streamable, Work
 from attnspec.runtime.call_checks import (
+    Parts,
     check_dropout,
     check_exact,
     check_finite,
@@ -158,38 +159,22 @@ class CompiledAttention(Learner):
         """
         if unknown:
             refuse_unknown(self.program, unknown, CompiledAttention.forward)
-        start, padding, parts = query_start, key_padding_mask, (q, k, v)
-        if type(start) is not int or start:
-            start = check_query_start(self.program, start, self._reads_m)
-        layer, dropout_p, learned, data = self._checked(q, k, v, layer, padding, inputs, dropout_p)
-        if keys is not None:
-            check_keys(keys)
-        engine, draws = self.engine, (0, 0) if self.draws is None else self.draws.of(layer)
+        parts, padding = (q, k, v), key_padding_mask
+        checked = self._checked(q, k, v, layer, padding, inputs, dropout_p, query_start, keys)
+        layer, start, dropout_p, learned, data = checked
+        draws = (0, 0) if self.draws is None else self.draws.of(layer)
         watched = _is_looked_at(q, self.program)
         # ONNX has no operator of ours
-        if watched and torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
-            decided = decided_leaves(self.program)
-            if decided:
-                raise ValueError(
-                    f"`{decided[0].pattern}` decides by numbers, for which ONNX has no operator:"
-                    " torch.export takes it, as one operator"
-                )
-            call = Call(padding, dropout_p, learned, data)
-            with composed():
-                out, lse = _computed(
-                    engine, Request(parts, call, layer, draws, return_lse, start), keys
-                )
-        elif watched:
+        if watched and not (torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export()):
             seed = torch.randint(1 << 62, ()) if dropout_p else None
-            given = engine.text, [*learned.values()], [*data.values()], padding
+            given = self.engine.text, [*learned.values()], [*data.values()], padding
             out, lse = torch.ops.attnspec.attention(
                 *parts, *given, layer, dropout_p, seed, *draws, return_lse, start, keys
             )
         else:
             call = Call(padding, dropout_p, learned, data)
-            out, lse = _computed(
-                engine, Request(parts, call, layer, draws, return_lse, start), keys
-            )
+            request = Request(parts, call, layer, draws, return_lse, start)
+            out, lse = _computed(self.engine, request, keys, watched)
         if self.training and (self.draws is not None or self._keeps):
             self._count(layer, q, k, padding)
         return (out, lse) if return_lse else out
@@ -203,16 +188,22 @@ class CompiledAttention(Learner):
         padding: torch.Tensor | None,
         inputs: Mapping[str, torch.Tensor] | None,
         dropout_p: float = 0,
-    ) -> tuple[int, float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The layer, the dropout, what is learned by name, and the inputs as patterns take them;
-        raises as a call does. `v` is None where values are not asked for."""
+        start: int = 0,
+        keys: torch.Tensor | None = None,
+    ) -> tuple[int, int, float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The layer, the first query, the dropout, what is learned by name, and the inputs as
+        patterns take them; raises as a call does. `v` is None where values are not asked for."""
+        if type(start) is not int or start:
+            start = check_query_start(self.program, start, self._reads_m)
         layer = check_layer(self.program, layer)
         check_tensors(self.program, q, k, k if v is None else v)
         dropout_p, learned, data = self._besides(q, k, v, padding, inputs, dropout_p)
         if self.engine.pairs:
             data, pairs = taken_apart(self.program, data, k.shape[2])
             learned = {**learned, **pairs}
-        return layer, dropout_p, learned, data
+        if keys is not None:
+            check_keys(keys)
+        return layer, start, dropout_p, learned, data
 
     def _besides(
         self,
@@ -289,7 +280,7 @@ class CompiledAttention(Learner):
                 "a mask of all pairs is not read in a traced program: say which pairs there are in"
                 " the spec, by patterns or run-time inputs"
             )
-        layer, *besides = self._checked(q, k, v, layer, key_padding_mask, inputs, dropout_p)
+        layer, _, *besides = self._checked(q, k, v, layer, key_padding_mask, inputs, dropout_p)
         call = Call(key_padding_mask, *besides)  # type: ignore[arg-type]
         request = Request((q, k, v), call, layer, return_lse=return_lse)
         out, lse = self.engine.masked(request, added)
@@ -354,22 +345,35 @@ class CompiledAttention(Learner):
             rest: dict[str, Any] = {"layer": layer, "key_padding_mask": padding, "inputs": inputs}
             out = CompiledAttention.forward(self, q, k, v, **rest, return_lse=return_lse)
             return out, state.after(count, state.parts)
+        call = Call(padding, 0.0, learned, data, in_place=in_place)
+        return self._go_on(prepared, (q, k, v), call, layer, state, return_lse)
+
+    def _go_on(
+        self,
+        prepared: Prepared,
+        tensors: Parts,
+        whole: Call,
+        layer: int,
+        state: StreamState,
+        return_lse: bool,
+    ) -> Any:
+        """A step by kernels that go on from the parts of a state."""
         draws = (0, 0) if self.draws is None else self.draws.of(layer)
         outs, sums, parts = [], [], []
         for group, part in zip(prepared.groups, state.parts, strict=True):
-            tables = self.engine.tables(group, layer, learned)
-            call = Call(padding, 0.0, tables, data, draw_of(group.work, draws), in_place=in_place)
-            kernel = cast(Streamable, group.kernel)
-            (out, lse), after = kernel.step(*group.parts(q, k, v), call, part, return_lse)
+            tables = self.engine.tables(group, layer, whole.tables)
+            draw, kernel = draw_of(group.work, draws), cast(Streamable, group.kernel)
+            call = Call(whole.padding, 0.0, tables, whole.data, draw, in_place=whole.in_place)
+            (out, lse), after = kernel.step(*group.parts(*tensors), call, part, return_lse)
             if return_lse and lse is None:
                 raise no_log_sum_exps(self.program)
             outs.append(out)
             sums.append(lse)
             parts.append(after)
-        whole: Any = prepared.joined(outs)
+        joined: Any = prepared.joined(outs)
         if return_lse:
-            whole = whole, prepared.joined(cast("list[torch.Tensor]", sums))
-        return whole, state.after(count, parts)
+            joined = joined, prepared.joined(cast("list[torch.Tensor]", sums))
+        return joined, state.after(tensors[0].shape[2], parts)
 
     def _stream(
         self, layer: int, heads: int, keys: int, device: str, keep_all: bool
@@ -449,8 +453,9 @@ class CompiledAttention(Learner):
         start: int,
     ) -> tuple[Works, Mapping[str, torch.Tensor], dict[Any, Any]]:
         """The works, inputs and choices of a call whose pairs are asked for."""
-        start = check_query_start(self.program, start, self._reads_m)
-        layer, _, learned, data = self._checked(q, k, None, layer, padding, inputs)
+        layer, start, _, learned, data = self._checked(
+            q, k, None, layer, padding, inputs, start=start
+        )
         longest = max(q.shape[2], k.shape[2])
         if longest > LIMITS.pairs_shown:
             raise ValueError(
@@ -487,9 +492,19 @@ class CompiledAttention(Learner):
 
 
 def _computed(
-    engine: Engine, request: Request, keys: torch.Tensor | None
+    engine: Engine, request: Request, keys: torch.Tensor | None, written: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The output, and its log-sum-exps if they are asked for, of the keys that count."""
+    """The output, and its log-sum-exps if they are asked for, of the keys that count; in plain
+    operations where a program of them is `written`."""
+    if written:
+        decided = decided_leaves(engine.program)
+        if decided:
+            raise ValueError(
+                f"`{decided[0].pattern}` decides by numbers, for which ONNX has no operator:"
+                " torch.export takes it, as one operator"
+            )
+        with composed():
+            return _computed(engine, request, keys, False)
     if keys is not None:
         if is_recorded(request.parts[0]):
             raise ValueError(
