@@ -233,9 +233,10 @@ class ParallelAttention(torch.nn.Module):
             "inputs": inputs,
             "return_lse": return_lse,
         }
-        found, n = in_type_of_autocast(self._called, q, k, v, more)
+        found, n = self._called(q, k, v, more)
         return found if like is None else _as_dtensors(found, like, n)
 
+    @in_type_of_autocast
     def _called(
         self, q: Any, k: torch.Tensor, v: torch.Tensor, more: dict[str, Any]
     ) -> tuple[Any, int]:

@@ -45,7 +45,6 @@ from attnspec.integrations.model_choices import (
     INPUT,
     SINK,
     Lists,
-    Running,
     chooses,
     lists_of,
     own_input,
@@ -66,16 +65,16 @@ from attnspec.integrations.model_mask import (
     REPLACED,
     WIDENED,
     ModelMask,
-    axis_of,
     part_of_inputs,
     part_of_padding,
     require_compilable,
 )
 from attnspec.integrations.real_positions import RealRunning
-from attnspec.ir.program import Leaf, Program, leaves
+from attnspec.ir.program import Input, Leaf, Program, leaves
 from attnspec.ir.scalars import symbols
 from attnspec.lower.lower import works_of
 from attnspec.model_check.wanted import documents
+from attnspec.runtime.call_checks import along_positions
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
@@ -120,7 +119,6 @@ class ModelAttention:
         self._looked_at: Callable[[], object] = lambda: None
         # every layer computes the same, and what traces one has traced them all
         self._same = self.program.layers is None and not module.engine.binder.alike(1)
-        self._variants: dict[tuple[int | None, bool], CompiledAttention] = {}
 
     def __call__(
         self,
@@ -205,7 +203,7 @@ class ModelAttention:
 
     def _called(
         self,
-        running: Running | RealRunning,
+        running: CompiledAttention | RealRunning,
         tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         mask: ModelMask,
         settings: dict[str, Any],
@@ -227,23 +225,21 @@ class ModelAttention:
         sink: bool,
         inputs: Mapping[str, torch.Tensor] | None,
         end: int,
-    ) -> tuple[Running, Mapping[str, torch.Tensor] | None]:
+    ) -> tuple[CompiledAttention, Mapping[str, torch.Tensor] | None]:
         """What computes at a place of a model, its pairs cut to lists that the model chose, and the
         run-time inputs with these, without slots of a cache from `end` on, which are empty."""
         own = self.module_of(place)
         if lists is None and not sink:
-            return Running(own), inputs
-        key = None if lists is None else lists.size, sink
-        untraced(self, "_make_variant", *key)
-        cut = self._variants[key]
-        cut.check_finite = own.check_finite
-        return Running(cut, {name: own.learned(name) for name in cut.engine.learned}), (
-            self._with_lists(inputs, lists, end)
-        )
+            return own, inputs
+        key = None if lists is None else lists[0], sink
+        untraced(self, "_make_variant", own, *key)
+        cut = own.variants[key]
+        cut.check_finite, cut.training = own.check_finite, own.training
+        return cut, self._with_lists(inputs, lists, end)
 
     def _counting(
-        self, run: Running, place: Place | None, mask: ModelMask, of: tuple[int, int]
-    ) -> Running | RealRunning:
+        self, run: CompiledAttention, place: Place | None, mask: ModelMask, of: tuple[int, int]
+    ) -> CompiledAttention | RealRunning:
         """What computes, over real tokens alone where `convert` was asked for that."""
         if place is None or not place.real:
             return run
@@ -253,10 +249,10 @@ class ModelAttention:
         """Whether padding behind a sample changes its rows."""
         return self._padded(self.program, layer, heads) is not None
 
-    def _make_variant(self, size: int | None, sink: bool) -> None:
+    def _make_variant(self, own: CompiledAttention, size: int | None, sink: bool) -> None:
         """Have a module that reads what the model chose in blocks of a size, or beside a sink."""
-        if (size, sink) not in self._variants:
-            self._variants[size, sink] = variant(self.module, size, sink)
+        if (size, sink) not in own.variants:
+            own.variants[size, sink] = variant(own, size, sink)
 
     def module_of(self, place: Place | None) -> CompiledAttention:
         """What computes at a place of a model: what the model holds there, or the module itself."""
@@ -268,8 +264,8 @@ class ModelAttention:
         """The run-time inputs with what the model chose before `end` among them."""
         if lists is None:
             return inputs
-        taken = own_input(self.program)
-        chosen = lists.numbers.masked_fill(lists.numbers * lists.size >= end, -1)
+        taken, (size, numbers) = own_input(self.program), lists
+        chosen = numbers.masked_fill(numbers * size >= end, -1)
         return {**(inputs or {}), INPUT if taken is None else taken.name: chosen}
 
     def of(self, module: torch.nn.Module) -> ModelAttention | None:
@@ -655,7 +651,7 @@ class ModelAttention:
                 "`attnspec_inputs={input: tensor}`, or call it, `generate` too, "
                 "under `with_inputs(name, {input: tensor})`"
             )
-        for name, tensor in self.standing.items():
+        for name in self.standing:
             if declared.get(name) == "length" and mask.q_offset and not _reads_ahead(place):
                 raise AttnSpecError(
                     f"the length `{name}` changes with every token that is written, one that "
@@ -666,14 +662,18 @@ class ModelAttention:
                     f"the choices `{name}` of a step are needed where it is traced beside a static"
                     " cache: give `attnspec_inputs` in calls of the model itself"
                 )
-            axis = axis_of(declared.get(name), tensor)
-            if axis is not None and tensor.shape[axis] < mask.end:
+
+        def reaching(entry: Input, x: torch.Tensor, axis: int) -> torch.Tensor:
+            if entry.name in declared and x.shape[axis] < mask.end:
                 raise AttnSpecError(
-                    f"the input `{name}` must reach as far as the sequence, {mask.end} positions, "
-                    f"got {tensor.shape[axis]}: give it for all that `generate` may write"
+                    f"the input `{entry.name}` must reach as far as the sequence, {mask.end}"
+                    f" positions, got {x.shape[axis]}: give it for all that `generate` may write"
                 )
+            return x
+
         # what stands may be for another side of the model, too
         named = {x: t for x, t in self.standing.items() if x in declared or not self.shares}
+        named = along_positions(self.program, named, reaching)
         return part_of_inputs(
             self.program, named, slice(0, mask.end), slice(mask.q_offset, mask.end)
         )

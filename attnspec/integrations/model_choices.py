@@ -8,21 +8,18 @@ kind `choices` takes them there instead.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TypeAlias
 
 import torch
-from torch import nn
-from torch.func import functional_call
 
 from attnspec.backends.common.merging import with_zero
 from attnspec.integrations.model_layers import attribute_of
 from attnspec.ir.program import Attend, Compound, Input, InputRef, Leaf, Program
 from attnspec.ir.serial import plan_data
+from attnspec.runtime.engine import Engine
+from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import AttnSpecError
-
-if TYPE_CHECKING:
-    from attnspec.runtime.module import CompiledAttention
 
 INDICES, BLOCKS, SINK = "indices", "block_indices", "s_aux"
 """The keywords of transformers: keys [B, q, c] and blocks [B, H_kv, q, r] that are read, -1 for
@@ -32,13 +29,9 @@ INPUT = "chosen_by_the_model"
 """The input that a spec gets where it declares none for choices."""
 
 
-@dataclass(frozen=True, eq=False)
-class Lists:
-    """For every query and head the key blocks of `size` positions, int [B, H or H_kv or 1, q, c],
-    that it may read, -1 for none."""
-
-    size: int
-    numbers: torch.Tensor
+Lists: TypeAlias = tuple[int, torch.Tensor]
+"""A size, and for every query and head the key blocks of so many positions, int
+[B, H or H_kv or 1, q, c], that it may read, -1 for none."""
 
 
 def lists_of(
@@ -51,7 +44,7 @@ def lists_of(
     if isinstance(keys, torch.Tensor):
         _require_axes(INDICES, keys, 3, "[batch, queries, keys]")
         # made of a mask that knows its facts, which concern this layer alone
-        return Lists(1, keys.as_subclass(torch.Tensor)[:, None])
+        return 1, keys.as_subclass(torch.Tensor)[:, None]
     if isinstance(blocks, torch.Tensor):
         _require_axes(BLOCKS, blocks, 4, "[batch, key heads, queries, blocks]")
         size = attribute_of(module, "index_block_size")
@@ -60,12 +53,12 @@ def lists_of(
                 f"blocks of a known size are needed, {type(module).__name__} passes `{BLOCKS}` and"
                 " its config has no `index_block_size`"
             )
-        return Lists(size, blocks)
+        return size, blocks
     if selected is None:
         return None
     most = int(selected.sum(-1).max()) if selected.numel() else 0
     order = torch.argsort(selected.to(torch.int8), dim=-1, descending=True, stable=True)[..., :most]
-    return Lists(1, torch.where(selected.gather(-1, order), order, -1))
+    return 1, torch.where(selected.gather(-1, order), order, -1)
 
 
 def chooses(module: torch.nn.Module) -> bool:
@@ -80,10 +73,8 @@ def own_input(program: Program) -> Input | None:
 
 
 def variant(module: CompiledAttention, size: int | None, sink: bool) -> CompiledAttention:
-    """The module of the same program with its pairs cut to lists of blocks of a `size`, None for no
-    lists, and with plain softmax where a `sink` is added to its weights."""
-    from attnspec.runtime.module import CompiledAttention
-
+    """A module of the same parameters whose program has its pairs cut to lists of blocks of a
+    `size`, None for no lists, and plain softmax where a `sink` is added to its weights."""
     program = module.program
     if sink:
         wrong = [a.normalize for a in program.attends if a.normalize not in ("softmax", "softmax1")]
@@ -104,40 +95,7 @@ def variant(module: CompiledAttention, size: int | None, sink: bool) -> Compiled
         attends = tuple(_cut(program.name, attend) for attend in program.attends)
         inputs = (*program.inputs, Input(INPUT, "choices", size=size))
         program = replace(program, attends=attends, inputs=inputs)
-    return CompiledAttention(plan_data(program, module.backend))
-
-
-@dataclass(frozen=True, eq=False)
-class Running:
-    """What computes for a layer, with what another module `learned` of the same program, by its
-    names; empty for what it has learnt itself."""
-
-    module: CompiledAttention
-    learned: Mapping[str, torch.Tensor] = field(default_factory=dict)
-
-    def __call__(self, *tensors: Any, **settings: Any) -> Any:
-        """A call of the module."""
-        if not self.learned:
-            return self.module(*tensors, **settings)
-        return functional_call(self.module, dict(self.learned), tensors, settings)
-
-    def step(self, *tensors: Any, **settings: Any) -> Any:
-        """A step of the module."""
-        if not self.learned:
-            return self.module.step(*tensors, **settings)
-        learned = {f"module.{name}": value for name, value in self.learned.items()}
-        return functional_call(_Stepping(self.module), learned, tensors, settings)
-
-
-class _Stepping(nn.Module):
-    """A module whose call is a step."""
-
-    def __init__(self, module: CompiledAttention) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, *tensors: Any, **settings: Any) -> Any:
-        return self.module.step(*tensors, **settings)
+    return module.replanned(Engine(plan_data(program, module.backend)))
 
 
 def _cut(name: str, attend: Attend) -> Attend:

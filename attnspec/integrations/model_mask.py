@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 import torch
 
 from attnspec.backends.common.torch_modes import is_recorded
-from attnspec.ir.program import POSITIONS, Program
+from attnspec.ir.program import Input, Program
+from attnspec.runtime.call_checks import along_positions
 from attnspec.text.diagnostics import AttnSpecError
 from attnspec.version import is_older
 
@@ -296,14 +297,6 @@ def part_of_padding(padding: torch.Tensor | None, keys: slice) -> torch.Tensor |
     return None if padding is None else padding[:, keys]
 
 
-def axis_of(kind: str | None, given: object) -> int | None:
-    """The axis of positions of an input; None where it has none, and of what cannot be one, which
-    is refused by who reads it."""
-    axis = None if kind is None else POSITIONS.get(kind)
-    fits = axis is not None and isinstance(given, torch.Tensor) and given.ndim > axis
-    return axis if fits else None
-
-
 def part_of_inputs(
     program: Program,
     inputs: Mapping[str, torch.Tensor] | None,
@@ -311,16 +304,11 @@ def part_of_inputs(
     queries: slice = slice(None),
 ) -> dict[str, torch.Tensor] | None:
     """What run-time inputs say of some positions, and choices of some queries."""
-    if inputs is None:
-        return None
-    kinds = {entry.name: entry.kind for entry in program.inputs}
 
-    def part(name: str, x: torch.Tensor) -> torch.Tensor:
-        kind = kinds.get(name)
-        axis, asked = axis_of(kind, x), queries if kind == "choices" else keys
-        return x if axis is None else x[(*[slice(None)] * axis, asked)]
+    def part(entry: Input, x: torch.Tensor, axis: int) -> torch.Tensor:
+        return x[(*[slice(None)] * axis, queries if entry.kind == "choices" else keys)]
 
-    return {name: part(name, x) for name, x in inputs.items()}
+    return None if inputs is None else along_positions(program, inputs, part)
 
 
 def kind_of(mask_function: IndexMask) -> str:

@@ -8,15 +8,15 @@ are computed without their padding.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
 from attnspec.backends.common.torch_modes import is_recorded
-from attnspec.integrations.model_choices import Running
-from attnspec.integrations.model_mask import axis_of
-from attnspec.ir.program import Program
+from attnspec.ir.program import Input, Program
+from attnspec.runtime.call_checks import along_positions
+from attnspec.runtime.module import CompiledAttention
 from attnspec.runtime.streaming import StreamState
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -28,14 +28,14 @@ class RealRunning:
     """What computes for a layer, over real tokens alone. `real` is bool [B, end], True for a real
     token, or None where all are; `moved` says that padding behind a sample changes its rows."""
 
-    running: Running
+    running: CompiledAttention
     real: torch.Tensor | None
     moved: bool
 
     @property
-    def module(self) -> Any:
-        """The module that computes."""
-        return self.running.module
+    def program(self) -> Program:
+        """The program that is computed."""
+        return self.running.program
 
     def __call__(
         self,
@@ -57,25 +57,25 @@ class RealRunning:
         if is_recorded(q):
             raise AttnSpecError(
                 f"a whole pass of a spec whose rows do not change with n is needed where calls are"
-                f' traced, got another of `{self.module.program.name}` with `positions="real"`'
+                f' traced, got another of `{self.program.name}` with `positions="real"`'
             )
-        result = _Rows(q, v, settings)
+        parts = []
         for rows, row in _alike(real):
             keys = row.nonzero()[:, 0]
             before = k.shape[2] - q.shape[2]
             queries = keys[keys >= before] - before
             if len(queries):
-                part = _input_part(self.module.program, inputs, rows, keys, queries, real)
+                part = _input_part(self.program, inputs, rows, keys, queries, real)
                 tensors = _taken(q, rows, queries), _taken(k, rows, keys), _taken(v, rows, keys)
                 found = self.running(*tensors, key_padding_mask=None, inputs=part, **settings)
-                result.put(rows, queries, found)
-        return result.all()
+                parts.append((rows, queries, found))
+        return _joined(parts, q, v, bool(settings.get("return_lse")))
 
     def _sorted(self, tensors: Any, real: torch.Tensor, inputs: Inputs, settings: Any) -> Any:
         """A whole pass with real tokens first; its rows are put back."""
         order = (~real).to(torch.uint8).argsort(dim=1, stable=True)
         moved = [x.gather(2, order[:, None, :, None].expand_as(x)) for x in tensors]
-        part = _input_sorted(self.module.program, inputs, order, real)
+        part = _input_sorted(self.program, inputs, order, real)
         found = self.running(
             *moved, key_padding_mask=real.gather(1, order), inputs=part, **settings
         )
@@ -103,7 +103,7 @@ class RealRunning:
         real = key_padding_mask
         here = q.new_ones(batch, q.shape[2], dtype=torch.bool) if real is None else real
         groups = ((tuple(range(batch)), None),) if state is None else state.groups
-        result, after = _Rows(q, v, settings), []
+        parts, after = [], []
         for rows, before in groups:
             for at, row in _alike(here[list(rows)]):
                 samples, new = [rows[index] for index in at], row.nonzero()[:, 0]
@@ -111,14 +111,15 @@ class RealRunning:
                 if before is not None and len(at) < len(rows):
                     own = before.selected(torch.tensor(at))
                 if len(new):
-                    part = _input_part(self.module.program, inputs, samples, new, new, self.real)
-                    tensors = [_taken(x, samples, new) for x in (q, k, v)]
+                    part = _input_part(self.program, inputs, samples, new, new, self.real)
+                    mine, keys, values = (_taken(x, samples, new) for x in (q, k, v))
                     found, own = self.running.step(
-                        *tensors, own, key_padding_mask=None, inputs=part, **settings
+                        mine, keys, values, own, key_padding_mask=None, inputs=part, **settings
                     )
-                    result.put(samples, new, found)
+                    parts.append((samples, new, found))
                 after.append((tuple(samples), own))
-        return result.all(), RealState(tuple(after))
+        out = _joined(parts, q, v, bool(settings.get("return_lse")))
+        return out, RealState(tuple(after))
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +136,8 @@ class RealState:
 
     def owned(self) -> RealState:
         """The same with memory of its own."""
-        return self._mapped(lambda state: state.owned())
+        owned = ((rows, None if state is None else state.owned()) for rows, state in self.groups)
+        return RealState(tuple(owned))
 
     def kept(self) -> Iterator[torch.Tensor]:
         """The tensors that it holds."""
@@ -153,36 +155,27 @@ class RealState:
                 groups.append((tuple(at), None if state is None else state.selected(local)))
         return RealState(tuple(groups))
 
-    def _mapped(self, of: Any) -> RealState:
-        groups = ((rows, None if state is None else of(state)) for rows, state in self.groups)
-        return replace(self, groups=tuple(groups))
 
-
-class _Rows:
-    """Outputs [B, H, q, d_v], and log-sum-exps if they are asked for, that are put together."""
-
-    def __init__(self, q: torch.Tensor, v: torch.Tensor, settings: Mapping[str, Any]) -> None:
-        self.parts: list[tuple[Any, torch.Tensor, tuple[torch.Tensor, ...]]] = []
-        self.shape, self.size, self.like = q.shape[:3], v.shape[-1], v
-        self.pair = bool(settings.get("return_lse"))
-
-    def put(self, rows: Sequence[int], queries: torch.Tensor, found: Any) -> None:
-        """Rows of some samples and queries."""
-        self.parts.append((rows, queries, found if self.pair else (found,)))
-
-    def all(self) -> Any:
-        """All of them; where nothing was put 0, and log-sum-exps -inf."""
-        out = self.like.new_zeros(*self.shape, self.size)
-        lse = self.like.new_full(self.shape, -torch.inf, dtype=torch.float32)
-        for rows, queries, found in self.parts:
-            samples, heads = (
-                torch.tensor(x, device=out.device) for x in (rows, range(out.shape[1]))
-            )
-            index = samples[:, None, None], heads[:, None], queries.to(out.device)
-            out = out.index_put(index, found[0])
-            if self.pair:
-                lse = lse.index_put(index, found[1].to(lse.dtype))
-        return (out, lse) if self.pair else out
+def _joined(
+    parts: Sequence[tuple[Sequence[int], torch.Tensor, Any]],
+    q: torch.Tensor,
+    v: torch.Tensor,
+    with_lse: bool,
+) -> Any:
+    """Outputs [B, H, q, d_v], and log-sum-exps `with_lse`, put together from those of some samples
+    and queries; of others 0, and log-sum-exps -inf."""
+    wholes = [v.new_zeros(*q.shape[:3], v.shape[-1])]
+    if with_lse:
+        wholes.append(v.new_full(q.shape[:3], -torch.inf, dtype=torch.float32))
+    for rows, queries, found in parts:
+        samples, heads = (torch.tensor(x, device=v.device) for x in (rows, range(q.shape[1])))
+        index = samples[:, None, None], heads[:, None], queries.to(v.device)
+        found = found if with_lse else (found,)
+        wholes = [
+            whole.index_put(index, x.to(whole.dtype))
+            for whole, x in zip(wholes, found, strict=True)
+        ]
+    return tuple(wholes) if with_lse else wholes[0]
 
 
 def _alike(real: torch.Tensor) -> Iterator[tuple[list[int], torch.Tensor]]:
@@ -213,52 +206,43 @@ def _input_part(
 ) -> Inputs:
     """Run-time inputs of some samples, of the keys and queries at some positions, by numbers over
     real tokens."""
-    result = {}
-    for name, x in (inputs or {}).items():
-        kind = _kind(program, name)
-        x = x.expand(max(rows) + 1, *x.shape[1:]) if len(x) == 1 else x
-        axis = axis_of(kind, x)
-        if axis is None:
-            result[name] = x[list(rows)]
-            continue
-        taken = _taken(x, rows, queries if kind == "choices" else keys, axis)
-        if kind == "choices" and real is not None:
-            taken = _renumbered(program, name, taken, real[list(rows)])
-        result[name] = taken
-    return result if inputs is not None else None
+
+    def part(entry: Input, x: torch.Tensor, axis: int) -> torch.Tensor:
+        chosen = entry.kind == "choices"
+        x = _taken(x, range(len(rows)), queries if chosen else keys, axis)
+        return _renumbered(entry, x, real[list(rows)]) if chosen and real is not None else x
+
+    if inputs is None:
+        return None
+    # one sample may stand for all
+    own = {name: x[[0] * len(rows) if len(x) == 1 else list(rows)] for name, x in inputs.items()}
+    return along_positions(program, own, part)
 
 
 def _input_sorted(
     program: Program, inputs: Inputs, order: torch.Tensor, real: torch.Tensor
 ) -> Inputs:
     """Run-time inputs with their positions in another order, int64 [B, n]."""
-    result = {}
-    for name, x in (inputs or {}).items():
-        kind = _kind(program, name)
-        x = x.expand(len(order), *x.shape[1:]) if len(x) == 1 else x
-        axis = axis_of(kind, x)
-        if axis is not None:
-            shape = [len(order), *[1] * (axis - 1), -1, *[1] * (x.ndim - axis - 1)]
-            x = x.gather(axis, order.reshape(shape).expand_as(x))
-            x = _renumbered(program, name, x, real) if kind == "choices" else x
-        result[name] = x
-    return result if inputs is not None else None
+
+    def ordered(entry: Input, x: torch.Tensor, axis: int) -> torch.Tensor:
+        shape = [len(order), *[1] * (axis - 1), -1, *[1] * (x.ndim - axis - 1)]
+        x = x.gather(axis, order.reshape(shape).expand_as(x))
+        return _renumbered(entry, x, real) if entry.kind == "choices" else x
+
+    if inputs is None:
+        return None
+    whole = {x: y.expand(len(order), *y.shape[1:]) if len(y) == 1 else y for x, y in inputs.items()}
+    return along_positions(program, whole, ordered)
 
 
-def _renumbered(
-    program: Program, name: str, choices: torch.Tensor, real: torch.Tensor
-) -> torch.Tensor:
+def _renumbered(entry: Input, choices: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     """Keys [B, H, q, c] that were chosen, by their numbers over real tokens, -1 for none."""
-    size = next(entry.size for entry in program.inputs if entry.name == name)
-    if size != 1:
+    if entry.size != 1:
         raise AttnSpecError(
-            f"choices of single keys are needed, `{name}` chooses blocks of {size}, which begin"
+            f"choices of single keys are needed, `{entry.name}` chooses blocks of"
+            f" {entry.size}, which begin"
             ' where the padded tensor does: `positions="absolute"`'
         )
     ranks = real.to(torch.int64).cumsum(1) - 1
     ranks = ranks.masked_fill(~real, -1)[:, None, None].expand(*choices.shape[:3], -1)
     return ranks.gather(-1, choices.clamp(min=0).long()).masked_fill(choices < 0, -1)
-
-
-def _kind(program: Program, name: str) -> str | None:
-    return next((entry.kind for entry in program.inputs if entry.name == name), None)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -11,12 +10,12 @@ import torch
 from torch import nn
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
-from attnspec.integrations.model_choices import Running
 from attnspec.integrations.model_layers import attribute_of, crosses, place_of
 from attnspec.integrations.model_mask import CACHED, ModelMask, part_of_inputs, part_of_padding
 from attnspec.integrations.model_use import used_by
 from attnspec.integrations.real_positions import RealRunning, RealState
 from attnspec.ir.program import Program
+from attnspec.runtime.module import CompiledAttention
 from attnspec.runtime.streaming import StreamState
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -86,37 +85,23 @@ def _tensors(layer: object) -> list[torch.Tensor]:
     return [x for x in vars(layer).values() if isinstance(x, torch.Tensor)]
 
 
-@dataclass(frozen=True, eq=False)
-class Step:
-    """Some positions that a layer went on by: what computes, their queries, keys and values, and
-    what was said of them."""
+Step: TypeAlias = "tuple[Callable[..., tuple[Any, Any]], Tensors, torch.Tensor | None, Any]"
+"""Some positions that a layer went on by: what computes, their queries, keys and values, padding
+and inputs."""
 
-    program: Program
-    run: Any
-    tensors: Tensors
-    padding: torch.Tensor | None
-    inputs: Any
 
-    def __call__(self, state: StreamState | RealState | None) -> tuple[Any, Any]:
-        found: tuple[Any, Any] = self.run(
-            *self.tensors, state, key_padding_mask=self.padding, inputs=self.inputs
-        )
-        return found
+def _stepped(step: Step, state: StreamState | RealState | None) -> tuple[Any, Any]:
+    """The outputs of a step, and the state after it."""
+    run, tensors, padding, inputs = step
+    found: tuple[Any, Any] = run(*tensors, state, key_padding_mask=padding, inputs=inputs)
+    return found
 
-    @property
-    def positions(self) -> int:
-        return self.tensors[0].shape[2]
 
-    def first(self, count: int) -> Step:
-        """The same of the first positions alone."""
-        q, k, v = (x[:, :, :count] for x in self.tensors)
-        part = slice(count)
-        return replace(
-            self,
-            tensors=(q, k, v),
-            padding=part_of_padding(self.padding, part),
-            inputs=part_of_inputs(self.program, self.inputs, part, part),
-        )
+def _first(step: Step, program: Program, count: int) -> Step:
+    """A step by the first positions alone."""
+    (run, (q, k, v), padding, inputs), part = step, slice(count)
+    parts = q[:, :, part], k[:, :, part], v[:, :, part]
+    return run, parts, part_of_padding(padding, part), part_of_inputs(program, inputs, part, part)
 
 
 class SpecLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -134,7 +119,7 @@ class SpecLayer(CacheLayerMixin):  # type: ignore[misc]
         # those of one cache, by the numbers of their layers
         self.readers: Mapping[int, SpecLayer] = {}
         self._base: StreamState | RealState | None = None
-        self._steps: list[Step] = []
+        self._steps: list[tuple[Step, Program]] = []
 
     def of(self, module: nn.Module) -> SpecLayer:
         """What is kept for a layer that reads keys of this one, as the last layers of Gemma 3n
@@ -158,7 +143,7 @@ class SpecLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def go_on(
         self,
-        run: Running | RealRunning,
+        run: CompiledAttention | RealRunning,
         tensors: Tensors,
         mask: ModelMask,
         inputs: Any,
@@ -171,21 +156,20 @@ class SpecLayer(CacheLayerMixin):  # type: ignore[misc]
                 f"the positions behind the {self.position} that were read are needed, got"
                 f" {tensors[1].shape[2]} from {mask.q_offset} on"
             )
-        (q, k, v), program, new = tensors, run.module.program, slice(mask.q_offset, None)
+        (q, k, v), program, new = tensors, run.program, slice(mask.q_offset, None)
         run_step = partial(run.step, keep_all=True, in_place=not self.record_past, **settings)
         # a copy without the mark, or what is kept would keep this layer
-        step = Step(
-            program,
+        step = (
             run_step,
             (q, k.view_as(k), v),
             part_of_padding(mask.padding, new),
             part_of_inputs(program, inputs, new),
         )
         if self.record_past:
-            self._steps.append(step)
-        out, state = step(self.state)
+            self._steps.append((step, program))
+        out, state = _stepped(step, self.state)
         # one position more is joined with what is kept, in memory of its own
-        first = self.state is None or step.positions > 1
+        first = self.state is None or q.shape[2] > 1
         self.state, self.position = state.owned() if first else state, mask.end
         return out
 
@@ -194,7 +178,7 @@ class SpecLayer(CacheLayerMixin):  # type: ignore[misc]
         found = [] if self.state is None else list(self.state.kept())
         if self._base is not None:
             found += self._base.kept()
-        return found + [x for step in self._steps for x in step.tensors]
+        return found + [x for (_, tensors, *_), _ in self._steps for x in tensors]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.position + query_length, 0
@@ -218,7 +202,7 @@ class SpecLayer(CacheLayerMixin):  # type: ignore[misc]
     def crop(self, tokens_to_remove: int) -> None:
         """Take back the last positions, a number below 0, of those since the last `crop`."""
         removed = abs(tokens_to_remove)
-        written = sum(step.positions for step in self._steps)
+        written = sum(q.shape[2] for (_, (q, *_), *_), _ in self._steps)
         if tokens_to_remove > 0 or removed > written:
             raise RuntimeError(
                 f"at most the {written} positions since `activate_past_recording` or the last"
@@ -226,10 +210,10 @@ class SpecLayer(CacheLayerMixin):  # type: ignore[misc]
             )
         if removed:
             self.state, left = self._base, written - removed
-            for step in self._steps:
-                part = min(left, step.positions)
+            for step, program in self._steps:
+                part = min(left, step[1][0].shape[2])
                 if part:
-                    _, self.state = step.first(part)(self.state)
+                    _, self.state = _stepped(_first(step, program, part), self.state)
                 left -= part
         self.position -= removed
         self._base, self._steps = self.state, []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from inspect import Parameter, signature
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 
@@ -18,7 +19,7 @@ from attnspec.limits import LIMITS
 from attnspec.lower.work import Call
 from attnspec.text.diagnostics import did_you_mean
 
-Outputs = TypeVar("Outputs")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
 """q [B, H, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v]."""
@@ -171,18 +172,23 @@ def narrowed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return given.to(dtype)
 
 
-def in_type_of_autocast(
-    run: Callable[..., Outputs], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
-) -> Outputs:
-    """What a function returns of q, k and v in the type that autocast asks for, if it asks."""
-    # what is no tensor is left to `check_tensors`, and torch knows no autocast of shapes alone
-    first: object = q
-    kind = first.device.type if isinstance(first, torch.Tensor) else "meta"
-    if kind == "meta" or not torch.is_autocast_enabled(kind):
-        return run(q, k, v, *rest)
-    narrow = torch.get_autocast_dtype(kind)
-    with torch.autocast(kind, enabled=False):
-        return run(*(narrowed(x, narrow) for x in (q, k, v)), *rest)
+def in_type_of_autocast(method: Method) -> Method:
+    """A method of q, k and v that has them in the type that autocast asks for, if it asks."""
+
+    @wraps(method)
+    def run(
+        self: object, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **settings: Any
+    ) -> Any:
+        # what is no tensor is left to `check_tensors`, and torch knows no autocast of shapes alone
+        first: object = q
+        kind = first.device.type if isinstance(first, torch.Tensor) else "meta"
+        if kind == "meta" or not torch.is_autocast_enabled(kind):
+            return method(self, q, k, v, *rest, **settings)
+        narrow = torch.get_autocast_dtype(kind)
+        with torch.autocast(kind, enabled=False):
+            return method(self, *(narrowed(x, narrow) for x in (q, k, v)), *rest, **settings)
+
+    return cast(Method, run)
 
 
 def check_query_start(program: Program, query_start: int, reads_m: bool) -> int:
@@ -325,11 +331,11 @@ def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tup
             f"keys must count the {q.shape[2]} queries, and be at most n_k = {k.shape[2]},"
             f" got {count}"
         )
-    data = dict(call.data)
-    for entry in program.inputs:
-        axis = POSITIONS.get(entry.kind)
-        if axis is not None and entry.kind not in OF_QUERIES:
-            data[entry.name] = data[entry.name].narrow(axis, 0, count)
+    data = along_positions(
+        program,
+        call.data,
+        lambda entry, x, axis: x if entry.kind in OF_QUERIES else x.narrow(axis, 0, count),
+    )
     tables = {
         name: x[..., :count] if _is_of_pairs(program, name) else x
         for name, x in call.tables.items()
@@ -338,6 +344,21 @@ def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tup
     return (q, k[:, :, :count], v[:, :, :count]), replace(
         call, padding=padding, tables=tables, data=data
     )
+
+
+def along_positions(
+    program: Program,
+    inputs: Mapping[str, torch.Tensor],
+    change: Callable[[Input, torch.Tensor, int], torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """The inputs with `change(input, tensor, axis)` in the place of those that have an axis of
+    positions; what cannot be one stays, and is refused by who reads it."""
+    changed = dict(inputs)
+    for entry in program.inputs:
+        axis, x = POSITIONS.get(entry.kind), inputs.get(entry.name)
+        if axis is not None and isinstance(x, torch.Tensor) and x.ndim > axis:
+            changed[entry.name] = change(entry, x, axis)
+    return changed
 
 
 def check_keys(keys: torch.Tensor) -> None:

@@ -50,16 +50,16 @@ from attnspec.lower.work import (
     Kernel,
     Mergeable,
     Work,
+    key_heads,
 )
 from attnspec.runtime.call_checks import Parts, check_exact, check_promise
-from attnspec.runtime.decisions import Decision, data_of, decided
+from attnspec.runtime.decisions import Decision, data_of, decided, decisions_of
 from attnspec.runtime.head_groups import (
     Group,
     Prepared,
     draw_of,
-    group_of,
     selected,
-    together,
+    selection,
 )
 from attnspec.text.diagnostics import AttnSpecError
 from attnspec.version import LEAST_TORCH, is_older
@@ -98,8 +98,8 @@ class Engine:
     """The kernels of a program, chosen and built for every layer and length that is asked for.
 
     `text` is the plan that it was made of, by which traced programs name it; `own` names what is
-    learned, in the order of a module's parameters, `learned` beside that the inputs that have a
-    number of each pair, [1, H or 1, B, n_q, n_k]: they have gradients as tables have.
+    learned, in the order of a module's parameters, `pairs` the inputs that have a number of each
+    pair, [1, H or 1, B, n_q, n_k], which have gradients as tables have, and `learned` both.
     """
 
     def __init__(self, plan: Mapping[str, object]) -> None:
@@ -112,7 +112,8 @@ class Engine:
         self.binder = _binder(self.program)
         self._parts = learned_parts(self.program)
         self.own = (*bias_tables(self.program).values(), *self._parts.values())
-        self.learned = (*self.own, *pair_inputs(self.program))
+        self.pairs = pair_inputs(self.program)
+        self.learned = (*self.own, *self.pairs)
         graphs = (attend.graph for attend in self.program.attends)
         self.computed = {x: y for g in graphs if g is not None for x, y in computed(g).items()}
         self._computed_of = sorted({name for names in self.computed.values() for name in names})
@@ -200,7 +201,7 @@ class Engine:
         for entry in self.program.inputs:
             if entry.kind in ("tokens", *READ):
                 data[entry.name] = pad(data[entry.name], (0, more))
-        pairs = {name: pad(call.tables[name], (0, more)) for name in pair_inputs(self.program)}
+        pairs = {name: pad(call.tables[name], (0, more)) for name in self.pairs}
         tables = {**call.tables, **pairs}
         padding = None if padding is None else pad(padding, (0, more))
         return (q, pad(k, (0, 0, 0, more)), pad(v, (0, 0, 0, more))), replace(
@@ -311,15 +312,18 @@ class Engine:
     # --- kernels ---------------------------------------------------------------------------------
 
     def together(
-        self, kernels: Iterable[Built], heads: int, key_heads: int, device: torch.device
+        self, kernels: Iterable[Built], heads: int, keys: int, device: torch.device
     ) -> Prepared:
         """Kernels that have all heads between them, with their works and their heads."""
-        ratio = heads // key_heads
-        groups = [
-            group_of(kernel, work, members, heads, ratio, self.tables_of(work), device)
-            for kernel, work, members in kernels
-        ]
-        return together(groups, heads, device)
+        groups = []
+        for kernel, work, members in kernels:
+            own = selection(members, heads, device)
+            read = selection(key_heads(members, heads // keys), keys, device)
+            groups.append(Group(kernel, work, members, own, read, self.tables_of(work)))
+        flat = [head for group in groups for head in group.heads]
+        order = selection(sorted(range(heads), key=flat.__getitem__), heads, device)
+        decisions = decisions_of([(group.work, group.heads) for group in groups])
+        return Prepared(tuple(groups), order, decisions)
 
     def prepare(
         self,

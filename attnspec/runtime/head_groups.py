@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 import torch
 
-from attnspec.lower.work import Kernel, Work, key_heads
+from attnspec.lower.work import Kernel, Work
 from attnspec.runtime.call_checks import Parts
-from attnspec.runtime.decisions import Decision, decisions_of
+from attnspec.runtime.decisions import Decision
 
 Selection: TypeAlias = torch.Tensor | range | None
 """Which heads: their numbers, as a range where they are one, None for all."""
@@ -59,30 +59,8 @@ class Prepared:
         return whole if self.order is None else selected(whole, 1, self.order)
 
 
-def group_of(
-    kernel: Kernel,
-    work: Work,
-    members: tuple[int, ...],
-    heads: int,
-    ratio: int,
-    tables: tuple[tuple[str, str], ...],
-    device: torch.device,
-) -> Group:
-    """The group of some of the heads, each key head being read by `ratio` of them."""
-    queries = _selection(members, heads, device)
-    keys = _selection(key_heads(members, ratio), heads // ratio, device)
-    return Group(kernel, work, members, queries, keys, tables)
-
-
-def together(groups: Sequence[Group], heads: int, device: torch.device) -> Prepared:
-    """Groups that have all heads between them."""
-    flat = [head for group in groups for head in group.heads]
-    order = sorted(range(heads), key=flat.__getitem__)
-    works = [(group.work, group.heads) for group in groups]
-    return Prepared(tuple(groups), _selection(order, heads, device), decisions_of(works))
-
-
-def _selection(chosen: Sequence[int], count: int, device: torch.device) -> Selection:
+def selection(chosen: Sequence[int], count: int, device: torch.device) -> Selection:
+    """Some of so many heads."""
     step = chosen[1] - chosen[0] if len(chosen) > 1 else 1
     if step > 0 and list(chosen) == list(heads := range(chosen[0], chosen[-1] + 1, step)):
         return None if len(heads) == count else heads

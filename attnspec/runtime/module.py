@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Never, cast
+from copy import copy
+from dataclasses import replace
+from typing import Any, Never, cast
 
 import torch
 
@@ -21,9 +23,10 @@ from attnspec.graphs.across import reads_m
 from attnspec.ir.program import Program
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.lower import decided_leaves, pair_inputs
+from attnspec.lower.lower import decided_leaves
 from attnspec.lower.work import Call, Kernel, Streamable, Work
 from attnspec.runtime.call_checks import (
+    Parts,
     check_dropout,
     check_exact,
     check_finite,
@@ -45,24 +48,13 @@ from attnspec.runtime.engine import Engine, Request, no_log_sum_exps
 from attnspec.runtime.head_groups import Prepared, draw_of
 from attnspec.runtime.parameters import Draws, Learner, again
 from attnspec.runtime.streaming import (
-    Everything,
+    Kept,
     StreamState,
     Works,
+    followed,
     stream_kernel,
     streamed_works,
 )
-
-
-class Options(NamedTuple):
-    """What a call says beside q, k and v, as it was handed in; `start` is its first query."""
-
-    layer: int
-    padding: torch.Tensor | None
-    inputs: Mapping[str, torch.Tensor] | None
-    dropout_p: float = 0.0
-    return_lse: bool = False
-    start: int = 0
-    keys: torch.Tensor | None = None
 
 
 class CompiledAttention(Learner):
@@ -80,15 +72,27 @@ class CompiledAttention(Learner):
     def __init__(self, plan: Mapping[str, object], head_size: int | None = None) -> None:
         engine = Engine(plan)
         super().__init__(engine.program, head_size)
-        self.engine, self.backend = engine, engine.backend
+        self._run_by(engine)
         mechanisms = [each.mechanism for each in self.program.attends if each.mechanism is not None]
         redraws = any(dict(each.arguments).get("redraw", 0) != 0 for each in mechanisms)
         self.draws = Draws(self.program.layers or 1) if redraws else None
-        # a trace could not look into the program
-        self._reads_m = reads_m(self.program)
         self._keeps = any(part.kept for _, part in self._parts)
         self._before: dict[tuple[str, int], torch.Tensor] = {}
+
+    def _run_by(self, engine: Engine) -> None:
+        self.engine, self.backend, self.program = engine, engine.backend, engine.program
+        # a trace could not look into the program
+        self._reads_m = reads_m(self.program)
         self._streams: Cache[tuple[object, ...], tuple[Works, Prepared]] = Cache(LIMITS.layouts)
+        # what `replanned` returned, for whoever asks for the same again
+        self.variants: dict[object, CompiledAttention] = {}
+
+    def replanned(self, engine: Engine) -> CompiledAttention:
+        """A module whose kernels are those of another engine, of a program that learns the same:
+        the parameters are this module's own, and move with it."""
+        other = copy(self)
+        other._run_by(engine)
+        return other
 
     def redraw(self) -> None:
         """Draws the random features of mechanisms that redraw them anew; ValueError where none
@@ -114,6 +118,7 @@ class CompiledAttention(Learner):
         """Where so many tokens of a call stand, the first of them given, int64 [count]."""
         return torch.arange(first, first + count, device=device)
 
+    @in_type_of_autocast
     def forward(
         self,
         q: torch.Tensor,
@@ -154,93 +159,69 @@ class CompiledAttention(Learner):
         """
         if unknown:
             refuse_unknown(self.program, unknown, CompiledAttention.forward)
-        start = check_query_start(self.program, query_start, self._reads_m)
-        options = Options(layer, key_padding_mask, inputs, dropout_p, return_lse, start, keys)
-        return in_type_of_autocast(self._run, q, k, v, options)
-
-    def labelled(
-        self, engine: Engine, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options
-    ) -> torch.Tensor:
-        """A call whose kernels are those of another engine, with the same parameters and more
-        inputs: the documents of `attnspec.packed`."""
-        return cast(torch.Tensor, in_type_of_autocast(self._run, q, k, v, options, engine))
-
-    def _run(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        options: Options,
-        engine: Engine | None = None,
-    ) -> Any:
-        engine = engine or self.engine
-        layer, dropout_p, learned, data = self._checked(engine.program, q, k, v, options)
-        padding, return_lse, start, keys = options[1], *options[4:]
-        if keys is not None:
-            check_keys(keys)
+        parts, padding = (q, k, v), key_padding_mask
+        checked = self._checked(q, k, v, layer, padding, inputs, dropout_p, query_start, keys)
+        layer, start, dropout_p, learned, data = checked
         draws = (0, 0) if self.draws is None else self.draws.of(layer)
-        watched, parts = _is_looked_at(q, self.program), (q, k, v)
+        watched = _is_looked_at(q, self.program)
         # ONNX has no operator of ours
-        if watched and torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
-            decided = decided_leaves(self.program)
-            if decided:
-                raise ValueError(
-                    f"`{decided[0].pattern}` decides by numbers, for which ONNX has no operator:"
-                    " torch.export takes it, as one operator"
-                )
-            call = Call(padding, dropout_p, learned, data)
-            with composed():
-                out, lse = _computed(
-                    engine, Request(parts, call, layer, draws, return_lse, start), keys
-                )
-        elif watched:
+        if watched and not (torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export()):
             seed = torch.randint(1 << 62, ()) if dropout_p else None
-            given = engine.text, [*learned.values()], [*data.values()], padding
+            given = self.engine.text, [*learned.values()], [*data.values()], padding
             out, lse = torch.ops.attnspec.attention(
                 *parts, *given, layer, dropout_p, seed, *draws, return_lse, start, keys
             )
         else:
             call = Call(padding, dropout_p, learned, data)
-            out, lse = _computed(
-                engine, Request(parts, call, layer, draws, return_lse, start), keys
-            )
+            request = Request(parts, call, layer, draws, return_lse, start)
+            out, lse = _computed(self.engine, request, keys, watched)
         if self.training and (self.draws is not None or self._keeps):
             self._count(layer, q, k, padding)
         return (out, lse) if return_lse else out
 
     def _checked(
         self,
-        program: Program,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor | None,
-        options: Options,
-    ) -> tuple[int, float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The layer, the dropout, what is learned by name, and the inputs of `program` as patterns
-        take them; raises as a call does. `v` is None where values are not asked for."""
-        layer = check_layer(self.program, options.layer)
+        layer: int,
+        padding: torch.Tensor | None,
+        inputs: Mapping[str, torch.Tensor] | None,
+        dropout_p: float = 0,
+        start: int = 0,
+        keys: torch.Tensor | None = None,
+    ) -> tuple[int, int, float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The layer, the first query, the dropout, what is learned by name, and the inputs as
+        patterns take them; raises as a call does. `v` is None where values are not asked for."""
+        if type(start) is not int or start:
+            start = check_query_start(self.program, start, self._reads_m)
+        layer = check_layer(self.program, layer)
         check_tensors(self.program, q, k, k if v is None else v)
-        dropout_p, learned, data = self._besides(program, q, k, v, options)
-        if pair_inputs(program):
-            data, pairs = taken_apart(program, data, k.shape[2])
+        dropout_p, learned, data = self._besides(q, k, v, padding, inputs, dropout_p)
+        if self.engine.pairs:
+            data, pairs = taken_apart(self.program, data, k.shape[2])
             learned = {**learned, **pairs}
-        return layer, dropout_p, learned, data
+        if keys is not None:
+            check_keys(keys)
+        return layer, start, dropout_p, learned, data
 
     def _besides(
         self,
-        program: Program,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor | None,
-        options: Options,
+        padding: torch.Tensor | None,
+        inputs: Mapping[str, torch.Tensor] | None,
+        dropout_p: float = 0,
     ) -> tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        values, (_, padding, inputs, dropout_p, *_) = k if v is None else v, options
+        """The same of a layer and of tensors that were checked, inputs of pairs among inputs."""
+        values = k if v is None else v
         if padding is not None:
             check_padding(padding, q.shape[0], k.shape[2], q.device)
         dropout_p = check_dropout(dropout_p)
         data = {}
-        if inputs is not None or program.inputs:
-            data = check_inputs(program, inputs, q, k, padding)
+        if inputs is not None or self.program.inputs:
+            data = check_inputs(self.program, inputs, q, k, padding)
         if self.check_finite:
             self.check_numbers(q, k, values, data)
         if self._waits:
@@ -299,8 +280,7 @@ class CompiledAttention(Learner):
                 "a mask of all pairs is not read in a traced program: say which pairs there are in"
                 " the spec, by patterns or run-time inputs"
             )
-        options = Options(layer, key_padding_mask, inputs, dropout_p)
-        layer, *besides = self._checked(self.program, q, k, v, options)
+        layer, _, *besides = self._checked(q, k, v, layer, key_padding_mask, inputs, dropout_p)
         call = Call(key_padding_mask, *besides)  # type: ignore[arg-type]
         request = Request((q, k, v), call, layer, return_lse=return_lse)
         out, lse = self.engine.masked(request, added)
@@ -308,6 +288,7 @@ class CompiledAttention(Learner):
 
     # --- steps -----------------------------------------------------------------------------------
 
+    @in_type_of_autocast
     def step(
         self,
         q: torch.Tensor,
@@ -343,54 +324,56 @@ class CompiledAttention(Learner):
         """
         if unknown:
             refuse_unknown(self.program, unknown, CompiledAttention.step)
-        options = Options(layer, key_padding_mask, inputs, return_lse=return_lse)
-        return in_type_of_autocast(self._step, q, k, v, state, options, keep_all, in_place)
-
-    def _step(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        state: StreamState | None,
-        options: Options,
-        keep_all: bool,
-        in_place: bool,
-    ) -> tuple[Any, StreamState]:
-        layer, padding, return_lse = options.layer, options.padding, options.return_lse
-        layer = check_layer(self.program, layer)
+        layer, padding = check_layer(self.program, layer), key_padding_mask
         check_tensors(self.program, q, k, v)
         key = (self.engine.binder.alike(layer), q.shape[1], k.shape[1], str(q.device), keep_all)
         works, prepared = self._streams.get(key, lambda: apart(lambda: self._stream(*key)))
         state, count = StreamState.first(state, works, q, k, v), q.shape[2]
-        _, learned, data = self._besides(self.program, q, k, v, options)
-        if 0 in (q.shape[0], count):
-            return self._run(q, k, v, options), state.after(count, state.parts)
-        state = state.with_marked(self.program, data)
-        check_exact(self.engine.computed, data, state.position + count)
-        if any(work.decided or work.has_expression for work, _ in works):
+        _, learned, data = self._besides(q, k, v, padding, inputs)
+        nothing = 0 in (q.shape[0], count)
+        if not nothing:
+            state = state.with_marked(self.program, data)
+            check_exact(self.engine.computed, data, state.position + count)
+        if nothing or any(work.decided or work.has_expression for work, _ in works):
             # a call of the next queries with all keys
-            every = Everything(k, v, padding, data)
-            if state.parts[0] is not None:
-                every = cast(Everything, state.parts[0]).followed_by(every, self.program)
-            options = options._replace(padding=every.padding, inputs=every.inputs)
-            out = self._run(q, every.keys, every.values, options)
-            return out, state.after(count, [every, *state.parts[1:]])
+            every: Kept = k, v, padding, inputs or {}
+            if not nothing:
+                before = cast("Kept | None", state.parts[0])
+                every = followed(before, (k, v, padding, data), self.program)
+                state = replace(state, parts=(every, *state.parts[1:]))
+            k, v, padding, inputs = every
+            rest: dict[str, Any] = {"layer": layer, "key_padding_mask": padding, "inputs": inputs}
+            out = CompiledAttention.forward(self, q, k, v, **rest, return_lse=return_lse)
+            return out, state.after(count, state.parts)
+        call = Call(padding, 0.0, learned, data, in_place=in_place)
+        return self._go_on(prepared, (q, k, v), call, layer, state, return_lse)
+
+    def _go_on(
+        self,
+        prepared: Prepared,
+        tensors: Parts,
+        whole: Call,
+        layer: int,
+        state: StreamState,
+        return_lse: bool,
+    ) -> Any:
+        """A step by kernels that go on from the parts of a state."""
         draws = (0, 0) if self.draws is None else self.draws.of(layer)
         outs, sums, parts = [], [], []
         for group, part in zip(prepared.groups, state.parts, strict=True):
-            tables = self.engine.tables(group, layer, learned)
-            call = Call(padding, 0.0, tables, data, draw_of(group.work, draws), in_place=in_place)
-            kernel = cast(Streamable, group.kernel)
-            (out, lse), after = kernel.step(*group.parts(q, k, v), call, part, return_lse)
+            tables = self.engine.tables(group, layer, whole.tables)
+            draw, kernel = draw_of(group.work, draws), cast(Streamable, group.kernel)
+            call = Call(whole.padding, 0.0, tables, whole.data, draw, in_place=whole.in_place)
+            (out, lse), after = kernel.step(*group.parts(*tensors), call, part, return_lse)
             if return_lse and lse is None:
                 raise no_log_sum_exps(self.program)
             outs.append(out)
             sums.append(lse)
             parts.append(after)
-        whole: Any = prepared.joined(outs)
+        joined: Any = prepared.joined(outs)
         if return_lse:
-            whole = whole, prepared.joined(cast("list[torch.Tensor]", sums))
-        return whole, state.after(count, parts)
+            joined = joined, prepared.joined(cast("list[torch.Tensor]", sums))
+        return joined, state.after(tensors[0].shape[2], parts)
 
     def _stream(
         self, layer: int, heads: int, keys: int, device: str, keep_all: bool
@@ -422,8 +405,7 @@ class CompiledAttention(Learner):
 
         Raises ValueError above n_k = `LIMITS.pairs_shown`, else as a call does.
         """
-        options = Options(layer, key_padding_mask, inputs, start=query_start)
-        works, data, choices = self._looked_at(q, k, options)
+        works, data, choices = self._looked_at(q, k, layer, key_padding_mask, inputs, query_start)
         read = q.new_zeros(*q.shape[:3], k.shape[2], dtype=torch.bool)
         # nothing is decided of no tokens
         for work, heads in works if read.numel() else ():
@@ -448,8 +430,7 @@ class CompiledAttention(Learner):
         Raises ValueError above n_k = `LIMITS.pairs_shown`, and where the data decide nothing; else
         as a call does.
         """
-        options = Options(layer, key_padding_mask, inputs, start=query_start)
-        works, _, choices = self._looked_at(q, k, options)
+        works, _, choices = self._looked_at(q, k, layer, key_padding_mask, inputs, query_start)
         decisions = decisions_of(works)
         if not decisions:
             raise ValueError(f"the data decide nothing in layer {layer} of `{self.program.name}`")
@@ -463,18 +444,25 @@ class CompiledAttention(Learner):
         return found
 
     def _looked_at(
-        self, q: torch.Tensor, k: torch.Tensor, options: Options
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        layer: int,
+        padding: torch.Tensor | None,
+        inputs: Mapping[str, torch.Tensor] | None,
+        start: int,
     ) -> tuple[Works, Mapping[str, torch.Tensor], dict[Any, Any]]:
         """The works, inputs and choices of a call whose pairs are asked for."""
-        start = check_query_start(self.program, options.start, self._reads_m)
-        layer, _, learned, data = self._checked(self.program, q, k, None, options)
+        layer, start, _, learned, data = self._checked(
+            q, k, None, layer, padding, inputs, start=start
+        )
         longest = max(q.shape[2], k.shape[2])
         if longest > LIMITS.pairs_shown:
             raise ValueError(
                 f"pairs and choices are shown up to n = {LIMITS.pairs_shown:,}, got {longest:,}"
             )
         works = self.engine.binder.works(layer, q.shape[1], q.shape[2], k.shape[2], start)
-        laid = self.engine.laid_out((q, k, k), Call(options.padding, 0.0, learned, data))
+        laid = self.engine.laid_out((q, k, k), Call(padding, 0.0, learned, data))
         choices = self.engine.decided(decisions_of(works), layer, *laid, k.shape[2])
         return works, laid[1].data, choices
 
@@ -504,9 +492,19 @@ class CompiledAttention(Learner):
 
 
 def _computed(
-    engine: Engine, request: Request, keys: torch.Tensor | None
+    engine: Engine, request: Request, keys: torch.Tensor | None, written: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The output, and its log-sum-exps if they are asked for, of the keys that count."""
+    """The output, and its log-sum-exps if they are asked for, of the keys that count; in plain
+    operations where a program of them is `written`."""
+    if written:
+        decided = decided_leaves(engine.program)
+        if decided:
+            raise ValueError(
+                f"`{decided[0].pattern}` decides by numbers, for which ONNX has no operator:"
+                " torch.export takes it, as one operator"
+            )
+        with composed():
+            return _computed(engine, request, keys, False)
     if keys is not None:
         if is_recorded(request.parts[0]):
             raise ValueError(

@@ -19,7 +19,7 @@ from attnspec.ir.program import Compound, Input, InputRef, Leaf, Program, Term
 from attnspec.ir.serial import plan_data
 from attnspec.runtime.call_checks import INTEGERS, PER_HEAD, check_layer, check_names
 from attnspec.runtime.engine import engine_of, text_of
-from attnspec.runtime.module import CompiledAttention, Options
+from attnspec.runtime.module import CompiledAttention
 
 Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
 """q, k and v [T, H, d] of all documents."""
@@ -110,7 +110,8 @@ def _of_documents(
     labels = torch.searchsorted(cu_seqlens, places, right=True).to(q.device)
     whole = {key: x[None] for key, x in {**inputs, name: labels}.items()}
     q, k, v = (x.transpose(0, 1)[None] for x in parts)
-    out = module.labelled(engine_of(text), q, k, v, Options(layer, None, whole, dropout_p))
+    within = module.replanned(engine_of(text))
+    out: torch.Tensor = within.forward(q, k, v, layer=layer, inputs=whole, dropout_p=dropout_p)
     return out[0].transpose(0, 1)
 
 

@@ -16,14 +16,21 @@ from attnspec.graphs.forms.written import written
 from attnspec.graphs.look_back import LookBack, lag_of_data, look_back
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.relation import Relation
-from attnspec.ir.program import OF_QUERIES, POSITIONS, Compound, Program, Term
+from attnspec.ir.program import OF_QUERIES, Compound, Input, Program, Term
 from attnspec.lower.lower import Binder
 from attnspec.lower.work import Kernel, Streamable, Work
-from attnspec.runtime.call_checks import check_promise
+from attnspec.runtime.call_checks import along_positions, check_promise
 from attnspec.text.diagnostics import ranges
 
 Works: TypeAlias = "list[tuple[Work, tuple[int, ...]]]"
 """What groups of heads compute, and which heads they are."""
+
+Kept: TypeAlias = (
+    "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, Mapping[str, torch.Tensor]]"
+)
+"""What graphs that the data decide go on from: the keys [B, K, n, d] and values [B, K, n, d_v] of
+all positions, which of them are real, None where all are, and the inputs, those with a number for
+each position of all of them."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -255,33 +262,19 @@ def _place_of(program: Program, layer: int, heads: tuple[int, ...]) -> str:
     return f" in {', '.join(words)}" if words else ""
 
 
-@dataclass(frozen=True, eq=False)
-class Everything:
-    """What graphs that the data decide go on from: the keys [B, K, n, d] and values [B, K, n, d_v]
-    of all positions, which of them are real, None where all are, and the inputs, those with a
-    number for each position of all of them."""
+def followed(before: Kept | None, later: Kept, program: Program) -> Kept:
+    """What is kept with the next positions behind it; inputs about queries are those of these
+    alone."""
+    if before is None:
+        return later
+    (keys, _, first, inputs), (more, _, second, data), padding = before, later, None
+    if first is not None or second is not None:
+        ones = [x.new_ones(len(x), x.shape[2], dtype=torch.bool) for x in (keys, more)]
+        real = [y if x is None else x for x, y in zip((first, second), ones, strict=True)]
+        padding = torch.cat(real, 1)
 
-    keys: torch.Tensor
-    values: torch.Tensor
-    padding: torch.Tensor | None
-    inputs: Mapping[str, torch.Tensor]
+    def joined(entry: Input, x: torch.Tensor, axis: int) -> torch.Tensor:
+        return x if entry.kind in OF_QUERIES else torch.cat([inputs[entry.name], x], axis)
 
-    def followed_by(self, later: Everything, program: Program) -> Everything:
-        """The same with the next positions; inputs about queries are those of these alone."""
-        real = None
-        if self.padding is not None or later.padding is not None:
-            real = torch.cat([self._real(), later._real()], 1)
-        inputs = dict(later.inputs)
-        for entry in program.inputs:
-            axis = POSITIONS.get(entry.kind)
-            if axis is not None and entry.kind not in OF_QUERIES:
-                inputs[entry.name] = torch.cat([self.inputs[entry.name], inputs[entry.name]], axis)
-        keys, values = (
-            torch.cat(each, 2) for each in ((self.keys, later.keys), (self.values, later.values))
-        )
-        return Everything(keys, values, real, inputs)
-
-    def _real(self) -> torch.Tensor:
-        if self.padding is not None:
-            return self.padding
-        return self.keys.new_ones(len(self.keys), self.keys.shape[2], dtype=torch.bool)
+    keys, values = (torch.cat(each, 2) for each in zip(before[:2], later[:2], strict=True))
+    return keys, values, padding, along_positions(program, data, joined)
