@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from attnspec.backends.common.composed import on_device, unfolded
 from attnspec.backends.tables.sides import (
     REREAD,
     Arrangement,
@@ -21,7 +22,7 @@ from attnspec.backends.tables.sides import (
     in_order,
     lattice_of,
 )
-from attnspec.layout.tables import FULL_TILE, Batch, Tiled
+from attnspec.layout.tables import Batch, Tiled
 from attnspec.limits import LIMITS
 
 SINGLE = 8
@@ -237,19 +238,6 @@ class TensorBatch:
         if found is None:
             found = self._pieces[key] = Piece(self, low, high, heads, back)
         return found
-
-
-def on_device(tiled: Tiled[np.ndarray], device: torch.device) -> Tiled[torch.Tensor]:
-    """Masks by tile as tensors of a device."""
-    return Tiled(*(torch.from_numpy(x).to(device) for x in (tiled.kinds, tiled.tiles)))
-
-
-def unfolded(tiled: Tiled[torch.Tensor], blocks: slice, tall: slice = slice(None)) -> torch.Tensor:
-    """The masks of some blocks, of the `tall` tiles above one another in each: bool [G, h, w]."""
-    kinds = tiled.kinds[blocks, tall]
-    held = tiled.tiles[kinds.clamp(min=0)] | (kinds == FULL_TILE)[..., None, None]
-    held = held & (kinds >= FULL_TILE)[..., None, None]
-    return held.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 
 def _with_empty(held: torch.Tensor | None) -> Added:

@@ -8,12 +8,12 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from attnspec.backends.common.composed import ComposedTables
 from attnspec.backends.common.exact import ByKeyHead, Several, SoftmaxKernel
 from attnspec.backends.common.merging import Partial
 from attnspec.backends.one_block.dense import DenseKernel
 from attnspec.backends.tables.attend import SteppedAttention
 from attnspec.backends.tables.changed_scores import ScoreChanges
-from attnspec.backends.tables.composed import ComposedTables
 from attnspec.layout.from_rows import tables_of
 from attnspec.layout.steps import bands_of, layouts_of
 from attnspec.layout.tables import Tables, side_by_side
