@@ -137,7 +137,7 @@ def _filled(rows: np.ndarray) -> np.ndarray:
     if real.all():
         return np.array(rows)
     before = np.maximum.accumulate(np.where(real, np.arange(rows.shape[1]), 0), axis=1)
-    return np.maximum(np.take_along_axis(rows, before, axis=1), 0)
+    return np.asarray(np.maximum(np.take_along_axis(rows, before, axis=1), 0))
 
 
 def _start_of(rows: np.ndarray) -> int | None:

@@ -445,7 +445,7 @@ class HybridKernel:
         and how far keys are behind queries, [1, h, n]."""
         n_q, n_k = self.work.n_q, self.work.n_k
         if self.work.reads or self.work.decided:
-            mask = self._plan.mask(call.data, n_k)
+            mask = self._plan(call.data, n_k)
             if not self.work.decided:
                 mask = mask.view(-1, 1, *mask.shape[-2:])
             # the kernel may give each query head keys of its own

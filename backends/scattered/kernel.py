@@ -37,12 +37,17 @@ class ScatteredKernel(ByKeyHead):
         return apart(lambda: ComposedTables(self.work, self.heads, self.device, self.layout.tables))
 
     @cached_property
-    def groups(self) -> list[tuple[slice, Piece]]:
-        """Where the places of queries of equal width stand, and these queries, each a block."""
-        pieces = [Piece(x, 0, x.blocks, 0, 1) for step in self.tables.steps for x in step.batches]
+    def groups(self) -> list[tuple[slice, Piece, torch.Tensor | None]]:
+        """Where the places of queries of equal width stand, these queries, each a block, and which
+        places are no edges, bool [queries, width], None for none."""
+        batches = [batch for step in self.tables.steps for batch in step.batches]
         return [
-            (self.layout.slice_of(rows), piece)
-            for rows, piece in zip(self.layout.rows, pieces, strict=True)
+            (
+                self.layout.slice_of(rows),
+                Piece(batch, 0, batch.blocks, 0, 1),
+                None if batch.real is None else ~batch.real,
+            )
+            for rows, batch in zip(self.layout.rows, batches, strict=True)
         ]
 
     def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
@@ -81,15 +86,18 @@ class ScatteredKernel(ByKeyHead):
         into = products.workspace(wide)
         weights = torch.empty_like(into.values())
         for sample in range(q.shape[0]):
-            real = None if padding is None else padding[sample]
-            dropped = [_dropped(piece, real) for _, piece in self.groups]
+            groups = self.groups
+            if padding is not None:
+                real = padding[sample]
+                groups = [(at, x, _dropped(real[x.keys], drop)) for at, x, drop in groups]
             for head in range(q.shape[1]):
                 keys, values = (_flat(x[sample, head], wide) for x in (k, v))
                 for index in range(q.shape[2]):
                     at = sample, head, index
                     found = products.scores(_flat(q[at], wide), keys, scale, into)
-                    for (places, piece), drop in zip(self.groups, dropped, strict=True):
-                        part, share = (x[places].view(piece.keys.shape) for x in (found, weights))
+                    for places, piece, drop in groups:
+                        shape = piece.high, piece.batch.width
+                        part, share = (x[places].view(shape) for x in (found, weights))
                         if drop is not None:
                             part.masked_fill_(drop, -torch.inf)
                         torch.softmax(part, -1, out=share)
@@ -116,8 +124,10 @@ class ScatteredKernel(ByKeyHead):
         q, k, v = widened(q), widened(k), widened(v)
         found = product(products, None, q * scale_of(self.work, q.shape[-1]), k)
         weights, sums = [], []
-        for places, piece in self.groups:
-            part = torch.unflatten(found[..., places], -1, tuple(piece.keys.shape))
+        sizes = [places.stop - places.start for places, _, _ in self.groups]
+        parts = torch.split(found, sizes, -1)
+        for (_, piece, _), part in zip(self.groups, parts, strict=True):
+            part = torch.unflatten(part, -1, (piece.high, piece.batch.width))
             blocks = self.tables.blocks(piece, call)
             if softmax:
                 mine = _softmax(part, None if blocks.mask is None else ~blocks.mask[..., 0, :])
@@ -135,14 +145,9 @@ class ScatteredKernel(ByKeyHead):
         return out.to(kept), lse
 
 
-def _dropped(piece: Piece, real: torch.Tensor | None) -> torch.Tensor | None:
-    """The places of blocks of one query that are no edges, bool [queries, width], where keys are
-    real or not, [n_k]; None for none."""
-    mask = None if piece.mask is None else piece.mask[:, 0]
-    if real is not None:
-        here = real[piece.keys]
-        mask = here if mask is None else mask & here
-    return None if mask is None else ~mask
+def _dropped(real: torch.Tensor, dropped: torch.Tensor | None) -> torch.Tensor:
+    """The places of keys that are real or not, [queries, width], that are no edges."""
+    return ~real if dropped is None else dropped | ~real
 
 
 def _softmax(scores: torch.Tensor, dropped: torch.Tensor | None) -> torch.Tensor:

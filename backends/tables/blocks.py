@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from attnspec.backends.common.composed import on_device, unfolded
+from attnspec.backends.common.masks import added_by
 from attnspec.backends.tables.sides import (
     REREAD,
     Arrangement,
@@ -244,9 +245,8 @@ def _with_empty(held: torch.Tensor | None) -> Added:
     """0 where pairs are, else -inf, and the rows [blocks, h] without a pair, or None."""
     if held is None:
         return None, None
-    bias = torch.zeros(held.shape, device="cpu").masked_fill_(~held, -math.inf)
     empty = ~held.any(-1)
-    return bias, empty if bool(empty.any()) else None
+    return added_by(held, torch.float32), empty if bool(empty.any()) else None
 
 
 def _cuts(blocks: int, run: int, most: int) -> Iterator[tuple[int, int]]:

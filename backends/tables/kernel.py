@@ -43,9 +43,6 @@ class ByTables(SoftmaxKernel):
             return DenseKernel(self.work, self.heads, self.device)
         return ComposedTables(self.work, self.heads, self.device, self.tables)
 
-    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-        return self.differentiable.traced(q, k, v, call)
-
 
 class SteppedKernel(ByTables):
     """Attention over the tables of disjoint steps."""
@@ -86,9 +83,6 @@ class JoinedSteps(SoftmaxKernel):
 
     def build_differentiable(self) -> ByKeyHead:
         return Several(self.each)
-
-    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-        return self.differentiable.traced(q, k, v, call)
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
