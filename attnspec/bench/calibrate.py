@@ -18,11 +18,11 @@ import torch
 from scipy.optimize import nnls
 
 from attnspec.backends import BACKENDS
+from attnspec.backends.common.composed import ComposedTables
 from attnspec.backends.common.masks import with_data
 from attnspec.backends.one_block.backend import Dense, TorchCall
 from attnspec.backends.scattered.backend import ScatteredBackend
 from attnspec.backends.tables.backend import TILES, TablesBackend
-from attnspec.backends.tables.composed import ComposedTables
 from attnspec.backends.tables.kernel import SteppedKernel
 from attnspec.bench.timing import Timing, machine, turns
 from attnspec.elaborate import elaborate

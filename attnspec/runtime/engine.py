@@ -27,7 +27,7 @@ from attnspec.backends.common.torch_modes import (
     values_of,
 )
 from attnspec.backends.decided.choice import Choice
-from attnspec.backends.one_block.dense import MaskedKernel, OpenKernel
+from attnspec.backends.one_block.dense import DenseKernel, OpenKernel
 from attnspec.backends.planner import AUTO, ROWS, check_backend, choose
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.predicates.inputs import READ, computed
@@ -225,7 +225,7 @@ class Engine:
                     f"`{work.mechanism.name}` has no scores that a mask could be added to: leave it"
                     " out, and say in the spec which pairs there are"
                 )
-            kernels.append((MaskedKernel(work, members, q.device, added), work, members))
+            kernels.append((DenseKernel(work, members, q.device, added=added), work, members))
         prepared = self.together(kernels, q.shape[1], k.shape[1], q.device)
         return self.run(request, prepared=prepared)
 

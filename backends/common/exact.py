@@ -127,6 +127,9 @@ class SoftmaxKernel(ByKeyHead):
             raise ValueError(f"`{self.work.normalize}` has no log-sum-exps")
         return out, lse
 
+    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+        return self.differentiable.traced(q, k, v, call)
+
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:

@@ -206,7 +206,7 @@ class Keeper:
         """Which keys the positions read, bool [B or 1, t, w]."""
         q, k, n = at[:, None], every.positions[None], every.count
         if work.reads:
-            mask = mask_plan(work.relation, q, k, n, self.device).mask(self._placed(every), n)
+            mask = mask_plan(work.relation, q, k, n, self.device)(self._placed(every), n)
         else:
             mask = torch.from_numpy(np.array(evaluate_pairs(work.relation, q, k, n)))
             mask = mask.to(self.device)

@@ -1,19 +1,36 @@
-"""What is known of graphs that read inputs before these are seen, without torch."""
+"""What is known of graphs that read inputs before these are seen, without torch: the most pairs
+that they may have and the fewest, labels that pairs have in common, and static pairs, which are
+laid out in steps, apart from a condition of the inputs, which a mask computes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TypeVar
 
 from attnspec.graphs.across import Across
+from attnspec.graphs.gathered import Gathered
 from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
 from attnspec.graphs.patterns.full import Full
 from attnspec.graphs.patterns.same import Same
-from attnspec.graphs.relation import Relation
+from attnspec.graphs.relation import Elementwise, Relation, takes_tensors
 from attnspec.graphs.token_sets import StandIn, reads_data
 
 ALL, NONE = Full(), Complement(Full())
 """Every pair, and no pair."""
+
+Nothing = TypeVar("Nothing", bound=Relation | None)
+
+
+def joined(
+    kind: type[Union | Intersection], terms: Iterable[Relation], nothing: Nothing
+) -> Relation | Nothing:
+    """Terms under an operator, each once; `nothing` where there are none."""
+    distinct = tuple(dict.fromkeys(terms))
+    if len(distinct) < 2:
+        return distinct[0] if distinct else nothing
+    return kind(distinct)
 
 
 def labels_of(relation: Relation) -> tuple[tuple[str, ...], Relation] | None:
@@ -25,9 +42,7 @@ def labels_of(relation: Relation) -> tuple[tuple[str, ...], Relation] | None:
     if any(reads_data(term) for term in others):
         return None
     names = tuple(term.ids.name for term in same if isinstance(term.ids, StandIn))
-    if not others:
-        return names, ALL
-    return names, others[0] if len(others) == 1 else Intersection(others)
+    return names, joined(Intersection, others, ALL)
 
 
 def possible(relation: Relation, unknown: Callable[[Relation], bool] = reads_data) -> Relation:
@@ -46,10 +61,10 @@ def _bound(relation: Relation, most: bool, unknown: Callable[[Relation], bool]) 
     if not unknown(relation):
         return relation
     match relation:
-        case Union(terms):
-            return _joined(relation, [_bound(x, most, unknown) for x in terms], (ALL, NONE))
-        case Intersection(terms):
-            return _joined(relation, [_bound(x, most, unknown) for x in terms], (NONE, ALL))
+        case Union(terms) | Intersection(terms):
+            decides, idle = (ALL, NONE) if isinstance(relation, Union) else (NONE, ALL)
+            some = [found for x in terms if (found := _bound(x, most, unknown)) != idle]
+            return decides if decides in some else joined(type(relation), some, idle)
         case Complement(term):
             found = _bound(term, not most, unknown)
             return {ALL: NONE, NONE: ALL}.get(found) or Complement(found)
@@ -59,14 +74,81 @@ def _bound(relation: Relation, most: bool, unknown: Callable[[Relation], bool]) 
             return ALL if most else NONE
 
 
-def _joined(
-    relation: Union | Intersection, terms: list[Relation], ends: tuple[Relation, Relation]
+# --- in two ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part(Relation):
+    """The pairs of a static graph, which are looked up in the table of this number."""
+
+    number: int
+
+    def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
+        raise ValueError("a part is looked up in a table")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A graph as `static & condition`; in the condition stand, for the static graphs `parts`, as
+    many of `Part`. None is a condition that always holds."""
+
+    static: Relation
+    condition: Relation | None
+    parts: tuple[Relation, ...]
+
+
+@lru_cache(maxsize=256)
+def reading_of(relation: Relation) -> Reading:
+    """A graph in two; raises ValueError for what is numbered anew."""
+    terms = relation.terms if isinstance(relation, Intersection) else (relation,)
+    read = [term for term in terms if reads_data(term)]
+    parts: list[Relation] = []
+    found = tuple(_condition(term, (), parts) for term in read)
+    static = joined(Intersection, (term for term in terms if term not in read), ALL)
+    return Reading(static, joined(Intersection, found, None), tuple(parts))
+
+
+def is_askable(relation: Relation) -> bool:
+    """Whether the condition of a graph is answered for tensors of positions."""
+    try:
+        condition = reading_of(relation).condition
+    except ValueError:
+        return False
+    return condition is None or takes_tensors(condition)
+
+
+def _condition(
+    term: Relation, around: tuple[Transpose | Shift | Across, ...], parts: list[Relation]
 ) -> Relation:
-    """Terms under an operator; `ends` are the one that decides alone, and the one that says
-    nothing beside others."""
-    some = tuple(dict.fromkeys(term for term in terms if term != ends[1]))
-    if ends[0] in some:
-        return ends[0]
-    if len(some) < 2:
-        return some[0] if some else ends[1]
-    return replace(relation, terms=some)
+    """A term with static parts by their numbers; `around` it, the first outermost, stand operators
+    that are brought to its leaves, so that every part is one of the sequence as it is."""
+    match term:
+        case _ if not reads_data(term):
+            found = _within(term, around)
+            if found not in parts:
+                parts.append(found)
+            return Part(parts.index(found))
+        case Union(terms) | Intersection(terms):
+            still = tuple(each for each in terms if not reads_data(each))
+            mine = [_condition(each, around, parts) for each in terms if reads_data(each)]
+            if still:
+                mine.append(_condition(joined(type(term), still, ALL), around, parts))
+            return replace(term, terms=tuple(mine))
+        case Complement(inner):
+            found = Complement(_condition(inner, around, parts))
+            if not around:
+                return found
+            # what an operator puts nothing at is not in the complement either
+            return Intersection((_condition(ALL, around, parts), found))
+        case Transpose(inner) | Shift(inner) | Across(inner):
+            return _condition(inner, (*around, term), parts)
+        case Gathered():
+            raise ValueError("it reads inputs in the numbering of another sequence")
+        case _:
+            return _within(term, around)
+
+
+def _within(term: Relation, around: tuple[Transpose | Shift | Across, ...]) -> Relation:
+    for operator in reversed(around):
+        term = replace(operator, term=term)
+    return term

@@ -6,11 +6,13 @@ the patterns that read inputs are evaluated in torch at every call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import reduce
+from itertools import pairwise
 from operator import and_
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -27,17 +29,11 @@ from attnspec.lower.work import Work
 Part = TypeVar("Part")
 
 
-class Holding(Protocol):
-    """What is decided: the pairs of positions, elementwise."""
-
-    def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor: ...
-
-
 @dataclass(frozen=True, eq=False)
 class Decided(Relation):
-    """The pairs of a choice."""
+    """The pairs of a choice, which `choice.holds(q, k)` tells."""
 
-    choice: Holding
+    choice: Any
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
         return self.choice.holds(q, k)
@@ -67,21 +63,19 @@ def filling(value: Part) -> Callable[[Mapping[Any, Any]], Part]:
     return lambda data: value
 
 
-class MaskPlan(NamedTuple):
-    """How a mask is computed: `mask(data, n)` is bool, broadcastable to [B, n_q, n_k], and to
-    [B, H, n_q, n_k] where the data decide."""
-
-    mask: Callable[[Mapping[Any, Any], int], torch.Tensor]
+MaskPlan: TypeAlias = Callable[[Mapping[Any, Any], int], torch.Tensor]
+"""How a mask is computed of data and a length: bool, broadcastable to [B, n_q, n_k], and to
+[B, H, n_q, n_k] where the data decide."""
 
 
 def static(held: torch.Tensor) -> MaskPlan:
     """The plan of what reads no input: bool, broadcastable to [n_q, n_k]."""
-    return MaskPlan(lambda data, n: held)
+    return lambda data, n: held
 
 
 def joined(op: Callable[..., torch.Tensor], parts: Sequence[MaskPlan]) -> MaskPlan:
     """The plan of parts that are joined one after the other."""
-    return MaskPlan(lambda data, n: reduce(op, [part.mask(data, n) for part in parts]))
+    return lambda data, n: reduce(op, [part(data, n) for part in parts])
 
 
 def reading(relation: Relation, q: torch.Tensor, k: torch.Tensor) -> MaskPlan:
@@ -102,8 +96,8 @@ def reading(relation: Relation, q: torch.Tensor, k: torch.Tensor) -> MaskPlan:
         return torch.stack(found)
 
     if q.dim() >= 4 and not isinstance(relation, DataDependent):
-        return MaskPlan(sample_by_sample)
-    return MaskPlan(lambda data, n: filled(data).holds(q, k, n))
+        return sample_by_sample
+    return lambda data, n: filled(data).holds(q, k, n)
 
 
 def mask_plan(
@@ -123,7 +117,7 @@ def mask_plan(
             return joined(relation.pairs, parts)
         case Complement(term):
             inner = mask_plan(term, q, k, n, device)
-            return MaskPlan(lambda data, n: ~inner.mask(data, n))
+            return lambda data, n: ~inner(data, n)
         case Transpose(term):
             return mask_plan(term, k, q, n, device)
         case Shift(term, by):
@@ -138,7 +132,7 @@ def mask_plan(
             bounds = static(torch.from_numpy(np.asarray(inside)).to(device))
             length = relation.length
             longer = mask_plan(term, own, known, length, device)
-            return joined(and_, [bounds, MaskPlan(lambda data, n: longer.mask(data, length))])
+            return joined(and_, [bounds, lambda data, n: longer(data, length)])
         case _:
             at = [torch.from_numpy(np.array(x)).to(device) for x in (q, k)]
             return reading(relation, at[0], at[1])
@@ -151,9 +145,29 @@ def mask_of(work: Work, data: Mapping[Any, Any], device: torch.device) -> torch.
     if work.hybrid:
         relation = Causal() if work.causal else Full()
     q, k = np.arange(n_k - work.n_q, n_k)[:, None], np.arange(n_k)[None]
-    held = mask_plan(relation, q, k, n_k, device).mask(data, n_k)
+    held = mask_plan(relation, q, k, n_k, device)(data, n_k)
     # inputs of graphs that no data decide have no axis of heads
     return held[:, None] if held.dim() == 3 else held
+
+
+def samples_of(
+    batch: int, padding: torch.Tensor | None, apart: bool = False
+) -> Iterator[tuple[slice, torch.Tensor | None]]:
+    """Samples that follow one another and have the same real keys, with these; each by itself if
+    they are to be `apart`."""
+    if padding is None or bool(padding.all()):
+        ends = [*range(1, batch)] if apart else []
+        padding = None
+    else:
+        same = (padding[1:] == padding[:-1]).all(1).tolist()
+        ends = [sample for sample in range(1, batch) if apart or not same[sample - 1]]
+    for low, high in pairwise((0, *ends, batch)):
+        yield slice(low, high), None if padding is None else padding[low]
+
+
+def added_by(mask: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """What stands for a mask in scores: 0 for a pair, -inf for another."""
+    return mask.new_zeros(mask.shape, dtype=kind).masked_fill_(~mask, -math.inf)
 
 
 def by_key_head(held: torch.Tensor, keys: int) -> torch.Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -96,22 +95,10 @@ class Formula:
             if isinstance(change, Bias)
         }
 
-    def of_heads(self, places: Sequence[int]) -> Formula:
-        """The formula of some of the heads, by their places among them."""
-        some = copy(self)
-        some.slopes = {change: slopes[list(places)] for change, slopes in self.slopes.items()}
-        return some
-
     @property
     def needs_distance(self) -> bool:
         """Whether a score change asks how far apart query and key are."""
         return bool(self.slopes or self.buckets)
-
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: Blocks, call: Call
-    ) -> torch.Tensor:
-        """The output blocks [B, K, R, G, h, e] in the type of q."""
-        return self.partial(q, k, v, blocks, call)[0]
 
     def of_block(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: Blocks, call: Call

@@ -146,13 +146,12 @@ class Rows:
 class Scores:
     """The scores by one rule of the blocks of a call, rows after rows.
 
-    `exact` says that blocks are seen in part, so that each row looks at the keys that it sees; else
-    what a block is worth is found once for all rows.
+    `pooled` is what stands for blocks where that is found once for all rows; else each row looks at
+    the keys that it sees.
     """
 
     rows: Rows
     scorer: str
-    exact: bool
     keys: torch.Tensor
     pooled: tuple[torch.Tensor, ...]
 
@@ -164,7 +163,7 @@ class Scores:
             keys = keys.clamp(-LARGEST, LARGEST)
         once = scorer in ("mean", "bound") and not exact
         pooled = _pooled(rows, keys, scorer) if once else ()
-        return Scores(rows, scorer, exact, keys, pooled)
+        return Scores(rows, scorer, keys, pooled)
 
     @property
     def width(self) -> int:

@@ -7,13 +7,15 @@ are [B or 1, H or 1]. Answers have the shape [B or 1, H or 1, *broadcast of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import reduce
 from typing import TypeVar
 
 import torch
 
 from attnspec.graphs.relation import Relation
+from attnspec.lower.work import Call, Work
 
 Part = TypeVar("Part")
 
@@ -121,6 +123,24 @@ class Choice:
     def of_heads(self, heads: torch.Tensor | slice) -> Choice:
         """The same for some of the heads."""
         return part_of(self, slice(None), heads)
+
+
+def rounds_of(work: Work, call: Call) -> list[Call]:
+    """The calls whose outputs are averaged, if any are."""
+    return [
+        replace(call, data={**call.data, leaf: choice})
+        for leaf in work.decided
+        for choice in call.data[leaf].rounds()
+    ]
+
+
+def mean_of(outs: Sequence[torch.Tensor], some: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The mean of the outputs [..., n_q, d] of the rounds in which a query has some key, bool
+    [..., n_q]; the others are 0."""
+    kind = torch.promote_types(outs[0].dtype, torch.float32)
+    total = reduce(torch.add, [out.to(kind) for out in outs])
+    count = torch.stack(list(some)).sum(0)[..., None]
+    return (total / count.clamp_min(1)).to(outs[0].dtype)
 
 
 def part_of(value: Part, samples: slice, heads: torch.Tensor | slice) -> Part:

@@ -172,18 +172,13 @@ def decide(leaf: Cluster, given: Given) -> Choice:
         return QueryClusters(labels.masked_fill(~q_real[:, None], -1), count, given.n_k)
     if leaf.assign == "balanced":
         return _balanced(leaf, given, q_real)
-    both = Points.of(torch.cat([given.q, keys_by_head(given)], 2), _both_real(given), every)
+    both = Points.of(torch.cat([given.q, given.keys_by_head], 2), _both_real(given), every)
     labels = kmeans(both, count, leaf.seed, leaf.layer, given.heads)
     q, k = torch.split(labels, [given.n_q, given.n_k], 2)
     return LabelChoice(
         q.masked_fill(~q_real[:, None], NONE_Q)[..., None],
         k.masked_fill(~given.real[:, None], NONE_K)[..., None],
     )
-
-
-def keys_by_head(given: Given) -> torch.Tensor:
-    """The keys that each head reads, [B, H, n_k, d]."""
-    return given.k.repeat_interleave(given.q.shape[1] // given.k.shape[1], 1)
 
 
 def _both_real(given: Given) -> torch.Tensor:
@@ -196,7 +191,7 @@ def _balanced(leaf: Cluster, given: Given, q_real: torch.Tensor) -> Choice:
     width = -(-given.n_k // centroids.shape[1])
     every = given.padding is None
     q = _taken(Points.of(given.q, q_real, every), centroids, width)
-    k = _taken(Points.of(keys_by_head(given), given.real, every), centroids, width)
+    k = _taken(Points.of(given.keys_by_head, given.real, every), centroids, width)
     return LabelChoice(torch.where(q < 0, NONE_Q, q), torch.where(k < 0, NONE_K, k))
 
 
@@ -221,7 +216,7 @@ def moved_centroids(given: Given) -> torch.Tensor:
     kept = given.tables["centroids"]
     centroids = unit(kept.float())
     every = given.padding is None
-    points = Points.of(torch.cat([given.q, keys_by_head(given)], 2), _both_real(given), every)
+    points = Points.of(torch.cat([given.q, given.keys_by_head], 2), _both_real(given), every)
     spread = centroids[None].expand(len(given.q), given.q.shape[1], -1, -1)
     exists = torch.ones(1, 1, centroids.shape[1], dtype=torch.bool, device=kept.device)
     labels = nearest(points, spread, exists)

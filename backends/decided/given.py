@@ -38,6 +38,12 @@ class Given:
         return len(set(self.groups)) < len(self.groups)
 
     @property
+    def keys_by_head(self) -> torch.Tensor:
+        """The keys that each head reads, [B, H, n_k, d]."""
+        ratio = self.q.shape[1] // self.k.shape[1]
+        return self.k if ratio == 1 else self.k.repeat_interleave(ratio, 1)
+
+    @property
     def n_q(self) -> int:
         return self.q.shape[2]
 

@@ -36,7 +36,7 @@ class Pairs(Choice):
         if not reads_data(self.relation):
             return pairs_at(self.relation, q, k, self.n)
         at = [position.cpu().numpy() for position in (q, k)]
-        return mask_plan(self.relation, at[0], at[1], self.n, q.device).mask(self.data, self.n)
+        return mask_plan(self.relation, at[0], at[1], self.n, q.device)(self.data, self.n)
 
 
 @dataclass(frozen=True, eq=False)

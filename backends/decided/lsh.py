@@ -237,8 +237,8 @@ def decide(leaf: Lsh, given: Given) -> Choice:
         q = k.last(given.n_q)
     else:
         count = leaf.buckets_at(given.n_k)
-        keys = given.k if given.k.shape[1] == len(given.heads) else _by_head(given)
-        k = Sorted.of(buckets_of(leaf, keys, given.heads, count), given.real, leaf, given.n_k)
+        of_keys = buckets_of(leaf, given.keys_by_head, given.heads, count)
+        k = Sorted.of(of_keys, given.real, leaf, given.n_k)
         q = k.last(given.n_q)
         if not leaf.share_qk:
             own = buckets_of(leaf, given.q, given.heads, count)
@@ -247,12 +247,6 @@ def decide(leaf: Lsh, given: Given) -> Choice:
     if leaf.share_qk:
         alone = ~has_other(k, leaf)[..., -given.n_q :]
     return LshChoice(q, k, alone, leaf, given.n_k)
-
-
-def _by_head(given: Given) -> torch.Tensor:
-    """The keys that each head reads."""
-    ratio = given.q.shape[1] // given.k.shape[1]
-    return given.k.repeat_interleave(ratio, 1)
 
 
 def _require_shared(given: Given) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
+from attnspec.backends.common.labels import ALL, joined
 from attnspec.graphs.operators import Complement, Intersection, Union
 from attnspec.graphs.relation import DataDependent, Relation, decided_in
 from attnspec.graphs.token_sets import reads_data
@@ -43,7 +44,7 @@ def parts_of(relation: Relation) -> Parts | None:
     if all_factors is None:
         return None
     still = [factors for factors in all_factors if not any(map(decided_in, factors))]
-    rest = joined(Union, tuple(filter(None, (joined(Intersection, each) for each in still))))
+    rest = joined(Union, [joined(Intersection, each, ALL) for each in still], None)
     products: list[Product] = []
     earlier: list[Relation] = []
     for factors in all_factors:
@@ -59,21 +60,11 @@ def parts_of(relation: Relation) -> Parts | None:
                 leaf,
                 tuple(factor for factor in others if reads_data(factor)),
                 (*earlier, *([rest] if rest is not None and reads_data(rest) else [])),
-                joined(Intersection, tuple(static)),
+                joined(Intersection, static, None),
             )
         )
-        whole = joined(Intersection, factors)
-        if whole is not None:
-            earlier.append(whole)
+        earlier.append(joined(Intersection, factors, ALL))
     return Parts(tuple(products), rest)
-
-
-def joined(kind: type[Union | Intersection], terms: tuple[Relation, ...]) -> Relation | None:
-    """Terms under an operator; None where there are none."""
-    distinct = tuple(dict.fromkeys(terms))
-    if len(distinct) < 2:
-        return distinct[0] if distinct else None
-    return kind(distinct)
 
 
 def _products(relation: Relation) -> list[tuple[Relation, ...]] | None:
@@ -83,8 +74,8 @@ def _products(relation: Relation) -> list[tuple[Relation, ...]] | None:
     if not isinstance(relation, Union | Intersection):
         return None
     # terms without a decided graph stay together
-    still = tuple(term for term in relation.terms if not decided_in(term))
-    together = joined(type(relation), still)
+    still = [term for term in relation.terms if not decided_in(term)]
+    together = joined(type(relation), still, None)
     parts: list[list[tuple[Relation, ...]]] = [] if together is None else [[(together,)]]
     for term in relation.terms:
         if decided_in(term):

@@ -10,7 +10,6 @@ import torch
 from torch.nn import functional
 
 from attnspec.backends.decided.choice import Choice, TileLists, look_up
-from attnspec.backends.decided.cluster import keys_by_head
 from attnspec.backends.decided.given import Given
 from attnspec.graphs.patterns.sinkhorn import Sinkhorn
 
@@ -128,7 +127,7 @@ def block_sums(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What stands for each block, [B, H, blocks, d], and bool [B, blocks], which have a real key:
     the sum of its keys, under `causal` that of all keys before it and of its first one."""
-    k = keys_by_head(given)
+    k = given.keys_by_head
     k = k.to(torch.promote_types(k.dtype, torch.float32))
     at = start[:, None] + torch.arange(blocks * leaf.size, device=k.device)
     real = given.real.gather(1, at.clamp_max(given.n_k - 1)) & (at < given.n_k)

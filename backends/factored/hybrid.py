@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from attnspec.backends.common.composed import ComposedStep, Piece
 from attnspec.backends.common.key_cache import Keeper, KeyCache
 from attnspec.backends.common.masks import MaskPlan, by_key_head, mask_plan
 from attnspec.backends.common.merging import LOWEST, Partial, in_one_frame, merged
@@ -43,7 +44,6 @@ from attnspec.backends.factored.features.sums import (
 )
 from attnspec.backends.factored.lag import lagged
 from attnspec.backends.factored.softmax import check_no_dropout
-from attnspec.backends.tables.composed import ComposedStep, Piece
 from attnspec.backends.tables.kernel import SteppedKernel, tables_of_work
 from attnspec.backends.tables.per_sample import ReadingKernel
 from attnspec.graphs.relation import evaluate_pairs
@@ -445,7 +445,7 @@ class HybridKernel:
         and how far keys are behind queries, [1, h, n]."""
         n_q, n_k = self.work.n_q, self.work.n_k
         if self.work.reads or self.work.decided:
-            mask = self._plan.mask(call.data, n_k)
+            mask = self._plan(call.data, n_k)
             if not self.work.decided:
                 mask = mask.view(-1, 1, *mask.shape[-2:])
             # the kernel may give each query head keys of its own

@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.labels import certain
+from attnspec.backends.common.labels import Part, certain, reading_of
 from attnspec.backends.common.masks import with_data
-from attnspec.backends.common.reading import Part, reading_of
 from attnspec.graphs.operators import Complement, Intersection, Union
 from attnspec.graphs.relation import Relation
 from attnspec.layout.axes import Axis

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from attnspec.backends.common.labels import labels_of, possible
-from attnspec.backends.common.reading import is_askable
+from attnspec.backends.common.labels import is_askable, labels_of, possible
 from attnspec.layout.orders import NATURAL, Order
 from attnspec.layout.steps import Banded, Means, banded, bands_of, fixed
 from attnspec.layout.tiling import Survey

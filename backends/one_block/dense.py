@@ -18,15 +18,18 @@ from attnspec.backends.common.exact import ByKeyHead, fused
 from attnspec.backends.common.masks import MaskPlan, by_key_head, mask_plan, reading, static
 from attnspec.backends.common.score_formula import Blocks, Formula, scale_of
 from attnspec.backends.common.torch_modes import unseen
+from attnspec.backends.decided.choice import mean_of, rounds_of
 from attnspec.backends.one_block.row_keys import row_keys
 from attnspec.lower.work import Call, Expression, Work
 
 
 class DenseKernel(ByKeyHead):
-    """The definition: the formula on one block of all pairs, or of the keys at some positions."""
+    """The definition: the formula on one block of all pairs, or of the keys at some positions; with
+    `added`, broadcastable to [B, H, n_q, n_k] for all heads, on top of the changed scores, where a
+    pair with -inf is none."""
 
     added: torch.Tensor | None = None
-    """What is added to the scores of all pairs, [B or 1, H or 1, n_q, n_k]."""
+    allowed: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -35,6 +38,7 @@ class DenseKernel(ByKeyHead):
         device: torch.device,
         keys: np.ndarray | None = None,
         plan: MaskPlan | None = None,
+        added: torch.Tensor | None = None,
     ) -> None:
         self.work, self.formula = work, Formula(work, heads, device)
         q_at = np.arange(work.n_k - work.n_q, work.n_k)[:, None]
@@ -48,6 +52,12 @@ class DenseKernel(ByKeyHead):
             between = queries[:, None] - known[k_at[0]]
             self.distance = torch.from_numpy(between[None]).to(device)
         self.at = [torch.from_numpy(at).to(device) for at in (q_at, k_at)] if work.decided else []
+        if added is not None:
+            if added.dim() == 4 and added.shape[1] > 1:
+                added = added[:, list(heads)]
+            added = added.reshape((1,) * (4 - added.dim()) + added.shape)
+            self.allowed = added > -torch.inf
+            self.added = torch.where(self.allowed, added, 0.0)
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -61,16 +71,12 @@ class DenseKernel(ByKeyHead):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         for leaf in self.work.decided:
             q = call.data[leaf].attending(q)
-        rounds = list(_rounds(self.work, call)) if self.work.decided else []
+        rounds = rounds_of(self.work, call)
         if not rounds:
             return super().partial(q, k, v, call)
-        # the mean of the rounds in which a query has a key
-        total, count = q.new_zeros(()), q.new_zeros(())
-        for each in rounds:
-            out, mask = super().partial(q, k, v, each)[0], self.mask(each)
-            total = total + out.to(torch.promote_types(out.dtype, torch.float32))
-            count = count + (0 if mask is None else mask.any(-1, keepdim=True))
-        return (total / count.clamp_min(1)).to(q.dtype), None
+        outs = [super(DenseKernel, self).partial(q, k, v, each)[0] for each in rounds]
+        masks = [self.mask(each) for each in rounds]
+        return mean_of(outs, [mask.any(-1) for mask in masks if mask is not None]), None
 
     def composed(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -93,9 +99,11 @@ class DenseKernel(ByKeyHead):
 
     def mask(self, call: Call) -> torch.Tensor | None:
         """Which pairs attend, bool, broadcastable to [B, H, n_q, n_k]; None where all do."""
-        mask = None if self.plan is None else self.plan.mask(call.data, self.work.n_k)
+        mask = None if self.plan is None else self.plan(call.data, self.work.n_k)
         if mask is not None and not self.work.decided:
             mask = mask[:, None] if mask.dim() == 3 else mask[None, None]
+        if self.allowed is not None:
+            mask = self.allowed if mask is None else mask & self.allowed
         if call.padding is None:
             return mask
         real = self._read(call.padding, 1)[:, None, None]
@@ -134,13 +142,6 @@ class DenseKernel(ByKeyHead):
         return values
 
 
-def _rounds(work: Work, call: Call) -> Iterator[Call]:
-    """The calls whose outputs are averaged, if any are."""
-    for leaf in work.decided:
-        for choice in call.data[leaf].rounds():
-            yield replace(call, data={**call.data, leaf: choice})
-
-
 class RowsKernel(DenseKernel):
     """The definition of the last few queries over the keys that they read; plain softmax of which
     no derivative is asked for is torch's own call."""
@@ -176,25 +177,6 @@ class RowsKernel(DenseKernel):
         if not parts:
             return x[(*before, slice(0, 0))]
         return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
-
-
-class MaskedKernel(DenseKernel):
-    """Dense attention of some heads with `added`, broadcastable to [B, H, n_q, n_k] for all heads,
-    on top of the changed scores; a pair with -inf is none."""
-
-    def __init__(
-        self, work: Work, heads: tuple[int, ...], device: torch.device, added: torch.Tensor
-    ) -> None:
-        super().__init__(work, heads, device)
-        if added.dim() == 4 and added.shape[1] > 1:
-            added = added[:, list(heads)]
-        added = added.reshape((1,) * (4 - added.dim()) + added.shape)
-        self.allowed = added > -torch.inf
-        self.added = torch.where(self.allowed, added, 0.0)
-
-    def mask(self, call: Call) -> torch.Tensor | None:
-        mask = super().mask(call)
-        return self.allowed if mask is None else mask & self.allowed
 
 
 _LONG = 1 << 24

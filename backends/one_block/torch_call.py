@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from attnspec.backends.common.exact import ByKeyHead, Several, SoftmaxKernel
 from attnspec.backends.common.flash import flash, flash_backward
+from attnspec.backends.common.masks import added_by, samples_of
 from attnspec.backends.common.merging import Partial, with_zero
 from attnspec.backends.common.score_formula import HALF, Formula, scale_of, widened
 from attnspec.backends.common.torch_modes import apart, is_transformed
@@ -154,7 +155,7 @@ class TorchCallKernel(SoftmaxKernel):
         """What is computed for queries [B, H, n_q, d], every pair once."""
         kind = torch.promote_types(q.dtype, torch.float32)
         if self.work.reads or self.work.decided:
-            added = _added(self._pairs(call), kind)
+            added = added_by(self._pairs(call), kind)
             added = self._sloped(added) if self.work.changes else added
             return (Part(EVERY, EVERY, EVERY, bias=Bias(added)),)
         if call.padding is None or bool(call.padding.all()):
@@ -186,7 +187,7 @@ class TorchCallKernel(SoftmaxKernel):
         """One call with a mask for every sample."""
         real = padding[:, None, None]
         if self.form is Form.NOTHING and not self.work.changes:
-            added = _added(real, kind)
+            added = added_by(real, kind)
         else:
             added = torch.where(real, self._bias(kind).added, -math.inf)
         return (Part(EVERY, EVERY, EVERY, bias=Bias(added)),)
@@ -285,30 +286,18 @@ def _mask_of(work: Work, kind: torch.dtype) -> Bias:
     mask = _masks.get(key)
     if mask is None:
         held = torch.from_numpy(np.array(all_pairs(work.relation, work.n_q, work.n_k)))
-        mask = _masks[key] = Bias(_added(held[None, None], kind))
+        mask = _masks[key] = Bias(added_by(held[None, None], kind))
     return mask
-
-
-def _added(mask: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-    """What stands for a mask in scores."""
-    return mask.new_zeros(mask.shape, dtype=kind).masked_fill_(~mask, -math.inf)
 
 
 def _ranges(padding: torch.Tensor) -> list[tuple[slice, slice]] | None:
     """Samples that follow one another and have the same range of real keys, with that range; None
     where one has its keys in several."""
-    n = padding.shape[1]
-    count = padding.sum(1)
-    first = padding.to(torch.uint8).argmax(1)
-    at = torch.arange(n, device=padding.device)
-    inside = (at >= first[:, None]) & (at < (first + count)[:, None])
-    if not bool((inside == padding).all()):
-        return None
-    found: list[tuple[slice, slice]] = []
-    for sample, (start, size) in enumerate(zip(first.tolist(), count.tolist(), strict=True)):
-        keys = slice(start, start + size)
-        if found and found[-1][1] == keys:
-            found[-1] = slice(found[-1][0].start, sample + 1), keys
-        else:
-            found.append((slice(sample, sample + 1), keys))
+    found = []
+    for samples, real in samples_of(len(padding), padding):
+        at = torch.arange(padding.shape[1]) if real is None else real.nonzero()[:, 0]
+        first, last = (int(at[0]), int(at[-1]) + 1) if len(at) else (0, 0)
+        if last - first != len(at):
+            return None
+        found.append((samples, slice(first, last)))
     return found

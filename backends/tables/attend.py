@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 
 import numpy as np
 import torch
 
 from attnspec.backends.common.flash import flash, flash_backward
+from attnspec.backends.common.masks import added_by, samples_of
 from attnspec.backends.common.merging import merge, with_zero
 from attnspec.backends.common.score_formula import HALF, widened
 from attnspec.backends.common.torch_modes import apart
@@ -117,7 +117,7 @@ class SteppedAttention:
         q, result, lse, k, v = tensors
         wide = lse.dtype
         out = self._summing(result, wide, "merged results")
-        real = bias_of(padding, wide)
+        real = None if padding is None else added_by(padding, wide)
         for number, step in enumerate(self.steps):
             keys = step.keys_order(back=False)
             k_now, v_now = as_read(keys, k, "keys"), as_read(keys, v, "values")
@@ -171,7 +171,7 @@ class SteppedAttention:
         batch, heads, ratio = q.shape[:3]
         each = max(1, ratio * max(k.shape[2:].numel(), q.shape[3:].numel()))
         room = max(1, LIMITS.heads_together // each)
-        for samples, real in _samples(batch, padding, self.changes is not None):
+        for samples, real in samples_of(batch, padding, self.changes is not None):
             many = max(1, room // heads)
             for first in range(samples.start, samples.stop, many):
                 some = slice(first, min(first + many, samples.stop))
@@ -227,7 +227,7 @@ class SteppedAttention:
         of_q, *targets = into
         wide = lse.dtype
         grad_q = self._summing(of_q, wide, "sums of query gradients")
-        real = bias_of(padding, wide)
+        real = None if padding is None else added_by(padding, wide)
         for step in self.steps:
             keys = step.keys_order(back=True)
             k_now, v_now = as_read(keys, k, "keys"), as_read(keys, v, "values")
@@ -252,21 +252,6 @@ class SteppedAttention:
                     keys.add(target, found)
         if grad_q is not of_q:
             of_q.copy_(grad_q)
-
-
-def _samples(
-    batch: int, padding: torch.Tensor | None, apart: bool
-) -> Iterator[tuple[slice, torch.Tensor | None]]:
-    """Samples that follow one another and have the same real keys, with these; each by itself if
-    they are to be `apart`."""
-    if padding is None or bool(padding.all()):
-        ends = [*range(1, batch)] if apart else []
-        padding = None
-    else:
-        same = (padding[1:] == padding[:-1]).all(1).tolist()
-        ends = [sample for sample in range(1, batch) if apart or not same[sample - 1]]
-    for low, high in pairwise((0, *ends, batch)):
-        yield slice(low, high), None if padding is None else padding[low]
 
 
 QUERIES, KEYS = 3, 2
@@ -339,13 +324,6 @@ def put_back(order: Order | None, into: torch.Tensor, found: torch.Tensor) -> No
     """Bring what was put there to the rows [c, rows, …]."""
     if order is not None:
         order.put(into, found)
-
-
-def bias_of(padding: torch.Tensor | None, kind: torch.dtype) -> torch.Tensor | None:
-    """0 for a real key of padding [n_k] and -inf for another."""
-    if padding is None:
-        return None
-    return padding.new_zeros(len(padding), dtype=kind).masked_fill_(~padding, -math.inf)
 
 
 def _put(

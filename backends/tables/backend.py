@@ -145,7 +145,7 @@ class TablesBackend:
         return JoinedSteps(groups, device)
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
-        from attnspec.backends.tables.composed import ComposedTables
+        from attnspec.backends.common.composed import ComposedTables
         from attnspec.backends.tables.decided import DecidedTables, MeansKernel
         from attnspec.backends.tables.kernel import SteppedKernel
         from attnspec.backends.tables.per_sample import ReadingTables

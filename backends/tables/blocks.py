@@ -10,6 +10,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from attnspec.backends.common.composed import on_device, unfolded
+from attnspec.backends.common.masks import added_by
 from attnspec.backends.tables.sides import (
     REREAD,
     Arrangement,
@@ -21,7 +23,7 @@ from attnspec.backends.tables.sides import (
     in_order,
     lattice_of,
 )
-from attnspec.layout.tables import FULL_TILE, Batch, Tiled
+from attnspec.layout.tables import Batch, Tiled
 from attnspec.limits import LIMITS
 
 SINGLE = 8
@@ -239,26 +241,12 @@ class TensorBatch:
         return found
 
 
-def on_device(tiled: Tiled[np.ndarray], device: torch.device) -> Tiled[torch.Tensor]:
-    """Masks by tile as tensors of a device."""
-    return Tiled(*(torch.from_numpy(x).to(device) for x in (tiled.kinds, tiled.tiles)))
-
-
-def unfolded(tiled: Tiled[torch.Tensor], blocks: slice, tall: slice = slice(None)) -> torch.Tensor:
-    """The masks of some blocks, of the `tall` tiles above one another in each: bool [G, h, w]."""
-    kinds = tiled.kinds[blocks, tall]
-    held = tiled.tiles[kinds.clamp(min=0)] | (kinds == FULL_TILE)[..., None, None]
-    held = held & (kinds >= FULL_TILE)[..., None, None]
-    return held.transpose(2, 3).flatten(3, 4).flatten(1, 2)
-
-
 def _with_empty(held: torch.Tensor | None) -> Added:
     """0 where pairs are, else -inf, and the rows [blocks, h] without a pair, or None."""
     if held is None:
         return None, None
-    bias = torch.zeros(held.shape, device="cpu").masked_fill_(~held, -math.inf)
     empty = ~held.any(-1)
-    return bias, empty if bool(empty.any()) else None
+    return added_by(held, torch.float32), empty if bool(empty.any()) else None
 
 
 def _cuts(blocks: int, run: int, most: int) -> Iterator[tuple[int, int]]:

@@ -19,6 +19,7 @@ import torch
 from attnspec.backends.common.exact import SoftmaxKernel
 from attnspec.backends.common.merging import Partial, with_zero
 from attnspec.backends.common.score_formula import unit
+from attnspec.backends.decided.choice import mean_of, rounds_of
 from attnspec.backends.decided.products import Parts
 from attnspec.backends.decided.tables import Part, Placed, parts_of_call
 from attnspec.backends.one_block.dense import DenseKernel
@@ -76,7 +77,7 @@ class DecidedTables(SoftmaxKernel):
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
-        rounds = self._rounds(call)
+        rounds = rounds_of(self.work, call)
         if rounds:
             return self._mean(q, k, v, rounds)
         return super().__call__(q, self._keys(k), v, self._with_weight(call))
@@ -84,7 +85,7 @@ class DecidedTables(SoftmaxKernel):
     def partial(  # type: ignore[override]
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        rounds = self._rounds(call)
+        rounds = rounds_of(self.work, call)
         if rounds:
             return self._mean(q, k, v, rounds), None
         return super().partial(q, self._keys(k), v, self._with_weight(call))
@@ -94,20 +95,11 @@ class DecidedTables(SoftmaxKernel):
     ) -> torch.Tensor:
         """The mean of the outputs of the rounds in which a query has a key."""
         ask = super().partial
-        parts = [ask(q, self._keys(k), v, each) for each in rounds]
-        there = torch.stack([lse > -math.inf for _, lse in parts]).to(parts[0][1].dtype)[..., None]
-        total = (torch.stack([out for out, _ in parts]) * there).sum(0)
-        return (total / there.sum(0).clamp(min=1)).to(q.dtype)
+        outs, sums = zip(*(ask(q, self._keys(k), v, each) for each in rounds), strict=True)
+        return mean_of(outs, [lse > _empty(self.work) for lse in sums])
 
     def _keys(self, k: torch.Tensor) -> torch.Tensor:
         return unit(k) if self.work.unit_keys else k
-
-    def _rounds(self, call: Call) -> list[Call]:
-        """The calls whose outputs are averaged, if that is asked for."""
-        if len(self.work.decided) != 1:
-            return []
-        leaf = self.work.decided[0]
-        return [replace(call, data={**call.data, leaf: each}) for each in call.data[leaf].rounds()]
 
     def _with_weight(self, call: Call) -> Call:
         """The call with what its choice learns among the tables, so that it gets its gradient."""
@@ -120,6 +112,9 @@ class DecidedTables(SoftmaxKernel):
             choice = replace(call.data[leaf], weight=call.tables[WEIGHT])
             call = replace(call, data={**call.data, leaf: choice})
         return super().composed(q, k, v, call)
+
+    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+        return self.composed(q, k, v, call)[0]
 
     def build_differentiable(self) -> DenseKernel:
         return DenseKernel(self.work, self.heads, self.device)
@@ -304,6 +299,9 @@ class MeansKernel:
             return self.definition.partial(q, k, v, call)
         clusters = call.data[self.work.decided[0]]
         out, lse = self.inner.partial(clusters.means(q), k, v, Call(padding=call.padding))
-        # `softmax1` has one key more, whose score is 0
-        none = 0.0 if self.work.normalize == "softmax1" else -math.inf
-        return clusters.spread(out, 0.0), clusters.spread(lse[..., None], none)[..., 0]
+        return clusters.spread(out, 0.0), clusters.spread(lse[..., None], _empty(self.work))[..., 0]
+
+
+def _empty(work: Work) -> float:
+    """The log-sum-exp of a query without a key: `softmax1` has one more, whose score is 0."""
+    return 0.0 if work.normalize == "softmax1" else -math.inf

@@ -8,12 +8,12 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from attnspec.backends.common.composed import ComposedTables
 from attnspec.backends.common.exact import ByKeyHead, Several, SoftmaxKernel
 from attnspec.backends.common.merging import Partial
 from attnspec.backends.one_block.dense import DenseKernel
 from attnspec.backends.tables.attend import SteppedAttention
 from attnspec.backends.tables.changed_scores import ScoreChanges
-from attnspec.backends.tables.composed import ComposedTables
 from attnspec.layout.steps import bands_of, stepped_tables
 from attnspec.layout.tables import Tables, side_by_side
 from attnspec.lower.work import Call, Work
@@ -41,9 +41,6 @@ class ByTables(SoftmaxKernel):
         if self.work.reads:
             return DenseKernel(self.work, self.heads, self.device)
         return ComposedTables(self.work, self.heads, self.device, self.tables)
-
-    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-        return self.differentiable.traced(q, k, v, call)
 
 
 class SteppedKernel(ByTables):
@@ -85,9 +82,6 @@ class JoinedSteps(SoftmaxKernel):
 
     def build_differentiable(self) -> ByKeyHead:
         return Several(self.each)
-
-    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-        return self.differentiable.traced(q, k, v, call)
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float

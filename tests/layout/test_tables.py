@@ -8,8 +8,8 @@ import pytest
 import torch
 from population import spec_of
 
+from attnspec.backends.common.composed import ComposedTables
 from attnspec.backends.tables.attend import SteppedAttention
-from attnspec.backends.tables.composed import ComposedTables
 from attnspec.backends.tables.kernel import tables_of_work
 from attnspec.layout.steps import natural_tables
 from attnspec.layout.tables import FULL_TILE, Batch, Tables, Tiled, side_by_side, times

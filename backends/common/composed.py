@@ -20,10 +20,22 @@ from attnspec.backends.common.exact import ByKeyHead
 from attnspec.backends.common.merging import merged, with_zero
 from attnspec.backends.common.score_formula import Blocks, Formula, scale_of, widened
 from attnspec.backends.common.torch_modes import is_transformed
-from attnspec.backends.tables.blocks import on_device, unfolded
-from attnspec.layout.tables import Batch, Tables, Tiled
+from attnspec.layout.tables import FULL_TILE, Batch, Tables, Tiled
 from attnspec.limits import LIMITS
 from attnspec.lower.work import MERGED, Call, Work
+
+
+def on_device(tiled: Tiled[np.ndarray], device: torch.device) -> Tiled[torch.Tensor]:
+    """Masks by tile as tensors of a device."""
+    return Tiled(*(torch.from_numpy(x).to(device) for x in (tiled.kinds, tiled.tiles)))
+
+
+def unfolded(tiled: Tiled[torch.Tensor], blocks: slice, tall: slice = slice(None)) -> torch.Tensor:
+    """The masks of some blocks, of the `tall` tiles above one another in each: bool [G, h, w]."""
+    kinds = tiled.kinds[blocks, tall]
+    held = tiled.tiles[kinds.clamp(min=0)] | (kinds == FULL_TILE)[..., None, None]
+    held = held & (kinds >= FULL_TILE)[..., None, None]
+    return held.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 
 @dataclass(frozen=True)
@@ -87,12 +99,12 @@ def _of(
 
 
 class DeviceBatch:
-    """A batch with its rows and masks as tensors of a device; places that are no rows have the
-    first one."""
+    """A batch with its rows and masks as tensors of a device; places that are no rows have the one
+    before them, or the first one."""
 
     def __init__(self, batch: Batch[np.ndarray], device: torch.device) -> None:
         self.queries, self.keys = (
-            torch.from_numpy(np.maximum(rows, 0)).to(device) for rows in (batch.q, batch.k)
+            torch.from_numpy(_filled(rows)).to(device) for rows in (batch.q, batch.k)
         )
         self.blocks, self.height = batch.q.shape
         self.width = batch.k.shape[1]
@@ -116,6 +128,16 @@ class DeviceBatch:
         step = max(1, LIMITS.piece // max(1, per_row))
         for first in range(0, self.height, step):
             yield Piece(self, 0, 1, first, min(first + step, self.height))
+
+
+def _filled(rows: np.ndarray) -> np.ndarray:
+    """Rows int [G, h] with one in each place: nothing is read that its block does not read anyway,
+    as long as that reads something."""
+    real = rows >= 0
+    if real.all():
+        return np.array(rows)
+    before = np.maximum.accumulate(np.where(real, np.arange(rows.shape[1]), 0), axis=1)
+    return np.asarray(np.maximum(np.take_along_axis(rows, before, axis=1), 0))
 
 
 def _start_of(rows: np.ndarray) -> int | None:
