@@ -237,10 +237,8 @@ class FeatureKernel:
         tables = {name: table.to(kind) for name, table in call.tables.items()}
         gate: tuple[torch.Tensor, ...] = ()
         if isinstance(declared, Favor | Rbf | Rfa):
-            orthogonal = getattr(declared, "orthogonal", isinstance(declared, Rbf))
-            where = declared.seed, self.work.layer, self.heads, call.draw
-            wanted = *where, declared.features, size, orthogonal
-            tables["directions"] = directions(wanted, kind, q.device)
+            drawn = declared, self.work.layer, self.heads, call.draw, size
+            tables["directions"] = directions(*drawn, kind, q.device)
             k, v = repeated(k, heads), repeated(v, heads)
             if getattr(declared, "gated", False):
                 gate = gate_frames(k, tables, call.padding)
