@@ -73,10 +73,10 @@ class StatesHere:
     ) -> tuple[State, torch.Tensor]:
         """The sums that this rank goes on from, and what was received for them; `left` are the
         logarithms of what a gate leaves of the sums before own keys."""
-        mesh, sums = self.mesh, own.total
+        mesh, sums = self.mesh, own.sums.flatten(0, 1)
         rows, features, width = sums.shape
         base = own.base if left is None else left
-        base = sums.new_zeros(rows) if base is None else base
+        base = sums.new_zeros(rows) if base is None else base.flatten()
         lines = sums.reshape(rows * features, width)
         deals = [dealt(rank, mesh.ranks, len(lines)) for rank in range(mesh.ranks)]
         mine = deals[mesh.rank]
@@ -91,8 +91,8 @@ class StatesHere:
         shapes = [{"sums": (len(d), width)} for d in deals]
         onward = travel(mesh, [{"sums": found} for found, _ in ready], shapes, sums.dtype)
         found = torch.cat([share["sums"] for share in onward.ready()])
-        frame = None if own.base is None else ready[mesh.rank][1]
-        return State(found.view(sums.shape), frame), onward.flat
+        frame = None if own.base is None else ready[mesh.rank][1].view(own.base.shape)
+        return State(found.view(own.sums.shape), frame), onward.flat
 
 
 def merged(

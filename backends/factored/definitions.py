@@ -1,43 +1,109 @@
-"""What each mechanism means, straight from its paper: slow, plain, for one head.
+"""What each mechanism means, for one head: the text that `--standalone` writes, with its features
+multiplied pair by pair where pairs have weights, n x n.
 
-Where pairs have weights, the weights of all pairs are written out, n x n; where there are none, the
-output. Nothing here shares a line with the kernels, which `verify` and the tests hold against it,
-but for the directions that are drawn.
+No kernel, all of which `verify` and the tests hold against it, shares a line with that text but for
+the directions that are drawn here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import TypeAlias, cast
+from collections.abc import Mapping
+from dataclasses import asdict
+from types import FunctionType
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from attnspec.backends.common.score_formula import Formula, scale_of
-from attnspec.backends.factored.features.directions import one_head
+from attnspec.backends.factored import text_of_matrices, text_of_sums
+from attnspec.backends.factored.features.directions import directions
 from attnspec.graphs.relation import evaluate_pairs
+from attnspec.ir.mechanisms.declaration import MechanismDeclaration
 from attnspec.ir.mechanisms.efficient import Efficient
 from attnspec.ir.mechanisms.favor import Favor
 from attnspec.ir.mechanisms.linear import Linear
-from attnspec.ir.mechanisms.linformer import Linformer
-from attnspec.ir.mechanisms.nystrom import Nystrom
 from attnspec.ir.mechanisms.rbf import Rbf
 from attnspec.ir.mechanisms.rfa import Rfa
-from attnspec.ir.mechanisms.synthesizer import Synthesizer
 from attnspec.ir.mechanisms.taylor import Taylor
 from attnspec.lower.work import Call, Work, mechanism_of
 
 Tables: TypeAlias = Mapping[str, torch.Tensor]
 
-Pairs: TypeAlias = Callable[[Work, int, torch.Tensor, torch.Tensor, Tables], torch.Tensor]
-"""From a work, a head, q [n_q, d], k [n_k, d] and tables [*shape] to weights [n_q, n_k], before
-anything is left out or divided."""
+TEXTS = text_of_sums, text_of_matrices
 
-Outputs: TypeAlias = Callable[
-    [Work, torch.Tensor, torch.Tensor, torch.Tensor, Tables], torch.Tensor
-]
-"""From a work, q [n_q, d], k [n, d], v [n, d_v] and tables to the output [n_q, d_v]."""
+
+def settings_of(
+    declared: Any, causal: bool, scale: float | None
+) -> tuple[dict[str, object], dict[str, str]]:
+    """The settings of a mechanism in the text, by their names, and which function of it stands for
+    `mix`, and for what that calls."""
+    root = math.sqrt(scale) if scale is not None and declared.scaled else None
+    settings: dict[str, object] = {
+        **{"CAUSAL": causal, "FACTOR": root, "ADDED": 0.0, "LEAST": 0.0, "FLOOR": 0.0},
+        **{"GATED": False, "ORTHOGONAL": True, "NORMALIZE": ""},
+        **{name.upper(): value for name, value in asdict(declared).items()},
+        **{name.upper(): getattr(declared, name, None) for name in ("longest", "apart", "width")},
+    }
+    names = {"mix": f"mix_{declared.name}"}
+    match declared.name:
+        case "linformer":
+            names["pool_of"] = "maxima" if declared.projection == "max" else "means"
+        case "synthesizer":
+            names["logits_of"], settings["SHORT"] = declared.kind, declared.factors[0]
+        case _ if declared.sums:
+            feature, more = _features(declared)
+            names |= {"mix": "mix_sums", "feature_of": feature}
+            settings |= more
+    return settings, names
+
+
+def _features(declared: MechanismDeclaration) -> tuple[str, dict[str, object]]:
+    """The features of rows, and what keeps the divisor away from 0."""
+    away: dict[str, object] = {"LEAST": 1e-6}
+    match declared:
+        case Linear(feature="identity"):
+            return "identity", away
+        case Linear(feature=feature):
+            return feature, {"ADDED": 1e-6}
+        case Taylor(order=order):
+            return "first_order" if order == 1 else "second_order", away
+        case Favor(kind="positive" | "hyperbolic" as kind):
+            return kind, {}
+        case Favor(kind=kind):
+            return "trig" if kind == "trig" else "relu_along", away
+        case Rbf(sigma=sigma):
+            return "gaussian", {"FACTOR": 1 / sigma}
+        case Rfa():
+            return "waves", {**away, "ORTHOGONAL": False}
+    return declared.name, {}
+
+
+def text_of(work: Work, head: int, **changes: object) -> dict[str, Any]:
+    """The functions of the text by name, for the mechanism of a work, with some settings or
+    functions in place of its own."""
+    declared: Any = mechanism_of(work)
+    settings, names = settings_of(declared, work.causal, work.scale)
+    if work.hybrid:
+        # no exact weight is too small to be divided by
+        settings |= {"ADDED": 0.0, "LEAST": settings["LEAST"] if _cancels(declared) else 0.0}
+    found: dict[str, Any] = {}
+    for text in map(vars, TEXTS):
+        for name, x in text.items():
+            own = isinstance(x, FunctionType) and x.__globals__ is text
+            found[name] = FunctionType(x.__code__, found, name, x.__defaults__) if own else x
+    found |= {called: found[name] for called, name in names.items()}
+    found["directions"] = lambda x, layer: directions(
+        declared, layer, (head,), 0, x.shape[-1], x.dtype, x.device
+    )
+    found |= {**settings, **changes}
+    return found
+
+
+def _cancels(declared: MechanismDeclaration) -> bool:
+    """Whether weights may be negative."""
+    return declared.sums and not declared.positive({**vars(declared), "normalize": "sum"})
 
 
 def defined(
@@ -45,14 +111,15 @@ def defined(
 ) -> torch.Tensor:
     """The output [n_q, d_v] of a head for q [n_q, d], k [n_k, d], v [n_k, d_v] and what it has
     learned, [*shape] each."""
-    if mechanism_of(work).name in OUTPUTS:
-        return OUTPUTS[mechanism_of(work).name](work, q, k, v, tables)
-    return weights_of(work, head, q, k, tables) @ v
+    if mechanism_of(work).sums:
+        return weights_of(work, head, q, k, tables) @ v
+    return _mixed(work, text_of(work, head), q, k, v, tables)
 
 
 def has_weights(work: Work) -> bool:
     """Whether the mechanism has weights of single pairs."""
-    return work.mechanism is not None and work.mechanism.name in PAIRS
+    declared = work.mechanism
+    return declared is not None and (declared.sums or isinstance(declared, Efficient))
 
 
 def weights_of(
@@ -82,9 +149,7 @@ def undivided(
     work: Work, head: int, q: torch.Tensor, k: torch.Tensor, tables: Tables
 ) -> torch.Tensor:
     """The weights [n_q, n_k] of all pairs before they are divided."""
-    weights = PAIRS[mechanism_of(work).name](work, head, q, k, tables)
-    if work.causal:
-        weights = weights.tril(len(k) - len(q))
+    weights = _pairs(work, head, q, k, tables)
     if work.hybrid:
         held = exact_pairs(work, len(q), len(k))
         weights = torch.where(held, exact_weights(work, head, q, k, tables), weights)
@@ -93,44 +158,20 @@ def undivided(
 
 def divided(work: Work, weights: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     """Weights divided by what the mechanism makes of their sums [n_q, 1]."""
-    match work.mechanism:
-        case Linear(normalize="none"):
-            return weights
-        case Linear(feature="identity"):
-            return weights / _away(total, 1e-6)
-        case Linear() if not work.hybrid:
-            return weights / (total + 1e-6)
-        case Efficient():
-            return weights
-        case Favor(kind="positive" | "hyperbolic") | Rbf():
-            return weights / total
-        case Linear() | Taylor() | Favor(kind="relu") if work.hybrid:
-            # no exact weight is too small to be divided by
-            return weights / torch.where(total == 0, 1.0, total)
-        case Rfa(floor=floor) if floor:
-            return weights / total.clamp(min=floor)
-        case _:
-            return weights / _away(total, 1e-6)
+    if not mechanism_of(work).sums:
+        return weights
+    found: torch.Tensor = text_of(work, 0)["divided"](
+        torch.cat([weights, total], 1), torch.zeros_like(total)
+    )
+    return found
 
 
 def magnitudes_of(
     work: Work, head: int, q: torch.Tensor, k: torch.Tensor, tables: Tables
 ) -> torch.Tensor:
     """How large the numbers are whose sums are the weights [n_q, n_k] before they are divided, and
-    which may cancel: those of waves are at most 1, times what stands before them."""
-    match work.mechanism:
-        case Linear(feature="identity"):
-            found = q.abs() @ k.abs().T
-        case Favor(kind="trig"):
-            scale = q.shape[1] ** -0.5 if work.scale is None else work.scale
-            halves = [(x * x).sum(1) * scale / 2 for x in (q, k)]
-            found = torch.exp(halves[0][:, None] + halves[1])
-        case Rfa():
-            found = _gates(work, len(q), k, tables)
-        case _:
-            found = PAIRS[mechanism_of(work).name](work, head, q, k, tables).abs()
-    if work.causal:
-        found = found.tril(len(k) - len(q))
+    which may cancel."""
+    found = _pairs(work, head, q, k, tables, sized=_cancels(mechanism_of(work))).abs()
     if work.hybrid:
         # what the kernel gave a pair of the graph is taken away again
         held = exact_pairs(work, len(q), len(k))
@@ -138,277 +179,56 @@ def magnitudes_of(
     return found
 
 
-def _away(total: torch.Tensor, least: float) -> torch.Tensor:
-    """Sums kept at least so far from 0, with their sign."""
-    return torch.where(total < 0, total.clamp(max=-least), total.clamp(min=least))
-
-
-def _linear(
-    work: Work, head: int, q: torch.Tensor, k: torch.Tensor, tables: Tables
+def _pairs(
+    work: Work,
+    head: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    tables: Tables,
+    sized: bool = False,
 ) -> torch.Tensor:
-    maps: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        "elu1": lambda x: torch.where(x > 0, x + 1, torch.exp(x)),
-        "relu": torch.relu,
-        "squared_relu": lambda x: torch.relu(x) ** 2,
-        "exp": torch.exp,
-        "identity": lambda x: x,
-    }
-    feature = maps[cast(Linear, work.mechanism).feature]
-    return feature(q) @ feature(k).T
+    """The weights [n_q, n_k] that the mechanism gives all pairs, before they are divided, or the
+    products of the sizes of features."""
+    declared, values = mechanism_of(work), torch.eye(len(k), dtype=k.dtype)
+    if not declared.sums:
+        return _mixed(work, text_of(work, head), q, k, values, tables)
+    text, learned = text_of(work, head), _learned(work, tables)
+
+    def features(x: torch.Tensor) -> torch.Tensor:
+        rows, log = (y[0, 0] for y in text["feature_of"](x[None, None], work.layer, learned))
+        if sized:
+            rows = rows.abs() if isinstance(declared, Linear) else rows.norm(dim=1, keepdim=True)
+        return torch.as_tensor(rows * torch.exp(log))
+
+    weights = features(q) @ features(k).T
+    if getattr(declared, "gated", False):
+
+        def one(x: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.ones_like(x[..., :1]), torch.zeros_like(x[..., :1])
+
+        # what the gates leave of each pair
+        text = text_of(work, head, feature_of=one, NORMALIZE="none")
+        weights = weights * _mixed(work, text, q, k, values, tables)
+    return weights.tril(len(k) - len(q)) if work.causal else weights
 
 
-def _directions(work: Work, head: int, size: int, like: torch.Tensor) -> torch.Tensor:
-    declared = cast("Favor | Rfa | Rbf", work.mechanism)
-    orthogonal = getattr(declared, "orthogonal", isinstance(declared, Rbf))
-    drawn = one_head(declared.seed, work.layer, head, 0, declared.features, size, orthogonal)
-    return torch.from_numpy(drawn).to(like.dtype)
-
-
-def _favor(work: Work, head: int, q: torch.Tensor, k: torch.Tensor, tables: Tables) -> torch.Tensor:
-    declared = cast(Favor, work.mechanism)
-    w = _directions(work, head, q.shape[1], q)
-    scale = q.shape[1] ** -0.5 if work.scale is None else work.scale
-
-    def feature(x: torch.Tensor) -> torch.Tensor:
-        x = x * math.sqrt(scale)
-        u, square = x @ w.T, (x * x).sum(1, keepdim=True)
-        match declared.kind:
-            case "positive":
-                return torch.exp(-square / 2) * torch.exp(u)
-            case "hyperbolic":
-                both = torch.cat([torch.exp(u), torch.exp(-u)], 1)
-                return torch.exp(-square / 2) * both / math.sqrt(2)
-            case "trig":
-                return torch.exp(square / 2) * torch.cat([torch.sin(u), torch.cos(u)], 1)
-            case _:
-                return torch.relu(u)
-
-    return feature(q) @ feature(k).T / declared.features
-
-
-def _rbf(work: Work, head: int, q: torch.Tensor, k: torch.Tensor, tables: Tables) -> torch.Tensor:
-    declared = cast(Rbf, work.mechanism)
-    w = _directions(work, head, q.shape[1], q)
-
-    def feature(x: torch.Tensor) -> torch.Tensor:
-        x = x / declared.sigma
-        return torch.exp(x @ w.T - (x * x).sum(1, keepdim=True))
-
-    return feature(q) @ feature(k).T / declared.features
-
-
-def _rfa(work: Work, head: int, q: torch.Tensor, k: torch.Tensor, tables: Tables) -> torch.Tensor:
-    declared = cast(Rfa, work.mechanism)
-    w = _directions(work, head, q.shape[1], q) * tables["spread"]
-
-    def feature(x: torch.Tensor) -> torch.Tensor:
-        u = (x / x.norm(dim=1, keepdim=True)) @ w.T
-        return torch.cat([torch.sin(u), torch.cos(u)], 1)
-
-    weights = feature(q) @ feature(k).T / declared.features
-    return weights * _gates(work, len(q), k, tables)
-
-
-def _gates(work: Work, rows: int, k: torch.Tensor, tables: Tables) -> torch.Tensor:
-    """What the gates of rfa leave of each pair [rows, n_k]."""
-    if not cast(Rfa, work.mechanism).gated:
-        return k.new_ones(rows, len(k))
-    gate = torch.sigmoid(k @ tables["gate"] + tables["gate_bias"])
-    found = []
-    kept = k.new_zeros(0)
-    for i in range(len(k)):
-        kept = torch.cat([kept * gate[i], (1 - gate[i])[None]])
-        found.append(torch.cat([kept, kept.new_zeros(len(k) - i - 1)]))
-    return torch.stack(found)[len(k) - rows :]
-
-
-def _taylor(
-    work: Work, head: int, q: torch.Tensor, k: torch.Tensor, tables: Tables
+def _mixed(
+    work: Work,
+    text: Mapping[str, Any],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tables: Tables,
 ) -> torch.Tensor:
-    if cast(Taylor, work.mechanism).order == 1:
-        cosines: torch.Tensor = (q / q.norm(dim=1, keepdim=True)) @ (
-            k / k.norm(dim=1, keepdim=True)
-        ).T
-        return 1 + cosines
-    scores: torch.Tensor = q @ k.T * (q.shape[1] ** -0.5 if work.scale is None else work.scale)
-    return 1 + scores + scores * scores / 2
+    """The output of one head by its text."""
+    parts = (x[None, None] for x in (q, k, v))
+    found: torch.Tensor = text["mix"](*parts, work.layer, None, _learned(work, tables))
+    return found[0, 0]
 
 
-def _efficient(
-    work: Work, head: int, q: torch.Tensor, k: torch.Tensor, tables: Tables
-) -> torch.Tensor:
-    if cast(Efficient, work.mechanism).normalize == "scaling":
-        return (q / math.sqrt(len(k))) @ (k / math.sqrt(len(k))).T
-    return torch.softmax(q, 1) @ torch.softmax(k, 0).T
-
-
-# --- low ranks and mixings -----------------------------------------------------------------------
-
-
-def _linformer(
-    work: Work, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tables: Tables
-) -> torch.Tensor:
-    declared, n = cast(Linformer, work.mechanism), len(k)
-    if declared.projection in ("mean", "max"):
-        pool = _means if declared.projection == "mean" else _maxima
-        keys, values = pool(k, declared.rank), pool(v, declared.rank)
-    else:
-        maps = [tables["keys"], tables["values" if declared.apart else "keys"]]
-        if declared.projection == "conv":
-            # a stride as long as the kernel: each row has it further on
-            count = -(-n // declared.width)
-            maps = [torch.kron(torch.eye(count, dtype=x.dtype), x) for x in maps]
-        keys, values = (by[:, :n] @ x for by, x in zip(maps, (k, v), strict=True))
-    return _softmax(q @ keys.T / math.sqrt(q.shape[1])) @ values
-
-
-def _nystrom(
-    work: Work, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tables: Tables
-) -> torch.Tensor:
-    declared, n, scale = cast(Nystrom, work.mechanism), len(k), 1 / math.sqrt(q.shape[1])
-    if declared.landmarks >= n:
-        # each position is its own landmark, and the inverse undoes one of the factors
-        out = _softmax(scale * q @ k.T) @ v
-    else:
-        q_marks, k_marks = _means(q, declared.landmarks), _means(k, declared.landmarks)
-        left, right = _softmax(scale * q @ k_marks.T), _softmax(scale * q_marks @ k.T)
-        middle = _softmax(scale * q_marks @ k_marks.T)
-        out = left @ _inverse(middle, declared.iterations) @ right @ v
-    if not declared.conv:
-        return out
-    edge = v.new_zeros(declared.conv // 2, v.shape[1])
-    padded = torch.cat([edge, v, edge])
-    for t in range(declared.conv):
-        out = out + tables["kernel"][t] * padded[t : t + n][n - len(q) :]
-    return out
-
-
-def _inverse(matrix: torch.Tensor, iterations: int) -> torch.Tensor:
-    """Z of A [m, m] after so many iterations; the pseudo-inverse for 0."""
-    if iterations == 0:
-        exact: torch.Tensor = torch.linalg.pinv(matrix)
-        return exact
-    one = torch.eye(len(matrix), dtype=matrix.dtype)
-    z = matrix.T / (matrix.abs().sum(0).max() * matrix.abs().sum(1).max())
-    for _ in range(iterations):
-        az = matrix @ z
-        z = z @ (13 * one - az @ (15 * one - az @ (7 * one - az))) / 4
-    return z
-
-
-def _segments(x: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
-    """n rows in `count` runs, the first count - n mod count of n // count, the others one more; in
-    n runs of one where there are fewer."""
-    n, count = len(x), min(len(x), count)
-    return torch.split(x, [n // count + (at >= count - n % count) for at in range(count)])
-
-
-def _means(x: torch.Tensor, count: int) -> torch.Tensor:
-    return torch.stack([part.sum(0) / len(part) for part in _segments(x, count)])
-
-
-def _maxima(x: torch.Tensor, count: int) -> torch.Tensor:
-    return torch.stack([part.amax(0) for part in _segments(x, count)])
-
-
-def _synthesizer(
-    work: Work, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tables: Tables
-) -> torch.Tensor:
-    declared, n, first = cast(Synthesizer, work.mechanism), len(k), len(k) - len(q)
-    match declared.kind:
-        case "dense":
-            hidden = torch.relu(q @ tables["hidden"].T + tables["hidden_bias"])
-            logits = hidden @ tables["weight"].T + tables["bias"]
-        case "random":
-            logits = tables["logits"][first:n]
-        case "factorized_random":
-            logits = (tables["rows"] @ tables["columns"].T)[first:n]
-        case _:
-            short, long = declared.factors
-            networks = zip(
-                tables["hidden"],
-                tables["hidden_bias"],
-                torch.split(tables["weight"], [short, long]),
-                torch.split(tables["bias"], [short, long]),
-                strict=True,
-            )
-            a, b = (torch.relu(q @ w.T + c) @ x.T + y for w, c, x, y in networks)
-            logits = a.repeat(1, long) * b.repeat_interleave(short, 1)
-    logits = logits[:, :n]
-    if declared.products:
-        share = torch.sigmoid(tables["mix"])
-        logits = (1 - share) * (q @ k.T) / math.sqrt(q.shape[1]) + share * logits
-    if work.causal:
-        logits = logits.masked_fill(torch.ones(len(q), n).tril(first) == 0, -torch.inf)
-    return _softmax(logits) @ v
-
-
-def _fourier(
-    work: Work, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tables: Tables
-) -> torch.Tensor:
-    """Re(F_n X F_d) = C_n X C_d - S_n X S_d with matrices of cosines and sines."""
-
-    def angles(count: int) -> torch.Tensor:
-        at = torch.arange(count, dtype=torch.float64)
-        return 2 * math.pi * (at[:, None] * at % count) / count
-
-    rows, columns = (angles(count) for count in v.shape)
-    cosines = rows.cos().to(v.dtype) @ v @ columns.cos().to(v.dtype)
-    out = cosines - rows.sin().to(v.dtype) @ v @ columns.sin().to(v.dtype)
-    return out[len(k) - len(q) :]
-
-
-def _mixer(
-    work: Work, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tables: Tables
-) -> torch.Tensor:
-    """X + W_2 gelu(W_1 LayerNorm(X) + b_1) + b_2."""
-    n = len(v)
-    hidden = tables["inner"][:, :n] @ _normalised(v, tables) + tables["inner_bias"][:, None]
-    hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
-    out = v + tables["outer"][:n] @ hidden + tables["outer_bias"][:n, None]
-    return out[n - len(q) :]
-
-
-def _gmlp(
-    work: Work, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tables: Tables
-) -> torch.Tensor:
-    """Z_1 * (W LayerNorm(Z_2) + b), Z_1 = q and Z_2 = v."""
-    n, weight = len(v), tables["weight"][: len(v), : len(v)]
-    weight = torch.tril(weight) if work.causal else weight
-    gate = weight @ _normalised(v, tables) + tables["bias"][:n, None]
-    return q * gate[n - len(q) :]
-
-
-def _normalised(x: torch.Tensor, tables: Tables) -> torch.Tensor:
-    middle = x.mean(1, keepdim=True)
-    spread = (x - middle).square().mean(1, keepdim=True)
-    return (x - middle) / torch.sqrt(spread + 1e-5) * tables["gain"] + tables["shift"]
-
-
-def _softmax(scores: torch.Tensor) -> torch.Tensor:
-    weights = torch.exp(scores - scores.amax(1, keepdim=True))
-    return weights / weights.sum(1, keepdim=True)
-
-
-PAIRS: dict[str, Pairs] = {
-    "linear": _linear,
-    "favor": _favor,
-    "rfa": _rfa,
-    "taylor": _taylor,
-    "efficient": _efficient,
-    "rbf": _rbf,
-}
-"""The weights of pairs, where a mechanism has them."""
-
-OUTPUTS: dict[str, Outputs] = {
-    "linformer": _linformer,
-    "nystrom": _nystrom,
-    "fourier": _fourier,
-    "synthesizer": _synthesizer,
-    "mixer": _mixer,
-    "gmlp": _gmlp,
-}
-"""The outputs of mechanisms without weights of single pairs, or with divisors of their own."""
+def _learned(work: Work, tables: Tables) -> dict[str, torch.Tensor]:
+    """What is learned as the text calls it, [1, *shape]."""
+    return {f"{mechanism_of(work).name}_{name}": x[None] for name, x in tables.items()}
 
 
 def exact_pairs(work: Work, n_q: int, n_k: int) -> torch.Tensor:

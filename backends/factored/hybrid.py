@@ -39,6 +39,7 @@ from attnspec.backends.factored.features.sums import (
     features_of_keys,
     joined,
     lean,
+    no_keys,
     room_of,
     shares,
 )
@@ -124,8 +125,8 @@ def weigh(
 
     exact = of_heads((q * scale) @ k.mT)
     exact = formula.changed(exact.unsqueeze(3), distance, Call(tables=tables)).squeeze(3)
-    if how.paired is not None:
-        products, frame = how.paired.pairs(q, k), exact.new_zeros(1, 1, 1, 1, 1)
+    if how.map.paired:
+        products, frame = how.map.pairs(q, k), exact.new_zeros(1, 1, 1, 1, 1)
     else:
         (f, of_f), (g, of_g) = (_in_frames(how.map(x, given.tables)) for x in (q, k))
         products, frame = f @ g.mT, of_heads(of_f[..., None] + of_g[:, :, None])
@@ -139,9 +140,8 @@ def weigh(
 
 def _in_frames(found: Features) -> tuple[torch.Tensor, torch.Tensor]:
     """Features and their frames, constants, whether they have some or not."""
-    if found.log is None:
-        return found.values, torch.zeros_like(found.values[..., 0].detach())
-    return found.values, found.log.detach()
+    values, log = found
+    return values, torch.zeros_like(values[..., 0].detach()) if log is None else log.detach()
 
 
 # --- the pairs of tables -------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def taken(
     steps, and the sums of the sizes of their weights as one column more."""
     room = room_of(kernel.how, given)
     outs = [
-        lean(kernel.how, part, partial(_of_share, kernel.how, steps, its))[0]
+        lean(kernel.how.wide(part), part, partial(_of_share, kernel.how, steps, its))[0]
         for part, its in zip(shares(given, room), cut(frames, room), strict=True)
     ]
     return joined(outs, given.k.shape[1])
@@ -213,12 +213,13 @@ def _of_share(
     """The same of some samples and heads."""
     q, shape = given.q.to(given.kind), given.q.shape[:-1]
     values = pad(given.v.to(given.kind), (0, 1), value=1.0)
-    f, g = Features(q), Features(given.k.to(given.kind))
-    if how.paired is None:
+    f: Features = q, None
+    g: Features = given.k.to(given.kind), None
+    if not how.map.paired:
         f, g = how.map(q.flatten(2, 3), given.tables), features_of_keys(how, given)
     if given.padding is not None:
         values = values.masked_fill(~given.padding[:, None, :, None], 0.0)
-    of_piece = partial(_of_piece, how, g.log is not None)
+    of_piece = partial(_of_piece, how, g[1] is not None)
     (f_values, f_log), (g_values, g_log) = _in_frames(f), _in_frames(g)
     rows = f_log.view(shape) - frames.to(q.dtype)
     tensors = f_values.view(*shape, -1), g_values, values, rows, g_log
@@ -245,7 +246,7 @@ def _of_piece(
     """The sums of a piece [B, K, R, blocks, h, e + 1], the sizes of their weights last."""
     repeat, mask = f.shape[2], piece.mask
     f = f.transpose(2, 3).flatten(3, 4)
-    products = f @ g.mT if how.paired is None else how.paired.pairs(f, g)
+    products = how.map.pairs(f, g) if how.map.paired else f @ g.mT
     products = torch.unflatten(products, 3, (repeat, -1))
     if mask is not None:
         mask = mask if mask.dim() == 2 else mask.unsqueeze(1)
@@ -388,7 +389,7 @@ class HybridKernel:
 
     def _again(self, given: Given, call: Call, found: Weighed, rows: torch.Tensor) -> Weighed:
         """The same with some rows weighed pair by pair."""
-        heads, every, parts = given.k.shape[1], shares(given, (1, 1)), []
+        heads, every, parts = given.k.shape[1], list(shares(given, (1, 1))), []
         line = rows[:, 0] * heads + rows[:, 1]
         for number in torch.unique(line).tolist():
             at = rows[line == number, 2]
@@ -421,7 +422,7 @@ class HybridKernel:
             if len(some) < given.q.shape[3]:
                 rows = replace(given, q=given.q.index_select(3, some))
             run = partial(self._weighed, formula, *self._masks(given, some, call))
-            parts.append(lean(None, rows, run, *(call.tables[name][places] for name in names)))
+            parts.append(lean(True, rows, run, *(call.tables[name][places] for name in names)))
         sums, log = (torch.cat(x, 3) for x in zip(*parts, strict=True))
         return Weighed(sums, log.detach())
 
@@ -573,7 +574,7 @@ class HybridStream:
         hybrid, kernel = self.hybrid, self.hybrid.kernel
         check_no_dropout(f"a graph with `{kernel.name}`", call.dropout_p)
         given = kernel.given(q, k, v, call)
-        sums, kept = State(), None
+        sums, kept = no_keys(kernel.how, given), None
         if isinstance(state, HybridState):
             sums, kept = state.sums, state.kept
         seen = self.keeper.seen(hybrid.graph, given.k, given.v, call, kept)
@@ -584,9 +585,10 @@ class HybridStream:
             others = others & seen.every.padding[:, None, None, None]
         scores = seen.formula, dict(call.tables), scale_of(hybrid.work, q.shape[-1])
         every = replace(given, k=seen.every.keys, v=seen.every.values)
-        parts = [weigh(kernel, every, scores, (mask, others & ~mask), distance[None])]
-        if sums.sums is not None:
-            parts.append(_of_state(kernel, given, sums))
+        parts = [
+            weigh(kernel, every, scores, (mask, others & ~mask), distance[None]),
+            _of_state(kernel, given, sums),
+        ]
         out, lse = hybrid._worth(together(parts, hybrid.quotient))
         out = out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
         left = seen.left
@@ -602,10 +604,8 @@ class HybridStream:
 
 def _of_state(kernel: FeatureKernel, given: Given, state: State) -> Weighed:
     """What keys weigh together whose sums are given."""
-    q = given.q.to(state.total.dtype)
-    f, log = _in_frames(kernel.how.map(q.flatten(2, 3), given.tables))
-    total = state.total.view(*given.k.shape[:2], *state.total.shape[1:])
+    f, log = _in_frames(kernel.how.map(given.q.to(given.kind).flatten(2, 3), given.tables))
     if state.base is not None:
-        log = log + state.base.to(log.dtype).view(*given.k.shape[:2], 1)
-    sums = torch.unflatten(f @ total, 2, given.q.shape[2:4])
+        log = log + state.base[..., None].to(log.dtype)
+    sums = torch.unflatten(f @ state.sums, 2, given.q.shape[2:4])
     return Weighed(sums, log.view(given.q.shape[:-1]))

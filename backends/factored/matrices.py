@@ -95,19 +95,18 @@ class MatrixKernel:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, at: torch.Tensor
     ) -> tuple[State, None]:
         """What keys and values at these positions add to the dense projections of Linformer,
-        [B heads, rank, d + d_v], of a call whose padding is theirs."""
+        [B, heads, rank, d + d_v], of a call whose padding is theirs."""
         kind = widened(q).dtype
         tables = {name: table.index_select(2, at).to(kind) for name, table in call.tables.items()}
         declared = mechanism_of(self.work)
         given = Mixed(declared, False, q, widened(k), widened(v), tables, call.padding, 0.0)
-        return State(torch.cat(_projected(given), 3).flatten(0, 1)), None
+        return State(torch.cat(_projected(given), 3)), None
 
     def onward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, before: State
     ) -> torch.Tensor:
         """The outputs of queries, where `before` has the projections of all positions."""
-        rows = torch.unflatten(before.total, 0, (len(q), -1))
-        keys, values = torch.split(rows, [k.shape[3], v.shape[3]], 3)
+        keys, values = torch.split(before.sums, [k.shape[3], v.shape[3]], 3)
         scale = q.shape[3] ** -0.5
         return attend(widened(q), keys, values, scale, dropout_p=call.dropout_p).to(q.dtype)
 

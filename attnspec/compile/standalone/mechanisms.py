@@ -3,19 +3,14 @@ mechanism is."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict
 from typing import Any
 
+from attnspec.backends.factored import text_of_draws
+from attnspec.backends.factored.definitions import TEXTS, settings_of
 from attnspec.compile.standalone.lifting import file_of
 from attnspec.compile.standalone.page import StandaloneError
-from attnspec.compile.standalone.sources import drawing, low_rank, module, sums
+from attnspec.compile.standalone.sources import module
 from attnspec.graphs.bind import Situation
-from attnspec.ir.mechanisms.favor import Favor
-from attnspec.ir.mechanisms.linear import Linear
-from attnspec.ir.mechanisms.rbf import Rbf
-from attnspec.ir.mechanisms.rfa import Rfa
-from attnspec.ir.mechanisms.taylor import Taylor
 from attnspec.ir.program import Program
 from attnspec.ir.scalars import Apply, Symbol
 from attnspec.lower.mechanism_sizes import bind_mechanism, learned_parts
@@ -47,55 +42,18 @@ def mechanism_module(program: Program, class_name: str, refusal: str = "") -> st
     for (_, part), name in learned_parts(program).items():
         shape = 1 if part.layers else layers, 1 if part.heads else heads, *part.shape
         parts[name] = (shape, *STARTS.get(part.start, (part.start, part.by)))
-    scale = attend.scale
-    settings: dict[str, object] = {
-        "HEADS": program.heads,
-        "LAYERS": program.layers,
-        "INPUTS": {},
-        "CAUSAL": program.causal,
-        "FACTOR": None if scale is None else math.sqrt(scale),
-        **{"ADDED": 0.0, "LEAST": 0.0, "FLOOR": 0.0},
-        **{"GATED": False, "ORTHOGONAL": True, "NORMALIZE": ""},
-        **{name.upper(): value for name, value in asdict(declared).items()},
-        **{name.upper(): getattr(declared, name, None) for name in ("longest", "apart", "width")},
+    chosen, names = settings_of(declared, program.causal, attend.scale)
+    if not all(any(name in vars(text) for text in TEXTS) for name in names.values()):
+        raise StandaloneError(f"`{declared.name}` is not a mechanism that it knows")
+    settings = {
+        **{"HEADS": program.heads, "LAYERS": program.layers, "INPUTS": {}},
+        **chosen,
         "PARTS": parts,
         "SIZED": any(isinstance(x, str) for shape, _, _ in parts.values() for x in shape),
         "DRAWN": any(start != "constant" for _, start, _ in parts.values()),
         "CROSS": program.cross,
         "REFUSED": bool(refusal),
     }
-    names = {"Attention": class_name, "mix": f"mix_{declared.name}", "exportable(k)": refusal}
+    names |= {"Attention": class_name, "exportable(k)": refusal}
     names |= module.TWO_SEQUENCES if program.cross else {}
-    if not declared.sums and names["mix"] not in vars(low_rank):
-        raise StandaloneError(f"`{declared.name}` is not a mechanism that it knows")
-    if declared.name == "linformer":
-        names["pool_of"] = "maxima" if declared.projection == "max" else "means"
-    elif declared.name == "synthesizer":
-        names["logits_of"] = declared.kind
-        settings["SHORT"] = declared.factors[0]
-    elif declared.sums:
-        names["mix"], (names["feature_of"], more) = "mix_sums", _sums(declared)
-        settings |= more
-    modules = (drawing, sums, low_rank, module)
-    return file_of(("Attention",), modules, {}, settings, names)
-
-
-def _sums(declared: object) -> tuple[str, dict[str, object]]:
-    """The features of rows, and what keeps the divisor away from 0."""
-    away: dict[str, object] = {"LEAST": 1e-6}
-    match declared:
-        case Linear(feature="identity"):
-            return "identity", away
-        case Linear(feature=feature):
-            return feature, {"ADDED": 1e-6}
-        case Taylor(order=order):
-            return "first_order" if order == 1 else "second_order", away
-        case Favor(kind="positive" | "hyperbolic" as kind):
-            return kind, {}
-        case Favor(kind=kind):
-            return "trig" if kind == "trig" else "relu_along", away
-        case Rbf(sigma=sigma):
-            return "gaussian", {"FACTOR": 1 / sigma}
-        case Rfa(floor=floor):
-            return "waves", {"FLOOR": floor, **away, "ORTHOGONAL": False}
-    raise StandaloneError("its mechanism is not one that it knows")
+    return file_of(("Attention",), (text_of_draws, *TEXTS, module), {}, settings, names)

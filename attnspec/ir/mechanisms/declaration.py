@@ -154,10 +154,12 @@ class MechanismDeclaration:
         rather than kept."""
         if not self.sums:
             return self.backward * self.flops(n, size)
-        again = self.feature_width(size) > WIDE * size
+        again, once = self.feature_width(size) > WIDE * size, self.forward_flops(n, size, causal)
+        if again and not causal:
+            # features alone are made again
+            return 2 * once
         # what rows are multiplied with for their features asks for no gradient
-        most = (3 if again else 2) * self.forward_flops(n, size, causal)
-        return most - 2 * n * self.row_flops(size)
+        return (3 if again else 2) * once - 2 * n * self.row_flops(size)
 
     def held(self, at: Sizes) -> int:
         """The most numbers that all heads hold at one time beside q, k, v and the output."""

@@ -9,34 +9,42 @@ Source of orthogonal rows: Choromanski et al. 2021, "Rethinking Attention with P
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import numpy as np
 import torch
 
 from attnspec.backends.common.torch_modes import apart
 from attnspec.graphs.counter_rng import FEATURES, Stream, normals
+from attnspec.ir.mechanisms.favor import Favor
+from attnspec.ir.mechanisms.rbf import Rbf
+from attnspec.ir.mechanisms.rfa import Rfa
 from attnspec.lower.cache import DRAWS, Cache
 
 KEPT = 256
 """How many sets of directions are kept."""
 
-Wanted: TypeAlias = "tuple[int, int, tuple[int, ...], int, int, int, bool]"
-"""Seed, layer, heads, draw, directions of each head, size of a head, whether orthogonal."""
-
-_kept: Cache[tuple[Wanted, str, str], torch.Tensor] = Cache(KEPT, DRAWS)
+_kept: Cache[tuple[object, ...], torch.Tensor] = Cache(KEPT, DRAWS)
 
 
-def directions(wanted: Wanted, kind: torch.dtype, device: torch.device) -> torch.Tensor:
+def directions(
+    declared: Favor | Rbf | Rfa,
+    layer: int,
+    heads: tuple[int, ...],
+    draw: int,
+    size: int,
+    kind: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
     """The directions [heads, count, size] of some heads, in a type and on a device."""
+    seed, count = declared.seed, declared.features
+    orthogonal = getattr(declared, "orthogonal", isinstance(declared, Rbf))
 
     def build() -> torch.Tensor:
-        seed, layer, heads, draw, count, size, orthogonal = wanted
         drawn = [one_head(seed, layer, head, draw, count, size, orthogonal) for head in heads]
         return torch.from_numpy(np.stack(drawn)).to(device, kind)
 
+    wanted = seed, layer, heads, draw, count, size, orthogonal, str(kind), str(device)
     # it is kept, so the modes of this call must not reach it
-    return _kept.get((wanted, str(kind), str(device)), lambda: apart(build))
+    return _kept.get(wanted, lambda: apart(build))
 
 
 def one_head(

@@ -7,24 +7,16 @@ those of random and Taylor features in `maps`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch.nn import functional
 
 from attnspec.backends.common.torch_modes import Function, derivatives, is_transformed, unseen
 from attnspec.backends.factored.features.directions import directions
-from attnspec.backends.factored.features.maps import (
-    Elementwise,
-    FeatureMap,
-    FirstOrder,
-    RandomFeatures,
-    SecondOrder,
-    Tables,
-    UnitWaves,
-)
+from attnspec.backends.factored.features.maps import FeatureMap, Tables
 from attnspec.backends.factored.features.quotients import Quotient
 from attnspec.backends.factored.features.sums import (
     Given,
@@ -33,28 +25,28 @@ from attnspec.backends.factored.features.sums import (
     absorbed,
     blocks_of,
     cut,
-    features_of_keys,
     given_of,
-    no_sums,
+    no_keys,
     room_of,
     shares,
     summed,
     values_of,
 )
-from attnspec.backends.factored.softmax import check_no_dropout, repeated
+from attnspec.backends.factored.softmax import check_no_dropout, repeated, without_padding
+from attnspec.ir.mechanisms.declaration import MechanismDeclaration
 from attnspec.ir.mechanisms.favor import Favor
 from attnspec.ir.mechanisms.linear import Linear
 from attnspec.ir.mechanisms.rbf import Rbf
 from attnspec.ir.mechanisms.rfa import Rfa
-from attnspec.ir.mechanisms.taylor import Taylor
 from attnspec.limits import LIMITS
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call, Work, mechanism_of
 
 SMALL = 1e-6
 """What is added to sums of weights, or how far those that may vanish are kept from 0."""
 
-Gate = Callable[[torch.Tensor, Tables, "torch.Tensor | None"], "tuple[torch.Tensor, torch.Tensor]"]
-"""From keys [B, H, n, d], tables and padding to the frames of keys and rows, float64 [B, H, n]."""
+Sums: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]"
+"""What sums are worth [B, K, R, n_q, d_v], the sums of their weights [B, K, R, n_q] and the frames
+of these [B, K, R, n_q], constants, if there are any."""
 
 
 class Way(Protocol):
@@ -63,122 +55,135 @@ class Way(Protocol):
     def takes(self, how: Summing, given: Given) -> bool:
         """Whether it can; where it cannot, autograd differentiates blocks."""
 
-    def outputs(
-        self, how: Summing, given: Given
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, Any]:
-        """What they are worth [B, K, R, n_q, d_v], the sums of their weights [B, K, R, n_q] and the
-        frames of these, if there are any, and what is kept for gradients."""
+    def outputs(self, how: Summing, given: Given) -> tuple[Sums, Any]:
+        """The sums, and what is kept for gradients."""
 
     def gradients(
         self,
         how: Summing,
         given: Given,
         found: tuple[torch.Tensor, torch.Tensor, Any],
-        grads: tuple[torch.Tensor, torch.Tensor | None],
+        grads: tuple[torch.Tensor, torch.Tensor],
     ) -> Given:
         """The gradients of what is given, where `grads` are those of outputs and sums of weights,
         and `found` are these and what was kept."""
 
 
 class AllKeys:
-    """Elementwise features without frames, summed over all keys on the CPU: features are made again
-    for gradients, which are written where they belong."""
+    """Sums over all keys of features that are many or cheap: only the sums over keys are kept, and
+    features are made again for gradients, which are written where they belong."""
 
     def takes(self, how: Summing, given: Given) -> bool:
-        if how.causal or not isinstance(how.map, Elementwise) or how.map.feature == "exp":
+        if how.causal or not all(x.numel() for x in given.tensors):
             return False
-        return all(x.numel() for x in given.tensors)
+        return isinstance(how.map.declared, Linear) or how.wide(given)
 
-    def outputs(
-        self, how: Summing, given: Given
-    ) -> tuple[torch.Tensor, torch.Tensor, None, list[torch.Tensor]]:
-        room = room_of(how, given)
-        shape = given.q.shape[:-1]
-        out = given.q.new_empty(*shape, given.v.shape[-1], dtype=given.kind)
-        totals = torch.zeros(shape, dtype=given.kind, device=out.device)
-        into = cut(out, room), cut(totals, room)
-        kept = []
-        for part, of_out, of_total in zip(shares(given, room), *into, strict=True):
-            state = absorbed(how, part, State()).total
-            kept.append(state)
-            for some, its, total in _beside(how, part, of_out, of_total):
-                f = how.map(some.q.to(given.kind), {}).values
-                sums = f.flatten(2, 3) @ state.view(*part.k.shape[:2], *state.shape[1:])
-                its.copy_(how.quotient.of(sums, None).view(its.shape))
-                if how.quotient.divides:
-                    total.copy_(sums[..., -1].view(total.shape))
-        return out, totals, None, kept
+    def outputs(self, how: Summing, given: Given) -> tuple[Sums, State]:
+        def finish(sums: torch.Tensor, logs: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+            total = sums[..., -1:] if how.quotient.divides else torch.zeros_like(sums[..., :1])
+            return how.quotient.of(sums, logs), total, *([] if logs is None else [logs[..., None]])
+
+        (out, total, *logs), state = summed(how, given, no_keys(how, given), finish)
+        return (out, total[..., 0], logs[0][..., 0] if logs else None), state
 
     def gradients(
         self,
         how: Summing,
         given: Given,
-        found: tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]],
-        grads: tuple[torch.Tensor, torch.Tensor | None],
+        found: tuple[torch.Tensor, torch.Tensor, State],
+        grads: tuple[torch.Tensor, torch.Tensor],
     ) -> Given:
-        map_, room, into = cast(Elementwise, how.map), room_of(how, given), given.gradients()
-        out, totals, kept = found
-        of_totals = torch.zeros_like(totals) if grads[1] is None else grads[1]
-        rows = zip(*(cut(x, room) for x in (out, totals, grads[0], of_totals)), strict=True)
-        parts = zip(shares(given, room), shares(into, room), rows, kept, strict=True)
-        for part, target, mine, state in parts:
-            state = state.view(*part.k.shape[:2], *state.shape[1:])
-            after = torch.zeros_like(state)
-            for some, of_q, *its in _beside(how, part, target.q, *mine):
-                x = some.q.flatten(2, 3).to(given.kind)
-                its = [y.flatten(2, 3) for y in its]
-                above = how.quotient.gradient(its[2], its[0], its[1], None, its[3])
-                f = map_(x, {}).values
-                after += f.transpose(-1, -2) @ above
-                of_q.copy_(map_.back(x, f, above @ state.transpose(-1, -2)).view(of_q.shape))
-            for some, its in zip(*(blocks_of(how, x)[0] for x in (part, target)), strict=True):
-                g, w, x = features_of_keys(how, some).values, values_of(how, some), some.k
-                of_v = (g @ after)[..., : its.v.shape[-1]]
-                of_k = map_.back(x.to(given.kind), g, w @ after.transpose(-1, -2))
-                if some.padding is not None:
-                    of_k = of_k.masked_fill(~some.padding[:, None, :, None], 0.0)
-                its.k.copy_(of_k)
-                its.v.copy_(of_v)
+        room, into = room_of(how, given), given.gradients()
+        learned = [name for name, table in given.tables.items() if table.requires_grad]
+        out, totals, state = found
+        tensors = out, totals, *grads, state.sums
+        rows = zip(*(cut(x, room) for x in tensors), strict=True)
+        bases = [None] * len(cut(state.sums, room)) if state.base is None else cut(state.base, room)
+        parts = zip(shares(given, room), shares(into, room), rows, bases, strict=True)
+        for part, target, (*mine, sums), base in parts:
+            after, its = torch.zeros_like(sums), (part.tables, target.tables, learned)
+            queries, keys = (blocks_of(how, part)[x] for x in (1, 0))
+            sizes = [x.q.shape[3] for x in queries]
+            beside = zip(*(torch.split(x, sizes, 3) for x in (target.q, *mine)), strict=True)
+            for block, (of_q, *some) in zip(queries, beside, strict=True):
+                out, total, grad, of_total = (x.flatten(2, 3) for x in some)
+                x = block.q.to(given.kind).flatten(2, 3)
+                f, log, back = followed(how.map, x, *its)
+                if base is not None and log is not None:
+                    log = log + base[..., None]
+                above = how.quotient.gradient(grad, out, total, log, of_total)
+                after += f.mT @ above
+                of_q.copy_(back(above @ sums.mT).view(of_q.shape))
+            for block, of in zip(keys, blocks_of(how, target)[0], strict=True):
+                x = without_padding(block.k, block.padding).to(given.kind)
+                g, log, back = followed(how.map, x, *its)
+                w, of_v, factor = values_of(how, block), g @ after, None
+                if base is not None and log is not None:
+                    factor = torch.exp(log - base[..., None])[..., None]
+                if block.padding is not None:
+                    real = block.padding[:, None, :, None].to(given.kind)
+                    factor = real if factor is None else factor.where(real > 0, 0.0)
+                if factor is not None:
+                    w, of_v = w * factor, of_v * factor
+                of.k.copy_(back(w @ after.mT))
+                of.v.copy_(of_v[..., : of.v.shape[-1]])
         return into
 
 
 ALL_KEYS = AllKeys()
 
 
-def _beside(how: Summing, given: Given, *others: torch.Tensor) -> list[tuple[Any, ...]]:
-    """The blocks of queries, and those of other tensors [B, K, R, n_q, …] beside them."""
-    rows = blocks_of(how, given)[1]
-    sizes = [x.q.shape[3] for x in rows]
-    return list(zip(rows, *(torch.split(x, sizes, 3) for x in others), strict=True))
+def followed(
+    features: FeatureMap, x: torch.Tensor, tables: Tables, into: Tables, learned: Sequence[str]
+) -> tuple[torch.Tensor, torch.Tensor | None, Callable[[torch.Tensor], torch.Tensor]]:
+    """The features of rows x and their frames, and what makes the gradient of x of that of the
+    features, either of which it may write over; it adds those of learned tables to others."""
+    if getattr(features.declared, "feature", None) == "elu1":
+        values, log = features(x, tables)
+        # their slope is what they are, 1 at most
+        return values, log, lambda grad: grad.mul_(values.clamp_(max=1.0))
+    leaves = [y.detach().requires_grad_() for y in (x, *(tables[name] for name in learned))]
+    with torch.enable_grad():
+        values, log = features(leaves[0], {**tables, **dict(zip(learned, leaves[1:], strict=True))})
+
+    def back(grad: torch.Tensor) -> torch.Tensor:
+        of_x, *others = torch.autograd.grad(values, leaves, grad, allow_unused=True)
+        for name, share in zip(learned, others, strict=True):
+            if share is not None:
+                into[name].add_(share)
+        return of_x
+
+    return values.detach(), log, back
 
 
 @dataclass(frozen=True)
 class FeatureKernel:
-    """Runs the mechanism `name`, whose features are summed as `how` says.
+    """Runs a mechanism, whose features are summed as `how` says; `way` computes what it takes.
 
-    `draws` gives what is drawn, by the size of the heads, their type and the number of the draw;
-    with `by_head` every query head has features of its own, also of the key head that it shares
-    with others. `gate` gives the frames of a forgetting sum. `way` computes what it takes.
+    Where features are drawn, every query head has some of its own, also of the key head that it
+    shares with others.
     """
 
-    name: str
+    work: Work
+    heads: tuple[int, ...]
     how: Summing
-    by_head: bool = False
-    draws: Callable[[int, torch.dtype, torch.device, int], Tables] | None = None
-    gate: Gate | None = None
     way: Way = ALL_KEYS
+
+    @property
+    def name(self) -> str:
+        return self.how.map.declared.name
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
-        return self._worth(q, k, v, call, None, False)[0][0]
+        return self._worth(self.given(q, k, v, call), None, False)[0][0]
 
     def partial(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output and the logarithms [B, H, n_q] of what its rows are divided by, None where
         that may be negative or is nothing."""
-        return self._worth(q, k, v, call, None, True)[0]
+        return self._worth(self.given(q, k, v, call), None, True)[0]
 
     def step(
         self,
@@ -191,11 +196,12 @@ class FeatureKernel:
     ) -> tuple[tuple[torch.Tensor, torch.Tensor | None], object]:
         """The same of the causal sums of more positions, on top of those that `state` holds, None
         at first, and the state after them."""
-        before = state if isinstance(state, State) else State()
-        if self.gate is not None:
+        given = self.given(q, k, v, call)
+        before = state if isinstance(state, State) else no_keys(self.how, given)
+        if given.gate:
             # the frames of a gate count from the state
             before = State(before.sums)
-        return self._worth(q, k, v, call, before, True)
+        return self._worth(given, before, True)
 
     def onward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, before: State
@@ -204,34 +210,38 @@ class FeatureKernel:
         positions where it is causal, else those over all keys, these among them."""
         if not self.how.causal:
             k, v, call = k[:, :, :0], v[:, :, :0], replace(call, padding=None)
-        return self._worth(q, k, v, call, before, False)[0][0]
+        return self._worth(self.given(q, k, v, call), before, False)[0][0]
 
     def key_sums(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, at: torch.Tensor
     ) -> tuple[State, torch.Tensor | None]:
-        """The sums over these keys [N, m, e], wherever they are; q tells heads and types alone. Of
-        a gate they are as they stand after the last key, with the logarithms of what it leaves of
-        sums before, [N]."""
-        check_no_dropout(self.name, call.dropout_p)
-        given = self.given(q[:, :, :0], k, v, call)
-        if given.gate is None:
-            return _of_keys(self.how, given), None
+        """The sums over these keys [B, K, m, e], wherever they are; q tells heads and types alone.
+        Of a gate they are as they stand after the last key, with the logarithms of what it leaves
+        of sums before, [B, K]."""
+        given, how = self.given(q[:, :, :0], k, v, call), self.how
+        if not given.gate:
+            return absorbed(how, given, no_keys(how, given)), None
         keys, rows = given.gate
         last = rows[..., -1:] if rows.shape[-1] else rows.sum(-1, keepdim=True)
-        values = values_of(self.how, given) * torch.exp(keys - last)[..., None].to(given.kind)
-        how = replace(self.how, quotient=Quotient(divides=False))
-        return _of_keys(how, replace(given, v=values, gate=None)), -last.flatten().to(given.kind)
+        values = values_of(how, given) * torch.exp(keys - last)[..., None].to(given.kind)
+        how = replace(how, quotient=Quotient(divides=False))
+        given = replace(given, v=values, gate=())
+        sums = absorbed(how, given, no_keys(how, given))
+        return sums, -last[..., 0].to(given.kind)
 
     def given(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Given:
         """What is summed: heads beside the key head that they read, and all tables."""
+        check_no_dropout(self.name, call.dropout_p)
         batch, heads, rows, size = q.shape
-        kind = torch.promote_types(q.dtype, torch.float32)
+        kind, declared = torch.promote_types(q.dtype, torch.float32), self.how.map.declared
         tables = {name: table.to(kind) for name, table in call.tables.items()}
-        if self.draws is not None:
-            tables.update(self.draws(size, kind, q.device, call.draw))
-        if self.by_head:
+        gate: tuple[torch.Tensor, ...] = ()
+        if isinstance(declared, Favor | Rbf | Rfa):
+            drawn = declared, self.work.layer, self.heads, call.draw, size
+            tables["directions"] = directions(*drawn, kind, q.device)
             k, v = repeated(k, heads), repeated(v, heads)
-        gate = None if self.gate is None else self.gate(k, tables, call.padding)
+            if getattr(declared, "gated", False):
+                gate = gate_frames(k, tables, call.padding)
         q = q.reshape(batch, k.shape[1], heads // k.shape[1], rows, size)
         return Given(q, k, v, call.padding, gate, tables)
 
@@ -240,62 +250,57 @@ class FeatureKernel:
         last, and their frames [B, K, R, n_q], constants."""
         how = replace(self.how, quotient=Quotient())
         if not self._goes_its_way(how, given):
-            found, logs, _ = summed(how, given, State(), lambda sums, logs: (sums, logs))
-            return found, torch.zeros_like(found[..., 0].detach()) if logs is None else logs
-        out, totals, logs = _by_way(self.way, how, given)
-        divisor = how.quotient.divisor(totals, logs)
-        found = torch.cat([out * divisor[..., None], totals[..., None]], -1)
-        return found, torch.zeros_like(totals.detach()) if logs is None else logs
+
+            def finish(sums: torch.Tensor, logs: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+                none = torch.zeros_like(sums[..., :1].detach())
+                return sums, none if logs is None else logs[..., None]
+
+            (sums, logs), _ = summed(how, given, no_keys(how, given), finish)
+            return sums, logs[..., 0]
+        out, totals, log = by_way(self.way, how, given)
+        divisor = how.quotient.divisor(totals, log)
+        sums = torch.cat([out * divisor[..., None], totals[..., None]], -1)
+        return sums, torch.zeros_like(totals.detach()) if log is None else log
 
     def _goes_its_way(self, how: Summing, given: Given) -> bool:
         return not is_transformed() and self.way.takes(how, given)
 
     def _worth(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        call: Call,
-        state: State | None,
-        with_lse: bool,
-    ) -> tuple[tuple[torch.Tensor, torch.Tensor | None], State]:
-        """As `step`; the state after a call that starts with None may be that before it."""
-        check_no_dropout(self.name, call.dropout_p)
-        out, log, after = self.worth(self.how, self.given(q, k, v, call), state, with_lse)
-        out = out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
-        return (out, None if log is None else log.reshape(q.shape[:3])), after
+        self, given: Given, state: State | None, with_lse: bool
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor | None], State | None]:
+        """As `step`; there is no state after a call that starts with None and goes its way."""
+        out, log, after = self.worth(self.how, given, state, with_lse)
+        out = out.to(given.q.dtype).flatten(1, 2)
+        return (out, None if log is None else log.flatten(1, 2)), after
 
     def worth(
         self, how: Summing, given: Given, state: State | None, with_lse: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None, State]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None, State | None]:
         """The same of what is given: rows [B, K, R, n_q, d_v] and logarithms [B, K, R, n_q]."""
         quotient = how.quotient
+        if state is None and self._goes_its_way(how, given):
+            out, totals, log = by_way(self.way, how, given)
+            log = quotient.log_divisor(totals, log) if with_lse and quotient.positive else None
+            return out, log, None
 
-        def finish(
-            sums: torch.Tensor, logs: torch.Tensor | None
-        ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        def finish(sums: torch.Tensor, logs: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
             if not (with_lse and quotient.positive):
-                return quotient.of(sums, logs), None
-            return quotient.of(sums, logs), quotient.log_divisor(sums[..., -1], logs)
+                return (quotient.of(sums, logs),)
+            return quotient.of(sums, logs), quotient.log_divisor(sums[..., -1], logs)[..., None]
 
-        if state is not None or not self._goes_its_way(how, given):
-            return summed(how, given, state or State(), finish)
-        out, totals, logs = _by_way(self.way, how, given)
-        return out, quotient.log_divisor(totals, logs) if quotient.positive else None, State()
+        (out, *logs), after = summed(how, given, state or no_keys(how, given), finish)
+        return out, logs[0][..., 0] if logs else None, after
 
 
 # --- with a backward of its own ------------------------------------------------------------------
 
 
-def _by_way(
-    way: Way, how: Summing, given: Given
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+def by_way(way: Way, how: Summing, given: Given) -> Sums:
     """The outputs, the sums of weights and their frames, with gradients."""
     if unseen(*given.tensors):
-        return way.outputs(how, given)[:3]
-    found: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-    found = _ByWay.apply(way, how, given.frame, *given.tensors)  # type: ignore[no-untyped-call]
-    return *found[:2], None if found[2] is None else found[2].detach()
+        return way.outputs(how, given)[0]
+    found: Sums = _ByWay.apply(way, how, given.frame, *given.tensors)  # type: ignore[no-untyped-call]
+    return found[0], found[1], None if found[2] is None else found[2].detach()
 
 
 class _ByWay(Function):
@@ -303,28 +308,32 @@ class _ByWay(Function):
 
     @staticmethod
     def forward(ctx, way, how, frame, *tensors):  # type: ignore[no-untyped-def]
-        out, totals, logs, ctx.kept = way.outputs(how, given_of(frame, tensors))
+        (out, totals, log), ctx.kept = way.outputs(how, given_of(frame, tensors))
         ctx.way, ctx.how, ctx.frame = way, how, frame
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, out, totals)
-        return out, totals, logs
+        return out, totals, log
 
     @staticmethod
     def backward(ctx, grad, of_totals, _):  # type: ignore[no-untyped-def]
         *tensors, out, totals = ctx.saved_tensors
+        given = given_of(ctx.frame, tensors)
         if torch.is_grad_enabled():
 
-            def run(*tensors):  # type: ignore[no-untyped-def]
-                def finish(sums, logs):  # type: ignore[no-untyped-def]
-                    return ctx.how.quotient.of(sums, logs), sums[..., -1]
+            def finish(sums, logs):  # type: ignore[no-untyped-def]
+                return ctx.how.quotient.of(sums, logs), sums[..., -1:]
 
-                return summed(ctx.how, given_of(ctx.frame, tensors), State(), finish)[:2]
+            def run(*tensors):  # type: ignore[no-untyped-def]
+                given = given_of(ctx.frame, tensors)
+                (out, total), _ = summed(ctx.how, given, no_keys(ctx.how, given), finish)
+                return out, total[..., 0]
 
             asks = [x.requires_grad for x in tensors]
             return None, None, None, *derivatives(run, tensors, asks, [grad, of_totals])
-        grads = torch.zeros_like(out) if grad is None else grad, of_totals
-        found = out, totals, ctx.kept
-        into = ctx.way.gradients(ctx.how, given_of(ctx.frame, tensors), found, grads)
+        grads = [
+            torch.zeros_like(x) if y is None else y for x, y in ((out, grad), (totals, of_totals))
+        ]
+        into = ctx.way.gradients(ctx.how, given, (out, totals, ctx.kept), grads)
         return None, None, None, *into.tensors
 
 
@@ -333,51 +342,30 @@ class _ByWay(Function):
 
 def feature_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> FeatureKernel:
     """Runs the mechanism of a work."""
+    declared = mechanism_of(work)
     root = None if work.scale is None else math.sqrt(work.scale)
-    map_: FeatureMap
-    drawn: Favor | Rbf | Rfa
-    match work.mechanism:
-        case Linear() as declared:
-            map_, quotient = Elementwise(declared.feature), quotient_of(declared)
-            return FeatureKernel("linear", Summing(map_, work.causal, quotient))
-        case Taylor(order=2):
-            chunk = LIMITS.taylor_chunk
-            how = Summing(SecondOrder(root), work.causal, Quotient(least=SMALL), chunk)
-            return FeatureKernel("taylor", how)
-        case Taylor():
-            # unit rows that point away from each other weigh 0
-            return FeatureKernel(
-                "taylor", Summing(FirstOrder(), work.causal, Quotient(least=SMALL))
-            )
-        case Favor(kind=kind, features=count) as favor:
-            map_ = RandomFeatures(kind, count, root)
-            least = 0.0 if kind in ("positive", "hyperbolic") else SMALL
-            quotient, orthogonal = Quotient(least=least, signed=kind == "trig"), favor.orthogonal
-            drawn = favor
-        case Rbf(features=count) as rbf:
-            map_ = RandomFeatures("gaussian", count, 1 / rbf.sigma)
-            drawn, quotient, orthogonal = rbf, Quotient(), True
+    features = FeatureMap(declared, 1 / declared.sigma if isinstance(declared, Rbf) else root)
+    chunk = LIMITS.taylor_chunk if features.paired else LIMITS.feature_chunk
+    how = Summing(features, work.causal, quotient_of(declared), chunk)
+    return FeatureKernel(work, heads, how)
+
+
+def quotient_of(declared: MechanismDeclaration) -> Quotient:
+    """What the sums of a mechanism are divided by."""
+    match declared:
+        case Linear(normalize="none"):
+            return Quotient(divides=False)
+        case Linear(feature="identity") | Favor(kind="trig"):
+            return Quotient(least=SMALL, signed=True)
+        case Linear():
+            return Quotient(added=SMALL)
+        case Rfa(floor=floor):
+            return Quotient(least=SMALL, floor=floor, signed=True)
+        case Favor(kind="positive" | "hyperbolic") | Rbf():
+            return Quotient()
         case _:
-            drawn = rfa = cast(Rfa, work.mechanism)
-            map_, orthogonal = UnitWaves(rfa.features), False
-            quotient = Quotient(least=SMALL, floor=rfa.floor, signed=True)
-
-    def draws(size: int, kind: torch.dtype, device: torch.device, draw: int) -> Tables:
-        wanted = drawn.seed, work.layer, heads, draw, drawn.features, size, orthogonal
-        return {"directions": directions(wanted, kind, device)}
-
-    how = Summing(map_, work.causal, quotient)
-    gate = gate_frames if isinstance(drawn, Rfa) and drawn.gated else None
-    return FeatureKernel(drawn.name, how, by_head=True, draws=draws, gate=gate)
-
-
-def quotient_of(declared: Linear) -> Quotient:
-    """What its sums are divided by: weights of the identity may add up to 0 or below."""
-    if declared.normalize == "none":
-        return Quotient(divides=False)
-    if declared.feature == "identity":
-        return Quotient(least=SMALL, signed=True)
-    return Quotient(added=SMALL)
+            # unit rows that point away from each other weigh 0
+            return Quotient(least=SMALL)
 
 
 def gate_frames(
@@ -395,9 +383,3 @@ def gate_frames(
         kept = kept.masked_fill(~padding[:, None], 0.0)
     rows = -kept.cumsum(-1)
     return functional.logsigmoid(-logits) + rows, rows
-
-
-def _of_keys(how: Summing, given: Given) -> State:
-    """The sums over the keys that are given, zeros where there is none."""
-    found = absorbed(how, given, State())
-    return State(no_sums(how, given)) if found.sums is None else found

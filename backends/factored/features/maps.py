@@ -20,168 +20,107 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TypeAlias, cast
 
 import torch
-from torch.nn import functional
+from torch.nn.functional import pad
 
 from attnspec.backends.common.torch_modes import unseen
-from attnspec.ir.mechanisms.taylor import CHANNELS, products_kept
+from attnspec.ir.mechanisms.declaration import KeySums, MechanismDeclaration
+from attnspec.ir.mechanisms.favor import Favor
+from attnspec.ir.mechanisms.linear import Linear
+from attnspec.ir.mechanisms.rbf import Rbf
+from attnspec.ir.mechanisms.rfa import Rfa
+from attnspec.ir.mechanisms.taylor import CHANNELS, Taylor
 
 Tables: TypeAlias = Mapping[str, torch.Tensor]
 
+Features: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
+"""Features [..., n, m] of rows, times exp(log), log [..., n], where it is there. A frame is a
+constant to autograd: what it takes out of the values it puts back."""
+
 
 @dataclass(frozen=True)
-class Features:
-    """Features `values` [..., n, m] of rows, times `exp(log)`, log [..., n], where it is there.
+class FeatureMap:
+    """The map of a mechanism, from rows x [B, K, n, d] of K heads to features in their type.
 
-    A frame is a constant to autograd: what it takes out of the values it puts back.
+    Rows are multiplied by `factor`, d^(-1/4) where it is None, which is the root of the usual scale
+    of scores. Random features go along the directions `tables["directions"]` [K, m, d]; those of
+    `rfa` multiply the channels of unit rows by a learned `tables["spread"]` [K or 1, d]; those of
+    `rbf` have products that estimate exp(-|x - y|^2 / 2).
     """
 
-    values: torch.Tensor
-    log: torch.Tensor | None = None
-
-
-class FeatureMap(Protocol):
-    """Rows [B, K, n, d] of K heads to features of them, in the type of the rows."""
-
-    def __call__(self, x: torch.Tensor, tables: Tables) -> Features: ...
-
-    def width(self, size: int) -> int:
-        """How many features rows of a size have."""
-
-
-@runtime_checkable
-class Paired(FeatureMap, Protocol):
-    """A map without frames whose products have a shorter formula."""
-
-    def pairs(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        """The products [..., n_q, n_k] of the features of rows [..., n, d]."""
-
-
-@dataclass(frozen=True)
-class Elementwise:
-    """The maps of `linear`: elu1, relu, squared_relu, exp, identity."""
-
-    feature: str
-
-    def __call__(self, x: torch.Tensor, tables: Tables) -> Features:
-        match self.feature:
-            case "elu1":
-                # elu(x) + 1 would round to 0 from about -17 on in float32. Its slope at 0 is 1, but
-                # that of `clamp` is 0 from torch 2.14 on
-                return Features(torch.exp(x.masked_fill(x > 0, 0.0)) + torch.relu(x))
-            case "relu":
-                return Features(torch.relu(x))
-            case "squared_relu":
-                return Features(torch.relu(x).square())
-            case "exp":
-                return exponentials(x, in_place=False)
-            case _:
-                return Features(x)
-
-    def back(self, x: torch.Tensor, values: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        """The gradient of rows x, where `grad` is that of the values of their features; both may be
-        overwritten."""
-        match self.feature:
-            case "elu1":
-                return grad.mul_(values.clamp_(max=1.0))
-            case "relu":
-                return grad.mul_(values > 0)
-            case "squared_relu":
-                return grad.mul_(torch.relu(x).mul_(2))
-            case "exp":
-                return grad.mul_(values)
-            case _:
-                return grad
-
-    def width(self, size: int) -> int:
-        return size
-
-
-@dataclass(frozen=True)
-class RandomFeatures:
-    """Features of x times `factor` along the directions `tables["directions"]` [K, m, d].
-
-    `kind` is that of `favor`, or `gaussian`, whose products estimate exp(-|x - y|^2 / 2). Without a
-    `factor` it is d^(-1/4), the root of the usual scale of scores.
-    """
-
-    kind: str
-    count: int
+    declared: MechanismDeclaration
     factor: float | None = None
 
     def __call__(self, x: torch.Tensor, tables: Tables) -> Features:
-        factor = float(x.shape[-1] ** -0.25) if self.factor is None else self.factor
-        along = x @ (tables["directions"] * factor).transpose(-1, -2)
+        match self.declared:
+            case Linear(feature="elu1"):
+                # elu(x) + 1 would round to 0 from about -17 on in float32. Its slope at 0 is 1, but
+                # that of `clamp` is 0 from torch 2.14 on
+                return torch.exp(x.masked_fill(x > 0, 0.0)) + torch.relu(x), None
+            case Linear(feature="relu"):
+                return torch.relu(x), None
+            case Linear(feature="squared_relu"):
+                return torch.relu(x).square(), None
+            case Linear(feature="exp"):
+                top = x.detach().amax(-1)
+                return torch.exp(x - top[..., None]), top
+            case Linear():
+                return x, None
+            case Taylor(order=1):
+                return pad(unit(x), (1, 0), value=1.0), None
+            case Taylor():
+                return self._second_order(x * self._factor(x)), None
+            case Rfa(features=count):
+                spread = unit(x) * tables["spread"][:, None]
+                return _waves(spread @ tables["directions"].mT) / math.sqrt(count), None
+        declared, factor = cast("Favor | Rbf", self.declared), self._factor(x)
+        along = x @ (tables["directions"] * factor).mT
         half = x.square().sum(-1, keepdim=True) * (factor**2 / 2)
-        log = x.new_full(x.shape[:-1], -math.log(self.count) / 2)
-        match self.kind:
-            case "positive" | "gaussian":
-                less = half if self.kind == "positive" else 2 * half
-                if unseen(x):
-                    # what is the same in a whole row is as well in its frame
-                    return exponentials(along, log - less[..., 0])
-                return exponentials(along - less, log)
-            case "hyperbolic":
-                both = torch.cat([along - half, -along - half], -1)
-                return exponentials(both, log - math.log(2) / 2)
-            case "trig":
-                top = half.detach()
-                waves = torch.cat([torch.sin(along), torch.cos(along)], -1)
-                return Features(waves * torch.exp(half - top), top[..., 0] + log)
-            case _:
-                return Features(torch.relu(along) / math.sqrt(self.count))
+        count = declared.features
+        match declared:
+            case Favor(kind="relu"):
+                return torch.relu(along) / math.sqrt(count), None
+            case Favor(kind="trig"):
+                log = half.detach()
+                values = _waves(along) * torch.exp(half - log)
+                return values, log[..., 0] - math.log(count) / 2
+            case Favor(kind="hyperbolic"):
+                along, count = torch.cat([along, -along], -1), 2 * count
+            case Rbf():
+                half = 2 * half
+        # the largest of each row goes to its frame, and so does what is the same in a whole row
+        top = along.detach().amax(-1, keepdim=True)
+        log = top - half.detach()
+        less = top if unseen(x) else half + log
+        return along.sub_(less).exp_(), log[..., 0] - math.log(count) / 2
 
     def width(self, size: int) -> int:
-        return self.count * (2 if self.kind in ("hyperbolic", "trig") else 1)
+        """How many features rows of a size have."""
+        return cast(KeySums, self.declared.key_sums(size)).features
 
+    @property
+    def paired(self) -> bool:
+        """Whether the products of features have a shorter formula, without frames."""
+        return isinstance(self.declared, Taylor) and self.declared.order == 2
 
-@dataclass(frozen=True)
-class UnitWaves:
-    """(sin, cos)(w . x) of rows of length 1, each channel times a learned `tables["spread"]`
-    [K or 1, d]: products estimate a Gaussian of the distance."""
+    def pairs(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """The products [..., n_q, n_k] of the features of rows [..., n, d] by that formula."""
+        scores = (q * self._factor(q)) @ (k * self._factor(k)).mT
+        return 1 + scores + scores.square() / 2
 
-    count: int
+    def _second_order(self, x: torch.Tensor) -> torch.Tensor:
+        """(the products of two channels, x, 1) of scaled rows.
 
-    def __call__(self, x: torch.Tensor, tables: Tables) -> Features:
-        spread = unit(x) * tables["spread"][:, None]
-        along = spread @ tables["directions"].transpose(-1, -2)
-        waves = torch.cat([torch.sin(along), torch.cos(along)], -1)
-        return Features(waves / math.sqrt(self.count))
-
-    def width(self, size: int) -> int:
-        return 2 * self.count
-
-
-@dataclass(frozen=True)
-class FirstOrder:
-    """(1, x / |x|)."""
-
-    def __call__(self, x: torch.Tensor, tables: Tables) -> Features:
-        return Features(functional.pad(unit(x), (1, 0), value=1.0))
-
-    def width(self, size: int) -> int:
-        return size + 1
-
-
-@dataclass(frozen=True)
-class SecondOrder:
-    """(the products of two channels, x, 1), of x times the root of the scale of scores.
-
-    The products are computed by blocks of channels: x_a x_b for each pair of blocks, and
-    x_a x_b / sqrt(2) for all a and b of one block.
-    """
-
-    factor: float | None
-
-    def __call__(self, x: torch.Tensor, tables: Tables) -> Features:
-        x = self._scaled(x)
+        The products are computed by blocks of channels: x_a x_b for each pair of blocks, and
+        x_a x_b / sqrt(2) for all a and b of one block.
+        """
         if not unseen(x):
             products = [
                 (one[..., None] * rest[..., None, :]).flatten(-2) for one, rest in _blocks(x)
             ]
-            return Features(torch.cat([*products, x, torch.ones_like(x[..., :1])], -1))
+            return torch.cat([*products, x, torch.ones_like(x[..., :1])], -1)
         values, low = x.new_empty(*x.shape[:-1], self.width(x.shape[-1])), 0
         for one, rest in _blocks(x):
             shape = one.shape[-1], rest.shape[-1]
@@ -189,17 +128,10 @@ class SecondOrder:
             torch.mul(one[..., None], rest[..., None, :], out=into)
             low += shape[0] * shape[1]
         values[..., low:-1], values[..., -1] = x, 1.0
-        return Features(values)
+        return values
 
-    def pairs(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        scores = self._scaled(q) @ self._scaled(k).transpose(-1, -2)
-        return 1 + scores + scores.square() / 2
-
-    def width(self, size: int) -> int:
-        return products_kept(size)
-
-    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
-        return x * (x.shape[-1] ** -0.25 if self.factor is None else self.factor)
+    def _factor(self, x: torch.Tensor) -> float:
+        return float(x.shape[-1] ** -0.25) if self.factor is None else self.factor
 
 
 def _blocks(x: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -210,17 +142,8 @@ def _blocks(x: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         yield one, torch.cat([one / math.sqrt(2), behind], -1)
 
 
-def exponentials(
-    x: torch.Tensor, log: torch.Tensor | None = None, *, in_place: bool = True
-) -> Features:
-    """exp(x + log) of rows x [..., n, m], the largest of each row in its frame; with `in_place`
-    they take the place of x if nothing else sees it."""
-    top = x.detach().amax(-1)
-    if in_place and unseen(x):
-        values = x.sub_(top[..., None]).exp_()
-    else:
-        values = torch.exp(x - top[..., None])
-    return Features(values, top if log is None else top + log)
+def _waves(along: torch.Tensor) -> torch.Tensor:
+    return torch.cat([torch.sin(along), torch.cos(along)], -1)
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:

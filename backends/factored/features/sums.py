@@ -7,17 +7,17 @@ comes through a state.
     y_i = sum over j <= i of exp(t_j - r_i) (f_i . g_j) w_j
 
 for features f of queries and g of keys, rows w of values, behind each of them a 1, and frames t, r.
-Some chunks make a block, whose chunks are computed at once: f [N, S, R c, m], g [N, S, c, m] and
-w [N, S, c, e] for N samples and key heads, S chunks of c positions and the R query heads of a key
-head as more rows. A state [N, m, e] holds the sums over all keys before a block, in the frame of
-the last of them. The weight of a key depends on no later key, bit by bit: a frame r_i is a maximum
-over j <= i. Autograd keeps the features of a block where they are few; else it computes the block
-again, so that memory stays that of some tensors like q.
+Some chunks make a block, whose chunks are computed at once: f [B, K, S, R c, m], g [B, K, S, c, m]
+and w [B, K, S, c, e] for B samples, K key heads, S chunks of c positions and the R query heads of a
+key head as more rows. A state [B, K, m, e] holds the sums over all keys before a block, in the
+frame of the last of them. The weight of a key depends on no later key, bit by bit: a frame r_i is a
+maximum over j <= i. Autograd keeps the features of a block where they are few; else it computes the
+block again, so that memory stays that of some tensors like q.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -26,17 +26,68 @@ from torch.nn.functional import pad
 
 from attnspec.backends.common.merging import LOWEST
 from attnspec.backends.common.torch_modes import Function, derivatives, is_transformed, unseen
-from attnspec.backends.factored.features.maps import FeatureMap, Features, Paired, Tables
+from attnspec.backends.factored.features.maps import FeatureMap, Features, Tables
 from attnspec.backends.factored.features.quotients import Quotient
 from attnspec.backends.tables.sides import scratch
 from attnspec.ir.mechanisms.declaration import WIDE
 from attnspec.limits import LIMITS
 
-Finish: TypeAlias = (
-    "Callable[[torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor | None]]"
-)
+Finish: TypeAlias = "Callable[[torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, ...]]"
 """From sums [..., e], of which exp(log) times as much is meant, and logs [...] or None to what is
-wanted of each query: rows [..., e'], and numbers [...] or None."""
+wanted of each query: rows [..., e'] each."""
+
+Frame: TypeAlias = "tuple[torch.Tensor | None, int, tuple[str, ...]]"
+"""Padding, the number of frames of a gate, and the names of the tables."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is summed: q [B, K, R, n_q, d], k [B, K, n_k, d], v [B, K, n_k, d_v], `padding` bool
+    [B, n_k] or None, and, of a gate, frames of keys and rows [B, K, n_k] in float64."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    padding: torch.Tensor | None
+    gate: tuple[torch.Tensor, ...]
+    tables: Tables
+
+    @property
+    def kind(self) -> torch.dtype:
+        """The type of sums."""
+        return torch.promote_types(self.q.dtype, torch.float32)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that may be differentiated."""
+        return self.q, self.k, self.v, *self.gate, *self.tables.values()
+
+    @property
+    def frame(self) -> Frame:
+        """All else, for `given_of`."""
+        return self.padding, len(self.gate), tuple(self.tables)
+
+    def gradients(self) -> Given:
+        """Tensors to fill with the gradients of q, k and v, and to add those of others to."""
+        rows = (x.new_empty(x.shape) for x in self.tensors[:3])
+        return given_of(self.frame, (*rows, *(torch.zeros_like(x) for x in self.tensors[3:])))
+
+    def keys(self, sizes: list[int]) -> list[Given]:
+        """The keys in blocks of these sizes, without queries."""
+        real: Sequence[torch.Tensor | None] = [None] * len(sizes)
+        if self.padding is not None:
+            real = torch.split(self.padding, sizes, 1)
+        k, v, *gate = (torch.split(x, sizes, 2) for x in (self.k, self.v, *self.gate))
+        gates = zip(*gate, strict=True) if gate else [()] * len(sizes)
+        none = self.q[:, :, :, :0]
+        return [Given(none, *x, self.tables) for x in zip(k, v, real, gates, strict=True)]
+
+
+def given_of(frame: Frame, tensors: Sequence[torch.Tensor]) -> Given:
+    """What these tensors are, as `Given.tensors` has them."""
+    (padding, gates, names), (q, k, v, *rest) = frame, tensors
+    tables = dict(zip(names, rest[gates:], strict=True))
+    return Given(q, k, v, padding, tuple(rest[:gates]), tables)
 
 
 @dataclass(frozen=True)
@@ -50,60 +101,16 @@ class Summing:
     chunk: int = LIMITS.feature_chunk
     block: int = LIMITS.piece
 
-    @property
-    def paired(self) -> Paired | None:
-        """The map, if the products of its features have a shorter formula."""
-        return self.map if isinstance(self.map, Paired) else None
+    def wide(self, given: Given) -> bool:
+        """Whether features are so many that a backward pass computes them again."""
+        size = given.q.shape[-1]
+        return self.map.width(size) > WIDE * max(size, given.v.shape[-1])
 
     def most(self, given: Given) -> int:
         """How many positions of a single key head make a block."""
         size = given.q.shape[-1]
         wide = max(size, given.v.shape[-1], self.map.width(size)) * given.q.shape[2]
         return self.block // max(1, wide)
-
-
-@dataclass(frozen=True)
-class Given:
-    """What is summed: q [B, K, R, n_q, d], k [B, K, n_k, d], v [B, K, n_k, d_v], `padding` bool
-    [B, n_k] or None, and, of a gate, frames of keys and rows [B, K, n_k] in float64."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    padding: torch.Tensor | None
-    gate: tuple[torch.Tensor, torch.Tensor] | None
-    tables: Tables
-
-    @property
-    def kind(self) -> torch.dtype:
-        """The type of sums."""
-        return torch.promote_types(self.q.dtype, torch.float32)
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All that may be differentiated."""
-        return self.q, self.k, self.v, *(self.gate or ()), *self.tables.values()
-
-    def gradients(self) -> Given:
-        """Tensors to fill with the gradients of q, k and v, and to add those of others to."""
-        rows = (x.new_empty(x.shape) for x in self.tensors[:3])
-        return given_of(self.frame, (*rows, *(torch.zeros_like(x) for x in self.tensors[3:])))
-
-    @property
-    def frame(self) -> Frame:
-        """All else, for `given_of`."""
-        return self.padding, self.gate is not None, tuple(self.tables)
-
-
-Frame: TypeAlias = "tuple[torch.Tensor | None, bool, tuple[str, ...]]"
-"""Padding, whether there is a gate, and the names of the tables."""
-
-
-def given_of(frame: Frame, tensors: Sequence[torch.Tensor]) -> Given:
-    """What these tensors are, as `Given.tensors` has them."""
-    (padding, gated, names), (q, k, v, *rest) = frame, tensors
-    gate = (rest.pop(0), rest.pop(0)) if gated else None
-    return Given(q, k, v, padding, gate, dict(zip(names, rest, strict=True)))
 
 
 # --- parts ---------------------------------------------------------------------------------------
@@ -121,38 +128,33 @@ def cut(x: torch.Tensor, room: tuple[int, int]) -> list[torch.Tensor]:
     return [part for some in torch.split(x, room[0]) for part in torch.split(some, room[1], 1)]
 
 
-def shares(given: Given, room: tuple[int, int]) -> list[Given]:
+def shares(given: Given, room: tuple[int, int]) -> Iterator[Given]:
     """What is given to each of these parts."""
-    samples, heads = room
-    columns = max(1, -(-given.k.shape[1] // heads))
+    columns = max(1, -(-given.k.shape[1] // room[1]))
+    rows = zip(*(cut(x, room) for x in (given.q, given.k, given.v, *given.gate)), strict=True)
     tables = {
-        name: [x] * columns if len(x) == 1 else torch.split(x, heads)
+        name: [x] * columns if len(x) == 1 else torch.split(x, room[1])
         for name, x in given.tables.items()
     }
-    found = []
-    parts = zip(*(cut(x, room) for x in given.tensors[: 5 if given.gate else 3]), strict=True)
-    for number, tensors in enumerate(parts):
+    for number, (q, k, v, *gate) in enumerate(rows):
         row, column = divmod(number, columns)
-        real, gated, names = given.frame
+        real = given.padding
         if real is not None:
-            real = real[row * samples : (row + 1) * samples]
-        mine = *tensors, *(table[column] for table in tables.values())
-        found.append(given_of((real, gated, names), mine))
-    return found
+            real = real[row * room[0] : (row + 1) * room[0]]
+        mine = {name: parts[column] for name, parts in tables.items()}
+        yield Given(q, k, v, real, tuple(gate), mine)
 
 
-def joined(parts: list[torch.Tensor], heads: int) -> torch.Tensor:
+def joined(parts: Sequence[torch.Tensor], heads: int) -> torch.Tensor:
     """The parts [B', K', …] of all samples and so many heads, as `cut` has them, in one tensor."""
-    if len(parts) == 1:
-        return parts[0]
-    whole, start = [], 0
-    while start < len(parts):
-        stop, count = start, 0
-        while count < heads:
-            count, stop = count + parts[stop].shape[1], stop + 1
-        whole.append(parts[start] if stop == start + 1 else torch.cat(parts[start:stop], 1))
-        start = stop
-    return whole[0] if len(whole) == 1 else torch.cat(whole)
+    columns = max(1, -(-heads // max(1, parts[0].shape[1])))
+    rows = [in_line(parts[at : at + columns], 1) for at in range(0, len(parts), columns)]
+    return in_line(rows, 0)
+
+
+def in_line(parts: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
+    """Tensors one after the other along an axis."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
 
 
 def blocks_of(how: Summing, given: Given) -> tuple[list[Given], list[Given]]:
@@ -160,30 +162,15 @@ def blocks_of(how: Summing, given: Given) -> tuple[list[Given], list[Given]]:
     queries, with the keys at their positions where sums are causal, else with all."""
     n_q, n_k = given.q.shape[3], given.k.shape[2]
     most = max(1, how.most(given) // max(1, given.k.shape[:2].numel()))
-    before = n_k - n_q if how.causal else n_k
-    sizes = [_sizes(before, most), _sizes(n_q, most)]
-    if how.causal:
-        whole = n_q // how.chunk * how.chunk
-        rest = [n_q - whole] if n_q > whole or not n_q else []
-        sizes[1] = _sizes(whole, max(how.chunk, most // how.chunk * how.chunk)) + rest
-    of_keys = [*sizes[0], *sizes[1]] if how.causal else sizes[0]
-    keys = zip(
-        *(torch.split(x, of_keys, 2) for x in given.tensors[1 : 5 if given.gate else 3]),
-        strict=True,
-    )
-    real: Sequence[torch.Tensor | None] = (None,) * len(of_keys)
-    if given.padding is not None:
-        real = torch.split(given.padding, of_keys, 1)
-    rows = torch.split(given.q, sizes[1], 3)
-    queries = [*(given.q[:, :, :, :0] for _ in sizes[0]), *rows][: len(of_keys)]
-    _, gated, names = given.frame
-    found = [
-        given_of((padding, gated, names), (q, *tensors, *given.tables.values()))
-        for padding, q, tensors in zip(real, queries, keys, strict=True)
-    ]
-    if how.causal:
-        return found[: len(sizes[0])], found[len(sizes[0]) :]
-    return found, [replace(given, q=q) for q in rows]
+    if not how.causal:
+        rows = torch.split(given.q, _sizes(n_q, most) or [0], 3)
+        return given.keys(_sizes(n_k, most)), [replace(given, q=q) for q in rows]
+    before, whole = _sizes(n_k - n_q, most), n_q // how.chunk * how.chunk
+    sizes = _sizes(whole, max(how.chunk, most // how.chunk * how.chunk))
+    sizes += [n_q - whole] if n_q > whole or not n_q else []
+    keys, rows = given.keys([*before, *sizes]), torch.split(given.q, sizes, 3)
+    behind = [replace(x, q=q) for x, q in zip(keys[len(before) :], rows, strict=True)]
+    return keys[: len(before)], behind
 
 
 def _sizes(count: int, step: int) -> list[int]:
@@ -196,29 +183,23 @@ def _sizes(count: int, step: int) -> list[int]:
 
 @dataclass(frozen=True)
 class State:
-    """The sums over some keys [N, m, e] in the frame `base` [N]; None where nothing is summed."""
+    """The sums over some keys [B, K, m, e] in the frame `base` [B, K], None for 0."""
 
-    sums: torch.Tensor | None = None
+    sums: torch.Tensor
     base: torch.Tensor | None = None
 
-    @property
-    def total(self) -> torch.Tensor:
-        """The sums; ValueError where nothing is summed."""
-        if self.sums is None:
-            raise ValueError("there is no key to sum over")
-        return self.sums
 
-
-def no_sums(how: Summing, given: Given) -> torch.Tensor:
-    """The sums over no key, [N, m, e]."""
+def no_keys(how: Summing, given: Given) -> State:
+    """The sums over no key."""
     shape = how.map.width(given.k.shape[-1]), given.v.shape[-1] + how.quotient.divides
-    return given.k.new_zeros(given.k.shape[:2].numel(), *shape, dtype=given.kind)
+    return State(given.k.new_zeros(*given.k.shape[:2], *shape, dtype=given.kind))
 
 
 @dataclass(frozen=True)
 class Frames:
-    """t [N, S, c] and r [N, S, c] of a block, r not falling and t_j <= r_i for all j <= i, counted
-    from the states `start` [N, S] before each chunk; `end` [N] is that of the state after all.
+    """t [B, K, S, c] and r [B, K, S, c] of a block, r not falling and t_j <= r_i for all j <= i,
+    counted from the states `start` [B, K, S] before each chunk; `end` [B, K] is that of the state
+    after all.
 
     Their type may be wider than that of the sums: differences are rounded, not what they are of.
     """
@@ -229,16 +210,16 @@ class Frames:
     end: torch.Tensor
 
     def entering(self, f: torch.Tensor) -> torch.Tensor:
-        """Rows [N, S, R c, …] brought to the frame of the state before their chunk."""
+        """Rows [B, K, S, R c, …] brought to the frame of the state before their chunk."""
         factor = torch.exp((-self.rows).to(f.dtype))
-        return f * factor.repeat(1, 1, f.shape[2] // factor.shape[2])[..., None]
+        return f * factor.repeat(1, 1, 1, f.shape[3] // factor.shape[3])[..., None]
 
     def staying(self, w: torch.Tensor) -> torch.Tensor:
-        """Rows [N, S, c, e] as the state after their chunk has them."""
+        """Rows [B, K, S, c, e] as the state after their chunk has them."""
         return w * torch.exp((self.keys - self.rows[..., -1:].detach()).to(w.dtype))[..., None]
 
     def fades(self, kind: torch.dtype) -> torch.Tensor:
-        """What the state before a chunk is multiplied with in the one after it [N, S, 1, 1]."""
+        """What the state before a chunk is multiplied with in the one after it [B, K, S, 1, 1]."""
         return torch.exp((-self.rows[..., -1].detach()).to(kind))[..., None, None]
 
 
@@ -246,49 +227,49 @@ def frames_of(
     given: Given, log: torch.Tensor | None, base: torch.Tensor | None, chunk: int
 ) -> Frames | None:
     """The frames of a block of keys with frames `log` [B, K, n], or those of a gate, whose first
-    state is in the frame `base` [N]."""
-    if given.gate is not None:
-        keys, rows = (x.reshape(x.shape[:2].numel(), -1, chunk) for x in given.gate)
-        first = torch.zeros_like(rows[:, 0, 0].detach()) if base is None else base
+    state is in the frame `base` [B, K]."""
+    if given.gate:
+        keys, rows = (torch.unflatten(x, 2, (-1, chunk)) for x in given.gate)
+        first = torch.zeros_like(rows[:, :, 0, 0].detach()) if base is None else base
     elif log is None:
         return None
     else:
-        keys = log.detach().reshape(log.shape[:2].numel(), -1, chunk)
-        base = keys.new_full(keys.shape[:1], LOWEST) if base is None else base
-        rows = torch.cummax(torch.cat([base[:, None], keys.flatten(1)], 1), 1).values[:, 1:]
+        keys = torch.unflatten(log.detach(), 2, (-1, chunk))
+        base = keys.new_full(keys.shape[:2], LOWEST) if base is None else base
+        rows = torch.cummax(torch.cat([base[..., None], keys.flatten(2)], 2), 2).values[..., 1:]
         # a state that holds nothing has the frame of the first key, which no later one changes
-        first = rows.masked_fill(rows <= LOWEST, torch.inf).amin(1)
+        first = rows.masked_fill(rows <= LOWEST, torch.inf).amin(2)
         first = torch.where(base > LOWEST, base, torch.where(first < torch.inf, first, 0.0))
-        rows = torch.maximum(rows, first[:, None]).view(keys.shape)
+        rows = torch.maximum(rows, first[..., None]).view(keys.shape)
     # whatever frames states have, they are constants
-    start = torch.cat([first[:, None], rows[:, :-1, -1].detach()], 1)
-    end = rows[:, -1, -1].detach()
+    start = torch.cat([first[..., None], rows[:, :, :-1, -1].detach()], 2)
+    end = rows[:, :, -1, -1].detach()
     return Frames(keys - start[..., None], rows - start[..., None], start, end)
 
 
 def states_of(
     state: torch.Tensor, g: torch.Tensor, w: torch.Tensor, frames: Frames | None, fresh: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The states before each chunk [N, S, m, e], where `state` is the first, and the one after the
-    last. Where they need not be `fresh` they lie in a buffer that the next block overwrites."""
-    count, fades = g.shape[1], None
+    """The states before each chunk [B, K, S, m, e], where `state` is the first, and the one after
+    the last. Where they need not be `fresh` they lie in a buffer that the next block overwrites."""
+    count, fades = g.shape[2], None
     if frames is not None:
-        w, fades = frames.staying(w), frames.fades(w.dtype).unbind(1)
+        w, fades = frames.staying(w), frames.fades(w.dtype).unbind(2)
     if count > 1 and not fresh:
-        into = scratch("states", (len(g), count + 1, *state.shape[1:]), g.dtype)
-        into[:, 0] = state
-        torch.matmul(g.transpose(-1, -2), w, out=into[:, 1:])
-        states = into.unbind(1)
+        into = scratch("states", (*g.shape[:2], count + 1, *state.shape[2:]), g.dtype)
+        into[:, :, 0] = state
+        torch.matmul(g.mT, w, out=into[:, :, 1:])
+        states = into.unbind(2)
         for at in range(count):
             if fades is None:
                 states[at + 1].add_(states[at])
             else:
                 states[at + 1].addcmul_(states[at], fades[at])
-        return into[:, :-1], states[-1].clone()
+        return into[:, :, :-1], states[-1].clone()
     found = [state]
-    for at, part in enumerate((g.transpose(-1, -2) @ w).unbind(1)):
+    for at, part in enumerate((g.mT @ w).unbind(2)):
         found.append((found[-1] if fades is None else found[-1] * fades[at]) + part)
-    return torch.stack(found[:-1], 1), found[-1]
+    return torch.stack(found[:-1], 2), found[-1]
 
 
 # --- blocks --------------------------------------------------------------------------------------
@@ -296,17 +277,12 @@ def states_of(
 
 def features_of_keys(how: Summing, given: Given) -> Features:
     """The features [B, K, n, m] of keys, none of padding."""
-    found = how.map(given.k.to(given.kind), given.tables)
+    values, log = how.map(given.k.to(given.kind), given.tables)
     if given.padding is None:
-        return found
+        return values, log
     real = given.padding[:, None]
-    log = None if found.log is None else found.log.masked_fill(~real, -torch.inf)
-    return Features(found.values.masked_fill(~real[..., None], 0.0), log)
-
-
-def features_of_queries(how: Summing, q: torch.Tensor, given: Given) -> Features:
-    """The features [B, K, n, m] of rows of queries [B, K, n, d]."""
-    return how.map(q.to(given.kind), given.tables)
+    log = None if log is None else log.masked_fill(~real, -torch.inf)
+    return values.masked_fill(~real[..., None], 0.0), log
 
 
 def values_of(how: Summing, given: Given) -> torch.Tensor:
@@ -315,96 +291,69 @@ def values_of(how: Summing, given: Given) -> torch.Tensor:
     return pad(v, (0, 1), value=1.0) if how.quotient.divides else v
 
 
-def chunked(x: torch.Tensor, count: int) -> torch.Tensor:
-    """[B, K, n, m] as [N, count, n / count, m]."""
-    return x.reshape(x.shape[:2].numel(), count, -1, x.shape[-1])
-
-
 def absorb(how: Summing, given: Given, state: State) -> State:
     """The sums of a state and of some keys."""
-    found = features_of_keys(how, given)
-    frames = frames_of(given, found.log, state.base, found.values.shape[2])
-    g, w = chunked(found.values, 1), chunked(values_of(how, given), 1)
+    g, log = features_of_keys(how, given)
+    frames, w = frames_of(given, log, state.base, g.shape[2]), values_of(how, given)
     if frames is None:
-        more = (g.transpose(-1, -2) @ w)[:, 0]
-        return State(more if state.sums is None else state.sums + more)
-    more = (g.transpose(-1, -2) @ frames.staying(w))[:, 0]
-    if state.sums is not None:
-        more = more + state.sums * frames.fades(w.dtype)[:, 0]
-    return State(more, frames.end)
+        return State(state.sums + g.mT @ w)
+    more = g.mT @ frames.staying(w[:, :, None])[:, :, 0]
+    return State(more + state.sums * frames.fades(w.dtype)[:, :, 0], frames.end)
 
 
-def read(
-    how: Summing, given: Given, state: State, finish: Finish
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What queries [B, K, R, n, d] make of the sums over all keys: rows [B, K, R, n, e] and
-    numbers [B, K, R, n]."""
-    found = features_of_queries(how, given.q.flatten(2, 3), given)
-    log = None if found.log is None else found.log.detach().flatten(0, 1)
-    if state.base is not None and given.gate is None:
-        base = state.base[:, None].to(given.kind)
+def read(how: Summing, given: Given, state: State, finish: Finish) -> tuple[torch.Tensor, ...]:
+    """What queries [B, K, R, n, d] make of the sums over all keys: rows [B, K, R, n, e']."""
+    f, log = how.map(given.q.to(given.kind).flatten(2, 3), given.tables)
+    log = None if log is None else log.detach()
+    if state.base is not None and not given.gate:
+        base = state.base[..., None].to(given.kind)
         log = base if log is None else log + base
-    total = no_sums(how, given) if state.sums is None else state.sums
-    out, numbers = finish(found.values.flatten(0, 1) @ total, log)
-    if numbers is not None:
-        numbers = numbers.expand(out.shape[:-1]).view(given.q.shape[:-1])
-    return out.view(*given.q.shape[:-1], out.shape[-1]), numbers
+    found = finish(f @ state.sums, log)
+    return tuple(torch.unflatten(x, 2, given.q.shape[2:4]) for x in found)
 
 
 def read_causal(
     how: Summing, given: Given, state: State, finish: Finish
-) -> tuple[torch.Tensor, torch.Tensor | None, State]:
+) -> tuple[tuple[torch.Tensor, ...], State]:
     """The same of queries that read the keys at their positions and before, on top of a state, and
     the state after them."""
-    batch, heads, repeat, n, _ = given.q.shape
+    repeat, n = given.q.shape[2:4]
     chunk = how.chunk if n % how.chunk == 0 else n
     count = n // chunk
-    keys = features_of_keys(how, given)
-    g, w = chunked(keys.values, count), chunked(values_of(how, given), count)
-    frames = frames_of(given, keys.log, state.base, chunk)
-    q = given.q
-    if repeat > 1:
-        # the queries of all heads of a chunk beside each other
-        q = torch.unflatten(q, 3, (count, chunk)).transpose(2, 3).flatten(3, 4)
-    queries = features_of_queries(how, q.flatten(2, -2), given)
-    f = chunked(queries.values, count)
-    before = no_sums(how, given) if state.sums is None else state.sums
-    fresh = not (given.q.is_cpu and unseen(before, *given.tensors))
-    states, after = states_of(before, g, w, frames, fresh)
-    pairs = _pairs(how, given, (q.flatten(2, -2), f, g), count)
+
+    def chunked(x: torch.Tensor) -> torch.Tensor:
+        return torch.unflatten(x, 2, (count, -1))
+
+    keys, log = features_of_keys(how, given)
+    g, w = chunked(keys), chunked(values_of(how, given))
+    frames = frames_of(given, log, state.base, chunk)
+    # the queries of all heads of a chunk beside each other
+    q = torch.unflatten(given.q, 3, (count, chunk)).transpose(2, 3).flatten(2, 4)
+    queries, log = how.map(q.to(given.kind), given.tables)
+    f = chunked(queries)
+    fresh = not (given.q.is_cpu and unseen(state.sums, *given.tensors))
+    states, after = states_of(state.sums, g, w, frames, fresh)
+    if how.map.paired:
+        k = given.k.to(given.kind)
+        if given.padding is not None:
+            k = k.masked_fill(~given.padding[:, None, :, None], 0.0)
+        pairs = how.map.pairs(chunked(q.to(given.kind)), chunked(k))
+    else:
+        pairs = f @ g.mT
     y = (pairs * _weights(how, given, frames, chunk)) @ w
     y = y + (f @ states if frames is None else frames.entering(f @ states))
-    log = None if queries.log is None else queries.log.detach().reshape(y.shape[:-1])
-    if frames is not None and given.gate is None:
+    log = None if log is None else chunked(log.detach())
+    if frames is not None and not given.gate:
         # sums of a gate are the ones that are meant, since what it forgets is gone
-        rows = (frames.start[..., None] + frames.rows).repeat(1, 1, repeat).to(given.kind)
+        rows = (frames.start[..., None] + frames.rows).repeat(1, 1, 1, repeat).to(given.kind)
         log = rows if log is None else log + rows
-    out, numbers = finish(y, log)
-
-    def ordered(x: torch.Tensor) -> torch.Tensor:
-        x = x.view(batch, heads, count, repeat, chunk, -1)
-        return x.transpose(2, 3).flatten(3, 4)
-
-    if numbers is not None:
-        numbers = ordered(numbers[..., None])[..., 0]
-    return ordered(out), numbers, State(after, None if frames is None else frames.end)
-
-
-def _pairs(
-    how: Summing, given: Given, rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor], count: int
-) -> torch.Tensor:
-    """The products [N, S, R c, c] of features in a chunk."""
-    q, f, g = rows
-    if how.paired is None:
-        return f @ g.transpose(-1, -2)
-    k = given.k.to(given.kind)
-    if given.padding is not None:
-        k = k.masked_fill(~given.padding[:, None, :, None], 0.0)
-    return how.paired.pairs(chunked(q.to(given.kind), count), chunked(k, count))
+    found = (torch.unflatten(x, 3, (repeat, chunk)).transpose(2, 3) for x in finish(y, log))
+    rows_of = tuple(x.flatten(3, 4) for x in found)
+    return rows_of, State(after, None if frames is None else frames.end)
 
 
 def _weights(how: Summing, given: Given, frames: Frames | None, c: int) -> torch.Tensor:
-    """exp(t_j - r_i) of the pairs of a chunk, 0 where j > i: [N, S, R c, c], or [R c, c]."""
+    """exp(t_j - r_i) of the pairs of a chunk, 0 where j > i: [B, K, S, R c, c], or [R c, c]."""
     repeat = given.q.shape[2]
     later = torch.ones(c, c, dtype=torch.bool, device=given.q.device).triu(1)
     if frames is None:
@@ -412,132 +361,107 @@ def _weights(how: Summing, given: Given, frames: Frames | None, c: int) -> torch
     else:
         pairs = frames.keys[..., None, :] - frames.rows[..., None]
         weights = torch.exp(pairs.masked_fill(later, -torch.inf).to(given.kind))
-        weights = weights if repeat == 1 else weights.repeat(1, 1, repeat, 1)
-    if given.padding is None or how.paired is None:
+        weights = weights if repeat == 1 else weights.repeat(1, 1, 1, repeat, 1)
+    if given.padding is None or not how.map.paired:
         # features of padding are 0
         return weights
-    real = given.padding[:, None].expand(-1, given.k.shape[1], -1)
-    return weights * real.reshape(given.k.shape[:2].numel(), -1, 1, c)
+    return weights * torch.unflatten(given.padding, 1, (-1, 1, c))[:, None]
 
 
 # --- all of them ---------------------------------------------------------------------------------
 
 
 def absorbed(how: Summing, given: Given, state: State) -> State:
-    """The sums [N, m, e] of a state and of all keys."""
+    """The sums of a state and of all keys."""
     every, found = replace(how, causal=False), []
     for part, mine in _parts(how, given, state):
-        for some in blocks_of(every, part)[0]:
-            mine = _run(how, some, mine)[2]
+        for block in blocks_of(every, part)[0]:
+            mine = _run(how, block, mine)[1]
         found.append(mine)
-    return _whole(how, given, found)
+    return _whole(given, found)
 
 
 def summed(
     how: Summing, given: Given, state: State, finish: Finish
-) -> tuple[torch.Tensor, torch.Tensor | None, State]:
-    """What `finish` makes of the sums of all queries on top of a state, rows [B, K, R, n_q, e] and
-    numbers [B, K, R, n_q], and the state after all keys."""
-    parts, into = _parts(how, given, state), list[torch.Tensor]()
-    wholes, logs, states = list[torch.Tensor](), list[torch.Tensor](), list[State]()
+) -> tuple[tuple[torch.Tensor, ...], State]:
+    """What `finish` makes of the sums of all queries on top of a state, rows [B, K, R, n_q, e'],
+    and the state after all keys."""
+    parts, into = _parts(how, given, state), list[list[torch.Tensor]]()
+    outs, wholes, states = list[list[torch.Tensor]](), list[torch.Tensor](), list[State]()
     for number, (part, mine) in enumerate(parts):
-        before, rows = blocks_of(how, part)
-        for some in before:
-            mine = _run(how, some, mine)[2]
-        outs, numbers = list[torch.Tensor](), list[torch.Tensor]()
-        for some in rows or [part]:
-            out, log, mine = _run(how, some, mine, finish)
-            outs.append(out)
-            numbers += [] if log is None else [log]
+        before, blocks = blocks_of(how, part)
+        for block in before:
+            mine = _run(how, block, mine)[1]
+        found = []
+        for block in blocks:
+            rows, mine = _run(how, block, mine, finish)
+            found.append(rows)
+        columns = list(zip(*found, strict=True))
         if number == 0 and len(parts) > 1 and unseen(*given.tensors):
             # written where it belongs rather than put together twice
-            whole = outs[0].new_empty(*given.q.shape[:4], outs[0].shape[-1])
-            into = cut(whole, room_of(how, given))
-        wholes.append(torch.cat(outs, 3, out=into[number]) if into else _in_order(outs))
-        logs += [_in_order(numbers)] if numbers else []
+            shape = given.q.shape[:4]
+            wholes = [x[0].new_empty(*shape, x[0].shape[-1]) for x in columns]
+            into = [cut(x, room_of(how, given)) for x in wholes]
+        for x, its in zip(columns, into, strict=False):
+            torch.cat(x, 3, out=its[number])
+        if not into:
+            outs.append([in_line(x, 3) for x in columns])
         states.append(mine)
     heads = given.k.shape[1]
-    out = whole if into else joined(wholes, heads)
-    return out, joined(logs, heads) if logs else None, _whole(how, given, states)
-
-
-def _in_order(blocks: list[torch.Tensor]) -> torch.Tensor:
-    """Blocks [B, K, R, n, …] one after the other."""
-    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, 3)
+    rows = tuple(wholes or (joined(x, heads) for x in zip(*outs, strict=True)))
+    return rows, _whole(given, states)
 
 
 def _parts(how: Summing, given: Given, state: State) -> list[tuple[Given, State]]:
     """What is computed at once, with the states of its heads."""
     room = room_of(how, given)
-    parts = shares(given, room)
-    of_parts = [
-        [None] * len(parts)
-        if x is None
-        else [y.flatten(0, 1) for y in cut(torch.unflatten(x, 0, given.k.shape[:2]), room)]
-        for x in (state.sums, state.base)
-    ]
-    return [(part, State(*each)) for part, *each in zip(parts, *of_parts, strict=True)]
+    parts, sums = list(shares(given, room)), cut(state.sums, room)
+    bases = [None] * len(parts) if state.base is None else cut(state.base, room)
+    return list(zip(parts, map(State, sums, bases), strict=True))
 
 
-def _whole(how: Summing, given: Given, states: Sequence[State]) -> State:
+def _whole(given: Given, states: Sequence[State]) -> State:
     """The states of all parts as one."""
-    if len(states) == 1:
-        return states[0]
-    room = room_of(how, given)
-    shapes = [x.shape[:2] for x in cut(given.k, room)]
-
-    def of(each: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-        rows = [
-            torch.unflatten(x, 0, shape)
-            for x, shape in zip(each, shapes, strict=True)
-            if x is not None
-        ]
-        return joined(rows, given.k.shape[1]).flatten(0, 1) if rows else None
-
-    return State(of([x.sums for x in states]), of([x.base for x in states]))
+    heads = given.k.shape[1]
+    bases = [x.base for x in states if x.base is not None]
+    return State(joined([x.sums for x in states], heads), joined(bases, heads) if bases else None)
 
 
 def _run(
     how: Summing, given: Given, state: State, finish: Finish | None = None
-) -> tuple[Any, torch.Tensor | None, State]:
+) -> tuple[tuple[torch.Tensor, ...], State]:
     """What `finish` makes of the sums of a block, and the state after it; without it the block has
     no queries. A block of many features is computed again for its derivatives."""
+    base, again = state.base, how.wide(given)
+    if finish is not None and not (how.causal and given.q.shape[3]):
+        rows = lean(again, given, lambda x, y: read(how, x, State(y, base), finish), state.sums)
+        return rows, state
 
-    def run(given: Given, state: State) -> tuple[torch.Tensor | None, ...]:
-        out = log = None
+    def run(given: Given, sums: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         if finish is None:
-            state = absorb(how, given, state)
-        elif how.causal and given.q.shape[3]:
-            out, log, state = read_causal(how, given, state, finish)
-        else:
-            out, log = read(how, given, state, finish)
-        return out, log, state.sums, state.base
+            after = absorb(how, given, State(sums, base))
+            return after.sums, after.base
+        rows, after = read_causal(how, given, State(sums, base), finish)
+        return *rows, after.sums, after.base
 
-    base = state.base
-    extra = () if state.sums is None else (state.sums,)
-
-    def of(given: Given, *sums: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return run(given, State(sums[0] if sums else None, base))
-
-    out, log, sums, base_after = lean(how, given, of, *extra)
-    return out, log, State(sums, None if base_after is None else base_after.detach())
+    *found, sums, after = lean(again, given, run, state.sums)
+    return tuple(found), State(sums, None if after is None else after.detach())
 
 
 def lean(
-    how: Summing | None, given: Given, run: Callable[..., tuple[Any, ...]], *more: torch.Tensor
+    again: bool, given: Given, run: Callable[..., tuple[Any, ...]], *more: torch.Tensor
 ) -> tuple[Any, ...]:
-    """What `run` makes of what is given and of more tensors; where features are many, or `how` is
-    None, nothing is kept for derivatives but these, and it runs again."""
-    tensors, size = (*given.tensors, *more), max(given.q.shape[-1], given.v.shape[-1])
+    """What `run` makes of what is given and of more tensors, of which nothing outlives the first
+    derivatives; `again` nothing else is kept for them, and it runs once more."""
+    tensors = *given.tensors, *more
     if is_transformed() or unseen(*tensors):
         return run(given, *more)
     frame, count = given.frame, len(given.tensors)
-    wide = how is None or how.map.width(given.q.shape[-1]) > WIDE * size
 
-    def again(*tensors: torch.Tensor) -> tuple[Any, ...]:
+    def made(*tensors: torch.Tensor) -> tuple[Any, ...]:
         return run(given_of(frame, tensors[:count]), *tensors[count:])
 
-    found: tuple[Any, ...] = Again.apply(again, not wide, *tensors)  # type: ignore[no-untyped-call]
+    found: tuple[Any, ...] = Again.apply(made, not again, *tensors)  # type: ignore[no-untyped-call]
     return found
 
 

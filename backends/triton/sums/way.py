@@ -17,8 +17,7 @@ import triton
 import triton.language as tl
 
 from attnspec.backends.common.flash import in_rows
-from attnspec.backends.factored.features.kernel import FeatureKernel
-from attnspec.backends.factored.features.maps import Elementwise
+from attnspec.backends.factored.features.kernel import FeatureKernel, Sums
 from attnspec.backends.factored.features.quotients import least_in_frames
 from attnspec.backends.factored.features.sums import Frames as TorchFrames
 from attnspec.backends.factored.features.sums import (
@@ -74,9 +73,7 @@ class Launched:
         """Whether kernels take the type of these tensors on their device."""
         return is_taken(given.q) and all(x.numel() for x in (given.q, given.k, given.v))
 
-    def outputs(
-        self, how: Summing, given: Given
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, None]:
+    def outputs(self, how: Summing, given: Given) -> tuple[Sums, None]:
         # gradients of queries may be small beside what is rounded in an output
         out = given.q.new_empty(*given.q.shape[:-1], given.v.shape[-1], dtype=given.kind)
         totals = torch.zeros(given.q.shape[:-1], dtype=given.kind, device=out.device)
@@ -88,18 +85,17 @@ class Launched:
             if run.logs is not None:
                 framed = True
                 of_logs.copy_(run.logs.view(of_logs.shape))
-        return out, totals, logs if framed else None, None
+        return (out, totals, logs if framed else None), None
 
     def gradients(
         self,
         how: Summing,
         given: Given,
         found: tuple[torch.Tensor, torch.Tensor, None],
-        grads: tuple[torch.Tensor, torch.Tensor | None],
+        grads: tuple[torch.Tensor, torch.Tensor],
     ) -> Given:
         into, room = given.gradients(), _room(how, given)
-        of_totals = torch.zeros_like(found[1]) if grads[1] is None else grads[1]
-        rows = zip(*(cut(x, room) for x in (*found[:2], grads[0], of_totals)), strict=True)
+        rows = zip(*(cut(x, room) for x in (*found[:2], *grads)), strict=True)
         for part, target, mine in zip(shares(given, room), shares(into, room), rows, strict=True):
             _Launches(how, part, back=True).gradients(target, *mine)
         return into
@@ -118,8 +114,7 @@ class _Launches:
         self.batch, self.heads, self.repeat, rows, _ = given.q.shape
         self.length = given.k.shape[2]
         self.first = self.length - rows
-        name = how.map.feature if isinstance(how.map, Elementwise) else None
-        self.map = MAPS.get(name) if name is not None else None
+        self.map = MAPS.get(getattr(how.map.declared, "feature", ""))
         self.logs: torch.Tensor | None = None
         self.frames: TorchFrames | None = None
         if self.map is None:
@@ -136,26 +131,26 @@ class _Launches:
     def _features(self) -> None:
         """The features of queries [B, H, n_q, m] and keys [B, K, n_k, m], and their frames."""
         how, given = self.how, self.given
-        keys = features_of_keys(how, given)
-        frames = frames_of(given, keys.log, None, self.length)
-        queries = how.map(given.q.to(self.kind).flatten(2, 3), given.tables)
-        self.logs = None if queries.log is None else queries.log.detach().flatten(1)
+        keys, log = features_of_keys(how, given)
+        frames = frames_of(given, log, None, self.length)
+        queries, log = how.map(given.q.to(self.kind).flatten(2, 3), given.tables)
+        self.logs = None if log is None else log.detach().flatten(1)
         if frames is not None:
             rows = frames.rows[..., self.first :]
             if not how.causal:
                 # all queries read all keys
                 last = frames.rows[..., -1:]
                 frames = replace(frames, rows=last.expand(frames.rows.shape))
-                rows = last.expand(*last.shape[:2], self.length - self.first)
-            if given.gate is None:
-                above = (frames.start[..., None] + rows).to(self.kind).repeat(1, 1, self.repeat)
+                rows = last.expand(*last.shape[:-1], self.length - self.first)
+            if not given.gate:
+                above = (frames.start[..., None] + rows).to(self.kind).repeat(1, 1, 1, self.repeat)
                 above = above.view(self.batch, -1)
                 self.logs = above if self.logs is None else self.logs + above
         shape = self.batch, self.heads * self.repeat, self.length - self.first
         self.logs = None if self.logs is None else self.logs.reshape(shape)
         kept = torch.bfloat16 if given.q.dtype == torch.bfloat16 else self.kind
-        self.f = in_rows(queries.values.reshape(*shape, -1).to(kept))
-        self.g = in_rows(keys.values.to(kept))
+        self.f = in_rows(queries.reshape(*shape, -1).to(kept))
+        self.g = in_rows(keys.to(kept))
         self.frames = frames
 
     @property
@@ -285,15 +280,15 @@ class _Launches:
     def _through(self, into: Given, of_f: torch.Tensor, of_g: torch.Tensor) -> None:
         """Takes the gradients of features to rows, tables and gates."""
         f, g, of_f, of_g = (x.to(self.kind) for x in (self.f, self.g, of_f, of_g))
-        if into.gate is not None:
+        if into.gate:
             lines = *into.gate[1].shape[:2], self.repeat, -1
             into.gate[0].add_((g * of_g).sum(-1))
             into.gate[1][:, :, self.first :].sub_((f * of_f).sum(-1).view(lines).sum(2))
         leaves = [x.detach().requires_grad_() for x in self.given.tensors]
         with torch.enable_grad():
             given = given_of(self.given.frame, leaves)
-            rows = self.how.map(given.q.to(self.kind).flatten(2, 3), given.tables)
-            features = rows.values, features_of_keys(self.how, given).values
+            rows, _ = self.how.map(given.q.to(self.kind).flatten(2, 3), given.tables)
+            features = rows, features_of_keys(self.how, given)[0]
         above = of_f.reshape(features[0].shape), of_g
         found: Sequence[torch.Tensor | None] = torch.autograd.grad(
             features, leaves, above, allow_unused=True

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from attnspec.compile.standalone.sources.sums import attend
+from attnspec.backends.factored.text_of_sums import attend
 
 HEADS, LAYERS, CROSS, REFUSED, SIZED, DRAWN = None, None, False, True, True, True
 INPUTS = {"important": ("tokens", 64)}
