@@ -213,26 +213,6 @@ def test_what_the_cpu_cannot_goes_the_composed_way() -> None:
 # --- who is refused, and what is never silent ----------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("body", "device", "n", "said"),
-    [
-        ("attend full", "mps", 64, "compiled for CUDA and the CPU, not for mps"),
-        ("attend full normalize relu", "cuda", 64, "`relu` normalises are not merged"),
-        ("attend full normalize softmax1", "cpu", 64, "gives no log-sum-exps"),
-        ("attend window(radius = 9)", "cuda", 1 << 20, "are 1,342,177,280 bytes, and at most"),
-        (
-            "heads 1 attend full score bias() score bias(buckets = 4)",
-            "cuda",
-            64,
-            "two learned tables",
-        ),
-    ],
-)
-def test_refusals(body: str, device: str, n: int, said: str) -> None:
-    with pytest.raises(ValueError, match=f"(?s).*{said}"):
-        spec_of(body).plan(n, device, backend="flex")
-
-
 def test_on_the_cpu_it_waits_for_its_name() -> None:
     spec = spec_of("attend window(radius = 9)")
     (step,) = spec.plan(4096).steps

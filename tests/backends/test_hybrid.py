@@ -92,19 +92,6 @@ def test_transforms_and_steps_are_as_exact(graph: str, mechanism: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("attend window(radius = 3) + linear(normalize = none)", "has no denominator to share"),
-        ("causal attend window(radius = 3) + rfa(gated = true)", "no weight of its own"),
-        ("attend window(radius = 3) + linear() normalize relu", "not of `normalize relu`"),
-    ],
-)
-def test_sums_without_a_common_denominator_are_refused(body: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        spec_of(body).plan(64)
-
-
-@pytest.mark.parametrize(
     "text",
     ["linear()", "linear(feature = relu)", "taylor()", "favor(features = 8, kind = relu)", "rbf()"],
 )
