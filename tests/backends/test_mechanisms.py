@@ -15,7 +15,6 @@ from population import BODIES, spec_of
 from sweeps import in_turn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
-from views import Call, Case, errors_of
 
 from attnspec.limits import LIMITS
 from attnspec.runtime import CompiledAttention
@@ -124,13 +123,6 @@ def test_long_sequences_with_and_without_gradients(body: str, n: int, by: float)
         assert found.isfinite().all()
         if by == 1:
             assert (found - meant).abs().max() <= 1e-2 * meant.abs().max().clamp(min=1.0)
-
-
-@pytest.mark.parametrize("floor", [0.3, 0.8])
-def test_denominators_below_a_floor_have_no_gradient(floor: float) -> None:
-    spec = spec_of(f"causal attend rfa(features = 2, floor = {floor})")
-    for n in (5, 33):
-        assert errors_of(Call(Case(spec, n), "plain", torch.float64), spec.compile()) == []
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
