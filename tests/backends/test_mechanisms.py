@@ -15,9 +15,7 @@ from population import BODIES, spec_of
 from sweeps import in_turn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
-from views import Call, Case, errors_of
 
-from attnspec import SpecError
 from attnspec.limits import LIMITS
 from attnspec.runtime import CompiledAttention
 from benchmarks.accuracy.costs import peak_bytes
@@ -125,13 +123,6 @@ def test_long_sequences_with_and_without_gradients(body: str, n: int, by: float)
         assert found.isfinite().all()
         if by == 1:
             assert (found - meant).abs().max() <= 1e-2 * meant.abs().max().clamp(min=1.0)
-
-
-@pytest.mark.parametrize("floor", [0.3, 0.8])
-def test_denominators_below_a_floor_have_no_gradient(floor: float) -> None:
-    spec = spec_of(f"causal attend rfa(features = 2, floor = {floor})")
-    for n in (5, 33):
-        assert errors_of(Call(Case(spec, n), "plain", torch.float64), spec.compile()) == []
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -338,36 +329,6 @@ def test_what_is_learned_bounds_the_length() -> None:
     report = spec_of("attend mixer(hidden = 3, max_length = 40)").analyse(41)
     assert report.flops is None
     assert "learned for at most 40 positions" in str(report)
-
-
-@pytest.mark.parametrize(
-    ("body", "n_q", "dropped", "message"),
-    [
-        ("linformer(rank = 2, max_length = 10)", 11, 0, "at most max_length = 10 positions, got"),
-        ("synthesizer(max_length = 10)", 11, 0, "at most max_length = 10 positions, got n = 11"),
-        ("mixer(hidden = 3, max_length = 10)", 11, 0, "at most max_length = 10 positions, got"),
-        ("gmlp(max_length = 10)", 11, 0, "at most max_length = 10 positions, got n = 11"),
-        ("nystrom(landmarks = 3)", 2, 0, "queries of all positions.*got 2 of 11"),
-        ("nystrom(landmarks = 3)", 11, 0.5, r"no weights to drop: dropout_p must be 0, got 0\.5"),
-        ("linear()", 11, 0.5, "has no weights to drop"),
-        ("efficient()", 11, 0.5, "has no weights to drop"),
-        ("fourier()", 11, 0.5, "no weights to drop"),
-        ("window(radius = 3) + linear()", 11, 0.5, "a graph with `linear`` has no weights to drop"),
-        ("topk(keys = 3) + linear()", 11, 0.5, "a graph with `linear`` has no weights to drop"),
-    ],
-)
-def test_calls_that_are_refused(body: str, n_q: int, dropped: float, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        module_of(f"attend {body}")(*tensors(1, 1, n_q, 11), dropout_p=dropped)
-
-
-def test_specs_that_are_refused() -> None:
-    with pytest.raises(ValueError, match="both have one head size, got 8 and 3"):
-        spec_of("attend gmlp(max_length = 35)").compile()(*tensors(1, 1, 9, 9, out_size=3))
-    with pytest.raises(SpecError, match="a gate forgets earlier keys"):
-        spec_of("attend rfa(gated = true)")
-    with pytest.raises(ValueError, match="takes the root of `scale`, which is -1"):
-        spec_of("scale 4095 - n attend favor()").plan(4096)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 from population import BODIES, spec_of
-from views import written
 
-import attnspec.runtime
 from attnspec import InternalError, parse
 from attnspec.compile.emit import check_module
 
@@ -117,17 +115,6 @@ def test_importing_runs_definitions_only(standalone: bool) -> None:
 def test_names_of_classes(name: str, shown: str) -> None:
     assert f"\nclass {shown}(" in parse(f"attention {name} {{ attend full }}").emit()
     assert not hasattr(builtins, shown)
-
-
-@pytest.mark.usefixtures("unverified")
-def test_a_run_time_of_another_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = spec_of("attend full")
-    monkeypatch.setattr(attnspec.runtime, "FORMAT", 99)
-    with pytest.raises(ImportError, match=r"plans of format 1, .* has 99: compile the spec again"):
-        written(spec, standalone=False)
-    monkeypatch.delattr(attnspec.runtime, "FORMAT")
-    with pytest.raises(ImportError, match="compile the spec with --standalone"):
-        written(spec, standalone=False)
 
 
 @pytest.mark.usefixtures("unverified")

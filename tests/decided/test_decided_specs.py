@@ -7,7 +7,7 @@ import pytest
 import torch
 from population import spec_of
 
-from attnspec import SelfAttention, SpecError
+from attnspec import SelfAttention
 from attnspec.verification import verify
 
 
@@ -29,61 +29,6 @@ def test_a_spec_goes_through_every_stage(body: str) -> None:
         spec.emit(standalone=True)
 
 
-REFUSED = """
-A703 attend ~topk(keys = 4)
-A703 input s: choices attend full - chosen(s)
-A703 attend transpose(lsh())
-A703 attend shift(cluster(), by = 1)
-A703 attend topk(keys = 4, within = topk(keys = 9))
-A703 attend cluster(of = q) | self
-A703 attend lsh(combine = mean) + linear()
-A703 attend lsh(multiplicity = true) + linear()
-A703 attend sinkhorn(size = 4) + linear()
-A704 causal attend cluster(of = q)
-A303 attend topk(keys = 4, blocks = 2)
-A303 attend topk(blocks = 4)
-A306 attend topk(keys = 4, size = 2)
-A306 attend topk(blocks = 4, size = 2, score = dot)
-A306 attend topk(mass = 0.0, size = 2)
-A306 attend topk(mass = -0.5, size = 2)
-A306 input s: scores(size = 4) attend topk(blocks = 4, size = 2, score = s)
-A309 input mean: scores(size = 4) attend topk(blocks = 4, size = 4, score = mean)
-A313 input s: choices(size = 4) attend topk(blocks = 4, size = 4, score = s)
-A313 input s: scores attend chosen(s)
-A302 input s: choices(at_most = 4) attend chosen(s)
-A306 input s: choices(size = 0) attend chosen(s)
-A302 input h: buckets attend lsh(h, rounds = 4)
-A302 input l: ids attend cluster(l, count = 4)
-A306 attend lsh(hash = hyperplanes, buckets = 6)
-A306 attend lsh(cut = bucket, bucket_mask = false)
-A708 attend lsh() scale 0.5
-A708 attend lsh(scale = unit) | lsh()
-A708 attend lsh(combine = mean) | lsh(combine = mean, seed = 1)
-A306 attend cluster(of = q, assign = balanced, count = 3)
-A306 attend cluster(assign = balanced)
-A306 causal attend sinkhorn(size = 4, cut = 2)
-A306 attend sinkhorn(size = 4, cut = 9, max_blocks = 8)
-"""
-
-
-@pytest.mark.parametrize("line", REFUSED.strip().splitlines())
-def test_meaningless_choices_are_refused(line: str) -> None:
-    code, _, body = line.partition(" ")
-    with pytest.raises(SpecError) as error:
-        spec_of(body)
-    assert [d.code for d in error.value.diagnostics] == [code]
-
-
-@pytest.mark.parametrize(
-    "body", ["attend topk(keys = 4)", "attend lsh()", "attend self | cluster()"]
-)
-def test_pairs_without_tensors_are_an_error_that_says_where_they_are(body: str) -> None:
-    spec = spec_of(body)
-    for ask in (spec.mask, spec.adjacency, spec.graph):
-        with pytest.raises(ValueError, match=r"module\.pairs"):
-            ask(16)
-
-
 @pytest.mark.parametrize("heads", [1, 2, 4])
 def test_pairs_that_an_input_lists_are_known_with_it(heads: int) -> None:
     spec = spec_of(
@@ -102,43 +47,6 @@ def test_pairs_that_an_input_lists_are_known_with_it(heads: int) -> None:
         spec.mask(18, inputs={"s": choices + 1})
 
 
-SCORES = "input s: scores(size = 4) attend topk(blocks = 1, size = 4, score = s)"
-BUCKETS = "input s: buckets attend lsh(s, share_qk = false)"
-
-
-@pytest.mark.parametrize(
-    ("body", "shape", "kind", "message"),
-    [
-        ("input s: choices attend chosen(s)", (1, 3, 9, 2), torch.int64, "H = 4"),
-        ("input s: choices attend chosen(s)", (1, 1, 8, 2), torch.int64, "n_q = 9"),
-        ("input s: choices attend chosen(s)", (1, 9, 2), torch.int64, "H or H_kv"),
-        ("input s: choices attend chosen(s)", (1, 1, 9, 2), torch.float32, "signed integer type"),
-        (SCORES, (1, 1, 2, 3), torch.float32, "a row for each of 3 query blocks"),
-        (SCORES, (1, 1, 3, 3), torch.int64, "floating type"),
-        (BUCKETS, (1, 2, 1, 9), torch.int64, "H or 1"),
-        (BUCKETS, (1, 1, 0, 9), torch.int64, "a round at least"),
-        ("input s: ids attend cluster(s)", (1, 8), torch.int64, r"\[1, 9\], got"),
-    ],
-)
-def test_inputs_that_do_not_fit_are_refused(
-    body: str, shape: tuple[int, ...], kind: torch.dtype, message: str
-) -> None:
-    module, wrong = spec_of(body).compile(), torch.zeros(shape, dtype=kind)
-    q, k = torch.zeros(1, 4, 9, 2), torch.zeros(1, 2, 9, 2)
-    with pytest.raises((ValueError, TypeError), match=message):
-        module(q, k, k, inputs={"s": wrong})
-    with pytest.raises(ValueError, match="needs its input `s`"):
-        module(q, k, k)
-
-
-@pytest.mark.parametrize("call", ["topk(keys = 4)", "lsh()", "cluster()", "sinkhorn(size = 4)"])
-def test_heads_of_keys_that_do_not_divide_those_of_queries_are_refused(call: str) -> None:
-    module, q, k = spec_of(f"attend {call}").compile(), *(torch.zeros(1, h, 9, 2) for h in (4, 5))
-    for ask in (module, lambda q, k, _: module.pairs(q, k)):
-        with pytest.raises(ValueError, match="divide those of q"):
-            ask(q, k, k)
-
-
 def test_pairs_of_inputs_are_those_of_queries_and_keys_that_are_there() -> None:
     module, q = (
         spec_of("input t: tokens causal attend global(t)").compile(),
@@ -150,22 +58,6 @@ def test_pairs_of_inputs_are_those_of_queries_and_keys_that_are_there() -> None:
     wanted = (marked[:, 7:, None] | marked[:, None]) & (at <= at[7:, None]) & marked[:, None]
     assert torch.equal(held, wanted[:, None].expand(-1, 3, -1, -1))
     assert spec_of("causal attend linear()").compile().pairs(q, q)[0, 0].sum() == 78
-
-
-def test_pairs_and_choices_are_of_short_sequences() -> None:
-    module = spec_of("attend topk(keys = 4)").compile()
-    q = torch.zeros(1, 1, 8193, 1)
-    for ask in (module.pairs, module.choices):
-        with pytest.raises(ValueError, match="up to n = 8,192"):
-            ask(q, q)
-    with pytest.raises(ValueError, match="decide nothing"):
-        spec_of("attend full").compile().choices(q[:, :, :4], q[:, :, :4])
-
-
-def test_backends_that_lay_out_before_say_why_they_refuse() -> None:
-    for name in ("scattered", "rows"):
-        with pytest.raises(ValueError, match="queries and keys decide the pairs of `topk`"):
-            spec_of("attend topk(keys = 4) | self").compile(backend=name)
 
 
 LEARNING = (

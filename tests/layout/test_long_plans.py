@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_checks import with_gradients
 from population import spec_of
 
 from attnspec import Spec
@@ -63,31 +62,6 @@ def test_what_is_too_large_says_so(backend: str) -> None:
     spec = spec_of("attend where((q * 7 + k * 3) % 11 == 0)")
     with pytest.raises(ValueError, match=r"refuses: .*\d,\d{3}"):
         spec.plan(MILLION, backend=backend)
-
-
-@pytest.mark.parametrize("backend", ["auto", "tables", "scattered"])
-@pytest.mark.parametrize(
-    "body",
-    [
-        "causal attend window(before = 40, after = 0)",
-        "attend window(radius = 40) | global(first(3)) score alibi()",
-        "heads 4 attend block(size = 64) | random_blocks(size = 64, blocks = 1)",
-        "causal attend full",
-        # what divides has no value at some lengths
-        "causal attend window(before = 2, after = 0) & where(k // (300 - q) >= 0)",
-        "attend window(radius = n // 9) | columns(last(3))",
-    ],
-)
-def test_one_module_takes_lengths_in_any_order(body: str, backend: str) -> None:
-    module, same = (spec_of(body).compile(backend=each).double() for each in (backend, "dense"))
-    for n in (70, 290, 41, 20, 128, 127, 256, 70, 257):
-        parts = [torch.randn(1, 4, n, 8, dtype=torch.float64, requires_grad=True) for _ in "qkv"]
-        real = (torch.rand(1, n) < 0.8) if n % 2 else None
-        found, meant = (
-            with_gradients(each(*parts, key_padding_mask=real), parts) for each in (module, same)
-        )
-        for one, other in zip(found, meant, strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
 
 
 def test_one_set_of_pairs_is_planned_alike_however_it_is_spelled() -> None:

@@ -10,7 +10,6 @@ import torch
 from attention_checks import ALONG
 from population import spec_of as one_sequence
 
-import attnspec
 from attnspec import Spec
 from attnspec.runtime import CompiledAttention
 
@@ -141,50 +140,6 @@ def test_queries_that_come_later_are_rows_of_a_call_with_all(count: int) -> None
     assert_computes(module, parts, torch.tensor(far), query_start=10**6)
     held = module.pairs(q[:, :, :count], k, query_start=10**6)
     assert torch.equal(held, torch.tensor(far).expand(2, HEADS, -1, -1))
-
-
-@pytest.mark.parametrize(
-    ("body", "start", "error", "why"),
-    [
-        ("cross attend where(q < m)", 3, ValueError, "reads m, the number of all queries"),
-        ("cross attend rows(last(2))", 3, ValueError, "which a call that starts at query 3"),
-        ("cross attend full", -1, ValueError, "at least 0, got -1"),
-        ("cross attend full", 1.5, TypeError, "an integer, got float"),
-        ("cross attend full", 0.0, TypeError, "an integer, got float"),
-        ("attend full", None, TypeError, "an integer, got None"),
-        ("cross attend full", True, TypeError, "an integer, got a boolean"),
-        ("cross attend full", 2**31, ValueError, r"at most 2\*\*31 - 1"),
-        ("cross attend full", 2**70, ValueError, r"at most 2\*\*31 - 1"),
-        ("attend full", 3, ValueError, "has one sequence"),
-    ],
-)
-def test_a_start_that_means_nothing_is_refused(
-    body: str, start: Any, error: type[Exception], why: str
-) -> None:
-    module, (q, k, v) = one_sequence(body).compile(), tensors(5, 5)
-    for call in (module, lambda q, k, _, **rest: module.pairs(q, k, **rest)):
-        with pytest.raises(error, match=why):
-            call(q, k, v, query_start=start)
-    assert module(q, k, v, query_start=0).shape == (2, HEADS, 5, WIDTH - 2)
-
-
-def test_what_does_not_fit_two_sequences_is_refused() -> None:
-    q, k, v = tensors(5, 3)
-    with pytest.raises(ValueError, match="n_q is at most n_k"):
-        one_sequence("attend full").compile()(q, k, v)
-    x = torch.zeros(2, 6, dtype=torch.bool)
-    with pytest.raises(ValueError, match=r"must have the shape \[2, 3\]"):
-        spec_of(READING[0]).compile()(q, k, v, inputs={"t": x})
-    far = torch.ones(2, 4, 5, 1, dtype=torch.int64)
-    with pytest.raises(ValueError, match="must name key blocks 0 … 0"):
-        spec_of(READING[2]).compile()(q, k, v, inputs={"c": far})
-    with pytest.raises(ValueError, match="with the next queries and their `query_start`"):
-        spec_of("attend full").compile().step(q, q, q)
-    with pytest.raises(ValueError, match="a layer of self-attention has one"):
-        attnspec.SelfAttention(spec_of("attend full"), 16, 2)
-    for graph in ("where(t(q) <= t(k))", "transpose(where(t(k) <= 3))"):
-        with pytest.raises(attnspec.SpecError, match="belongs to the keys"):
-            spec_of(f"input t: numbers attend {graph}")
 
 
 # --- choices and mechanisms -----------------------------------------------------------------------

@@ -307,65 +307,6 @@ def test_one_graph_under_compile() -> None:
         compiled(x, x, x, key_padding_mask=padding + 1)
 
 
-@pytest.mark.parametrize(
-    ("body", "options", "why"),
-    [
-        ("attend full normalize relu", {"add_bias_kv": True}, "add_bias_kv adds a key to a soft"),
-        ("attend full normalize relu", {"add_zero_attn": True}, "adds a key to a softmax, and `n"),
-        ("attend full score alibi()", {"add_bias_kv": True}, "adds a key without a position"),
-        ("extra_tokens 2 attend full", {}, "extra tokens, .* `attnspec.SelfAttention` takes it"),
-        ("heads 3 attend full", {}, "declares 3 heads, got num_heads = 4"),
-        ("attend gmlp(max_length = 9)", {}, "`gmlp` mixes tokens without queries and keys"),
-    ],
-)
-def test_modules_that_cannot_be_are_refused(body: str, options: Any, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        ours(body, **options)
-
-
-X, Y = torch.randn(9, BATCH, WIDTH).double(), torch.randn(5, BATCH, WIDTH).double()
-WHOLE, NUMBERS = torch.zeros(9, 9, dtype=torch.int64), torch.zeros(9, 9)
-MARKED = "input t: tokens(at_most = 2) attend columns(t)"
-APART = "query is not key"
-FULL, NEAR = "attend full", "attend window(radius = 1)"
-
-
-@pytest.mark.parametrize(
-    ("body", "parts", "options", "error", "why"),
-    [
-        (NEAR, (Y, X, X), {}, ValueError, APART + ": .* a spec of two sequences, `cross`"),
-        ("causal attend full", (Y, X, X), {}, ValueError, APART),
-        ("attend full score alibi()", (Y, X, X), {}, ValueError, APART),
-        ("attend linear()", (Y, X, X), {}, ValueError, APART),
-        (NEAR, (X, X.clone(), X), {}, ValueError, APART),
-        (NEAR, (X, X.flip(0), X), {}, ValueError, APART),
-        (NEAR, (X.float(), X, X), {}, TypeError, "float64 as the weights, got torch.float32"),
-        (NEAR, (X[..., :12], X, X), {}, ValueError, "must end in"),
-        (FULL, (X, X, X[..., 1:]), {}, ValueError, r"end in \[24, 24, 24\], got the shapes"),
-        (FULL, (X[0], X, X), {}, ValueError, "two axes each, or three"),
-        (FULL, ([1.0], X, X), {}, TypeError, "query must be a tensor of a floating type, got list"),
-        (FULL, (X, X, X), {"attn_mask": NUMBERS[:, 1:]}, ValueError, r"\[9, 9\] or \[8, 9, 9\]"),
-        (FULL, (X, X, X), {"attn_mask": WHOLE}, TypeError, "must be bool or of a floating"),
-        (FULL, (X, X, X, NUMBERS[1:3, 1:]), {}, ValueError, r"must have the shape \[2, 9\]"),
-        (FULL, (X, X, X, WHOLE[:2]), {}, TypeError, "key_padding_mask must be bool or of"),
-        (FULL, (X, X, X), {"is_causal": True}, ValueError, "hint about attn_mask, which is not"),
-        ("attend linear()", (X, X, X), {"attn_mask": NUMBERS}, ValueError, "has no scores that a"),
-        (
-            MARKED,
-            (X, X, X),
-            {"attn_mask": NUMBERS, "inputs": {"t": (torch.arange(9) < 3).expand(BATCH, 9)}},
-            ValueError,
-            "`t` promises at most 2 tokens, got 3",
-        ),
-    ],
-)
-def test_calls_that_do_not_fit_are_refused(
-    body: str, parts: Any, options: dict[str, Any], error: type[Exception], why: str
-) -> None:
-    with pytest.raises(error, match=why):
-        ours(body)(*parts, **options)
-
-
 @pytest.mark.limits(REFUSING)
 def test_weights_of_many_keys_are_refused() -> None:
     full, x = ours(), tokens(9)

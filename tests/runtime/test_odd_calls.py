@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_checks import ALONG, GRAPHS, tensors, with_gradients
+from attention_checks import GRAPHS, tensors, with_gradients
 from population import spec_of
 from torch import nn
 from torch.nn.utils import parametrize
@@ -23,8 +23,6 @@ BODIES = (
     "attend topk(keys = 4)",
 )
 TAKING_GRAPHS = [name for name in KERNELS if name not in ("rows", "factored")]
-
-every_body = pytest.mark.parametrize("body", BODIES)
 
 
 def drawn(body: str) -> Any:
@@ -121,16 +119,6 @@ def test_many_rows_in_succession_have_no_key(kernel: str, normalize: str, empty:
     assert (lse[:, :, 200:].abs() > 0).all()
 
 
-def test_log_sum_exps_are_differentiated_twice() -> None:
-    module = spec_of("attend window(radius = 4) - self").compile()
-
-    def both(*parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = module(*parts, return_lse=True)
-        return out, lse
-
-    assert torch.autograd.gradgradcheck(both, tensors(1, 1, 9, 9, size=3), **ALONG)
-
-
 def test_tensors_without_numbers_have_shapes() -> None:
     parts = [x.detach().to("meta").requires_grad_() for x in tensors(2, 2, 40, 40, out_size=5)]
     doc = {"doc": torch.zeros(2, 40, dtype=torch.long, device="meta")}
@@ -167,24 +155,6 @@ def test_what_stands_at_padding_is_never_read(body: str) -> None:
 # --- memory --------------------------------------------------------------------------------------
 
 
-@every_body
-def test_tensors_of_any_strides(body: str) -> None:
-    module, plain = drawn(body), given(70)
-    meant = module(*plain)
-    for parts in (
-        [x.transpose(1, 2).contiguous().transpose(1, 2) for x in plain],
-        [x.mT.contiguous().mT for x in plain],
-        [torch.cat([x, x], 3)[..., :8] for x in plain],
-        [torch.cat([x, x], 2)[:, :, 70:] for x in plain],
-        [x.to(memory_format=torch.channels_last) for x in plain],
-    ):
-        before = [x.clone() for x in parts]
-        torch.testing.assert_close(module(*parts), meant)
-        assert all(torch.equal(x, y) for x, y in zip(parts, before, strict=True))
-    one = [x[:1, :1].expand(2, x.shape[1], -1, -1) for x in plain]
-    torch.testing.assert_close(module(*one), module(*(x.contiguous() for x in one)))
-
-
 @pytest.mark.parametrize("body", [*BODIES[:4], "input x: ids attend same(x)"])
 def test_padding_and_inputs_are_not_written_over_before_derivatives(body: str) -> None:
     module, parts = drawn(body), [x.requires_grad_() for x in given()]
@@ -203,34 +173,7 @@ def test_padding_and_inputs_are_not_written_over_before_derivatives(body: str) -
             torch.autograd.grad(each.sum(), parts[:2], retain_graph=True)
 
 
-def test_padding_that_changes_in_place_is_seen() -> None:
-    module, parts = spec_of("attend window(radius = 9)").compile(), tensors(2, 4, 40, 40)
-    padding = torch.arange(40) < torch.tensor([[40], [37]])
-    first, version = module(*parts, key_padding_mask=padding), padding._version
-    # torch does not count what is written behind its back
-    padding.numpy()[:, 10:] = False
-    assert padding._version == version
-    found = module(*parts, key_padding_mask=padding)
-    assert not torch.equal(found, first)
-    fresh = spec_of("attend window(radius = 9)").compile()
-    assert torch.equal(found, fresh(*parts, key_padding_mask=padding.clone()))
-
-
 # --- modes and copies ----------------------------------------------------------------------------
-
-
-@every_body
-def test_dropout_of_all_and_of_some(body: str) -> None:
-    module, parts = drawn(body).eval(), [x.requires_grad_() for x in given()]
-    if "linear" in body:
-        with pytest.raises(ValueError, match="`linear` has no weights to drop"):
-            module(*parts, dropout_p=0.5)
-        return
-    out = module(*parts, dropout_p=1.0)
-    assert not out.any()
-    assert all(x.isfinite().all() for x in with_gradients(out, parts))
-    # a call says what is dropped, whatever the module's mode is
-    assert not torch.equal(module(*parts, dropout_p=0.5), module(*parts))
 
 
 def test_hooks_and_parametrizations() -> None:
@@ -273,27 +216,6 @@ def test_autocast_leaves_what_is_wrong_to_the_checks() -> None:
         with pytest.raises(TypeError, match=r"got q torch\.int64"):
             module(q.long(), k.long(), v.long())
         assert module(q, k, v).dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("kernel", TAKING_GRAPHS)
-def test_modes_of_the_caller_do_not_reach_what_is_kept(kernel: str) -> None:
-    parts = tensors(1, 2, 70, 70, dtype=torch.float32)
-    wanted = spec_of(GRAPHS["strided"]).compile()(*parts)
-    for enter in (torch.inference_mode(), torch.device("meta"), torch.no_grad()):
-        module = spec_of(GRAPHS["strided"]).compile(kernel)
-        with enter:
-            module(*parts)
-        grads = torch.autograd.grad(module(*parts).sum(), parts)
-        assert all(grad.device.type == "cpu" for grad in grads)
-    module = spec_of(GRAPHS["strided"]).compile(kernel)
-    torch.func.grad(lambda x: module(x, parts[1], parts[2]).sum())(parts[0])
-    torch.testing.assert_close(module(*parts), wanted)
-    default = torch.get_default_dtype()
-    try:
-        torch.set_default_dtype(torch.float64)
-        assert spec_of(GRAPHS["strided"]).compile(kernel)(*parts).dtype == torch.float32
-    finally:
-        torch.set_default_dtype(default)
 
 
 @pytest.mark.parametrize("mapped", [(0, None), (None, 0), (0, 0)])

@@ -18,7 +18,7 @@ from torch.utils import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnspec import SelfAttention
-from attnspec.runtime import CompiledAttention, composed
+from attnspec.runtime import CompiledAttention
 
 LENGTHS = (70, 33, 64, 5, 2, 300, 65)
 
@@ -280,13 +280,3 @@ def test_a_call_says_how_many_slots_of_a_cache_are_keys(body: str) -> None:
             torch.testing.assert_close(out, meant)
             torch.testing.assert_close(torch.autograd.grad(out.square().sum(), given), grads)
     assert counters["stats"]["unique_graphs"] == before + 1
-
-
-def test_a_number_of_keys_that_cannot_be_is_refused() -> None:
-    module, (q, k, v) = spec_of("causal attend full").compile(), tensors(1, 2, 3, 9)
-    for count in (2, 10):
-        with pytest.raises(ValueError, match=f"keys must count the 3 queries.* got {count}"):
-            module(q, k, v, keys=torch.tensor(count))
-    with pytest.raises(ValueError, match="how many keys count is a number"):
-        with composed():
-            torch.export.export(module, (q, k, v), {"keys": torch.tensor(5)}, strict=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -147,58 +146,3 @@ def test_autocast_dropout_and_a_compiled_step() -> None:
 
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(step, backend="eager")(*parts), step(*parts))
-
-
-def _wrong() -> list[Any]:
-    (q, k, v), ends = (x.detach() for x in tokens()), offsets()
-    nested = torch.nested.nested_tensor_from_jagged(q, ends)
-    heads = nested.transpose(1, 2)
-    others = torch.nested.nested_tensor_from_jagged(k, offsets(LENGTHS[::-1])).transpose(1, 2)
-    strided = torch.nested.nested_tensor([torch.randn(2, 3, 8)])
-    one, two = torch.tensor([0, 1, sum(LENGTHS)]), torch.tensor([0, 3, sum(LENGTHS)])
-    integers = "must be a tensor of integers "
-    return [
-        ((q, k, v), ValueError, "cu_seqlens must say where documents begin"),
-        ((q, k, v, ends.double()), TypeError, integers + ".* torch.float64"),
-        ((q, k, v, ends[None]), TypeError, integers + r".*\[1, 8\]"),
-        ((q, k, v, [0, 37]), TypeError, integers + ".* got list"),
-        ((q, k, v, ends[1:]), ValueError, r"from 0 to the number of tokens, 36, got"),
-        ((q, k, v, ends[:-1]), ValueError, "must ascend from 0"),
-        ((q, k, v, ends[[0, 3, 1, 7]]), ValueError, r"must ascend .* got \[0, 11, 4, 36\]"),
-        ((q[None], k, v, ends), ValueError, r"must be \[T, H, d\] of the same T tokens, got q \[1"),
-        ((q[1:], k, v, ends), ValueError, r"of the same T tokens, got q \[35, 4, 8\]"),
-        ((1, k, v, ends), TypeError, "q must be a tensor, got int"),
-        ((q, k[:, :, :4], v, ends), ValueError, "q and k must have one head size"),
-        ((q, k, v, two, one), ValueError, "got 3 queries and 1 keys in document 0"),
-        ((q, k, v, one, ends), ValueError, "as many documents, got 2 and 7"),
-        ((q[:9], k, v, torch.tensor([0, 9])), ValueError, "cu_seqlens_k says where the keys end"),
-        ((heads, heads, heads, ends), ValueError, "leave cu_seqlens out"),
-        ((nested, nested, nested), TypeError, r"q must be a jagged nested tensor \[B, H, j, d\]"),
-        ((strided, strided, strided), TypeError, "q must be a jagged nested tensor"),
-        ((heads, k, v), TypeError, "k must be a jagged nested tensor"),
-        ((heads, others, heads), ValueError, "must be nested alike"),
-    ]
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_what_does_not_fit() -> None:
-    for arguments, kind, words in _wrong():
-        with pytest.raises(kind, match=words):
-            packed(module_of(BODIES[0]), *arguments)
-
-
-def test_wrong_modules_and_inputs() -> None:
-    parts, ends = tokens(), offsets()
-    with pytest.raises(TypeError, match=r"what spec.compile\(\) returns, got Spec"):
-        packed(spec_of("attend full"), *parts, ends)  # type: ignore[arg-type]
-    length, at = module_of("input l: length attend prefix(l) | self"), torch.arange(36)
-    chosen = module_of("input c: choices attend chosen(c)")
-    for module, inputs, why in (
-        (length, {"l": at}, r"`l` must have the shape \[7\], got \[36\]"),
-        (length, None, "needs its input `l`"),
-        (chosen, {"c": torch.zeros(1)}, "`c` is about heads of one sequence"),
-        # by its own names, whatever those of one call for all are
-        *((module_of(BODIES[0]), {name: at}, f"no input '{name}'") for name in ("z", "document_0")),
-    ):
-        with pytest.raises(ValueError, match=why):
-            packed(module, *parts, ends, inputs=inputs)

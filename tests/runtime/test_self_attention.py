@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -326,58 +325,3 @@ def test_dropout_is_for_training_and_autocast_narrows() -> None:
     assert narrow.dtype == torch.bfloat16
     for found in (narrow, module.bfloat16()(x.bfloat16())):
         assert (found.float() - meant).abs().max() < 0.05
-
-
-@pytest.mark.parametrize(
-    ("body", "options", "error", "why"),
-    [
-        ("heads 3 attend full", {}, ValueError, "declares 3 heads, got num_heads = 4"),
-        ("attend full", {"width": 10}, ValueError, "num_heads must divide embed_dim, got 10 and 4"),
-        ("layers 2 attend full", {"layer": 2}, ValueError, "layer must be between 0 and 1, got 2"),
-        ("attend full", {"width": 0}, ValueError, "embed_dim must be an integer of at least 1"),
-        ("attend full", {"width": "24"}, TypeError, "embed_dim must be an integer, got str"),
-        ("attend full", {"spec": 8}, TypeError, "must be a Spec, .* got int: the spec comes first"),
-        ("attend full", {"spec": "a.attn"}, TypeError, r"as attnspec\.load .* got str: `"),
-        ("attend full", {"dropout": 2}, ValueError, "dropout_p must be between 0 and 1, got 2"),
-        ("attend full", {"num_kv_heads": 3}, ValueError, "must divide num_heads, got 3 and 4"),
-        ("attend full", {"num_kv_heads": "2"}, TypeError, "must be an integer, got str"),
-        ("attend lsh(buckets = 2)", {"num_kv_heads": 2}, ValueError, "keys are its queries"),
-        ("attend fourier()", {"num_kv_heads": 2}, ValueError, "it has no queries, keys"),
-        ("attend fourier()", {"rotary": rotary}, ValueError, "reads no queries and keys that"),
-        ("attend lsh(buckets = 4)", {"rotary": rotary}, ValueError, "queries that are its keys"),
-        ("attend full", {"rotary": 3}, TypeError, "rotary must be callable, .* got int"),
-        ("cross attend full", {}, ValueError, "joins two sequences.*MultiheadAttention"),
-    ],
-)
-def test_layers_that_cannot_be_are_refused(
-    body: str, options: dict[str, Any], error: type[Exception], why: str
-) -> None:
-    given = {"spec": spec_of(body), "width": WIDTH, **options}
-    with pytest.raises(error, match=why):
-        SelfAttention(given.pop("spec"), given.pop("width"), HEADS, **given)
-
-
-def test_calls_and_steps_that_do_not_fit_are_refused() -> None:
-    module, x = layer_of("attend full"), states(9)
-    for given, error, why in (
-        (x[0], ValueError, r"x must be \[B, n, 24\], got \[9, 24\]"),
-        (torch.zeros(1, 2, WIDTH).long(), TypeError, r"a floating type, got torch\.int64"),
-        ([1.0], TypeError, "x must be a tensor of a floating type, got list"),
-        (x.float(), TypeError, r"x must be torch\.float64 as the weights, got .*float32"),
-    ):
-        with pytest.raises(error, match=why):
-            module(given)
-    with pytest.raises(ValueError, match="key_padding_mask must have the shape"):
-        module(x, key_padding_mask=torch.ones(2, 8, dtype=torch.bool))
-    with pytest.raises(ValueError, match="`sample` is not causal"):
-        module.step(x)
-    causal = "causal attend window(radius = 3)"
-    with pytest.raises(ValueError, match=r"a step drops no weights, .* call eval\(\) first"):
-        layer_of(causal, dropout=0.1).step(x)
-    assert layer_of(causal, dropout=0.1).eval().step(x)[0].shape == x.shape
-    with pytest.raises(TypeError, match="state must be what a step returned, or None, got str"):
-        layer_of(causal).step(x, "s")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="rotary must return q and k, got Tensor"):
-        layer_of("attend full", rotary=lambda q, k, at: q)(x)
-    with pytest.raises(ValueError, match=r"keep the shape of k, \[2, 4, 9, 6\], got \[2, 4, 8, 6"):
-        layer_of("attend full", rotary=lambda q, k, at: (q, k[:, :, 1:]))(x)
