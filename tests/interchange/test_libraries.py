@@ -211,8 +211,6 @@ ROWS: dict[str, tuple[Any, ...]] = {
         "heads 2 head 0 { attend causal } head 1 { attend window(radius = 2) }",
         "k <= q if h == 0 else abs(q - k) <= 2",
     ),
-    "splash, segment_ids": ("input d: ids attend same(d)", "DOC[q] == DOC[k]"),
-    "transformers, chunked_overlay": ("attend block(size = 9)", "k // 9 == q // 9"),
     "transformers, chunked_overlay, left padding": (
         "input at: numbers attend where(at(k) // 9 == at(q) // 9)",
         "PADDED[k] // 9 == PADDED[q] // 9",
@@ -299,8 +297,6 @@ ROWS: dict[str, tuple[Any, ...]] = {
         "attend ~(~causal | ~block(size = 6))",
         "(k <= q) & (q // 6 == k // 6)",
     ),
-    "HF sliding_window = 4": ("attend window(before = 3, after = 0)", "(q - 4 < k) & (k <= q)"),
-    "LongT5 local_radius = 4": ("attend window(radius = 4)", "abs(q - k) <= 4"),
     "Keras sliding_window = 4": ("attend window(radius = 3)", "abs(q - k) <= 4 - 1"),
 }
 """A text, the predicate of h, q, k and n, and lengths if there are but some."""
