@@ -117,31 +117,6 @@ def test_every_command_that_takes_a_length_takes_both_of_two_sequences() -> None
         assert value("verify", "made.py", "-m", "9", "-n", "20")["ok"]
 
 
-@pytest.mark.parametrize("command", ["analyse", "plan", "verify", "bench", "show"])
-@pytest.mark.parametrize(
-    "body",
-    [
-        "«attend where(k % q == 0) | self»",
-        "attend window(radius = 2) layers 2 layer 0 { «attend where(q // (n - 40) < 3)» }",
-        "scale 1 / (n - 40) «attend full»",
-        "attend full score «softcap(cap = n - 40)»",
-        "heads 2 attend self head 1 { attend residue(step = «n - 40») }",
-        "attend window(radius = «39 - n») + linear()",
-        "attend «linformer(rank = 40 - n)»",
-    ],
-)
-def test_what_has_no_value_at_a_length_says_where_it_stands(
-    command: str, body: str, folder: Path
-) -> None:
-    if command == "show" and ("scale" in body or "cap" in body or "linformer" in body):
-        return
-    before, _, after = body.partition("«")
-    (folder / "odd.attn").write_text(f"attention a {{\n{before}{after.replace('»', '')} }}")
-    done = run(command, "odd.attn", "-n", "40")
-    assert done.exit_code == 1
-    assert f"odd.attn:2:{len(before) + 1}: error[A320]" in done.stderr
-
-
 def test_explain_and_zoo_have_a_page_for_each() -> None:
     listed = run("explain").stdout.splitlines()
     codes = [line.split()[0] for line in listed]

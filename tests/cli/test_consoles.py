@@ -20,7 +20,19 @@ from transcripts import SETTINGS
 from attnspec.cli import main
 
 GOOD = "attention good(r = 3) { causal attend window(radius = r) require causal }\n"
+NOT_AT_40 = {
+    "rest": "attend where(k % q == 0) | self",
+    "layer": "attend window(radius = 2) layers 2 layer 0 { attend where(q // (n - 40) < 3) }",
+    "scale": "scale 1 / (n - 40) attend full",
+    "cap": "attend full score softcap(cap = n - 40)",
+    "step": "heads 2 attend self head 1 { attend residue(step = n - 40) }",
+    "radius": "attend window(radius = 39 - n) + linear()",
+    "rank": "attend linformer(rank = 40 - n)",
+}
+"""What has no value at n = 40, which errors say by its place."""
+
 FILES: dict[str, str | bytes] = {
+    **{f"{x}.attn": f"attention a {{\n    {body}\n}}\n" for x, body in NOT_AT_40.items()},
     "good.attn": GOOD,
     "wrong.attn": "attention wrong { attend windw(radius = 3) }\n",
     "untrue.attn": "attention untrue { attend full require causal }\n",

@@ -18,6 +18,9 @@ from attnspec import AttnSpecError, Spec, from_mask_mod
 
 MaskMod: TypeAlias = "Callable[[Any, Any, Any, Any], Any]"
 DOC = torch.tensor([0, 0, 0, 3, 3, 1, 1, 1, 1, 4, 4, 4, 4, 4, 2, 2, 2])
+START = torch.tensor([0, 0, 0, 3, 3, 5, 5, 5, 5, 9, 9, 9, 9, 9, 14, 14, 14])
+PADDED, UNEQUAL = torch.arange(17) - 5, torch.tensor([0] * 3 + [1] * 5 + [2] * 9)
+EVICTED = torch.arange(17) + 1 + torch.arange(17) * 5 % 12
 MARKED = torch.arange(17) % 5 == 2
 STEPS, DOUBLED = torch.tensor([4, 8, 12]), torch.tensor([2, 4, 8])
 WIDTHS, EVEN = torch.tensor([1, 2, 8]), torch.tensor([True, False, True])
@@ -50,6 +53,7 @@ HELD = Captured()
 VALUES = {
     **dict.fromkeys(("doc", "ids", "by_1", "segments", "turn", "packed_sequence_mask"), DOC),
     **{"marked": MARKED, "times": TIMES, "doc_1": DOC + 1, "ends": HELD.ends, "both": DOC},
+    **{"start": START, "padded": PADDED, "evicted": EVICTED, "unequal": UNEQUAL},
     **{"together": DOC, "together_1": MARKED, "together_2": DOC.flip(0)},
     **dict.fromkeys(("lengths", "seq_lens"), LENGTHS),
 }
