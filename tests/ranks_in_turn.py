@@ -8,12 +8,11 @@ each writes only what is its own. What waits for a rank that ended is told so, a
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from unittest import mock
 
-import pytest
 import torch
 import torch.distributed as dist
 
@@ -93,15 +92,6 @@ def _all_to_all(
     return Round(group, len(mine) - 1, out, got)
 
 
-@contextmanager
-def _patched() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dist, "all_to_all_single", _all_to_all)
-        patch.setattr(dist, "get_world_size", Rank.size)
-        patch.setattr(dist, "get_rank", lambda rank: rank.number)
-        yield
-
-
 def in_turn(ranks: int, run: Callable[[Rank], T]) -> list[T]:
     """What each rank returns; the error of the first that has one, that of a rank that ended
     before those of such as waited for it."""
@@ -118,7 +108,12 @@ def in_turn(ranks: int, run: Callable[[Rank], T]) -> list[T]:
             network.ended[number] = True
             network.turn.notify_all()
 
-    with _patched():
+    with mock.patch.multiple(
+        dist,
+        all_to_all_single=_all_to_all,
+        get_world_size=Rank.size,
+        get_rank=lambda rank: rank.number,
+    ):
         threads = [threading.Thread(target=one, args=(number,)) for number in range(ranks)]
         for thread in threads:
             thread.start()

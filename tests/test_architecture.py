@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 import pytest
 from package_map import MODULES, PACKAGE_DIR, ROOT, package_of
@@ -100,11 +101,14 @@ SPEC = ROOT / "examples" / "bigbird.attn"
 
 LIGHT = """
 import attnspec.backends, attnspec.analysis.approximation.approximation, attnspec.editor.server
-for words in ("check", SPEC), ("show", SPEC, "-n64"), ("diff", SPEC, SPEC, "-n64"), (
-    "plan", SPEC, "-n64"), ("analyse", SPEC, "-n256"), ("calibrate", "--show"):
-    run(*words)
+for words in (
+    "--help", "verify --help", "check SPEC", "format SPEC --check", "show SPEC -n64",
+    "show SPEC -n64 -o OUT.svg", "show SPEC -n64 -o OUT.html", "diff SPEC SPEC -n64",
+    "plan SPEC -n64", "analyse SPEC -n256", "explain A301", "zoo", "calibrate --show",
+):
+    run(*words.replace("SPEC", SPEC).replace("OUT", OUT).split())
 """
-"""What loads neither torch nor a library of an extra."""
+"""What loads neither torch nor a library of an extra: none of what runs one after the other."""
 
 COMPILED = """
 import torch, attnspec
@@ -125,10 +129,12 @@ run('compile', SPEC, '-o', '-')
     ],
     ids=["commands", "modules", "a heavy one"],
 )
-def test_start_up_is_light(script: str, heavy: Sequence[str], loaded: list[str]) -> None:
+def test_start_up_is_light(
+    script: str, heavy: Sequence[str], loaded: list[str], tmp_path: Path
+) -> None:
     start = f"""
 import sys
-SPEC = {str(SPEC)!r}
+SPEC, OUT = {str(SPEC)!r}, {str(tmp_path / "drawn")!r}
 def run(*arguments):
     from attnspec.cli import main
     main(arguments, standalone_mode=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import importlib
 import re
@@ -39,7 +40,6 @@ def read(page: str) -> str:
 def test_a_page_shows_what_happens(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     names: dict[str, object] = {}
     for number, block in enumerate(blocks(read(page))):
@@ -51,7 +51,8 @@ def test_a_page_shows_what_happens(
         elif block.kind == "console":
             assert replayed(block, tmp_path) == block.text
         else:
-            run_python(block, names, f"{page}, block {number}")
+            with contextlib.chdir(tmp_path):
+                run_python(block, names, f"{page}, block {number}")
 
 
 def test_what_a_page_shows_wrongly_is_noticed(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,6 +102,15 @@ def difference(a: torch.Tensor, b: torch.Tensor, real: torch.Tensor | None = Non
     apart = apart if real is None else apart[real.bool()]
     assert not apart.isnan().any()
     return float(apart.max())
+
+
+def called(name: str, **terms: Any) -> Any:
+    """The output of the attention function of a name for four queries and keys of a layer."""
+    q, k, v = torch.randn(3, 1, 2, 4, 8, generator=torch.Generator().manual_seed(3))
+    settings: dict[str, Any] = {"is_causal": False, "training": False, "index_block_size": 4}
+    layer = SimpleNamespace(**settings | terms.pop("layer", {}))
+    terms = {"k": k, "scaling": 8**-0.5, "dropout": 0.9} | terms
+    return transformers.AttentionInterface()[name](layer, q, terms.pop("k"), v, None, **terms)
 
 
 @contextmanager

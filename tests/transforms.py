@@ -209,9 +209,17 @@ def _one(kind: Kind) -> Callable[..., torch.Tensor]:
     return run
 
 
+def _each(kind: Kind, of: Callable[..., Any]) -> None:
+    """A function of one sample, mapped over several, gives what it gives of each."""
+    samples = [*(x.detach() for x in tensors()), *kind.inputs().values()]
+    found = torch.func.vmap(of)(*samples)
+    alone = [of(*(x[i] for x in samples)) for i in range(2)]
+    same(found, tuple(map(torch.stack, zip(*alone, strict=True))))
+
+
 def mapped(kind: Kind) -> None:
-    found = torch.func.vmap(_one(kind))(*tensors(), *kind.inputs().values())
-    same(found, kind.run()(*tensors()))
+    run = _one(kind)
+    _each(kind, lambda *parts: (run(*parts),))
 
 
 def gradients(kind: Kind) -> None:
@@ -221,10 +229,7 @@ def gradients(kind: Kind) -> None:
 
 
 def each_gradient(kind: Kind) -> None:
-    loss = torch.func.grad(loss_of(_one(kind)), (0, 1, 2))
-    found = torch.func.vmap(loss)(*(x.detach() for x in tensors()), *kind.inputs().values())
-    parts = tensors()
-    same(found, torch.autograd.grad(loss_of(kind.run())(*parts), parts))
+    _each(kind, torch.func.grad(loss_of(_one(kind)), (0, 1, 2)))
 
 
 def forward_mode(kind: Kind) -> None:
@@ -244,15 +249,8 @@ def forward_mode(kind: Kind) -> None:
 
 
 def each_forward_mode(kind: Kind) -> None:
-    run, (q, *rest) = _one(kind), [*(x.detach() for x in tensors()), *kind.inputs().values()]
-    along = torch.randn_like(q)
-
-    def slope(q: torch.Tensor, along: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = torch.func.jvp(lambda q: run(q, *rest), (q,), (along,))[1]
-        return found
-
-    each = [slope(q[i], along[i], *(x[i] for x in rest)) for i in range(2)]
-    same(torch.func.vmap(slope)(q, along, *rest), torch.stack(each))
+    run = _one(kind)
+    _each(kind, lambda q, *rest: torch.func.jvp(lambda q: run(q, *rest), (q,), (q.cos(),)))
 
 
 def second_derivatives(kind: Kind) -> None:

@@ -15,7 +15,7 @@ from limited import REFUSING
 from attnspec import parse
 from attnspec.bench import bench as benching
 from attnspec.bench.bench import Progress, bench
-from attnspec.bench.rivals import RIVALS, SAME, Problem, Refused, Setting, ours, rival
+from attnspec.bench.rivals import SAME, Problem, Refused, Setting, ours, rival
 from attnspec.cli import main
 
 TEXTS = {
@@ -35,7 +35,6 @@ TEXTS = {
     "scales": "attention a { heads 2 attend full head 1 { attend full scale 0.5 } }",
     "favor": "attention a { attend window(radius = 3) + favor(features = 8) }",
     "layers": "attention two { layers 2 attend full layer 1 { attend self } }",
-    "big": "attention big { attend columns(first(2**62)) }",
 }
 
 
@@ -80,11 +79,11 @@ def test_flex_is_given_the_same_pairs_and_its_compiler_may_fail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # what is compared is the mask, so the kernel need not be compiled
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    for name in ("near", "many", "gaps", "packed", "random"):
-        task = problem(name, n=128)
-        outs = [task.output(each) for each in (rival(task, "flex"), ours(task, "dense"))]
-        assert (outs[0] - outs[1]).abs().max().item() <= SAME[torch.float32]
+    with torch.compiler.set_stance("force_eager"):
+        for name in ("near", "many", "gaps", "packed", "random"):
+            task = problem(name, n=128)
+            outs = [task.output(each) for each in (rival(task, "flex"), ours(task, "dense"))]
+            assert (outs[0] - outs[1]).abs().max().item() <= SAME[torch.float32]
     monkeypatch.setattr(torch, "compile", lambda function, **options: 1 // 0)
     with pytest.raises(Refused, match=r"ZeroDivisionError: .*$"):
         rival(problem("near", n=128), "flex")
@@ -169,32 +168,6 @@ def test_the_table_has_a_row_for_each_length_and_subject(folder: Path) -> None:
     subjects = [[n, name] for n in ("32", "64") for name in ("ours", "sdpa", "mask")]
     assert [line.split()[:2] for line in lines] == subjects
     assert "refused: the spec changes its scores" in lines[-1]
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "message"),
-    [
-        ("near", ["--vs", "flx"], "there is no rival 'flx': did you mean `flex`?"),
-        ("near", ["--vs", "nothing"], f"the rivals are {', '.join(RIVALS)}"),
-        ("near", ["-n", "4,096"], "write 4096"),
-        ("near", ["-n", "64,1k"], "write 1024 or 1000"),
-        ("near", ["--layer", "1"], "1 layer"),
-        ("packed", ["--backend", "scattered", "-n", "64"], "run-time input"),
-        ("many", ["--heads", "2"], "`many` has 3 heads, got --heads 2"),
-        ("grid", ["-n", "47"], "6 x 8 = 48 cells"),
-        # looking for a plan asked for more than 8 GB
-        (
-            "big",
-            ["-n", "16,2147483647"],
-            "lengths up to n = 1,048,576 are timed, got 2,147,483,647",
-        ),
-    ],
-)
-def test_wrong_usage(name: str, arguments: list[str], message: str, folder: Path) -> None:
-    done = run(folder, name, *arguments)
-    assert done.exit_code == (4 if name == "big" else 2)
-    assert message in done.stderr
-    assert done.stdout == ""
 
 
 def test_an_interruption_prints_what_is_known(

@@ -6,6 +6,7 @@ lines of standard output after `|`, those of standard error after `!`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -19,7 +20,19 @@ from transcripts import SETTINGS
 from attnspec.cli import main
 
 GOOD = "attention good(r = 3) { causal attend window(radius = r) require causal }\n"
+NOT_AT_40 = {
+    "rest": "attend where(k % q == 0) | self",
+    "layer": "attend window(radius = 2) layers 2 layer 0 { attend where(q // (n - 40) < 3) }",
+    "scale": "scale 1 / (n - 40) attend full",
+    "cap": "attend full score softcap(cap = n - 40)",
+    "step": "heads 2 attend self head 1 { attend residue(step = n - 40) }",
+    "radius": "attend window(radius = 39 - n) + linear()",
+    "rank": "attend linformer(rank = 40 - n)",
+}
+"""What has no value at n = 40, which errors say by its place."""
+
 FILES: dict[str, str | bytes] = {
+    **{f"{x}.attn": f"attention a {{\n    {body}\n}}\n" for x, body in NOT_AT_40.items()},
     "good.attn": GOOD,
     "wrong.attn": "attention wrong { attend windw(radius = 3) }\n",
     "untrue.attn": "attention untrue { attend full require causal }\n",
@@ -50,6 +63,7 @@ FILES: dict[str, str | bytes] = {
     "needs.attn": "attention needs(r) { input x: tokens attend window(radius = r) | global(x) }\n",
     "band.attn": "attention band(w = 2) { cross attend where(abs(q * n - k * m) <= w * m) }\n",
     "other.attn": "attention band { cross attend where(q * n >= k * m) }\n",
+    "big.attn": "attention big { attend columns(first(2**62)) }\n",
     "latin.attn": b"attention \xe9",
     "wide.attn": GOOD.encode("utf-16"),
     "bom.attn": b"\xef\xbb\xbf" + GOOD.encode().replace(b"\n", b"\r\n"),
@@ -74,11 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("table", ["usage", "specs", "figures", "modules", "pictures"])
-def test_consoles(
-    table: str, golden: Golden, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
-
+def test_consoles(table: str, golden: Golden, folder: Path) -> None:
     def held() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -105,4 +115,5 @@ def test_consoles(
         words += [f"! {each}".rstrip() for each in errors]
         return f"{done.exit_code}: {line.partition(': ')[2]}", words
 
-    golden.entries(answer)
+    with contextlib.chdir(folder):
+        golden.entries(answer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,9 +26,9 @@ SPECS = {
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(demo, "LENGTHS", (1, 37))
-    monkeypatch.chdir(tmp_path)
+def folder(tmp_path: Path) -> Iterator[None]:
+    with contextlib.chdir(tmp_path):
+        yield
 
 
 def compiled(body: str, name: str = "x") -> list[str]:

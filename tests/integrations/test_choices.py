@@ -4,13 +4,21 @@ conventions of Hugging Face against Reformer."""
 from __future__ import annotations
 
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from model_families import CHOOSING
-from tiny_models import CAUSAL, TOLERANCE, difference, named, tiny, tokens, transformers
+from tiny_models import (
+    CAUSAL,
+    TOLERANCE,
+    called,
+    difference,
+    named,
+    tiny,
+    tokens,
+    transformers,
+)
 
 import attnspec
 from attnspec.integrations.transformers import SpecCache, convert, register
@@ -78,43 +86,13 @@ def test_a_model_that_chooses_writes_as_with_its_own_cache(how: dict[str, Any]) 
             assert model.generate(ids, **cache, **given).tolist() == wanted.tolist()
 
 
-def called(name: str, k: torch.Tensor, **terms: torch.Tensor) -> Any:
-    """What the function of a name gives for a layer that chooses blocks of 4."""
-    layer = SimpleNamespace(index_block_size=4, is_causal=True, layer_idx=0, training=False)
-    attention = transformers.AttentionInterface()[name]
-    return attention(layer, torch.ones(2, 4, 13, 8), k, torch.ones_like(k), None, **terms)
-
-
 def test_numbers_are_looked_at_from_when_that_is_asked_for() -> None:
     module = attnspec.parse(CAUSAL).compile()
-    name, wrong = register(module, "attnspec_looked_at"), torch.full((2, 2, 13, 8), torch.nan)
+    name, wrong = register(module, "attnspec_looked_at"), torch.full((1, 2, 4, 8), torch.nan)
     for asked in (False, True, False):
         module.check_finite = asked
         with pytest.raises(ValueError, match="k must be finite") if asked else nullcontext():
-            called(name, wrong, s_aux=torch.zeros(4))
-
-
-@pytest.mark.parametrize(
-    ("text", "terms", "message"),
-    [
-        ("input x: choices(size = 8) causal attend chosen(x)", "block_indices", "size = 4"),
-        ("causal attend linear()", "indices", "has a mechanism"),
-        ("causal attend full normalize relu", "s_aux", "normalize relu"),
-        ("causal attend linear()", "s_aux", "a mechanism"),
-        ("causal attend full", "indices block_indices", "passes both"),
-        ("causal attend full", "novelty", "passes `novelty` too"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(text: str, terms: str, message: str) -> None:
-    tensors = {
-        "indices": torch.zeros(2, 13, 1, dtype=torch.int64),
-        "block_indices": torch.zeros(2, 2, 13, 1, dtype=torch.int64),
-        "s_aux": torch.zeros(4),
-        "novelty": torch.zeros(1),
-    }
-    name = named(f"attention a {{ {text} }}")
-    with pytest.raises(attnspec.AttnSpecError, match=message):
-        called(name, torch.ones(2, 2, 13, 8), **{x: tensors[x] for x in terms.split()})
+            called(name, k=wrong, s_aux=torch.zeros(2))
 
 
 CHUNK, BUCKETS, N = 8, 6, 48

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,7 +27,6 @@ import attnspec
 from attnspec.integrations.transformers import (
     convert,
     from_pretrained,
-    register,
     used_by,
     with_inputs,
 )
@@ -40,7 +38,6 @@ GRID = """attention cells { sequence grid(4, 4) extra_tokens COUNT layers 2
     layer 1 { attend axial | columns(first(1)) } }"""
 BAND = "attention band { cross attend where(abs(q - k) <= 2) }"
 MONOTONIC = "attention monotonic { cross attend where(abs(q * n - k * m) <= 2 * m) }"
-LINFORMER = "attention l { layers 3 heads 4 attend linformer(rank = 3, share = none) }"
 
 
 def biased(name: str, past: str = "", graph: str = "full", score: str = "") -> attnspec.Spec:
@@ -67,8 +64,6 @@ def test_undo_gives_back_what_was_there_before() -> None:
     done.undo()
     assert difference(hidden(model, ids), before) == 0.0
     assert {layer.kind for layer in used_by(model)} == {"dense"}
-    with pytest.raises(TypeError, match="a model is needed, got str"):
-        used_by("bert")  # type: ignore[arg-type]
 
 
 def test_the_report_counts_what_each_head_reads() -> None:
@@ -93,56 +88,6 @@ def test_the_report_counts_what_each_head_reads() -> None:
 def test_windows_that_are_replaced_are_named() -> None:
     done = convert(BY_STEM["Gemma3Text"].build(), attnspec.parse(CAUSAL))
     assert "in place of sliding_attention in 2 layers" in str(done)
-
-
-@pytest.mark.parametrize(
-    ("stem", "given", "message"),
-    [
-        ("Bart", {"spec": CAUSAL}, "gives specs to the encoder and the decoder"),
-        # the encoder can, the decoder cannot: neither does
-        ("Bart", {"encoder": FULL, "decoder": FULL}, "must not read the future"),
-        ("Bart", {"cross": FULL}, "is one within a single sequence: write `cross`"),
-        ("Bart", {"decoder": BAND}, r"`convert\(model, cross=spec\)` gives"),
-        ("Bart", {"cross": "attention h { cross heads 3 attend full }"}, "write `heads 4`"),
-        (
-            "Bart",
-            {"decoder": "attention w { layers 3 causal attend full }"},
-            "write `layers 2`",
-        ),
-        ("Bert", {}, "a spec is needed"),
-        ("Bert", {"spec": FULL, "encoder": FULL}, "either one spec, or some of `encoder`, `dec"),
-        ("Bert", {"encoder": FULL}, "a model with an encoder and a decoder is needed for `enc"),
-        ("Bert", {"spec": "attention e { extra_tokens 2 attend full }"}, "has no rows for them"),
-        ("Albert", {"spec": LAYERED}, "leave `layers` out"),
-        ("Gemma2", {"spec": CAUSAL}, r"write `score softcap\(cap = 2.0\)`"),
-        (
-            "Gemma2",
-            {"spec": "attention g { causal attend full score softcap(cap = 3) }"},
-            r"write `score softcap\(cap = 2.0\)`",
-        ),
-        ("T5", {"encoder": biased("a", score="bias(buckets = 16)")}, r"write `score bias\("),
-        ("T5", {"encoder": biased("b", score="bias() score alibi()")}, r"write `score bias\("),
-        ("T5", {"encoder": biased("c", score="softcap(cap = 3)")}, r"write `score bias\("),
-    ],
-)
-def test_a_refusal_leaves_the_model_as_it_was(
-    stem: str, given: dict[str, Any], message: str
-) -> None:
-    model = BY_STEM[stem].build()
-    before = [module.config for module in model.modules() if hasattr(module, "config")]
-    specs: dict[str, Any] = {
-        x: attnspec.parse(y) if isinstance(y, str) else y for x, y in given.items()
-    }
-    with pytest.raises(attnspec.AttnSpecError, match=message):
-        convert(model, **specs)
-    after = [module.config for module in model.modules() if hasattr(module, "config")]
-    assert all(a is b for a, b in zip(after, before, strict=True))
-    assert {layer.kind for layer in used_by(model)} == {"dense"}
-
-
-def test_convert_needs_what_makes_its_own_masks() -> None:
-    with pytest.raises(attnspec.AttnSpecError, match="a PreTrainedModel, got BertLayer"):
-        convert(bert("eager").encoder.layer[0], attnspec.parse(FULL))
 
 
 # --- layers, sides, tokens of the model's own -----------------------------------------------------
@@ -288,8 +233,6 @@ def test_what_a_spec_learns_is_a_part_of_the_model(
 
 
 def test_what_is_learnt_needs_a_place() -> None:
-    with pytest.raises(attnspec.AttnSpecError, match=r"`convert\(model, spec\)` has the model"):
-        register(attnspec.parse(LINFORMER))
     model, spec = llama("eager"), biased("b", "causal", score="bias(buckets = 8)")
     convert(model, spec)
     with pytest.raises(attnspec.AttnSpecError, match=r"`undo\(\)` what it was given before"):

@@ -158,26 +158,6 @@ def test_a_line_for_each_layer() -> None:
     assert str(used_by(own)) == "0.attention: spec, `past`"
 
 
-@pytest.mark.parametrize(
-    ("stem", "text", "reason"),
-    [
-        ("Llama", FULL, "must not read the future"),
-        ("Llama", "attention e { attend linear() }", "a mechanism reads every position"),
-        ("Gemma2", CAUSAL, "passes `sliding_window` and `softcap` too"),
-        ("Mistral", CAUSAL, "passes `sliding_window` too"),
-        ("Bart", CAUSAL, "this is cross-attention"),
-        ("Bart", CAUSAL, "this decoder read the encoder's"),
-        ("T5", FULL, "passes `position_bias` too"),
-        ("DistilBert", "attention e { layers 2 attend full }", "leave `layers` out"),
-        ("Llama", "attention e { causal heads 7 attend full }", "has 7 heads, the model 4"),
-        ("Bert", "attention e { layers 3 attend full }", "has 3 layers, the model 2"),
-    ],
-)
-def test_what_cannot_be_used_is_said_before_a_call(stem: str, text: str, reason: str) -> None:
-    model = BY_STEM[stem].build(named(text))
-    assert any(layer.kind == "cannot" and reason in layer.what for layer in used_by(model))
-
-
 def test_layers_are_known_without_source() -> None:
     # as in a notebook: transformers would look for the file of the class
     source = """

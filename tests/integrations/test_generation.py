@@ -355,29 +355,6 @@ def test_keys_of_fewer_bits_are_read_as_they_are() -> None:
 # --- what is refused ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        # as in a call with the last query alone, which has other rows
-        (
-            "causal attend lsh(buckets = 4, chunk = 4, cut = bucket, share_qk = false)",
-            "puts the queries of a call into chunks of their own",
-        ),
-        ("attend window(before = 3, after = 0)", "is not causal"),
-        (
-            "layers 3 causal attend self layer 2 { attend columns(last(2)) | self }",
-            r"`columns\(last\(2\)\)`",
-        ),
-    ],
-)
-def test_rows_that_are_not_those_of_the_whole_pass(body: str, message: str) -> None:
-    model = sparse(f"attention a {{ {body} }}")
-    for more in ({}, {"past_key_values": SpecCache(model)}):
-        if more or "not causal" not in message:
-            with pytest.raises(ValueError, match=message):
-                model.generate(tokens(1, 5), **GREEDY, **more)
-
-
 def test_a_cache_is_for_a_model_whose_layers_use_a_spec_and_drop_nothing() -> None:
     with pytest.raises(attnspec.AttnSpecError, match=r"`model.layers.0.self_attn` does not: dense"):
         SpecCache(llama("eager"))

@@ -38,7 +38,10 @@ with torch.no_grad():
 """
 
 
-@pytest.mark.parametrize("names", ["attnspec, transformers", "transformers, attnspec"])
+@pytest.mark.parametrize(
+    "names",
+    ["transformers, attnspec", pytest.param("attnspec, transformers", marks=pytest.mark.slow)],
+)
 def test_a_step_of_training_is_loaded_by_another_process(names: str, tmp_path: Path) -> None:
     model, ids = llama("eager"), torch.arange(3, 23)[None]
     convert(model.train(), attnspec.parse(SINKS), positions="real")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from model_families import BY_STEM
-from tiny_models import CAUSAL, LONGFORMER, SINKS, WINDOW, bert, llama, named, tokens, transformers
+from tiny_models import CAUSAL, LONGFORMER, SINKS, WINDOW, bert, llama, named, tokens
 from torch._dynamo.utils import counters
 
 import attnspec
@@ -39,9 +39,9 @@ def graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def converted(model: Any, text: str = WINDOW) -> Any:
+def converted(model: Any, text: str = WINDOW, positions: Any = "absolute") -> Any:
     model.config.use_cache = False
-    convert(model, attnspec.parse(text))
+    convert(model, attnspec.parse(text), positions=positions)
     return model
 
 
@@ -81,7 +81,7 @@ def test_one_graph_serves_every_length(make: Callable[[], Any], text: str, maske
     ],
 )
 def test_a_dynamic_length_is_exported(make: Callable[[], Any], text: str, strict: bool) -> None:
-    model = converted(make(), text)
+    model = converted(make(), text, "real" if text == SINKS else "absolute")
     call, n = given(20, True), torch.export.Dim("n", min=2, max=40)
     shapes = {name: {1: n} for name in call}
     program = torch.export.export(model, (), call, dynamic_shapes=shapes, strict=strict)
@@ -89,26 +89,6 @@ def test_a_dynamic_length_is_exported(make: Callable[[], Any], text: str, strict
     real = other["attention_mask"].bool()
     found = program.module()(**other)[0][real]
     torch.testing.assert_close(found, model(**other)[0][real], rtol=1e-4, atol=1e-4)
-
-
-@SLOW
-@pytest.mark.parametrize("left", [0, 3])
-def test_a_step_with_a_static_cache_is_one_graph(left: int) -> None:
-    model, ids = converted(llama("sdpa")), tokens(2, 16)
-    model.config.use_cache, mask = True, torch.ones(2, 24, dtype=torch.long)
-    mask[1, :left] = 0
-    cache = transformers.StaticCache(config=model.config, max_cache_len=24)
-    own = transformers.DynamicCache()
-    traced, before = compiled(model), graphs()
-    with torch.no_grad():
-        for each in (cache, own):
-            model(input_ids=ids[:, :10], attention_mask=mask[:, :10], past_key_values=each)
-        for i in range(10, 16):
-            rest = {"input_ids": ids[:, i : i + 1], "position_ids": torch.tensor([[i]])}
-            found = traced(**rest, attention_mask=mask, past_key_values=cache).logits
-            meant = model(**rest, attention_mask=mask[:, : i + 1], past_key_values=own).logits
-            torch.testing.assert_close(found, meant)
-    assert graphs() == before + 1
 
 
 @SLOW

@@ -91,34 +91,3 @@ def test_blocks_of_bigbird() -> None:
     assert model.attention_type == "block_sparse"
     # the spec draws blocks as in the paper
     assert difference(found, wanted) > 0.01
-
-
-@pytest.mark.parametrize(
-    ("make", "stem", "head", "settings", "message"),
-    [
-        (
-            lambda x: roberta_from_longformer(x, "important"),
-            "Longformer",
-            "Model",
-            {"attention_window": 4},
-            r"`encoder.layer.0.*query_global.*differs",
-        ),
-        (
-            roberta_from_longformer,
-            "Longformer",
-            "ForSequenceClassification",
-            {"attention_window": 4},
-            "marks some by itself",
-        ),
-        (roberta_from_longformer, "Roberta", "Model", {}, "a Longformer model is .*, got RobertaM"),
-        (bert_from_bigbird, "Bert", "Model", {}, "a BigBird model is needed, got BertModel"),
-        (bert_from_bigbird, "BigBird", "Model", {"rescale_embeddings": True}, "BERT scales none"),
-        (bert_from_bigbird, "BigBird", "Model", {"is_decoder": True}, "reads both sides"),
-    ],
-)
-def test_what_has_no_counterpart_is_refused(
-    make: Any, stem: str, head: str, settings: dict[str, Any], message: str
-) -> None:
-    kind = {"attention_type": "original_full"} if stem == "BigBird" else {}
-    with pytest.raises(attnspec.AttnSpecError, match=message):
-        make(tiny(stem, head, **kind, **settings))

@@ -1,8 +1,8 @@
 """The masks that other libraries ship, as specs: each row against its predicate, on all pairs.
 
-A row is a text of the language, and the predicate as the library states it, in numpy. Rows that
-several libraries have stand once. DeepSpeed's layouts are files of the zoo. What no spec says is on
-the page of the room, with its reason.
+A row is a text of the language, and the predicate as the library states it, in numpy. Predicates
+that `from_mask_mod` reads stand in the file of test_mask_mods.py, DeepSpeed's layouts are files of
+the zoo. What no spec says is on the page of the room, with its reason.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ from attnspec import AttnSpecError
 PAGE = Path(attnspec.__file__).parent / "interchange" / "README.md"
 
 DOC = np.array([0] * 5 + [3] * 11 + [1] * 2 + [2] * 30)
-START = np.array([0] * 5 + [5] * 11 + [16] * 2 + [18] * 30)
-"""Where the document of each position begins."""
-
 MARKED = np.arange(48) % 11 == 3
-ROOT = DOC == 0
 PARENT = (0, 0, 1, 1, 0, 4, 5, 5)
 """Of eight drafted tokens, the parent of each; the first is the root."""
 
@@ -38,14 +34,6 @@ CHOSEN = np.stack([np.arange(48) // 12, np.arange(48) // 4 % 4, np.full(48, -1)]
 
 IMAGES = np.array([(0, 9), (4, 21), (9, 12), (5, 5), (0, 21), (20, 21), (3, 4), (1, 17)])
 """Of eight images, the words that read them: from the first up to the second."""
-
-UNEQUAL = np.repeat(np.arange(4), [5, 7, 12, 24])
-
-PADDED = np.arange(48) - 5
-"""Positions counted from the first real token, behind five of padding."""
-
-EVICTED = np.arange(48) + 1 + np.random.default_rng(0).integers(0, 30, 48)
-"""The first row that no longer reads each key."""
 
 
 def block_diffusion(q: Any, k: Any, n: int, size: int) -> Any:
@@ -97,8 +85,7 @@ def natten_axis(q: Any, k: Any, size: int, kernel: int, stride: int, dilation: i
 
 
 VALUES: dict[str, Any] = {
-    **{"d": DOC, "g": MARKED, "real": ~MARKED, "root": ROOT, "last": DOC == 2, "gone": EVICTED},
-    **{"prefix": np.arange(48) - START < 3, "at": PADDED, "block": UNEQUAL},
+    **{"d": DOC, "real": ~MARKED},
     **{"first": IMAGES[np.arange(48) // 6, 0], "end": IMAGES[np.arange(48) // 6, 1]},
     **dict.fromkeys(("topk", "kept"), CHOSEN),
 }
@@ -118,34 +105,12 @@ MORTON = "attend " + box_text(
     (3, 3),
 )
 ROWS: dict[str, tuple[Any, ...]] = {
-    "attention-gym, generate_sliding_window": (
-        "causal attend window(before = 7, after = 0)",
-        "(q >= k) & (q - k <= 7)",
-    ),
-    "attention-gym, generate_prefix_lm_mask": ("attend causal | prefix(6)", "(k < 6) | (q >= k)"),
-    "attention-gym, generate_doc_mask_mod": (
-        "input d: ids attend same(d) & window(before = 4, after = 1)",
-        "(DOC[q] == DOC[k]) & (q - START[q] - (k - START[k]) <= 4) & (k - START[k] - (q - "
-        "START[q]) <= 1)",
-    ),
-    "attention-gym, generate_packed_causal_doc_mask_mod": (
-        "input d: ids causal attend same(d)",
-        "(k >= START[q]) & (q >= k)",
-    ),
-    "attention-gym, batchify_mask_mod": (
-        "attend block(size = 12) & where(q % 12 - k % 12 in 0..3)",
-        "(q // 12 == k // 12) & (q % 12 - k % 12 <= 3) & (q % 12 >= k % 12)",
-    ),
     "attention-gym, generate_block_diffusion_mask": (
         "let half = 24 attend where(q < half and k < half) & block(size = 4) | where(q < half <= "
         "k and (k - half) // 4 < q // 4) | where(half <= q and half <= k and (k - half) // 4 <= "
         "(q - half) // 4)",
         "block_diffusion(q, k, 24, 4)",
         (48,),
-    ),
-    "attention-gym, generate_shared_prefix_mask_mod": (
-        "input d: ids input root: tokens causal attend same(d) | columns(root)",
-        "(k >= START[q]) & (q >= k) | (DOC[q] != 0) & (k < 5)",
     ),
     "attention-gym, generate_vision_cross_attention_mask_mod": (
         "cross input first: numbers input end: numbers attend where(first(k) <= q and q < end(k))",
@@ -155,11 +120,6 @@ ROWS: dict[str, tuple[Any, ...]] = {
         TREE,
         "(k < 5) | (q >= 5) & (k >= 5) & ANCESTORS[np.maximum(q - 5, 0), np.maximum(k - 5, 0)]",
         (13,),
-    ),
-    "attention-gym, generate_jetspec_training_mask_mod": (
-        "attend columns(first(8)) | where(k >= 8 and q // 5 == (k - 8) // 5 and (k - 8) % 5 <= q "
-        "% 5)",
-        "(k < 8) | (k >= 8) & (q // 5 == (k - 8) // 5) & ((k - 8) % 5 <= q % 5)",
     ),
     "attention-gym, generate_natten": (
         "sequence grid(6, 8) attend neighborhood(3, 5)",
@@ -184,46 +144,18 @@ ROWS: dict[str, tuple[Any, ...]] = {
         "3))",
         (48,),
     ),
-    "attention-gym, generate_spatial_head_mask_mod": (
-        "attend columns(first(4 + 11)) | rows(first(4)) | where(abs(q - k) < 2 * 11 // 8 * 8)",
-        "(k < 15) | (q < 4) | (abs(q - k) < np.floor(2 * 11 / 8) * 8)",
-    ),
-    "attention-gym, generate_temporal_head_mask_mod": (
-        "attend global(first(4)) | where(abs((q - 4) % 11 - (k - 4) % 11) < 3)",
-        "(q < 4) | (k < 4) | (abs((q - 4) % 11 - (k - 4) % 11) < 3)",
-    ),
     "attention-gym, generate_vsa_mask_mod": (
         "input topk: choices(size = 12) input real: tokens attend chosen(topk) & columns(real)",
         "(CHOSEN[0][q] == (k // 12)[..., None]).any(-1) & ~MARKED[k]",
         (48,),
     ),
-    "sparse_attention, local": ("attend window(before = 5, after = 0)", "(q >= k) & (q - k < 6)"),
-    "sparse_attention, fixed": (
-        "heads 4 causal attend block(size = 8) | where((k // 2) % 4 == 3 - head)",
-        "(q >= k) & ((q // 8 == k // 8) | (k // 2 % 4 == 3 - h))",
-    ),
-    "splash, LocalMask": ("attend window(before = 5, after = 2)", "(q - 5 <= k) & (k <= q + 2)"),
-    "splash, LocalMask(offset)": (
-        "attend where(k - q in -3..4)",
-        "(q + 2 - 5 <= k) & (k <= q + 2 + 2)",
-    ),
     "splash, MultiHeadMask": (
         "heads 2 head 0 { attend causal } head 1 { attend window(radius = 2) }",
         "k <= q if h == 0 else abs(q - k) <= 2",
     ),
-    "splash, segment_ids": ("input d: ids attend same(d)", "DOC[q] == DOC[k]"),
-    "transformers, chunked_overlay": ("attend block(size = 9)", "k // 9 == q // 9"),
-    "transformers, chunked_overlay, left padding": (
-        "input at: numbers attend where(at(k) // 9 == at(q) // 9)",
-        "PADDED[k] // 9 == PADDED[q] // 9",
-    ),
     "transformers, blockwise_overlay": (
         "input d: ids input real: tokens causal attend full & (causal | same(d) & columns(real))",
         "k <= q",
-    ),
-    "transformers, padding_mask": (
-        "input real: tokens attend columns(real)",
-        "~MARKED[k] & (q == q)",
     ),
     "NATTEN, stride 2": (
         "attend where(abs(min(max(min(q // 2 * 2 + 1, n - 1), 2), n - 3) - k) <= 2)",
@@ -251,57 +183,11 @@ ROWS: dict[str, tuple[Any, ...]] = {
         "causal attend where(min(q // 4 * 4 + 3, n - 1) - k < 6)",
         "(q >= k) & (np.minimum(q // 4 * 4 + 3, n - 1) - k < 6)",
     ),
-    "FlashMask, causal blockwise": (
-        "input d: ids input last: tokens causal attend same(d) | rows(last)",
-        "(q >= k) & ((DOC[q] == DOC[k]) | (DOC[q] == 2))",
-    ),
-    "FlashMask, prefix-LM document": (
-        "input d: ids input prefix: tokens attend same(d) & (causal | columns(prefix))",
-        "(DOC[q] == DOC[k]) & ((q >= k) | (k - START[k] < 3))",
-    ),
     "FlashMask V3, block_mask": (
         "input kept: choices(size = 12) causal attend chosen(kept)",
         "(CHOSEN[0][q] == (k // 12)[..., None]).any(-1) & (q >= k)",
         (48,),
     ),
-    "FlashMask, random eviction": (
-        "input gone: numbers causal attend where(q < gone(k))",
-        "(q >= k) & (q < EVICTED[k])",
-    ),
-    "FlashMask, QK-sparse": (
-        "causal attend ~(rows(positions(20..25)) | columns(positions(7..9)))",
-        "(q >= k) & ~((q >= 20) & (q < 26)) & ~((k >= 7) & (k < 10))",
-    ),
-    "MagiAttention, a union of rectangles": (
-        "attend where(q < 9 and k in 3..20) | where(q in 9..30 and k in 5..30 and k - 30 <= q - "
-        "30)",
-        "(q < 9) & (k >= 3) & (k <= 20) | (q >= 9) & (q <= 30) & (k >= 5) & (k <= 30) & (k <= q)",
-    ),
-    "MagiAttention, an INV_CAUSAL slice": (
-        "attend where(q in 4..20 and k in 2..30 and k - 2 >= q - 4)",
-        "(q >= 4) & (q < 21) & (k >= 2) & (k < 31) & (k - 2 >= q - 4)",
-    ),
-    "MagiAttention, a BI_CAUSAL slice": (
-        "attend where(q in 4..20 and k - 2 >= q - 4 and k - 30 <= q - 20)",
-        "(q >= 4) & (q < 21) & (k - 2 >= q - 4) & (k - 30 <= q - 20)",
-    ),
-    "FlashInfer, blocks of unequal sizes": (
-        "input block: numbers attend where(block(q) - block(k) in 0..1)",
-        "(UNEQUAL[q] - UNEQUAL[k] >= 0) & (UNEQUAL[q] - UNEQUAL[k] <= 1)",
-    ),
-    "MIT block-sparse, a streaming head": (
-        "heads 2 causal head 0 { attend full } head 1 { attend columns(first(4)) | block(size = "
-        "4, before = 2) }",
-        "(q >= k) & ((h == 0) | (k < 4) | (q // 4 - k // 4 <= 2))",
-    ),
-    "Modular, AndMask": ("attend causal | block(size = 6)", "~(~(k <= q) & ~(q // 6 == k // 6))"),
-    "Modular, ChunkedCausalMask": (
-        "attend ~(~causal | ~block(size = 6))",
-        "(k <= q) & (q // 6 == k // 6)",
-    ),
-    "HF sliding_window = 4": ("attend window(before = 3, after = 0)", "(q - 4 < k) & (k <= q)"),
-    "LongT5 local_radius = 4": ("attend window(radius = 4)", "abs(q - k) <= 4"),
-    "Keras sliding_window = 4": ("attend window(radius = 3)", "abs(q - k) <= 4 - 1"),
 }
 """A text, the predicate of h, q, k and n, and lengths if there are but some."""
 

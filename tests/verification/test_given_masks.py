@@ -7,17 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from population import spec_of
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 import attnspec
-from attnspec.spec import Spec
 from attnspec.text.diagnostics import AttnSpecError
 
 WINDOW = attnspec.parse("attention near { causal attend window(before = 3, after = 0) }")
-
-
-def spec_of(text: str) -> Spec:
-    return attnspec.parse(f"attention a {{ {text} }}")
 
 
 def window(b: Any, h: Any, q: Any, k: Any) -> Any:
@@ -86,7 +82,7 @@ def test_a_mask_the_wrong_way_round_is_said_to_be() -> None:
 
 
 def test_heads_are_compared_each_with_its_own() -> None:
-    spec = attnspec.parse("attention h { heads 3 attend window(radius = head) }")
+    spec = spec_of("heads 3 attend window(radius = head)")
     masks = np.stack([spec.mask(8, head=head) for head in range(3)])
     assert spec.compare(masks).equal
     found = spec.compare(masks[::-1])
@@ -96,7 +92,7 @@ def test_heads_are_compared_each_with_its_own() -> None:
 
 
 def test_a_mask_of_other_heads_is_refused() -> None:
-    spec = attnspec.parse("attention a { heads 2 attend window(radius = 2) }")
+    spec = spec_of("heads 2 attend window(radius = 2)")
     mask = spec.mask(6)
     assert spec.compare(mask).equal
     assert spec.compare(mask[None], head=1).equal
@@ -115,9 +111,7 @@ def test_a_function_of_the_sample_is_refused() -> None:
 
 
 def test_layers_and_inputs_are_chosen() -> None:
-    spec = attnspec.parse(
-        "attention a { layers 2 input d: ids attend same(d) layer 1 { attend full } }"
-    )
+    spec = spec_of("layers 2 input d: ids attend same(d) layer 1 { attend full }")
     ids = np.array([0, 0, 1, 1, 1])
     assert spec.compare(np.ones((5, 5), bool), layer=1).equal
     assert spec.compare(ids[:, None] == ids[None], inputs={"d": ids}).equal
