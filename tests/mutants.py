@@ -222,12 +222,13 @@ def killer_of(tree: Path, mutation: Mutation, tests: list[str], seconds: float) 
     """The first of the tests that fails because of a change, or what else does; they take so many
     seconds without it."""
     path = tree / mutation.path
+    source = path.read_bytes()
     while tests:
         try:
-            path.write_bytes(mutation.of(source_of(mutation.path)))
+            path.write_bytes(mutation.of(source))
             failed = first_failing(tree, tests, 4 * seconds + 60)
         finally:
-            path.write_bytes(source_of(mutation.path))
+            path.write_bytes(source)
         if failed not in tests or first_failing(tree, [failed], 300) is None:
             return failed
         tests = tests[tests.index(failed) + 1 :]

@@ -58,14 +58,11 @@ def test_explanations_are_of_changes_that_can_be_made() -> None:
     assert mutants.alike().keys() - set(map(mutants.key_of, every)) == set()
 
 
-def test_a_change_is_killed_by_the_first_test_that_notices_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_is_killed_by_the_first_test_that_notices_it(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     shutil.copy(mutants.HERE / "reached.py", tmp_path / "tests")
     for name, text in (("calc.py", SOURCE), ("test_calc.py", TESTS), ("pytest.ini", QUICK)):
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(mutants, "ROOT", tmp_path)
     mutants.run(tmp_path, ["test_calc.py"], 60, "-p", "reached", ATTNSPEC_REACHED="record.json")
     record = json.loads((tmp_path / "record.json").read_text())
     at = SOURCE.index("+ y if")

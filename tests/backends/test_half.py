@@ -10,9 +10,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from population import inputs_of
 from ranks_in_turn import Rank, in_turn
 from torch.nn.functional import pad, scaled_dot_product_attention
-from zoo import ATTENTIONS, IDS, loaded, sample
+from zoo import ATTENTIONS, IDS, loaded
 
 from attnspec.backends.common.score_formula import Formula, scale_of, weigh
 from attnspec.backends.factored.definitions import defined
@@ -331,7 +332,7 @@ def test_the_zoo_is_as_exact_as_torch(path: Path, name: str, kind: torch.dtype) 
     n = min(n, int(spec.parameters.get("max_length", n)))
     if n > 4096:
         pytest.skip("the dense reference takes too much memory")
-    data = {x: torch.as_tensor(y)[None] for x, y in sample(spec, n).items()}
+    data = {x: torch.as_tensor(y)[None] for x, y in inputs_of(spec, n).items()}
     given: dict[str, Any] = {"inputs": data} if data else {}
     compare(spec, n, kind, 8 if few else 1, **given)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import zoo
-from population import spec_of
+from population import inputs_of, spec_of
 
 from attnspec import Spec, parse
 from attnspec.limits import LIMITS
@@ -267,7 +267,7 @@ def masks(spec: Spec) -> None:
     fixed = [extent for extent in spec.program.grid or () if isinstance(extent, int)]
     n = 16 if len(fixed) < 2 else fixed[0] * fixed[1]
     n = n if n <= 64 else 16
-    spec.mask(n, inputs=zoo.sample(spec, n))
+    spec.mask(n, inputs=inputs_of(spec, n))
 
 
 @pytest.mark.parametrize(
