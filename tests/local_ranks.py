@@ -311,7 +311,7 @@ def main(folder: Path) -> None:
 def _rank(rank: int, folder: Path) -> NoReturn:
     """What one rank does; ends its process."""
     import torch.distributed as dist
-    from noted import noting
+    from reached import noting
 
     try:
         with (folder / f"errors{rank}").open("w") as words:

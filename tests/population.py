@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from oracle.program import Unknown, attention_of
-from zoo import ATTENTIONS, SMALLER, loaded
+from zoo import ATTENTIONS, loaded
 
 from attnspec.spec import Spec, load, parse
 
@@ -351,13 +351,25 @@ SMALL: dict[str, int] = {
 
 APART: dict[str, dict[str, int]] = {
     "axial_attention": {"height": 5, "width": 7},
+    "clustered": {"clusters": 8},
+    "hybrid_cluster": {"clusters": 5, "features": 32},
+    "hybrid_topk": {"r": 2},
+    "moba": {"r": 3},
+    "msa": {"r": 3},
     "neighborhood_2d": {"size": 3},
     "neighborhood_3d": {"height": 4, "width": 5, "size": 3},
     "neighborhood_dilated": {"radius": 1},
-    "sliding_tile_3d": {"frames": 4, "height": 4, "width": 4, "tile": 2},
-    "swin": {"size": 3, "width": 9},
     "openai_fixed": {"stride": 8, "block": 2},
+    "quest": {"page": 4, "pages": 4},
+    "reformer": {"rounds": 2},
+    "reformer_causal": {"rounds": 2, "buckets": 6},
+    "reformer_hf": {"buckets": 6},
+    "routing_transformer": {"clusters": 5},
+    "scatterbrain": {"features": 32},
+    "sliding_tile_3d": {"frames": 4, "height": 4, "width": 4},
     "sparse_videogen": {"frames": 2, "tokens": 24, "prompt": 5},
+    "swin": {"size": 3, "width": 9},
+    "topk_blocks": {"r": 3},
 }
 """What differs from `SMALL`, by name of the attention."""
 
@@ -366,7 +378,7 @@ APART: dict[str, dict[str, int]] = {
 def small(path: Path, name: str) -> Spec:
     """An attention of the zoo with small parameters."""
     spec = loaded(path, name)
-    wanted = {**SMALLER.get(path.stem, {}), **SMALL, **APART.get(name, {})}
+    wanted = {**SMALL, **APART.get(name, {})}
     changed = {
         key: wanted[key]
         for key, value in spec.parameters.items()

@@ -1,74 +1,74 @@
-"""Which tests reach which functions of the package: recorded once for each file of tests.
+"""A plugin of pytest: which functions of a tree each of its tests reaches, with `REACHED` naming
+the file where that is written as JSON. `mutants.py` runs it once for each file of tests.
 
-A file is run by itself while every call is noted, and what is cached is forgotten before each test,
-so that a test reaches what it would reach alone. Functions are known by the name of their file and
-their own, so that a record survives when files are moved. Processes that tests start may note what
-they call (`noted.noting`); what comes of a fixture that tests share is reached by all of them.
+What is cached is forgotten before each test, so that a test reaches what it would reach alone.
+Functions are known by the name of their file and their own, so that a record survives when files
+are moved. What other processes call that tests start (`noting`) is reached by every test of a file.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
-import tempfile
+import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from types import CodeType, FrameType
+from typing import Any
 
 import pytest
-from mutations import Mutation
-from noted import NOTED, Calls, key_of
+
+TREE = Path(__file__).resolve().parent.parent
+REACHED = "ATTNSPEC_REACHED"
 
 
-@dataclass
-class Record:
-    """What the tests of one file reach: their names within it, the seconds they take, for each
-    function the places of the tests that call it; `digest` is that of the file."""
+class Calls:
+    """The functions of the tree that are called, as long as they are noted."""
 
-    digest: str = ""
-    tests: list[str] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    calls: dict[str, list[int]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._seen: dict[int, CodeType] = {}
 
+    def _note(self, frame: FrameType, event: str, argument: object) -> None:
+        # a code object is kept, so that no other has its number
+        self._seen[id(frame.f_code)] = frame.f_code
 
-def digest_of(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    def start(self) -> None:
+        """Notes what is called from now on."""
+        self._seen = {}
+        threading.settrace(self._note)
+        sys.settrace(self._note)
 
-
-def tests_reaching(
-    records: Mapping[Path, Record], mutation: Mutation, seconds: float
-) -> tuple[list[str], float]:
-    """The tests that reach a change, as far as the seconds allow, those of its own room first, and
-    how long they take; `records` by the files' paths relative to the root."""
-    key = key_of(mutation.path, mutation.function)
-    found: list[tuple[int, float, str]] = []
-    for path, record in records.items():
-        # of a class, tests of its functions
-        names = (name for name in record.calls if name == key or name.startswith(f"{key}."))
-        cases: Counter[str] = Counter()
-        places = {place for name in names for place in record.calls[name]}
-        for place in sorted(places, key=record.seconds.__getitem__):
-            test, taken = record.tests[place], record.seconds[place]
-            found.append((cases[test.partition("[")[0]], taken, f"{path}::{test}"))
-            cases[test.partition("[")[0]] += 1
-    parts = mutation.path.parts
-    own = f"tests/{parts[1] if parts[0] == 'attnspec' else parts[0]}/"
-    # up to half of the time for its own room, before one case of every other function fills it
-    chosen: dict[str, float] = {}
-    for share, some in ((0.5, own), (1.0, "")):
-        for _, taken, test in sorted(found):
-            if test.startswith(some) and test not in chosen:
-                if sum(chosen.values()) + taken <= share * seconds:
-                    chosen[test] = taken
-    return sorted(chosen, key=lambda test: not test.startswith(own)), sum(chosen.values())
+    def keys(self) -> set[str]:
+        """By what the functions are known."""
+        # what runs here may be noted as well
+        seen = list(self._seen.values())
+        ours = (code for code in seen if code.co_filename.startswith(f"{TREE}/"))
+        return {f"{Path(code.co_filename).stem}:{code.co_qualname}" for code in ours}
 
 
+def noting() -> Callable[[], None]:
+    """Notes what this process calls, if that is recorded; returns what writes it down."""
+    if REACHED not in os.environ:
+        return lambda: None
+    calls = Calls()
+    calls.start()
+    into = Path(f"{os.environ[REACHED]}.{os.getpid()}")
+
+    def write() -> None:
+        into.write_text(json.dumps(sorted(calls.keys())))
+
+    return write
+
+
+record: dict[str, Any] = {"tests": [], "seconds": [], "calls": {}}
+"""The tests that pass, the seconds that they take, and for each function the places of the tests
+that reach it."""
+
+_calls = Calls()
+_failed: set[str] = set()
 _CACHING = type(cache(len))
 
 
@@ -83,44 +83,31 @@ def forget() -> None:
                     function.cache_clear()
 
 
-class Recorder:
-    """A plugin of pytest that notes which functions of a tree each test calls that passes."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    forget()
+    start = time.process_time()
+    _calls.start()
+    try:
+        return (yield)
+    finally:
+        sys.settrace(None)
+        threading.settrace(None)
+        if item.nodeid not in _failed:
+            for key in _calls.keys():
+                record["calls"].setdefault(key, []).append(len(record["tests"]))
+            record["tests"].append(item.nodeid)
+            record["seconds"].append(round(time.process_time() - start, 3))
 
-    def __init__(self, tree: Path) -> None:
-        self.record = Record()
-        self._here = Calls(f"{tree}/")
-        self._shared: dict[str, set[str]] = {}
-        self._failed = False
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        forget()
-        self._failed = False
-        with tempfile.TemporaryDirectory() as folder:
-            os.environ[NOTED] = os.pathsep.join([folder, self._here.tree])
-            start = time.process_time()
-            self._here.start()
-            try:
-                return (yield)
-            finally:
-                self._here.stop()
-                seconds = time.process_time() - start
-                del os.environ[NOTED]
-                keys = self._here.keys() | self._elsewhere(item, Path(folder))
-                if not self._failed:
-                    for key in keys:
-                        self.record.calls.setdefault(key, []).append(len(self.record.tests))
-                    self.record.tests.append(item.nodeid.partition("::")[2])
-                    self.record.seconds.append(round(seconds, 3))
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.outcome != "passed":
+        _failed.add(report.nodeid)
 
-    def _elsewhere(self, item: pytest.Item, folder: Path) -> set[str]:
-        """What other processes have called for a test, or for a fixture that it shares."""
-        new = {key for path in folder.iterdir() for key in json.loads(path.read_text())}
-        fixtures = cast("Any", item)._fixtureinfo.name2fixturedefs
-        for name in (name for name, all in fixtures.items() if all[-1].scope != "function"):
-            self._shared.setdefault(name, set()).update(new)
-            new = new | self._shared[name]
-        return new
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._failed |= report.outcome != "passed"
+def pytest_sessionfinish() -> None:
+    into = Path(os.environ[REACHED])
+    for path in into.parent.glob(f"{into.name}.*"):
+        for key in json.loads(path.read_text()):
+            record["calls"][key] = [*range(len(record["tests"]))]
+    into.write_text(json.dumps(record))

@@ -42,21 +42,23 @@ TOLERANCE = 1e-9
 def tasks_of(count: int, seed: int) -> Iterator[dict[str, Any]]:
     """The attentions that ship, with small parameters, and random specs of the language."""
     from oracle.tree import text
+    from population import small
     from specs import drawn
-    from zoo import ATTENTIONS, SMALLER, smaller
+    from zoo import ATTENTIONS
 
     import attnspec
 
     for path, name in ATTENTIONS:
+        spec = small(path, name)
         yield {
             "id": f"{path.stem}:{name}",
             "path": str(path),
             "name": name,
-            "parameters": SMALLER.get(path.stem, {}),
-            "lengths": lengths_of(smaller(path, name)),
+            "parameters": dict(spec.parameters),
+            "lengths": lengths_of(spec),
         }
-    for number, spec in enumerate(drawn(count, seed)):
-        written = text(spec)
+    for number, tree in enumerate(drawn(count, seed)):
+        written = text(tree)
         try:
             lengths = lengths_of(attnspec.parse(written))
         except attnspec.SpecError:
@@ -119,9 +121,9 @@ class Dump:
 
     def at(self, spec: Any, module: Any, n: int) -> None:
         # which imports the package that is asked
-        from zoo import sample
+        from population import inputs_of
 
-        inputs = {name: np.asarray(x) for name, x in sample(spec, n).items()}
+        inputs = inputs_of(spec, n)
         if "mask" in self.parts:
             for layer in range(min(spec.layers, 2)):
                 for head in range(min(spec.heads or 1, 3)):

@@ -99,7 +99,7 @@ def _holds(spec: Attention, claim: Claim, n: int) -> bool:
 # --- what is asked -------------------------------------------------------------------------------
 
 
-def ask(spec: Attention, data: st.DataObject) -> None:
+def ask(spec: Attention, data: st.DataObject, kind: type[Case] = Case) -> None:
     """Everything about one spec, at a length and in a call that are drawn."""
     try:
         found = parse(text(spec), parameters=dict(spec.overrides))
@@ -112,7 +112,7 @@ def ask(spec: Attention, data: st.DataObject) -> None:
     if again != found or again.fingerprint != found.fingerprint:
         raise Finding(spec, f"the source is another spec: {found.source}")
     n = data.draw(lengths(spec), "n")
-    case = Case(found, n, spec)
+    case = kind(found, n, spec)
     try:
         known = meaning(spec, n)
     except Invalid as error:

@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 import ast
+import json
+import shutil
 from pathlib import Path
 
 import mutants
 import pytest
-from forked import Ended, Worker, in_child, recorded
 from mutations import Mutation, mutations_of
 
 SOURCE = """def more(x: int | None, y=3):
     while x > y + 9 and len(y := [x]):
         x -= min(1, x)
     return x + y if isinstance(x, int | float) else [x for x in y if x]
-def samples(): return 4
 """
 TESTS = """import calc
 def test_slow(): assert calc.more(1, 2) == 3
 def test_fast(): assert calc.more(0, 0) == 0
 def test_wrong(): assert calc.more(0, 0) == 1
 """
+QUICK = "[pytest]\naddopts = -p no:hypothesispytest -p no:timeout\n"
 
 
 def test_small_changes_of_meaning_are_made() -> None:
     source = SOURCE.encode()
-    every = [each for each in mutations_of(Path("calc.py"), source) if each.is_real(source)]
+    every = mutations_of(Path("calc.py"), source)
     assert {each.function for each in every} == {"more"}
-    made = {each.lines(source)[1] for each in every}
-    assert made >= {
-        "def more(x: int | None, y=4):",
-        "while x >= y + 9 and len(y := [x]):",
-        "while x > y + 9 or len(y := [x]):",
+    for each in every:
+        assert ast.dump(ast.parse(each.of(source))) != ast.dump(ast.parse(source))
+    assert {each.lines(source)[1].strip() for each in every} >= {
+        "def more(x: int | None, y=(4)):",
+        "while (x >= y + 9) and len(y := [x]):",
+        "while (x > y + 9 or len((y := [x]))):",
         "x += min(1, x)",
-        "x -= max(1, x)",
+        "x -= (max)(1, x)",
         "pass",
     }
 
@@ -49,33 +51,27 @@ def test_rooms_have_files_whose_changes_are_drawn_by_a_seed(room: str) -> None:
 
 
 def test_explanations_are_of_changes_that_can_be_made() -> None:
-    sources = [(p, mutants.source_of(p)) for room in mutants.ROOMS for p in mutants.files_of(room)]
-    for function, was, becomes in mutants.alike():
-        first = was.partition("\n")[0].encode()
-        made = (
-            each.lines(source)
-            for path, source in sources
-            if first in source
-            for each in mutations_of(path, source)
-            if each.function == function
-        )
-        assert (was, becomes) in made
+    files = {file for file, *_ in mutants.alike()}
+    paths = [path for room in mutants.ROOMS for path in mutants.files_of(room)]
+    some = [path for path in paths if path.name in files]
+    every = (x for path in some for x in mutations_of(path, mutants.source_of(path)))
+    assert mutants.alike().keys() - set(map(mutants.key_of, every)) == set()
 
 
 def test_a_change_is_killed_by_the_first_test_that_notices_it(tmp_path: Path) -> None:
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    for name, text in (("calc.py", SOURCE), ("test_calc.py", TESTS), ("pytest.ini", "[pytest]\n")):
-        (tree / name).write_text(text)
-    record = recorded(tree, tree / "test_calc.py")
-    assert record is not None
-    assert {record.tests[x] for x in record.calls["calc:more"]} == {"test_slow", "test_fast"}
-    worker, at = Worker(tree, tmp_path), SOURCE.index("+ y if")
+    (tmp_path / "tests").mkdir()
+    shutil.copy(mutants.HERE / "reached.py", tmp_path / "tests")
+    for name, text in (("calc.py", SOURCE), ("test_calc.py", TESTS), ("pytest.ini", QUICK)):
+        (tmp_path / name).write_text(text)
+    mutants.run(tmp_path, ["test_calc.py"], 60, "-p", "reached", ATTNSPEC_REACHED="record.json")
+    record = json.loads((tmp_path / "record.json").read_text())
+    at = SOURCE.index("+ y if")
     minus = Mutation(Path("calc.py"), "more", 4, at, at + 1, "-")
     slow, fast, wrong = (f"test_calc.py::test_{name}" for name in ("slow", "fast", "wrong"))
+    assert {*mutants.tests_reaching([record], minus, 9.0)[0]} == {slow, fast}
+    assert mutants.killer_of(tmp_path, minus, [fast], 1.0) is None
     # what fails anyway says nothing
-    assert worker.killer(minus, [wrong, fast], 1.0) is None
-    assert worker.killer(minus, [wrong, fast, slow], 1.0) == slow
-    assert (worker.changed / "calc.py").read_text() == (tree / "calc.py").read_text() == SOURCE
-    with pytest.raises(Ended, match="the time: more than 0 s"):
-        in_child(lambda: sum(1 for _ in iter(int, 1)), 0)
+    assert mutants.killer_of(tmp_path, minus, [wrong, fast, slow], 1.0) == slow
+    assert (tmp_path / "calc.py").read_text() == SOURCE
+    (tmp_path / "test_calc.py").write_text("def test_slow():\n    while True: pass")
+    assert "the time" in str(mutants.first_failing(tmp_path, [slow], 0.5))

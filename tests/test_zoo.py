@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
-from population import population
-from zoo import EXAMPLES, FILES, smaller
+from population import population, small
+from zoo import ATTENTIONS, EXAMPLES, FILES
 
 import attnspec
 from attnspec.backends import BACKENDS
@@ -15,7 +16,6 @@ from attnspec.lower.mechanism_sizes import longest_of
 from attnspec.verification import verify_each
 
 OFFERED = [each.name for each in BACKENDS if each.name not in ("flex", "rows", "triton")]
-KNOWN = {name.partition(":")[0] for name in population()}
 
 
 @pytest.mark.parametrize("name", [path.stem for path in FILES])
@@ -26,10 +26,13 @@ def test_check_says_what_the_comment_announces(name: str) -> None:
 
 
 @pytest.mark.limits("", "tiny")
-@pytest.mark.parametrize("name", [path.stem for path in FILES if path.stem not in KNOWN])
-def test_every_backend_computes_what_the_oracle_does_not_know(name: str) -> None:
-    """What the data decide, two sequences, and mechanisms of low rank."""
-    program = smaller(EXAMPLES / f"{name}.attn").program
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [each for each in ATTENTIONS if f"{each[0].stem}:{each[1]}" not in population()],
+)
+def test_every_backend_computes_what_the_oracle_does_not_know(path: Path, name: str) -> None:
+    """Two sequences."""
+    program = small(path, name).program
     n = program.fixed_length or min(130, longest_of(program) or 130, LIMITS.every_pair)
     found = verify_each(program, n, ["auto", *OFFERED])
     assert found.ok, str(found)

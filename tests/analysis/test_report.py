@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from population import spec_of
-from zoo import ATTENTIONS, IDS, sample, smaller
+from population import inputs_of, small, spec_of
+from zoo import ATTENTIONS, IDS
 
 import attnspec
 from attnspec import AttnSpecError, SpecError, parse
@@ -18,9 +18,9 @@ from attnspec.analysis.report.printed import table
 
 @pytest.mark.parametrize(("path", "name"), ATTENTIONS[::8], ids=IDS[::8])
 def test_reports_of_the_zoo(path: Path, name: str) -> None:
-    spec = smaller(path, name)
+    spec = small(path, name)
     n = spec.program.fixed_length or 48
-    report = spec.analyse(n, sample(spec, n))
+    report = spec.analyse(n, inputs_of(spec, n))
     for page in (str(report), report._repr_html_()):
         assert spec.name in page
     figures = report.to_dict()["figures"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import chdir
 from itertools import pairwise
 from pathlib import Path
 
@@ -131,14 +132,12 @@ def test_graphs_come_from_other_files(name: str, tmp_path: Path) -> None:
     assert "import" not in spec.source
 
 
-def test_where_the_command_is_started_does_not_matter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_the_command_is_started_does_not_matter(tmp_path: Path) -> None:
     written(tmp_path, sub_a=READS_RING, sub_b=RING)
-    monkeypatch.chdir(tmp_path)
-    from_above = load("sub/a.attn")
-    monkeypatch.chdir(tmp_path / "sub")
-    assert load("a.attn") == load(Path("a.attn")) == from_above
+    with chdir(tmp_path):
+        from_above = load("sub/a.attn")
+    with chdir(tmp_path / "sub"):
+        assert load("a.attn") == load(Path("a.attn")) == from_above
 
 
 def test_graphs_of_one_name_from_two_files(tmp_path: Path) -> None:
@@ -258,10 +257,9 @@ def test_wrong_imports_are_shown_in_their_files(tmp_path: Path, golden: Golden) 
     golden("\n".join(shown) + "\n")
 
 
-def test_a_text_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_imports_nothing(tmp_path: Path) -> None:
     written(tmp_path, b=RING)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SpecError) as caught:
+    with chdir(tmp_path), pytest.raises(SpecError) as caught:
         parse(READS_RING)
     assert [d.code for d in caught.value.diagnostics] == ["A501"]
 

@@ -15,7 +15,9 @@ import torch
 from click.testing import CliRunner
 from model_families import FAMILIES
 from model_settings import MODELS, SETTINGS, build, outcome, shown, uncompiled
-from random_specs import spec_text
+from oracle.tree import expression
+from population import spec_of
+from specs import drawn, graphs
 from sweeps import checkered
 from tiny_models import bert, llama, names_restored, padded, tokens, transformers
 from torch import nn
@@ -222,7 +224,9 @@ def test_uneven_weights_are_no_fault_in_a_long_sequence() -> None:
     "seed", [*range(6), *(pytest.param(s, marks=pytest.mark.slow) for s in range(6, 200))]
 )
 def test_random_specs_raise_no_false_alarm(seed: int) -> None:
-    spec = attnspec.parse(spec_text(seed))
+    one, other = map(expression, drawn(8, seed, graphs)[-2:])
+    causal = "causal " * (seed // 2 % 2)
+    spec = spec_of(f"{causal}heads 2 attend {one} head 1 {{ attend {other} }}")
     model = net(spec, attend=(sdpa, written)[seed % 2])
     assert verify_model(model, spec, states(), exact=seed % 3 == 0).ok, spec.source
 
