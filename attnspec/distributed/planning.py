@@ -295,10 +295,10 @@ def plan(
         layers = tuple(planner.layer(*kind, each) for kind in kinds)
         plans.append(DistributedPlan(program, each, tensors, layers, planner.rates))
     best = plans[0]
-    for each in plans:
-        if each.seconds < WORTH * best.seconds:
-            best = each
-    return replace(best, considered=(best, *(each for each in plans if each is not best)))
+    for plan in plans:
+        if plan.seconds < WORTH * best.seconds:
+            best = plan
+    return replace(best, considered=(best, *(plan for plan in plans if plan is not best)))
 
 
 class Planner:

@@ -178,13 +178,14 @@ def _levels(
 ) -> tuple[_Level, ...]:
     """The levels down to tiles of these sizes, of a sample where the pairs are many; where they
     must be `exact`, raises TooFine for too many."""
+    levels: tuple[_Level, ...] = ()
     if exact:
         levels = _levels(relation, n_q, n_k, order, sizes)
         if levels[-1].weight == 1:
             return levels
     most = LIMITS.tile_pairs if exact else LIMITS.tile_pairs_surveyed
     q, k = _axes(n_q, n_k, order, sizes)
-    levels: tuple[_Level, ...] = ()
+    levels = ()
     if _is_coarsest(relation, order, q, k):
         # queries are sampled with all their keys: classes that meet only themselves weigh alike
         chosen, weight = _thinned(q.count, max(1, most // max(1, k.count)), exact)
