@@ -113,7 +113,7 @@ class TritonBackend:
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.factored.kernels import kernel_of
         from attnspec.backends.triton.decided import DecidedKernel
-        from attnspec.backends.triton.kernel import ReadingLists, TritonKernel
+        from attnspec.backends.triton.kernel import TritonKernel
         from attnspec.backends.triton.sums.hybrid import beside_kernel
         from attnspec.backends.triton.sums.way import sums_kernel
 
@@ -125,10 +125,7 @@ class TritonBackend:
         parts = parts_of(work.relation) if work.decided else None
         if parts is not None:
             return DecidedKernel(work, heads, device, parts)
-        bands = steps_of(work)
-        if not bands:
-            return ReadingLists(work, heads, device)
-        return TritonKernel(work, heads, device, bands)
+        return TritonKernel(work, heads, device)
 
 
 def _interprets() -> bool:

@@ -50,7 +50,7 @@ class Side(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """What programs do: int32 [programs, 5], a tile, where its entries begin, where those with
+    """What programs do: int32 [B or 1, count, 5], a tile, where its entries begin, where those with
     masks begin, where they end, and the slot for what they find, -1 for its own place; those of the
     next sample lie `samples` numbers further. `tiles` and `kinds` are the other side's tile of each
     entry and the number of its mask."""
@@ -60,14 +60,6 @@ class Lists(NamedTuple):
     kinds: Any
     count: Any
     samples: Any
-
-
-class Masks(NamedTuple):
-    """Shared masks as bits, int32 [masks, height, width], 32 keys in a word."""
-
-    words: Any
-    height: Any
-    width: Any
 
 
 class Changes(NamedTuple):
@@ -112,12 +104,14 @@ class Drops(NamedTuple):
 
 
 class Look(NamedTuple):
-    """How scores are made: the scale, the position of query row 0, and padding of keys; which
-    weights are dropped, or None; labels that a pair must have in common, in place of heads.
-    Constant: how many labels, the type of sums, whether there is padding, and whether key tiles are
-    whole blocks."""
+    """How scores are made: masks as bits, int32 [masks, height, width], 32 keys in a word; the
+    scale, the position of query row 0, and padding of keys; which weights are dropped, or None;
+    labels that a pair must have in common, in place of heads. Constant: how many labels, the type
+    of sums, whether there is padding, and whether key tiles are whole blocks."""
 
-    masks: Any
+    words: Any
+    height: Any
+    width: Any
     padding: Any
     changes: Any
     scale: Any
@@ -181,11 +175,11 @@ def product(a, b, kind: tl.constexpr):
 
 
 @triton.jit
-def held_in(masks, number, q_at, k_at):
+def held_in(look, number, q_at, k_at):
     """Whether a mask holds the pairs of places of both sides, bool [m, n]."""
-    line = (number.to(tl.int64) * masks.height + q_at) * masks.width
-    known = (q_at < masks.height)[:, None] & (k_at // 32 < masks.width)[None, :]
-    words = tl.load(masks.words + line[:, None] + (k_at // 32)[None, :], mask=known, other=0)
+    line = (number.to(tl.int64) * look.height + q_at) * look.width
+    known = (q_at < look.height)[:, None] & (k_at // 32 < look.width)[None, :]
+    words = tl.load(look.words + line[:, None] + (k_at // 32)[None, :], mask=known, other=0)
     return ((words >> (k_at % 32)[None, :]) & 1) != 0
 
 
@@ -276,7 +270,7 @@ def scores_of(q, k, q_rows, k_rows, heads, look, sample, number, masked: tl.cons
         if look.alike > 0:
             held = are_alike(look, sample, q_rows, k_rows)
         if masked:
-            held = held & held_in(look.masks, number, q_rows[0], k_rows[0])
+            held = held & held_in(look, number, q_rows[0], k_rows[0])
         scores = tl.where(held, scores, float("-inf"))
     return scores, slope, since
 

@@ -30,8 +30,8 @@ from attnspec.backends.triton.blocks import (
 def task_of(lists, groups, side):
     """What a program does: the sample and the group of heads, the tile and which of its blocks,
     where whole entries begin and end and where the others end, and the slot, -1 for none."""
-    place = tl.program_id(0)
-    line, group = place % lists.count, place // lists.count
+    place, count = tl.program_id(0), lists.count * side.parts
+    line, group = place % count, place // count
     sample = group // groups
     program = lists.programs + sample.to(tl.int64) * lists.samples + line // side.parts * 5
     span = tl.load(program + 1), tl.load(program + 2), tl.load(program + 3)
@@ -111,15 +111,15 @@ def begun(out, lse, sample, q_rows, q_heads, own, look):
 
 
 @triton.jit
-def attend(q, k, v, out, lse, slots, sides, lists, heads, look):
-    """Merges into out and lse what the lists of query tiles give."""
+def attend(q, k, v, into, slots, sides, lists, heads, look):
+    """Merges into outputs and their log-sum-exps what the lists of query tiles give."""
     sample, group, tile, part, span, slot = task_of(lists, heads.groups, sides[0])
     queries = queries_of(sides[0], heads, group, tile, part)
     q_rows, q_heads = queries
     rows = taken(q, sample, q_heads, q_rows[1], q_rows[2])
     s_rows, s_heads = in_slot(slot, group, sides[0].count)
     own = q_rows[2] & (s_rows[1] < 0)
-    state = begun(out, lse, sample, q_rows, q_heads, own, look)
+    state = begun(into[0], into[1], sample, q_rows, q_heads, own, look)
     ids, parts = (sample, group // heads.ratio), sides[1].parts
     for place in range(span[0] * parts, span[1] * parts):
         entry = entry_of(lists, place, parts, False)
@@ -129,19 +129,19 @@ def attend(q, k, v, out, lse, slots, sides, lists, heads, look):
         state = seen(state, rows, k, v, queries, entry, ids, sides, look, True)
     some, sums = finished(state[0], state[1])
     found = state[2] / some[:, None]
-    put(out, sample, q_heads, q_rows[1], own, found)
-    tl.store(numbers_at(lse, sample, q_heads, q_rows[1]), sums, mask=own)
+    put(into[0], sample, q_heads, q_rows[1], own, found)
+    tl.store(numbers_at(into[1], sample, q_heads, q_rows[1]), sums, mask=own)
     put(slots[0], sample, s_heads, s_rows[1], s_rows[2], found)
     tl.store(numbers_at(slots[1], sample, s_heads, s_rows[1]), sums, mask=s_rows[2])
 
 
 @triton.jit
-def merge(out, lse, slots, side, spans, heads, look):
-    """Merges into out and lse what the slots of long lists hold, one after the other; `spans` are
-    as `Lists`, with slots in place of entries."""
+def merge(into, slots, side, spans, heads, look):
+    """Merges into outputs and their log-sum-exps what the slots of long lists hold, one after the
+    other; `spans` are as `Lists`, with slots in place of entries."""
     sample, group, tile, part, span, _ = task_of(spans, heads.groups, side)
     q_rows, q_heads = queries_of(side, heads, group, tile, part)
-    top, total, found = begun(out, lse, sample, q_rows, q_heads, q_rows[2], look)
+    top, total, found = begun(into[0], into[1], sample, q_rows, q_heads, q_rows[2], look)
     for slot in range(span[0], span[2]):
         s_rows, s_heads = in_slot(slot * side.parts + part, group, side.count)
         one = begun(slots[0], slots[1], sample, s_rows, s_heads, s_rows[2], look)
@@ -151,8 +151,8 @@ def merge(out, lse, slots, side, spans, heads, look):
         top, total = higher, total * share + more
         found = found * share[:, None] + one[2] * more[:, None]
     some, sums = finished(top, total)
-    put(out, sample, q_heads, q_rows[1], q_rows[2], found / some[:, None])
-    tl.store(numbers_at(lse, sample, q_heads, q_rows[1]), sums, mask=q_rows[2])
+    put(into[0], sample, q_heads, q_rows[1], q_rows[2], found / some[:, None])
+    tl.store(numbers_at(into[1], sample, q_heads, q_rows[1]), sums, mask=q_rows[2])
 
 
 @triton.jit
@@ -222,7 +222,7 @@ def queries_back(state, rows, k, v, above, queries, entry, ids, sides, look, mas
 
 
 @triton.jit
-def of_queries(q, k, v, tensors, into, slots, shares, sides, lists, heads, look):
+def of_queries(q, k, v, tensors, shares, into, slots, sides, lists, heads, look):
     """Adds to `into` the gradients of queries, by the lists of query tiles, and writes those of the
     table of a bias, each program its share [programs, buckets]."""
     sample, group, tile, part, span, slot = task_of(lists, heads.groups, sides[0])
@@ -241,8 +241,8 @@ def of_queries(q, k, v, tensors, into, slots, shares, sides, lists, heads, look)
         state = queries_back(state, rows, k, v, above, queries, entry, ids, sides, look, True)
     found = state[0] * look.scale
     s_rows, s_heads = in_slot(slot, group, sides[0].count)
-    added(into, sample, q_heads, q_rows[1], q_rows[2] & (s_rows[1] < 0), found)
-    put(slots, sample, s_heads, s_rows[1], s_rows[2], found)
+    added(into[0], sample, q_heads, q_rows[1], q_rows[2] & (s_rows[1] < 0), found)
+    put(slots[0], sample, s_heads, s_rows[1], s_rows[2], found)
     if look.changes.learned > 1:
         place = tl.program_id(0).to(tl.int64) * look.changes.learned
         tl.store(shares + place + numbers, state[1])

@@ -8,7 +8,6 @@ import torch
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.hybrid import HybridKernel, ReadingHybrid, hybrid_kernel
 from attnspec.backends.triton.kernel import TritonKernel
-from attnspec.backends.triton.tuning import steps_of
 from attnspec.lower.work import Work, graph_of
 
 
@@ -17,5 +16,5 @@ def beside_kernel(
 ) -> HybridKernel | ReadingHybrid:
     """Runs a static graph beside sums of features."""
     graph = graph_of(work)
-    exact = TritonKernel(graph, heads, device, steps_of(graph))
+    exact = TritonKernel(graph, heads, device)
     return hybrid_kernel(work, heads, device, kernel, exact)
