@@ -134,10 +134,7 @@ class Launches:
             changed = changed._replace(table=rows, stride=rows.stride(0), learned=learned)
         size, gathers = max(q.shape[3], v.shape[3]), bool(call.tables)
         self.blocks = blocks_for(size, q.dtype, back, gathers, room_on(q.device))
-        padding = Rows(q, 0, 0, 0)
-        if call.padding is not None:
-            bits = call.padding.view(torch.uint8)
-            padding = Rows(bits, bits.stride(0), 0, bits.stride(1))
+        padding = padding_of(call.padding, q)
         drops = None
         if call.seed is not None:
             p, line = call.dropout_p, call.line + part.repeats.indices(repeat)[0]
@@ -165,7 +162,7 @@ class Launches:
     def attend(self, out: torch.Tensor, lse: torch.Tensor) -> None:
         """Merges what the steps give into outputs [B, K, R, n_q, e] and their log-sum-exps
         [B, K, R, n_q]."""
-        with self._running(), self._written(out, lse) as into:
+        with running_on(self.q.device), self._written(out, lse) as into:
             for step in self.steps:
                 self._run(kernels.attend, step.rows, 0, into, *self._sides(step))
 
@@ -180,7 +177,7 @@ class Launches:
         output less the gradients of the log-sum-exps."""
         upper = tuple(rows_of(self._of_q(x)) for x in above)
         keys = [self._of_k(x) for x in into[1:]]
-        with self._running(), self._written(into[0]) as queries:
+        with running_on(self.q.device), self._written(into[0]) as queries:
             for step in self.steps:
                 sides, look = self._sides(step)
                 # the shares of programs in the gradient of a table
@@ -230,10 +227,6 @@ class Launches:
 
     # --- what kernels are handed ---------------------------------------------------------------
 
-    def _running(self) -> AbstractContextManager[Any]:
-        """Where kernels are launched."""
-        return torch.cuda.device(self.q.device) if self.q.is_cuda else nullcontext()
-
     def _of_q(self, x: torch.Tensor) -> torch.Tensor:
         """What belongs to queries, [B, K, R, n_q, …], as [B, heads, rows, …]."""
         x = self.part.of_q(x)
@@ -266,6 +259,19 @@ class Launches:
 def launch(kernel: Any, count: int, given: Sequence[object], warps: int, stages: int) -> None:
     """Runs so many programs of a kernel."""
     kernel[(count,)](*given, num_warps=warps, num_stages=stages)
+
+
+def running_on(device: torch.device) -> AbstractContextManager[Any]:
+    """Where kernels are launched."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def padding_of(padding: torch.Tensor | None, like: torch.Tensor) -> Rows:
+    """Which keys there are, bool [B, n_k], as kernels take it; of none anything."""
+    if padding is None:
+        return Rows(like, 0, 0, 0)
+    bits = padding.view(torch.uint8)
+    return Rows(bits, bits.stride(0), 0, bits.stride(1))
 
 
 def rows_of(x: torch.Tensor) -> Rows:

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from attnspec.backends.common.labels import labels_of
 from attnspec.backends.decided.products import parts_of
 from attnspec.backends.factored.backend import FactoredBackend, features_of
 from attnspec.backends.factored.lag import lagged
 from attnspec.backends.tables.backend import TablesBackend, refuses_decided
-from attnspec.backends.triton.tuning import MAPS, SUMMED, steps_of
+from attnspec.backends.triton.tuning import CHUNK, MAPS, steps_of
 from attnspec.layout.steps import READING, amounts_of
 from attnspec.lower.costs import Amounts, seconds_for, together, weighed
 from attnspec.lower.work import MERGED, Bias, Kernel, Work, graph_of, mechanism_of
@@ -44,14 +43,13 @@ SIZE = 64
 """The size of the heads that estimates are about."""
 
 
-@dataclass(frozen=True)
 class TritonBackend:
     """Tile lists and sums of features in Triton."""
 
-    name: ClassVar[str] = "triton"
-    runs_decided: ClassVar[bool] = True
-    runs_mechanisms: ClassVar[bool] = True
-    on_request: ClassVar[tuple[str, ...]] = ("cpu",)
+    name = "triton"
+    runs_decided = True
+    runs_mechanisms = True
+    on_request = ("cpu",)
 
     def refuses(self, work: Work, device: str) -> str | None:
         if device == "cpu" and os.environ.get(INTERPRETED) != "1":
@@ -95,7 +93,7 @@ class TritonBackend:
         if not _launches(work):
             return (f"products of whole matrices by torch, {_operations(work):,} operations",)
         if work.mechanism is not None:
-            form = f"chunks of {SUMMED.chunk}" if work.causal else "all positions"
+            form = f"chunks of {CHUNK}" if work.causal else "all positions"
             if work.hybrid and not _window(work):
                 form = "tables of the graph, in tensor products"
             found = f"sums of features in {form}, {_operations(work):,} operations"
@@ -111,17 +109,20 @@ class TritonBackend:
         return lines
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+        from attnspec.backends.factored.hybrid import hybrid_kernel
         from attnspec.backends.factored.kernels import kernel_of
         from attnspec.backends.triton.decided import DecidedKernel
         from attnspec.backends.triton.kernel import TritonKernel
-        from attnspec.backends.triton.sums.hybrid import beside_kernel
         from attnspec.backends.triton.sums.way import sums_kernel
 
         if not _launches(work):
             return kernel_of(work, heads, device)
         if work.mechanism is not None:
             sums = sums_kernel(work, heads, device)
-            return beside_kernel(work, heads, device, sums) if work.hybrid else sums
+            if not work.hybrid:
+                return sums
+            exact = TritonKernel(graph_of(work), heads, device)
+            return hybrid_kernel(work, heads, device, sums, exact)
         parts = parts_of(work.relation) if work.decided else None
         if parts is not None:
             return DecidedKernel(work, heads, device, parts)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from attnspec.backends.flex import steps
 from attnspec.layout.orders import Boxed, Order, Side
 from attnspec.layout.steps import Banded, Means, equal, fixed
@@ -52,22 +50,8 @@ def steps_of(work: Work) -> tuple[Banded, ...]:
     return steps.steps_of(work, ON_GPU)
 
 
-@dataclass(frozen=True)
-class Chunks:
-    """Positions of a chunk of sums of features, chunks of a segment, features of a block, values of
-    one forward and backward, and how a program runs."""
-
-    chunk: int = 64
-    segment: int = 16
-    features: int = 64
-    values: int = 128
-    back: int = 64
-    warps: int = 4
-    stages: int = 2
-
-
-SUMMED = Chunks()
-"""The chunks of the kernels of sums."""
+CHUNK = 64
+"""Positions of a chunk of sums of features."""
 
 MAPS = {"identity": 0, "elu1": 1, "relu": 2, "squared_relu": 3}
 """The elementwise feature maps that they apply to rows themselves, as they are told of them."""
