@@ -8,7 +8,6 @@ its own, made where the tensors are.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from attnspec.backends.common.exact import has_numbers
-from attnspec.backends.common.merging import Partial, with_zero
+from attnspec.backends.common.merging import Partial
 from attnspec.backends.decided import choice
 from attnspec.backends.decided.lists import TILE
 from attnspec.backends.decided.products import Parts, Product
@@ -27,7 +26,7 @@ from attnspec.backends.flex.tiles import LOOKED, Masks, packed
 from attnspec.backends.tables.decided import DecidedTables
 from attnspec.backends.triton.attention import Launches, changes_of, fits
 from attnspec.backends.triton.blocks import Side
-from attnspec.backends.triton.kernel import TritonKernel, add_gradients, is_taken
+from attnspec.backends.triton.kernel import TritonKernel, attended, differentiated, is_taken
 from attnspec.backends.triton.tables import LONGEST, SHORTEST, Cut, Step
 from attnspec.backends.triton.tuning import LEAST
 from attnspec.graphs.token_sets import inputs_in
@@ -94,18 +93,8 @@ class DecidedKernel(DecidedTables):
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
-        wide = torch.promote_types(q.dtype, torch.float32)
-        if self.beside is None:
-            out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=wide)
-            lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
-        else:
-            out, lse = self.beside.forward(q, k, v, _of_rest(call), scale)
-            out = out.to(wide)
-        if self.work.normalize == "softmax1":
-            out, lse = with_zero((out, lse), in_place=True)
-        for each in self._launches((q, k, v), call, scale, False):
-            each.attend(out, lse)
-        return out.to(q.dtype), lse
+        launches = self._launches((q, k, v), call, scale, False)
+        return attended(launches, q, v, self.work.normalize, False)
 
     def derivatives(
         self,
@@ -115,30 +104,22 @@ class DecidedKernel(DecidedTables):
         call: Call,
         scale: float,
     ) -> Sequence[torch.Tensor]:
-        given, wide = saved[:3], saved[4].dtype
-        if self.beside is None:
-            grads = [x.new_zeros(x.shape, dtype=wide) for x in given]
-        else:
-            beside = self.beside.derivatives(saved, grad, of_lse, _of_rest(call), scale)
-            grads = [x.to(wide) for x in beside]
-        add_gradients(self._launches(given, call, scale, True), saved, grad, of_lse, grads)
-        return [x.to(y.dtype) for x, y in zip(grads, given, strict=True)]
+        launches = self._launches(saved[:3], call, scale, True)
+        return differentiated(launches, saved, grad, of_lse)
 
     def _launches(
         self, tensors: Sequence[torch.Tensor], call: Call, scale: float, back: bool
     ) -> Iterator[Launches]:
-        """The launches of the lists of a call with q [B, K, R, n_q, d], k and v [B, K, n_k, …]."""
+        """The launches of a call with q [B, K, R, n_q, d], k and v [B, K, n_k, …]."""
+        if self.beside is not None:
+            # its inputs are [B, n_k]
+            data = {name: call.data[name][:, 0] for name in self.beside.work.reads}
+            yield from self.beside.launches(tensors, replace(call, data=data), scale, back)
         for part in self.parts_of(tensors[0], call):
             steps = [placed_step(placed) for placed in self.placed(part)]
             # padding is in the masks
             bare = replace(part, call=replace(part.call, padding=None, tables={}))
             yield Launches(self.scores, steps, bare, tensors, scale, back, in_line=True)
-
-
-def _of_rest(call: Call) -> Call:
-    """The call of the rest of a graph, with its inputs [B, n_k]."""
-    data = {name: x[:, 0] for name, x in call.data.items() if isinstance(name, str)}
-    return replace(call, data=data)
 
 
 # --- the steps of lists --------------------------------------------------------------------------

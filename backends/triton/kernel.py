@@ -61,17 +61,9 @@ class TritonKernel(ByTables):
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
-        launches = self._launches((q, k, v), call, scale, False)
-        # what is merged is kept in wide numbers meanwhile
-        wide = torch.promote_types(q.dtype, torch.float32)
-        kind = q.dtype if all(each.once for each in launches) else wide
-        out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=kind)
-        # `softmax1` has a key of score and value 0
-        empty = 0.0 if self.work.normalize == "softmax1" else -math.inf
-        lse = q.new_full(q.shape[:-1], empty, dtype=wide)
-        for each in launches:
-            each.attend(out, lse)
-        return out.to(q.dtype), lse
+        launches = self.launches((q, k, v), call, scale, False)
+        once = all(each.once for each in launches)
+        return attended(launches, q, v, self.work.normalize, once)
 
     def derivatives(
         self,
@@ -81,16 +73,11 @@ class TritonKernel(ByTables):
         call: Call,
         scale: float,
     ) -> Sequence[torch.Tensor]:
-        given, tables = saved[:3], call.tables.values()
-        launches = self._launches(given, call, scale, True)
-        wide = saved[4].dtype
-        kind = given[0].dtype if all(len(each.steps) < 2 for each in launches) else wide
-        grads = [x.new_zeros(x.shape, dtype=kind) for x in given]
-        grads += [torch.zeros_like(x, dtype=wide) for x in tables]
-        add_gradients(launches, saved, grad, of_lse, grads)
-        return [x.to(y.dtype) for x, y in zip(grads, (*given, *tables), strict=True)]
+        launches = self.launches(saved[:3], call, scale, True)
+        once = all(len(each.steps) < 2 for each in launches)
+        return differentiated(launches, saved, grad, of_lse, [*call.tables.values()], once)
 
-    def _launches(
+    def launches(
         self, parts: Sequence[torch.Tensor], call: Call, scale: float, back: bool
     ) -> list[Launches]:
         """The launches of a call with q [B, K, R, n_q, d], k and v [B, K, n_k, …]."""
@@ -135,22 +122,42 @@ class TritonKernel(ByTables):
         return self.samples.get(tuple(x.tobytes() for x in own.values()), lambda: apart(build))
 
 
-def add_gradients(
+def attended(
+    launches: Iterable[Launches], q: torch.Tensor, v: torch.Tensor, normalize: str, once: bool
+) -> Partial:
+    """What launches give all queries [B, K, R, n_q, d]; `once` says that each output is written by
+    one program alone."""
+    # what is merged is kept in wide numbers meanwhile
+    wide = torch.promote_types(q.dtype, torch.float32)
+    out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=q.dtype if once else wide)
+    # `softmax1` has a key of score and value 0
+    empty = 0.0 if normalize == "softmax1" else -math.inf
+    lse = q.new_full(q.shape[:-1], empty, dtype=wide)
+    for each in launches:
+        each.attend(out, lse)
+    return out.to(q.dtype), lse
+
+
+def differentiated(
     launches: Iterable[Launches],
     saved: Sequence[torch.Tensor],
     grad: torch.Tensor,
     of_lse: torch.Tensor | None,
-    into: Sequence[torch.Tensor],
-) -> None:
-    """Adds the gradients of q, k, v and of a learned table, where `saved` are q, k, v, the output
-    and its log-sum-exps, by the gradients of both."""
-    *_, out, lse = saved
+    tables: Sequence[torch.Tensor] = (),
+    once: bool = False,
+) -> list[torch.Tensor]:
+    """The gradients of q, k, v and of tables, where `saved` are q, k, v, the output and its
+    log-sum-exps, by the gradients of both."""
+    *given, out, lse = saved
     # what is taken off the gradient of every weight of a row
     delta = (grad.to(lse.dtype) * out).sum(-1)
     if of_lse is not None:
         delta = delta - of_lse.masked_fill(lse == -math.inf, 0.0)
+    grads = [x.new_zeros(x.shape, dtype=x.dtype if once else lse.dtype) for x in given]
+    grads += [torch.zeros_like(x, dtype=lse.dtype) for x in tables]
     for each in launches:
-        each.derive((grad, lse, delta), into[:3], into[3:])
+        each.derive((grad, lse, delta), grads[:3], grads[3:])
+    return [x.to(y.dtype) for x, y in zip(grads, (*given, *tables), strict=True)]
 
 
 def is_taken(q: torch.Tensor) -> bool:

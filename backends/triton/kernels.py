@@ -121,12 +121,10 @@ def attend(q, k, v, into, slots, sides, lists, heads, look):
     own = q_rows[2] & (s_rows[1] < 0)
     state = begun(into[0], into[1], sample, q_rows, q_heads, own, look)
     ids, parts = (sample, group // heads.ratio), sides[1].parts
-    for place in range(span[0] * parts, span[1] * parts):
-        entry = entry_of(lists, place, parts, False)
-        state = seen(state, rows, k, v, queries, entry, ids, sides, look, False)
-    for place in range(span[1] * parts, span[2] * parts):
-        entry = entry_of(lists, place, parts, True)
-        state = seen(state, rows, k, v, queries, entry, ids, sides, look, True)
+    for masked in tl.static_range(2):
+        for place in range(span[masked] * parts, span[masked + 1] * parts):
+            entry = entry_of(lists, place, parts, masked)
+            state = seen(state, rows, k, v, queries, entry, ids, sides, look, masked)
     some, sums = finished(state[0], state[1])
     found = state[2] / some[:, None]
     put(into[0], sample, q_heads, q_rows[1], own, found)
@@ -233,12 +231,10 @@ def of_queries(q, k, v, tensors, shares, into, slots, sides, lists, heads, look)
     numbers = tl.arange(0, look.changes.learned)
     state = tl.zeros([sides[0].count, q.block], look.kind), tl.zeros_like(numbers).to(look.kind)
     ids, parts = (sample, group // heads.ratio), sides[1].parts
-    for place in range(span[0] * parts, span[1] * parts):
-        entry = entry_of(lists, place, parts, False)
-        state = queries_back(state, rows, k, v, above, queries, entry, ids, sides, look, False)
-    for place in range(span[1] * parts, span[2] * parts):
-        entry = entry_of(lists, place, parts, True)
-        state = queries_back(state, rows, k, v, above, queries, entry, ids, sides, look, True)
+    for masked in tl.static_range(2):
+        for place in range(span[masked] * parts, span[masked + 1] * parts):
+            entry = entry_of(lists, place, parts, masked)
+            state = queries_back(state, rows, k, v, above, queries, entry, ids, sides, look, masked)
     found = state[0] * look.scale
     s_rows, s_heads = in_slot(slot, group, sides[0].count)
     added(into[0], sample, q_heads, q_rows[1], q_rows[2] & (s_rows[1] < 0), found)
@@ -282,16 +278,12 @@ def of_keys(q, k, v, tensors, into, slots, sides, lists, heads, look):
     state, parts = (of_k, of_v), sides[0].parts
     for group in range(key_head * heads.ratio, (key_head + 1) * heads.ratio):
         task = sample, group
-        for place in range(span[0] * parts, span[1] * parts):
-            entry = entry_of(lists, place, parts, False)
-            state = keys_back(
-                state, q, rows, values, tensors, task, entry, k_rows, sides, heads, look, False
-            )
-        for place in range(span[1] * parts, span[2] * parts):
-            entry = entry_of(lists, place, parts, True)
-            state = keys_back(
-                state, q, rows, values, tensors, task, entry, k_rows, sides, heads, look, True
-            )
+        for masked in tl.static_range(2):
+            for place in range(span[masked] * parts, span[masked + 1] * parts):
+                entry = entry_of(lists, place, parts, masked)
+                state = keys_back(
+                    state, q, rows, values, tensors, task, entry, k_rows, sides, heads, look, masked
+                )
     s_rows, s_heads = in_slot(slot, key_head, sides[1].count)
     own = k_rows[2] & (s_rows[1] < 0)
     added(into[0], sample, own_head, k_rows[1], own, state[0] * look.scale)
