@@ -33,15 +33,6 @@ def visited(some: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, ...]
     return tuple(x for at in (0, 2, 1, 3) for x in lists[at])
 
 
-def are_ranges(rows: np.ndarray, columns: np.ndarray) -> bool:
-    """Whether the blocks of each row, and of each column, follow one another."""
-    for one, other in ((rows, columns), (columns, rows)):
-        order = np.lexsort((other, one))
-        if ((np.diff(one[order]) == 0) & (np.diff(other[order]) != 1)).any():
-            return False
-    return True
-
-
 def runs_of(layout: StepLayout) -> np.ndarray | None:
     """The runs of key places of each query place: the first and the end of one or two, int32
     [2 * runs, q blocks * 128]; None where a query has more."""

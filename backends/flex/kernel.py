@@ -11,6 +11,7 @@ torch.use_deterministic_algorithms asks for the same bits each time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import cast
 
 import numpy as np
@@ -23,13 +24,12 @@ from attnspec.backends.common.merging import merged, with_zero
 from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.score_formula import bucket_table, scale_of, slopes_of, widened
 from attnspec.backends.flex.attention import Blocks, Changes, Heads, Kind, attend, number_on
-from attnspec.backends.flex.block_lists import FEWEST, are_ranges, runs_of, visited
+from attnspec.backends.flex.block_lists import FEWEST, runs_of, visited
 from attnspec.backends.flex.steps import BLOCK, LARGEST
 from attnspec.backends.flex.tiles import StepTiles, rows_of
 from attnspec.backends.tables.kernel import ByTables
 from attnspec.layout.axes import Axis
 from attnspec.layout.steps import Banded
-from attnspec.layout.tables import FULL_TILE
 from attnspec.lower.work import Alibi, BackendError, Bias, Call, Softcap, Work
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -79,8 +79,6 @@ class FlexKernel(ByTables):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q], on the CPU zeros."""
         shape, out_size, several = q.shape[:3], v.shape[-1], len(self.steps) > 1
-        if several and not self.finds_lse:
-            raise ValueError("without log-sum-exps the results of several steps are not merged")
         scale = scale_of(self.work, q.shape[-1]) if self.work.scale is None else 1.0
         keys, parts = k.shape[1], [q, k, v]
         if call.padding is not None or self.work.reads:
@@ -95,23 +93,25 @@ class FlexKernel(ByTables):
             mine if table is None else (*mine, call.tables[table].flatten())
             for table, mine in self.fixed
         )
-        kind = Kind(scale, self.kinds, call.padding is not None, lse=self.finds_lse)
+        # both sides are whole blocks, which of lengths that change torch does not know;
+        # ROWS_GUARANTEED_SAFE asks for more than rows without empties: a key among the first that a
+        # row looks at, as many as a tile of its kernel has
+        options = () if q.is_cpu else ("IS_DIVISIBLE",)
+        padded = call.padding is not None
+        kind = Kind(scale, self.kinds, padded, lse=self.finds_lse, options=options)
         if several:
             # gradients of the steps add up in float32
             parts = [widened(x) for x in parts]
-        found: tuple[torch.Tensor, torch.Tensor] | None = None
+        results = []
         for step in self.steps:
             given = [x.to(q.dtype) for x in parts]
             out, lse = step(kind, given, step.blocks(call, len(q)), heads, changes)
-            if lse is None:
-                lse = out.new_zeros(out.shape[:-1])
-            if several:
-                # half types would be rounded after every step
-                out = out.to(lse.dtype)
-            found = (out, lse) if found is None else merged(found, (out, lse))
-        if found is None:
-            raise ValueError("a graph without pairs goes the composed way")
-        out, lse = with_zero(found) if self.work.normalize == "softmax1" else found
+            lse = out.new_zeros(out.shape[:-1]) if lse is None else lse
+            # half types would be rounded after every step
+            results.append((out.to(lse.dtype) if several else out, lse))
+        out, lse = reduce(merged, results)
+        if self.work.normalize == "softmax1":
+            out, lse = with_zero((out, lse))
         return out.to(q.dtype)[..., :out_size].reshape(*shape, out_size), lse.reshape(shape)
 
 
@@ -130,15 +130,6 @@ class FlexStep:
         self.q = Ordered(layout.q, work.n_k - work.n_q, work.n_q, device)
         self.k = Ordered(layout.k, 0, work.n_k, device)
         self.shape = self.q.places // BLOCK, self.k.places // BLOCK
-        # both sides are whole blocks, which of lengths that change torch does not know
-        self.thinned = () if device.type == "cpu" else ("IS_DIVISIBLE",)
-        # ROWS_GUARANTEED_SAFE asks for more than rows without empties: a key among the first that a
-        # row looks at, as many as a tile of its kernel has
-        full = (layout.kinds == FULL_TILE) & self.tiles.fills
-        rows = np.repeat(np.arange(layout.q.count), np.diff(layout.starts))
-        ranges = all(are_ranges(rows[some], layout.keys[some]) for some in (full, ~full))
-        ranges = ranges and bool(self.thinned)
-        self.options = (*self.thinned, "BLOCKS_ARE_CONTIGUOUS") if ranges else self.thinned
         runs = None if self.tiles.looks else runs_of(layout)
         # no views, of which torch compiles anew for other tensors behind them
         self.runs = () if runs is None else tuple(torch.tensor(x, device=device) for x in runs)
@@ -157,7 +148,6 @@ class FlexStep:
         log-sum-exps [b, R, n_q] if the kind asks."""
         ordered = [side.ordered(x) for side, x in zip((self.q, self.k, self.k), parts, strict=True)]
         kind = kind._replace(
-            options=self.options if blocks is self.whole else self.thinned,
             labels=len(blocks.labels),
             own=self.tiles.looks,
             runs=len(blocks.runs) // 2,

@@ -19,8 +19,9 @@ from attnspec.backends.common.labels import labels_of
 from attnspec.backends.decided.products import parts_of
 from attnspec.backends.factored.backend import FactoredBackend, features_of
 from attnspec.backends.factored.lag import lagged
+from attnspec.backends.flex.steps import steps_of
 from attnspec.backends.tables.backend import TablesBackend, refuses_decided
-from attnspec.backends.triton.tuning import CHUNK, MAPS, steps_of
+from attnspec.backends.triton.tuning import CHUNK, MAPS, ON_GPU
 from attnspec.layout.steps import READING, amounts_of
 from attnspec.lower.costs import Amounts, seconds_for, together, weighed
 from attnspec.lower.work import MERGED, Bias, Kernel, Work, graph_of, mechanism_of
@@ -82,7 +83,7 @@ class TritonBackend:
             return _of_both(work)
         if work.mechanism is not None:
             return _of_sums(work)
-        bands = () if work.decided else steps_of(work)
+        bands = () if work.decided else steps_of(work, ON_GPU)
         if not bands:
             units = {"call": 1, "pair": READING * work.n_q * work.n_k}
             return weighed("triton", units, work.device, work.copies)
@@ -101,7 +102,7 @@ class TritonBackend:
             return (found, *(f"the graph instead in {line}" for line in graph))
         if work.decided:
             return TablesBackend().steps(work)
-        lines = tuple(str(band) for band in steps_of(work))
+        lines = tuple(str(band) for band in steps_of(work, ON_GPU))
         if not lines:
             return ("as the inputs of a call decide, laid out for each sample",)
         if labels_of(work.relation) is None:
@@ -180,7 +181,7 @@ def _of_both(work: Work) -> Amounts:
     """What a graph and sums of features beside it take."""
     found, graph = _of_sums(work), graph_of(work)
     if not _window(work):
-        pairs = sum(band.tiles.tiles * prod(band.sizes) for band in steps_of(graph))
+        pairs = sum(band.tiles.tiles * prod(band.sizes) for band in steps_of(graph, ON_GPU))
         units = {"call": 1, "pair": pairs + features_of(work)}
         found = weighed("dense", units, work.device, work.copies)
     return together(found, TritonBackend().amounts(graph))

@@ -202,33 +202,25 @@ def bucket_of(changes, apart):
 
 
 @triton.jit
-def once_changed(state, changes, number, heads, apart, digit: tl.constexpr):
-    """As `changed`, after one more change, of the kind of a digit."""
-    scores, slope, since = state
-    own = changes.numbers + number * changes.heads + heads
-    if digit == 1:
-        cap = tl.load(own)[:, None]
-        bent = tanh(scores / cap)
-        fall = 1.0 - bent * bent
-        scores, slope, since = cap * bent, slope * fall, since * fall
-    elif digit == 2:
-        scores = scores - tl.load(own)[:, None] * tl.abs(apart).to(scores.dtype)
-    else:
-        table = changes.table + heads[:, None] * changes.stride
-        scores = scores + tl.load(table + bucket_of(changes, apart)).to(scores.dtype)
-        since = tl.full(since.shape, 1.0, since.dtype)
-    return scores, slope, since
-
-
-@triton.jit
 def changed(scores, changes, heads, apart):
     """What scaled scores [m, n] of pairs so far apart become, their slope, and the slope of what
     was made of them after a bias."""
-    one = tl.full(scores.shape, 1.0, scores.dtype)
-    state = scores, one, one
+    slope = tl.full(scores.shape, 1.0, scores.dtype)
+    since = slope
     for number in tl.static_range(changes.count):
-        state = once_changed(state, changes, number, heads, apart, changes.code // 4**number % 4)
-    return state
+        own = changes.numbers + number * changes.heads + heads
+        if changes.code // 4**number % 4 == 1:
+            cap = tl.load(own)[:, None]
+            bent = tanh(scores / cap)
+            fall = 1.0 - bent * bent
+            scores, slope, since = cap * bent, slope * fall, since * fall
+        elif changes.code // 4**number % 4 == 2:
+            scores = scores - tl.load(own)[:, None] * tl.abs(apart).to(scores.dtype)
+        else:
+            table = changes.table + heads[:, None] * changes.stride
+            scores = scores + tl.load(table + bucket_of(changes, apart)).to(scores.dtype)
+            since = tl.full(since.shape, 1.0, since.dtype)
+    return scores, slope, since
 
 
 @triton.jit

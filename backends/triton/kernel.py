@@ -15,11 +15,12 @@ from attnspec.backends.common.merging import Partial
 from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.decided.tables import Part
+from attnspec.backends.flex.steps import steps_of
 from attnspec.backends.flex.tiles import StepTiles
 from attnspec.backends.tables.kernel import ByTables
 from attnspec.backends.triton.attention import Launches, changes_of, fits
 from attnspec.backends.triton.tables import Step, step_of
-from attnspec.backends.triton.tuning import ON_GPU, steps_of
+from attnspec.backends.triton.tuning import ON_GPU
 from attnspec.layout.steps import bands_of
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
@@ -50,7 +51,7 @@ class TritonKernel(ByTables):
         super().__init__(work, heads, device)
         self.changes = changes_of(work, heads, device)
         place = device if work.reads else HOST
-        self.tiles = [StepTiles(band, work, place) for band in steps_of(work)]
+        self.tiles = [StepTiles(band, work, place) for band in steps_of(work, ON_GPU)]
         self.steps = [step_of(tiles, device) for tiles in self.tiles]
         self.last: Remembered[list[Laid]] = Remembered()
         self.samples: Cache[tuple[bytes, ...], list[Step]] = Cache(LIMITS.layouts_few)

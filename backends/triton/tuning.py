@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from attnspec.backends.flex import steps
 from attnspec.layout.orders import Boxed, Order, Side
-from attnspec.layout.steps import Banded, Means, equal, fixed
+from attnspec.layout.steps import Means, equal, fixed
 from attnspec.layout.tiling import Survey
-from attnspec.lower.work import Work
 
 LEAST = 16
 """Rows and columns of a block at least."""
@@ -42,12 +40,6 @@ LARGE = (256, 512, 1024, 2048, 4096)
 
 ON_GPU = Means("triton", "cuda", (64, WHOLE), LARGE, _units, _size)
 """The tiles of the kernels here."""
-
-
-def steps_of(work: Work) -> tuple[Banded, ...]:
-    """The steps of a work in the tiles of the kernels here, none where masks of inputs would take
-    too much, or are known for one sample alone."""
-    return steps.steps_of(work, ON_GPU)
 
 
 CHUNK = 64

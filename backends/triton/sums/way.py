@@ -207,7 +207,7 @@ class _Launches:
         logs = rows_of(totals.flatten(1, 2) if self.logs is None else self.logs)
         into = rows_of(out.flatten(1, 2)), rows_of(totals[..., None].flatten(1, 2)), logs
         with running_on(self.f.device):
-            states = self._states(*self.tensors[1:], False)
+            states = self._states(self.tensors[1], self.tensors[2], False)
             given = *self.tensors, *into, *self.keys, states
             rest = Quotient(*map(tl.constexpr, numbers)), plan
             _launch(kernels.outputs, self._programs(True, plan.talls), (*given, *rest))
