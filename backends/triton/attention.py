@@ -16,7 +16,7 @@ from attnspec.backends.common.flash import in_rows
 from attnspec.backends.common.score_formula import bucket_table, slopes_of
 from attnspec.backends.decided.tables import Part
 from attnspec.backends.triton import kernels
-from attnspec.backends.triton.blocks import Changes, Drops, Heads, Lists, Look, Rows, Side
+from attnspec.backends.triton.blocks import Changes, Drops, Lists, Look, Rows, Side
 from attnspec.backends.triton.tables import Programs, Step
 from attnspec.backends.triton.tuning import LEAST, block_of, power
 from attnspec.lower.work import Alibi, Bias, Softcap, Work
@@ -125,7 +125,6 @@ class Launches:
         self.kind = torch.promote_types(q.dtype, torch.float32)
         group = q.shape[1] if in_line else 1
         groups = q.shape[1] // group
-        self.heads = Heads(groups, groups // k.shape[1], group), Heads(k.shape[1], 1, 1)
         changed, self.learned = changes[self.kind], 1
         for table in call.tables.values():
             rows = in_rows(table)
@@ -141,6 +140,7 @@ class Launches:
             each = repeat if in_line else keys * repeat
             drops = Drops(call.seed, least_of(p), factor_of(p), line, each, n_q, part.n_k)
         self.look = Look(
+            *(groups, groups // k.shape[1], group),
             *(q, 0, 0),
             padding,
             changed,
@@ -184,7 +184,7 @@ class Launches:
                 shares = self.q
                 if self.learned > 1:
                     programs = step.rows[0].count * sides[0].parts
-                    shape = self.batch, self.heads[0].groups, programs, self.learned
+                    shape = self.batch, look.groups, programs, self.learned
                     shares = self.q.new_empty(shape, dtype=self.kind)
                 given = sides, look, upper
                 self._run(kernels.of_queries, step.rows, 0, queries, *given, shares)
@@ -204,25 +204,28 @@ class Launches:
     ) -> None:
         """Runs a kernel for the tiles of a side. What the programs of long lists find goes to
         slots, and from there to its place."""
-        (programs, spans, slots), heads, own = work, self.heads[side], sides[side]
+        (programs, spans, slots), own, of_side = work, sides[side], look
+        if side == 1:
+            # a program takes all query heads that share a key head
+            of_side = look._replace(groups=look.groups // look.ratio, group=1)
         targets = held = tuple(map(rows_of, into))
         if slots:
             rows = slots * own.parts * own.count.value
-            shapes = ((self.batch, heads.groups, rows, *x.shape[3:]) for x in into)
+            shapes = ((self.batch, of_side.groups, rows, *x.shape[3:]) for x in into)
             held = tuple(rows_of(self.q.new_empty(x, dtype=self.kind)) for x in shapes)
-        given = *self.given, *more, targets, held, sides, programs, self.heads[0], look
-        self._launch(kernel, programs, own, heads, given)
+        heads = self.batch * of_side.groups * own.parts
+        self._launch(
+            kernel, programs, heads, *self.given, *more, targets, held, sides, programs, look
+        )
         if slots and kernel is kernels.attend:
-            self._launch(kernels.merge, spans, own, heads, (targets, held, own, spans, heads, look))
+            self._launch(kernels.merge, spans, heads, targets, held, own, spans, of_side)
         elif slots:
             for each in zip(targets, held, strict=True):
-                self._launch(kernels.add_up, spans, own, heads, (*each, own, spans, heads, look))
+                self._launch(kernels.add_up, spans, heads, *each, own, spans, of_side)
 
-    def _launch(
-        self, kernel: Any, work: Lists, side: Side, heads: Heads, given: Sequence[object]
-    ) -> None:
-        """Runs a kernel once for every block of its tiles and every group of heads."""
-        if count := work.count * side.parts * self.batch * heads.groups:
+    def _launch(self, kernel: Any, work: Lists, heads: int, *given: object) -> None:
+        """Runs a kernel for its programs, each of them for so many heads and blocks."""
+        if count := work.count * heads:
             launch(kernel, count, given, *self.blocks[2:])
 
     # --- what kernels are handed ---------------------------------------------------------------
@@ -249,7 +252,7 @@ class Launches:
 
     def _sides(self, step: Step) -> tuple[tuple[Side, Side], Look]:
         """Both sides of a step in blocks, and how its scores are made."""
-        q = _in_blocks(step.q, self.blocks[0], self.heads[0].group)
+        q = _in_blocks(step.q, self.blocks[0], self.look.group)
         k = _in_blocks(step.k, self.blocks[1], 1)
         whole = tl.constexpr(k.size == k.parts * k.block.value)
         masks = {"words": step.masks.bits, "height": q.size, "width": -(-k.size // 32)}

@@ -79,15 +79,6 @@ class Changes(NamedTuple):
     learned: Any
 
 
-class Heads(NamedTuple):
-    """`groups` of `group` query heads in each sample, one to a program, of which `ratio` groups
-    share a key head."""
-
-    groups: Any
-    ratio: Any
-    group: Any
-
-
 class Drops(NamedTuple):
     """Which weights are dropped, as `attnspec.backends.common.dropping` says: the seed, the least
     number that is kept and what such weights are multiplied with; the first line, so many heads in
@@ -104,11 +95,16 @@ class Drops(NamedTuple):
 
 
 class Look(NamedTuple):
-    """How scores are made: masks as bits, int32 [masks, height, width], 32 keys in a word; the
-    scale, the position of query row 0, and padding of keys; which weights are dropped, or None;
-    labels that a pair must have in common, in place of heads. Constant: how many labels, the type
-    of sums, whether there is padding, and whether key tiles are whole blocks."""
+    """Who looks, and how scores are made: `groups` of `group` query heads in each sample, one to a
+    program, of which `ratio` groups share a key head; masks as bits, int32 [masks, height, width],
+    32 keys in a word; the scale, the position of query row 0, and padding of keys; which weights
+    are dropped, or None; labels that a pair must have in common, in place of heads. Constant: how
+    many labels, the type of sums, whether there is padding, and whether key tiles are whole
+    blocks."""
 
+    groups: Any
+    ratio: Any
+    group: Any
     words: Any
     height: Any
     width: Any

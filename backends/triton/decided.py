@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.exact import has_numbers
-from attnspec.backends.common.merging import Partial
 from attnspec.backends.decided import choice
 from attnspec.backends.decided.lists import TILE
 from attnspec.backends.decided.products import Parts, Product
@@ -24,9 +22,9 @@ from attnspec.backends.decided.tables import Part, Placed
 from attnspec.backends.decided.tables import Side as PlacedSide
 from attnspec.backends.flex.tiles import LOOKED, Masks, packed
 from attnspec.backends.tables.decided import DecidedTables
-from attnspec.backends.triton.attention import Launches, changes_of, fits
+from attnspec.backends.triton.attention import Launches, changes_of
 from attnspec.backends.triton.blocks import Side
-from attnspec.backends.triton.kernel import TritonKernel, attended, differentiated, is_taken
+from attnspec.backends.triton.kernel import Launching, TritonKernel
 from attnspec.backends.triton.tables import LONGEST, SHORTEST, Cut, Step
 from attnspec.backends.triton.tuning import LEAST
 from attnspec.graphs.token_sets import inputs_in
@@ -60,15 +58,12 @@ def filled(layout: choice.TileLists, heads: int, n_k: int) -> choice.TileLists:
     return replace(layout, lists=lists, q_tile=sizes[0], k_tile=sizes[1], whole=False)
 
 
-class DecidedKernel(DecidedTables):
+class DecidedKernel(Launching, DecidedTables):
     """Attention over the lists of a call's choices, and over the rest of the graph.
 
     The query heads of a key head that share their lists are rows of one tile. Where kernels cannot
     go, the dense definition computes the same.
     """
-
-    one_size = False
-    reuses = ("cpu", "cuda")
 
     def __init__(
         self, work: Work, heads: tuple[int, ...], device: torch.device, parts: Parts
@@ -81,36 +76,15 @@ class DecidedKernel(DecidedTables):
             self.beside = TritonKernel(rest, heads, device)
         self.scores = changes_of(work, heads, device)
 
-    def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
-        return is_taken(q) and fits(q, v) and has_numbers(q, k, v)
-
     def parts_of(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
         batch, keys, repeat, n_q = q.shape[:4]
         sides = slice(0, batch), slice(0, keys), slice(0, repeat)
         whole = TallPart(*sides, (batch, keys, repeat, n_q), self.work.n_k, call)
         return whole.apart(self.parts.products)
 
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
-    ) -> Partial:
-        launches = self._launches((q, k, v), call, scale, False)
-        return attended(launches, q, v, self.work.normalize, False)
-
-    def derivatives(
-        self,
-        saved: Sequence[torch.Tensor],
-        grad: torch.Tensor,
-        of_lse: torch.Tensor | None,
-        call: Call,
-        scale: float,
-    ) -> Sequence[torch.Tensor]:
-        launches = self._launches(saved[:3], call, scale, True)
-        return differentiated(launches, saved, grad, of_lse)
-
-    def _launches(
+    def launches(
         self, tensors: Sequence[torch.Tensor], call: Call, scale: float, back: bool
     ) -> Iterator[Launches]:
-        """The launches of a call with q [B, K, R, n_q, d], k and v [B, K, n_k, …]."""
         if self.beside is not None:
             # its inputs are [B, n_k]
             data = {name: call.data[name][:, 0] for name in self.beside.work.reads}

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from attnspec.backends.common.exact import has_numbers
+from attnspec.backends.common.exact import SoftmaxKernel, has_numbers
 from attnspec.backends.common.masks import with_data
 from attnspec.backends.common.merging import Partial
 from attnspec.backends.common.remembered import Remembered
@@ -34,18 +34,69 @@ Laid = tuple[slice, Sequence[Step], "torch.Tensor | None"]
 common."""
 
 
-class TritonKernel(ByTables):
-    """Attention over disjoint steps on the GPU; under the interpreter, on the CPU. What run-time
-    inputs leave of them is made out on the device, for all samples at once; where it would take too
-    much, or the host must look, each sample is laid out by itself.
+class Launching(SoftmaxKernel):
+    """Attention by launches of the kernels.
 
-    Transforms and derivatives of derivatives go by tiles in natural order, and so do float64 on a
-    GPU, for which there is no room, heads whose least blocks a GPU has no room for, and bfloat16
-    under the interpreter, which has no such numbers.
+    Transforms and derivatives of derivatives go the composed way, and so do float64 on a GPU, for
+    which there is no room, heads whose least blocks a GPU has no room for, and bfloat16 under the
+    interpreter, which has no such numbers.
     """
 
     one_size = False
     reuses = ("cpu", "cuda")
+
+    def launches(
+        self, tensors: Sequence[torch.Tensor], call: Call, scale: float, back: bool
+    ) -> Iterable[Launches]:
+        """The launches of a call with q [B, K, R, n_q, d], k and v [B, K, n_k, …]; `back` says that
+        it is for gradients. What the data decide is made one after the other."""
+        raise NotImplementedError
+
+    def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
+        return is_taken(q) and fits(q, v) and has_numbers(q, k, v)
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
+    ) -> Partial:
+        launches = self.launches((q, k, v), call, scale, False)
+        # what is merged is kept in wide numbers meanwhile
+        wide = torch.promote_types(q.dtype, torch.float32)
+        once = not self.work.decided and all(each.once for each in launches)
+        out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=q.dtype if once else wide)
+        # `softmax1` has a key of score and value 0
+        empty = 0.0 if self.work.normalize == "softmax1" else -math.inf
+        lse = q.new_full(q.shape[:-1], empty, dtype=wide)
+        for each in launches:
+            each.attend(out, lse)
+        return out.to(q.dtype), lse
+
+    def derivatives(
+        self,
+        saved: Sequence[torch.Tensor],
+        grad: torch.Tensor,
+        of_lse: torch.Tensor | None,
+        call: Call,
+        scale: float,
+    ) -> Sequence[torch.Tensor]:
+        *given, out, lse = saved
+        launches = self.launches(given, call, scale, True)
+        once = not self.work.decided and all(len(each.steps) < 2 for each in launches)
+        # what is taken off the gradient of every weight of a row
+        delta = (grad.to(lse.dtype) * out).sum(-1)
+        if of_lse is not None:
+            delta = delta - of_lse.masked_fill(lse == -math.inf, 0.0)
+        tables = call.tables.values()
+        grads = [x.new_zeros(x.shape, dtype=x.dtype if once else lse.dtype) for x in given]
+        grads += [torch.zeros_like(x, dtype=lse.dtype) for x in tables]
+        for each in launches:
+            each.derive((grad, lse, delta), grads[:3], grads[3:])
+        return [x.to(y.dtype) for x, y in zip(grads, (*given, *tables), strict=True)]
+
+
+class TritonKernel(Launching, ByTables):
+    """Attention over disjoint steps on the GPU; under the interpreter, on the CPU. What run-time
+    inputs leave of them is made out on the device, for all samples at once; where it would take too
+    much, or the host must look, each sample is laid out by itself."""
 
     def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
         super().__init__(work, heads, device)
@@ -56,42 +107,20 @@ class TritonKernel(ByTables):
         self.last: Remembered[list[Laid]] = Remembered()
         self.samples: Cache[tuple[bytes, ...], list[Step]] = Cache(LIMITS.layouts_few)
 
-    def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
-        return is_taken(q) and fits(q, v) and has_numbers(q, k, v)
-
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
-    ) -> Partial:
-        launches = self.launches((q, k, v), call, scale, False)
-        once = all(each.once for each in launches)
-        return attended(launches, q, v, self.work.normalize, once)
-
-    def derivatives(
-        self,
-        saved: Sequence[torch.Tensor],
-        grad: torch.Tensor,
-        of_lse: torch.Tensor | None,
-        call: Call,
-        scale: float,
-    ) -> Sequence[torch.Tensor]:
-        launches = self.launches(saved[:3], call, scale, True)
-        once = all(len(each.steps) < 2 for each in launches)
-        return differentiated(launches, saved, grad, of_lse, [*call.tables.values()], once)
-
     def launches(
-        self, parts: Sequence[torch.Tensor], call: Call, scale: float, back: bool
+        self, tensors: Sequence[torch.Tensor], call: Call, scale: float, back: bool
     ) -> list[Launches]:
-        """The launches of a call with q [B, K, R, n_q, d], k and v [B, K, n_k, …]."""
-        batch, keys, repeat, n_q = parts[0].shape[:4]
+        batch, keys, repeat, n_q = tensors[0].shape[:4]
         launches = []
         for of, steps, labels in self._laid_out(call.data, batch):
             line = call.line + (of.start or 0) * len(self.heads)
             its = replace(
                 call, padding=None if call.padding is None else call.padding[of], line=line
             )
-            shape = batch, keys, repeat, n_q
-            part = Part(of, slice(None), slice(None), shape, parts[1].shape[2], its)
-            launches.append(Launches(self.changes, steps, part, parts, scale, back, labels=labels))
+            every, shape = slice(None), (batch, keys, repeat, n_q)
+            part = Part(of, every, every, shape, tensors[1].shape[2], its)
+            given = self.changes, steps, part, tensors, scale, back
+            launches.append(Launches(*given, labels=labels))
         return launches
 
     def _laid_out(self, data: Mapping[str, torch.Tensor], batch: int) -> list[Laid]:
@@ -121,44 +150,6 @@ class TritonKernel(ByTables):
             return [step_of(StepTiles(band, known, HOST), self.device) for band in bands]
 
         return self.samples.get(tuple(x.tobytes() for x in own.values()), lambda: apart(build))
-
-
-def attended(
-    launches: Iterable[Launches], q: torch.Tensor, v: torch.Tensor, normalize: str, once: bool
-) -> Partial:
-    """What launches give all queries [B, K, R, n_q, d]; `once` says that each output is written by
-    one program alone."""
-    # what is merged is kept in wide numbers meanwhile
-    wide = torch.promote_types(q.dtype, torch.float32)
-    out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=q.dtype if once else wide)
-    # `softmax1` has a key of score and value 0
-    empty = 0.0 if normalize == "softmax1" else -math.inf
-    lse = q.new_full(q.shape[:-1], empty, dtype=wide)
-    for each in launches:
-        each.attend(out, lse)
-    return out.to(q.dtype), lse
-
-
-def differentiated(
-    launches: Iterable[Launches],
-    saved: Sequence[torch.Tensor],
-    grad: torch.Tensor,
-    of_lse: torch.Tensor | None,
-    tables: Sequence[torch.Tensor] = (),
-    once: bool = False,
-) -> list[torch.Tensor]:
-    """The gradients of q, k, v and of tables, where `saved` are q, k, v, the output and its
-    log-sum-exps, by the gradients of both."""
-    *given, out, lse = saved
-    # what is taken off the gradient of every weight of a row
-    delta = (grad.to(lse.dtype) * out).sum(-1)
-    if of_lse is not None:
-        delta = delta - of_lse.masked_fill(lse == -math.inf, 0.0)
-    grads = [x.new_zeros(x.shape, dtype=x.dtype if once else lse.dtype) for x in given]
-    grads += [torch.zeros_like(x, dtype=lse.dtype) for x in tables]
-    for each in launches:
-        each.derive((grad, lse, delta), grads[:3], grads[3:])
-    return [x.to(y.dtype) for x, y in zip(grads, (*given, *tables), strict=True)]
 
 
 def is_taken(q: torch.Tensor) -> bool:

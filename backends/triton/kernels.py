@@ -41,11 +41,11 @@ def task_of(lists, groups, side):
 
 
 @triton.jit
-def queries_of(side, heads, group, tile, part):
+def queries_of(side, look, group, tile, part):
     """The rows of a block of queries, as `rows_of` says them, and the query head of each."""
     at, rows, inside = rows_of(side, tile, part)
     which = tl.arange(0, side.count) // side.block
-    return (at, rows, inside & (which < heads.group)), group * heads.group + which
+    return (at, rows, inside & (which < look.group)), group * look.group + which
 
 
 @triton.jit
@@ -111,16 +111,16 @@ def begun(out, lse, sample, q_rows, q_heads, own, look):
 
 
 @triton.jit
-def attend(q, k, v, into, slots, sides, lists, heads, look):
+def attend(q, k, v, into, slots, sides, lists, look):
     """Merges into outputs and their log-sum-exps what the lists of query tiles give."""
-    sample, group, tile, part, span, slot = task_of(lists, heads.groups, sides[0])
-    queries = queries_of(sides[0], heads, group, tile, part)
+    sample, group, tile, part, span, slot = task_of(lists, look.groups, sides[0])
+    queries = queries_of(sides[0], look, group, tile, part)
     q_rows, q_heads = queries
     rows = taken(q, sample, q_heads, q_rows[1], q_rows[2])
     s_rows, s_heads = in_slot(slot, group, sides[0].count)
     own = q_rows[2] & (s_rows[1] < 0)
     state = begun(into[0], into[1], sample, q_rows, q_heads, own, look)
-    ids, parts = (sample, group // heads.ratio), sides[1].parts
+    ids, parts = (sample, group // look.ratio), sides[1].parts
     for masked in tl.static_range(2):
         for place in range(span[masked] * parts, span[masked + 1] * parts):
             entry = entry_of(lists, place, parts, masked)
@@ -134,11 +134,11 @@ def attend(q, k, v, into, slots, sides, lists, heads, look):
 
 
 @triton.jit
-def merge(into, slots, side, spans, heads, look):
+def merge(into, slots, side, spans, look):
     """Merges into outputs and their log-sum-exps what the slots of long lists hold, one after the
     other; `spans` are as `Lists`, with slots in place of entries."""
-    sample, group, tile, part, span, _ = task_of(spans, heads.groups, side)
-    q_rows, q_heads = queries_of(side, heads, group, tile, part)
+    sample, group, tile, part, span, _ = task_of(spans, look.groups, side)
+    q_rows, q_heads = queries_of(side, look, group, tile, part)
     top, total, found = begun(into[0], into[1], sample, q_rows, q_heads, q_rows[2], look)
     for slot in range(span[0], span[2]):
         s_rows, s_heads = in_slot(slot * side.parts + part, group, side.count)
@@ -154,10 +154,10 @@ def merge(into, slots, side, spans, heads, look):
 
 
 @triton.jit
-def add_up(into, slots, side, spans, heads, look):
+def add_up(into, slots, side, spans, look):
     """Adds what the slots of long lists hold, one after the other, to the rows of their tiles."""
-    sample, group, tile, part, span, _ = task_of(spans, heads.groups, side)
-    rows, at = queries_of(side, heads, group, tile, part)
+    sample, group, tile, part, span, _ = task_of(spans, look.groups, side)
+    rows, at = queries_of(side, look, group, tile, part)
     found = taken(into, sample, at, rows[1], rows[2]).to(look.kind)
     for slot in range(span[0], span[2]):
         s_rows, s_heads = in_slot(slot * side.parts + part, group, side.count)
@@ -220,17 +220,17 @@ def queries_back(state, rows, k, v, above, queries, entry, ids, sides, look, mas
 
 
 @triton.jit
-def of_queries(q, k, v, tensors, shares, into, slots, sides, lists, heads, look):
+def of_queries(q, k, v, tensors, shares, into, slots, sides, lists, look):
     """Adds to `into` the gradients of queries, by the lists of query tiles, and writes those of the
     table of a bias, each program its share [programs, buckets]."""
-    sample, group, tile, part, span, slot = task_of(lists, heads.groups, sides[0])
-    queries = queries_of(sides[0], heads, group, tile, part)
+    sample, group, tile, part, span, slot = task_of(lists, look.groups, sides[0])
+    queries = queries_of(sides[0], look, group, tile, part)
     q_rows, q_heads = queries
     rows = taken(q, sample, q_heads, q_rows[1], q_rows[2])
     above = above_of(tensors, sample, q_rows, q_heads)
     numbers = tl.arange(0, look.changes.learned)
     state = tl.zeros([sides[0].count, q.block], look.kind), tl.zeros_like(numbers).to(look.kind)
-    ids, parts = (sample, group // heads.ratio), sides[1].parts
+    ids, parts = (sample, group // look.ratio), sides[1].parts
     for masked in tl.static_range(2):
         for place in range(span[masked] * parts, span[masked + 1] * parts):
             entry = entry_of(lists, place, parts, masked)
@@ -245,13 +245,11 @@ def of_queries(q, k, v, tensors, shares, into, slots, sides, lists, heads, look)
 
 
 @triton.jit
-def keys_back(
-    state, q, k, v, tensors, task, entry, k_rows, sides, heads, look, masked: tl.constexpr
-):
+def keys_back(state, q, k, v, tensors, task, entry, k_rows, sides, look, masked: tl.constexpr):
     """The gradients of keys and values after one more block of queries."""
     of_k, of_v = state
     sample, group = task
-    queries = queries_of(sides[0], heads, group, entry[0], entry[1])
+    queries = queries_of(sides[0], look, group, entry[0], entry[1])
     q_rows, q_heads = queries
     rows = taken(q, sample, q_heads, q_rows[1], q_rows[2])
     above = above_of(tensors, sample, q_rows, q_heads)
@@ -264,10 +262,10 @@ def keys_back(
 
 
 @triton.jit
-def of_keys(q, k, v, tensors, into, slots, sides, lists, heads, look):
+def of_keys(q, k, v, tensors, into, slots, sides, lists, look):
     """Adds to `into` the gradients of keys and of values, by the lists of key tiles; one program
     takes all groups of query heads that share a key head."""
-    key_heads = heads.groups // heads.ratio
+    key_heads = look.groups // look.ratio
     sample, key_head, tile, part, span, slot = task_of(lists, key_heads, sides[1])
     k_rows = keys_of(sides[1], tile, part, look, sample)
     own_head = tl.zeros([sides[1].count], tl.int32) + key_head
@@ -276,13 +274,13 @@ def of_keys(q, k, v, tensors, into, slots, sides, lists, heads, look):
     of_k = tl.zeros([sides[1].count, k.block], look.kind)
     of_v = tl.zeros([sides[1].count, v.block], look.kind)
     state, parts = (of_k, of_v), sides[0].parts
-    for group in range(key_head * heads.ratio, (key_head + 1) * heads.ratio):
+    for group in range(key_head * look.ratio, (key_head + 1) * look.ratio):
         task = sample, group
         for masked in tl.static_range(2):
             for place in range(span[masked] * parts, span[masked + 1] * parts):
                 entry = entry_of(lists, place, parts, masked)
                 state = keys_back(
-                    state, q, rows, values, tensors, task, entry, k_rows, sides, heads, look, masked
+                    state, q, rows, values, tensors, task, entry, k_rows, sides, look, masked
                 )
     s_rows, s_heads = in_slot(slot, key_head, sides[1].count)
     own = k_rows[2] & (s_rows[1] < 0)
