@@ -195,12 +195,6 @@ def layouts_of(bands: tuple[Banded, ...], n_q: int, n_k: int) -> list[StepLayout
     ]
 
 
-def whole_layouts_of(bands: tuple[Banded, ...], n_q: int, n_k: int) -> list[StepLayout]:
-    """The tiles of every step, each in one part: where a mask is looked up tile by tile, those of
-    long rows are no larger than those of short ones."""
-    return [step_layout(band.relation, n_q, n_k, band.order, band.sizes) for band in bands]
-
-
 def natural_tables(relation: Relation, n_q: int, n_k: int, tile: int) -> Tables[np.ndarray]:
     """The tables of one step in natural order, in square tiles of a size."""
     layout = step_layout(relation, n_q, n_k, NATURAL, (tile, tile))

@@ -118,12 +118,13 @@ class StepTiles:
         reading = reading_of(relation)
         if reading.condition is None:
             raise ValueError("it reads no inputs")
-        self.condition = reading.condition
-        self.step = self.static.numbers[0, at], self.static.bits
         self.parts = [
             self._static(mine, kinds_in(mine, layout)[looked])
             for mine in map(self._within, reading.parts)
         ]
+        # the step is one part more
+        self.parts.append((self.static.numbers[0, at], self.static.bits))
+        self.condition = Intersection((Part(len(reading.parts)), reading.condition))
 
     def _looked_at(self, data: Data, batch: int) -> Masks:
         # beside tiles, rows and columns a number of each sample has an axis more
@@ -158,8 +159,7 @@ class StepTiles:
         q = self.places[0][self.looked[0][part]][:, :, None]
         k = self.places[1][self.looked[1][part]][:, None, :]
         real = (q >= 0) & (k >= 0)
-        held = self._of(self.condition, part, data, (q.clamp(min=0), k.clamp(min=0)))
-        held = held & real & self._unpacked(self.step, part)
+        held = real & self._of(self.condition, part, data, (q.clamp(min=0), k.clamp(min=0)))
         return held.expand(batch, *real.shape), q >= 0
 
     def _of(

@@ -95,7 +95,7 @@ class TritonBackend:
             return (f"products of whole matrices by torch, {_operations(work):,} operations",)
         if work.mechanism is not None:
             form = f"chunks of {CHUNK}" if work.causal else "all positions"
-            if work.hybrid and not _window(work):
+            if work.hybrid and lagged(work)[1] is not None:
                 form = "tables of the graph, in tensor products"
             found = f"sums of features in {form}, {_operations(work):,} operations"
             graph = self.steps(graph_of(work)) if work.hybrid else ()
@@ -153,11 +153,6 @@ def _launches(work: Work) -> bool:
     return work.mechanism is None or work.mechanism.sums
 
 
-def _window(work: Work) -> bool:
-    """Whether the graph beside a mechanism is a window that its sums stay behind."""
-    return lagged(work)[1] is None
-
-
 def _operations(work: Work) -> int:
     """Those of the kernels, for one head."""
     mechanism = mechanism_of(work)
@@ -180,7 +175,8 @@ def _of_sums(work: Work) -> Amounts:
 def _of_both(work: Work) -> Amounts:
     """What a graph and sums of features beside it take."""
     found, graph = _of_sums(work), graph_of(work)
-    if not _window(work):
+    if lagged(work)[1] is not None:
+        # it is no window that sums stay behind
         pairs = sum(band.tiles.tiles * prod(band.sizes) for band in steps_of(graph, ON_GPU))
         units = {"call": 1, "pair": pairs + features_of(work)}
         found = weighed("dense", units, work.device, work.copies)
