@@ -246,9 +246,14 @@ def measured(body: str) -> Spec:
     return attnspec.parse(f"attention measured {{ {body} }}")
 
 
-def tensors(at: Settings, n: int, heads: int = 0, size: int = 64, batch: int = 1) -> torch.Tensor:
-    x = torch.randn(batch, heads or at.heads, n, size, generator=torch.Generator().manual_seed(0))
-    return x.to(at.device, at.dtypes[0])
+def tensors(
+    at: Settings, n: int, heads: int | Sequence[int] = 0, size: int = 64, batch: int = 1
+) -> list[torch.Tensor]:
+    """Queries, keys and values, each with numbers of its own."""
+    counts = [heads or at.heads] * 3 if isinstance(heads, int) else heads
+    drawn = torch.Generator().manual_seed(0)
+    each = [torch.randn(batch, count, n, size, generator=drawn) for count in counts]
+    return [x.to(at.device, at.dtypes[0]) for x in each]
 
 
 def waited(at: Settings, run: Callable[[], object]) -> object:
@@ -284,7 +289,7 @@ def uninterrupted(at: Settings, body: str, backend: str, p: float) -> Row:
         return {"reason": "there is no GPU to wait for"}
     spec, n = measured(body), min(at.lengths)
     module = spec.compile(backend, at.device, 64).to(at.dtypes[0])
-    parts = [tensors(at, n).requires_grad_() for _ in range(3)]
+    parts = [x.requires_grad_() for x in tensors(at, n)]
     ids = torch.arange(n, device=at.device)[None] // 1000
     inputs = {"document": ids} if spec.inputs else None
 
@@ -318,7 +323,7 @@ def uninterrupted(at: Settings, body: str, backend: str, p: float) -> Row:
 
 def beside_flex(at: Settings, name: str, n: int) -> Row:
     """FlexAttention with the same mask, compiled."""
-    spec, inputs = measured(BESIDE_FLEX[name]), [tensors(at, n) for _ in range(3)]
+    spec, inputs = measured(BESIDE_FLEX[name]), tensors(at, n)
     ids = (torch.arange(n).float() / 8).sqrt().long().to(at.device)
     data = {"document": ids[None]} if spec.inputs else None
     backends = {"ours": "auto", "ours, triton": "triton", "ours, flex": "flex"}
@@ -355,7 +360,7 @@ def efficiency(at: Settings, name: str) -> Row:
         "ours": spec.compile(device=at.device, head_size=64),
         "dense": functional.scaled_dot_product_attention,
     }
-    seconds = seconds_of(at, subjects, [tensors(at, n) for _ in range(3)])
+    seconds = seconds_of(at, subjects, tensors(at, n))
     share = spec.relation(n).edges(n) / n**2
     eta = {mode: share * found["dense"] / found["ours"] for mode, found in seconds.items()}
     ok = all(value >= wanted for value, wanted in zip(eta.values(), least, strict=True))
@@ -379,7 +384,7 @@ def linear(at: Settings) -> Row:
         return found.transpose(1, 2)
 
     ours = measured("causal attend linear()").compile("triton", at.device, 128)
-    parts = [tensors(at, at.long, size=128) for _ in range(3)]
+    parts = tensors(at, at.long, size=128)
     return judged(seconds_of(at, {"ours": ours, "fla": rival}, parts), "fla", (1.0, 1.0))
 
 
@@ -388,7 +393,7 @@ def longest(at: Settings) -> Row:
     module = measured("attend window(radius = 256) | global(first(64))").compile(device=at.device)
     peaks = []
     for n in (at.longest // 2, at.longest):
-        run = called(module, [tensors(at, n) for _ in range(3)], "training")
+        run = called(module, tensors(at, n), "training")
         if at.gpu:
             torch.cuda.reset_peak_memory_stats()
         waited(at, run)
@@ -404,7 +409,7 @@ def chosen(at: Settings) -> Row:
         "heads 64 causal input blocks: choices(size = 64)"
         " attend window(before = 511, after = 0) | chosen(blocks)"
     ).compile(device=at.device, head_size=128)
-    parts = [tensors(at, n, heads, 128) for heads in (64, 4, 4)]
+    parts = tensors(at, n, (64, 4, 4), 128)
     drawn = torch.rand(n, 16, generator=torch.Generator().manual_seed(0))
     picked = (drawn * (torch.arange(n)[:, None] // block + 1)).long()
     ours = partial(module, inputs={"blocks": picked[None, None].to(at.device)})
@@ -417,7 +422,7 @@ def chosen(at: Settings) -> Row:
 def in_shape(at: Settings, name: str, shape: Shape, padded: bool) -> Row:
     """A shape that people use beside the best call of torch: nothing, `is_causal`, or a mask."""
     spec = measured(SHAPE_PATTERNS[name])
-    parts = [tensors(at, shape.n, shape.heads, 64, shape.batch) for _ in range(3)]
+    parts = tensors(at, shape.n, shape.heads, 64, shape.batch)
     padding = padding_of(shape).to(at.device) if padded else None
     ours = partial(spec.compile(device=at.device, head_size=64), key_padding_mask=padding)
     held = torch.from_numpy(spec.mask(shape.n)).to(at.device)

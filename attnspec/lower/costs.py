@@ -96,7 +96,6 @@ WEIGHTS: Mapping[str, Mapping[str, Mapping[str, float]]] = {
         "torch": {"call": 1, "pair": 1, "masked": 2.9},
         # the keys and values of a tile are written and read again
         "tiles": {"call": 3, "row": 0.07, "pair": 2.7, "gather": 365, "masked": 1.2},
-        "tables": {"layout": 170},
         "scattered": {"start": 10, "degree": 100, "edge": 1, "gathered": 30},
         # guards, block lists and a launch; a block of 128 queries, 132 of them at once
         "flex": {

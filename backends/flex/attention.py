@@ -8,7 +8,7 @@ index is beyond 32 bits at any length.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from inspect import signature
 from types import FunctionType
@@ -61,7 +61,8 @@ class Blocks(NamedTuple):
     `numbers[i * wide + j]`, sample after sample; mask m holds at place (a, c) of its block where
     bit c % 32 of `bits[(m * 128 + a) * 4 + c // 32]` is set; `runs` are none where masks are read.
     `real` says which keys there are, bool [samples * k places]; `labels` are those of the places of
-    queries and of keys, int64 [samples * places].
+    queries and of keys, int64 [samples * places]; `q_at` and `k_at` the positions at the places,
+    int32.
     """
 
     lists: tuple[torch.Tensor, ...]
@@ -70,35 +71,25 @@ class Blocks(NamedTuple):
     numbers: torch.Tensor
     bits: torch.Tensor
     real: torch.Tensor
+    q_at: torch.Tensor
+    k_at: torch.Tensor
     runs: tuple[torch.Tensor, ...] = ()
     labels: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
 
 
-class Scores(NamedTuple):
-    """What score changes read: how many key heads stand beside one another in a sample's place, and
-    query heads for each, in tensors; the positions at the places, int32; the tensors of changes."""
+Heads = tuple[torch.Tensor, torch.Tensor]
+"""How many key heads stand beside one another in a sample's place, and query heads for each."""
 
-    keys: torch.Tensor
-    repeat: torch.Tensor
-    q_at: torch.Tensor
-    k_at: torch.Tensor
-    changes: tuple[tuple[torch.Tensor, ...], ...]
-
-
-def visited(some: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The lists of FlexAttention for blocks that have a pair, and those whose pairs all are, bool
-    [samples, q blocks, k blocks]: of each side how many of the other side each has, and which,
-    ascending, contiguous, as its kernels read them whatever their strides are."""
-    found = []
-    for held in (some & ~whole, some & whole):
-        for each in (held[:, None], held.mT[:, None]):
-            order = torch.argsort(~each, dim=-1, stable=True).to(torch.int32)
-            found.append((each.sum(-1, dtype=torch.int32).contiguous(), order.contiguous()))
-    return tuple(x for at in (0, 2, 1, 3) for x in found[at])
+Changes = tuple[tuple[torch.Tensor, ...], ...]
+"""The tensors of score changes."""
 
 
 def attend(
-    kind: Kind, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: Blocks, scores: Scores
+    kind: Kind,
+    parts: Sequence[torch.Tensor],
+    blocks: Blocks,
+    heads: Heads,
+    changes: Changes,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The output [b, R, q places, d_v] of q [b, R, q places, d] and k, v [b, K, k places, …] and,
     if the kind asks, its log-sum-exps [b, R, q places]; b counts samples, and for each of them key
@@ -107,7 +98,8 @@ def attend(
     Raises BackendError where torch does not compile it: uncompiled, it would compute every score.
     """
     try:
-        found: tuple[torch.Tensor, torch.Tensor | None] = _compiled(kind)(q, k, v, *blocks, *scores)
+        found: tuple[torch.Tensor, torch.Tensor | None]
+        found = _compiled(kind)(*parts, *blocks, heads, changes)
     except FailOnRecompileLimitHit:
         raise BackendError(
             f"the backend flex refuses: FlexAttention was compiled {RECOMPILES} times for other"
@@ -164,13 +156,13 @@ def call_of(kind: Kind) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None
     def run(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        blocks, scores = Blocks(*given[: len(Blocks._fields)]), given[len(Blocks._fields) :]
+        blocks, (heads, changes) = Blocks(*given[:-2]), given[-2:]
         sizes = q.shape[2], k.shape[2]
         found = _flex(
             q,
             k,
             v,
-            score_mod(kind.changes, *scores) if kind.changes else None,
+            score_mod(kind.changes, blocks, heads, changes) if kind.changes else None,
             _block_mask(
                 sizes, *blocks.lists, BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=mask_mod(kind, blocks)
             ),
@@ -212,14 +204,7 @@ def mask_mod(kind: Kind, blocks: Blocks) -> Mod:
     return holds
 
 
-def score_mod(
-    kinds: tuple[str, ...],
-    keys: torch.Tensor,
-    repeat: torch.Tensor,
-    q_at: torch.Tensor,
-    k_at: torch.Tensor,
-    changes: tuple[tuple[torch.Tensor, ...], ...],
-) -> Mod:
+def score_mod(kinds: tuple[str, ...], blocks: Blocks, heads: Heads, changes: Changes) -> Mod:
     """The score of a pair of places with all changes: `scale` has its factor, `softcap` its cap,
     `alibi` the slopes of all heads, `bias` the bucket of every distance, the farthest of these, and
     the number of buckets, with the numbers of all heads and buckets."""
@@ -227,7 +212,7 @@ def score_mod(
     def changed(
         score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor
     ) -> torch.Tensor:
-        head = (b % keys) * repeat + h
+        head = (b % heads[0]) * heads[1] + h
         for kind, tensors in zip(kinds, changes, strict=True):
             if kind == "scale":
                 score = score * tensors[0]
@@ -235,7 +220,7 @@ def score_mod(
             if kind == "softcap":
                 score = tensors[0] * torch.tanh(score / tensors[0])
                 continue
-            distance = at(q_at, q) - at(k_at, k)
+            distance = at(blocks.q_at, q) - at(blocks.k_at, k)
             if kind == "alibi":
                 score = score - at(tensors[0], head) * distance.abs()
             else:

@@ -11,6 +11,7 @@ torch.use_deterministic_algorithms asks for the same bits each time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import cast
 
 import numpy as np
@@ -19,14 +20,13 @@ from torch.nn import functional
 
 from attnspec.backends.common.exact import grouped, is_plain
 from attnspec.backends.common.flash import rows_of_size
-from attnspec.backends.common.labels import labels_of
 from attnspec.backends.common.merging import merged, with_zero
 from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.score_formula import bucket_table, scale_of, slopes_of, widened
-from attnspec.backends.flex.attention import Blocks, Kind, Scores, attend, number_on, visited
-from attnspec.backends.flex.block_lists import EVERYTHING, are_ranges, block_masks, places_of
-from attnspec.backends.flex.inputs import ReadTiles, bits_of, ends_of, may_agree
+from attnspec.backends.flex.attention import Blocks, Changes, Heads, Kind, attend, number_on
+from attnspec.backends.flex.block_lists import FEWEST, runs_of, visited
 from attnspec.backends.flex.steps import BLOCK, LARGEST
+from attnspec.backends.flex.tiles import StepTiles, rows_of
 from attnspec.backends.tables.kernel import ByTables
 from attnspec.layout.axes import Axis
 from attnspec.layout.steps import Banded
@@ -79,8 +79,6 @@ class FlexKernel(ByTables):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q], on the CPU zeros."""
         shape, out_size, several = q.shape[:3], v.shape[-1], len(self.steps) > 1
-        if several and not self.finds_lse:
-            raise ValueError("without log-sum-exps the results of several steps are not merged")
         scale = scale_of(self.work, q.shape[-1]) if self.work.scale is None else 1.0
         keys, parts = k.shape[1], [q, k, v]
         if call.padding is not None or self.work.reads:
@@ -90,29 +88,30 @@ class FlexKernel(ByTables):
             parts = [grouped(q, k).flatten(0, 1), *(x.flatten(0, 1)[:, None] for x in (k, v))]
         if not q.is_cpu:
             parts = [rows_of_size(x, max(NARROWEST, x.shape[-1])) for x in parts]
-        sizes = (keys, "keys"), (parts[0].shape[1], "repeat")
-        counts = [number_on(q.device, *size) for size in sizes]
+        heads = number_on(q.device, keys, "keys"), number_on(q.device, parts[0].shape[1], "repeat")
         changes = tuple(
             mine if table is None else (*mine, call.tables[table].flatten())
             for table, mine in self.fixed
         )
-        kind = Kind(scale, self.kinds, call.padding is not None, lse=self.finds_lse)
+        # both sides are whole blocks, which of lengths that change torch does not know;
+        # ROWS_GUARANTEED_SAFE asks for more than rows without empties: a key among the first that a
+        # row looks at, as many as a tile of its kernel has
+        options = () if q.is_cpu else ("IS_DIVISIBLE",)
+        padded = call.padding is not None
+        kind = Kind(scale, self.kinds, padded, lse=self.finds_lse, options=options)
         if several:
             # gradients of the steps add up in float32
             parts = [widened(x) for x in parts]
-        found: tuple[torch.Tensor, torch.Tensor] | None = None
+        results = []
         for step in self.steps:
-            scores = Scores(counts[0], counts[1], step.q.at, step.k.at, changes)
-            out, lse = step(kind, [x.to(q.dtype) for x in parts], step.blocks(call, len(q)), scores)
-            if lse is None:
-                lse = out.new_zeros(out.shape[:-1])
-            if several:
-                # half types would be rounded after every step
-                out = out.to(lse.dtype)
-            found = (out, lse) if found is None else merged(found, (out, lse))
-        if found is None:
-            raise ValueError("a graph without pairs goes the composed way")
-        out, lse = with_zero(found) if self.work.normalize == "softmax1" else found
+            given = [x.to(q.dtype) for x in parts]
+            out, lse = step(kind, given, step.blocks(call, len(q)), heads, changes)
+            lse = out.new_zeros(out.shape[:-1]) if lse is None else lse
+            # half types would be rounded after every step
+            results.append((out.to(lse.dtype) if several else out, lse))
+        out, lse = reduce(merged, results)
+        if self.work.normalize == "softmax1":
+            out, lse = with_zero((out, lse))
         return out.to(q.dtype)[..., :out_size].reshape(*shape, out_size), lse.reshape(shape)
 
 
@@ -120,106 +119,92 @@ class FlexStep:
     """One step: its blocks, and where its tokens are."""
 
     def __init__(self, band: Banded, work: Work, device: torch.device) -> None:
-        labels = labels_of(work.relation)
-        self.labels, self.reads, self.read = labels[0] if labels else (), work.reads, None
-        if labels is None:
-            self.read = ReadTiles(band, work.relation, device, (BLOCK, BLOCK))
-        layout = band.layout
+        self.tiles, self.reads = StepTiles(band, work, device, (BLOCK, BLOCK)), work.reads
+        layout, masks = self.tiles.layout, self.tiles.static
         self.has_pairs = bool(len(layout.keys))
-        found = block_masks(layout)
-        if found.masks.size // 8 > LARGEST:
+        if masks.bits.nbytes > LARGEST:
             raise BackendError(
-                f"the backend flex refuses: its masks are {found.masks.size // 8:,} bytes, and at"
+                f"the backend flex refuses: its masks are {masks.bits.nbytes:,} bytes, and at"
                 f" most {LARGEST:,} are kept"
             )
-        masked, full = found.numbers > EVERYTHING, found.numbers == EVERYTHING
-        # both sides are whole blocks, which of lengths that change torch does not know
-        self.thinned = () if device.type == "cpu" else ("IS_DIVISIBLE",)
-        # ROWS_GUARANTEED_SAFE asks for more than rows without empties: a key among the first that a
-        # row looks at, as many as a tile of its kernel has
-        ranges = self.thinned and are_ranges(masked) and are_ranges(full)
-        self.options = (*self.thinned, "BLOCKS_ARE_CONTIGUOUS") if ranges else self.thinned
         self.q = Ordered(layout.q, work.n_k - work.n_q, work.n_q, device)
         self.k = Ordered(layout.k, 0, work.n_k, device)
-        self.some, self.full = (torch.from_numpy(x)[None].to(device) for x in (masked | full, full))
-        counts = zip(found.numbers.shape, ("tall", "wide"), strict=True)
-        tall, wide = (number_on(device, *count) for count in counts)
+        self.shape = self.q.places // BLOCK, self.k.places // BLOCK
+        runs = None if self.tiles.looks else runs_of(layout)
         # no views, of which torch compiles anew for other tensors behind them
-        numbers = torch.from_numpy(found.numbers.ravel()).to(device)
-        runs = () if found.runs is None else tuple(x.clone() for x in torch.from_numpy(found.runs))
-        runs = tuple(x.to(device) for x in runs)
-        lists = visited(self.some, self.full)
-        bits = bits_of(found.masks, device).flatten().clone()
-        self.whole = Blocks(lists, tall, wide, numbers, bits, self.k.held, runs)
+        self.runs = () if runs is None else tuple(torch.tensor(x, device=device) for x in runs)
+        self.whole = None if self.reads else self._left(Call(), 1)
         self.last: Remembered[Blocks] = Remembered()
 
     def __call__(
-        self, kind: Kind, parts: Sequence[torch.Tensor], blocks: Blocks, scores: Scores
+        self,
+        kind: Kind,
+        parts: Sequence[torch.Tensor],
+        blocks: Blocks,
+        heads: Heads,
+        changes: Changes,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output [b, R, n_q, d_v] of q [b, R, n_q, d], k and v [b, K, n_k, d], and its
         log-sum-exps [b, R, n_q] if the kind asks."""
-        q, k, v = self.q.ordered(parts[0]), self.k.ordered(parts[1]), self.k.ordered(parts[2])
+        ordered = [side.ordered(x) for side, x in zip((self.q, self.k, self.k), parts, strict=True)]
         kind = kind._replace(
-            options=self.options if blocks is self.whole else self.thinned,
             labels=len(blocks.labels),
-            own=self.read is not None,
+            own=self.tiles.looks,
             runs=len(blocks.runs) // 2,
         )
-        out, lse = attend(kind, q, k, v, blocks, scores)
+        out, lse = attend(kind, ordered, blocks, heads, changes)
         return self.q.natural(out, 0.0), None if lse is None else self.q.natural(lse, -torch.inf)
 
     def blocks(self, call: Call, samples: int) -> Blocks:
         """What a call leaves of the step, kept while the same inputs and padding come again."""
         given = [*(call.data[name] for name in self.reads)]
         given += [] if call.padding is None else [call.padding]
-        if not given:
+        if self.whole is not None and not given:
             return self.whole
-        return self.last.get(given, lambda: self._thinned(call, samples), samples)
+        return self.last.get(given, lambda: self._left(call, samples), samples)
 
-    def _thinned(self, call: Call, samples: int) -> Blocks:
-        real = self.k.held[None]
-        if call.padding is not None:
-            real = real & call.padding[:, self.k.index]
-        real = real.expand(samples, -1)
-        by_block = torch.unflatten(real, 1, (-1, BLOCK))
-        some = self.some & by_block.any(-1)[:, None]
-        full = self.full & by_block.all(-1)[:, None]
-        blocks = self.whole._replace(real=real.flatten())
-        if self.labels:
-            each = torch.stack([call.data[x].long().expand(samples, -1) for x in self.labels], 1)
-            (q_low, q_high), (k_low, k_high) = (ends_of(each, x.rows) for x in (self.q, self.k))
-            q, k = (q_low[..., None], q_high[..., None]), (k_low[:, :, None], k_high[:, :, None])
-            some = some & may_agree(q, k)
-            full = full & ((q[0] == q[1]) & (k[0] == k[1]) & (q[0] == k[0])).all(1)
-            places = (each[:, :, x.index + x.first] for x in (self.q, self.k))
-            labels = zip(*(x.movedim(1, 0).flatten(1) for x in places), strict=True)
-            blocks = blocks._replace(labels=tuple(labels))
-        if self.read is not None:
-            some, full, blocks = self._read_by(self.read, call, (some, full), blocks)
-        return blocks._replace(lists=visited(some, full))
-
-    def _read_by(
-        self, read: ReadTiles, call: Call, known: tuple[torch.Tensor, torch.Tensor], blocks: Blocks
-    ) -> tuple[torch.Tensor, torch.Tensor, Blocks]:
-        """What inputs leave of blocks of which some are known to have pairs, and some to be
-        whole."""
-        masks = read({name: call.data[name] for name in self.reads})
-        if masks.bits.numel() > INDEXED:
+    def _left(self, call: Call, samples: int) -> Blocks:
+        """The blocks of a call of so many samples."""
+        masks = self.tiles({name: call.data[name] for name in self.reads}, samples)
+        if self.tiles.looks and masks.bits.numel() > INDEXED:
             raise BackendError(
                 f"the backend flex refuses: masks of {len(masks.some)} samples take"
                 f" {4 * masks.bits.numel():,} bytes, and at most {4 * INDEXED:,} are indexed; fewer"
                 " samples, or the backend triton, take less"
             )
-        shape = len(masks.some), *self.some.shape[1:]
-        rows, columns = read.entries
-        each = [torch.zeros(shape, dtype=x.dtype, device=x.device) for x in masks[:3]]
-        for into, x in zip(each, masks, strict=False):
-            into[:, rows, columns] = x
-        numbers, some, full = each
-        blocks = blocks._replace(
-            numbers=numbers.int().flatten(), bits=masks.bits.flatten(), runs=()
+        full = masks.full if masks.alike is None else masks.full & masks.alike
+        some, full, numbers = map(self._in_blocks, (masks.some, full, masks.numbers))
+        real = self.k.held[None]
+        if call.padding is not None:
+            real = real & call.padding[:, self.k.index]
+            by_block = torch.unflatten(real, 1, (-1, BLOCK))
+            some = some & by_block.any(-1)[:, None]
+            full = full & by_block.all(-1)[:, None]
+        return Blocks(
+            visited(some, full),
+            number_on(real.device, self.shape[0], "tall"),
+            number_on(real.device, self.shape[1], "wide"),
+            numbers.int().flatten().clone(),
+            masks.bits,
+            real.expand(samples, -1).flatten().clone(),
+            self.q.at,
+            self.k.at,
+            self.runs,
+            self._labels(masks.labels),
         )
-        return known[0] & some, known[1] & full, blocks
+
+    def _in_blocks(self, x: torch.Tensor) -> torch.Tensor:
+        """What is said of tiles, [B, tiles], of all blocks, [B, q blocks, k blocks]."""
+        blocks = x.new_zeros(len(x), *self.shape)
+        blocks[:, self.tiles.entries[0], self.tiles.entries[1]] = x
+        return blocks
+
+    def _labels(self, labels: torch.Tensor | None) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+        """Labels [B, L, n_k] by the places of queries and of keys."""
+        if labels is None:
+            return ()
+        each = (labels[:, :, x.index + x.first].movedim(1, 0).flatten(1) for x in (self.q, self.k))
+        return tuple(zip(*each, strict=True))
 
 
 def _changes(
@@ -250,7 +235,9 @@ class Ordered:
     """One side of a step on a device: the positions first <= p < first + count at its places."""
 
     def __init__(self, side: Axis, first: int, count: int, device: torch.device) -> None:
-        positions = places_of(side)
+        blocks = np.full((max(FEWEST, side.count), BLOCK), -1, np.int64)
+        blocks[: side.count, : side.size] = rows_of(side)
+        positions = blocks.ravel()
         self.first, self.count, self.places = first, count, len(positions)
         held = positions >= 0
         # where none stands, the last one before it, so that a block tells of its own
@@ -264,11 +251,6 @@ class Ordered:
         back[positions[held] - first] = np.flatnonzero(held)
         self.back = torch.from_numpy(back).to(device)
         self.is_complete = bool((back < self.places).all())
-
-    @property
-    def rows(self) -> torch.Tensor:
-        """The positions of blocks [blocks, 128], -1 for none."""
-        return torch.where(self.held, self.at, -1).view(-1, BLOCK)
 
     def ordered(self, x: torch.Tensor) -> torch.Tensor:
         """[b, H, count, d] -> [b, H, places, d]."""

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from attnspec.backends.common.labels import labels_of
 from attnspec.backends.decided.products import parts_of
 from attnspec.backends.factored.backend import FactoredBackend, features_of
 from attnspec.backends.factored.lag import lagged
+from attnspec.backends.flex.steps import steps_of
 from attnspec.backends.tables.backend import TablesBackend, refuses_decided
-from attnspec.backends.triton.tuning import MAPS, SUMMED, steps_of
+from attnspec.backends.triton.tuning import CHUNK, MAPS, ON_GPU
 from attnspec.layout.steps import READING, amounts_of
 from attnspec.lower.costs import Amounts, seconds_for, together, weighed
 from attnspec.lower.work import MERGED, Bias, Kernel, Work, graph_of, mechanism_of
@@ -44,14 +44,13 @@ SIZE = 64
 """The size of the heads that estimates are about."""
 
 
-@dataclass(frozen=True)
 class TritonBackend:
     """Tile lists and sums of features in Triton."""
 
-    name: ClassVar[str] = "triton"
-    runs_decided: ClassVar[bool] = True
-    runs_mechanisms: ClassVar[bool] = True
-    on_request: ClassVar[tuple[str, ...]] = ("cpu",)
+    name = "triton"
+    runs_decided = True
+    runs_mechanisms = True
+    on_request = ("cpu",)
 
     def refuses(self, work: Work, device: str) -> str | None:
         if device == "cpu" and os.environ.get(INTERPRETED) != "1":
@@ -84,7 +83,7 @@ class TritonBackend:
             return _of_both(work)
         if work.mechanism is not None:
             return _of_sums(work)
-        bands = () if work.decided else steps_of(work)
+        bands = () if work.decided else steps_of(work, ON_GPU)
         if not bands:
             units = {"call": 1, "pair": READING * work.n_q * work.n_k}
             return weighed("triton", units, work.device, work.copies)
@@ -95,15 +94,15 @@ class TritonBackend:
         if not _launches(work):
             return (f"products of whole matrices by torch, {_operations(work):,} operations",)
         if work.mechanism is not None:
-            form = f"chunks of {SUMMED.chunk}" if work.causal else "all positions"
-            if work.hybrid and not _window(work):
+            form = f"chunks of {CHUNK}" if work.causal else "all positions"
+            if work.hybrid and lagged(work)[1] is not None:
                 form = "tables of the graph, in tensor products"
             found = f"sums of features in {form}, {_operations(work):,} operations"
             graph = self.steps(graph_of(work)) if work.hybrid else ()
             return (found, *(f"the graph instead in {line}" for line in graph))
         if work.decided:
             return TablesBackend().steps(work)
-        lines = tuple(str(band) for band in steps_of(work))
+        lines = tuple(str(band) for band in steps_of(work, ON_GPU))
         if not lines:
             return ("as the inputs of a call decide, laid out for each sample",)
         if labels_of(work.relation) is None:
@@ -111,24 +110,24 @@ class TritonBackend:
         return lines
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
+        from attnspec.backends.factored.hybrid import hybrid_kernel
         from attnspec.backends.factored.kernels import kernel_of
         from attnspec.backends.triton.decided import DecidedKernel
-        from attnspec.backends.triton.kernel import ReadingLists, TritonKernel
-        from attnspec.backends.triton.sums.hybrid import beside_kernel
+        from attnspec.backends.triton.kernel import TritonKernel
         from attnspec.backends.triton.sums.way import sums_kernel
 
         if not _launches(work):
             return kernel_of(work, heads, device)
         if work.mechanism is not None:
             sums = sums_kernel(work, heads, device)
-            return beside_kernel(work, heads, device, sums) if work.hybrid else sums
+            if not work.hybrid:
+                return sums
+            exact = TritonKernel(graph_of(work), heads, device)
+            return hybrid_kernel(work, heads, device, sums, exact)
         parts = parts_of(work.relation) if work.decided else None
         if parts is not None:
             return DecidedKernel(work, heads, device, parts)
-        bands = steps_of(work)
-        if not bands:
-            return ReadingLists(work, heads, device)
-        return TritonKernel(work, heads, device, bands)
+        return TritonKernel(work, heads, device)
 
 
 def _interprets() -> bool:
@@ -154,11 +153,6 @@ def _launches(work: Work) -> bool:
     return work.mechanism is None or work.mechanism.sums
 
 
-def _window(work: Work) -> bool:
-    """Whether the graph beside a mechanism is a window that its sums stay behind."""
-    return lagged(work)[1] is None
-
-
 def _operations(work: Work) -> int:
     """Those of the kernels, for one head."""
     mechanism = mechanism_of(work)
@@ -181,8 +175,9 @@ def _of_sums(work: Work) -> Amounts:
 def _of_both(work: Work) -> Amounts:
     """What a graph and sums of features beside it take."""
     found, graph = _of_sums(work), graph_of(work)
-    if not _window(work):
-        pairs = sum(band.tiles.tiles * prod(band.sizes) for band in steps_of(graph))
+    if lagged(work)[1] is not None:
+        # it is no window that sums stay behind
+        pairs = sum(band.tiles.tiles * prod(band.sizes) for band in steps_of(graph, ON_GPU))
         units = {"call": 1, "pair": pairs + features_of(work)}
         found = weighed("dense", units, work.device, work.copies)
     return together(found, TritonBackend().amounts(graph))

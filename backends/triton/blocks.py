@@ -50,7 +50,7 @@ class Side(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """What programs do: int32 [programs, 5], a tile, where its entries begin, where those with
+    """What programs do: int32 [B or 1, count, 5], a tile, where its entries begin, where those with
     masks begin, where they end, and the slot for what they find, -1 for its own place; those of the
     next sample lie `samples` numbers further. `tiles` and `kinds` are the other side's tile of each
     entry and the number of its mask."""
@@ -60,14 +60,6 @@ class Lists(NamedTuple):
     kinds: Any
     count: Any
     samples: Any
-
-
-class Masks(NamedTuple):
-    """Shared masks as bits, int32 [masks, height, width], 32 keys in a word."""
-
-    words: Any
-    height: Any
-    width: Any
 
 
 class Changes(NamedTuple):
@@ -87,15 +79,6 @@ class Changes(NamedTuple):
     learned: Any
 
 
-class Heads(NamedTuple):
-    """`groups` of `group` query heads in each sample, one to a program, of which `ratio` groups
-    share a key head."""
-
-    groups: Any
-    ratio: Any
-    group: Any
-
-
 class Drops(NamedTuple):
     """Which weights are dropped, as `attnspec.backends.common.dropping` says: the seed, the least
     number that is kept and what such weights are multiplied with; the first line, so many heads in
@@ -112,12 +95,19 @@ class Drops(NamedTuple):
 
 
 class Look(NamedTuple):
-    """How scores are made: the scale, the position of query row 0, and padding of keys; which
-    weights are dropped, or None; labels that a pair must have in common, in place of heads.
-    Constant: how many labels, the type of sums, whether there is padding, and whether key tiles are
-    whole blocks."""
+    """Who looks, and how scores are made: `groups` of `group` query heads in each sample, one to a
+    program, of which `ratio` groups share a key head; masks as bits, int32 [masks, height, width],
+    32 keys in a word; the scale, the position of query row 0, and padding of keys; which weights
+    are dropped, or None; labels that a pair must have in common, in place of heads. Constant: how
+    many labels, the type of sums, whether there is padding, and whether key tiles are whole
+    blocks."""
 
-    masks: Any
+    groups: Any
+    ratio: Any
+    group: Any
+    words: Any
+    height: Any
+    width: Any
     padding: Any
     changes: Any
     scale: Any
@@ -181,11 +171,11 @@ def product(a, b, kind: tl.constexpr):
 
 
 @triton.jit
-def held_in(masks, number, q_at, k_at):
+def held_in(look, number, q_at, k_at):
     """Whether a mask holds the pairs of places of both sides, bool [m, n]."""
-    line = (number.to(tl.int64) * masks.height + q_at) * masks.width
-    known = (q_at < masks.height)[:, None] & (k_at // 32 < masks.width)[None, :]
-    words = tl.load(masks.words + line[:, None] + (k_at // 32)[None, :], mask=known, other=0)
+    line = (number.to(tl.int64) * look.height + q_at) * look.width
+    known = (q_at < look.height)[:, None] & (k_at // 32 < look.width)[None, :]
+    words = tl.load(look.words + line[:, None] + (k_at // 32)[None, :], mask=known, other=0)
     return ((words >> (k_at % 32)[None, :]) & 1) != 0
 
 
@@ -208,33 +198,25 @@ def bucket_of(changes, apart):
 
 
 @triton.jit
-def once_changed(state, changes, number, heads, apart, digit: tl.constexpr):
-    """As `changed`, after one more change, of the kind of a digit."""
-    scores, slope, since = state
-    own = changes.numbers + number * changes.heads + heads
-    if digit == 1:
-        cap = tl.load(own)[:, None]
-        bent = tanh(scores / cap)
-        fall = 1.0 - bent * bent
-        scores, slope, since = cap * bent, slope * fall, since * fall
-    elif digit == 2:
-        scores = scores - tl.load(own)[:, None] * tl.abs(apart).to(scores.dtype)
-    else:
-        table = changes.table + heads[:, None] * changes.stride
-        scores = scores + tl.load(table + bucket_of(changes, apart)).to(scores.dtype)
-        since = tl.full(since.shape, 1.0, since.dtype)
-    return scores, slope, since
-
-
-@triton.jit
 def changed(scores, changes, heads, apart):
     """What scaled scores [m, n] of pairs so far apart become, their slope, and the slope of what
     was made of them after a bias."""
-    one = tl.full(scores.shape, 1.0, scores.dtype)
-    state = scores, one, one
+    slope = tl.full(scores.shape, 1.0, scores.dtype)
+    since = slope
     for number in tl.static_range(changes.count):
-        state = once_changed(state, changes, number, heads, apart, changes.code // 4**number % 4)
-    return state
+        own = changes.numbers + number * changes.heads + heads
+        if changes.code // 4**number % 4 == 1:
+            cap = tl.load(own)[:, None]
+            bent = tanh(scores / cap)
+            fall = 1.0 - bent * bent
+            scores, slope, since = cap * bent, slope * fall, since * fall
+        elif changes.code // 4**number % 4 == 2:
+            scores = scores - tl.load(own)[:, None] * tl.abs(apart).to(scores.dtype)
+        else:
+            table = changes.table + heads[:, None] * changes.stride
+            scores = scores + tl.load(table + bucket_of(changes, apart)).to(scores.dtype)
+            since = tl.full(since.shape, 1.0, since.dtype)
+    return scores, slope, since
 
 
 @triton.jit
@@ -276,7 +258,7 @@ def scores_of(q, k, q_rows, k_rows, heads, look, sample, number, masked: tl.cons
         if look.alike > 0:
             held = are_alike(look, sample, q_rows, k_rows)
         if masked:
-            held = held & held_in(look.masks, number, q_rows[0], k_rows[0])
+            held = held & held_in(look, number, q_rows[0], k_rows[0])
         scores = tl.where(held, scores, float("-inf"))
     return scores, slope, since
 

@@ -8,29 +8,25 @@ its own, made where the tensors are.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.exact import has_numbers
-from attnspec.backends.common.merging import Partial, with_zero
 from attnspec.backends.decided import choice
 from attnspec.backends.decided.lists import TILE
 from attnspec.backends.decided.products import Parts, Product
 from attnspec.backends.decided.ranking import listed, marked
 from attnspec.backends.decided.tables import Part, Placed
 from attnspec.backends.decided.tables import Side as PlacedSide
-from attnspec.backends.flex.inputs import LOOKED, packed
+from attnspec.backends.flex.tiles import LOOKED, Masks, packed
 from attnspec.backends.tables.decided import DecidedTables
-from attnspec.backends.triton.attention import Launches, Scores, fits
+from attnspec.backends.triton.attention import Launches, changes_of
 from attnspec.backends.triton.blocks import Side
-from attnspec.backends.triton.kernel import ReadingLists, TritonKernel, delta_of, is_taken
+from attnspec.backends.triton.kernel import Launching, TritonKernel
 from attnspec.backends.triton.tables import LONGEST, SHORTEST, Cut, Step
-from attnspec.backends.triton.tuning import LEAST, steps_of
+from attnspec.backends.triton.tuning import LEAST
 from attnspec.graphs.token_sets import inputs_in
 from attnspec.lower.work import Call, Work
 
@@ -62,48 +58,23 @@ def filled(layout: choice.TileLists, heads: int, n_k: int) -> choice.TileLists:
     return replace(layout, lists=lists, q_tile=sizes[0], k_tile=sizes[1], whole=False)
 
 
-class DecidedKernel(DecidedTables):
+class DecidedKernel(Launching, DecidedTables):
     """Attention over the lists of a call's choices, and over the rest of the graph.
 
     The query heads of a key head that share their lists are rows of one tile. Where kernels cannot
     go, the dense definition computes the same.
     """
 
-    one_size = False
-    reuses = ("cpu", "cuda")
-
     def __init__(
         self, work: Work, heads: tuple[int, ...], device: torch.device, parts: Parts
     ) -> None:
         super().__init__(work, heads, device, parts)
-        self.beside: TritonKernel | ReadingLists | None = None
+        self.beside: TritonKernel | None = None
         if parts.rest is not None:
             reads = inputs_in(parts.rest)
             rest = replace(work, relation=parts.rest, reads=reads, normalize="softmax")
-            bands = steps_of(rest)
-            self.beside = (
-                TritonKernel(rest, heads, device, bands)
-                if bands
-                else ReadingLists(rest, heads, device)
-            )
-        self.scores = Scores(work, heads, device)
-
-    def rests(self, call: Call) -> Iterator[tuple[slice, Any, Call]]:
-        if self.beside is None:
-            return
-        data = {name: call.data[name][:, 0] for name in self.beside.work.reads}
-        if isinstance(self.beside, TritonKernel):
-            yield slice(None), self.beside, replace(call, data=data)
-            return
-        for sample in range(len(data[self.beside.work.reads[0]])):
-            part = slice(sample, sample + 1)
-            padding = None if call.padding is None else call.padding[part]
-            line = call.line + sample * len(self.heads)
-            its = replace(call, padding=padding, line=line)
-            yield part, self.beside.kernel_of(data, sample), its
-
-    def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
-        return is_taken(q) and fits(q, v) and has_numbers(q, k, v)
+            self.beside = TritonKernel(rest, heads, device)
+        self.scores = changes_of(work, heads, device)
 
     def parts_of(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
         batch, keys, repeat, n_q = q.shape[:4]
@@ -111,85 +82,18 @@ class DecidedKernel(DecidedTables):
         whole = TallPart(*sides, (batch, keys, repeat, n_q), self.work.n_k, call)
         return whole.apart(self.parts.products)
 
-    def _steps(self, part: Part) -> list[Step]:
-        return [placed_step(placed) for placed in self.placed(part)]
-
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
-    ) -> Partial:
-        wide = torch.promote_types(q.dtype, torch.float32)
-        out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=wide)
-        lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
-        for of, kernel, its in self.rests(call):
-            out[of], lse[of] = kernel.forward(q[of], k[of], v[of], its, scale)
-        if self.work.normalize == "softmax1":
-            out, lse = with_zero((out, lse), in_place=True)
-        for part in self.parts_of(q, call):
-            launches = self._launches(part, q, k, v, scale, False)
-            into = [_in_line(part.of_q(x)).contiguous() for x in (out, lse)]
-            launches.attend(self._steps(part), into[0], into[1])
-            for x, found in zip((out, lse), into, strict=True):
-                mine = part.of_q(x)
-                # what lay in line already is written
-                if found.data_ptr() != mine.data_ptr():
-                    mine.copy_(_in_place(found, mine))
-        return out.to(q.dtype), lse
-
-    def derivatives(
-        self,
-        saved: Sequence[torch.Tensor],
-        grad: torch.Tensor,
-        of_lse: torch.Tensor | None,
-        call: Call,
-        scale: float,
-    ) -> Sequence[torch.Tensor]:
-        q, k, v, out, lse = saved
-        given = q, k, v
-        grads = [x.new_zeros(x.shape, dtype=lse.dtype) for x in given]
-        for of, kernel, its in self.rests(call):
-            mine = None if of_lse is None else of_lse[of]
-            found = kernel.derivatives([x[of] for x in saved], grad[of], mine, its, scale)
-            for total, share in zip(grads, found, strict=True):
-                total[of] += share
-        delta = delta_of(grad, out, lse, of_lse)
-        for part in self.parts_of(q, call):
-            launches = self._launches(part, q, k, v, scale, True)
-            above = [_in_line(part.of_q(x)) for x in (grad, lse, delta)]
-            keys = [x.view(1, 1, -1, x.shape[-1]) for x in grads[1:]]
-            of_q = torch.zeros_like(launches.q, dtype=lse.dtype)
-            launches.derive(self._steps(part), above, [of_q, *keys])
-            mine = part.of_q(grads[0])
-            mine += _in_place(of_q, mine)
-        return [x.to(y.dtype) for x, y in zip(grads, given, strict=True)]
-
-    def _launches(
-        self,
-        part: Part,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scale: float,
-        back: bool,
-    ) -> Launches:
-        """A part of a call as one sequence of all samples and key heads."""
-        keys = [part.of_k(x).reshape(1, 1, -1, x.shape[-1]) for x in (k, v)]
-        rows, repeat = _in_line(part.of_q(q)), q.shape[2]
-        # padding is in the masks
-        call = replace(part.call, padding=None, tables={})
-        call = replace(call, line=call.line + part.repeats.indices(repeat)[0])
-        sizes = repeat, q.shape[3], k.shape[2]
-        return Launches(self.scores, (rows, *keys), call, scale, back, sizes, rows.shape[1])
-
-
-def _in_line(x: torch.Tensor) -> torch.Tensor:
-    """[B, K, R, n, …] as [1, R, B K n, …]."""
-    return x.movedim(2, 0).flatten(1, 3)[None]
-
-
-def _in_place(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """[1, R, B K n, …] as [B, K, R, n, …]."""
-    batch, keys, _, rows = like.shape[:4]
-    return torch.unflatten(x[0], 1, (batch, keys, rows)).movedim(0, 2)
+    def launches(
+        self, tensors: Sequence[torch.Tensor], call: Call, scale: float, back: bool
+    ) -> Iterator[Launches]:
+        if self.beside is not None:
+            # its inputs are [B, n_k]
+            data = {name: call.data[name][:, 0] for name in self.beside.work.reads}
+            yield from self.beside.launches(tensors, replace(call, data=data), scale, back)
+        for part in self.parts_of(tensors[0], call):
+            steps = [placed_step(placed) for placed in self.placed(part)]
+            # padding is in the masks
+            bare = replace(part, call=replace(part.call, padding=None, tables={}))
+            yield Launches(self.scores, steps, bare, tensors, scale, back, in_line=True)
 
 
 # --- the steps of lists --------------------------------------------------------------------------
@@ -197,32 +101,32 @@ def _in_place(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def placed_step(placed: Placed) -> Step:
     """The step of a layout for tensors [1, R, B K n_q, …] and [1, 1, B K n_k, …]."""
-    lists = placed.lists.flatten(0, 1)
-    (count, rows, width), device = lists.shape, lists.device
-    tiles = placed.k.places.shape[2]
-    base = torch.arange(count, device=device)[:, None, None] * tiles
-    keys = torch.where(lists >= 0, lists + base, 0).flatten()
+    numbered = placed.numbered
+    (count, rows, width), device = numbered.shape, numbered.device
+    keys = numbered.clamp(min=0).flatten()
     queries = torch.arange(count * rows, device=device).repeat_interleave(width)
-    masked = torch.zeros_like(lists, dtype=torch.bool) if placed.masked is None else placed.masked
-    numbers, words = _masks(placed, masked)
+    masked = torch.zeros_like(numbered, dtype=torch.bool)
+    masked = masked if placed.masked is None else placed.masked
+    numbers, bits = _masks(placed, masked)
     sides = [
         _side(side, length, count, (placed.batch, placed.heads))
         for side, length in ((placed.q, placed.n_q), (placed.k, placed.k.n))
     ]
-    total, every = len(keys), torch.arange(count * tiles, device=device)
+    total, every = len(keys), torch.arange(len(sides[1].firsts), device=device)
     # how many entries of key tiles there are is not asked of the device
     most = max(SHORTEST, LONGEST * (total // max(1, len(every))))
     cuts = (
         Cut(max(1, width), count * rows, 0, every[:0]),
         Cut(most, len(every) + total // most, 2 * (total // most), every),
     )
-    flat = [x.flatten()[None] for x in (numbers, masked, lists >= 0)]
-    return Step(sides[0], sides[1], words, (queries, keys), flat[0], flat[1], flat[2], cuts)
+    flat = [x.flatten()[None] for x in (numbers, numbered >= 0, ~masked)]
+    masks = Masks(flat[0], flat[1], flat[2], bits)
+    return Step(sides[0], sides[1], (queries, keys), masks, cuts)
 
 
 def _masks(placed: Placed, masked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The numbers of the masks of entries bool [lists, rows, r], which have one or not, and masks
-    as bits int32 [masks, height, words]."""
+    as bits int32 [masks * height * words]."""
     lists, rows = masked.shape[:2]
     most = int(masked.sum(2).max()) if masked.numel() else 0
     height, columns = placed.q.size, placed.k.size
@@ -236,7 +140,7 @@ def _masks(placed: Placed, masked: torch.Tensor) -> tuple[torch.Tensor, torch.Te
         held = placed.held(first, last, slots[:, first:last])[:, :, :height]
         bits[:, first:last] = packed(held.transpose(2, 3))
     base = torch.arange(lists * rows, device=masked.device).view(lists, rows, 1) * max(1, most)
-    return (masked.cumsum(2) - 1).clamp(min=0) + base, bits.flatten(0, 2)
+    return (masked.cumsum(2) - 1).clamp(min=0) + base, bits.flatten()
 
 
 def _side(side: PlacedSide, length: int, count: int, lead: tuple[int, int]) -> Side:

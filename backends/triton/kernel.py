@@ -4,49 +4,53 @@ plain operations where it cannot go."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
-from attnspec.backends.common.exact import has_numbers
-from attnspec.backends.common.labels import labels_of
+from attnspec.backends.common.exact import SoftmaxKernel, has_numbers
+from attnspec.backends.common.masks import with_data
 from attnspec.backends.common.merging import Partial
 from attnspec.backends.common.remembered import Remembered
-from attnspec.backends.flex.inputs import ReadTiles
+from attnspec.backends.common.torch_modes import apart
+from attnspec.backends.decided.tables import Part
+from attnspec.backends.flex.steps import steps_of
+from attnspec.backends.flex.tiles import StepTiles
 from attnspec.backends.tables.kernel import ByTables
-from attnspec.backends.tables.per_sample import ReadingTables
-from attnspec.backends.triton.attention import Launches, Scores, fits
-from attnspec.backends.triton.tables import Step, labelled_step, read_step, static_step
+from attnspec.backends.triton.attention import Launches, changes_of, fits
+from attnspec.backends.triton.tables import Step, step_of
 from attnspec.backends.triton.tuning import ON_GPU
-from attnspec.layout.steps import Banded, bands_of
+from attnspec.layout.steps import bands_of
+from attnspec.limits import LIMITS
+from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Work
 
-Called = tuple[Sequence[Step], torch.Tensor | None]
-"""The steps of a call, and the labels int64 [B, L, n_k] that its pairs must have in common."""
+HOST = torch.device("cpu")
+"""Where the lists of static steps are made."""
+
+Laid = tuple[slice, Sequence[Step], "torch.Tensor | None"]
+"""Samples of a call, their steps, and the labels int64 [B, L, n_k] that pairs must have in
+common."""
 
 
-class TritonKernel(ByTables):
-    """Attention over disjoint steps on the GPU; under the interpreter, on the CPU. What run-time
-    inputs leave of them is made out on the device, for all samples at once.
+class Launching(SoftmaxKernel):
+    """Attention by launches of the kernels.
 
-    Transforms and derivatives of derivatives go by tiles in natural order, and so do float64 on a
-    GPU, for which there is no room, heads whose least blocks a GPU has no room for, and bfloat16
-    under the interpreter, which has no such numbers.
+    Transforms and derivatives of derivatives go the composed way, and so do float64 on a GPU, for
+    which there is no room, heads whose least blocks a GPU has no room for, and bfloat16 under the
+    interpreter, which has no such numbers.
     """
 
     one_size = False
     reuses = ("cpu", "cuda")
 
-    def __init__(
-        self, work: Work, heads: tuple[int, ...], device: torch.device, bands: Sequence[Banded]
-    ) -> None:
-        super().__init__(work, heads, device)
-        labels = labels_of(work.relation)
-        self.labels = () if labels is None else labels[0]
-        self.read = [ReadTiles(x, work.relation, device) for x in bands if labels is None]
-        self.steps = [static_step(band.layout, device, bool(work.reads)) for band in bands]
-        self.scores = Scores(work, heads, device)
-        self.last: Remembered[Called] = Remembered()
+    def launches(
+        self, tensors: Sequence[torch.Tensor], call: Call, scale: float, back: bool
+    ) -> Iterable[Launches]:
+        """The launches of a call with q [B, K, R, n_q, d], k and v [B, K, n_k, …]; `back` says that
+        it is for gradients. What the data decide is made one after the other."""
+        raise NotImplementedError
 
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
         return is_taken(q) and fits(q, v) and has_numbers(q, k, v)
@@ -54,16 +58,17 @@ class TritonKernel(ByTables):
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
-        steps, launches = self._launches((q, k, v), call, scale, False)
+        launches = self.launches((q, k, v), call, scale, False)
         # what is merged is kept in wide numbers meanwhile
-        once = len(steps) < 2 and not any(step.rows.slots for step in steps)
-        shape, kind = launches.q.shape[:3], launches.kind
-        out = q.new_zeros((*shape, v.shape[-1]), dtype=q.dtype if once else kind)
+        wide = torch.promote_types(q.dtype, torch.float32)
+        once = not self.work.decided and all(each.once for each in launches)
+        out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=q.dtype if once else wide)
         # `softmax1` has a key of score and value 0
         empty = 0.0 if self.work.normalize == "softmax1" else -math.inf
-        lse = q.new_full(shape, empty, dtype=kind)
-        launches.attend(steps, out, lse)
-        return out.to(q.dtype).view(*q.shape[:-1], -1), lse.view(q.shape[:-1])
+        lse = q.new_full(q.shape[:-1], empty, dtype=wide)
+        for each in launches:
+            each.attend(out, lse)
+        return out.to(q.dtype), lse
 
     def derivatives(
         self,
@@ -73,65 +78,80 @@ class TritonKernel(ByTables):
         call: Call,
         scale: float,
     ) -> Sequence[torch.Tensor]:
-        q, k, v, out, lse = saved
-        above = [x.flatten(1, 2) for x in (grad, lse, delta_of(grad, out, lse, of_lse))]
-        steps, launches = self._launches((q, k, v), call, scale, True)
-        kind = q.dtype if len(steps) < 2 else launches.kind
-        given = launches.q, k, v
-        grads = [x.new_zeros(x.shape, dtype=kind) for x in given]
-        tables = launches.derive(steps, above, grads)
-        found = [x.to(y.dtype) for x, y in zip(grads, given, strict=True)]
-        return found[0].view(q.shape), *found[1:], *tables
-
-    def _launches(
-        self, parts: Sequence[torch.Tensor], call: Call, scale: float, back: bool
-    ) -> tuple[Sequence[Step], Launches]:
-        """The steps of a call with q [B, K, R, n_q, d], k and v [B, K, n_k, …]."""
-        q, k, v = parts
-        steps, labels = self.tables_of(call.data, len(q))
-        tensors, sizes = (q.flatten(1, 2), k, v), (q.shape[1] * q.shape[2], q.shape[3], k.shape[2])
-        return steps, Launches(self.scores, tensors, call, scale, back, sizes, labels=labels)
-
-    def tables_of(self, data: Mapping[str, torch.Tensor], batch: int) -> Called:
-        """The steps of a call with these inputs."""
-        if not self.work.reads:
-            return self.steps, None
-        read = {name: data[name] for name in self.work.reads}
-        return self.last.get([*read.values()], lambda: self._called(read, batch), batch)
-
-    def _called(self, data: Mapping[str, torch.Tensor], batch: int) -> Called:
-        if self.read:
-            with torch.no_grad():
-                pairs = zip(self.steps, self.read, strict=True)
-                return [read_step(step, read(data)) for step, read in pairs], None
-        labels = torch.stack([data[name].long().expand(batch, -1) for name in self.labels], 1)
-        first = self.work.n_k - self.work.n_q
-        return [labelled_step(step, labels, first) for step in self.steps], labels
+        *given, out, lse = saved
+        launches = self.launches(given, call, scale, True)
+        once = not self.work.decided and all(len(each.steps) < 2 for each in launches)
+        # what is taken off the gradient of every weight of a row
+        delta = (grad.to(lse.dtype) * out).sum(-1)
+        if of_lse is not None:
+            delta = delta - of_lse.masked_fill(lse == -math.inf, 0.0)
+        tables = call.tables.values()
+        grads = [x.new_zeros(x.shape, dtype=x.dtype if once else lse.dtype) for x in given]
+        grads += [torch.zeros_like(x, dtype=lse.dtype) for x in tables]
+        for each in launches:
+            each.derive((grad, lse, delta), grads[:3], grads[3:])
+        return [x.to(y.dtype) for x, y in zip(grads, (*given, *tables), strict=True)]
 
 
-class ReadingLists(ReadingTables):
-    """Lists for graphs that read run-time inputs, made for each sample when these are seen."""
-
-    reuses = TritonKernel.reuses
-    drops = True
+class TritonKernel(Launching, ByTables):
+    """Attention over disjoint steps on the GPU; under the interpreter, on the CPU. What run-time
+    inputs leave of them is made out on the device, for all samples at once; where it would take too
+    much, or the host must look, each sample is laid out by itself."""
 
     def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
-        super().__init__(work, heads, device, math.inf)
+        super().__init__(work, heads, device)
+        self.changes = changes_of(work, heads, device)
+        place = device if work.reads else HOST
+        self.tiles = [StepTiles(band, work, place) for band in steps_of(work, ON_GPU)]
+        self.steps = [step_of(tiles, device) for tiles in self.tiles]
+        self.last: Remembered[list[Laid]] = Remembered()
+        self.samples: Cache[tuple[bytes, ...], list[Step]] = Cache(LIMITS.layouts_few)
 
-    def known(self, work: Work) -> TritonKernel:
-        bands = bands_of(work.relation, work.n_q, work.n_k, ON_GPU)
-        return TritonKernel(work, self.heads, self.device, bands)
+    def launches(
+        self, tensors: Sequence[torch.Tensor], call: Call, scale: float, back: bool
+    ) -> list[Launches]:
+        batch, keys, repeat, n_q = tensors[0].shape[:4]
+        launches = []
+        for of, steps, labels in self._laid_out(call.data, batch):
+            line = call.line + (of.start or 0) * len(self.heads)
+            its = replace(
+                call, padding=None if call.padding is None else call.padding[of], line=line
+            )
+            every, shape = slice(None), (batch, keys, repeat, n_q)
+            part = Part(of, every, every, shape, tensors[1].shape[2], its)
+            given = self.changes, steps, part, tensors, scale, back
+            launches.append(Launches(*given, labels=labels))
+        return launches
+
+    def _laid_out(self, data: Mapping[str, torch.Tensor], batch: int) -> list[Laid]:
+        """The steps of a call with these inputs."""
+        read = {name: data[name] for name in self.work.reads}
+        if not read:
+            return [(slice(None), self.steps, None)]
+        if self.tiles:
+            return self.last.get([*read.values()], lambda: [self._together(read, batch)], batch)
+        return [(slice(x, x + 1), self._of_sample(read, x), None) for x in range(batch)]
+
+    @torch.no_grad()
+    def _together(self, read: Mapping[str, torch.Tensor], batch: int) -> Laid:
+        """All samples at once."""
+        masks = [tiles(read, batch) for tiles in self.tiles]
+        pairs = zip(self.steps, masks, strict=True)
+        return slice(None), [replace(step, masks=mine) for step, mine in pairs], masks[0].labels
+
+    def _of_sample(self, read: Mapping[str, torch.Tensor], sample: int) -> list[Step]:
+        """The steps of one sample, kept for the last few inputs."""
+        own = {name: x[sample].detach().cpu().numpy() for name, x in read.items()}
+
+        def build() -> list[Step]:
+            values = {name: x.item() if x.ndim == 2 else x for name, x in own.items()}
+            known = replace(self.work, relation=with_data(self.work.relation, values), reads=())
+            bands = bands_of(known.relation, known.n_q, known.n_k, ON_GPU)
+            return [step_of(StepTiles(band, known, HOST), self.device) for band in bands]
+
+        return self.samples.get(tuple(x.tobytes() for x in own.values()), lambda: apart(build))
 
 
 def is_taken(q: torch.Tensor) -> bool:
     """Whether kernels take the type of a tensor on its device."""
     return q.dtype != (torch.float64 if q.is_cuda else torch.bfloat16)
-
-
-def delta_of(
-    grad: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, of_lse: torch.Tensor | None
-) -> torch.Tensor:
-    """What is taken off the gradient of every weight of a row, by the gradients of the output and
-    of the log-sum-exps."""
-    delta = (grad.to(lse.dtype) * out).sum(-1)
-    return delta if of_lse is None else delta - of_lse.masked_fill(lse == -math.inf, 0.0)

@@ -30,8 +30,8 @@ from attnspec.backends.triton.blocks import (
 def task_of(lists, groups, side):
     """What a program does: the sample and the group of heads, the tile and which of its blocks,
     where whole entries begin and end and where the others end, and the slot, -1 for none."""
-    place = tl.program_id(0)
-    line, group = place % lists.count, place // lists.count
+    place, count = tl.program_id(0), lists.count * side.parts
+    line, group = place % count, place // count
     sample = group // groups
     program = lists.programs + sample.to(tl.int64) * lists.samples + line // side.parts * 5
     span = tl.load(program + 1), tl.load(program + 2), tl.load(program + 3)
@@ -41,11 +41,11 @@ def task_of(lists, groups, side):
 
 
 @triton.jit
-def queries_of(side, heads, group, tile, part):
+def queries_of(side, look, group, tile, part):
     """The rows of a block of queries, as `rows_of` says them, and the query head of each."""
     at, rows, inside = rows_of(side, tile, part)
     which = tl.arange(0, side.count) // side.block
-    return (at, rows, inside & (which < heads.group)), group * heads.group + which
+    return (at, rows, inside & (which < look.group)), group * look.group + which
 
 
 @triton.jit
@@ -111,37 +111,35 @@ def begun(out, lse, sample, q_rows, q_heads, own, look):
 
 
 @triton.jit
-def attend(q, k, v, out, lse, slots, sides, lists, heads, look):
-    """Merges into out and lse what the lists of query tiles give."""
-    sample, group, tile, part, span, slot = task_of(lists, heads.groups, sides[0])
-    queries = queries_of(sides[0], heads, group, tile, part)
+def attend(q, k, v, into, slots, sides, lists, look):
+    """Merges into outputs and their log-sum-exps what the lists of query tiles give."""
+    sample, group, tile, part, span, slot = task_of(lists, look.groups, sides[0])
+    queries = queries_of(sides[0], look, group, tile, part)
     q_rows, q_heads = queries
     rows = taken(q, sample, q_heads, q_rows[1], q_rows[2])
     s_rows, s_heads = in_slot(slot, group, sides[0].count)
     own = q_rows[2] & (s_rows[1] < 0)
-    state = begun(out, lse, sample, q_rows, q_heads, own, look)
-    ids, parts = (sample, group // heads.ratio), sides[1].parts
-    for place in range(span[0] * parts, span[1] * parts):
-        entry = entry_of(lists, place, parts, False)
-        state = seen(state, rows, k, v, queries, entry, ids, sides, look, False)
-    for place in range(span[1] * parts, span[2] * parts):
-        entry = entry_of(lists, place, parts, True)
-        state = seen(state, rows, k, v, queries, entry, ids, sides, look, True)
+    state = begun(into[0], into[1], sample, q_rows, q_heads, own, look)
+    ids, parts = (sample, group // look.ratio), sides[1].parts
+    for masked in tl.static_range(2):
+        for place in range(span[masked] * parts, span[masked + 1] * parts):
+            entry = entry_of(lists, place, parts, masked)
+            state = seen(state, rows, k, v, queries, entry, ids, sides, look, masked)
     some, sums = finished(state[0], state[1])
     found = state[2] / some[:, None]
-    put(out, sample, q_heads, q_rows[1], own, found)
-    tl.store(numbers_at(lse, sample, q_heads, q_rows[1]), sums, mask=own)
+    put(into[0], sample, q_heads, q_rows[1], own, found)
+    tl.store(numbers_at(into[1], sample, q_heads, q_rows[1]), sums, mask=own)
     put(slots[0], sample, s_heads, s_rows[1], s_rows[2], found)
     tl.store(numbers_at(slots[1], sample, s_heads, s_rows[1]), sums, mask=s_rows[2])
 
 
 @triton.jit
-def merge(out, lse, slots, side, spans, heads, look):
-    """Merges into out and lse what the slots of long lists hold, one after the other; `spans` are
-    as `Lists`, with slots in place of entries."""
-    sample, group, tile, part, span, _ = task_of(spans, heads.groups, side)
-    q_rows, q_heads = queries_of(side, heads, group, tile, part)
-    top, total, found = begun(out, lse, sample, q_rows, q_heads, q_rows[2], look)
+def merge(into, slots, side, spans, look):
+    """Merges into outputs and their log-sum-exps what the slots of long lists hold, one after the
+    other; `spans` are as `Lists`, with slots in place of entries."""
+    sample, group, tile, part, span, _ = task_of(spans, look.groups, side)
+    q_rows, q_heads = queries_of(side, look, group, tile, part)
+    top, total, found = begun(into[0], into[1], sample, q_rows, q_heads, q_rows[2], look)
     for slot in range(span[0], span[2]):
         s_rows, s_heads = in_slot(slot * side.parts + part, group, side.count)
         one = begun(slots[0], slots[1], sample, s_rows, s_heads, s_rows[2], look)
@@ -151,15 +149,15 @@ def merge(out, lse, slots, side, spans, heads, look):
         top, total = higher, total * share + more
         found = found * share[:, None] + one[2] * more[:, None]
     some, sums = finished(top, total)
-    put(out, sample, q_heads, q_rows[1], q_rows[2], found / some[:, None])
-    tl.store(numbers_at(lse, sample, q_heads, q_rows[1]), sums, mask=q_rows[2])
+    put(into[0], sample, q_heads, q_rows[1], q_rows[2], found / some[:, None])
+    tl.store(numbers_at(into[1], sample, q_heads, q_rows[1]), sums, mask=q_rows[2])
 
 
 @triton.jit
-def add_up(into, slots, side, spans, heads, look):
+def add_up(into, slots, side, spans, look):
     """Adds what the slots of long lists hold, one after the other, to the rows of their tiles."""
-    sample, group, tile, part, span, _ = task_of(spans, heads.groups, side)
-    rows, at = queries_of(side, heads, group, tile, part)
+    sample, group, tile, part, span, _ = task_of(spans, look.groups, side)
+    rows, at = queries_of(side, look, group, tile, part)
     found = taken(into, sample, at, rows[1], rows[2]).to(look.kind)
     for slot in range(span[0], span[2]):
         s_rows, s_heads = in_slot(slot * side.parts + part, group, side.count)
@@ -222,40 +220,36 @@ def queries_back(state, rows, k, v, above, queries, entry, ids, sides, look, mas
 
 
 @triton.jit
-def of_queries(q, k, v, tensors, into, slots, shares, sides, lists, heads, look):
+def of_queries(q, k, v, tensors, shares, into, slots, sides, lists, look):
     """Adds to `into` the gradients of queries, by the lists of query tiles, and writes those of the
     table of a bias, each program its share [programs, buckets]."""
-    sample, group, tile, part, span, slot = task_of(lists, heads.groups, sides[0])
-    queries = queries_of(sides[0], heads, group, tile, part)
+    sample, group, tile, part, span, slot = task_of(lists, look.groups, sides[0])
+    queries = queries_of(sides[0], look, group, tile, part)
     q_rows, q_heads = queries
     rows = taken(q, sample, q_heads, q_rows[1], q_rows[2])
     above = above_of(tensors, sample, q_rows, q_heads)
     numbers = tl.arange(0, look.changes.learned)
     state = tl.zeros([sides[0].count, q.block], look.kind), tl.zeros_like(numbers).to(look.kind)
-    ids, parts = (sample, group // heads.ratio), sides[1].parts
-    for place in range(span[0] * parts, span[1] * parts):
-        entry = entry_of(lists, place, parts, False)
-        state = queries_back(state, rows, k, v, above, queries, entry, ids, sides, look, False)
-    for place in range(span[1] * parts, span[2] * parts):
-        entry = entry_of(lists, place, parts, True)
-        state = queries_back(state, rows, k, v, above, queries, entry, ids, sides, look, True)
+    ids, parts = (sample, group // look.ratio), sides[1].parts
+    for masked in tl.static_range(2):
+        for place in range(span[masked] * parts, span[masked + 1] * parts):
+            entry = entry_of(lists, place, parts, masked)
+            state = queries_back(state, rows, k, v, above, queries, entry, ids, sides, look, masked)
     found = state[0] * look.scale
     s_rows, s_heads = in_slot(slot, group, sides[0].count)
-    added(into, sample, q_heads, q_rows[1], q_rows[2] & (s_rows[1] < 0), found)
-    put(slots, sample, s_heads, s_rows[1], s_rows[2], found)
+    added(into[0], sample, q_heads, q_rows[1], q_rows[2] & (s_rows[1] < 0), found)
+    put(slots[0], sample, s_heads, s_rows[1], s_rows[2], found)
     if look.changes.learned > 1:
         place = tl.program_id(0).to(tl.int64) * look.changes.learned
         tl.store(shares + place + numbers, state[1])
 
 
 @triton.jit
-def keys_back(
-    state, q, k, v, tensors, task, entry, k_rows, sides, heads, look, masked: tl.constexpr
-):
+def keys_back(state, q, k, v, tensors, task, entry, k_rows, sides, look, masked: tl.constexpr):
     """The gradients of keys and values after one more block of queries."""
     of_k, of_v = state
     sample, group = task
-    queries = queries_of(sides[0], heads, group, entry[0], entry[1])
+    queries = queries_of(sides[0], look, group, entry[0], entry[1])
     q_rows, q_heads = queries
     rows = taken(q, sample, q_heads, q_rows[1], q_rows[2])
     above = above_of(tensors, sample, q_rows, q_heads)
@@ -268,10 +262,10 @@ def keys_back(
 
 
 @triton.jit
-def of_keys(q, k, v, tensors, into, slots, sides, lists, heads, look):
+def of_keys(q, k, v, tensors, into, slots, sides, lists, look):
     """Adds to `into` the gradients of keys and of values, by the lists of key tiles; one program
     takes all groups of query heads that share a key head."""
-    key_heads = heads.groups // heads.ratio
+    key_heads = look.groups // look.ratio
     sample, key_head, tile, part, span, slot = task_of(lists, key_heads, sides[1])
     k_rows = keys_of(sides[1], tile, part, look, sample)
     own_head = tl.zeros([sides[1].count], tl.int32) + key_head
@@ -280,18 +274,14 @@ def of_keys(q, k, v, tensors, into, slots, sides, lists, heads, look):
     of_k = tl.zeros([sides[1].count, k.block], look.kind)
     of_v = tl.zeros([sides[1].count, v.block], look.kind)
     state, parts = (of_k, of_v), sides[0].parts
-    for group in range(key_head * heads.ratio, (key_head + 1) * heads.ratio):
+    for group in range(key_head * look.ratio, (key_head + 1) * look.ratio):
         task = sample, group
-        for place in range(span[0] * parts, span[1] * parts):
-            entry = entry_of(lists, place, parts, False)
-            state = keys_back(
-                state, q, rows, values, tensors, task, entry, k_rows, sides, heads, look, False
-            )
-        for place in range(span[1] * parts, span[2] * parts):
-            entry = entry_of(lists, place, parts, True)
-            state = keys_back(
-                state, q, rows, values, tensors, task, entry, k_rows, sides, heads, look, True
-            )
+        for masked in tl.static_range(2):
+            for place in range(span[masked] * parts, span[masked + 1] * parts):
+                entry = entry_of(lists, place, parts, masked)
+                state = keys_back(
+                    state, q, rows, values, tensors, task, entry, k_rows, sides, look, masked
+                )
     s_rows, s_heads = in_slot(slot, key_head, sides[1].count)
     own = k_rows[2] & (s_rows[1] < 0)
     added(into[0], sample, own_head, k_rows[1], own, state[0] * look.scale)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from attnspec.backends.flex import steps
 from attnspec.layout.orders import Boxed, Order, Side
-from attnspec.layout.steps import Banded, Means, equal, fixed
+from attnspec.layout.steps import Means, equal, fixed
 from attnspec.layout.tiling import Survey
-from attnspec.lower.work import Work
 
 LEAST = 16
 """Rows and columns of a block at least."""
@@ -46,28 +42,8 @@ ON_GPU = Means("triton", "cuda", (64, WHOLE), LARGE, _units, _size)
 """The tiles of the kernels here."""
 
 
-def steps_of(work: Work) -> tuple[Banded, ...]:
-    """The steps of a work in the tiles of the kernels here, none where masks of inputs would take
-    too much, or are known for one sample alone."""
-    return steps.steps_of(work, ON_GPU)
-
-
-@dataclass(frozen=True)
-class Chunks:
-    """Positions of a chunk of sums of features, chunks of a segment, features of a block, values of
-    one forward and backward, and how a program runs."""
-
-    chunk: int = 64
-    segment: int = 16
-    features: int = 64
-    values: int = 128
-    back: int = 64
-    warps: int = 4
-    stages: int = 2
-
-
-SUMMED = Chunks()
-"""The chunks of the kernels of sums."""
+CHUNK = 64
+"""Positions of a chunk of sums of features."""
 
 MAPS = {"identity": 0, "elu1": 1, "relu": 2, "squared_relu": 3}
 """The elementwise feature maps that they apply to rows themselves, as they are told of them."""

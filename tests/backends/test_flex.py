@@ -85,7 +85,7 @@ class OnAGpu(FlexKernel):
                 1.0,
                 padded=call.padding is not None,
                 labels=len(blocks.labels),
-                own=step.read is not None,
+                own=step.tiles.looks,
                 runs=len(blocks.runs) // 2,
             )
             mod, sizes = attention.mask_mod(kind, blocks), (step.q.places, step.k.places)

@@ -8,7 +8,6 @@ Kept for the way back are the outputs and the sums of weights: states are comput
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -32,16 +31,23 @@ from attnspec.backends.factored.features.sums import (
 )
 from attnspec.backends.factored.kernels import KERNELS
 from attnspec.backends.triton import attention
-from attnspec.backends.triton.attention import TIGHT, rows_of
+from attnspec.backends.triton.attention import TIGHT, padding_of, rows_of, running_on
 from attnspec.backends.triton.blocks import Rows
 from attnspec.backends.triton.kernel import is_taken
 from attnspec.backends.triton.sums import kernels
 from attnspec.backends.triton.sums.blocks import Frames, Plan, Quotient, States
-from attnspec.backends.triton.tuning import MAPS, SUMMED, block_of
+from attnspec.backends.triton.tuning import CHUNK, MAPS, block_of
 from attnspec.lower.work import Work, mechanism_of
 
 ROOM = 1 << 28
 """Numbers of the features that are made at once: a gigabyte."""
+
+SEGMENT, WIDE, TALL = 16, 64, (128, 64)
+"""Chunks of a segment, features of a block, and its values; fewer where there is less room, as for
+gradients."""
+
+WARPS, STAGES = 4, 2
+"""How a program runs."""
 
 CARRIED = 1024
 """Numbers of a state that one program takes from segment to segment."""
@@ -116,25 +122,43 @@ class _Launches:
         self.first = self.length - rows
         self.map = MAPS.get(getattr(how.map.declared, "feature", ""))
         self.logs: torch.Tensor | None = None
-        self.frames: TorchFrames | None = None
+        frames = None
         if self.map is None:
-            self._features()
+            self.f, self.g, frames = self._features()
         else:
             self.f, self.g = in_rows(given.q.flatten(1, 2)), in_rows(given.k)
-        self.v, self.padding = in_rows(given.v), given.padding
+        self.v = in_rows(given.v)
+        self.tensors = tuple(rows_of(x) for x in (self.f, self.g, self.v))
+        times = (self.f, self.f) if frames is None else (frames.keys, frames.rows)
+        # what kernels are told of keys: which there are, and the frames of both sides
+        self.keys = padding_of(given.padding, self.f), Frames(*(x.contiguous() for x in times))
+        self.width = self.f.shape[-1] * (self.v.shape[-1] + how.quotient.divides)
         # 128 float32 values of each position of a chunk are 147 KB
         narrow = back or (
             given.q.dtype != torch.bfloat16 and attention.room_on(given.q.device) < TIGHT
         )
-        self.plan = self._plan(SUMMED.back if narrow else SUMMED.values)
+        features, values = self.f.shape[-1], self.v.shape[-1]
+        wide, tall = (
+            min(most, block_of(size)) for most, size in ((WIDE, features), (TALL[narrow], values))
+        )
+        constants = (
+            *(features, values, self.width, CHUNK, wide, tall, how.causal),
+            *(frames is not None, given.padding is not None, how.quotient.divides),
+            *(self.logs is not None, self.map or 0, *KINDS[given.q.dtype]),
+        )
+        self.plan = Plan(
+            *(self.heads, self.repeat, rows, self.length, self.first if how.causal else 0),
+            *(triton.cdiv(features, wide), triton.cdiv(values, tall)),
+            *map(tl.constexpr, constants),
+        )
 
-    def _features(self) -> None:
+    def _features(self) -> tuple[torch.Tensor, torch.Tensor, TorchFrames | None]:
         """The features of queries [B, H, n_q, m] and keys [B, K, n_k, m], and their frames."""
         how, given = self.how, self.given
         keys, log = features_of_keys(how, given)
         frames = frames_of(given, log, None, self.length)
         queries, log = how.map(given.q.to(self.kind).flatten(2, 3), given.tables)
-        self.logs = None if log is None else log.detach().flatten(1)
+        logs = None if log is None else log.detach().flatten(1)
         if frames is not None:
             rows = frames.rows[..., self.first :]
             if not how.causal:
@@ -145,95 +169,43 @@ class _Launches:
             if not given.gate:
                 above = (frames.start[..., None] + rows).to(self.kind).repeat(1, 1, 1, self.repeat)
                 above = above.view(self.batch, -1)
-                self.logs = above if self.logs is None else self.logs + above
+                logs = above if logs is None else logs + above
         shape = self.batch, self.heads * self.repeat, self.length - self.first
-        self.logs = None if self.logs is None else self.logs.reshape(shape)
+        self.logs = None if logs is None else logs.reshape(shape)
         kept = torch.bfloat16 if given.q.dtype == torch.bfloat16 else self.kind
-        self.f = in_rows(queries.reshape(*shape, -1).to(kept))
-        self.g = in_rows(keys.to(kept))
-        self.frames = frames
-
-    @property
-    def width(self) -> int:
-        """The numbers in a line of states."""
-        return self.f.shape[-1] * (self.v.shape[-1] + self.how.quotient.divides)
-
-    def _plan(self, tall: int) -> Plan:
-        given = self.given
-        features, values = self.f.shape[-1], self.v.shape[-1]
-        wide, tall = min(SUMMED.features, block_of(features)), min(tall, block_of(values))
-        kind, precision, total = KINDS[given.q.dtype]
-        constants = (
-            *(features, values, self.width, SUMMED.chunk, wide, tall, self.how.causal),
-            *(self.frames is not None, given.padding is not None, self.how.quotient.divides),
-            *(self.logs is not None, self.map or 0, kind, precision, total),
-        )
-        return Plan(
-            self.heads,
-            self.repeat,
-            self.length - self.first,
-            self.length,
-            self.first if self.how.causal else 0,
-            triton.cdiv(features, wide),
-            triton.cdiv(values, tall),
-            *map(tl.constexpr, constants),
-        )
-
-    # --- what kernels are handed ---------------------------------------------------------------
-
-    @property
-    def place(self) -> AbstractContextManager[Any]:
-        """Where kernels are launched."""
-        return torch.cuda.device(self.f.device) if self.f.is_cuda else nullcontext()
-
-    def _frames(self) -> Frames:
-        if self.frames is None:
-            return Frames(self.f, self.f)
-        return Frames(*(x.contiguous() for x in (self.frames.keys, self.frames.rows)))
-
-    def _padding(self) -> Rows:
-        if self.padding is None:
-            return Rows(self.f, 0, 0, 0)
-        bits = self.padding.view(torch.uint8)
-        return Rows(bits, bits.stride(0), 0, bits.stride(1))
-
-    def _states(self, x: Rows, w: Any, back: bool) -> States:
-        """The states of chunks and segments, of keys and values, or of queries and gradients."""
-        plan, kind, samples = self.plan, self.kind, self.batch
-        rows = plan.queries if back and not self.how.causal else plan.keys
-        count = triton.cdiv(rows, SUMMED.chunk)
-        number = triton.cdiv(count, SUMMED.segment)
-        lines, width = samples * plan.heads, self.width
-        chunks = self.f.new_empty(lines * count * width if self.how.causal else 1, dtype=kind)
-        segments = self.f.new_empty(lines * (number + 1) * width, dtype=kind)
-        states = States(chunks, segments, count, number, SUMMED.segment)
-        frames, back_too = self._frames(), tl.constexpr(back)
-        _launch(kernels.along, lines * number * plan.wides * plan.talls)(
-            x, w, self._padding(), frames, states, plan, back_too
-        )
-        blocks = triton.cdiv(width, CARRIED)
-        _launch(kernels.carry, lines * blocks)(
-            frames, states, blocks, plan, tl.constexpr(CARRIED), back_too
-        )
-        return states
+        f = in_rows(queries.reshape(*shape, -1).to(kept))
+        return f, in_rows(keys.to(kept)), frames
 
     # --- forward and backward ------------------------------------------------------------------
 
+    def _states(self, x: Rows, w: Any, back: bool) -> States:
+        """The states of chunks and segments, of keys and values, or of queries and gradients."""
+        plan, width = self.plan, self.width
+        rows = plan.queries if back and not self.how.causal else plan.keys
+        count = triton.cdiv(rows, CHUNK)
+        number, lines = triton.cdiv(count, SEGMENT), self.batch * plan.heads
+        chunks = self.f.new_empty(lines * count * width if self.how.causal else 1, dtype=self.kind)
+        segments = self.f.new_empty(lines * (number + 1) * width, dtype=self.kind)
+        states = States(chunks, segments, count, number, SEGMENT)
+        given = x, w, *self.keys, states, plan, tl.constexpr(back)
+        _launch(kernels.along, lines * number * plan.wides * plan.talls, given)
+        blocks = triton.cdiv(width, CARRIED)
+        rest = plan, tl.constexpr(CARRIED), tl.constexpr(back)
+        _launch(kernels.carry, lines * blocks, (self.keys[1], states, blocks, *rest))
+        return states
+
     def outputs(self, out: torch.Tensor, totals: torch.Tensor) -> None:
         """Fills the outputs [B, K, R, n_q, e], and the sums of weights [B, K, R, n_q]."""
-        quotient = self.how.quotient
+        quotient, plan = self.how.quotient, self.plan
         tiny = least_in_frames(self.kind)
         numbers = quotient.added, quotient.least, quotient.floor, tiny
-        f, g, v = (rows_of(x) for x in (self.f, self.g, self.v))
         logs = rows_of(totals.flatten(1, 2) if self.logs is None else self.logs)
-        plan = self.plan
-        with self.place:
-            states = self._states(g, v, False)
-            _launch(kernels.outputs, self._programs(plan.queries, True, plan.talls))(
-                *(f, g, v, rows_of(out.flatten(1, 2)), rows_of(totals[..., None].flatten(1, 2))),
-                *(logs, self._padding(), self._frames(), states),
-                *(Quotient(*map(tl.constexpr, numbers)), plan),
-            )
+        into = rows_of(out.flatten(1, 2)), rows_of(totals[..., None].flatten(1, 2)), logs
+        with running_on(self.f.device):
+            states = self._states(self.tensors[1], self.tensors[2], False)
+            given = *self.tensors, *into, *self.keys, states
+            rest = Quotient(*map(tl.constexpr, numbers)), plan
+            _launch(kernels.outputs, self._programs(True, plan.talls), (*given, *rest))
 
     def gradients(
         self,
@@ -247,22 +219,19 @@ class _Launches:
         that of the sums of weights."""
         plan, kind = self.plan, self.kind
         above = self._above(out, totals, grad, of_totals)
-        f, g, v = (rows_of(x) for x in (self.f, self.g, self.v))
+        f, g, v = self.tensors
         direct = self.map is not None
         of_f = into.q.flatten(1, 2) if direct else torch.empty_like(self.f, dtype=kind)
         of_g = into.k if direct else torch.empty_like(self.g, dtype=kind)
-        with self.place:
+        with running_on(self.f.device):
             before, behind = self._states(g, v, False), self._states(f, above, True)
-            rest = self._padding(), self._frames()
-            _launch(kernels.of_queries, self._programs(plan.queries, True, plan.wides))(
-                f, g, v, above, rows_of(of_f), *rest, before, plan
-            )
-            _launch(kernels.of_keys, self._programs(plan.keys, False, plan.wides))(
-                f, g, v, above, rows_of(of_g), *rest, behind, plan
-            )
-            _launch(kernels.of_values, self._programs(plan.keys, False, plan.talls))(
-                f, g, above, rows_of(into.v), *rest, behind, plan
-            )
+            for kernel, rows, target, states, queries, blocks in (
+                (kernels.of_queries, (f, g, v), of_f, before, True, plan.wides),
+                (kernels.of_keys, (f, g, v), of_g, behind, False, plan.wides),
+                (kernels.of_values, (f, g), into.v, behind, False, plan.talls),
+            ):
+                given = *rows, above, rows_of(target), *self.keys, states, plan
+                _launch(kernel, self._programs(queries, blocks), given)
         if not direct:
             self._through(into, of_f, of_g)
 
@@ -300,14 +269,13 @@ class _Launches:
             if share is not None:
                 target.add_(share)
 
-    def _programs(self, rows: int, queries: bool, blocks: int) -> int:
+    def _programs(self, queries: bool, blocks: int) -> int:
         """How many programs take all chunks of a side."""
         plan = self.plan
-        chunks: int = triton.cdiv(plan.first + rows if queries else rows, SUMMED.chunk)
-        heads = self.heads * (self.repeat if queries else 1)
-        return self.batch * heads * chunks * blocks
+        chunks: int = triton.cdiv(plan.first + plan.queries if queries else plan.keys, CHUNK)
+        return self.batch * self.heads * (self.repeat if queries else 1) * chunks * blocks
 
 
-def _launch(kernel: Any, count: int) -> Any:
+def _launch(kernel: Any, count: int, given: Sequence[object]) -> None:
     """Runs so many programs of a kernel."""
-    return lambda *given: attention.launch(kernel, count, given, SUMMED.warps, SUMMED.stages)
+    attention.launch(kernel, count, given, WARPS, STAGES)

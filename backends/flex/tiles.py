@@ -1,0 +1,242 @@
+"""The tiles of a step on a device, and what the run-time inputs of a call leave of them; nothing is
+asked of the device.
+
+Tiles are those of the pairs that some inputs have, known before any call. A call evaluates the
+graph in each of them but for those that every input fills, a bit for each pair and sample. Labels
+that a pair must have in common take no bits: kernels compare them, and tiles without a label in
+common are left out by the least and the greatest label of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import reduce
+from operator import and_, or_
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from attnspec.backends.common.labels import Part, certain, labels_of, reading_of
+from attnspec.backends.common.masks import with_data
+from attnspec.graphs.operators import Complement, Intersection, Union
+from attnspec.graphs.relation import Relation
+from attnspec.layout.axes import Axis
+from attnspec.layout.steps import Banded
+from attnspec.layout.tables import EMPTY_TILE, FULL_TILE
+from attnspec.layout.tile_layout import StepLayout
+from attnspec.lower.work import Work
+
+LOOKED = 1 << 24
+"""Pairs that are looked at together, about."""
+
+EMPTY, WHOLE = 0, 1
+"""The numbers of the masks without a pair and with every pair of a tile."""
+
+Data = Mapping[str, torch.Tensor]
+
+Static = tuple[torch.Tensor, torch.Tensor]
+"""The number of the mask of each tile, int64 [tiles], and masks as bits int32."""
+
+
+class Masks(NamedTuple):
+    """What holds in the tiles of a step: the number of the mask of each, whether it has some pair,
+    and whether all pairs of its places are, [B or 1, tiles]; masks as bits, the first of them
+    empty, int32 [masks * height * words]. Besides, a pair must have `labels` int64 [B, L, n_k] in
+    common; `alike` says in which tiles all have, [B, tiles]."""
+
+    numbers: torch.Tensor
+    some: torch.Tensor
+    full: torch.Tensor
+    bits: torch.Tensor
+    labels: torch.Tensor | None = None
+    alike: torch.Tensor | None = None
+
+
+class StepTiles:
+    """The tiles of a step: the query tile and the key tile of each, int64 `entries`, and the
+    positions of those, int64 [tiles, size], -1 for none. Masks have room for tiles of `shape`, by
+    default those of the step."""
+
+    def __init__(
+        self,
+        band: Banded,
+        work: Work,
+        device: torch.device,
+        shape: tuple[int, int] | None = None,
+    ) -> None:
+        self.band, self.n, self.device = band, band.lengths[1], device
+        self.layout = layout = self._layout_of(band.relation)
+        self.shape = shape or (layout.q.size, layout.k.size)
+        rows = np.repeat(np.arange(layout.q.count), np.diff(layout.starts))
+        self.entries = [self._brought(x) for x in (rows, layout.keys)]
+        self.places = [self._brought(rows_of(x)) for x in (layout.q, layout.k)]
+        numbers, bits = self._static(layout, layout.kinds)
+        # a tile may have fewer keys than there is room for
+        self.fills = layout.k.size == self.shape[1]
+        full = numbers[None] == (WHOLE if self.fills else -1)
+        self.static = Masks(numbers[None], torch.ones_like(full), full, bits)
+        labels = labels_of(work.relation)
+        self.labels = () if labels is None else labels[0]
+        self.looks = labels is None
+        if self.looks:
+            self._look_into(work.relation)
+
+    def __call__(self, data: Data, batch: int) -> Masks:
+        """The masks of a call of so many samples whose inputs are [B, n], or lengths [B, 1, 1]."""
+        if self.looks:
+            return self._looked_at(data, batch)
+        return self._labelled(data, batch) if self.labels else self.static
+
+    def _labelled(self, data: Data, batch: int) -> Masks:
+        """The tiles in which a pair may have all labels in common."""
+        labels = torch.stack([data[x].long().expand(batch, -1) for x in self.labels], 1)
+        known, ends = torch.iinfo(labels.dtype), []
+        for places, tile in zip(self.places, self.entries, strict=True):
+            there, each = places >= 0, labels[:, :, places.clamp(min=0)]
+            ends.append(torch.where(there, each, known.max).amin(-1)[:, :, tile])
+            ends.append(torch.where(there, each, known.min).amax(-1)[:, :, tile])
+        q_low, q_high, k_low, k_high = ends
+        some = ((q_low <= k_high) & (k_low <= q_high)).all(1)
+        alike = ((q_low == q_high) & (k_low == k_high) & (q_low == k_low)).all(1)
+        return self.static._replace(some=some, labels=labels, alike=alike)
+
+    # --- inputs that a graph asks for something else -------------------------------------------
+
+    def _look_into(self, relation: Relation) -> None:
+        """Makes out which tiles are looked into, and what is static in them."""
+        layout = self.layout
+        full = layout.kinds == FULL_TILE
+        full &= kinds_in(self._within(certain(relation)), layout) == FULL_TILE
+        looked = np.flatnonzero(~full)
+        numbers = np.zeros(len(full), np.int64)
+        numbers[looked] = np.arange(len(looked)) + 1
+        self.numbers, at = self._brought(numbers), self._brought(looked)
+        self.looked = [x[at] for x in self.entries]
+        reading = reading_of(relation)
+        if reading.condition is None:
+            raise ValueError("it reads no inputs")
+        self.parts = [
+            self._static(mine, kinds_in(mine, layout)[looked])
+            for mine in map(self._within, reading.parts)
+        ]
+        # the step is one part more
+        self.parts.append((self.static.numbers[0, at], self.static.bits))
+        self.condition = Intersection((Part(len(reading.parts)), reading.condition))
+
+    def _looked_at(self, data: Data, batch: int) -> Masks:
+        # beside tiles, rows and columns a number of each sample has an axis more
+        inputs = {name: x[..., None] if x.dim() == 3 else x for name, x in data.items()}
+        (height, width), count = (x.shape[1] for x in self.places), len(self.looked[0])
+        whole = self._packed(torch.ones(1, height, width, dtype=torch.bool, device=self.device))
+        masks = whole.repeat(1 + batch * (count + 1), 1, 1)
+        masks[0] = 0
+        bits = torch.unflatten(masks[1:], 0, (batch, count + 1))
+        full = torch.full((batch, count + 1), self.fills, device=self.device)
+        some = torch.ones_like(full)
+        step = max(1, LOOKED // (batch * height * width))
+        for low in range(0, count, step):
+            part = slice(low, min(low + step, count))
+            into = slice(low + 1, part.stop + 1)
+            held, real = self._held(part, inputs, batch)
+            bits[:, into] = self._packed(held)
+            some[:, into] = held.any(-1).any(-1)
+            full[:, into] &= (held | ~real).all(-1).all(-1)
+        first = torch.arange(batch, device=self.device)[:, None] * (count + 1) + 1
+        named = self.numbers
+        return Masks(first + named, some[:, named], full[:, named], masks.flatten())
+
+    def _packed(self, held: torch.Tensor) -> torch.Tensor:
+        """bool [..., height, width] as int32 [..., height, words] with room for the shape."""
+        lower, more = (x - y for x, y in zip(self.shape, held.shape[-2:], strict=True))
+        return packed(functional.pad(held, (0, more, 0, lower)))
+
+    def _held(self, part: slice, data: Data, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The pairs of some tiles, bool [B, tiles, height, width], and which of the rows there
+        are."""
+        q = self.places[0][self.looked[0][part]][:, :, None]
+        k = self.places[1][self.looked[1][part]][:, None, :]
+        real = (q >= 0) & (k >= 0)
+        held = real & self._of(self.condition, part, data, (q.clamp(min=0), k.clamp(min=0)))
+        return held.expand(batch, *real.shape), q >= 0
+
+    def _of(
+        self,
+        relation: Relation,
+        part: slice,
+        data: Data,
+        at: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        """Which pairs of some tiles a condition holds, bool, broadcastable to [B, tiles, height,
+        width]."""
+        match relation:
+            case Part(number):
+                return self._unpacked(self.parts[number], part)
+            case Union(terms) | Intersection(terms):
+                each = [self._of(term, part, data, at) for term in terms]
+                return reduce(or_ if isinstance(relation, Union) else and_, each)
+            case Complement(term):
+                return ~self._of(term, part, data, at)
+            case _:
+                held: torch.Tensor = with_data(relation, data).holds(*at, self.n)
+                return held
+
+    # --- what is static ------------------------------------------------------------------------
+
+    def _layout_of(self, relation: Relation) -> StepLayout:
+        """The tiles of a relation in the order of the step."""
+        return replace(self.band, relation=relation).layout
+
+    def _within(self, part: Relation) -> StepLayout:
+        """The tiles of a part, as far as it is in the step."""
+        return self._layout_of(Intersection((self.band.relation, part)))
+
+    def _static(self, layout: StepLayout, kinds: np.ndarray) -> Static:
+        """The masks of tiles of these kinds in a layout."""
+        masks = np.zeros((2 + len(layout.masks), *self.shape), bool)
+        masks[WHOLE, : layout.q.size, : layout.k.size] = True
+        masks[2:, : layout.q.size, : layout.k.size] = layout.masks
+        padding = (0, 0), (0, 0), (0, -self.shape[1] % 32)
+        words = np.packbits(np.pad(masks, padding), axis=2, bitorder="little").view("<i4")
+        return self._brought(kinds - EMPTY_TILE), self._brought(words.ravel(), np.int32)
+
+    def _unpacked(self, static: Static, part: slice) -> torch.Tensor:
+        """Static pairs in some tiles that are looked into, bool [tiles, height, width]."""
+        numbers, bits = static
+        words = bits.view(-1, self.shape[0], -(-self.shape[1] // 32))[numbers[part]]
+        places = torch.arange(32, dtype=torch.int32, device=words.device)
+        held = ((words[..., None] >> places) & 1).flatten(2) != 0
+        return held[:, : self.places[0].shape[1], : self.places[1].shape[1]]
+
+    def _brought(self, x: np.ndarray, kind: type[np.generic] = np.int64) -> torch.Tensor:
+        """An array on the device."""
+        return torch.from_numpy(x.astype(kind)).to(self.device)
+
+
+def rows_of(side: Axis) -> np.ndarray:
+    """The positions of the tiles of a side, int64 [tiles, size], -1 for none."""
+    return np.asarray(side.positions.reshape(-1, side.size).astype(np.int64))
+
+
+def kinds_in(layout: StepLayout, grid: StepLayout) -> np.ndarray:
+    """What a layout says of the tiles of another in the same grid: FULL_TILE, the number of a mask,
+    or EMPTY_TILE for a tile that it has not."""
+    mine, wanted = (
+        np.repeat(np.arange(x.q.count), np.diff(x.starts)) * x.k.count + x.keys
+        for x in (layout, grid)
+    )
+    kinds = np.full(len(wanted), EMPTY_TILE)
+    _, at, into = np.intersect1d(mine, wanted, assume_unique=True, return_indices=True)
+    kinds[into] = layout.kinds[at]
+    return kinds
+
+
+def packed(held: torch.Tensor) -> torch.Tensor:
+    """bool [..., keys] as int32 [..., words], the first key lowest."""
+    held = functional.pad(held, (0, -held.shape[-1] % 32))
+    places = torch.arange(32, device=held.device)
+    words = (torch.unflatten(held, -1, (-1, 32)).long() << places).sum(-1)
+    # as the bits of a number that has a sign
+    return torch.where(words >> 31 > 0, words - (1 << 32), words).to(torch.int32)
