@@ -15,7 +15,7 @@ from attnspec.backends.planner import choose
 from attnspec.distributed.collectives import Mesh, Partial, order_of, tied, travel
 from attnspec.distributed.planning import DistributedPlan, dealt
 from attnspec.graphs.relation import DataDependent
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call
 from attnspec.runtime.call_checks import Parts
 from attnspec.runtime.decisions import data_of, decided, decisions_of
 from attnspec.runtime.engine import Built, Engine
@@ -53,15 +53,12 @@ class HeadsHere:
     def _prepared(self) -> Prepared:
         """The kernels of own heads, which there are."""
         own, keys = (self._of(name, self.mesh.rank) for name in "qk")
-        kernels = (self._built(*each) for each in self.learning)
+        kind, kernels = self.device.type, list[Built]()
+        for work, heads in self.learning:
+            work = replace(work, copies=len(heads), device=kind)
+            kernel = choose(work, kind, self.engine.backend).build(work, heads, self.device)
+            kernels.append((kernel, work, tuple(head - own.start for head in heads)))
         return self.engine.together(kernels, len(own), len(keys), self.device)
-
-    def _built(self, work: Work, heads: tuple[int, ...]) -> Built:
-        kind = self.device.type
-        work = replace(work, copies=len(heads), device=kind)
-        kernel = choose(work, kind, self.engine.backend).build(work, heads, self.device)
-        first = self._of("q", self.mesh.rank).start
-        return kernel, work, tuple(head - first for head in heads)
 
     def run(self, parts: Parts, calls: Sequence[Call], return_lse: bool) -> Partial:
         """The output of own positions, and its log-sum-exps if they are asked for."""
