@@ -179,9 +179,9 @@ def _levels(
     """The levels down to tiles of these sizes, of a sample where the pairs are many; where they
     must be `exact`, raises TooFine for too many."""
     if exact:
-        levels = _levels(relation, n_q, n_k, order, sizes)
-        if levels[-1].weight == 1:
-            return levels
+        surveyed = _levels(relation, n_q, n_k, order, sizes)
+        if surveyed[-1].weight == 1:
+            return surveyed
     most = LIMITS.tile_pairs if exact else LIMITS.tile_pairs_surveyed
     q, k = _axes(n_q, n_k, order, sizes)
     levels: tuple[_Level, ...] = ()
