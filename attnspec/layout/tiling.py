@@ -244,7 +244,7 @@ def _cover(
     for low in range(0, shape[0], step):
         part = np.s_[low : low + step]
         both = columns if len(columns) == 1 < shape[0] else columns[part]
-        kinds[part] = relation.cover(q.at(rows[part]), k.at(both), n)
+        kinds[part] = relation.cover(q.tiles.take(rows[part]), k.tiles.take(both), n)
     return kinds
 
 

@@ -91,17 +91,18 @@ class Meaning:
     ) -> torch.Tensor:
         """The weights [h, rows, n] of q [H, n_q, d] and k [H, n, d]; `steady` ones are divided by
         constants, as far as gradients are concerned."""
-        tables, rows = self.learned_by(heads, learned), torch.from_numpy(self.rows[at])
+        rows = torch.from_numpy(self.rows[at])
         if self.held is None:
-            alone = {name: x[0] for name, x in tables.items()}
-            given = heads[0], q[heads[0]], k[heads[0], : self.keys], alone
+            given = self._alone(heads[0], q, k, learned)
             return weights_of(self.work, *given, steady=steady)[None, rows - self.first]
         n, some = k.shape[1], list(heads)
         scores = q[some][:, rows - self.first] * scale_of(self.work, q.shape[2])
         scores = (scores @ k[some].mT)[None, :, None, None]
         formula = Formula(self.work, tuple(some), torch.device("cpu"))
         away = (rows[:, None] - torch.arange(n))[None] if formula.needs_distance else None
-        scores = formula.changed(scores, away, Call(tables=tables))[0, :, 0, 0]
+        scores = formula.changed(scores, away, Call(tables=self.learned_by(heads, learned)))[
+            0, :, 0, 0
+        ]
         found = shares(scores, torch.from_numpy(self.held[at]), self.work.normalize)
         if steady and found.total is not None:
             found = replace(found, total=found.total.detach())
@@ -120,21 +121,24 @@ class Meaning:
         if self.weighs:
             weights = self.weights(heads, at, q, k, learned, steady)
             return weights @ v[list(heads), : weights.shape[2]]
-        alone = {name: x[0] for name, x in self.learned_by(heads, learned).items()}
-        head, rows = heads[0], torch.from_numpy(self.rows[at])
-        keys, values = k[head, : self.keys], v[head, : self.keys]
-        out = defined(self.work, head, q[head], keys, values, alone)
-        return out[None, rows - self.first]
+        head, queries, keys, tables = self._alone(heads[0], q, k, learned)
+        out = defined(self.work, head, queries, keys, v[head, : self.keys], tables)
+        return out[None, torch.from_numpy(self.rows[at]) - self.first]
+
+    def _alone(
+        self, head: int, q: torch.Tensor, k: torch.Tensor, learned: Learned
+    ) -> tuple[int, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        """A head, with its queries, keys and what it has learned."""
+        tables = {name: x[0] for name, x in self.learned_by([head], learned).items()}
+        return head, q[head], k[head, : self.keys], tables
 
     def cancelled(self, head: int, q: torch.Tensor, k: torch.Tensor, learned: Learned) -> float:
         """The largest sum of the sizes of the weights of a row, which cancel where some are
         negative; 1 at least."""
         if self.held is not None or not self.weighs:
             return 1.0
-        tables = {name: x[0] for name, x in self.learned_by([head], learned).items()}
-        q, k = q[head], k[head, : self.keys]
-        sizes = magnitudes_of(self.work, head, q, k, tables)
-        total = totals_of(self.work, head, q, k, tables)
+        given = self._alone(head, q, k, learned)
+        sizes, total = magnitudes_of(self.work, *given), totals_of(self.work, *given)
         return max(1.0, divided(self.work, sizes, total).abs().sum(-1).max().item())
 
 
