@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from time import perf_counter
 
 import torch
 
@@ -121,12 +120,10 @@ def _length(
         except Refused as error:
             rows[name] = replace(rows[name], reason=str(error))
     calls = {name: problem.call(subject) for name, subject in subjects.items()}
-    steps, start = len(calls) * (rounds + 1), perf_counter()
-    for done, (name, timed) in enumerate(turns(calls, rounds), 1):
+    steps = len(calls) * (rounds + 1)
+    for done, (name, timed) in enumerate(turns(calls, rounds, most), 1):
         rows = {name: _timed(problem, row, timed) for name, row in rows.items()}
         yield Progress(_known(rows), done / steps, f"{at}: {name}")
-        if len(timed) == len(calls) and perf_counter() - start > most:
-            break
     yield Progress(_known(rows), 1.0, at)
 
 

@@ -26,7 +26,6 @@ from attnspec.backends.tables.backend import TILES, TablesBackend
 from attnspec.backends.tables.kernel import SteppedKernel
 from attnspec.bench.timing import Timing, machine, turns
 from attnspec.elaborate import elaborate
-from attnspec.graphs.stack import Stack
 from attnspec.ir.program import Program
 from attnspec.layout.orders import NATURAL, Order
 from attnspec.layout.steps import amounts_of, banded, natural_tables, stepped_tables
@@ -112,23 +111,20 @@ TILED = (
 )
 """What is run in tiles of each size."""
 
-BANDED = (
-    ("window(radius = 8)", 256, 1),
-    ("window(radius = 16)", 8192, 1),
-    ("window(radius = 512)", 4096, 1),
-    ("block(size = 256)", 8192, 1),
-    ("residue(step = 8)", 4096, 8),
-    ("residue(step = 32)", 8192, 32),
-    ("dilated(radius = 1024, step = 8)", 8192, 8),
-    ("window(radius = 64) | global(first(64))", 4096, 1),
-)
-"""What is run as one step in tiles of each size, and the step of its order."""
-
-MERGED = (
+STEPPED = (
+    (256, ("window(radius = 8)", 1)),
+    (8192, ("window(radius = 16)", 1)),
+    (4096, ("window(radius = 512)", 1)),
+    (8192, ("block(size = 256)", 1)),
+    (4096, ("residue(step = 8)", 8)),
+    (8192, ("residue(step = 32)", 32)),
+    (8192, ("dilated(radius = 1024, step = 8)", 8)),
+    (4096, ("window(radius = 64) | global(first(64))", 1)),
     (8192, ("residue(step = 64)", 64), ("window(radius = 63) - residue(step = 64)", 1)),
     (4096, ("window(radius = 32)", 1), ("block(size = 128) - window(radius = 32)", 1)),
 )
-"""What is run in two steps, each with the step of its order."""
+"""What is run in steps, each with the step of its order: one in tiles of each size, two in small
+ones."""
 
 PACKED = 4096
 """The length at which documents are laid out."""
@@ -173,14 +169,10 @@ def gpu_works(device: str) -> Iterator[tuple[str, Work, Backend, Amounts]]:
         for backend in BACKENDS:
             if refusal_of(backend, work, device) is not None or backend.cost(work) > DEAREST:
                 continue
-            if amounts := _amounts(backend, work):
+            # nothing where a backend does not say
+            amounts: Amounts = getattr(backend, "amounts", lambda work: {})(work)
+            if amounts:
                 yield body.removeprefix("attend "), work, backend, amounts
-
-
-def _amounts(backend: Backend, work: Work) -> Amounts:
-    """What one head's part of a work takes; nothing where a backend does not say."""
-    found: Amounts = getattr(backend, "amounts", lambda work: {})(work)
-    return found
 
 
 def _on_gpu(device: str) -> Iterator[Trial]:
@@ -213,22 +205,17 @@ def _on_cpu() -> Iterator[Trial]:
             tables = natural_tables(work.relation, n, n, tile)
             kernel = ComposedTables(work, _HEADS, CPU, tables)
             yield _trial(f"tiles of {tile}", text, work, tiles.amounts(work, tile), kernel)
-    for text, n, step in BANDED:
-        work = _work(text, n)
-        for target in LIMITS.tile_sizes:
-            whole = (banded(work.relation, n, n, _order(step), target),)
-            kernel = SteppedKernel(work, _HEADS, CPU, stepped_tables(whole))
-            amounts = amounts_of(whole, n, HEADS)
-            yield _trial(f"tables of {target}", text, work, amounts, kernel)
-    for n, *parts in MERGED:
-        text = " | ".join(part for part, _ in parts)
-        work = _work(text, n)
-        bands = tuple(
-            banded(_work(part, n).relation, n, n, _order(step), LIMITS.tile_sizes[0])
-            for part, step in parts
-        )
-        kernel = SteppedKernel(work, _HEADS, CPU, stepped_tables(bands))
-        yield _trial("tables", text, work, amounts_of(bands, n, HEADS), kernel)
+    for n, *steps in STEPPED:
+        text = " | ".join(part for part, _ in steps)
+        work, one = _work(text, n), len(steps) == 1
+        for target in LIMITS.tile_sizes if one else LIMITS.tile_sizes[:1]:
+            bands = tuple(
+                banded(_work(part, n).relation, n, n, Order(step, step), target)
+                for part, step in steps
+            )
+            kernel = SteppedKernel(work, _HEADS, CPU, stepped_tables(bands))
+            name = f"tables of {target}" if one else "tables"
+            yield _trial(name, text, work, amounts_of(bands, n, HEADS), kernel)
     layout = weighed("tables", {"layout": 1}, copies=HEADS)
     yield Trial(f"packed documents, n = {PACKED}", layout, _packed(PACKED))
 
@@ -247,11 +234,7 @@ def _work_of(body: str, n: int) -> Work:
 
 
 def _work(text: str, n: int) -> Work:
-    return Work(Stack(_program(f"attend {text}")).relation(n), n, n, copies=HEADS)
-
-
-def _order(step: int) -> Order:
-    return NATURAL if step == 1 else Order(step, step)
+    return replace(_work_of(f"attend {text}", n), copies=HEADS)
 
 
 def _trial(
@@ -338,11 +321,9 @@ def _timed(
     steps = len(runs) * (rounds + 1)
     timed: dict[str, Timing] = {}
     start = perf_counter()
-    for done, (name, known) in enumerate(turns(runs, rounds), 1):
+    for done, (name, known) in enumerate(turns(runs, rounds, SECONDS), 1):
         timed = known
         show(max(done / steps, min(1.0, (perf_counter() - start) / SECONDS)), name)
-        if len(timed) == len(runs) and perf_counter() - start > SECONDS:
-            break
     return timed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import platform
 import statistics
@@ -47,18 +48,18 @@ def alternate(subjects: Subjects, rounds: int) -> dict[str, Timing]:
 
     Every subject is called twice before; short ones several times in a round.
     """
-    known: dict[str, Timing] = {}
-    for _, found in turns(subjects, rounds):
-        known = found
+    *_, (_, known) = turns(subjects, rounds)
     return known
 
 
-def turns(subjects: Subjects, rounds: int) -> Iterator[tuple[str, dict[str, Timing]]]:
+def turns(
+    subjects: Subjects, rounds: int, most: float = math.inf
+) -> Iterator[tuple[str, dict[str, Timing]]]:
     """As `alternate`, with the name of the subject that has just been called, and what is known so
-    far: whoever looks on may stop."""
+    far; after `most` seconds, and a round at least, no other is called."""
     if rounds < 1:
         raise ValueError(f"one round at least is needed, got {rounds}")
-    calls = {}
+    begin, calls = perf_counter(), {}
     for name, subject in subjects.items():
         subject()
         start = perf_counter()
@@ -75,6 +76,8 @@ def turns(subjects: Subjects, rounds: int) -> Iterator[tuple[str, dict[str, Timi
                     subject()
                     times[name].append(perf_counter() - start)
             yield name, _timings(times)
+            if all(times.values()) and perf_counter() - begin > most:
+                return
 
 
 @contextmanager

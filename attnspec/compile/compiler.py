@@ -36,7 +36,8 @@ from attnspec.verification import (
     verify,
     verify_alone,
 )
-from attnspec.verification.trial import Depth, Known
+from attnspec.verification.meaning import Known
+from attnspec.verification.trial import Depth
 from attnspec.version import __version__
 
 if TYPE_CHECKING:

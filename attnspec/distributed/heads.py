@@ -3,22 +3,16 @@ there and outputs come back (all-to-all over heads)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from attnspec.backends.common.torch_modes import apart
-from attnspec.backends.decided.choice import Choice
 from attnspec.backends.planner import choose
 from attnspec.distributed.collectives import Mesh, Partial, order_of, tied, travel
 from attnspec.distributed.planning import DistributedPlan, dealt
-from attnspec.graphs.relation import DataDependent
-from attnspec.lower.work import Call, Work
-from attnspec.runtime.call_checks import Parts
-from attnspec.runtime.decisions import data_of, decided, decisions_of
-from attnspec.runtime.engine import Built, Engine
+from attnspec.runtime.decisions import decisions_of
+from attnspec.runtime.engine import Built, Engine, Request
 from attnspec.runtime.head_groups import Prepared
 
 
@@ -33,10 +27,10 @@ class HeadsHere:
         self.order = order_of(plan.partition, device)
         self.back = torch.from_numpy(plan.partition.order).to(device)
         works = engine.binder.works(layer, self.tensors.heads, plan.n, plan.n)
-        some = [(work, tuple(h for h in of if h in self._of("q", mesh.rank))) for work, of in works]
-        self.learning = [(work, of) for work, of in some if of]
-        self.ready = apart(self._prepared) if self.learning else None
-        self.decisions = decisions_of(self.learning)
+        own = self._of("q", mesh.rank)
+        some = [(work, tuple(head for head in of if head in own)) for work, of in works]
+        self.works = [(work, of) for work, of in some if of]
+        self.ready = apart(self._prepared) if self.works else None
         self.decides = any(work.decided for work, _ in works)
 
     def _of(self, name: str, rank: int) -> range:
@@ -51,21 +45,27 @@ class HeadsHere:
         return x.narrow(1, heads.start, len(heads))
 
     def _prepared(self) -> Prepared:
-        """The kernels of own heads, which there are."""
+        """The kernels of own heads, which there are; what draws goes by the numbers of heads."""
         own, keys = (self._of(name, self.mesh.rank) for name in "qk")
-        kernels = (self._built(*each) for each in self.learning)
-        return self.engine.together(kernels, len(own), len(keys), self.device)
+        kind, kernels = self.device.type, list[Built]()
+        for work, heads in self.works:
+            work = replace(work, copies=len(heads), device=kind)
+            kernel = choose(work, kind, self.engine.backend).build(work, heads, self.device)
+            kernels.append((kernel, work, tuple(head - own.start for head in heads)))
+        ready = self.engine.together(kernels, len(own), len(keys), self.device)
+        return replace(
+            ready,
+            groups=tuple(
+                replace(group, heads=tuple(own.start + head for head in group.heads))
+                for group in ready.groups
+            ),
+            decisions=tuple(replace(x, first=own.start) for x in decisions_of(self.works)),
+        )
 
-    def _built(self, work: Work, heads: tuple[int, ...]) -> Built:
-        kind = self.device.type
-        work = replace(work, copies=len(heads), device=kind)
-        kernel = choose(work, kind, self.engine.backend).build(work, heads, self.device)
-        first = self._of("q", self.mesh.rank).start
-        return kernel, work, tuple(head - first for head in heads)
-
-    def run(self, parts: Parts, calls: Sequence[Call], return_lse: bool) -> Partial:
+    def run(self, request: Request) -> Partial:
         """The output of own positions, and its log-sum-exps if they are asked for."""
-        named, here = dict(zip("qkv", parts, strict=True)), self.mesh.rank
+        parts, here = request.parts, self.mesh.rank
+        named = dict(zip("qkv", parts, strict=True))
         sent = [
             {name: self._part(name, r, x) for name, x in named.items()}
             for r in range(self.mesh.ranks)
@@ -80,56 +80,40 @@ class HeadsHere:
             torch.cat([shards[name] for shards in came], 2).index_select(2, self.order)
             for name in named
         )
-        out, lse = self._computed((queries, keys, values), calls, return_lse)
+        out, lse = self._computed(request._replace(parts=(queries, keys, values)))
         out = tied(self._returned(out, coming.flat), coming.flat)
         if lse is None:
             return out, None
         return out, tied(self._returned(lse[..., None], coming.flat)[..., 0], coming.flat)
 
-    def _computed(self, parts: Parts, calls: Sequence[Call], return_lse: bool) -> Partial:
-        """Own heads at all positions, in order."""
-        q, _, v = parts
-        if self.decides:
-            calls = self._decided(parts, calls)
-        if self.ready is None:
-            none = q.new_zeros(len(q), 0, q.shape[2], v.shape[-1])
-            wide = torch.promote_types(q.dtype, torch.float32)
-            return none, none.sum(-1).to(wide) if return_lse else None
-        found = [
-            self.engine.outputs(group, group.parts(*parts), call, return_lse)
-            for group, call in zip(self.ready.groups, calls, strict=True)
-        ]
-        sums = [lse for _, lse in found if lse is not None]
-        out = self.ready.joined([out for out, _ in found])
-        return out, self.ready.joined(sums) if sums else None
-
-    def _decided(self, parts: Parts, calls: Sequence[Call]) -> list[Call]:
-        """The calls with what queries and keys decide among the inputs; raises on every rank where
-        one cannot decide."""
-        q, k, _ = parts
-        wrong: ValueError | None = None
-        found: dict[DataDependent, Choice] = {}
-        try:
-            if self.decisions:
-                padding, data = calls[0].padding, self._inputs(calls[0].data)
-                first = self._of("q", self.mesh.rank).start
-                found = decided(self.decisions, q, k, padding, data, lambda _: {}, first=first)
-        except ValueError as error:
-            wrong = error
-        self.mesh.agreed([], wrong, self.device)
-        return [
-            replace(call, data=data_of(work, heads, self.decisions, found, call.data))
-            for (work, heads), call in zip(self.learning, calls, strict=True)
-        ]
-
-    def _inputs(self, data: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Inputs, of those about heads [B, H or H_kv or 1, …] the part of own heads."""
-        found = dict(data)
+    def _computed(self, request: Request) -> Partial:
+        """Own heads at all positions, in order; raises on every rank where one cannot decide."""
+        (q, _, v), own = request.parts, self._of("q", self.mesh.rank)
+        out, lse = q.new_zeros(len(q), 0, q.shape[2], v.shape[-1]), None
+        if request.return_lse:
+            lse = out.sum(-1).to(torch.promote_types(q.dtype, torch.float32))
+        call, wrong = request.call, None
+        # of inputs about heads [B, H or H_kv or 1, …], and of what is learned, the part of own ones
+        data = dict(call.data)
         for name, x in data.items():
             if x.dim() == 4 and x.shape[1] > 1:
                 side = "q" if x.shape[1] == self.tensors.heads else "k"
-                found[name] = self._part(side, self.mesh.rank, x)
-        return found
+                data[name] = self._part(side, self.mesh.rank, x)
+        tables = {
+            name: x.narrow(1, own.start, len(own)) if x.shape[1] > 1 else x
+            for name, x in call.tables.items()
+        }
+        mine = request._replace(call=replace(call, data=data, tables=tables))
+        try:
+            if self.ready is not None:
+                out, lse = self.engine.run(mine, prepared=self.ready)
+        except ValueError as error:
+            if not self.decides:
+                raise
+            wrong = error
+        if self.decides:
+            self.mesh.agreed([], wrong, self.device)
+        return out, lse
 
     def _returned(self, x: torch.Tensor, came: torch.Tensor) -> torch.Tensor:
         """Own heads [B, hs, n, e] at all positions, made of what came, to own positions of all

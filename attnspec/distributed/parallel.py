@@ -31,7 +31,7 @@ from attnspec.ir.program import POSITIONS, Program
 from attnspec.ir.serial import fingerprint
 from attnspec.lower.cache import Cache
 from attnspec.lower.lower import pair_inputs
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Call
 from attnspec.runtime.call_checks import (
     FLOATS,
     Parts,
@@ -43,8 +43,7 @@ from attnspec.runtime.call_checks import (
     in_type_of_autocast,
     refuse_unknown,
 )
-from attnspec.runtime.engine import no_log_sum_exps, require_log_sum_exps, rows_of
-from attnspec.runtime.head_groups import draw_of
+from attnspec.runtime.engine import Request, no_log_sum_exps, require_log_sum_exps
 from attnspec.runtime.module import CompiledAttention
 
 KEPT = 64
@@ -330,22 +329,14 @@ class ParallelAttention(torch.nn.Module):
         rest = module.engine, layer, found, self.mesh, q.device
         made = self._ready.get(key, lambda: _RUNS[how](*rest))
         draws = (0, 0) if module.draws is None else module.draws.of(layer)
-        dropped = float(more["dropout_p"])
-        calls = [
-            Call(padding, dropped, self._tables(work, heads, layer), data, draw_of(work, draws))
-            for work, heads in made.learning
-        ]
-        out, lse = made.run(parts, calls, more["return_lse"])
+        learned = {name: module.learned(name) for name in module.engine.own}
+        call = Call(padding, float(more["dropout_p"]), learned, data)
+        out, lse = made.run(Request(parts, call, layer, draws, more["return_lse"]))
         if module.training and module.draws is not None:
             module.draws.count(layer)
         if more["return_lse"] and lse is None:
             raise no_log_sum_exps(module.program)
         return out, lse
-
-    def _tables(self, work: Work, heads: tuple[int, ...], layer: int) -> dict[str, torch.Tensor]:
-        """What some heads of a layer have learned, by what a kernel calls it."""
-        names = self.module.engine.tables_of(work)
-        return {called: rows_of(self.module.learned(name), layer, heads) for called, name in names}
 
     def _alone(
         self, parts: Sequence[torch.Tensor], more: dict[str, Any], partition: Partition

@@ -121,21 +121,6 @@ def by_residue(n: int, ranks: int, step: int) -> Partition | None:
     return Partition(f"by residue modulo {step}", n, tuple(runs), step)
 
 
-def in_chunks(n: int, ranks: int, work: np.ndarray) -> Partition:
-    """Even chunks, dealt out by their work."""
-    ends = [run for run in _even(0, n, CHUNKS * ranks) if run[0] < run[1]]
-    return Partition("chunks by work", n, _dealt(ends, work, ranks))
-
-
-def in_parts(n: int, ranks: int, work: np.ndarray, cuts: np.ndarray) -> Partition | None:
-    """Parts that no pair joins, whole: those between `cuts`, dealt out by their work; None where
-    they are too few, or too long."""
-    ends = list(itertools.pairwise([0, *cuts.tolist(), n]))
-    if len(ends) < ranks or max(b - a for a, b in ends) > n / ranks:
-        return None
-    return Partition("whole documents", n, _dealt(ends, work, ranks))
-
-
 def free_cuts(relation: Relation, n: int, longest: float) -> np.ndarray | None:
     """Whether no pair joins the positions before c with those from c on, bool [n - 1] for
     0 < c < n; None where rows have no closed form, or one of a few is seen to join more than the
@@ -195,7 +180,8 @@ def candidates(
     work = np.sum([each.astype(np.float64) for each in works], axis=0)
     dealt = [head_tail(n, ranks)]
     if n >= 2 * CHUNKS * ranks and CHUNKS * ranks <= MOST_RUNS:
-        dealt.append(in_chunks(n, ranks, work))
+        chunks = _dealt(_even(0, n, CHUNKS * ranks), work, ranks)
+        dealt.append(Partition("chunks by work", n, chunks))
     for each in dealt:
         # more runs have more rims: they are worth a plan where work comes out more evenly
         balance = max(_balance(each, one) for one in works)
@@ -207,9 +193,12 @@ def candidates(
         found_free = free_cuts(relation, n, n / ranks) if free.any() else None
         free = free & (False if found_free is None else found_free)
     if np.count_nonzero(free) >= ranks - 1:
-        parts = in_parts(n, ranks, work, _thinned(1 + np.flatnonzero(free), n))
-        if parts is not None and sum(map(len, parts.runs)) <= 4 * MOST_RUNS:
-            yield parts
+        cuts = _thinned(1 + np.flatnonzero(free), n)
+        ends = list(itertools.pairwise([0, *cuts.tolist(), n]))
+        if len(ends) >= ranks and max(b - a for a, b in ends) <= n / ranks:
+            parts = _dealt(ends, work, ranks)
+            if sum(map(len, parts)) <= 4 * MOST_RUNS:
+                yield Partition("whole documents", n, parts)
 
 
 def _balance(partition: Partition, work: np.ndarray) -> float:

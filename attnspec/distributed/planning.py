@@ -291,9 +291,9 @@ def plan(
             f" {partition.ranks} ranks, and {n:,} over {ranks} are asked for"
         )
     plans = []
-    for each in partitions:
-        layers = tuple(planner.layer(*kind, each) for kind in kinds)
-        plans.append(DistributedPlan(program, each, tensors, layers, planner.rates))
+    for where in partitions:
+        layers = tuple(planner.layer(*kind, where) for kind in kinds)
+        plans.append(DistributedPlan(program, where, tensors, layers, planner.rates))
     best = plans[0]
     for plan in plans:
         if plan.seconds < WORTH * best.seconds:

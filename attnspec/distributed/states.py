@@ -22,10 +22,8 @@ from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.kernels import kernel_of
 from attnspec.distributed.collectives import Mesh, tied, travel
 from attnspec.distributed.planning import DistributedPlan, dealt
-from attnspec.lower.work import Call
-from attnspec.runtime.call_checks import Parts
-from attnspec.runtime.engine import Engine
-from attnspec.runtime.head_groups import Group
+from attnspec.runtime.engine import Engine, Request
+from attnspec.runtime.head_groups import Group, draw_of
 
 
 class StatesHere:
@@ -38,30 +36,30 @@ class StatesHere:
         self.engine, self.mesh, self.device = engine, mesh, device
         self.own = torch.from_numpy(plan.partition.positions(mesh.rank)).to(device)
         heads, key_heads = plan.tensors.heads, plan.tensors.key_heads
-        self.learning = engine.binder.works(layer, heads, plan.n, plan.n)
-        kernels = ((kernel_of(*each, device), *each) for each in self.learning)
+        works = engine.binder.works(layer, heads, plan.n, plan.n)
+        kernels = ((kernel_of(*each, device), *each) for each in works)
         self.ready = apart(lambda: engine.together(kernels, heads, key_heads, device))
 
-    def run(
-        self, parts: Parts, calls: Sequence[Call], return_lse: bool
-    ) -> tuple[torch.Tensor, None]:
+    def run(self, request: Request) -> tuple[torch.Tensor, None]:
         """The output of own positions; log-sum-exps do not travel with sums of features."""
-        if return_lse:
+        if request.return_lse:
             raise ValueError(
                 f"the sums of features of `{self.engine.program.name}` come without log-sum-exps"
                 " over several devices: leave `return_lse` out, one device has them"
             )
-        outs = [
-            self._of_group(group, group.parts(*parts), call)
-            for group, call in zip(self.ready.groups, calls, strict=True)
-        ]
+        outs = [self._of_group(group, request) for group in self.ready.groups]
         return self.ready.joined(outs), None
 
-    def _of_group(self, group: Group, parts: Parts, call: Call) -> torch.Tensor:
+    def _of_group(self, group: Group, request: Request) -> torch.Tensor:
         # a kernel of sums: of features, or of dense projections
         kernel: Any = group.kernel
-        if call.padding is not None:
-            call = replace(call, padding=call.padding.index_select(1, self.own))
+        parts, padding = group.parts(*request.parts), request.call.padding
+        call = replace(
+            request.call,
+            padding=None if padding is None else padding.index_select(1, self.own),
+            tables=self.engine.tables(group, request.layer, request.call.tables),
+            draw=draw_of(group.work, request.draws),
+        )
         own, left = kernel.key_sums(*parts, call, self.own)
         tie = [*parts, *call.tables.values()]
         before, came = self._exchanged(own, left, tie, group.work.causal)

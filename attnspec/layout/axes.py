@@ -54,10 +54,6 @@ class Axis:
         """The number of positions of every tile."""
         return np.asarray((self.positions.reshape(-1, self.size) >= 0).sum(axis=1))
 
-    def at(self, index: np.ndarray) -> Tiles:
-        """The tiles with these numbers."""
-        return self.tiles.take(index)
-
     def ranked(self, index: np.ndarray) -> np.ndarray:
         """Numbers in whose order tiles are read: tiles of boxes line by line, so that a pattern
         that moves with the query reads them in the same order everywhere."""

@@ -92,8 +92,7 @@ def _covered(relation: Relation, queries: np.ndarray, n: int) -> float:
 def spread_out(count: int, most: int) -> np.ndarray:
     """`most` of the numbers 0 <= i < count, ascending: one of each of equal ranges. At equal
     distances those of periodic patterns, and in blocks of a power of two, would stand alike."""
-    numbers: np.ndarray = (np.arange(most) + drawn(most)) * count / max(1, most)
-    return numbers.astype(int)
+    return np.asarray(((np.arange(most) + drawn(most)) * count / max(1, most)).astype(int))
 
 
 def drawn(count: int) -> np.ndarray:

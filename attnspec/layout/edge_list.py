@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -95,18 +96,15 @@ def edge_layout(relation: Relation, n_q: int, n_k: int) -> EdgeLayout:
     relation = listable(relation, n_k)
     parts = list(_listed_parts(relation, n_q, n_k))
     degrees = np.concatenate([np.zeros(0, np.int64), *[counts for counts, _ in parts]])
-    order, groups = _groups(degrees)
-    groups = [part for group in groups for part in _apart(group, degrees[group])]
-    rows, first = [], 0
-    widths = np.zeros(n_q, np.int64)
-    for group in groups:
-        count = degrees[group]
+    order, cuts = _groups(degrees)
+    rows, widths = [], np.zeros(n_q, np.int64)
+    for first, last in pairwise(cuts):
+        count = degrees[order[first:last]]
         width = int(count.max())
         if width:
             held = None if (count == width).all() else np.arange(width) < count[:, None]
-            rows.append(Rows(first, first + len(group), width, held))
-            widths[first : first + len(group)] = width
-        first += len(group)
+            rows.append(Rows(first, last, width, held))
+            widths[first:last] = width
     offsets = np.concatenate([[0], np.cumsum(widths)])
     if offsets[-1] > np.iinfo(np.int32).max:
         raise ValueError(f"{offsets[-1]:,} places, and no more than 2**31 can be numbered")
@@ -164,15 +162,12 @@ def _listed(relation: Relation, first: int, last: int, n: int) -> tuple[np.ndarr
     if closed is None:
         q, k = relation.rows(first, last, n)
         return np.bincount(q - first, minlength=last - first), k
-    return _expanded(closed, last - first, n)
+    return _expanded(closed, n)
 
 
-def _expanded(closed: Progressions, rows: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """The number of keys of each of some rows, and these keys one after the other, ascending in
-    each row."""
+def _expanded(closed: Progressions, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The number of keys of each row, and these keys one after the other, ascending in each row."""
     start, stop, step = np.broadcast_arrays(*closed)
-    if len(start) != rows:
-        start, stop, step = (np.broadcast_to(x, (rows, x.shape[1])) for x in (start, stop, step))
     counts = np.maximum(0, -((start - stop) // step))
     degrees, each = counts.sum(axis=1), counts.ravel()
     start, step = start.ravel(), step.ravel()
@@ -200,27 +195,26 @@ def _falls(degrees: np.ndarray, keys: np.ndarray) -> bool:
     return bool(falls.any())
 
 
-def _groups(degrees: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-    """An order of the queries, and its parts whose numbers of keys are nearly equal."""
+def _groups(degrees: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    """An order of the queries, and the ends of its parts whose numbers of keys are nearly equal."""
     most = int(degrees.max(initial=0))
-    if (degrees > 0).all() and most * len(degrees) <= (1 + SPARE) * degrees.sum():
-        order = np.arange(len(degrees))
-        return order, [order] if len(order) else []
-    # four levels to the octave; those without keys come last
-    level = np.ceil(4 * np.log2(np.maximum(degrees, 1))).astype(np.int64)
-    level[degrees == 0] = np.iinfo(np.int64).max
-    order = np.argsort(level, kind="stable")
-    cuts = np.flatnonzero(np.diff(level[order])) + 1
-    return order, [part for part in np.split(order, cuts) if len(part)]
+    order, ends = np.arange(len(degrees)), [0, len(degrees)]
+    if not (degrees > 0).all() or most * len(degrees) > (1 + SPARE) * degrees.sum():
+        # four levels to the octave; those without keys come last
+        level = np.ceil(4 * np.log2(np.maximum(degrees, 1))).astype(np.int64)
+        level[degrees == 0] = np.iinfo(np.int64).max
+        order = np.argsort(level, kind="stable")
+        ends = [0, *(1 + np.flatnonzero(np.diff(level[order]))).tolist(), len(degrees)]
+    parts = [(first, last) for first, last in pairwise(ends) if first < last]
+    inner = (first + cut for first, last in parts for cut in _apart(degrees[order[first:last]]))
+    return order, sorted({*ends, *inner})
 
 
-def _apart(group: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
-    """A group in parts, where most of its queries have as many keys as any and follow one another:
+def _apart(counts: np.ndarray) -> list[int]:
+    """Where to cut a part of which most queries have as many keys as any and follow one another:
     those need no padding, and so no mask."""
     cuts = np.flatnonzero(np.diff(counts == counts.max(), prepend=False, append=False))
     begin, end = cuts[::2], cuts[1::2]
     longest = int((end - begin).argmax())
-    low, high = begin[longest], end[longest]
-    if 2 * (high - low) < len(group):
-        return [group]
-    return [part for part in (group[:low], group[low:high], group[high:]) if len(part)]
+    low, high = int(begin[longest]), int(end[longest])
+    return [low, high] if 2 * (high - low) >= len(counts) else []

@@ -144,7 +144,7 @@ def _same_masks(
     if isinstance(q.side, Listed) or isinstance(k.side, Listed) or not is_closed(relation):
         # phases speak of progressions; lists are few
         return np.arange(len(rows)), np.arange(len(rows))
-    q_tiles, k_tiles = q.at(rows), k.at(columns)
+    q_tiles, k_tiles = q.tiles.take(rows), k.tiles.take(columns)
     code, span = np.zeros(len(rows), np.int64), 1
     for phase in [*phase_of(relation, q_tiles, k_tiles, n), *q_tiles.shape, *k_tiles.shape]:
         if not len(rows):

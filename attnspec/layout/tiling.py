@@ -180,9 +180,9 @@ def _levels(
     must be `exact`, raises TooFine for too many."""
     levels: tuple[_Level, ...] = ()
     if exact:
-        levels = _levels(relation, n_q, n_k, order, sizes)
-        if levels[-1].weight == 1:
-            return levels
+        surveyed = _levels(relation, n_q, n_k, order, sizes)
+        if surveyed[-1].weight == 1:
+            return surveyed
     most = LIMITS.tile_pairs if exact else LIMITS.tile_pairs_surveyed
     q, k = _axes(n_q, n_k, order, sizes)
     levels = ()
@@ -245,7 +245,7 @@ def _cover(
     for low in range(0, shape[0], step):
         part = np.s_[low : low + step]
         both = columns if len(columns) == 1 < shape[0] else columns[part]
-        kinds[part] = relation.cover(q.at(rows[part]), k.at(both), n)
+        kinds[part] = relation.cover(q.tiles.take(rows[part]), k.tiles.take(both), n)
     return kinds
 
 

@@ -35,7 +35,7 @@ from attnspec.ir.program import (
 from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol, evaluate, fold, symbols
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.mechanism_sizes import bind_mechanism, require_length, symbols_in
+from attnspec.lower.mechanism_sizes import bind_mechanism, symbols_in
 from attnspec.lower.work import (
     Alibi,
     BackendError,
@@ -164,7 +164,12 @@ class Binder:
         groups: dict[Work, list[int]] = {}
         for (index, _), members in slots.items():
             work = self._work(index, layer, members[0], heads, n_k, grid, crossing)
-            require_length(work.mechanism, n_k)
+            longest = None if work.mechanism is None else work.mechanism.longest
+            if work.mechanism is not None and longest is not None and n_k > longest:
+                raise BindError(
+                    f"`{work.mechanism.name}` is learned for at most max_length = {longest}"
+                    f" positions, got n = {n_k}"
+                )
             held = n_k if crossing is None or work.mechanism is not None else crossing.length
             groups.setdefault(replace(work, n_q=n_q, n_k=held), []).extend(members)
         return [(work, tuple(sorted(members))) for work, members in groups.items()]

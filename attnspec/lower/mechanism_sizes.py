@@ -47,16 +47,6 @@ def bind_mechanism(mechanism: Mechanism, at: Situation) -> MechanismDeclaration:
         raise BindError(f"{error} at n = {at.n}", mechanism.span) from None
 
 
-def require_length(mechanism: MechanismDeclaration | None, n: int) -> None:
-    """Raises BindError where what a mechanism learns is not for as many positions."""
-    longest = None if mechanism is None else mechanism.longest
-    if mechanism is not None and longest is not None and n > longest:
-        raise BindError(
-            f"`{mechanism.name}` is learned for at most max_length = {longest} positions,"
-            f" got n = {n}"
-        )
-
-
 def longest_of(program: Program) -> int | None:
     """The longest sequence that all mechanisms of a program are for, None where any length is."""
     found = []

@@ -21,11 +21,13 @@ from attnspec.lower.work import Work
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """A graph that the data decide, the heads that have it, and the work of each."""
+    """A graph that the data decide, the heads that have it, and the work of each; tensors have
+    heads from the `first` on."""
 
     leaf: DataDependent
     heads: tuple[int, ...]
     works: tuple[Work, ...]
+    first: int = 0
 
     def given(
         self,
@@ -35,13 +37,12 @@ class Decision:
         data: Mapping[Any, Any],
         tables: Mapping[str, torch.Tensor],
         keys: int | None = None,
-        first: int = 0,
     ) -> Given:
-        """What there is to decide by, for q [B, H, n_q, d] and k [B, H_kv, n_k, d] of all heads, or
-        of those from the `first` on; `keys` as `Given` has it."""
+        """What there is to decide by, for q [B, H, n_q, d] and k [B, H_kv, n_k, d]; `keys` as
+        `Given` has it."""
         ratio = q.shape[1] // k.shape[1]
         whole = len(self.heads) == q.shape[1]
-        index = table_of(tuple(head - first for head in self.heads), q.device)
+        index = table_of(tuple(head - self.first for head in self.heads), q.device)
         # [B, H, …], [B, H_kv, …] or [B, 1, …]
         own = {name: data[name] for name in inputs_of(self.leaf) if name in data}
         shared = frozenset(name for name, x in own.items() if x.shape[1] != q.shape[1])
@@ -82,13 +83,12 @@ def decided(
     data: Mapping[Any, Any],
     tables: Callable[[Decision], Mapping[str, torch.Tensor]],
     keys: int | None = None,
-    first: int = 0,
 ) -> dict[DataDependent, Choice]:
-    """The choices of a layer, one for each decision; `first` as `Decision.given` has it."""
+    """The choices of a layer, one for each decision."""
     known: dict[Any, Any] = {name: _with_heads(x) for name, x in data.items()}
     choices: dict[DataDependent, Choice] = {}
     for each in decisions:
-        given = each.given(q, k, padding, known, tables(each), keys, first)
+        given = each.given(q, k, padding, known, tables(each), keys)
         choices[each.leaf] = known[each.leaf] = decide(each.leaf, given)
     return choices
 

@@ -19,8 +19,7 @@ from attnspec.ir.program import Program, leaves
 from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
 from attnspec.runtime.module import CompiledAttention
-from attnspec.verification.meaning import held_rows
-from attnspec.verification.numbers import SIZE
+from attnspec.verification.meaning import SIZE, held_rows
 from attnspec.verification.report import Verification
 from attnspec.verification.samples import sample_inputs
 from attnspec.verification.verify import verify

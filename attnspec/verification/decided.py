@@ -12,9 +12,9 @@ from attnspec.backends.planner import AUTO
 from attnspec.ir.program import Program
 from attnspec.ir.serial import plan_data
 from attnspec.runtime.module import CompiledAttention
+from attnspec.verification.meaning import Run, Works
 from attnspec.verification.numbers import NAMES
 from attnspec.verification.report import Check
-from attnspec.verification.trial import Run, Works
 
 CLOSE = 1e-9
 """How far float64 numbers may be apart, for numbers of about 1."""
@@ -25,7 +25,7 @@ def decided_checks(program: Program, run: Run, works: Works) -> Iterator[Check]:
     module = run.module
     k = run.drawn(run.n)
     shared = any(work.unit_keys for work, _ in works)
-    q = k[:, :, run.n - run.n_q :].clone() if shared else run.drawn(run.n_q)
+    q = k[:, :, run.first :].clone() if shared else run.drawn(run.n_q)
     formulas = any(work.mechanism is not None for work, _ in works)
     backend = AUTO if formulas else "dense"
     definition = CompiledAttention(plan_data(replace(program, crossing=None), backend)).eval()
@@ -52,7 +52,7 @@ def _pairs_fault(
             if bool(wrong.any()):
                 at, key = (int(x) for x in wrong.nonzero()[0])
                 said = "is read" if bool(read[head, at, key]) else "is not read"
-                return f"head {head}: key {key} {said} by query {at + max(0, run.n - run.n_q)}"
+                return f"head {head}: key {key} {said} by query {at + max(0, run.first)}"
     return None
 
 

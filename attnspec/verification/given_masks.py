@@ -246,10 +246,8 @@ def _require_lists(mask: Any, found: np.ndarray) -> None:
 
 def _blocks(mask: Any, counts: Any, columns: Any) -> np.ndarray:
     """The pairs of the blocks that a BlockMask lists, bool [H, m, n], of its first sample."""
-    count, column = counts[0].cpu().numpy(), columns[0].cpu().numpy()
-    held = np.zeros(column.shape, bool)
-    head, row, place = np.nonzero(np.arange(column.shape[-1]) < count[..., None])
-    held[head, row, column[head, row, place]] = True
+    lists = type(mask).from_kv_blocks(counts[:1], columns[:1], BLOCK_SIZE=mask.BLOCK_SIZE)
+    held: np.ndarray = lists.to_dense()[0].bool().cpu().numpy()
     (high, wide), (m, n) = mask.BLOCK_SIZE, mask.seq_lengths
     return held.repeat(high, 1).repeat(wide, 2)[:, :m, :n]
 

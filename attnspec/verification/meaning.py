@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,11 +20,79 @@ from attnspec.backends.factored.definitions import (
     weights_of,
 )
 from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.layout.tables import Tables
 from attnspec.limits import LIMITS
+from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Work
+from attnspec.runtime.module import CompiledAttention
+from attnspec.verification.report import Check
+
+SIZE = 16
+"""The size of the heads that are tried."""
+
+Works: TypeAlias = "Sequence[tuple[Work, tuple[int, ...]]]"
+
+Known: TypeAlias = "Cache[tuple[Any, ...], Any]"
+"""What the definition says, kept for other modules that are asked the same."""
 
 Learned = Mapping[str, torch.Tensor]
 """Parameters of a module by name, [layers or 1, heads or 1, …]."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Calls of a layer of a module, for a batch of one, with the last `n_q` of `n` positions, for
+    layers and heads that a program may have declared or not. Between two sequences the first `keys`
+    of the positions are keys."""
+
+    module: CompiledAttention
+    data: Mapping[str, torch.Tensor]
+    n_q: int
+    n: int
+    layers: tuple[int, ...]
+    heads: int
+    declared: bool
+    crossed: int | None = None
+
+    @property
+    def keys(self) -> int:
+        return self.n if self.crossed is None else self.crossed
+
+    @property
+    def first(self) -> int:
+        """The position of the first query."""
+        return self.n - self.n_q
+
+    def drawn(self, length: int) -> torch.Tensor:
+        """Random rows of all heads, float64 [1, heads, length, SIZE]."""
+        return torch.randn(1, self.heads, length, SIZE, dtype=torch.float64)
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        k, v = k[:, :, : self.keys], v[:, :, : self.keys]
+        out: torch.Tensor = self.module(q, k, v, layer=self.layers[0], inputs=self.data)
+        return out
+
+    def differentiated(
+        self, given: Sequence[torch.Tensor], grad: torch.Tensor, learned: Iterable[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """The output of q, k and v, and what its gradient leaves of them and of what is learned."""
+        leaves = [x.detach().requires_grad_() for x in given]
+        out = self(*leaves)
+        return out.detach(), *gradients(out, grad, [*leaves, *learned])
+
+    def check(
+        self,
+        heads: tuple[int, ...] | None,
+        backend: str,
+        what: str,
+        queries: int,
+        fault: str | None,
+    ) -> Check:
+        """What was compared of some heads, None for all together."""
+        if fault is not None and self.crossed is not None and self.first:
+            fault = f"{fault}; queries are counted from {self.first} on"
+        every = heads is None or (len(heads) == self.heads and not self.declared)
+        return Check(self.layers, None if every else heads, backend, what, queries, self.n_q, fault)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,20 +111,35 @@ class Results:
 
 @dataclass(frozen=True, eq=False)
 class Meaning:
-    """Heads of one work of a layer, which a backend computes, at the positions `rows` [r], which
-    read the keys `held` bool [r, n], None for a mechanism; queries stand from the position `first`
-    on, and the first `keys` positions are keys. `tables` are what the formula calls what is
-    learned, and the names of the parameters."""
+    """Heads of one work of a layer, which a backend computes: its relation is the graph with the
+    inputs that are tried. Looked at are the positions `rows` [r] of a run. `learned` are what the
+    formula calls what is learned, and the names of the parameters. `tables`, if there are any, are
+    what a kernel holds, these heads the `place`-th in them; `seconds` is the estimate for one head,
+    0 for a sequence short enough to try."""
 
     work: Work
     heads: tuple[int, ...]
     backend: str
-    layer: int
+    run: Run
     rows: np.ndarray
-    held: np.ndarray | None
-    first: int
-    keys: int
-    tables: tuple[tuple[str, str], ...]
+    learned: tuple[tuple[str, str], ...]
+    known: Known
+    seconds: float
+    tables: Tables[np.ndarray] | None
+    place: int
+
+    @cached_property
+    def held(self) -> np.ndarray | None:
+        """The keys that these positions read, bool [r, n]; None for a mechanism."""
+        return None if self.work.mechanism is not None else self.read(self.rows)
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """What some queries read by the definition, bool [rows, n]."""
+        key = self.work.relation, rows.tobytes(), self.run.n
+        found: np.ndarray = self.known.get(
+            key, lambda: held_rows(self.work.relation, rows, self.run.n)
+        )
+        return found
 
     @property
     def weighs(self) -> bool:
@@ -75,8 +160,8 @@ class Meaning:
     def learned_by(self, heads: Sequence[int], learned: Learned) -> dict[str, torch.Tensor]:
         """What some heads have learned, [h or 1, …], by what the formula calls it."""
         found = {}
-        for called, name in self.tables:
-            rows = learned[name][self.layer if len(learned[name]) > 1 else 0]
+        for called, name in self.learned:
+            rows = learned[name][self.run.layers[0] if len(learned[name]) > 1 else 0]
             found[called] = rows[list(heads)] if len(rows) > 1 else rows
         return found
 
@@ -91,17 +176,18 @@ class Meaning:
     ) -> torch.Tensor:
         """The weights [h, rows, n] of q [H, n_q, d] and k [H, n, d]; `steady` ones are divided by
         constants, as far as gradients are concerned."""
-        tables, rows = self.learned_by(heads, learned), torch.from_numpy(self.rows[at])
+        rows = torch.from_numpy(self.rows[at])
         if self.held is None:
-            alone = {name: x[0] for name, x in tables.items()}
-            given = heads[0], q[heads[0]], k[heads[0], : self.keys], alone
-            return weights_of(self.work, *given, steady=steady)[None, rows - self.first]
+            given = self._alone(heads[0], q, k, learned)
+            return weights_of(self.work, *given, steady=steady)[None, rows - self.run.first]
         n, some = k.shape[1], list(heads)
-        scores = q[some][:, rows - self.first] * scale_of(self.work, q.shape[2])
+        scores = q[some][:, rows - self.run.first] * scale_of(self.work, q.shape[2])
         scores = (scores @ k[some].mT)[None, :, None, None]
         formula = Formula(self.work, tuple(some), torch.device("cpu"))
         away = (rows[:, None] - torch.arange(n))[None] if formula.needs_distance else None
-        scores = formula.changed(scores, away, Call(tables=tables))[0, :, 0, 0]
+        scores = formula.changed(scores, away, Call(tables=self.learned_by(heads, learned)))[
+            0, :, 0, 0
+        ]
         found = shares(scores, torch.from_numpy(self.held[at]), self.work.normalize)
         if steady and found.total is not None:
             found = replace(found, total=found.total.detach())
@@ -120,21 +206,24 @@ class Meaning:
         if self.weighs:
             weights = self.weights(heads, at, q, k, learned, steady)
             return weights @ v[list(heads), : weights.shape[2]]
-        alone = {name: x[0] for name, x in self.learned_by(heads, learned).items()}
-        head, rows = heads[0], torch.from_numpy(self.rows[at])
-        keys, values = k[head, : self.keys], v[head, : self.keys]
-        out = defined(self.work, head, q[head], keys, values, alone)
-        return out[None, rows - self.first]
+        head, queries, keys, tables = self._alone(heads[0], q, k, learned)
+        out = defined(self.work, head, queries, keys, v[head, : self.run.keys], tables)
+        return out[None, torch.from_numpy(self.rows[at]) - self.run.first]
+
+    def _alone(
+        self, head: int, q: torch.Tensor, k: torch.Tensor, learned: Learned
+    ) -> tuple[int, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        """A head, with its queries, keys and what it has learned."""
+        tables = {name: x[0] for name, x in self.learned_by([head], learned).items()}
+        return head, q[head], k[head, : self.run.keys], tables
 
     def cancelled(self, head: int, q: torch.Tensor, k: torch.Tensor, learned: Learned) -> float:
         """The largest sum of the sizes of the weights of a row, which cancel where some are
         negative; 1 at least."""
         if self.held is not None or not self.weighs:
             return 1.0
-        tables = {name: x[0] for name, x in self.learned_by([head], learned).items()}
-        q, k = q[head], k[head, : self.keys]
-        sizes = magnitudes_of(self.work, head, q, k, tables)
-        total = totals_of(self.work, head, q, k, tables)
+        given = self._alone(head, q, k, learned)
+        sizes, total = magnitudes_of(self.work, *given), totals_of(self.work, *given)
         return max(1.0, divided(self.work, sizes, total).abs().sum(-1).max().item())
 
 

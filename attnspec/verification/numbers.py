@@ -9,10 +9,7 @@ import torch
 
 from attnspec.ir.mechanisms.rbf import Rbf
 from attnspec.lower.work import Softcap, Work
-from attnspec.verification.meaning import Meaning, Results
-
-SIZE = 16
-"""The size of the heads that are tried."""
+from attnspec.verification.meaning import SIZE, Meaning, Results
 
 NAMES = ("output", "dq", "dk", "dv")
 
@@ -79,7 +76,7 @@ def numbers_fault(
     largest = max(exact.largest[head] for head in meaning.heads)
     pairs = exact.heads[1].shape[1] * exact.heads[2].shape[1]
     learned = [meaning.learned_by(meaning.heads, x.learned) for x in (found, exact, rough)]
-    for called, name in meaning.tables:
+    for called, name in meaning.learned:
         for mine, right, base in zip(*(x[called] for x in learned), strict=True):
             # a table's gradient adds up all pairs, and the errors of a sum grow as its root
             size = max(largest, right.abs().max().item())

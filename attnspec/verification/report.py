@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from attnspec.text.diagnostics import ranges
 
@@ -58,9 +58,8 @@ class Verification:
         queries = "" if self.m is None else f"m = {self.m:,}, "
         asked = self.n if self.m is None else self.m
         lines = [
-            f"{self.name}, {queries}n = {self.n:,}: {len(self.checks)} {_checks(self.checks)},"
-            f" {len(self.faults)} failed;"
-            f" {looked}"
+            f"{self.name}, {queries}n = {self.n:,}: {len(self.checks)}"
+            f" check{'s' * (len(self.checks) != 1)}, {len(self.faults)} failed; {looked}"
         ]
         if self.inputs:
             lines.append(f"inputs drawn: {', '.join(self.inputs)}")
@@ -90,10 +89,6 @@ class Verification:
         }
 
 
-def _checks(checks: tuple[Check, ...]) -> str:
-    return "check" if len(checks) == 1 else "checks"
-
-
 def _some(check: Check, n: int) -> str:
     """Of which queries a check speaks, where it is not all of them."""
     last = "" if check.asked == n else "the last "
@@ -104,13 +99,10 @@ def _some(check: Check, n: int) -> str:
 
 def together(found: list[Verification], refused: list[tuple[str, str]]) -> Verification:
     """The reports of several backends on one program and length as one."""
-    return Verification(
-        found[0].name,
-        found[0].n,
-        all(each.exhaustive for each in found),
-        tuple(check for each in found for check in each.checks),
-        tuple(dict.fromkeys(what for each in found for what in each.skipped)),
-        tuple(refused),
-        found[0].m,
-        found[0].inputs,
+    return replace(
+        found[0],
+        exhaustive=all(each.exhaustive for each in found),
+        checks=tuple(check for each in found for check in each.checks),
+        skipped=tuple(dict.fromkeys(what for each in found for what in each.skipped)),
+        refused=tuple(refused),
     )

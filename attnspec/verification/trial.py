@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
@@ -17,12 +17,10 @@ from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import TooMuch
 from attnspec.layout.tables import Tables
 from attnspec.limits import LIMITS
-from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Work
 from attnspec.runtime.call_checks import check_inputs
-from attnspec.runtime.module import CompiledAttention
-from attnspec.verification.meaning import Meaning, Results, gradients, held_rows, results
-from attnspec.verification.numbers import EXACT, ROUNDINGS, SIZE, SMALLEST, moderate, numbers_fault
+from attnspec.verification.meaning import Known, Meaning, Results, Run, Works, gradients, results
+from attnspec.verification.numbers import EXACT, ROUNDINGS, SMALLEST, moderate, numbers_fault
 from attnspec.verification.report import Check
 from attnspec.verification.samples import sample_rows
 from attnspec.verification.tables import tables_fault
@@ -34,11 +32,6 @@ RUN = 20.0
 """Seconds that the forward of all heads may be estimated to take for it to be run."""
 
 Depth: TypeAlias = Literal["whole", "once", "tables", "pairs", "values"]
-
-Known: TypeAlias = "Cache[tuple[Any, ...], Any]"
-"""What the definition says, kept for other modules that are asked the same."""
-
-Works: TypeAlias = "Sequence[tuple[Work, tuple[int, ...]]]"
 
 ANY = Relation()
 """What stands for the graph of a work whose pairs are known."""
@@ -55,72 +48,6 @@ _COMPARED = {
 """What is compared of graphs, or of formulas, in a type."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """Calls of a layer of a module, for a batch of one, with the last `n_q` of `n` positions, for
-    layers and heads that a program may have declared or not. Between two sequences the first `keys`
-    of the positions are keys."""
-
-    module: CompiledAttention
-    data: Mapping[str, torch.Tensor]
-    n_q: int
-    n: int
-    layers: tuple[int, ...]
-    heads: int
-    declared: bool
-    crossed: int | None = None
-
-    @property
-    def keys(self) -> int:
-        return self.n if self.crossed is None else self.crossed
-
-    def drawn(self, length: int) -> torch.Tensor:
-        """Random rows of all heads, float64 [1, heads, length, SIZE]."""
-        return torch.randn(1, self.heads, length, SIZE, dtype=torch.float64)
-
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        k, v = k[:, :, : self.keys], v[:, :, : self.keys]
-        out: torch.Tensor = self.module(q, k, v, layer=self.layers[0], inputs=self.data)
-        return out
-
-    def differentiated(
-        self, given: Sequence[torch.Tensor], grad: torch.Tensor, learned: Iterable[torch.Tensor]
-    ) -> tuple[torch.Tensor, ...]:
-        """The output of q, k and v, and what its gradient leaves of them and of what is learned."""
-        leaves = [x.detach().requires_grad_() for x in given]
-        out = self(*leaves)
-        return out.detach(), *gradients(out, grad, [*leaves, *learned])
-
-    def check(
-        self,
-        heads: tuple[int, ...] | None,
-        backend: str,
-        what: str,
-        queries: int,
-        fault: str | None,
-    ) -> Check:
-        """What was compared of some heads, None for all together."""
-        first = self.n - self.n_q
-        if fault is not None and self.crossed is not None and first:
-            fault = f"{fault}; queries are counted from {first} on"
-        every = heads is None or (len(heads) == self.heads and not self.declared)
-        return Check(self.layers, None if every else heads, backend, what, queries, self.n_q, fault)
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Heads that compute one work; `relation` is its graph with the inputs that are tried, and
-    `seconds` the estimate for one head, 0 for a sequence short enough to try."""
-
-    work: Work
-    heads: tuple[int, ...]
-    relation: Relation
-    backend: str
-    seconds: float
-    tables: Tables[np.ndarray] | None
-    place: int
-
-
 class Trial:
     """The checks of heads that compute some works."""
 
@@ -132,12 +59,11 @@ class Trial:
         plain = {name: x if x.ndim else x.item() for name, x in values.items()}
         chosen = []
         for work, _ in works:
-            relation = with_data(work.relation, plain)
+            resolved = replace(work, relation=with_data(work.relation, plain), reads=())
             backend = choose(work, "cpu", run.module.backend)
-            resolved = replace(work, relation=relation, reads=()) if work.reads else work
             seconds = backend.cost(resolved) if work.n_k > LIMITS.every_pair else 0.0
             _require_affordable(work, backend.name, seconds)
-            chosen.append((relation, backend.name, seconds))
+            chosen.append((resolved, backend.name, seconds))
         q, k = (torch.empty(1, run.heads, rows, 0) for rows in (run.n_q, run.keys))
         engine = run.module.engine
         call = Call(data=check_inputs(run.module.program, run.data, q, k, None))
@@ -149,7 +75,7 @@ class Trial:
             for place, head in enumerate(group.heads)
         }
         self.parts = []
-        for (work, heads), (relation, name, seconds) in zip(works, chosen, strict=True):
+        for (work, heads), (resolved, name, seconds) in zip(works, chosen, strict=True):
             kernel: Any = kernels[heads[0]][0]
             if forced and hasattr(kernel, "dense_seconds"):
                 # tables that were asked for are tried also where dense would cost less
@@ -163,17 +89,29 @@ class Trial:
             held = getattr(kernel, "__dict__", {}).get("tables")
             # of edges the layout has them
             held = held or getattr(getattr(kernel, "layout", None), "tables", None)
-            tables = held if isinstance(held, Tables) else None
-            place = kernels[heads[0]][1]
-            self.parts.append(Part(work, heads, relation, name, seconds, tables, place))
+            if work.mechanism is None:
+                resolved = replace(resolved, reads=work.reads)
+            part = Meaning(
+                work=resolved,
+                heads=heads,
+                backend=name,
+                run=run,
+                rows=self.rows,
+                learned=engine.tables_of(work),
+                known=known,
+                seconds=seconds,
+                tables=held if isinstance(held, Tables) else None,
+                place=kernels[heads[0]][1],
+            )
+            self.parts.append(part)
 
     @property
     def computed(self) -> Computed:
         """What is computed of numbers: the same works but for what says which pairs they have, and
         the same pairs."""
-        every = np.arange(self.run.n - self.run.n_q, self.run.n)
+        every = np.arange(self.run.first, self.run.n)
         return frozenset(
-            (replace(part.work, relation=ANY), part.heads, self._held(part, every).tobytes())
+            (replace(part.work, relation=ANY), part.heads, part.read(every).tobytes())
             for part in self.parts
         )
 
@@ -237,10 +175,10 @@ class Trial:
 
     def _table_checks(self) -> Iterator[Check]:
         run = self.run
-        few = sample_rows(run.n_q, LIMITS.queries_sampled, run.n - run.n_q)
+        few = sample_rows(run.n_q, LIMITS.queries_sampled, run.first)
         for part in self.parts:
             if part.tables is not None:
-                given = part.tables, part.place, run.n_q, part.relation, run.n, few
+                given = part.tables, part.place, run.n_q, part.work.relation, run.n, few
                 queries, fault = tables_fault(*given)
                 what = "each pair lies once in its tables, no other pair"
                 yield run.check(part.heads, part.backend, what, queries, fault)
@@ -259,30 +197,24 @@ class Trial:
         most = min(LIMITS.queries_sampled, LIMITS.scores_sampled // n)
         return sample_rows(n_q, most, n - n_q)
 
-    def _held(self, part: Part, rows: np.ndarray) -> np.ndarray:
-        """What queries of a part read by the definition, bool [rows, n]."""
-        key = part.relation, rows.tobytes(), self.run.n
-        found: np.ndarray = self.known.get(key, lambda: held_rows(part.relation, rows, self.run.n))
-        return found
+    @property
+    def _at(self) -> torch.Tensor:
+        """Where these stand among the queries."""
+        return torch.from_numpy(self.rows - self.run.first)
 
     def _meanings(self) -> list[Meaning]:
         """What is compared of numbers."""
         found, run = [], self.run
         for part in self.parts:
-            work, formula = part.work, part.work.mechanism is not None
+            formula, dense = part.work.mechanism is not None, part.backend == "dense"
             if formula and run.n > LIMITS.every_pair:
                 self.skipped.append(
                     f"mechanisms: their formulas are written out up to n = {LIMITS.every_pair:,}"
                 )
                 continue
-            if self.depth == "pairs" and (part.backend == "dense" or (formula and not work.hybrid)):
+            if self.depth != "pairs" or not (dense or (formula and not part.work.hybrid)):
                 # the definition evaluates every pair, and a formula has none
-                continue
-            work = replace(work, relation=part.relation, reads=())
-            held = None if formula else self._held(part, self.rows)
-            places = run.n - run.n_q, run.keys
-            own = work, part.heads, part.backend, run.layers[0], self.rows, held, *places
-            found.append(Meaning(*own, run.module.engine.tables_of(work)))
+                found.append(part)
         return found
 
     def _drawn(self, meanings: Sequence[Meaning]) -> tuple[torch.Tensor, ...]:
@@ -292,8 +224,7 @@ class Trial:
         q, k, v = run.drawn(run.n_q) * of_q, run.drawn(run.n) * of_k, run.drawn(run.n)
         heads = torch.tensor([head for each in meanings for head in each.heads])
         grad = torch.zeros_like(q)
-        at = torch.from_numpy(self.rows - (run.n - run.n_q))
-        grad[0, heads[:, None], at] = run.drawn(len(at))[0, heads]
+        grad[0, heads[:, None], self._at] = run.drawn(len(self.rows))[0, heads]
         return q, k, v, grad
 
     def _meant(
@@ -304,7 +235,6 @@ class Trial:
     ) -> Results:
         """Outputs and gradients by the definition; the largest numbers in float64 alone."""
         tensors = [x[0] for x in given]
-        at = torch.from_numpy(self.rows - (self.run.n - self.run.n_q))
         sized = tensors[0].dtype == torch.float64
         key = (
             *((each.work, each.heads) for each in meanings),
@@ -314,7 +244,7 @@ class Trial:
         )
 
         def said() -> Results:
-            return results(meanings, tensors[:3], tensors[3][:, at], learned, sized=sized)
+            return results(meanings, tensors[:3], tensors[3][:, self._at], learned, sized=sized)
 
         found: Results = self.known.get(key, said)
         return found
@@ -324,8 +254,7 @@ class Trial:
         single = grad.dtype == torch.float32
         learned = dict(self.run.module.named_parameters()) if single else {}
         out, *found = self.run.differentiated(given, grad, learned.values())
-        at = torch.from_numpy(self.rows - (self.run.n - self.run.n_q))
-        heads = out[0][:, at], *(x[0] for x in found[:3])
+        heads = out[0][:, self._at], *(x[0] for x in found[:3])
         return Results(heads, dict(zip(learned, found[3:], strict=True)))
 
     def _pair_fault(
@@ -344,7 +273,7 @@ class Trial:
         row = int(self.rows[place])
         v = torch.zeros(*k.shape[:3], 1, dtype=k.dtype, requires_grad=True)
         grad = torch.zeros(*q.shape[:3], 1, dtype=q.dtype)
-        grad[0, head, row - meaning.first] = 1.0
+        grad[0, head, row - self.run.first] = 1.0
         found = gradients(self.run(q, k, v), grad, [v])[0][0, head, :, 0]
         meant = torch.zeros_like(found)
         some = meaning.weights([head], slice(place, place + 1), q[0], k[0], learned)[0, 0].detach()

@@ -25,10 +25,10 @@ from attnspec.lower.mechanism_sizes import learned_parts
 from attnspec.lower.work import BackendError, Work
 from attnspec.runtime.module import CompiledAttention
 from attnspec.verification.decided import decided_checks
-from attnspec.verification.numbers import SIZE
+from attnspec.verification.meaning import SIZE, Known, Run
 from attnspec.verification.report import Check, Verification, together
 from attnspec.verification.samples import sample_inputs, words_of
-from attnspec.verification.trial import Computed, Depth, Known, Run, Trial
+from attnspec.verification.trial import Computed, Depth, Trial
 
 FEW = 5
 """Queries at the end that are tried of the backend that takes only a few."""
