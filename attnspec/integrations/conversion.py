@@ -20,13 +20,13 @@ from attnspec.integrations.model_advice import of_bias
 from attnspec.integrations.model_attention import ModelAttention, learns
 from attnspec.integrations.model_layers import (
     HELD,
+    PLACE,
     PLAIN,
     Place,
     attribute_of,
     looks_up,
     place_of,
     places_in,
-    put,
     setting_of,
 )
 from attnspec.integrations.model_sides import SidesAttention
@@ -56,6 +56,9 @@ _LENGTHS = ("max_position_embeddings", "n_positions", "max_source_positions")
 
 _WRITTEN = "max_target_positions"
 """Where they keep it of what a decoder beside an encoder writes."""
+
+_MISSING = object()
+"""What stands for no value."""
 
 _NO_WINDOW = 1 << 30
 """A window that no sequence fills."""
@@ -151,10 +154,14 @@ class Conversion:
     def _say(self, name: str, value: object) -> None:
         """Have a config of the model's own say something."""
         model: Any = self.model
-        before = model.config
-        model.config = copy.deepcopy(before)
+        self._set(model, "config", copy.deepcopy(model.config))
         setattr(model.config, name, value)
-        self._back.append(lambda: _restore({model: before}))
+
+    def _set(self, owner: Any, name: str, value: object) -> None:
+        """Set what an object itself holds under a name, until `undo`."""
+        before = vars(owner).get(name, _MISSING)
+        self._back.append(lambda: _put_back(owner, name, before))
+        setattr(owner, name, value)
 
     # --- how a part is given an attention ---------------------------------------------------------
 
@@ -188,7 +195,8 @@ class Conversion:
 
     def _switch(self, part: Any, name: str, modules: list[nn.Module]) -> Before:
         before = own_config(part, name, modules)
-        self._back.append(lambda: _restore(before))
+        for module, config in before.items():
+            self._back.append(partial(_put_back, module, "config", config))
         return before
 
     def _places(
@@ -229,17 +237,14 @@ class Conversion:
         """Set by what modules and configs say whether they read later positions."""
         for reader in readers:
             if hasattr(reader, "is_causal") or not isinstance(reader, nn.Module):
-                self._back.append(partial(_set_again, reader, vars(reader).get("is_causal")))
-                reader.is_causal = causal
+                self._set(reader, "is_causal", causal)
 
     def _put(self, module: nn.Module, place: Place, kept: bool) -> None:
-        before = place_of(module), vars(module).get("compute_bias")
-        self._back.append(lambda: _put_back(module, *before))
-        put(module, place)
+        self._set(module, PLACE, place)
         if place.table is not None and hasattr(module, "compute_bias") and not kept:
             # the table is read where the scores are: no bias [1, H, q, k] need be written down,
             # unless for layers that keep their own attention
-            vars(module)["compute_bias"] = partial(_no_bias, module_heads(module))
+            self._set(module, "compute_bias", partial(_no_bias, module_heads(module)))
 
     def _placed(
         self,
@@ -343,23 +348,11 @@ def _no_bias(
     return torch.zeros(1, device=device).expand(1, heads, query_length, key_length)
 
 
-def _put_back(module: nn.Module, place: Place | None, bias: Callable[..., Any] | None) -> None:
-    put(module, place)
-    vars(module).pop("compute_bias", None)
-    if bias is not None:
-        vars(module)["compute_bias"] = bias
-
-
-def _set_again(reader: Any, causal: bool | None) -> None:
-    if causal is None:
-        vars(reader).pop("is_causal", None)
+def _put_back(owner: Any, name: str, before: object) -> None:
+    if before is _MISSING:
+        vars(owner).pop(name, None)
     else:
-        reader.is_causal = causal
-
-
-def _restore(before: Before) -> None:
-    for module, config in before.items():
-        module.config = config
+        setattr(owner, name, before)
 
 
 def _index(layer: Layer) -> int | None:

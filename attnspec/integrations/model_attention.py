@@ -32,9 +32,6 @@ from attnspec.integrations.model_advice import (
     CROSS,
     PACKED,
     READS_BOTH_WAYS,
-    extra_tokens_need_places,
-    joins_two,
-    learned_parts_need_a_holder,
     of_mask,
     of_terms,
     own_terms,
@@ -150,7 +147,7 @@ class ModelAttention:
         terms = {name: others.pop(name, None) for name in (INDICES, BLOCKS, SINK)}
         layer = self.layer_of(module)
         self.refuse(module, others, layer)
-        self._require_one_sequence(module)
+        self.require_one_sequence(module)
         self.require_held(place)
         attention_mask, selected = _selection(module, attention_mask, terms, key.shape[2])
         lists = lists_of(module, terms, selected)
@@ -284,7 +281,7 @@ class ModelAttention:
 
     def require_fit(self, module: torch.nn.Module) -> None:
         """Raise for what is known of a layer before it is called: the spec cannot stand for it."""
-        self._require_one_sequence(module)
+        self.require_one_sequence(module)
         layer = self.layer_of(module)
         self.refuse(module, dict(own_terms(module)), layer)
         self.require_held(place_of(module))
@@ -419,9 +416,16 @@ class ModelAttention:
         before its sequence."""
         name, extra = self.program.name, self.program.extra_tokens
         if place is None and extra:
-            raise AttnSpecError(extra_tokens_need_places(name, extra))
+            raise AttnSpecError(
+                f"an attention without extra tokens is needed, `{name}` has {extra}: where they are"
+                " tokens of the model's own, as the class token of ViT, `convert(model, spec)`"
+                " counts them"
+            )
         if (place is None or place.attention is None) and learns(self.module):
-            raise AttnSpecError(learned_parts_need_a_holder(name))
+            raise AttnSpecError(
+                f"an attention without learned parts is needed, `{name}` has some:"
+                " `convert(model, spec)` has the model hold them, so that it trains and saves them"
+            )
         own = 0 if place is None else place.extra
         if extra != own and (extra or self.program.grid):
             raise AttnSpecError(
@@ -468,11 +472,17 @@ class ModelAttention:
             f" {whole}{state}, which keeps what the spec may still read"
         )
 
-    def _require_one_sequence(self, module: torch.nn.Module) -> None:
+    def require_one_sequence(self, module: torch.nn.Module | None = None) -> None:
         """Raise for a layer that reads another sequence, or stands beside one that does, and for a
         spec that joins two."""
         if self.program.cross:
-            raise AttnSpecError(joins_two(self.program.name))
+            raise AttnSpecError(
+                f"an attention within one sequence is needed, `{self.program.name}` joins two: a"
+                " model's layer of self-attention has one, and `convert(model, cross=spec)` gives"
+                " the spec to a decoder's layers that read the encoder"
+            )
+        if module is None:
+            return
         if crosses(module):
             raise self._crossing("")
         if decodes(module) and place_of(module) is None:

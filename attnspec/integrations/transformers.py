@@ -31,12 +31,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from attnspec.integrations.conversion import Choice, Conversion
-from attnspec.integrations.model_advice import (
-    extra_tokens_need_places,
-    joins_two,
-    learned_parts_need_a_holder,
-)
-from attnspec.integrations.model_attention import ModelAttention, learns
+from attnspec.integrations.model_attention import ModelAttention
 from attnspec.integrations.model_files import COMPILED, loaded, watch_files
 from attnspec.integrations.model_mask import model_mask
 from attnspec.integrations.model_sides import CrossAttention, SidesAttention
@@ -99,16 +94,11 @@ def register(
     """
     _transformers()
     module = _compiled(spec, backend)
-    if learns(module):
-        raise AttnSpecError(learned_parts_need_a_holder(module.program.name))
-    if module.program.cross:
-        raise AttnSpecError(joins_two(module.program.name))
-    if module.program.extra_tokens:
-        raise AttnSpecError(
-            extra_tokens_need_places(module.program.name, module.program.extra_tokens)
-        )
+    attention = ModelAttention(module)
+    attention.require_held(None)
+    attention.require_one_sequence()
     name = _default(module.program.name) if name is None else name
-    _enter(name, ModelAttention(module), (spec, backend), override)
+    _enter(name, attention, (spec, backend), override)
     return name
 
 
