@@ -22,10 +22,10 @@ from attnspec.graphs.forms.stability import must_be_stable, must_be_steady
 from attnspec.graphs.look_back import look_back
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.integrations.causality import (
-    ReadsLaterError,
-    require_past_only,
-    require_past_only_by_form,
+    is_past_only,
+    leaks,
     require_rows_done,
+    why_not_past_only,
 )
 from attnspec.integrations.model_advice import (
     COUNTS_REAL,
@@ -109,7 +109,7 @@ class ModelAttention:
         # what stands may be for another side of a model
         self.shares = False
         # the lengths of a long-running server come and go: only so many answers are kept
-        self._past_only = lru_cache(maxsize=1024)(require_past_only)
+        self._past_only = lru_cache(maxsize=1024)(why_not_past_only)
         self._unstable = lru_cache(maxsize=1024)(unstable)
         self._padded = lru_cache(maxsize=1024)(changed_by_padding)
         self._said: set[str] = set()
@@ -194,8 +194,9 @@ class ModelAttention:
             settings = None if place is None else (place.causal, place.real)
             untraced(self, "_check_form", settings, *about)
             return
-        if causal:
-            self._past_only(self.program, *of, mask.end, mask.q_length)
+        fault = self._past_only(self.program, *of, mask.end, mask.q_length) if causal else ""
+        if fault:
+            raise AttnSpecError(fault)
         self._require_same_rows(mask, *of, place)
 
     def _called(
@@ -290,12 +291,12 @@ class ModelAttention:
         self.require_heads(heads)
         if must_read_back(place_of(module), reads_back(module)):
             try:
-                self._past_only(self.program, layer, heads, _SHORT, _SHORT)
-            except ReadsLaterError:
-                raise
+                fault = self._past_only(self.program, layer, heads, _SHORT, _SHORT)
             except ValueError:
                 # not every graph is there at every length: it is looked at when it is called
-                pass
+                fault = ""
+            if fault:
+                raise AttnSpecError(fault)
 
     def _require_rows_done(
         self,
@@ -332,8 +333,9 @@ class ModelAttention:
         model at some length, or behind a cache, or beside padding; `asked` of `convert` were
         `causal` and `real`, of a place."""
         place = None if asked is None else Place(None, None, causal=asked[0], real=asked[1])
-        if causal:
-            require_past_only_by_form(self.program, layer)
+        if causal and not is_past_only(self.program, layer):
+            why = "in a program of every length no pairs are looked at"
+            raise AttnSpecError(leaks(self.program, why))
         if _reads_ahead(place) and offset:
             raise AttnSpecError(
                 f"`{self.program.name}` reads later positions, and whether rows that a cache holds"

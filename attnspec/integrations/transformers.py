@@ -66,7 +66,8 @@ Given: TypeAlias = "Spec | nn.Module | type[nn.Module]"
 """A spec, or the class (or an instance) that `attnspec compile` wrote."""
 
 _OWNERS: dict[str, tuple[object, str]] = {}
-"""What was registered here under each name: the spec, class or module, and the backend."""
+"""What was registered here under each name: the spec, class or module, and the backend. Specs
+compare by meaning, modules and classes by identity."""
 
 _SPECIAL = ("eager", "flash", "flex_attention", "paged", "sdpa")
 """Words in a name that make transformers treat an attention as one of its own."""
@@ -285,7 +286,7 @@ def _default(*words: str) -> str:
 def _free(name: str, owner: tuple[object, str]) -> str:
     """A name that is free, or the owner's already: the one that is given, or that and a number."""
     names = chain([name], (f"{name}_{number}" for number in count(2)))
-    return next(x for x in names if registered(x) is None or _same(_OWNERS.get(x), owner))
+    return next(x for x in names if registered(x) is None or _OWNERS.get(x) == owner)
 
 
 def _enter(
@@ -297,7 +298,7 @@ def _enter(
     _check_name(name)
     there = registered(name)
     if name in transformers.AttentionInterface().valid_keys() and not override:
-        if there is not None and _same(_OWNERS.get(name), owner):
+        if there is not None and _OWNERS.get(name) == owner:
             return there
         raise AttnSpecError(
             f"the name `{name}` must be free, it is registered for another attention: "
@@ -362,12 +363,3 @@ def _check_name(name: str) -> None:
                 f"a name must not contain `{word}`, which transformers gives a meaning, "
                 f"got {name!r}: give another `name`"
             )
-
-
-def _same(a: tuple[object, str] | None, b: tuple[object, str]) -> bool:
-    """Specs compare by meaning, modules and classes by identity."""
-    if a is None or a[1] != b[1]:
-        return False
-    pairs = zip(*(x if isinstance(x, tuple) else (x,) for x in (a[0], b[0])), strict=False)
-    alike = all(x == y if isinstance(x, Spec) else x is y for x, y in pairs)
-    return alike and isinstance(a[0], tuple) == isinstance(b[0], tuple)

@@ -139,7 +139,7 @@ class Engine:
             )
         if return_lse:
             require_log_sum_exps(self.program, layer)
-        if 0 in (len(q), q.shape[2], k.shape[2]):
+        if 0 in (q.shape[0], q.shape[2], k.shape[2]):
             extents_of(self.program, k.shape[2])
             return _nothing(q, k, v)
         if prepared is None:
