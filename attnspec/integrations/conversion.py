@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -67,42 +67,28 @@ _COMPRESSED = {"compressed_sparse_attention", "heavily_compressed_attention"}
 """Types of layers that read a window, and keys that they make of what is before it."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What `convert` was asked for beside the specs: the layers, by dotted names, whether the model
-    must read no later position, None as it is, and whether positions count real tokens."""
+class Conversion:
+    """A model whose attention layers use a spec, and what they read. Printed, it is the report;
+    `undo` gives the model its own attention back, as leaving a `with` block does.
 
-    only: Names = None
-    skip: Names = None
-    causal: bool | None = None
-    real: bool = False
+    `only` and `skip` name the layers that are meant, none for all; `causal` says whether the model
+    must read no later position, None as it is; `positions` "real" counts real tokens alone.
+    """
 
-    @staticmethod
-    def of(only: Names, skip: Names, causal: bool | None, positions: str) -> Choice:
-        """What is asked for by these arguments of `convert`."""
+    def __init__(
+        self,
+        model: nn.Module,
+        only: Names = None,
+        skip: Names = None,
+        causal: bool | None = None,
+        positions: str = "absolute",
+    ) -> None:
         if positions not in ("absolute", "real"):
             raise AttnSpecError(f'`positions` must be "absolute" or "real", got {positions!r}')
         if causal not in (None, True, False):
             raise TypeError(f"`causal` must be True, False or None, got {type(causal).__name__}")
-        return Choice(names_of(only) or None, names_of(skip) or None, causal, positions == "real")
-
-    def words(self, backend: str) -> dict[str, Any]:
-        """What is no default, by the arguments of `convert`, as a config keeps it."""
-        names = {"only": names_of(self.only), "skip": names_of(self.skip)}
-        words: dict[str, Any] = {key: list(value) for key, value in names.items() if value}
-        if self.causal is not None:
-            words["causal"] = self.causal
-        if self.real:
-            words["positions"] = "real"
-        return words if backend == "auto" else {**words, "backend": backend}
-
-
-class Conversion:
-    """A model whose attention layers use a spec, and what they read. Printed, it is the report;
-    `undo` gives the model its own attention back, as leaving a `with` block does."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+        self.model, self.causal, self.real = model, causal, positions == "real"
+        self.only, self.skip = names_of(only), names_of(skip)
         self._parts: list[tuple[nn.Module, Attention]] = []
         self._replaced: list[str] = []
         self._back: list[Callable[[], None]] = []
@@ -146,10 +132,16 @@ class Conversion:
                 lines += _read(entry.program, known)
         return "\n".join(lines)
 
-    def record(self, words: dict[str, Any]) -> None:
+    def record(self, words: dict[str, Any], backend: str) -> None:
         """Have the config of the model say the texts of its specs and what else is no default, by
         the arguments of `convert`, so that `save_pretrained` writes them down."""
-        self._say("attnspec", words)
+        names = {"only": self.only, "skip": self.skip}
+        words |= {key: list(value) for key, value in names.items() if value}
+        if self.causal is not None:
+            words["causal"] = self.causal
+        if self.real:
+            words["positions"] = "real"
+        self._say("attnspec", words if backend == "auto" else {**words, "backend": backend})
 
     def _say(self, name: str, value: object) -> None:
         """Have a config of the model's own say something."""
@@ -165,11 +157,11 @@ class Conversion:
 
     # --- how a part is given an attention ---------------------------------------------------------
 
-    def give(self, part: Any, name: str, attention: Attention, choice: Choice) -> None:
+    def give(self, part: Any, name: str, attention: Attention) -> None:
         """Have layers of a part of the model use the attention of a name; raises AttnSpecError, and
         leaves the whole as it was, where a layer cannot."""
         try:
-            chosen = layers_of(self.model, part, choice.only, choice.skip)
+            chosen = layers_of(self.model, part, self.only or None, self.skip or None)
             before = self._switch(part, name, [layer.module for layer in chosen])
             configs = {id(x.config): x.config for x in before}
             changed = [x for x in configs.values() if x._attn_implementation == name]
@@ -180,12 +172,12 @@ class Conversion:
             for module, place in places.items():
                 own = attention.for_place(place) if place.own is None else None
                 if own is not None:
-                    place = replace(place, causal=choice.causal, real=choice.real)
+                    place = replace(place, causal=self.causal, real=self.real)
                     place = self._placed(part, module, place, own, held)
                 self._put(module, place, kept)
-            if choice.causal is not None:
+            if self.causal is not None:
                 readers = [module for module, place in places.items() if place.own is None]
-                self._set_causal([*readers, *([] if kept else changed)], choice.causal)
+                self._set_causal([*readers, *([] if kept else changed)], self.causal)
             self._require_used(part, name, set(places))
             self._write_by(name, chosen)
         except Exception:

@@ -30,7 +30,7 @@ from os import PathLike
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from attnspec.integrations.conversion import Choice, Conversion
+from attnspec.integrations.conversion import Conversion
 from attnspec.integrations.model_attention import ModelAttention
 from attnspec.integrations.model_files import COMPILED, loaded, watch_files
 from attnspec.integrations.model_mask import model_mask
@@ -142,21 +142,21 @@ def convert(
     the model as it was, where a layer cannot use the spec.
     """
     _transformers()
-    choice = Choice.of(only, skip, causal, positions)
-    done, specs = Conversion(model), _sides(spec, name, encoder, decoder, cross)
-    if cross is not None and choice.real:
+    done = Conversion(model, only, skip, causal, positions)
+    specs = _sides(spec, name, encoder, decoder, cross)
+    if cross is not None and done.real:
         raise AttnSpecError(
             '`positions="absolute"` is needed beside `cross=`, whose positions are of two sequences'
         )
     if spec is not None:
-        done.give(model, *_entered(spec, None, name, backend), choice)
+        done.give(model, *_entered(spec, None, name, backend))
     if encoder is not None:
         part = part_of(model, "encoder")
-        done.give(part, *_entered(encoder, None, None, backend), choice)
+        done.give(part, *_entered(encoder, None, None, backend))
     if decoder is not None or cross is not None:
         part = part_of(model, "decoder")
-        done.give(part, *_entered(decoder, cross, None, backend), choice)
-    done.record({**_texts_of(specs), **choice.words(backend)})
+        done.give(part, *_entered(decoder, cross, None, backend))
+    done.record(_texts_of(specs), backend)
     return done
 
 
