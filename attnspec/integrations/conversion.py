@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
@@ -45,11 +45,6 @@ from attnspec.ir.serial import plan_data
 from attnspec.lower.lower import bias_tables
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import AttnSpecError
-
-if TYPE_CHECKING:
-    from attnspec.integrations.model_attention import ModelAttention as Own
-
-Attention: TypeAlias = "ModelAttention | SidesAttention"
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_source_positions")
 """Where configs keep how long a sequence may get."""
@@ -89,7 +84,7 @@ class Conversion:
             raise TypeError(f"`causal` must be True, False or None, got {type(causal).__name__}")
         self.model, self.causal, self.real = model, causal, positions == "real"
         self.only, self.skip = names_of(only), names_of(skip)
-        self._parts: list[tuple[nn.Module, Attention]] = []
+        self._parts: list[tuple[nn.Module, SidesAttention]] = []
         self._replaced: list[str] = []
         self._back: list[Callable[[], None]] = []
 
@@ -110,7 +105,7 @@ class Conversion:
         self.undo()
 
     @property
-    def attentions(self) -> list[Attention]:
+    def attentions(self) -> list[SidesAttention]:
         """What its parts were given."""
         return [attention for _, attention in self._parts]
 
@@ -157,7 +152,7 @@ class Conversion:
 
     # --- how a part is given an attention ---------------------------------------------------------
 
-    def give(self, part: Any, name: str, attention: Attention) -> None:
+    def give(self, part: Any, name: str, attention: SidesAttention) -> None:
         """Have layers of a part of the model use the attention of a name; raises AttnSpecError, and
         leaves the whole as it was, where a layer cannot."""
         try:
@@ -192,7 +187,7 @@ class Conversion:
         return before
 
     def _places(
-        self, part: nn.Module, before: Before, attention: Attention, chosen: list[Layer]
+        self, part: nn.Module, before: Before, attention: SidesAttention, chosen: list[Layer]
     ) -> dict[nn.Module, Place]:
         """The places of layers that are given a spec, and of those that keep their own attention
         under the same config."""
@@ -243,7 +238,7 @@ class Conversion:
         part: Any,
         module: nn.Module,
         place: Place,
-        own: Own,
+        own: ModelAttention,
         held: dict[tuple[object, nn.Module | None], CompiledAttention],
     ) -> Place:
         """The place of a module with what computes there, if that is more than the spec alone."""
@@ -258,7 +253,9 @@ class Conversion:
             held[key] = self._held(part, module, place, own)
         return replace(place, attention=held[key])
 
-    def _held(self, part: Any, module: nn.Module, place: Place, own: Own) -> CompiledAttention:
+    def _held(
+        self, part: Any, module: nn.Module, place: Place, own: ModelAttention
+    ) -> CompiledAttention:
         if place.table is not None:
             return OwnTable(own.module, place.table)
         base = getattr(part, "base_model", part)

@@ -141,9 +141,6 @@ class ModelAttention:
         the model asks for anything else that the spec does not say.
         """
         place = place_of(module)
-        if place is not None and place.own is not None:
-            others |= {"scaling": scaling, "dropout": dropout, "is_causal": is_causal}
-            return own_attention(module, (query, key, value), attention_mask, others)
         terms = {name: others.pop(name, None) for name in (INDICES, BLOCKS, SINK)}
         layer = self.layer_of(module)
         self.refuse(module, others, layer)
@@ -265,20 +262,6 @@ class ModelAttention:
         taken, (size, numbers) = own_input(self.program), lists
         chosen = numbers.masked_fill(numbers * size >= end, -1)
         return {**(inputs or {}), INPUT if taken is None else taken.name: chosen}
-
-    def of(self, module: torch.nn.Module) -> ModelAttention | None:
-        """The spec of a module: this one, None where it keeps its own attention."""
-        place = place_of(module)
-        return self if place is None or place.own is None else None
-
-    def for_place(self, place: Place) -> ModelAttention | None:
-        """The spec for a place of a model, None where it joins two sequences."""
-        return None if place.crosses and not self.program.cross else self
-
-    @property
-    def entries(self) -> tuple[ModelAttention, ...]:
-        """The specs: this one."""
-        return (self,)
 
     def require_fit(self, module: torch.nn.Module) -> None:
         """Raise for what is known of a layer before it is called: the spec cannot stand for it."""

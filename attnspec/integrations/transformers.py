@@ -95,11 +95,11 @@ def register(
     """
     _transformers()
     module = _compiled(spec, backend)
-    attention = ModelAttention(module)
-    attention.require_held(None)
-    attention.require_one_sequence()
+    own = ModelAttention(module)
+    own.require_held(None)
+    own.require_one_sequence()
     name = _default(module.program.name) if name is None else name
-    _enter(name, attention, (spec, backend), override)
+    _enter(name, SidesAttention(own), (spec, backend), override)
     return name
 
 
@@ -265,11 +265,11 @@ def with_inputs(name: str | Conversion, inputs: Mapping[str, torch.Tensor]) -> I
 
 def _entered(
     own: Given | None, cross: Given | None, name: str | None, backend: str
-) -> tuple[str, ModelAttention | SidesAttention]:
+) -> tuple[str, SidesAttention]:
     """Specs under a name, for a model that holds what they learn."""
     within = None if own is None else ModelAttention(_compiled(own, backend))
     joins = None if cross is None else CrossAttention(_compiled(cross, backend))
-    attention = within if within is not None and joins is None else SidesAttention(within, joins)
+    attention = SidesAttention(within, joins)
     owner = own if joins is None else (own, cross)
     if name is None:
         words = (each.program.name for each in attention.entries)
@@ -290,8 +290,8 @@ def _free(name: str, owner: tuple[object, str]) -> str:
 
 
 def _enter(
-    name: str, attention: ModelAttention | SidesAttention, owner: tuple[object, str], override: bool
-) -> ModelAttention | SidesAttention:
+    name: str, attention: SidesAttention, owner: tuple[object, str], override: bool
+) -> SidesAttention:
     """Put an attention under a name, with its mask function; what is there already, if it is of the
     same owner."""
     transformers = _transformers()
