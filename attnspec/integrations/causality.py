@@ -20,44 +20,35 @@ from attnspec.lower.lower import works_of
 from attnspec.text.diagnostics import AttnSpecError
 
 
-class ReadsLaterError(AttnSpecError):
-    """A spec may read a later position in a model that must not."""
-
-
-def require_past_only(program: Program, layer: int, heads: int, n: int, n_q: int) -> None:
-    """Raise ReadsLaterError unless the last n_q of n queries read no key after themselves.
+def why_not_past_only(program: Program, layer: int, heads: int, n: int, n_q: int) -> str:
+    """Why the last n_q of n queries may read a key after themselves, "" where they do not.
 
     The pairs of every head are looked at where the form does not decide; a graph whose pairs
     depend on run-time inputs or on the data must be causal by its form.
     """
     if is_past_only(program, layer):
-        return
+        return ""
     attends = [program.attend(layer, head) for head in range(program.heads or 1)]
     graphs = [attend.graph for attend in attends if attend.mechanism is None and attend.graph]
     if len(graphs) < len(attends):
-        raise _leak(program, "a mechanism reads every position")
+        return leaks(program, "a mechanism reads every position")
     for graph in graphs:
         if any(BY_NAME[leaf.pattern].data_dependent for leaf in leaves(graph)):
-            raise _leak(program, "its pairs are decided by the data")
+            return leaks(program, "its pairs are data-dependent")
     for work, _ in works_of(program, layer, heads, n_q, n):
         if work.reads:
-            raise _leak(program, f"its pairs depend on the input `{work.reads[0]}`")
+            return leaks(program, f"its pairs depend on the input `{work.reads[0]}`")
         for first, last in work.relation.chunks(n):
             q, k = work.relation.rows(max(first, n - n_q), max(last, n - n_q), n)
             later = k > q
             if later.any():
                 index = int(later.argmax())
-                raise _leak(program, f"position {q[index]} reads position {k[index]}")
+                return leaks(program, f"position {q[index]} reads position {k[index]}")
+    return ""
 
 
 _AT_ONCE = 1 << 22
 """How many pairs are looked at in one piece."""
-
-
-def require_past_only_by_form(program: Program, layer: int) -> None:
-    """The same of every length: raise unless it shows in the form."""
-    if not is_past_only(program, layer):
-        raise _leak(program, "in a program of every length no pairs are looked at")
 
 
 def is_past_only(program: Program, layer: int) -> bool:
@@ -78,7 +69,7 @@ def require_rows_done(
     *,
     real_alone: bool,
 ) -> None:
-    """Raise ReadsLaterError if in a layer, `of` so many heads, a row before the first of
+    """Raise AttnSpecError if in a layer, `of` so many heads, a row before the first of
     `positions` reads a key from there to the last, which was not there when it was computed.
 
     Tensors of `inputs` and `padding` are of all positions, one for each sample; with `real_alone`
@@ -94,7 +85,7 @@ def require_rows_done(
         if attend.graph is None or attend.mechanism is not None:
             raise _unfinished(program, "a mechanism reads every position")
         if any(BY_NAME[leaf.pattern].data_dependent for leaf in leaves(attend.graph)):
-            raise _unfinished(program, "its pairs are decided by the data")
+            raise _unfinished(program, "its pairs are data-dependent")
         of_samples = [x for x in (*inputs.values(), padding) if x is not None]
         for sample in range(max(map(len, of_samples), default=1)):
             own = {name: x[sample % len(x)].cpu().numpy() for name, x in inputs.items()}
@@ -128,16 +119,17 @@ def _late_pair(
     return None
 
 
-def _unfinished(program: Program, reason: str) -> ReadsLaterError:
-    return ReadsLaterError(
+def _unfinished(program: Program, reason: str) -> AttnSpecError:
+    return AttnSpecError(
         f"rows of positions that are read already must not change, or going on gives other rows"
         f" than the whole sequence, but in `{program.name}` {reason}, which was not there yet:"
         " read all of a prefix in the first call, or do without a cache, `use_cache=False`"
     )
 
 
-def _leak(program: Program, reason: str) -> ReadsLaterError:
-    return ReadsLaterError(
+def leaks(program: Program, reason: str) -> str:
+    """What is said of a spec that may read later positions where it must not."""
+    return (
         f"a causal spec is needed, the model must not read the future, but `{program.name}` may: "
         f"{reason}; write `causal` in the spec{READS_BOTH_WAYS}"
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,13 +20,13 @@ from attnspec.integrations.model_advice import of_bias
 from attnspec.integrations.model_attention import ModelAttention, learns
 from attnspec.integrations.model_layers import (
     HELD,
+    PLACE,
     PLAIN,
     Place,
     attribute_of,
     looks_up,
     place_of,
     places_in,
-    put,
     setting_of,
 )
 from attnspec.integrations.model_sides import SidesAttention
@@ -46,16 +46,14 @@ from attnspec.lower.lower import bias_tables
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import AttnSpecError
 
-if TYPE_CHECKING:
-    from attnspec.integrations.model_attention import ModelAttention as Own
-
-Attention: TypeAlias = "ModelAttention | SidesAttention"
-
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_source_positions")
 """Where configs keep how long a sequence may get."""
 
 _WRITTEN = "max_target_positions"
 """Where they keep it of what a decoder beside an encoder writes."""
+
+_MISSING = object()
+"""What stands for no value."""
 
 _NO_WINDOW = 1 << 30
 """A window that no sequence fills."""
@@ -64,43 +62,29 @@ _COMPRESSED = {"compressed_sparse_attention", "heavily_compressed_attention"}
 """Types of layers that read a window, and keys that they make of what is before it."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What `convert` was asked for beside the specs: the layers, by dotted names, whether the model
-    must read no later position, None as it is, and whether positions count real tokens."""
+class Conversion:
+    """A model whose attention layers use a spec, and what they read. Printed, it is the report;
+    `undo` gives the model its own attention back, as leaving a `with` block does.
 
-    only: Names = None
-    skip: Names = None
-    causal: bool | None = None
-    real: bool = False
+    `only` and `skip` name the layers that are meant, none for all; `causal` says whether the model
+    must read no later position, None as it is; `positions` "real" counts real tokens alone.
+    """
 
-    @staticmethod
-    def of(only: Names, skip: Names, causal: bool | None, positions: str) -> Choice:
-        """What is asked for by these arguments of `convert`."""
+    def __init__(
+        self,
+        model: nn.Module,
+        only: Names = None,
+        skip: Names = None,
+        causal: bool | None = None,
+        positions: str = "absolute",
+    ) -> None:
         if positions not in ("absolute", "real"):
             raise AttnSpecError(f'`positions` must be "absolute" or "real", got {positions!r}')
         if causal not in (None, True, False):
             raise TypeError(f"`causal` must be True, False or None, got {type(causal).__name__}")
-        return Choice(names_of(only) or None, names_of(skip) or None, causal, positions == "real")
-
-    def words(self, backend: str) -> dict[str, Any]:
-        """What is no default, by the arguments of `convert`, as a config keeps it."""
-        names = {"only": names_of(self.only), "skip": names_of(self.skip)}
-        words: dict[str, Any] = {key: list(value) for key, value in names.items() if value}
-        if self.causal is not None:
-            words["causal"] = self.causal
-        if self.real:
-            words["positions"] = "real"
-        return words if backend == "auto" else {**words, "backend": backend}
-
-
-class Conversion:
-    """A model whose attention layers use a spec, and what they read. Printed, it is the report;
-    `undo` gives the model its own attention back, as leaving a `with` block does."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self._parts: list[tuple[nn.Module, Attention]] = []
+        self.model, self.causal, self.real = model, causal, positions == "real"
+        self.only, self.skip = names_of(only), names_of(skip)
+        self._parts: list[tuple[nn.Module, SidesAttention]] = []
         self._replaced: list[str] = []
         self._back: list[Callable[[], None]] = []
 
@@ -121,7 +105,7 @@ class Conversion:
         self.undo()
 
     @property
-    def attentions(self) -> list[Attention]:
+    def attentions(self) -> list[SidesAttention]:
         """What its parts were given."""
         return [attention for _, attention in self._parts]
 
@@ -143,26 +127,36 @@ class Conversion:
                 lines += _read(entry.program, known)
         return "\n".join(lines)
 
-    def record(self, words: dict[str, Any]) -> None:
+    def record(self, words: dict[str, Any], backend: str) -> None:
         """Have the config of the model say the texts of its specs and what else is no default, by
         the arguments of `convert`, so that `save_pretrained` writes them down."""
-        self._say("attnspec", words)
+        names = {"only": self.only, "skip": self.skip}
+        words |= {key: list(value) for key, value in names.items() if value}
+        if self.causal is not None:
+            words["causal"] = self.causal
+        if self.real:
+            words["positions"] = "real"
+        self._say("attnspec", words if backend == "auto" else {**words, "backend": backend})
 
     def _say(self, name: str, value: object) -> None:
         """Have a config of the model's own say something."""
         model: Any = self.model
-        before = model.config
-        model.config = copy.deepcopy(before)
+        self._set(model, "config", copy.deepcopy(model.config))
         setattr(model.config, name, value)
-        self._back.append(lambda: _restore({model: before}))
+
+    def _set(self, owner: Any, name: str, value: object) -> None:
+        """Set what an object itself holds under a name, until `undo`."""
+        before = vars(owner).get(name, _MISSING)
+        self._back.append(lambda: _put_back(owner, name, before))
+        setattr(owner, name, value)
 
     # --- how a part is given an attention ---------------------------------------------------------
 
-    def give(self, part: Any, name: str, attention: Attention, choice: Choice) -> None:
+    def give(self, part: Any, name: str, attention: SidesAttention) -> None:
         """Have layers of a part of the model use the attention of a name; raises AttnSpecError, and
         leaves the whole as it was, where a layer cannot."""
         try:
-            chosen = layers_of(self.model, part, choice.only, choice.skip)
+            chosen = layers_of(self.model, part, self.only or None, self.skip or None)
             before = self._switch(part, name, [layer.module for layer in chosen])
             configs = {id(x.config): x.config for x in before}
             changed = [x for x in configs.values() if x._attn_implementation == name]
@@ -173,12 +167,12 @@ class Conversion:
             for module, place in places.items():
                 own = attention.for_place(place) if place.own is None else None
                 if own is not None:
-                    place = replace(place, causal=choice.causal, real=choice.real)
+                    place = replace(place, causal=self.causal, real=self.real)
                     place = self._placed(part, module, place, own, held)
                 self._put(module, place, kept)
-            if choice.causal is not None:
+            if self.causal is not None:
                 readers = [module for module, place in places.items() if place.own is None]
-                self._set_causal([*readers, *([] if kept else changed)], choice.causal)
+                self._set_causal([*readers, *([] if kept else changed)], self.causal)
             self._require_used(part, name, set(places))
             self._write_by(name, chosen)
         except Exception:
@@ -188,11 +182,12 @@ class Conversion:
 
     def _switch(self, part: Any, name: str, modules: list[nn.Module]) -> Before:
         before = own_config(part, name, modules)
-        self._back.append(lambda: _restore(before))
+        for module, config in before.items():
+            self._back.append(partial(_put_back, module, "config", config))
         return before
 
     def _places(
-        self, part: nn.Module, before: Before, attention: Attention, chosen: list[Layer]
+        self, part: nn.Module, before: Before, attention: SidesAttention, chosen: list[Layer]
     ) -> dict[nn.Module, Place]:
         """The places of layers that are given a spec, and of those that keep their own attention
         under the same config."""
@@ -229,24 +224,21 @@ class Conversion:
         """Set by what modules and configs say whether they read later positions."""
         for reader in readers:
             if hasattr(reader, "is_causal") or not isinstance(reader, nn.Module):
-                self._back.append(partial(_set_again, reader, vars(reader).get("is_causal")))
-                reader.is_causal = causal
+                self._set(reader, "is_causal", causal)
 
     def _put(self, module: nn.Module, place: Place, kept: bool) -> None:
-        before = place_of(module), vars(module).get("compute_bias")
-        self._back.append(lambda: _put_back(module, *before))
-        put(module, place)
+        self._set(module, PLACE, place)
         if place.table is not None and hasattr(module, "compute_bias") and not kept:
             # the table is read where the scores are: no bias [1, H, q, k] need be written down,
             # unless for layers that keep their own attention
-            vars(module)["compute_bias"] = partial(_no_bias, module_heads(module))
+            self._set(module, "compute_bias", partial(_no_bias, module_heads(module)))
 
     def _placed(
         self,
         part: Any,
         module: nn.Module,
         place: Place,
-        own: Own,
+        own: ModelAttention,
         held: dict[tuple[object, nn.Module | None], CompiledAttention],
     ) -> Place:
         """The place of a module with what computes there, if that is more than the spec alone."""
@@ -261,7 +253,9 @@ class Conversion:
             held[key] = self._held(part, module, place, own)
         return replace(place, attention=held[key])
 
-    def _held(self, part: Any, module: nn.Module, place: Place, own: Own) -> CompiledAttention:
+    def _held(
+        self, part: Any, module: nn.Module, place: Place, own: ModelAttention
+    ) -> CompiledAttention:
         if place.table is not None:
             return OwnTable(own.module, place.table)
         base = getattr(part, "base_model", part)
@@ -343,23 +337,11 @@ def _no_bias(
     return torch.zeros(1, device=device).expand(1, heads, query_length, key_length)
 
 
-def _put_back(module: nn.Module, place: Place | None, bias: Callable[..., Any] | None) -> None:
-    put(module, place)
-    vars(module).pop("compute_bias", None)
-    if bias is not None:
-        vars(module)["compute_bias"] = bias
-
-
-def _set_again(reader: Any, causal: bool | None) -> None:
-    if causal is None:
-        vars(reader).pop("is_causal", None)
+def _put_back(owner: Any, name: str, before: object) -> None:
+    if before is _MISSING:
+        vars(owner).pop(name, None)
     else:
-        reader.is_causal = causal
-
-
-def _restore(before: Before) -> None:
-    for module, config in before.items():
-        module.config = config
+        setattr(owner, name, before)
 
 
 def _index(layer: Layer) -> int | None:

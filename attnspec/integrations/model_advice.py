@@ -72,31 +72,6 @@ def of_bias(module: nn.Module) -> str:
     )
 
 
-def extra_tokens_need_places(name: str, count: int) -> str:
-    """What is said of a spec with extra tokens where a model was not looked at."""
-    return (
-        f"an attention without extra tokens is needed, `{name}` has {count}: where they are tokens"
-        " of the model's own, as the class token of ViT, `convert(model, spec)` counts them"
-    )
-
-
-def joins_two(name: str) -> str:
-    """What is said of a spec with `cross` where there is one sequence."""
-    return (
-        f"an attention within one sequence is needed, `{name}` joins two: a model's layer of"
-        " self-attention has one, and `convert(model, cross=spec)` gives the spec to a decoder's"
-        " layers that read the encoder"
-    )
-
-
-def learned_parts_need_a_holder(name: str) -> str:
-    """What is said of a spec that learns where no model holds what it learns."""
-    return (
-        f"an attention without learned parts is needed, `{name}` has some: `convert(model, spec)`"
-        " has the model hold them, so that it trains and saves them"
-    )
-
-
 def of_mask(kind: str, module: nn.Module) -> str:
     """What to do about a kind of mask that the model composes for itself."""
     if kind in REPLACED:

@@ -22,19 +22,16 @@ from attnspec.graphs.forms.stability import must_be_stable, must_be_steady
 from attnspec.graphs.look_back import look_back
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.integrations.causality import (
-    ReadsLaterError,
-    require_past_only,
-    require_past_only_by_form,
+    is_past_only,
+    leaks,
     require_rows_done,
+    why_not_past_only,
 )
 from attnspec.integrations.model_advice import (
     COUNTS_REAL,
     CROSS,
     PACKED,
     READS_BOTH_WAYS,
-    extra_tokens_need_places,
-    joins_two,
-    learned_parts_need_a_holder,
     of_mask,
     of_terms,
     own_terms,
@@ -112,7 +109,7 @@ class ModelAttention:
         # what stands may be for another side of a model
         self.shares = False
         # the lengths of a long-running server come and go: only so many answers are kept
-        self._past_only = lru_cache(maxsize=1024)(require_past_only)
+        self._past_only = lru_cache(maxsize=1024)(why_not_past_only)
         self._unstable = lru_cache(maxsize=1024)(unstable)
         self._padded = lru_cache(maxsize=1024)(changed_by_padding)
         self._said: set[str] = set()
@@ -144,13 +141,10 @@ class ModelAttention:
         the model asks for anything else that the spec does not say.
         """
         place = place_of(module)
-        if place is not None and place.own is not None:
-            others |= {"scaling": scaling, "dropout": dropout, "is_causal": is_causal}
-            return own_attention(module, (query, key, value), attention_mask, others)
         terms = {name: others.pop(name, None) for name in (INDICES, BLOCKS, SINK)}
         layer = self.layer_of(module)
         self.refuse(module, others, layer)
-        self._require_one_sequence(module)
+        self.require_one_sequence(module)
         self.require_held(place)
         attention_mask, selected = _selection(module, attention_mask, terms, key.shape[2])
         lists = lists_of(module, terms, selected)
@@ -197,8 +191,9 @@ class ModelAttention:
             settings = None if place is None else (place.causal, place.real)
             untraced(self, "_check_form", settings, *about)
             return
-        if causal:
-            self._past_only(self.program, *of, mask.end, mask.q_length)
+        fault = self._past_only(self.program, *of, mask.end, mask.q_length) if causal else ""
+        if fault:
+            raise AttnSpecError(fault)
         self._require_same_rows(mask, *of, place)
 
     def _called(
@@ -268,23 +263,9 @@ class ModelAttention:
         chosen = numbers.masked_fill(numbers * size >= end, -1)
         return {**(inputs or {}), INPUT if taken is None else taken.name: chosen}
 
-    def of(self, module: torch.nn.Module) -> ModelAttention | None:
-        """The spec of a module: this one, None where it keeps its own attention."""
-        place = place_of(module)
-        return self if place is None or place.own is None else None
-
-    def for_place(self, place: Place) -> ModelAttention | None:
-        """The spec for a place of a model, None where it joins two sequences."""
-        return None if place.crosses and not self.program.cross else self
-
-    @property
-    def entries(self) -> tuple[ModelAttention, ...]:
-        """The specs: this one."""
-        return (self,)
-
     def require_fit(self, module: torch.nn.Module) -> None:
         """Raise for what is known of a layer before it is called: the spec cannot stand for it."""
-        self._require_one_sequence(module)
+        self.require_one_sequence(module)
         layer = self.layer_of(module)
         self.refuse(module, dict(own_terms(module)), layer)
         self.require_held(place_of(module))
@@ -293,12 +274,12 @@ class ModelAttention:
         self.require_heads(heads)
         if must_read_back(place_of(module), reads_back(module)):
             try:
-                self._past_only(self.program, layer, heads, _SHORT, _SHORT)
-            except ReadsLaterError:
-                raise
+                fault = self._past_only(self.program, layer, heads, _SHORT, _SHORT)
             except ValueError:
                 # not every graph is there at every length: it is looked at when it is called
-                pass
+                fault = ""
+            if fault:
+                raise AttnSpecError(fault)
 
     def _require_rows_done(
         self,
@@ -335,8 +316,9 @@ class ModelAttention:
         model at some length, or behind a cache, or beside padding; `asked` of `convert` were
         `causal` and `real`, of a place."""
         place = None if asked is None else Place(None, None, causal=asked[0], real=asked[1])
-        if causal:
-            require_past_only_by_form(self.program, layer)
+        if causal and not is_past_only(self.program, layer):
+            why = "in a program of every length no pairs are looked at"
+            raise AttnSpecError(leaks(self.program, why))
         if _reads_ahead(place) and offset:
             raise AttnSpecError(
                 f"`{self.program.name}` reads later positions, and whether rows that a cache holds"
@@ -419,9 +401,16 @@ class ModelAttention:
         before its sequence."""
         name, extra = self.program.name, self.program.extra_tokens
         if place is None and extra:
-            raise AttnSpecError(extra_tokens_need_places(name, extra))
+            raise AttnSpecError(
+                f"an attention without extra tokens is needed, `{name}` has {extra}: where they are"
+                " tokens of the model's own, as the class token of ViT, `convert(model, spec)`"
+                " counts them"
+            )
         if (place is None or place.attention is None) and learns(self.module):
-            raise AttnSpecError(learned_parts_need_a_holder(name))
+            raise AttnSpecError(
+                f"an attention without learned parts is needed, `{name}` has some:"
+                " `convert(model, spec)` has the model hold them, so that it trains and saves them"
+            )
         own = 0 if place is None else place.extra
         if extra != own and (extra or self.program.grid):
             raise AttnSpecError(
@@ -466,11 +455,17 @@ class ModelAttention:
             f" {whole}{state}, which keeps what the spec may still read"
         )
 
-    def _require_one_sequence(self, module: torch.nn.Module) -> None:
+    def require_one_sequence(self, module: torch.nn.Module | None = None) -> None:
         """Raise for a layer that reads another sequence, or stands beside one that does, and for a
         spec that joins two."""
         if self.program.cross:
-            raise AttnSpecError(joins_two(self.program.name))
+            raise AttnSpecError(
+                f"an attention within one sequence is needed, `{self.program.name}` joins two: a"
+                " model's layer of self-attention has one, and `convert(model, cross=spec)` gives"
+                " the spec to a decoder's layers that read the encoder"
+            )
+        if module is None:
+            return
         if crosses(module):
             raise self._crossing("")
         if decodes(module) and place_of(module) is None:

@@ -22,7 +22,7 @@ from attnspec.runtime.module import CompiledAttention
 _LOOK_UP = "get_interface"
 """The method of transformers' registry by which a layer finds its function."""
 
-_PLACE = "attnspec_place"
+PLACE = "attnspec_place"
 """Where a module keeps its place in a model that was given a spec."""
 
 HELD = "attnspec"
@@ -64,15 +64,7 @@ class Place:
 
 def place_of(module: nn.Module) -> Place | None:
     """The place of a module; None where no model was given a spec by `convert`."""
-    return vars(module).get(_PLACE)
-
-
-def put(module: nn.Module, place: Place | None) -> None:
-    """Tell a module its place, or have it forget it."""
-    if place is None:
-        vars(module).pop(_PLACE, None)
-    else:
-        setattr(module, _PLACE, place)
+    return vars(module).get(PLACE)
 
 
 def places_in(model: nn.Module) -> Iterator[tuple[str, nn.Module, Place]]:

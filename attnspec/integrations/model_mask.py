@@ -136,36 +136,19 @@ def _no_tensor(used: str) -> NoTensorError:
     )
 
 
-def model_mask(
-    *,
-    q_length: int,
-    kv_length: int,
-    q_offset: int | torch.Tensor = 0,
-    kv_offset: int = 0,
-    mask_function: IndexMask,
-    attention_mask: torch.Tensor | ModelMask | None = None,
-    config: object = None,
-    **_settings: object,
-) -> ModelMask | torch.Tensor:
+def model_mask(**asked: Any) -> ModelMask | torch.Tensor:
     """The mask function that is registered with every spec; its arguments are transformers' own.
 
-    The settings that are left over (dtype, device, whether a mask may be skipped, …) concern the
-    shape of a dense mask. Layers with an indexer choose keys by it: models that have some get one,
-    which knows these facts.
+    Of these `q_length`, `kv_length`, `mask_function`, `q_offset`, `kv_offset`, `attention_mask` and
+    `config` are read; others (dtype, device, whether a mask may be skipped, …) concern the shape of
+    a dense mask. Layers with an indexer choose keys by it: models that have some get one, which
+    knows these facts.
     """
+    asked = {"q_offset": 0, "kv_offset": 0, "attention_mask": None, "config": None, **asked}
+    attention_mask, at = asked["attention_mask"], asked["q_offset"]
     if isinstance(attention_mask, ModelMask):
         return attention_mask
-    indexed = INDEXED in (getattr(config, "layer_types", None) or ())
-    asked = {
-        **_settings,
-        "q_length": q_length,
-        "kv_length": kv_length,
-        "q_offset": q_offset,
-        "kv_offset": kv_offset,
-        "mask_function": mask_function,
-        "attention_mask": attention_mask,
-        "config": config,
-    }
+    indexed = INDEXED in (getattr(asked["config"], "layer_types", None) or ())
     if is_recorded(attention_mask):
         if indexed:
             raise AttnSpecError(
@@ -173,29 +156,30 @@ def model_mask(
                 " not have: call the model untraced"
             )
         return _traced(asked)
-    at = q_offset if isinstance(q_offset, torch.Tensor) else None
     # with a static cache this is a view of a counter that moves on before the attention runs
-    offset, kind = int(q_offset), kind_of(mask_function)
+    offset, kind, q_length = int(at), kind_of(asked["mask_function"]), asked["q_length"]
     # a sequence that reads another has no positions among its keys
-    end = offset + q_length if kind != "bidirectional" else max(kv_length, offset + q_length)
+    end = offset + q_length
+    end = end if kind != "bidirectional" else max(asked["kv_length"], end)
     padding = _padding(attention_mask, end)
+    static, slots = isinstance(at, torch.Tensor), None
+    if static and padding is not None:
+        slots = _whole(attention_mask, asked["kv_length"])
     found = ModelMask(
         kind=kind,
         q_length=q_length,
         q_offset=offset,
-        kv_length=kv_length,
-        kv_offset=kv_offset,
+        kv_length=asked["kv_length"],
+        kv_offset=asked["kv_offset"],
         padding=padding,
         left_padded=padding is not None and not bool(padding[:, :1].all()),
         parted=padding is not None and _is_parted(padding),
-        past=reads_the_past(mask_function),
+        past=reads_the_past(asked["mask_function"]),
         arguments={**asked, "q_offset": offset},
-        offset=None if at is None else at.clone(),
-        slots=None
-        if at is None or attention_mask is None or padding is None
-        else _whole(attention_mask, kv_length),
+        offset=at.clone() if static else None,
+        slots=slots,
     )
-    return written_out(found, _settings) if indexed and found.kind == "causal" else found
+    return written_out(found) if indexed and found.kind == "causal" else found
 
 
 COMPILING = (2, 11)
@@ -274,9 +258,9 @@ class WrittenMask(torch.Tensor):
         return found
 
 
-def written_out(facts: ModelMask, settings: Mapping[str, object]) -> WrittenMask:
+def written_out(facts: ModelMask) -> WrittenMask:
     """A causal mask as a tensor."""
-    device = settings.get("device")
+    device = facts.arguments.get("device")
     place = device if isinstance(device, torch.device | str) else None
     q = torch.arange(facts.q_offset, facts.end, device=place)
     mask = torch.arange(facts.kv_length, device=place) <= q[:, None]
@@ -285,7 +269,7 @@ def written_out(facts: ModelMask, settings: Mapping[str, object]) -> WrittenMask
         real = torch.nn.functional.pad(facts.padding, (0, rest)).to(mask.device)
         mask = mask & real[:, None]
     else:
-        batch = settings.get("batch_size")
+        batch = facts.arguments.get("batch_size")
         mask = mask.expand(batch if isinstance(batch, int) else 1, -1, -1)
     found = mask[:, None].clone().as_subclass(WrittenMask)
     found.facts = facts

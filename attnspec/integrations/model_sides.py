@@ -94,13 +94,13 @@ class CrossAttention(ModelAttention):
 
 
 class SidesAttention:
-    """Calls one spec for the decoder's own sequence and one for the encoder's; where there is none,
-    the model's own attention, which reads every key that its mask allows."""
+    """Calls one spec for a model's own sequence and one for the encoder's; where there is none, the
+    model's own attention, which reads every key that its mask allows."""
 
-    def __init__(self, own: ModelAttention | None, cross: CrossAttention | None) -> None:
+    def __init__(self, own: ModelAttention | None, cross: CrossAttention | None = None) -> None:
         self.own, self.cross = own, cross
         for each in self.entries:
-            each.shares = True
+            each.shares = cross is not None
         # a layer reads its own sequence first, and only then is said where its queries stand
         self._position = local()
 
@@ -109,7 +109,8 @@ class SidesAttention:
         place = place_of(module)
         if place is not None:
             return None if place.own is not None else self.for_place(place)
-        return self.cross if crosses(module) else self.own
+        # with one spec alone a layer that reads two sequences is refused by it
+        return self.cross if self.cross is not None and crosses(module) else self.own
 
     def for_place(self, place: Place) -> ModelAttention | None:
         """The spec for a place of a model."""
@@ -136,10 +137,11 @@ class SidesAttention:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As `ModelAttention` for the module's own spec; without one as transformers' own."""
         chosen = self.of(module)
-        if not crosses(module):
-            self._position.start = _start(attention_mask, query, key)
-        elif chosen is not None:
-            others["query_start"] = self._started()
+        if self.cross is not None:
+            if not crosses(module):
+                self._position.start = _start(attention_mask, query, key)
+            elif chosen is not None:
+                others["query_start"] = self._started()
         if chosen is not None:
             return chosen(module, query, key, value, attention_mask, **others)
         others.pop("attnspec_inputs", None)

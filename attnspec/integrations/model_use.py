@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from attnspec.integrations.model_attention import ModelAttention
 from attnspec.integrations.model_layers import (
     attention_layers,
     attribute_of,
@@ -93,12 +92,12 @@ def _use(path: str, module: nn.Module) -> LayerUse:
     return LayerUse(path, "spec", f"`{chosen.program.name}`{of}")
 
 
-def registered(name: object) -> ModelAttention | SidesAttention | None:
+def registered(name: object) -> SidesAttention | None:
     """The attention that `register` put under a name; None for any other."""
     if not isinstance(name, str):
         return None
     found = import_module("transformers").AttentionInterface().get(name)
-    return found if isinstance(found, ModelAttention | SidesAttention) else None
+    return found if isinstance(found, SidesAttention) else None
 
 
 def own_config(model: Any, name: str, layers: Collection[nn.Module] | None = None) -> Before:
@@ -186,7 +185,7 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-def _require_look_up(model: Any, attention: ModelAttention | SidesAttention) -> None:
+def _require_look_up(model: Any, attention: SidesAttention) -> None:
     """Raise for a model, built or about to be, with a model within whose layers ask for nothing."""
     pretrained = import_module("transformers").PreTrainedModel
     # a model that is about to be built has no modules yet, but its class

@@ -220,23 +220,19 @@ class SpecLayer(CacheLayerMixin):  # type: ignore[misc]
 
     # --- other samples ----------------------------------------------------------------------------
 
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        self._select(beam_idx)
-
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.state is not None:
-            self._select(torch.arange(self.batch_size).repeat_interleave(repeats))
+            self.batch_select_indices(torch.arange(self.batch_size).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        self._select(indices)
+        if self._steps:
+            raise RuntimeError("`crop` must come before samples are chosen while the past is kept")
+        if self.state is not None:
+            self.state = self._base = self.state.selected(indices)
+
+    reorder_cache = batch_select_indices
 
     @property
     def batch_size(self) -> int:
         """How many samples there are, -1 before the first."""
         return -1 if self.state is None else self.state.samples
-
-    def _select(self, samples: torch.Tensor) -> None:
-        if self._steps:
-            raise RuntimeError("`crop` must come before samples are chosen while the past is kept")
-        if self.state is not None:
-            self.state = self._base = self.state.selected(samples)

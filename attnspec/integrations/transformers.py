@@ -30,13 +30,8 @@ from os import PathLike
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from attnspec.integrations.conversion import Choice, Conversion
-from attnspec.integrations.model_advice import (
-    extra_tokens_need_places,
-    joins_two,
-    learned_parts_need_a_holder,
-)
-from attnspec.integrations.model_attention import ModelAttention, learns
+from attnspec.integrations.conversion import Conversion
+from attnspec.integrations.model_attention import ModelAttention
 from attnspec.integrations.model_files import COMPILED, loaded, watch_files
 from attnspec.integrations.model_mask import model_mask
 from attnspec.integrations.model_sides import CrossAttention, SidesAttention
@@ -71,7 +66,8 @@ Given: TypeAlias = "Spec | nn.Module | type[nn.Module]"
 """A spec, or the class (or an instance) that `attnspec compile` wrote."""
 
 _OWNERS: dict[str, tuple[object, str]] = {}
-"""What was registered here under each name: the spec, class or module, and the backend."""
+"""What was registered here under each name: the spec, class or module, and the backend. Specs
+compare by meaning, modules and classes by identity."""
 
 _SPECIAL = ("eager", "flash", "flex_attention", "paged", "sdpa")
 """Words in a name that make transformers treat an attention as one of its own."""
@@ -99,16 +95,11 @@ def register(
     """
     _transformers()
     module = _compiled(spec, backend)
-    if learns(module):
-        raise AttnSpecError(learned_parts_need_a_holder(module.program.name))
-    if module.program.cross:
-        raise AttnSpecError(joins_two(module.program.name))
-    if module.program.extra_tokens:
-        raise AttnSpecError(
-            extra_tokens_need_places(module.program.name, module.program.extra_tokens)
-        )
+    own = ModelAttention(module)
+    own.require_held(None)
+    own.require_one_sequence()
     name = _default(module.program.name) if name is None else name
-    _enter(name, ModelAttention(module), (spec, backend), override)
+    _enter(name, SidesAttention(own), (spec, backend), override)
     return name
 
 
@@ -151,21 +142,21 @@ def convert(
     the model as it was, where a layer cannot use the spec.
     """
     _transformers()
-    choice = Choice.of(only, skip, causal, positions)
-    done, specs = Conversion(model), _sides(spec, name, encoder, decoder, cross)
-    if cross is not None and choice.real:
+    done = Conversion(model, only, skip, causal, positions)
+    specs = _sides(spec, name, encoder, decoder, cross)
+    if cross is not None and done.real:
         raise AttnSpecError(
             '`positions="absolute"` is needed beside `cross=`, whose positions are of two sequences'
         )
     if spec is not None:
-        done.give(model, *_entered(spec, None, name, backend), choice)
+        done.give(model, *_entered(spec, None, name, backend))
     if encoder is not None:
         part = part_of(model, "encoder")
-        done.give(part, *_entered(encoder, None, None, backend), choice)
+        done.give(part, *_entered(encoder, None, None, backend))
     if decoder is not None or cross is not None:
         part = part_of(model, "decoder")
-        done.give(part, *_entered(decoder, cross, None, backend), choice)
-    done.record({**_texts_of(specs), **choice.words(backend)})
+        done.give(part, *_entered(decoder, cross, None, backend))
+    done.record(_texts_of(specs), backend)
     return done
 
 
@@ -274,11 +265,11 @@ def with_inputs(name: str | Conversion, inputs: Mapping[str, torch.Tensor]) -> I
 
 def _entered(
     own: Given | None, cross: Given | None, name: str | None, backend: str
-) -> tuple[str, ModelAttention | SidesAttention]:
+) -> tuple[str, SidesAttention]:
     """Specs under a name, for a model that holds what they learn."""
     within = None if own is None else ModelAttention(_compiled(own, backend))
     joins = None if cross is None else CrossAttention(_compiled(cross, backend))
-    attention = within if within is not None and joins is None else SidesAttention(within, joins)
+    attention = SidesAttention(within, joins)
     owner = own if joins is None else (own, cross)
     if name is None:
         words = (each.program.name for each in attention.entries)
@@ -295,19 +286,19 @@ def _default(*words: str) -> str:
 def _free(name: str, owner: tuple[object, str]) -> str:
     """A name that is free, or the owner's already: the one that is given, or that and a number."""
     names = chain([name], (f"{name}_{number}" for number in count(2)))
-    return next(x for x in names if registered(x) is None or _same(_OWNERS.get(x), owner))
+    return next(x for x in names if registered(x) is None or _OWNERS.get(x) == owner)
 
 
 def _enter(
-    name: str, attention: ModelAttention | SidesAttention, owner: tuple[object, str], override: bool
-) -> ModelAttention | SidesAttention:
+    name: str, attention: SidesAttention, owner: tuple[object, str], override: bool
+) -> SidesAttention:
     """Put an attention under a name, with its mask function; what is there already, if it is of the
     same owner."""
     transformers = _transformers()
     _check_name(name)
     there = registered(name)
     if name in transformers.AttentionInterface().valid_keys() and not override:
-        if there is not None and _same(_OWNERS.get(name), owner):
+        if there is not None and _OWNERS.get(name) == owner:
             return there
         raise AttnSpecError(
             f"the name `{name}` must be free, it is registered for another attention: "
@@ -372,12 +363,3 @@ def _check_name(name: str) -> None:
                 f"a name must not contain `{word}`, which transformers gives a meaning, "
                 f"got {name!r}: give another `name`"
             )
-
-
-def _same(a: tuple[object, str] | None, b: tuple[object, str]) -> bool:
-    """Specs compare by meaning, modules and classes by identity."""
-    if a is None or a[1] != b[1]:
-        return False
-    pairs = zip(*(x if isinstance(x, tuple) else (x,) for x in (a[0], b[0])), strict=False)
-    alike = all(x == y if isinstance(x, Spec) else x is y for x, y in pairs)
-    return alike and isinstance(a[0], tuple) == isinstance(b[0], tuple)

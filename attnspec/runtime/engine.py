@@ -57,6 +57,7 @@ from attnspec.runtime.decisions import Decision, data_of, decided, decisions_of
 from attnspec.runtime.head_groups import (
     Group,
     Prepared,
+    Selection,
     draw_of,
     selected,
     selection,
@@ -138,7 +139,7 @@ class Engine:
             )
         if return_lse:
             require_log_sum_exps(self.program, layer)
-        if 0 in (len(q), q.shape[2], k.shape[2]):
+        if 0 in (q.shape[0], q.shape[2], k.shape[2]):
             extents_of(self.program, k.shape[2])
             return _nothing(q, k, v)
         if prepared is None:
@@ -154,7 +155,8 @@ class Engine:
             parts, of = laid if group.work.mechanism is None else (request.parts, call)
             known = None
             if call.known is not None and _reuses(group.kernel, q):
-                known = _rows_of_heads(call.known, group)
+                before, sums_before = (selected(x, 1, group.queries) for x in call.known)
+                known = before, sums_before
             tables = self.tables(group, layer, call.tables) if group.tables else {}
             data = of.data
             if choices:
@@ -295,9 +297,8 @@ class Engine:
         gradients of tables are sums over all pairs."""
         found = {}
         for called, name in group.tables:
-            rows = _rows_of(learned[name], layer)
-            rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-            found[called] = selected(rows, 0, group.queries if len(rows) > 1 else None)
+            rows = rows_of(learned[name], layer, group.queries)
+            found[called] = rows.to(torch.promote_types(rows.dtype, torch.float32))
         return found
 
     def tables_of(self, work: Work) -> tuple[tuple[str, str], ...]:
@@ -425,21 +426,10 @@ def no_log_sum_exps(program: Program) -> ValueError:
     )
 
 
-def rows_of(table: torch.Tensor, layer: int, heads: Sequence[int]) -> torch.Tensor:
-    """What some heads of a layer have learned, [heads or 1, …]."""
-    rows = _rows_of(table, layer)
-    return rows[list(heads)] if len(rows) > 1 else rows
-
-
-def _rows_of(table: torch.Tensor, layer: int) -> torch.Tensor:
-    """What the heads of a layer have learned, [heads or 1, …]; what is shared has one row."""
-    return table[layer if len(table) > 1 else 0]
-
-
-def _rows_of_heads(
-    known: tuple[torch.Tensor, torch.Tensor], group: Group
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return selected(known[0], 1, group.queries), selected(known[1], 1, group.queries)
+def rows_of(table: torch.Tensor, layer: int, heads: Selection | Sequence[int]) -> torch.Tensor:
+    """What some heads of a layer have learned, [heads or 1, …]; what is shared has one row."""
+    rows = table[layer if len(table) > 1 else 0]
+    return selected(rows, 0, heads) if len(rows) > 1 else rows
 
 
 def _reuses(kernel: Kernel, q: torch.Tensor) -> bool:

@@ -67,10 +67,10 @@ def selection(chosen: Sequence[int], count: int, device: torch.device) -> Select
     return torch.tensor(chosen, device=device)
 
 
-def selected(x: torch.Tensor, axis: int, heads: Selection) -> torch.Tensor:
+def selected(x: torch.Tensor, axis: int, heads: Selection | Sequence[int]) -> torch.Tensor:
     """Some heads of a tensor: a view where they are a range."""
     if heads is None:
         return x
-    if isinstance(heads, torch.Tensor):
-        return x.index_select(axis, heads)
+    if not isinstance(heads, range):
+        return x.index_select(axis, torch.as_tensor(heads, device=x.device))
     return x[(*(slice(None),) * axis, slice(heads.start, heads.stop, heads.step))]

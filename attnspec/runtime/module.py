@@ -84,14 +84,17 @@ class CompiledAttention(Learner):
         # a trace could not look into the program
         self._reads_m = reads_m(self.program)
         self._streams: Cache[tuple[object, ...], tuple[Works, Prepared]] = Cache(LIMITS.layouts)
-        # what `replanned` returned, for whoever asks for the same again
+        # what `replanned` returned, by the text of its plan or by what else tells it
         self.variants: dict[object, CompiledAttention] = {}
 
     def replanned(self, engine: Engine) -> CompiledAttention:
         """A module whose kernels are those of another engine, of a program that learns the same:
-        the parameters are this module's own, and move with it."""
-        other = copy(self)
-        other._run_by(engine)
+        the parameters are this module's own, and move with it. It is kept for the next time."""
+        other = self.variants.get(engine.text)
+        if other is None:
+            other = self.variants[engine.text] = copy(self)
+            other._run_by(engine)
+        other.check_finite, other.training = self.check_finite, self.training
         return other
 
     def redraw(self) -> None:
@@ -218,7 +221,8 @@ class CompiledAttention(Learner):
         values = k if v is None else v
         if padding is not None:
             check_padding(padding, q.shape[0], k.shape[2], q.device)
-        dropout_p = check_dropout(dropout_p)
+        if type(dropout_p) is not int or dropout_p:
+            dropout_p = check_dropout(dropout_p)
         data = {}
         if inputs is not None or self.program.inputs:
             data = check_inputs(self.program, inputs, q, k, padding)

@@ -330,19 +330,14 @@ for _operator, _function in ((_attention, _Followed), (_attention_backward, _Las
     _LIBRARY.impl(_operator, _follows(_operator, _function), "Autograd", with_keyset=True)
 
 
-def _narrows(kind: str) -> Callable[..., Any]:
-    def rule(*given: Any) -> Any:
-        from attnspec.runtime.call_checks import narrowed
+def _narrowed(*given: Any) -> Any:
+    from attnspec.runtime.call_checks import in_type_of_autocast
 
-        at, wanted = Given(*given), torch.get_autocast_dtype(kind)
-        with torch.autocast(kind, enabled=False):
-            return _attention(*(narrowed(x, wanted) for x in at.parts), *given[3:])
-
-    return rule
+    return in_type_of_autocast(lambda _, *parts: _attention(*parts))(None, *given)
 
 
 for _kind in ("CPU", "CUDA"):
-    torch.library.impl(_LIBRARY, "attention", f"Autocast{_kind}")(_narrows(_kind.lower()))
+    torch.library.impl(_LIBRARY, "attention", f"Autocast{_kind}")(_narrowed)
 
 
 def _batched(operator: Callable[..., Any], above: int) -> Callable[..., Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from attnspec.graphs.counter_rng import CENTROIDS, Stream, normals
 from attnspec.ir.mechanisms.declaration import Part
@@ -102,23 +103,14 @@ class Learner(nn.Module):
                 yield name, given
 
     def _load_from_state_dict(
-        self, state_dict: dict[str, torch.Tensor], prefix: str, *rest: object
+        self, state_dict: dict[str, torch.Tensor], prefix: str, *rest: Any
     ) -> None:
-        for name, parameter in list(self._waiting()):
-            found = state_dict.get(prefix + name)
-            if found is not None and not is_lazy(found):
-                parameter.materialize(tuple(found.shape))
+        LazyModuleMixin._lazy_load_hook(self, state_dict, prefix, *rest)  # type: ignore[arg-type]
         self._waits = any(True for _ in self._waiting())
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
-    def _save_to_state_dict(
-        self, destination: dict[str, object], prefix: str, keep_vars: bool
-    ) -> None:
-        for name, parameter in [*self._parameters.items(), *self._buffers.items()]:
-            if parameter is not None:
-                # what waits for its shape has no numbers to detach
-                kept = keep_vars or is_lazy(parameter)
-                destination[prefix + name] = parameter if kept else parameter.detach()
+    # what waits for its shape has no numbers to detach
+    _save_to_state_dict = LazyModuleMixin._save_to_state_dict
 
 
 def _start(parameter: torch.Tensor, part: Part, generator: torch.Generator | None) -> None:

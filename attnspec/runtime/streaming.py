@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeAlias, cast
@@ -25,6 +24,9 @@ from attnspec.text.diagnostics import ranges
 Works: TypeAlias = "list[tuple[Work, tuple[int, ...]]]"
 """What groups of heads compute, and which heads they are."""
 
+Tensors: TypeAlias = "tuple[tuple[tuple[int, int, int], ...], torch.dtype, torch.device]"
+"""Samples, heads and sizes of q, k and v, their type and device: the same in all steps."""
+
 Kept: TypeAlias = (
     "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, Mapping[str, torch.Tensor]]"
 )
@@ -42,7 +44,7 @@ class StreamState:
     position: int
     parts: tuple[object, ...]
     works: Works
-    tensors: str
+    tensors: Tensors
     marked: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @staticmethod
@@ -56,12 +58,12 @@ class StreamState:
                 "a step takes the queries, keys and values of the same positions,"
                 f" got q {list(q.shape)}, k {list(k.shape)}"
             )
-        tensors = _described(q, k, v)
+        tensors = tuple((x.shape[0], x.shape[1], x.shape[3]) for x in (q, k, v)), q.dtype, q.device
         if state is None:
             return StreamState(0, (None,) * len(works), works, tensors)
         check_state(state)
         if state.tensors != tensors:
-            raise ValueError(f"the state is of {state.tensors}, got {tensors}")
+            raise ValueError(f"the state is of {_words(state.tensors)}, got {_words(tensors)}")
         if state.works != works:
             raise ValueError(
                 "the state is of another layer or module: what its heads compute is not what these"
@@ -70,7 +72,7 @@ class StreamState:
         return state
 
     def __repr__(self) -> str:
-        return f"StreamState(position={self.position}, of {self.tensors})"
+        return f"StreamState(position={self.position}, of {_words(self.tensors)})"
 
     def after(self, positions: int, parts: Iterable[object]) -> StreamState:
         """The state so many positions later."""
@@ -100,8 +102,8 @@ class StreamState:
             rows = torch.unflatten(x, 0, (batch, -1))
             return rows.index_select(0, samples.to(x.device)).flatten(0, 1)
 
-        tensors = _BATCH.sub(f"[{len(samples)},", self.tensors)
-        return replace(self._mapped(chosen), tensors=tensors)
+        shapes = tuple((len(samples), *shape[1:]) for shape in self.tensors[0])
+        return replace(self._mapped(chosen), tensors=(shapes, *self.tensors[1:]))
 
     def owned(self) -> StreamState:
         """The state with memory of its own, so that none of what it does not hold is kept."""
@@ -113,7 +115,7 @@ class StreamState:
     @property
     def samples(self) -> int:
         """How many samples it is of."""
-        return int(cast("re.Match[str]", _BATCH.search(self.tensors))[1])
+        return self.tensors[0][0][0]
 
     def kept(self) -> list[torch.Tensor]:
         """The tensors that it holds."""
@@ -133,10 +135,6 @@ def check_state(state: object) -> None:
         raise TypeError(f"state must be what a step returned, or None, got {type(state).__name__}")
 
 
-_BATCH = re.compile(r"\[(\d+),")
-"""The number of samples, where the tensors of a state are described."""
-
-
 def _mapped(part: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """What is kept, with something done to each of its tensors."""
     if isinstance(part, torch.Tensor):
@@ -151,13 +149,14 @@ def _mapped(part: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return replace(cast("Any", part), **changed)
 
 
-def _described(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
-    """What tensors share with those of all other steps of a sequence."""
+def _words(tensors: Tensors) -> str:
+    """What tensors share with those of all other steps of a sequence, in words."""
+    sizes, dtype, device = tensors
     shapes = ", ".join(
-        f"{name} [{x.shape[0]}, {x.shape[1]}, t, {x.shape[3]}]"
-        for name, x in (("q", q), ("k", k), ("v", v))
+        f"{name} [{batch}, {heads}, t, {size}]"
+        for name, (batch, heads, size) in zip("qkv", sizes, strict=True)
     )
-    return f"{shapes} in {str(q.dtype).removeprefix('torch.')} on {q.device}"
+    return f"{shapes} in {str(dtype).removeprefix('torch.')} on {device}"
 
 
 def streamed_works(binder: Binder, layer: int, heads: int) -> Works:
