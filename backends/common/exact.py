@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from attnspec.backends.common.dropping import with_seed
 from attnspec.backends.common.flash import in_rows, rows_of_size
-from attnspec.backends.common.merging import Partial
+from attnspec.backends.common.merging import Outputs, Partial
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.common.torch_modes import (
     Function,
@@ -32,9 +32,7 @@ class ByKeyHead:
     """A kernel whose query heads lie by the key head that they read: the one place where those of
     a call are brought into that shape, and outputs back."""
 
-    def composed(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
         """The output [B, K, R, n_q, d_v] of q [B, K, R, n_q, d], and its log-sum-exps if there are
         any."""
         raise NotImplementedError
@@ -48,9 +46,7 @@ class ByKeyHead:
     ) -> torch.Tensor:
         return self.traced(grouped(q, k), k, v, call).reshape(*q.shape[:3], v.shape[-1])
 
-    def partial(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def partial(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
         """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q], if there are any."""
         out, lse = self.composed(grouped(q, k), k, v, call)
         return out.reshape(*q.shape[:3], v.shape[-1]), None if lse is None else lse.flatten(1, 2)

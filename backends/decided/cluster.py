@@ -97,13 +97,18 @@ def nearest(points: Points, centroids: torch.Tensor, exists: torch.Tensor) -> to
     return torch.cat(parts, 2).masked_fill_(points.zero, 0)
 
 
+def sums_of(x: torch.Tensor, labels: torch.Tensor, count: int) -> torch.Tensor:
+    """The sums [B, H, count, d] of vectors x [B, H, N, d] by their labels, int64 [B, H, N]."""
+    lead = labels.shape[:2]
+    first = torch.arange(lead.numel(), device=labels.device).view(*lead, 1) * count
+    total = x.new_zeros(lead.numel() * count, x.shape[3])
+    total.index_add_(0, (labels + first).flatten(), x.reshape(-1, x.shape[3]))
+    return total.view(*lead, count, -1)
+
+
 def moved(points: Points, labels: torch.Tensor, centroids: torch.Tensor) -> torch.Tensor:
     """The directions of the sums of clusters [B, H, count, d]; one without a sum stays."""
-    lead, (count, size) = labels.shape[:2].numel(), centroids.shape[2:]
-    first = torch.arange(lead, device=labels.device).view(*labels.shape[:2], 1) * count
-    total = centroids.new_zeros(lead * count, size)
-    total.index_add_(0, (labels + first).flatten(), points.at.reshape(-1, size))
-    total = total.view(centroids.shape)
+    total = sums_of(points.at, labels, centroids.shape[2])
     some = (total != 0).any(-1, keepdim=True)
     return torch.where(some, unit(total), centroids)
 
@@ -220,9 +225,7 @@ def moved_centroids(given: Given) -> torch.Tensor:
     spread = centroids[None].expand(len(given.q), given.q.shape[1], -1, -1)
     exists = torch.ones(1, 1, centroids.shape[1], dtype=torch.bool, device=kept.device)
     labels = nearest(points, spread, exists)
-    at = points.at * points.real[:, None, :, None]
-    place = labels[..., None].expand_as(at)
-    total = torch.zeros_like(spread).scatter_add(2, place, at).sum(0)
+    total = sums_of(points.at, labels, centroids.shape[1]).sum(0)
     if kept.shape[0] == 1:
         total = total.sum(0, keepdim=True)
     some = (total != 0).any(-1, keepdim=True)

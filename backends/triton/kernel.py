@@ -14,7 +14,7 @@ from attnspec.backends.common.merging import Partial
 from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.flex.inputs import ReadTiles
 from attnspec.backends.tables.kernel import ByTables
-from attnspec.backends.tables.per_sample import ReadingTables
+from attnspec.backends.tables.per_sample import ReadingKernel
 from attnspec.backends.triton.attention import Launches, Scores, fits
 from attnspec.backends.triton.tables import Step, labelled_step, read_step, static_step
 from attnspec.backends.triton.tuning import ON_GPU
@@ -110,14 +110,11 @@ class TritonKernel(ByTables):
         return [labelled_step(step, labels, first) for step in self.steps], labels
 
 
-class ReadingLists(ReadingTables):
+class ReadingLists(ReadingKernel):
     """Lists for graphs that read run-time inputs, made for each sample when these are seen."""
 
     reuses = TritonKernel.reuses
     drops = True
-
-    def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
-        super().__init__(work, heads, device, math.inf)
 
     def known(self, work: Work) -> TritonKernel:
         bands = bands_of(work.relation, work.n_q, work.n_k, ON_GPU)
