@@ -57,13 +57,12 @@ class SoftmaxKernel(ByKeyHead):
 
     Tensors of `forward`, `backward` and `composed` are q [B, K, R, n_q, d] for K key heads with R
     query heads each, k [B, K, n_k, d] and v [B, K, n_k, d_v]. The first two get the factor of the
-    scores, and with `one_size` know one size of heads, d = d_v; without `by_key_head` they take and
-    return what belongs to queries as calls do, [B, H, n_q, …].
+    scores, and with `one_size` know one size of heads, d = d_v. A kernel that takes what belongs to
+    queries as calls do, [B, H, n_q, …], has `of_heads` and `derivatives_of_heads` of its own.
     """
 
     work: Work
     one_size = True
-    by_key_head = True
     # devices on which derivatives go on from a call's known output and log-sum-exps
     reuses: tuple[str, ...] = ("cpu",)
     _differentiable: ByKeyHead | None = None
@@ -163,8 +162,6 @@ class SoftmaxKernel(ByKeyHead):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
         """`forward` of q [B, H, n_q, d]: the output like it and the log-sum-exps [B, H, n_q]."""
-        if not self.by_key_head:
-            return self.forward(q, k, v, call, scale)
         out, lse = self.forward(grouped(q, k), k, v, call, scale)
         return out.flatten(1, 2), lse.flatten(1, 2)
 
@@ -178,8 +175,6 @@ class SoftmaxKernel(ByKeyHead):
     ) -> Sequence[torch.Tensor]:
         """`derivatives` of what `of_heads` was given and returned."""
         q, k, v, out, lse = saved
-        if not self.by_key_head:
-            return self.derivatives(saved, grad, of_lse, call, scale)
         given = grouped(q, k), k, v, grouped(out, k), grouped(lse, k)
         above = grouped(grad, k), None if of_lse is None else grouped(of_lse, k)
         of_q, *others = self.derivatives(given, *above, call, scale)

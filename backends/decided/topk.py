@@ -11,7 +11,7 @@ from attnspec.backends.decided.block_scores import Part, Rows, Scores
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.given import Given
 from attnspec.backends.decided.lists import ListChoice, Pairs
-from attnspec.backends.decided.ranking import NONE, above, best, listed, prefix, ranks, softmax
+from attnspec.backends.decided.ranking import NONE, best, listed, prefix, ranks, softmax
 from attnspec.graphs.patterns.topk import TopK
 from attnspec.graphs.relation import Relation
 from attnspec.limits import LIMITS
@@ -103,7 +103,8 @@ class Chooser:
         if leaf.causal and leaf.block > 1:
             candidates = shared.masked_fill(~self.rows.finished(part), -torch.inf)
         if leaf.above is not None:
-            return listed(above(ranks(candidates, forced), candidates, leaf.above))
+            taken = candidates > leaf.above
+            return listed(taken if forced is None else taken | forced)
         if leaf.mass is None:
             return best(candidates, forced, leaf.keys or leaf.blocks or 0)
         ranked = ranks(candidates, forced)
