@@ -34,14 +34,15 @@ class Part:
 class Rows:
     """The rows of a call, of `queries` each, and its keys in blocks of `size`.
 
-    Slot s of a sample is its position start + s; `start` is [B], `seen` bool [B, slots] says which
-    slots are real keys.
+    Slot s of a sample is its position start + s, int64 `at` [B, slots]; `start` is [B], `seen` bool
+    [B, slots] says which slots are real keys.
     """
 
     given: Given
     queries: int
     size: int
     start: torch.Tensor
+    at: torch.Tensor
     seen: torch.Tensor
     count: int
     blocks: int
@@ -59,7 +60,7 @@ class Rows:
         blocks = max(least, -(-(n - begin) // size))
         at = start[:, None] + torch.arange(blocks * size, device=start.device)
         seen = given.real.gather(1, at.clamp_max(n - 1)) & (at < n)
-        return Rows(given, queries, size, start, seen, count, blocks)
+        return Rows(given, queries, size, start, at, seen, count, blocks)
 
     @cached_property
     def first_row(self) -> torch.Tensor:
@@ -72,9 +73,7 @@ class Rows:
 
     def in_slots(self, k: torch.Tensor) -> torch.Tensor:
         """Keys [B, H, n_k, d] in their slots, [B, H, slots, d]; what is not real is 0."""
-        at = (self.start[:, None] + torch.arange(self.slots, device=k.device)).clamp_max(
-            self.given.n_k - 1
-        )
+        at = self.at.clamp_max(self.given.n_k - 1)
         k = k.gather(2, at[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3]))
         return k.masked_fill(~self.seen[:, None, :, None], 0.0)
 

@@ -55,33 +55,28 @@ class DecidedTables(SoftmaxKernel):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
         rounds = rounds_of(self.work, call)
-        if rounds:
-            return self._mean(q, k, v, rounds)
-        return super().__call__(q, self._keys(k), v, self._with_weight(call))
+        return self._mean(q, k, v, rounds) if rounds else super().__call__(q, k, v, call)
 
     def partial(  # type: ignore[override]
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> Outputs:
         rounds = rounds_of(self.work, call)
-        if rounds:
-            return self._mean(q, k, v, rounds), None
-        return super().partial(q, self._keys(k), v, self._with_weight(call))
+        return (self._mean(q, k, v, rounds), None) if rounds else super().partial(q, k, v, call)
 
     def _mean(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rounds: Sequence[Call]
     ) -> torch.Tensor:
         """The mean of the outputs of the rounds in which a query has a key."""
         ask = super().partial
-        outs, sums = zip(*(ask(q, self._keys(k), v, each) for each in rounds), strict=True)
+        outs, sums = zip(*[ask(q, k, v, each) for each in rounds], strict=True)
         return mean_of(outs, [lse > _empty(self.work) for lse in sums])
 
-    def _keys(self, k: torch.Tensor) -> torch.Tensor:
-        return unit(k) if self.work.unit_keys else k
-
-    def _with_weight(self, call: Call) -> Call:
-        """The call with what its choice learns among the tables, so that it gets its gradient."""
+    def _fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
         weight = call.data[self.work.decided[0]].weight
-        return call if weight is None else replace(call, tables={**call.tables, WEIGHT: weight})
+        if weight is not None:
+            # among the tables it gets its gradient
+            call = replace(call, tables={**call.tables, WEIGHT: weight})
+        return super()._fast(q, unit(k) if self.work.unit_keys else k, v, call)
 
     def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
         if WEIGHT in call.tables:
@@ -89,9 +84,6 @@ class DecidedTables(SoftmaxKernel):
             choice = replace(call.data[leaf], weight=call.tables[WEIGHT])
             call = replace(call, data={**call.data, leaf: choice})
         return super().composed(q, k, v, call)
-
-    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-        return self.composed(q, k, v, call)[0]
 
     def build_differentiable(self) -> DenseKernel:
         return DenseKernel(self.work, self.heads, self.device)
