@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from attnspec.backends.common.dropping import kept
 from attnspec.backends.common.exact import ByKeyHead
-from attnspec.backends.common.merging import merged, with_zero
+from attnspec.backends.common.merging import Outputs, merged, with_zero
 from attnspec.backends.common.score_formula import Blocks, Formula, scale_of, widened
 from attnspec.backends.common.torch_modes import is_transformed
 from attnspec.layout.tables import FULL_TILE, Batch, Tables, Tiled
@@ -211,9 +211,7 @@ class ComposedTables(ByKeyHead):
         graded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
         return not (is_transformed() or (q.is_cpu and graded))
 
-    def composed(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
         """The same by the formula, and its log-sum-exps [B, K, R, n_q], if there are any."""
         kind = q.dtype
         q, k, v = widened(q), widened(k), widened(v)
@@ -230,7 +228,7 @@ class ComposedTables(ByKeyHead):
 
     def _step(
         self, step: ComposedStep, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> Outputs:
         outs, sums = [], []
         for piece in self._pieces(step, q):
             left = kept(call, q.shape[:3], piece.queries, piece.keys)

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from attnspec.backends.common.dropping import with_seed
 from attnspec.backends.common.flash import in_rows, rows_of_size
-from attnspec.backends.common.merging import Partial
+from attnspec.backends.common.merging import Outputs, Partial
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.common.torch_modes import (
     Function,
@@ -32,9 +32,7 @@ class ByKeyHead:
     """A kernel whose query heads lie by the key head that they read: the one place where those of
     a call are brought into that shape, and outputs back."""
 
-    def composed(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
         """The output [B, K, R, n_q, d_v] of q [B, K, R, n_q, d], and its log-sum-exps if there are
         any."""
         raise NotImplementedError
@@ -48,9 +46,7 @@ class ByKeyHead:
     ) -> torch.Tensor:
         return self.traced(grouped(q, k), k, v, call).reshape(*q.shape[:3], v.shape[-1])
 
-    def partial(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def partial(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
         """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q], if there are any."""
         out, lse = self.composed(grouped(q, k), k, v, call)
         return out.reshape(*q.shape[:3], v.shape[-1]), None if lse is None else lse.flatten(1, 2)
@@ -61,13 +57,12 @@ class SoftmaxKernel(ByKeyHead):
 
     Tensors of `forward`, `backward` and `composed` are q [B, K, R, n_q, d] for K key heads with R
     query heads each, k [B, K, n_k, d] and v [B, K, n_k, d_v]. The first two get the factor of the
-    scores, and with `one_size` know one size of heads, d = d_v; without `by_key_head` they take and
-    return what belongs to queries as calls do, [B, H, n_q, …].
+    scores, and with `one_size` know one size of heads, d = d_v. A kernel that takes what belongs to
+    queries as calls do, [B, H, n_q, …], has `of_heads` and `derivatives_of_heads` of its own.
     """
 
     work: Work
     one_size = True
-    by_key_head = True
     # devices on which derivatives go on from a call's known output and log-sum-exps
     reuses: tuple[str, ...] = ("cpu",)
     _differentiable: ByKeyHead | None = None
@@ -167,8 +162,6 @@ class SoftmaxKernel(ByKeyHead):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
         """`forward` of q [B, H, n_q, d]: the output like it and the log-sum-exps [B, H, n_q]."""
-        if not self.by_key_head:
-            return self.forward(q, k, v, call, scale)
         out, lse = self.forward(grouped(q, k), k, v, call, scale)
         return out.flatten(1, 2), lse.flatten(1, 2)
 
@@ -182,8 +175,6 @@ class SoftmaxKernel(ByKeyHead):
     ) -> Sequence[torch.Tensor]:
         """`derivatives` of what `of_heads` was given and returned."""
         q, k, v, out, lse = saved
-        if not self.by_key_head:
-            return self.derivatives(saved, grad, of_lse, call, scale)
         given = grouped(q, k), k, v, grouped(out, k), grouped(lse, k)
         above = grouped(grad, k), None if of_lse is None else grouped(of_lse, k)
         of_q, *others = self.derivatives(given, *above, call, scale)

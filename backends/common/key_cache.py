@@ -6,16 +6,17 @@ each new position takes the place of one that no later position reads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 
 from attnspec.backends.common.exact import fused, grouped
 from attnspec.backends.common.masks import mask_plan, with_data
+from attnspec.backends.common.merging import Outputs
 from attnspec.backends.common.score_formula import Blocks, Formula, scale_of
 from attnspec.backends.common.torch_modes import apart, unseen
 from attnspec.graphs.look_back import LookBack
@@ -23,9 +24,6 @@ from attnspec.graphs.relation import evaluate_pairs
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Streamable, Work
-
-Outputs: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
-"""The output [B, H, t, d_v], and its log-sum-exps [B, H, t] if there are any."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,17 +45,25 @@ class KeyCache:
     data: Mapping[str, torch.Tensor] = field(default_factory=dict)
     turn: int = 0
 
+    def moved(
+        self, of: Callable[[torch.Tensor, int], torch.Tensor], positions: np.ndarray, turn: int = 0
+    ) -> KeyCache:
+        """The same with something done to each of its tensors along its axis of keys; at these
+        positions."""
+        return KeyCache(
+            of(self.keys, 2),
+            of(self.values, 2),
+            positions,
+            self.count,
+            None if self.padding is None else of(self.padding, 1),
+            {name: of(values, 1) for name, values in self.data.items()},
+            turn,
+        )
+
     def taken(self, places: np.ndarray, positions: np.ndarray) -> KeyCache:
         """What stands at some places, int64 [w'], in memory of its own; at these positions."""
         index = torch.from_numpy(places).to(self.keys.device)
-        return KeyCache(
-            self.keys.index_select(2, index),
-            self.values.index_select(2, index),
-            positions,
-            self.count,
-            None if self.padding is None else self.padding.index_select(1, index),
-            {name: values.index_select(1, index) for name, values in self.data.items()},
-        )
+        return self.moved(lambda x, axis: x.index_select(axis, index), positions)
 
     def part(self, chosen: np.ndarray) -> KeyCache:
         """The same of the positions that are chosen, bool [w]."""
@@ -98,9 +104,7 @@ class KeyCache:
             shape = (*x.shape[:axis], width + 1, *x.shape[axis + 1 :])
             return x.new_zeros(shape).index_copy_(axis, at, x)
 
-        real = None if self.padding is None else placed(self.padding, 1)
-        keys, values = placed(self.keys, 2), placed(self.values, 2)
-        return KeyCache(keys, values, self.positions[:0], self.count, real, turn=turn)
+        return self.moved(placed, self.positions[:0], turn)
 
     def in_order(self) -> KeyCache:
         """The same one after the other."""
@@ -205,11 +209,7 @@ class Keeper:
     def _mask(self, work: Work, every: KeyCache, at: np.ndarray) -> torch.Tensor:
         """Which keys the positions read, bool [B or 1, t, w]."""
         q, k, n = at[:, None], every.positions[None], every.count
-        if work.reads:
-            mask = mask_plan(work.relation, q, k, n, self.device)(self._placed(every), n)
-        else:
-            mask = torch.from_numpy(np.array(evaluate_pairs(work.relation, q, k, n)))
-            mask = mask.to(self.device)
+        mask = mask_plan(work.relation, q, k, n, self.device)(self._placed(every), n)
         mask = mask.expand(*mask.shape[:-2], len(at), k.size).reshape(-1, len(at), k.size)
         return mask if every.padding is None else mask & every.padding[:, None]
 
@@ -226,6 +226,8 @@ class Keeper:
         return later
 
     def _placed(self, every: KeyCache) -> dict[str, Placed]:
+        if not every.data:
+            return {}
         at = torch.from_numpy(every.positions).to(self.device)
         return {name: Placed(values, at) for name, values in every.data.items()}
 

@@ -19,6 +19,9 @@ LOWEST = -1e30
 Partial = tuple[torch.Tensor, torch.Tensor]
 """Outputs [..., n, d] and their log-sum-exps [..., n], -inf without a key."""
 
+Outputs = tuple[torch.Tensor, torch.Tensor | None]
+"""The same of weights that may have no log-sum-exps: then None."""
+
 
 def in_one_frame(
     logs: torch.Tensor,

@@ -8,6 +8,7 @@ query heads each and G independent blocks of h queries and w keys.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -260,25 +261,11 @@ def thresholds(buckets: int, max_distance: int) -> list[int]:
     if exact == 0:
         return []
     wide = buckets - exact
-    near = list(range(1, exact + 1))
-    return near + [_least(step, wide, exact, max_distance) for step in range(1, wide)]
-
-
-def _least(step: int, wide: int, exact: int, max_distance: int) -> int:
-    """The least x >= exact with (x / exact)^wide >= (max_distance / exact)^step."""
-    right = max_distance**step * exact ** (wide - step)
-
-    def reaches(x: int) -> bool:
-        return bool(x**wide >= right)
-
-    low, high = exact, max(exact, max_distance)
-    while low < high:
-        middle = (low + high) // 2
-        if reaches(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    # in whole numbers the least x with (x / exact)^wide >= (max_distance / exact)^step
+    far = range(exact, max(exact, max_distance))
+    least = [max_distance**step * exact ** (wide - step) for step in range(1, wide)]
+    places = (bisect_left(far, x, key=lambda distance: distance**wide) for x in least)
+    return [*range(1, exact + 1), *(exact + place for place in places)]
 
 
 def farthest(buckets: int, max_distance: int, two_sided: bool) -> int:

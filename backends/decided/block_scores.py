@@ -34,7 +34,7 @@ class Part:
 class Rows:
     """The rows of a call, of `queries` each, and its keys in blocks of `size`.
 
-    Slot s of a sample is its position start + s; `start` and `first_row` are [B], `seen` bool
+    Slot s of a sample is its position start + s, int64 `at` [B, slots]; `start` is [B], `seen` bool
     [B, slots] says which slots are real keys.
     """
 
@@ -42,40 +42,38 @@ class Rows:
     queries: int
     size: int
     start: torch.Tensor
-    first_row: torch.Tensor
+    at: torch.Tensor
     seen: torch.Tensor
     count: int
+    blocks: int
 
     @staticmethod
-    def of(given: Given, queries: int, size: int) -> Rows:
-        """As many rows and blocks as the samples have."""
-        start = given.first
-        first = (start.clamp_min(given.first_query) - start) // queries
-        last = (given.n_k - 1 - start) // queries
+    def of(given: Given, queries: int, size: int, least: int = 0) -> Rows:
+        """As many rows and blocks as the samples have, of these so many at least."""
+        start, n = given.first, given.n_k
         if given.padding is None:
-            begin, count = 0, (given.n_k - 1) // queries - given.first_query // queries + 1
+            begin, count = 0, (n - 1) // queries - given.first_query // queries + 1
         else:
+            first = (start.clamp_min(given.first_query) - start) // queries
+            last = (n - 1 - start) // queries
             begin, count = int(start.min()), int((last - first + 1).max().clamp_min(0))
-        blocks = -(-(given.n_k - begin) // size)
-        slots = torch.arange(blocks * size, device=start.device)
-        at = start[:, None] + slots
-        seen = given.real.gather(1, at.clamp_max(given.n_k - 1)) & (at < given.n_k)
-        return Rows(given, queries, size, start, first, seen, count)
+        blocks = max(least, -(-(n - begin) // size))
+        at = start[:, None] + torch.arange(blocks * size, device=start.device)
+        seen = given.real.gather(1, at.clamp_max(n - 1)) & (at < n)
+        return Rows(given, queries, size, start, at, seen, count, blocks)
+
+    @cached_property
+    def first_row(self) -> torch.Tensor:
+        """The number of the first row of each sample, [B]."""
+        return (self.start.clamp_min(self.given.first_query) - self.start) // self.queries
 
     @property
     def slots(self) -> int:
         return self.seen.shape[1]
 
-    @property
-    def blocks(self) -> int:
-        return self.slots // self.size
-
-    def keys(self) -> torch.Tensor:
-        """The keys in their slots, float32 [B, H_kv, slots, d]; what is not real is 0."""
-        k = self.given.k.float()
-        at = (self.start[:, None] + torch.arange(self.slots, device=k.device)).clamp_max(
-            self.given.n_k - 1
-        )
+    def in_slots(self, k: torch.Tensor) -> torch.Tensor:
+        """Keys [B, H, n_k, d] in their slots, [B, H, slots, d]; what is not real is 0."""
+        at = self.at.clamp_max(self.given.n_k - 1)
         k = k.gather(2, at[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3]))
         return k.masked_fill(~self.seen[:, None, :, None], 0.0)
 
@@ -157,7 +155,7 @@ class Scores:
 
     @staticmethod
     def of(rows: Rows, scorer: str, exact: bool) -> Scores:
-        keys = rows.keys()
+        keys = rows.in_slots(rows.given.k.float())
         if scorer == "bound":
             # 0 times an infinite key is 0: it bounds nothing
             keys = keys.clamp(-LARGEST, LARGEST)

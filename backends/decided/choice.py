@@ -20,6 +20,7 @@ from attnspec.lower.work import Call, Work
 Part = TypeVar("Part")
 
 Holds = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Whether q reads k, bool, or what is added to the score: of positions that broadcast, int64."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,9 +45,15 @@ class Points:
     every: bool
 
     @staticmethod
-    def of(vectors: torch.Tensor, real: torch.Tensor, every: bool) -> Points:
+    def of(given: Given, vectors: torch.Tensor, real: torch.Tensor) -> Points:
         vectors = vectors.float().masked_fill(~real[:, None, :, None], 0.0)
-        return Points(unit(vectors), real, every)
+        return Points(unit(vectors), real, given.padding is None)
+
+    @staticmethod
+    def of_both(given: Given) -> Points:
+        """The queries of a call, and behind them its keys as each head reads them."""
+        real = torch.cat([given.real[:, given.first_query :], given.real], 1)
+        return Points.of(given, torch.cat([given.q, given.keys_by_head], 2), real)
 
     @cached_property
     def zero(self) -> torch.Tensor:
@@ -164,16 +170,14 @@ def decide(leaf: Cluster, given: Given) -> Choice:
         return LabelChoice(labels[:, :, given.first_query :], labels)
     q_real = given.real[:, given.first_query :]
     count = min(leaf.count or max(1, math.isqrt(given.n_k)), given.n_k)
-    every = given.padding is None
     if leaf.of == "q":
         labels = kmeans(
-            Points.of(given.q, q_real, every), count, leaf.seed, leaf.layer, given.heads
+            Points.of(given, given.q, q_real), count, leaf.seed, leaf.layer, given.heads
         )
         return QueryClusters(labels.masked_fill(~q_real[:, None], -1), count, given.n_k)
     if leaf.assign == "balanced":
-        return _balanced(leaf, given, q_real)
-    both = Points.of(torch.cat([given.q, given.keys_by_head], 2), _both_real(given), every)
-    labels = kmeans(both, count, leaf.seed, leaf.layer, given.heads)
+        return _balanced(given, q_real)
+    labels = kmeans(Points.of_both(given), count, leaf.seed, leaf.layer, given.heads)
     q, k = torch.split(labels, [given.n_q, given.n_k], 2)
     return LabelChoice(
         q.masked_fill(~q_real[:, None], NONE_Q)[..., None],
@@ -181,17 +185,12 @@ def decide(leaf: Cluster, given: Given) -> Choice:
     )
 
 
-def _both_real(given: Given) -> torch.Tensor:
-    return torch.cat([given.real[:, given.first_query :], given.real], 1)
-
-
-def _balanced(leaf: Cluster, given: Given, q_real: torch.Tensor) -> Choice:
+def _balanced(given: Given, q_real: torch.Tensor) -> Choice:
     """Each centroid takes its nearest queries and its nearest keys, as many of each."""
     centroids = unit(given.tables["centroids"].float())
     width = -(-given.n_k // centroids.shape[1])
-    every = given.padding is None
-    q = _taken(Points.of(given.q, q_real, every), centroids, width)
-    k = _taken(Points.of(given.keys_by_head, given.real, every), centroids, width)
+    q = _taken(Points.of(given, given.q, q_real), centroids, width)
+    k = _taken(Points.of(given, given.keys_by_head, given.real), centroids, width)
     return LabelChoice(torch.where(q < 0, NONE_Q, q), torch.where(k < 0, NONE_K, k))
 
 
@@ -215,14 +214,13 @@ def moved_centroids(given: Given) -> torch.Tensor:
     direction of the queries and keys that it is nearest to, those of all samples."""
     kept = given.tables["centroids"]
     centroids = unit(kept.float())
-    every = given.padding is None
-    points = Points.of(torch.cat([given.q, given.keys_by_head], 2), _both_real(given), every)
+    points = Points.of_both(given)
     spread = centroids[None].expand(len(given.q), given.q.shape[1], -1, -1)
     exists = torch.ones(1, 1, centroids.shape[1], dtype=torch.bool, device=kept.device)
     labels = nearest(points, spread, exists)
-    at = points.at * points.real[:, None, :, None]
-    place = labels[..., None].expand_as(at)
-    total = torch.zeros_like(spread).scatter_add(2, place, at).sum(0)
+    # points that are none are 0
+    place = labels[..., None].expand_as(points.at)
+    total = torch.zeros_like(spread).scatter_add(2, place, points.at).sum(0)
     if kept.shape[0] == 1:
         total = total.sum(0, keepdim=True)
     some = (total != 0).any(-1, keepdim=True)

@@ -80,8 +80,3 @@ class Given:
             return torch.zeros(len(self.q), dtype=torch.int64, device=self.q.device)
         found = self.padding.to(torch.int64).argmax(-1)
         return torch.where(self.padding.any(-1), found, self.n_k)
-
-    def positions(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The positions of all queries [n_q, 1] and keys [1, n_k]."""
-        k = torch.arange(self.n_k, device=self.q.device)
-        return k[self.first_query :, None], k[None]

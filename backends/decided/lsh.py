@@ -118,12 +118,8 @@ class LshChoice(Choice):
     def n_q(self) -> int:
         return self.q.bucket.shape[-1]
 
-    def found(self, turn: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        """Which pairs one round finds."""
-        return self._near(turn, q, k) & self._may_read(q, k)
-
     def _near(self, turn: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        """The same, without the rule of pairs with oneself."""
+        """Which pairs one round finds, without the rule of pairs with oneself."""
         own = look_up(self.q.code[:, :, turn], q - (self.n_k - self.n_q))
         other = look_up(self.k.code[:, :, turn], k)
         return reaches(own, other, self.leaf.look)
@@ -152,10 +148,10 @@ class LshChoice(Choice):
         return self.leaf.multiplicity and self.leaf.combine != "mean"
 
     def counts(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        count = self.found(0, q, k).to(torch.int64)
+        count = self._near(0, q, k).to(torch.int64)
         for turn in range(1, self.turns):
-            count = count + self.found(turn, q, k)
-        return count
+            count = count + self._near(turn, q, k)
+        return count * self._may_read(q, k)
 
     def rounds(self) -> tuple[Choice, ...]:
         if self.leaf.combine != "mean":
@@ -170,8 +166,7 @@ class LshChoice(Choice):
 
     def layout(self, turn: int) -> TileLists:
         """The tiles of the order of one round, and the pairs that it is the first to find."""
-        chunk, look = self.leaf.chunk, self.leaf.look
-        tile = chunk * max(1, TILE // chunk)
+        tile = self.leaf.chunk * max(1, TILE // self.leaf.chunk)
         orders = []
         for side, count in ((self.q, self.n_q), (self.k, self.n_k)):
             order = side.order[:, :, turn]
@@ -181,11 +176,12 @@ class LshChoice(Choice):
             inside = (position - (self.n_k - count)).clamp_min(0)
             place = side.chunk[:, :, turn].gather(-1, inside)
             orders.append(torch.where(gone | (place == NOWHERE), -1, position))
-        lists = self._lists(turn, tile, chunk, look)
+        lists = self._lists(turn, tile)
         return TileLists(orders[0], orders[1], tile, tile, lists, partial(self._first, turn))
 
-    def _lists(self, turn: int, tile: int, chunk: int, look: int) -> torch.Tensor:
+    def _lists(self, turn: int, tile: int) -> torch.Tensor:
         """The key tiles of each query tile [B, H or 1, query tiles, r]."""
+        chunk, look = self.leaf.chunk, self.leaf.look
         q_slots, k_slots = (side.order.shape[-1] for side in (self.q, self.k))
         tiles, others = -(-q_slots // tile), -(-k_slots // tile)
         if self.leaf.cut == "bucket" and not _one_order(self.leaf):
@@ -209,7 +205,9 @@ class LshChoice(Choice):
     def _first(self, turn: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         """The pairs that a round finds and none before it: of those with oneself, which every
         round finds, only the first one need be asked."""
-        held = self._near(turn, q, k) if turn else self.found(turn, q, k)
+        held = self._near(turn, q, k)
+        if not turn:
+            held = held & self._may_read(q, k)
         for before in range(turn):
             # held and not near, in one step
             held = held > self._near(before, q, k)

@@ -179,11 +179,6 @@ def _ranked_best(ranked: torch.Tensor, budget: int) -> torch.Tensor:
     return torch.where(taken, places, -1).sort(-1).values
 
 
-def above(ranked: torch.Tensor, scores: torch.Tensor, least: float) -> torch.Tensor:
-    """bool [..., c]: what scores above a number, and what is forced."""
-    return (scores > least) | (ranked >= FORCED)
-
-
 def prefix(ranked: torch.Tensor, shares: torch.Tensor, mass: float) -> torch.Tensor:
     """bool [..., c]: what is forced, and then the shortest prefix in falling order whose shares add
     up to a mass."""

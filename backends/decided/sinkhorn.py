@@ -9,6 +9,7 @@ from functools import reduce
 import torch
 from torch.nn import functional
 
+from attnspec.backends.decided.block_scores import Rows
 from attnspec.backends.decided.choice import Choice, TileLists, look_up
 from attnspec.backends.decided.given import Given
 from attnspec.graphs.patterns.sinkhorn import Sinkhorn
@@ -93,15 +94,14 @@ class MatchChoice(Choice):
 
 def decide(leaf: Sinkhorn, given: Given) -> Choice:
     """The matched blocks; raises ValueError where there are more than the network is for."""
-    start = given.first
-    begin = 0 if given.padding is None else int(start.min())
-    blocks = max(1, -(-(given.n_k - begin) // leaf.size))
+    rows = Rows.of(given, leaf.size, leaf.size, least=1)
+    start, blocks = rows.start, rows.blocks
     if blocks > leaf.max_blocks:
         raise ValueError(
             f"`sinkhorn` learns for at most max_blocks = {leaf.max_blocks} blocks, and {given.n_k}"
             f" keys are {blocks} of {leaf.size}"
         )
-    sums, some = block_sums(leaf, given, start, blocks)
+    sums, some = block_sums(leaf, rows)
     logits = sums @ given.tables["sort"].to(sums.dtype)[..., :blocks]
     allowed = some[:, None, :] & some[:, :, None]
     if leaf.causal:
@@ -122,19 +122,13 @@ def decide(leaf: Sinkhorn, given: Given) -> Choice:
     return MatchChoice(matched, start[:, None], *sizes, weight=factor)
 
 
-def block_sums(
-    leaf: Sinkhorn, given: Given, start: torch.Tensor, blocks: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def block_sums(leaf: Sinkhorn, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
     """What stands for each block, [B, H, blocks, d], and bool [B, blocks], which have a real key:
     the sum of its keys, under `causal` that of all keys before it and of its first one."""
-    k = given.keys_by_head
-    k = k.to(torch.promote_types(k.dtype, torch.float32))
-    at = start[:, None] + torch.arange(blocks * leaf.size, device=k.device)
-    real = given.real.gather(1, at.clamp_max(given.n_k - 1)) & (at < given.n_k)
-    place = at.clamp_max(given.n_k - 1)[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3])
-    own = k.gather(2, place).masked_fill(~real[:, None, :, None], 0.0)
-    own = torch.unflatten(own, 2, (blocks, leaf.size))
-    sums, some = own.sum(3), torch.unflatten(real, 1, (blocks, leaf.size)).any(2)
+    k = rows.given.keys_by_head
+    own = rows.in_slots(k.to(torch.promote_types(k.dtype, torch.float32)))
+    own = torch.unflatten(own, 2, (rows.blocks, rows.size))
+    sums, some = own.sum(3), rows.in_blocks(rows.seen).any(2)
     if leaf.causal:
         sums = sums.cumsum(2) - sums + own[:, :, :, 0]
     return sums, some

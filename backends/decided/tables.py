@@ -7,7 +7,7 @@ orders and lists and so are rows of one query tile: there are N = B K lists.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
 from typing import Any
@@ -18,17 +18,13 @@ from torch.nn import functional
 
 from attnspec.backends.common.on_device import pairs_at
 from attnspec.backends.common.torch_modes import apart
-from attnspec.backends.decided.choice import TileLists, part_of
+from attnspec.backends.decided.choice import Holds, TileLists, part_of
 from attnspec.backends.decided.lists import Pairs
 from attnspec.backends.decided.products import Product
 from attnspec.graphs.relation import FULL, Relation, Tiles
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call
-
-Condition = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Whether q reads k, bool, or what is added to the score: of positions that broadcast, int64 of
-six axes, the first two [B or 1, heads or 1]; and so is the answer."""
 
 _covers: Cache[tuple[Relation, int, int, str], torch.Tensor] = Cache(LIMITS.layouts_few)
 
@@ -111,7 +107,7 @@ class Placed:
     layout: TileLists
     shape: tuple[int, int, int, int]
     n_k: int
-    each: Sequence[Condition] = ()
+    each: Sequence[Holds] = ()
     static: Relation | None = None
     always: bool = False
     padding: torch.Tensor | None = None
@@ -271,7 +267,7 @@ class Part:
 
     def tables(self, product: Product) -> Iterator[Placed]:
         """The tables of a product, one layout after the other."""
-        each: list[Condition] = []
+        each: list[Holds] = []
         if product.static is not None:
             each.append(partial(pairs_at, product.static, n=self.n_k))
         each += [Pairs(relation, self.data, self.n_k).holds for relation in product.others]
@@ -316,5 +312,5 @@ def parts_of_call(
             yield from part.apart(products)
 
 
-def _without(pairs: Pairs) -> Condition:
+def _without(pairs: Pairs) -> Holds:
     return lambda q, k: ~pairs.holds(q, k)

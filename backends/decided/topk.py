@@ -11,7 +11,7 @@ from attnspec.backends.decided.block_scores import Part, Rows, Scores
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.given import Given
 from attnspec.backends.decided.lists import ListChoice, Pairs
-from attnspec.backends.decided.ranking import NONE, above, best, listed, prefix, ranks, softmax
+from attnspec.backends.decided.ranking import NONE, best, listed, marked, prefix, ranks, softmax
 from attnspec.graphs.patterns.topk import TopK
 from attnspec.graphs.relation import Relation
 from attnspec.limits import LIMITS
@@ -103,7 +103,8 @@ class Chooser:
         if leaf.causal and leaf.block > 1:
             candidates = shared.masked_fill(~self.rows.finished(part), -torch.inf)
         if leaf.above is not None:
-            return listed(above(ranks(candidates, forced), candidates, leaf.above))
+            taken = candidates > leaf.above
+            return listed(taken if forced is None else taken | forced)
         if leaf.mass is None:
             return best(candidates, forced, leaf.keys or leaf.blocks or 0)
         ranked = ranks(candidates, forced)
@@ -161,17 +162,15 @@ class Chooser:
         if not leaf.causal or leaf.block == 1:
             return None
         own = (part.q_at - self.rows.start[:, None, None]).div(leaf.block, rounding_mode="floor")
-        own = torch.where(part.own, own, -1)
-        table = own.new_zeros(*own.shape[:2], self.rows.blocks + 1, dtype=torch.bool)
-        return table.scatter_(-1, own.clamp_min(-1) + 1, True)[:, None, :, 1:]
+        own = torch.where(part.own, own, -1).clamp_min(-1)
+        return marked(own, self.rows.blocks)[:, None]
 
     def _any_pair(self, part: Part, graph: Relation, cut: bool = False) -> torch.Tensor:
         """Which slots have a pair of a graph with a query of a row, bool [B, 1 or H, rows, slots];
         with `cut` one with k <= q."""
         n = self.given.n_k
-        k_at = self.rows.start[:, None] + torch.arange(self.rows.slots, device=part.q_at.device)
-        inside = (k_at < n)[:, None, None, None]
-        k_at = k_at.clamp_max(n - 1)[:, None, None, None]
+        k_at = self.rows.at[:, None, None, None]
+        inside, k_at = k_at < n, k_at.clamp_max(n - 1)
         q_at = part.q_at[:, None, ..., None]
         held = self.pairs(graph).holds(q_at, k_at) & inside & part.own[:, None, ..., None]
         if cut:

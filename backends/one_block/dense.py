@@ -16,6 +16,7 @@ import torch
 from attnspec.backends.common.dropping import kept
 from attnspec.backends.common.exact import ByKeyHead, fused
 from attnspec.backends.common.masks import MaskPlan, by_key_head, mask_plan, reading, static
+from attnspec.backends.common.merging import Outputs
 from attnspec.backends.common.score_formula import Blocks, Formula, scale_of
 from attnspec.backends.common.torch_modes import unseen
 from attnspec.backends.decided.choice import mean_of, rounds_of
@@ -66,9 +67,7 @@ class DenseKernel(ByKeyHead):
             return self.partial(q, k, v, call)[0]
         return super().__call__(q, k, v, call)
 
-    def partial(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def partial(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
         for leaf in self.work.decided:
             q = call.data[leaf].attending(q)
         rounds = rounds_of(self.work, call)
@@ -78,9 +77,7 @@ class DenseKernel(ByKeyHead):
         masks = [self.mask(each) for each in rounds]
         return mean_of(outs, [mask.any(-1) for mask in masks if mask is not None]), None
 
-    def composed(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
         """The same of q [B, K, R, n_q, d]."""
         mask, counts, factor, left = self.mask(call), None, None, None
         if mask is not None:
@@ -155,9 +152,7 @@ class RowsKernel(DenseKernel):
         if self.ranges is None:
             self.index = torch.from_numpy(keys.positions).to(device)
 
-    def composed(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
         return super().composed(q, self._read(k, 2), self._read(v, 2), call)
 
     def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:

@@ -82,8 +82,6 @@ class Part:
 class TorchCallKernel(SoftmaxKernel):
     """Attention by torch's own call; heads of several graphs, one after the other, by masks."""
 
-    by_key_head = False
-
     def __init__(
         self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
     ) -> None:
@@ -105,12 +103,12 @@ class TorchCallKernel(SoftmaxKernel):
 
     # --- the fast way --------------------------------------------------------------------------
 
-    def forward(
+    def of_heads(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
         if self.work.normalize == "softmax1" and q.dtype in HALF:
             # the share of the other keys is rounded once, with the output
-            out, lse = self.forward(widened(q), widened(k), widened(v), call, scale)
+            out, lse = self.of_heads(widened(q), widened(k), widened(v), call, scale)
             return out.to(q.dtype), lse
         parts = self._parts(q, call)
         if len(parts) == 1 and parts[0].is_whole:
@@ -127,6 +125,8 @@ class TorchCallKernel(SoftmaxKernel):
         if self.work.normalize == "softmax1":
             out, lse = with_zero((out, lse), in_place=True)
         return out, lse
+
+    derivatives_of_heads = SoftmaxKernel.derivatives
 
     def backward(
         self, grad: torch.Tensor, saved: Sequence[torch.Tensor], call: Call, scale: float

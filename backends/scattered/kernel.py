@@ -14,7 +14,7 @@ import torch
 
 from attnspec.backends.common.composed import ComposedTables, Piece
 from attnspec.backends.common.exact import ByKeyHead
-from attnspec.backends.common.merging import with_zero
+from attnspec.backends.common.merging import Outputs, with_zero
 from attnspec.backends.common.score_formula import HALF, scale_of, widened
 from attnspec.backends.common.torch_modes import apart, is_transformed, unseen
 from attnspec.backends.scattered.products import EdgeProducts, product
@@ -58,9 +58,7 @@ class ScatteredKernel(ByKeyHead):
             return self.by_head(q, k, v, call.padding, products)
         return self.on_edges(q, k, v, call, products, True)[0]
 
-    def composed(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
         products = self._products(q, v)
         if products is None:
             return self.tables.composed(q, k, v, call)
@@ -117,7 +115,7 @@ class ScatteredKernel(ByKeyHead):
         call: Call,
         products: EdgeProducts,
         softmax: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> Outputs:
         """The output [B, K, R, n_q, e] from scores of all heads and edges, and its log-sum-exps
         [B, K, R, n_q], if there are any; with `softmax` weights are torch's, without these."""
         kept = q.dtype

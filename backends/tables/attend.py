@@ -19,8 +19,8 @@ from attnspec.backends.common.merging import merge, with_zero
 from attnspec.backends.common.score_formula import HALF, widened
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.tables.blocks import Piece, Step
-from attnspec.backends.tables.changed_scores import HeadScores, ScoreChanges, scored
-from attnspec.backends.tables.sides import Order, scratch
+from attnspec.backends.tables.changed_scores import ScoreChanges, scored
+from attnspec.backends.tables.sides import scratch
 from attnspec.layout.tables import Tables, side_by_side
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
@@ -110,7 +110,7 @@ class SteppedAttention:
         tensors: Sequence[torch.Tensor],
         padding: torch.Tensor | None,
         scale: float,
-        scores: HeadScores | None,
+        scores: ScoreChanges | None,
     ) -> None:
         """Some heads, q [c R, n_q, d], k and v [c, n_k, d], whose samples have the same padding
         [n_k]: fills in their output and log-sum-exps."""
@@ -120,11 +120,12 @@ class SteppedAttention:
         real = None if padding is None else added_by(padding, wide)
         for number, step in enumerate(self.steps):
             keys = step.keys_order(back=False)
-            k_now, v_now = as_read(keys, k, "keys"), as_read(keys, v, "values")
-            q_now = as_read(step.q_order, q, "queries")
+            k_now, v_now = keys.take(k, "keys"), keys.take(v, "values")
+            queries = step.q_order
+            q_now = queries.take(q, "queries")
             # what is written for the first time need not be read before
-            place = room if step.complete and number == 0 else as_read
-            into = place(step.q_order, out, "result"), place(step.q_order, lse, "sums")
+            place = queries.room if step.complete and number == 0 else queries.take
+            into = place(out, "result"), place(lse, "sums")
             for piece in step.pieces(len(q), q.shape[-1], False, scores is not None):
                 bias, empty = piece.bias(real, wide)
                 rows = (
@@ -142,8 +143,8 @@ class SteppedAttention:
                 if empty is not None:
                     sums = sums.masked_fill(empty, -math.inf)
                 _put(into, piece, (found, sums), more=number > 0)
-            put_back(step.q_order, out, into[0])
-            put_back(step.q_order, lse, into[1])
+            queries.put(out, into[0])
+            queries.put(lse, into[1])
         if out is not result:
             result.copy_(out)
 
@@ -156,7 +157,7 @@ class SteppedAttention:
 
     def _scores(
         self, heads: slice, ratio: int, tables: Mapping[str, torch.Tensor] | None
-    ) -> HeadScores | None:
+    ) -> ScoreChanges | None:
         """The changes for the query heads of some key heads."""
         if self.changes is None:
             return None
@@ -220,7 +221,7 @@ class SteppedAttention:
         into: Sequence[torch.Tensor],
         padding: torch.Tensor | None,
         scale: float,
-        scores: HeadScores | None,
+        scores: ScoreChanges | None,
     ) -> None:
         """Some heads: fills in the gradients of q, k and v, and adds up those of tables."""
         grad, q, out, lse, k, v = tensors
@@ -230,24 +231,25 @@ class SteppedAttention:
         real = None if padding is None else added_by(padding, wide)
         for step in self.steps:
             keys = step.keys_order(back=True)
-            k_now, v_now = as_read(keys, k, "keys"), as_read(keys, v, "values")
+            k_now, v_now = keys.take(k, "keys"), keys.take(v, "values")
             sums: Sequence[torch.Tensor] = targets
-            if keys is not None:
+            if not keys.natural:
                 uses = ("key gradients", "value gradients")
                 sums = [scratch(use, tuple(k_now.shape), wide).zero_() for use in uses]
             # rows that are not there would add to the gradients of their keys
-            rows = [as_read(step.q_order, grad, "grad rows", blank=True)]
+            queries = step.q_order
+            rows = [queries.take(grad, "grad rows", blank=True)]
             for x, use in ((q, "q rows"), (out, "out rows"), (lse, "lse rows")):
-                rows.append(as_read(step.q_order, x, use))
+                rows.append(queries.take(x, use))
             # with what earlier steps have added
-            q_sums = as_read(step.q_order, grad_q, "query gradients")
+            q_sums = queries.take(grad_q, "query gradients")
             for piece in step.pieces(len(q), q.shape[-1], True, scores is not None):
                 parts = _piece_back(piece, rows, k_now, v_now, real, scale, scores)
                 piece.q.add(q_sums, parts[0], piece.to)
                 piece.k.add_overlapping(sums[0], parts[1], piece.to)
                 piece.k.add_overlapping(sums[1], parts[2], piece.to)
-            put_back(step.q_order, grad_q, q_sums)
-            if keys is not None:
+            queries.put(grad_q, q_sums)
+            if not keys.natural:
                 for target, found in zip(targets, sums, strict=True):
                     keys.add(target, found)
         if grad_q is not of_q:
@@ -280,7 +282,7 @@ def _piece_back(
     v: torch.Tensor,
     padding: torch.Tensor | None,
     scale: float,
-    scores: HeadScores | None,
+    scores: ScoreChanges | None,
 ) -> Sequence[torch.Tensor]:
     """The gradients of a piece's queries, keys and values; those of learned tables are added up."""
     grad, q, out, lse = rows
@@ -301,29 +303,13 @@ def _piece_back(
 
 
 def _with_added(
-    bias: torch.Tensor | None, scores: HeadScores | None, piece: Piece, kind: torch.dtype
+    bias: torch.Tensor | None, scores: ScoreChanges | None, piece: Piece, kind: torch.dtype
 ) -> torch.Tensor | None:
     """What stands in for a piece's mask: with what additive changes add."""
     if scores is None:
         return bias
     added = scores.added(piece, kind)
     return added if bias is None else added + bias
-
-
-def as_read(order: Order | None, x: torch.Tensor, use: str, blank: bool = False) -> torch.Tensor:
-    """x [c, rows, …] as a step reads it; with `blank` zero where there is no row."""
-    return x if order is None else order.take(x, use, blank)
-
-
-def room(order: Order | None, x: torch.Tensor, use: str) -> torch.Tensor:
-    """Where results for x [c, rows, …] are put: x, or a buffer."""
-    return x if order is None else order.room(x, use)
-
-
-def put_back(order: Order | None, into: torch.Tensor, found: torch.Tensor) -> None:
-    """Bring what was put there to the rows [c, rows, …]."""
-    if order is not None:
-        order.put(into, found)
 
 
 def _put(

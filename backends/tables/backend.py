@@ -148,7 +148,7 @@ class TablesBackend:
         from attnspec.backends.common.composed import ComposedTables
         from attnspec.backends.tables.decided import DecidedTables, MeansKernel
         from attnspec.backends.tables.kernel import SteppedKernel
-        from attnspec.backends.tables.per_sample import ReadingTables
+        from attnspec.backends.tables.per_sample import ReadingKernel
 
         if work.decided:
             (leaf, *_), parts = work.decided, parts_of(work.relation)
@@ -159,7 +159,7 @@ class TablesBackend:
             tables = natural_tables(work.relation, work.n_q, work.n_k, self.tile(work))
             return ComposedTables(work, heads, device, tables)
         if work.reads:
-            return ReadingTables(work, heads, device, dense_seconds(work))
+            return ReadingKernel(work, heads, device, dense_seconds(work))
         return SteppedKernel(work, heads, device)
 
 

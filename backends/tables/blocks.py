@@ -36,9 +36,12 @@ Added = tuple[torch.Tensor | None, torch.Tensor | None]
 """What is added to scores, and the rows without a key; None for nothing, and for no such rows."""
 
 
+AS_THEY_LIE = Order()
+
+
 class Step:
-    """The batches of one step, and both sides as they are read: where they lie, or put in order,
-    None. Gradients of keys are added to rows in an order more often than keys are read in it."""
+    """The batches of one step, and both sides as they are read: where they lie, or put in order.
+    Gradients of keys are added to rows in an order more often than keys are read in it."""
 
     def __init__(
         self, batches: Sequence[Batch[np.ndarray]], n_q: int, positions: Positions
@@ -46,18 +49,18 @@ class Step:
         q, k = [batch.q for batch in batches], [batch.k for batch in batches]
         queries = np.concatenate([np.zeros(0, np.int64), *(rows.ravel() for rows in q)])
         self.complete = int((queries >= 0).sum()) == n_q
-        self.q_order: Order | None = None
+        self.q_order = Order()
         if self.complete and not gap_of(q):
             self.q_order = Order(queries)
             ends = np.cumsum([0, *(rows.size for rows in q)])
             at = np.arange(len(queries))
             q = [at[a:b].reshape(x.shape) for (a, b), x in zip(pairwise(ends), q, strict=True)]
-        gap, self.k_order, moved = gap_of(k), None, k
+        gap, self.k_order, moved = gap_of(k), Order(), k
         if gap != 1 and batches:
             order, moved = in_order(k)
             self.k_order = Order(order)
         reads = sum(rows.size for rows in k)
-        self.moves = self.k_order is not None and (
+        self.moves = not self.k_order.natural and (
             not gap or reads > REREAD * max(1, len(self.k_order))
         )
         self.batches = [
@@ -65,9 +68,9 @@ class Step:
             for batch, rows, keys, places in zip(batches, q, k, moved, strict=True)
         ]
 
-    def keys_order(self, back: bool) -> Order | None:
-        """The order in which keys are read, forward or backward; None where they lie."""
-        return self.k_order if back or self.moves else None
+    def keys_order(self, back: bool) -> Order:
+        """The order in which keys are read, forward or backward."""
+        return self.k_order if back or self.moves else AS_THEY_LIE
 
     def pieces(self, heads: int, size: int, back: bool, scored: bool) -> Iterator[Piece]:
         """The pieces of all batches for so many heads of a size."""

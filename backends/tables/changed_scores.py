@@ -15,7 +15,7 @@ import torch
 
 from attnspec.backends.common.score_formula import Formula
 from attnspec.backends.tables.blocks import Piece
-from attnspec.lower.work import Bias, Call, Work
+from attnspec.lower.work import Call, Work
 
 Learned = Mapping[str, torch.Tensor]
 """Learned tables [heads of the work, buckets] by their names."""
@@ -24,41 +24,39 @@ Change = Callable[[torch.Tensor, Learned], torch.Tensor]
 """What the scaled scores of blocks become, with these tables."""
 
 
+@dataclass(eq=False)
 class ScoreChanges:
-    """The changes of a work's scores, for its heads."""
+    """The changes of a work's scores, of its heads or, `of` a call, of some of them: then with
+    their learned tables, whose gradients are added up in `grads`. Some only add something."""
 
-    def __init__(self, work: Work, heads: tuple[int, ...]) -> None:
-        cpu = torch.device("cpu")
-        self.work, self.formula = work, Formula(work, heads, cpu)
-        self.tables = tuple(change.table for change in work.changes if isinstance(change, Bias))
-        self.additive = not work.bends
-        self.positions = [torch.from_numpy(at) for at in work.positions]
-
-    def symbols(self, q: torch.Tensor, k: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What expressions read of query rows [G, h] and key rows [G, w]."""
-        if not self.work.has_expression:
-            return {}
-        queries, keys = self.positions
-        return {"q": queries[q][..., None], "k": keys[k][:, None]}
-
-    def of(self, heads: Sequence[int], tables: Learned) -> HeadScores:
-        """The changes for some of the heads, by their places among them."""
-        return HeadScores(self, torch.tensor(heads, device="cpu"), tables)
-
-
-@dataclass(frozen=True, eq=False)
-class HeadScores:
-    """The changes for some heads; gradients of learned tables are added up in `grads`."""
-
-    of: ScoreChanges
+    work: Work
+    formula: Formula
+    positions: Sequence[torch.Tensor]
+    additive: bool
     heads: torch.Tensor
     tables: Learned
     grads: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    @property
-    def additive(self) -> bool:
-        """Whether the changes only add something."""
-        return self.of.additive
+    @staticmethod
+    def of_work(work: Work, heads: tuple[int, ...]) -> ScoreChanges | None:
+        """The changes for these heads; None where scores are not changed."""
+        if not work.changes:
+            return None
+        positions = [torch.from_numpy(at) for at in work.positions]
+        formula = Formula(work, heads, torch.device("cpu"))
+        return ScoreChanges(
+            work, formula, positions, not work.bends, torch.arange(len(heads), device="cpu"), {}
+        )
+
+    def of(self, heads: Sequence[int], tables: Learned) -> ScoreChanges:
+        """The changes for some of the heads, by their places among them."""
+        some = torch.tensor(heads, device="cpu")
+        return ScoreChanges(self.work, self.formula, self.positions, self.additive, some, tables)
+
+    def _symbols(self, q: torch.Tensor, k: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What expressions read of query rows [G, h] and key rows [G, w]."""
+        queries, keys = self.positions
+        return {"q": queries[q][..., None], "k": keys[k][:, None]}
 
     @property
     def learned(self) -> bool:
@@ -67,35 +65,33 @@ class HeadScores:
 
     def of_piece(self, piece: Piece) -> Change:
         """The change of scores [batch, heads, h, w] of a piece."""
-        rest = self.heads.view(-1, 1, 1, 1), self._symbols(piece)
+        rest = self.heads.view(-1, 1, 1, 1), self._symbols_of(piece)
 
         def change(scores: torch.Tensor, tables: Learned) -> torch.Tensor:
             scores, call = piece.to.back(scores), Call(tables=tables)
-            return piece.to.arrange(self.of.formula.changed(scores, piece.distance, call, *rest))
+            return piece.to.arrange(self.formula.changed(scores, piece.distance, call, *rest))
 
         return change
 
-    def _symbols(self, piece: Piece) -> dict[str, torch.Tensor]:
-        return self.of.symbols(piece.queries, piece.keys) if self.of.work.has_expression else {}
+    def _symbols_of(self, piece: Piece) -> dict[str, torch.Tensor]:
+        return self._symbols(piece.queries, piece.keys) if self.work.has_expression else {}
 
     def of_places(self, q: torch.Tensor, heads: torch.Tensor, k: torch.Tensor) -> Change:
         """The change of scores [G, h, w] of query rows and their heads [G, h] and key rows
         [G, w]."""
-        queries, keys = self.of.positions
-        distance = queries[q][..., None] - keys[k][:, None]
-        heads, symbols = self.heads[heads][..., None], self.of.symbols(q, k)
-        return lambda scores, tables: self.of.formula.changed(
+        symbols, heads = self._symbols(q, k), self.heads[heads][..., None]
+        distance = symbols["q"] - symbols["k"]
+        return lambda scores, tables: self.formula.changed(
             scores, distance, Call(tables=tables), heads, symbols
         )
 
     def added(self, piece: Piece, kind: torch.dtype) -> torch.Tensor:
         """What additive changes add to the scores of a piece [batch, heads, h, w]."""
-        distance = piece.distance
-        symbols = self._symbols(piece)
+        distance, symbols = piece.distance, self._symbols_of(piece)
         blocks = piece.q.count if symbols else len(distance)
         none = distance.new_zeros((len(self.heads), blocks, *distance.shape[1:]), dtype=kind)
         call, heads = Call(tables=self.tables), self.heads.view(-1, 1, 1, 1)
-        scores = self.of.formula.changed(none, distance, call, heads, symbols)
+        scores = self.formula.changed(none, distance, call, heads, symbols)
         return piece.to.arrange(scores.expand(-1, piece.q.count, -1, -1))
 
     def backward(

@@ -17,51 +17,24 @@ from typing import cast
 import torch
 
 from attnspec.backends.common.exact import SoftmaxKernel
-from attnspec.backends.common.merging import Partial, with_zero
+from attnspec.backends.common.merging import Outputs, Partial, with_zero
 from attnspec.backends.common.score_formula import unit
 from attnspec.backends.decided.choice import mean_of, rounds_of
 from attnspec.backends.decided.products import Parts
 from attnspec.backends.decided.tables import Part, Placed, parts_of_call
 from attnspec.backends.one_block.dense import DenseKernel
-from attnspec.backends.tables.changed_scores import HeadScores, ScoreChanges
+from attnspec.backends.tables.changed_scores import ScoreChanges
 from attnspec.backends.tables.kernel import SteppedKernel
 from attnspec.backends.tables.listed import ListedTiles, Results, summed
 from attnspec.backends.tables.per_sample import ReadingKernel
 from attnspec.backends.tables.sides import scratch
 from attnspec.graphs.patterns.full import Full
-from attnspec.graphs.relation import Relation
 from attnspec.graphs.token_sets import inputs_in
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
 
 WEIGHT = "weight of a choice"
 """What stands for it among the tables of a call."""
-
-
-class Rest(ReadingKernel):
-    """What stands beside decided graphs, in tables: those of each sample where inputs are read."""
-
-    def __init__(
-        self, work: Work, heads: tuple[int, ...], device: torch.device, rest: Relation
-    ) -> None:
-        work = replace(work, relation=rest, reads=inputs_in(rest), normalize="softmax")
-        super().__init__(work, heads, device)
-
-    def known(self, work: Work) -> SoftmaxKernel:
-        return SteppedKernel(work, self.heads, self.device)
-
-    def samples(self, call: Call) -> Iterator[tuple[slice, SoftmaxKernel, Call]]:
-        """The kernels of the samples of a call, each with these and their call."""
-        if not self.work.reads:
-            yield slice(None), cast(SoftmaxKernel, self.kernel_of({}, 0)), call
-            return
-        data = {name: call.data[name][:, 0] for name in self.work.reads}
-        for sample in range(len(data[self.work.reads[0]])):
-            part = slice(sample, sample + 1)
-            padding = None if call.padding is None else call.padding[part]
-            line = call.line + sample * len(self.heads)
-            its = replace(call, padding=padding, line=line)
-            yield part, cast(SoftmaxKernel, self.kernel_of(data, sample)), its
 
 
 class DecidedTables(SoftmaxKernel):
@@ -71,40 +44,39 @@ class DecidedTables(SoftmaxKernel):
         self, work: Work, heads: tuple[int, ...], device: torch.device, parts: Parts
     ) -> None:
         self.work, self.heads, self.device, self.parts = work, heads, device, parts
-        self.changes = ScoreChanges(work, heads) if work.changes else None
-        self.rest = None if parts.rest is None else Rest(work, heads, device, parts.rest)
+        self.changes = ScoreChanges.of_work(work, heads)
+        self.rest = None
+        if parts.rest is not None:
+            reads = inputs_in(parts.rest)
+            rest = replace(work, relation=parts.rest, reads=reads, normalize="softmax")
+            self.rest = ReadingKernel(rest, heads, device)
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
         rounds = rounds_of(self.work, call)
-        if rounds:
-            return self._mean(q, k, v, rounds)
-        return super().__call__(q, self._keys(k), v, self._with_weight(call))
+        return self._mean(q, k, v, rounds) if rounds else super().__call__(q, k, v, call)
 
     def partial(  # type: ignore[override]
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> Outputs:
         rounds = rounds_of(self.work, call)
-        if rounds:
-            return self._mean(q, k, v, rounds), None
-        return super().partial(q, self._keys(k), v, self._with_weight(call))
+        return (self._mean(q, k, v, rounds), None) if rounds else super().partial(q, k, v, call)
 
     def _mean(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rounds: Sequence[Call]
     ) -> torch.Tensor:
         """The mean of the outputs of the rounds in which a query has a key."""
         ask = super().partial
-        outs, sums = zip(*(ask(q, self._keys(k), v, each) for each in rounds), strict=True)
+        outs, sums = zip(*[ask(q, k, v, each) for each in rounds], strict=True)
         return mean_of(outs, [lse > _empty(self.work) for lse in sums])
 
-    def _keys(self, k: torch.Tensor) -> torch.Tensor:
-        return unit(k) if self.work.unit_keys else k
-
-    def _with_weight(self, call: Call) -> Call:
-        """The call with what its choice learns among the tables, so that it gets its gradient."""
+    def _fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
         weight = call.data[self.work.decided[0]].weight
-        return call if weight is None else replace(call, tables={**call.tables, WEIGHT: weight})
+        if weight is not None:
+            # among the tables it gets its gradient
+            call = replace(call, tables={**call.tables, WEIGHT: weight})
+        return super()._fast(q, unit(k) if self.work.unit_keys else k, v, call)
 
     def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
         if WEIGHT in call.tables:
@@ -113,15 +85,23 @@ class DecidedTables(SoftmaxKernel):
             call = replace(call, data={**call.data, leaf: choice})
         return super().composed(q, k, v, call)
 
-    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-        return self.composed(q, k, v, call)[0]
-
     def build_differentiable(self) -> DenseKernel:
         return DenseKernel(self.work, self.heads, self.device)
 
     def rests(self, call: Call) -> Iterator[tuple[slice, SoftmaxKernel, Call]]:
-        """The kernels of what stands beside, each with its samples and their call."""
-        return iter(()) if self.rest is None else self.rest.samples(call)
+        """The kernels of what stands beside, in tables, each with its samples and their call."""
+        if self.rest is None:
+            return
+        kernel_of, reads = self.rest.kernel_of, self.rest.work.reads
+        if not reads:
+            yield slice(None), cast(SoftmaxKernel, kernel_of({}, 0)), call
+            return
+        data = {name: call.data[name][:, 0] for name in reads}
+        for sample in range(len(data[reads[0]])):
+            part = slice(sample, sample + 1)
+            padding = None if call.padding is None else call.padding[part]
+            its = replace(call, padding=padding, line=call.line + sample * len(self.heads))
+            yield part, cast(SoftmaxKernel, kernel_of(data, sample)), its
 
     def parts_of(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
         """The parts of a call that are computed together."""
@@ -201,7 +181,7 @@ class DecidedTables(SoftmaxKernel):
         given = zip(grads, (q, k, v), strict=True)
         return *(x.to(y.dtype) for x, y in given), *tables.values()
 
-    def _scores(self, part: Part, call: Call) -> HeadScores | None:
+    def _scores(self, part: Part, call: Call) -> ScoreChanges | None:
         """The changes of scores for the query heads of a part."""
         if self.changes is None:
             return None
@@ -222,7 +202,7 @@ def _merged(
     q: torch.Tensor,
     keys: Sequence[torch.Tensor],
     scale: float,
-    scores: HeadScores | None,
+    scores: ScoreChanges | None,
 ) -> Results:
     """The results of all queries over some layouts, and those that are known."""
     rows = sum(placed.slots[0] for placed in some) + (0 if known is None else len(known.outs))
@@ -241,7 +221,7 @@ def _gradients(
     rows: Sequence[torch.Tensor],
     keys: Sequence[torch.Tensor],
     scale: float,
-    scores: HeadScores | None,
+    scores: ScoreChanges | None,
     weighed: bool,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The gradients of all queries, keys and values, [rows, d] each, over some layouts, and those
@@ -291,9 +271,7 @@ class MeansKernel:
     ) -> torch.Tensor:
         return self.partial(q, k, v, call)[0]
 
-    def partial(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def partial(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
         """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q]."""
         if call.dropout_p:
             return self.definition.partial(q, k, v, call)

@@ -54,7 +54,7 @@ class SteppedKernel(ByTables):
         tables: Tables[np.ndarray] | None = None,
     ) -> None:
         super().__init__(work, heads, device, tables)
-        changes = ScoreChanges(work, heads) if work.changes else None
+        changes = ScoreChanges.of_work(work, heads)
         self.attention = SteppedAttention(self.tables, changes, work.normalize == "softmax1")
 
     def forward(
@@ -68,17 +68,15 @@ class SteppedKernel(ByTables):
         return self.attention.backward(grad, saved, call.padding, scale, call.tables)
 
 
-class JoinedSteps(SoftmaxKernel):
+class JoinedSteps(SteppedKernel):
     """Heads of different graphs as one sequence of as many positions, whose steps are theirs."""
 
     def __init__(
         self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
     ) -> None:
-        self.work = groups[0][0]
-        each = [(ByTables(work, members, device), len(members)) for work, members in groups]
-        self.each = each
-        self.tables = side_by_side([kernel.tables for kernel, count in each for _ in range(count)])
-        self.attention = SteppedAttention(self.tables, None, self.work.normalize == "softmax1")
+        self.each = [(ByTables(work, members, device), len(members)) for work, members in groups]
+        tables = [kernel.tables for kernel, count in self.each for _ in range(count)]
+        super().__init__(groups[0][0], (), device, side_by_side(tables))
 
     def build_differentiable(self) -> ByKeyHead:
         return Several(self.each)

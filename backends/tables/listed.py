@@ -17,7 +17,7 @@ import torch
 from attnspec.backends.common.flash import flash, flash_backward
 from attnspec.backends.decided.tables import Placed
 from attnspec.backends.tables.batches import Batch, Batches, by_keys, by_queries
-from attnspec.backends.tables.changed_scores import Change, HeadScores, scored
+from attnspec.backends.tables.changed_scores import Change, ScoreChanges, scored
 from attnspec.backends.tables.sides import scratch
 from attnspec.limits import LIMITS
 
@@ -152,7 +152,7 @@ class Chunk:
         q, which = (x.flatten(3).flatten(0, 2) for x in (at, heads))
         return q, which, keys.flatten(0, 2)
 
-    def change(self, batch: Batch, scores: HeadScores) -> Change:
+    def change(self, batch: Batch, scores: ScoreChanges) -> Change:
         """The change of the scores of a batch."""
         q, heads, keys = self._places
         of_tiles = (q, batch.rows), (heads, batch.rows), (keys, batch.tiles)
@@ -198,7 +198,7 @@ class ListedTiles:
         placed: Placed,
         keys: Sequence[torch.Tensor],
         scale: float,
-        scores: HeadScores | None = None,
+        scores: ScoreChanges | None = None,
         weighed: bool = False,
     ) -> None:
         self.placed, self.scale, self.scores = placed, scale, scores

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from attnspec.backends.common.masks import with_data
+from attnspec.backends.common.merging import Outputs
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.one_block.backend import TorchCall
 from attnspec.backends.one_block.dense import DenseKernel
@@ -27,23 +28,39 @@ from attnspec.lower.work import Call, Kernel, Mergeable, Work, refusal_of
 
 
 class ReadingKernel:
-    """Computes every sample of a call by the graph that its inputs make."""
+    """Computes every sample of a call by the graph that its inputs make: in tables, or by the
+    definition where that takes less than the tables do, of which the estimate is `dense_seconds`,
+    None where it is not asked for."""
 
     reuses: tuple[str, ...] = ("cpu",)  # as the kernels of samples do
     drops = False  # whether the kernels of samples drop weights
 
-    def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
+    def __init__(
+        self,
+        work: Work,
+        heads: tuple[int, ...],
+        device: torch.device,
+        dense_seconds: float | None = None,
+    ) -> None:
         self.work, self.heads, self.device = work, heads, device
+        self.dense_seconds = dense_seconds
         self._dense: Kernel | None = None
         self._kernels: Cache[tuple[bytes, ...], Kernel | None] = Cache(LIMITS.layouts_few)
 
     def known(self, work: Work) -> Kernel | None:
         """What runs the work with inputs in place; None for the definition."""
-        raise NotImplementedError
+        if self.dense_seconds is not None:
+            bands = bands_of(work.relation, work.n_q, work.n_k)
+            seconds = seconds_of(bands, work.n_q, work.copies)
+            if not math.isfinite(seconds) or seconds > self.dense_seconds:
+                return None
+        return SteppedKernel(work, self.heads, self.device)
 
     def unknown(self) -> Kernel:
         """The definition, which takes the inputs of any call."""
-        raise NotImplementedError
+        if refusal_of(TorchCall(), self.work, self.device.type) is None:
+            return TorchCallKernel([(self.work, self.heads)], self.device)
+        return DenseKernel(self.work, self.heads, self.device)
 
     @property
     def dense(self) -> Kernel:
@@ -59,9 +76,7 @@ class ReadingKernel:
         outs = [kernel(*parts, one) for kernel, parts, one in self._samples(q, k, v, call)]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
-    def partial(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def partial(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
         """The output and its log-sum-exps [B, H, n_q]; None where a kernel has none."""
         found = [
             kernel.partial(*parts, one) if isinstance(kernel, Mergeable) else (q, None)
@@ -105,32 +120,6 @@ class ReadingKernel:
         return self.known(
             replace(self.work, relation=with_data(self.work.relation, values), reads=())
         )
-
-
-class ReadingTables(ReadingKernel):
-    """Chooses tables or the definition for every sample, by the estimate for its inputs."""
-
-    def __init__(
-        self,
-        work: Work,
-        heads: tuple[int, ...],
-        device: torch.device,
-        dense_seconds: float,
-    ) -> None:
-        super().__init__(work, heads, device)
-        self.dense_seconds = dense_seconds
-
-    def known(self, work: Work) -> Kernel | None:
-        bands = bands_of(work.relation, work.n_q, work.n_k)
-        seconds = seconds_of(bands, work.n_q, work.copies)
-        if not math.isfinite(seconds) or seconds > self.dense_seconds:
-            return None
-        return SteppedKernel(work, self.heads, self.device)
-
-    def unknown(self) -> Kernel:
-        if refusal_of(TorchCall(), self.work, self.device.type) is None:
-            return TorchCallKernel([(self.work, self.heads)], self.device)
-        return DenseKernel(self.work, self.heads, self.device)
 
 
 def _values(tensor: torch.Tensor) -> np.ndarray:

@@ -293,10 +293,12 @@ def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tenso
 
 
 class Order:
-    """Rows of a tensor one behind the other, int64 [places], -1 for a place that is no row."""
+    """Rows of a tensor one behind the other, int64 [places], -1 for a place that is no row; where
+    it is `natural`, as they lie: then nothing is moved."""
 
-    def __init__(self, rows: np.ndarray) -> None:
-        self.blocks = Blocks(rows[None])
+    def __init__(self, rows: np.ndarray | None = None) -> None:
+        self.natural = rows is None
+        self.blocks = Blocks(np.zeros((1, 0), np.int64) if rows is None else rows[None])
 
     def __len__(self) -> int:
         return int(self.blocks.height)
@@ -304,6 +306,8 @@ class Order:
     def take(self, x: torch.Tensor, use: str, blank: bool = False) -> torch.Tensor:
         """[c, rows, …] -> [c, places, …] in a buffer; a place that is no row repeats the first, or
         is zero with `blank`."""
+        if self.natural:
+            return x
         found = self.room(x, use)
         for part, into in zip(x.unbind(0), found.unbind(0), strict=True):
             torch.index_select(part, 0, self.blocks.index, out=into)
@@ -313,6 +317,8 @@ class Order:
 
     def room(self, x: torch.Tensor, use: str) -> torch.Tensor:
         """A buffer [c, places, …] for what is put into x [c, rows, …]."""
+        if self.natural:
+            return x
         return scratch(use, (len(x), len(self), *x.shape[2:]), x.dtype)
 
     @cached_property
@@ -323,6 +329,8 @@ class Order:
 
     def put(self, into: torch.Tensor, found: torch.Tensor) -> None:
         """Put [c, places, …] where it belongs in [c, rows, …], if every row has a place."""
+        if self.natural:
+            return
         for target, part in zip(into.unbind(0), found.unbind(0), strict=True):
             torch.index_select(part, 0, self._back, out=target)
 
