@@ -50,7 +50,10 @@ of these [B, K, R, n_q], constants, if there are any."""
 
 
 class Way(Protocol):
-    """Sums of all queries with a backward of their own."""
+    """Sums of all queries with a backward of their own, also `whole` ones, which are not
+    divided."""
+
+    whole: bool
 
     def takes(self, how: Summing, given: Given) -> bool:
         """Whether it can; where it cannot, autograd differentiates blocks."""
@@ -72,6 +75,8 @@ class Way(Protocol):
 class AllKeys:
     """Sums over all keys of features that are many or cheap: only the sums over keys are kept, and
     features are made again for gradients, which are written where they belong."""
+
+    whole = True
 
     def takes(self, how: Summing, given: Given) -> bool:
         if how.causal or not all(x.numel() for x in given.tensors):
@@ -248,7 +253,7 @@ class FeatureKernel:
     def sums(self, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
         """The sums of all queries [B, K, R, n_q, e] before they are divided, that of the weights
         last, and their frames [B, K, R, n_q], constants."""
-        how = replace(self.how, quotient=Quotient())
+        how = replace(self.how, quotient=Quotient(whole=self.way.whole))
         if not self._goes_its_way(how, given):
 
             def finish(sums: torch.Tensor, logs: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
@@ -257,9 +262,10 @@ class FeatureKernel:
 
             (sums, logs), _ = summed(how, given, no_keys(how, given), finish)
             return sums, logs[..., 0]
-        out, totals, log = by_way(self.way, how, given)
-        divisor = how.quotient.divisor(totals, log)
-        sums = torch.cat([out * divisor[..., None], totals[..., None]], -1)
+        sums, totals, log = by_way(self.way, how, given)
+        if not self.way.whole:
+            divisor = how.quotient.divisor(totals, log)
+            sums = torch.cat([sums * divisor[..., None], totals[..., None]], -1)
         return sums, torch.zeros_like(totals.detach()) if log is None else log
 
     def _goes_its_way(self, how: Summing, given: Given) -> bool:

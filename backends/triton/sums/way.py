@@ -69,6 +69,8 @@ class Launched:
     """Sums of features in Triton kernels, as many samples and heads at once as there is room for
     features."""
 
+    whole = False
+
     def takes(self, how: Summing, given: Given) -> bool:
         """Whether kernels take the type of these tensors on their device."""
         return is_taken(given.q) and all(x.numel() for x in (given.q, given.k, given.v))
