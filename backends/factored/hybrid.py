@@ -329,8 +329,8 @@ class HybridKernel:
             if not late.k.shape[2]:
                 return out, lse
             how = replace(self.kernel.how, quotient=self.quotient)
-            other, log, _ = self.kernel.worth(how, late, None, True)
-            behind = pad(cast(torch.Tensor, log), (missing, 0), value=-math.inf)
+            (other, total, log), _ = self.kernel.found(how, late, None)
+            behind = pad(how.quotient.log_divisor(total, log), (missing, 0), value=-math.inf)
             return merged((out, lse), (pad(other, (0, 0, missing, 0)), behind))
         weighed = pad(out, (0, 1), value=1.0), lse
         if not late.k.shape[2]:

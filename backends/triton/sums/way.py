@@ -17,12 +17,13 @@ import triton
 import triton.language as tl
 
 from attnspec.backends.common.flash import in_rows
-from attnspec.backends.factored.features.kernel import FeatureKernel, Sums
+from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.quotients import least_in_frames
 from attnspec.backends.factored.features.sums import Frames as TorchFrames
 from attnspec.backends.factored.features.sums import (
     Given,
     Summing,
+    Sums,
     cut,
     features_of_keys,
     frames_of,
