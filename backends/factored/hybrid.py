@@ -342,40 +342,37 @@ class HybridKernel:
             return self.worth(together([weighed, (sums, frames)], self.quotient))
         less = taken(self.kernel.how, self.steps, given, frames)
         sums = sums - less[..., :-1]
-        rows = self._lost(lse, (sums, frames), less[..., -1])
-        if not len(rows):
-            return self.worth(together([weighed, (sums, frames)], self.quotient))
-        left_out = torch.zeros(shape[0], shape[1], shape[3], dtype=torch.bool, device=out.device)
-        left_out[rows.unbind(1)] = True
-        sums = sums.masked_fill(left_out[:, :, None, :, None], 0.0)
+        lost = self._lost(lse, (sums, frames), less[..., -1])
+        again = bool(lost.any())
+        if again:
+            sums = sums.masked_fill(lost[:, :, None, :, None], 0.0)
         found = together([weighed, (sums, frames)], self.quotient)
-        return self.worth(self._again(given, call, found, rows))
+        return self.worth(self._again(given, call, found, lost) if again else found)
 
     def _lost(self, lse: torch.Tensor, others: Weighed, sizes: torch.Tensor) -> torch.Tensor:
-        """The rows of which more was taken away than stays: sample, key head and query, [rows, 3],
-        in order."""
+        """The rows of which more was taken away than stays, bool [B, K, n_q]."""
         with torch.no_grad():
             _, (one, other) = in_one_frame(torch.stack([lse, others[1]]), 0)
             total = one + other * others[0][..., -1]
             # NaN stands for too much, too
-            lost = ~(sizes * other / self.most <= total.abs())
-            return torch.nonzero(lost.any(2))
+            lost: torch.Tensor = ~(sizes * other / self.most <= total.abs())
+            return lost.any(2)
 
     # --- pair by pair --------------------------------------------------------------------------
 
     def _again(self, given: Given, call: Call, found: Weighed, rows: torch.Tensor) -> Weighed:
-        """The same with some rows weighed pair by pair."""
-        heads, every = given.k.shape[1], list(shares(given, (1, 1)))
-        line, at = rows[:, 0] * heads + rows[:, 1], rows[:, 2].cpu().numpy()
+        """The same with some rows, bool [B, K, n_q], weighed pair by pair."""
+        lines = enumerate(zip(shares(given, (1, 1)), rows.flatten(0, 1).cpu().numpy(), strict=True))
         parts = [
-            self._some(every[number], at[(line == number).cpu().numpy()], number % heads, call)
-            for number in torch.unique(line).tolist()
+            self._some(part, np.flatnonzero(at), number % given.k.shape[1], call)
+            for number, (part, at) in lines
+            if at.any()
         ]
         again = (
             torch.cat([x[0, 0].movedim(1, 0) for x in each]) for each in zip(*parts, strict=True)
         )
         sums, log = (
-            x.transpose(2, 3).index_put(rows.unbind(1), rows_of).transpose(2, 3)
+            x.transpose(2, 3).index_put((rows,), rows_of).transpose(2, 3)
             for x, rows_of in zip(found, again, strict=True)
         )
         return sums, log
@@ -470,13 +467,7 @@ def late_of(given: Given, lag: int) -> Given:
         return given
     keys = max(0, given.k.shape[2] - lag)
     rows = slice(given.q.shape[3] - min(given.q.shape[3], keys), None)
-    return replace(
-        given,
-        q=given.q[:, :, :, rows],
-        k=given.k[:, :, :keys],
-        v=given.v[:, :, :keys],
-        padding=None if given.padding is None else given.padding[:, :keys],
-    )
+    return replace(given.keys([keys, given.k.shape[2] - keys])[0], q=given.q[:, :, :, rows])
 
 
 # --- generation ----------------------------------------------------------------------------------

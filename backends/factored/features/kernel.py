@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -46,17 +46,22 @@ SMALL = 1e-6
 """What is added to sums of weights, or how far those that may vanish are kept from 0."""
 
 
-class Way(Protocol):
-    """Sums of all queries with a backward of their own, also `whole` ones, which are not
-    divided."""
+class Way:
+    """Sums of all queries with a backward of their own, here those over all keys, of features that
+    are many or cheap: only the sums over keys are kept, and features are made again for gradients,
+    which are written where they belong. `whole` sums, which are not divided, are sums, too."""
 
-    whole: bool
+    whole = True
 
     def takes(self, how: Summing, given: Given) -> bool:
         """Whether it can; where it cannot, autograd differentiates blocks."""
+        if how.causal or not all(x.numel() for x in given.tensors):
+            return False
+        return isinstance(how.map.declared, Linear) or how.wide(given)
 
     def outputs(self, how: Summing, given: Given) -> tuple[Sums, Any]:
         """The sums, and what is kept for gradients."""
+        return summed(how, given, no_keys(how, given))
 
     def gradients(
         self,
@@ -67,29 +72,6 @@ class Way(Protocol):
     ) -> Given:
         """The gradients of what is given, where `grads` are those of outputs and sums of weights,
         and `found` are these and what was kept."""
-
-
-class AllKeys:
-    """Sums over all keys of features that are many or cheap: only the sums over keys are kept, and
-    features are made again for gradients, which are written where they belong."""
-
-    whole = True
-
-    def takes(self, how: Summing, given: Given) -> bool:
-        if how.causal or not all(x.numel() for x in given.tensors):
-            return False
-        return isinstance(how.map.declared, Linear) or how.wide(given)
-
-    def outputs(self, how: Summing, given: Given) -> tuple[Sums, State]:
-        return summed(how, given, no_keys(how, given))
-
-    def gradients(
-        self,
-        how: Summing,
-        given: Given,
-        found: tuple[torch.Tensor, torch.Tensor, State],
-        grads: tuple[torch.Tensor, torch.Tensor],
-    ) -> Given:
         room, into = room_of(how, given), given.gradients()
         learned = [name for name, table in given.tables.items() if table.requires_grad]
         out, totals, state = found
@@ -127,9 +109,6 @@ class AllKeys:
         return into
 
 
-ALL_KEYS = AllKeys()
-
-
 def followed(
     features: FeatureMap, x: torch.Tensor, tables: Tables, into: Tables, learned: Sequence[str]
 ) -> tuple[torch.Tensor, torch.Tensor | None, Callable[[torch.Tensor], torch.Tensor]]:
@@ -164,7 +143,7 @@ class FeatureKernel:
     work: Work
     heads: tuple[int, ...]
     how: Summing
-    way: Way = ALL_KEYS
+    way: Way = field(default_factory=Way)
 
     @property
     def name(self) -> str:
@@ -315,7 +294,7 @@ class _ByWay(Function):
 # --- the kernel of each mechanism ----------------------------------------------------------------
 
 
-def feature_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> FeatureKernel:
+def feature_kernel(work: Work, heads: tuple[int, ...]) -> FeatureKernel:
     """Runs the mechanism of a work."""
     declared = mechanism_of(work)
     root = None if work.scale is None else math.sqrt(work.scale)

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from attnspec.backends.common.flash import in_rows
-from attnspec.backends.factored.features.kernel import FeatureKernel
+from attnspec.backends.factored.features.kernel import FeatureKernel, Way
 from attnspec.backends.factored.features.quotients import least_in_frames
 from attnspec.backends.factored.features.sums import Frames as TorchFrames
 from attnspec.backends.factored.features.sums import (
@@ -31,7 +31,7 @@ from attnspec.backends.factored.features.sums import (
     room_of,
     shares,
 )
-from attnspec.backends.factored.kernels import KERNELS
+from attnspec.backends.factored.kernels import alone
 from attnspec.backends.triton import attention
 from attnspec.backends.triton.attention import TIGHT, rows_of
 from attnspec.backends.triton.blocks import Rows
@@ -60,13 +60,13 @@ KINDS = {
 def sums_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> FeatureKernel:
     """Runs a mechanism that is a sum of features, without a graph beside it, in the kernels here;
     what these do not take goes block by block, and so do streams."""
-    kernel = KERNELS[mechanism_of(work).name](work, heads, device)
+    kernel = alone(work, heads, device)
     if not isinstance(kernel, FeatureKernel):
         raise ValueError(f"`{mechanism_of(work).name}` is no sum of features")
     return replace(kernel, way=Launched())
 
 
-class Launched:
+class Launched(Way):
     """Sums of features in Triton kernels, as many samples and heads at once as there is room for
     features."""
 
