@@ -329,7 +329,7 @@ class HybridKernel:
             if not late.k.shape[2]:
                 return out, lse
             how = replace(self.kernel.how, quotient=self.quotient)
-            (other, total, log), _ = self.kernel.found(how, late, None)
+            (other, total, log), _ = self.kernel.results(how, late, None)
             behind = pad(how.quotient.log_divisor(total, log), (missing, 0), value=-math.inf)
             return merged((out, lse), (pad(other, (0, 0, missing, 0)), behind))
         weighed = pad(out, (0, 1), value=1.0), lse

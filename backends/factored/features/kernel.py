@@ -226,13 +226,13 @@ class FeatureKernel:
         last, and their frames [B, K, R, n_q], constants."""
         whole = replace(self.how, quotient=Quotient(whole=True))
         how = whole if self.way.whole else replace(whole, quotient=Quotient())
-        (sums, totals, log), _ = self.found(how, given, None)
+        (sums, totals, log), _ = self.results(how, given, None)
         if not self.way.whole:
             divisor = how.quotient.divisor(totals, log)
             sums = torch.cat([sums * divisor[..., None], totals[..., None]], -1)
         return sums, torch.zeros_like(totals.detach()) if log is None else log
 
-    def found(self, how: Summing, given: Given, state: State | None) -> tuple[Sums, State | None]:
+    def results(self, how: Summing, given: Given, state: State | None) -> tuple[Sums, State | None]:
         """The sums of all queries on top of a state, and the one after them; there is none after a
         call that starts with None and goes its way."""
         if state is None and not is_transformed() and self.way.takes(how, given):
@@ -243,7 +243,7 @@ class FeatureKernel:
         self, given: Given, state: State | None, with_lse: bool
     ) -> tuple[tuple[torch.Tensor, torch.Tensor | None], State | None]:
         """As `step`."""
-        (out, total, log), after = self.found(self.how, given, state)
+        (out, total, log), after = self.results(self.how, given, state)
         quotient, lse = self.how.quotient, None
         if with_lse and quotient.positive:
             lse = quotient.log_divisor(total, log).flatten(1, 2)
