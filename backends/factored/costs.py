@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from attnspec.backends.factored.lag import lagged
 from attnspec.ir.mechanisms.declaration import WIDE, MechanismDeclaration, Sizes
@@ -28,8 +28,8 @@ def products_of(work: Work, heads: int, size: int) -> Products:
     Rows of a hybrid that are weighed pair by pair instead, as the numbers of a call decide, are
     left out: there are few where weights are alike.
     """
-    mechanism, steps = mechanism_of(work), list[tuple[int, int]]()
-    lag = 0
+    # of each step the pairs of one head, and the keys that its blocks read
+    mechanism, steps, lag = mechanism_of(work), list[tuple[int, int]](), 0
     if work.hybrid and (work.reads or work.decided):
         # laid out for the inputs of every call; never more than all pairs
         steps = [(work.n_q * work.n_k, work.n_k)]
@@ -39,48 +39,33 @@ def products_of(work: Work, heads: int, size: int) -> Products:
             pairs = round(sum(band.tiles.area))
             steps.append((pairs, pairs // max(1, band.sizes[0])))
     n = max(0, work.n_k - lag)
-    at = Sizes(n, size, heads, work.causal)
-    found = Products(
-        mechanism.forward_flops(n, size, work.causal),
-        mechanism.backward_flops(n, size, work.causal),
-        4 * at.tensor + (2 * mechanism.between(at) if n else 0),
-        mechanism.held(at) if n else 0,
-    )
-    for pairs, read in steps:
-        found = _with_pairs(found, work, (pairs, read), (heads, size))
+    at, width = Sizes(n, size, heads, work.causal), mechanism.pair_width(size)
+    flops = mechanism.forward_flops(n, size, work.causal)
+    backward = mechanism.backward_flops(n, size, work.causal)
+    moved = 4 * at.tensor + (2 * mechanism.between(at) if n else 0)
+    held = mechanism.held(at) if n else 0
+    # rows, whose features a backward pass makes again where they are many
+    features = (work.n_q + work.n_k) * mechanism.row_flops(size)
+    again = 2 if mechanism.feature_width(size) > WIDE * size else 1
+    for count, read in steps:
+        pairs = count * pair_flops(mechanism, size)
+        # features and values, features of keys once more in the blocks that read them, and scores
+        parts = work.n_q * width, work.n_k * width, work.n_k * (size + 1), read * width, count
+        flops += pairs + features
+        # the weight again, and the gradients of both
+        backward += 3 * pairs + again * features
+        moved += 2 * sum(parts) + 2 * count
+        held = max(held, sum(min(LIMITS.product, heads * part) for part in parts))
     if not work.hybrid:
-        return found
+        return Products(flops, backward, moved, held)
     # sums of some heads that pairs are taken from, and what is kept of all of them
     sums = work.n_q * (size + 1)
     beside = 4 * heads * work.n_q
     if steps:
         beside += min(heads, max(2, LIMITS.product // max(1, sums))) * sums
-    return replace(found, moved=found.moved + 3 * sums, held=found.held + beside)
+    return Products(flops, backward, moved + 3 * sums, held + beside)
 
 
 def pair_flops(mechanism: MechanismDeclaration, size: int) -> int:
     """The operations of a single pair of a sum of features: its weight, and what it adds."""
     return 2 * (mechanism.pair_width(size) + size + 1)
-
-
-def _with_pairs(
-    before: Products, work: Work, pairs: tuple[int, int], sizes: tuple[int, int]
-) -> Products:
-    """What the pairs of a step take besides; `pairs` are those of one head, and the keys that its
-    blocks read."""
-    (count, read), (heads, size) = pairs, sizes
-    mechanism = mechanism_of(work)
-    width = mechanism.pair_width(size)
-    features = (work.n_q + work.n_k) * mechanism.row_flops(size)
-    # features and values, features of keys once more in the blocks that read them, and scores
-    parts = work.n_q * width, work.n_k * width, work.n_k * (size + 1), read * width, count
-    return replace(
-        before,
-        flops=before.flops + count * pair_flops(mechanism, size) + features,
-        # the weight again, and the gradients of both
-        backward_flops=before.backward_flops
-        + 3 * count * pair_flops(mechanism, size)
-        + (2 if mechanism.feature_width(size) > WIDE * size else 1) * features,
-        moved=before.moved + 2 * sum(parts) + 2 * count,
-        held=max(before.held, sum(min(LIMITS.product, heads * part) for part in parts)),
-    )

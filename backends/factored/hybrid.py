@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Protocol, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
@@ -23,12 +23,12 @@ from torch.nn.functional import pad
 
 from attnspec.backends.common.composed import ComposedStep, Piece
 from attnspec.backends.common.key_cache import Keeper, KeyCache
-from attnspec.backends.common.masks import MaskPlan, by_key_head, mask_plan
+from attnspec.backends.common.masks import by_key_head, mask_plan
 from attnspec.backends.common.merging import LOWEST, Partial, in_one_frame, merged
-from attnspec.backends.common.score_formula import Formula, scale_of, unit, widened
+from attnspec.backends.common.score_formula import Blocks, Formula, unit, widened
 from attnspec.backends.common.torch_modes import Function, apart, derivatives, is_transformed
 from attnspec.backends.factored.features.kernel import FeatureKernel
-from attnspec.backends.factored.features.maps import Features
+from attnspec.backends.factored.features.maps import Features, Tables
 from attnspec.backends.factored.features.quotients import Quotient
 from attnspec.backends.factored.features.sums import (
     Given,
@@ -42,38 +42,25 @@ from attnspec.backends.factored.features.sums import (
     no_keys,
     room_of,
     shares,
+    values_of,
 )
 from attnspec.backends.factored.lag import lagged
-from attnspec.backends.factored.softmax import check_no_dropout
+from attnspec.backends.factored.softmax import check_no_dropout, without_padding
 from attnspec.backends.tables.kernel import SteppedKernel, tables_of_work
 from attnspec.backends.tables.per_sample import ReadingKernel
-from attnspec.graphs.relation import evaluate_pairs
 from attnspec.limits import LIMITS
-from attnspec.lower.work import Bias, Call, Kernel, Work, graph_of, mechanism_of
+from attnspec.lower.work import Bias, Call, Kernel, Mergeable, Work, graph_of, mechanism_of
 
 LIKE_ONE = 64
 """Keys up to which sums of weights of either sign are as exact as if they could not cancel."""
 
 
-class Exact(Protocol):
-    """A kernel of softmax attention."""
-
-    def partial(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q]."""
-
-
 # --- sums under one denominator ------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Weighed:
-    """Sums of values by their weights [..., n, e], that of the weights last, which stand for
-    exp(log) times as much, log [..., n]."""
-
-    sums: torch.Tensor
-    log: torch.Tensor
+Weighed: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
+"""Sums of values by their weights [..., n, e], that of the weights last, which stand for exp(log)
+times as much, log [..., n]."""
 
 
 def shared_quotient(kernel: FeatureKernel) -> Quotient:
@@ -89,53 +76,46 @@ def shared_quotient(kernel: FeatureKernel) -> Quotient:
 def together(parts: Sequence[Weighed], quotient: Quotient) -> Weighed:
     """What parts with disjoint pairs weigh together."""
     # sums of nothing are 0 in every frame, and must not decide in which one the others are added
-    nothing = (
-        (part.sums == 0).all(-1) if quotient.signed else part.sums[..., -1] == 0 for part in parts
-    )
-    logs = [x.log.masked_fill(none, -torch.inf) for x, none in zip(parts, nothing, strict=True)]
+    logs = [
+        log.masked_fill((x == 0).all(-1) if quotient.signed else x[..., -1] == 0, -torch.inf)
+        for x, log in parts
+    ]
     top, shares = in_one_frame(torch.stack(logs), 0)
-    terms = [part.sums * share[..., None] for part, share in zip(parts, shares, strict=True)]
+    terms = [x * share[..., None] for (x, _), share in zip(parts, shares, strict=True)]
     # the frame of nothing is 0
-    return Weighed(sum(terms[1:], terms[0]), torch.where(top > -torch.inf, top, 0.0)[0])
+    return sum(terms[1:], terms[0]), torch.where(top > -torch.inf, top, 0.0)[0]
 
 
 # --- pairs, one by one ---------------------------------------------------------------------------
 
-Scores: TypeAlias = "tuple[Formula, dict[str, torch.Tensor], float]"
-"""What changes scores, with its learned tables, and their factor."""
 
-
-def weigh(
-    kernel: FeatureKernel,
-    given: Given,
-    scores: Scores,
-    masks: tuple[torch.Tensor, torch.Tensor],
-    distance: torch.Tensor,
-) -> Weighed:
-    """What pairs of queries [B, K, R, h, d] and keys [B, K, n, d] weigh: those of the graph by
-    their scores, others by the kernel, as two masks [B, K, R, h, n] say; `distance` is
-    [1, h, n]."""
-    formula, tables, scale = scores
-    kind, how, repeat = given.kind, kernel.how, given.q.shape[2]
-    q, k = given.q.to(kind).flatten(2, 3), given.k.to(kind)
-    values = pad(given.v.to(kind), (0, 1), value=1.0)
+def pair_by_pair(
+    kernel: FeatureKernel, given: Given, formula: Formula, blocks: Blocks, tables: Tables
+) -> list[Weighed]:
+    """What all pairs of queries [B, K, R, h, d] and keys [B, K, n, d] weigh: those of the graph,
+    one block, by their scores, the others by the kernel."""
+    kind, how = given.kind, kernel.how
+    q, k, v = (x.to(kind) for x in (given.q, given.k, given.v))
+    out, lse = cast(Partial, formula.of_block(q, k, v, blocks, Call(tables=tables)))
+    mask = ~cast(torch.Tensor, blocks.mask)[:, :, :, 0]
+    if given.padding is not None:
+        mask = mask & given.padding[:, None, None, None]
+    if how.causal:
+        mask = mask & (cast(torch.Tensor, blocks.distance) >= 0)
 
     def of_heads(x: torch.Tensor) -> torch.Tensor:
-        return torch.unflatten(x, 2, (repeat, -1))
+        return torch.unflatten(x, 2, (given.q.shape[2], -1))
 
-    exact = of_heads((q * scale) @ k.mT)
-    exact = formula.changed(exact.unsqueeze(3), distance, Call(tables=tables)).squeeze(3)
+    q = q.flatten(2, 3)
     if how.map.paired:
-        products, frame = how.map.pairs(q, k), exact.new_zeros(1, 1, 1, 1, 1)
+        products, frame = how.map.pairs(q, k), lse.new_zeros(1, 1, 1, 1, 1)
     else:
         (f, of_f), (g, of_g) = (_in_frames(how.map(x, given.tables)) for x in (q, k))
         products, frame = f @ g.mT, of_heads(of_f[..., None] + of_g[:, :, None])
-    parts = []
-    for weights, logs, mask in ((None, exact, masks[0]), (of_heads(products), frame, masks[1])):
-        top, shares = in_one_frame(logs.masked_fill(~mask, -torch.inf), -1)
-        shares = shares if weights is None else weights * shares
-        parts.append(Weighed(of_heads(shares.flatten(2, 3) @ values), top[..., 0]))
-    return together(parts, shared_quotient(kernel))
+    top, shares = in_one_frame(frame.masked_fill(~mask, -torch.inf), -1)
+    weights = (of_heads(products) * shares).flatten(2, 3)
+    sums = of_heads(weights @ values_of(how, given))
+    return [(pad(out, (0, 1), value=1.0), lse), (sums, top[..., 0])]
 
 
 def _in_frames(found: Features) -> tuple[torch.Tensor, torch.Tensor]:
@@ -159,7 +139,7 @@ class Pairs(Function):
     def forward(ctx, of_piece, pieces, *tensors):  # type: ignore[no-untyped-def]
         ctx.of_piece, ctx.pieces = of_piece, pieces
         ctx.save_for_backward(*tensors)
-        return tuple(of_piece(piece, *_read(piece, tensors)) for piece in pieces)
+        return tuple(of_piece(piece, *_read(piece, *tensors)) for piece in pieces)
 
     @staticmethod
     def backward(ctx, *grads):  # type: ignore[no-untyped-def]
@@ -167,12 +147,12 @@ class Pairs(Function):
         if torch.is_grad_enabled():
 
             def run(*tensors):  # type: ignore[no-untyped-def]
-                return [ctx.of_piece(x, *_read(x, tensors)) for x in ctx.pieces]
+                return [ctx.of_piece(x, *_read(x, *tensors)) for x in ctx.pieces]
 
             return None, None, *derivatives(run, tensors, ctx.needs_input_grad[2:], grads)
         into = [torch.zeros_like(x) for x in tensors[:3]]
         for piece, grad in zip(ctx.pieces, grads, strict=True):
-            parts = _read(piece, tensors)
+            parts = _read(piece, *tensors)
             leaves = [x.detach().requires_grad_() for x in parts[:3]]
             with torch.enable_grad():
                 out = ctx.of_piece(piece, *leaves, *parts[3:])
@@ -183,25 +163,27 @@ class Pairs(Function):
         return None, None, *into, None, None
 
 
-def _read(piece: Piece, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The rows of a piece of f, g and w and of the frames of f and g."""
-    f, g, w, rows, columns = tensors
-    return [
-        piece.of_queries(f),
-        *(piece.of_keys(x) for x in (g, w)),
-        piece.of_queries(rows[..., None])[..., 0],
-        piece.of_keys(columns[..., None])[..., 0],
-    ]
+def _read(
+    piece: Piece,
+    f: torch.Tensor,
+    g: torch.Tensor,
+    w: torch.Tensor,
+    rows: torch.Tensor,
+    columns: torch.Tensor,
+) -> list[torch.Tensor]:
+    """The rows of a piece of features and values, and of frames [..., 1]."""
+    keys = (piece.of_keys(x) for x in (g, w))
+    return [piece.of_queries(f), *keys, piece.of_queries(rows), piece.of_keys(columns)]
 
 
 def taken(
-    kernel: FeatureKernel, steps: Sequence[ComposedStep], given: Given, frames: torch.Tensor
+    how: Summing, steps: Sequence[ComposedStep], given: Given, frames: torch.Tensor
 ) -> torch.Tensor:
     """What a kernel's sums [B, K, R, n_q, e], in `frames` [B, K, R, n_q], have of the pairs of some
     steps, and the sums of the sizes of their weights as one column more."""
-    room = room_of(kernel.how, given)
+    room = room_of(how, given)
     outs = [
-        lean(kernel.how.wide(part), part, partial(_of_share, kernel.how, steps, its))[0]
+        lean(how.wide(part), part, partial(_of_share, how, steps, its))[0]
         for part, its in zip(shares(given, room), cut(frames, room), strict=True)
     ]
     return joined(outs, given.k.shape[1])
@@ -212,17 +194,15 @@ def _of_share(
 ) -> tuple[torch.Tensor]:
     """The same of some samples and heads."""
     q, shape = given.q.to(given.kind), given.q.shape[:-1]
-    values = pad(given.v.to(given.kind), (0, 1), value=1.0)
+    values = without_padding(values_of(how, given), given.padding)
     f: Features = q, None
     g: Features = given.k.to(given.kind), None
     if not how.map.paired:
         f, g = how.map(q.flatten(2, 3), given.tables), features_of_keys(how, given)
-    if given.padding is not None:
-        values = values.masked_fill(~given.padding[:, None, :, None], 0.0)
     of_piece = partial(_of_piece, how, g[1] is not None)
     (f_values, f_log), (g_values, g_log) = _in_frames(f), _in_frames(g)
     rows = f_log.view(shape) - frames.to(q.dtype)
-    tensors = f_values.view(*shape, -1), g_values, values, rows, g_log
+    tensors = f_values.view(*shape, -1), g_values, values, rows[..., None], g_log[..., None]
     found = values.new_zeros(*shape, values.shape[-1] + 1)
     for step in steps:
         pieces = list(step.pieces(g_log.shape[:2].numel(), shape[2], g_values.shape[-1]))
@@ -252,7 +232,7 @@ def _of_piece(
         mask = mask if mask.dim() == 2 else mask.unsqueeze(1)
     if framed:
         # beyond 0 are frames of rows that are not there
-        log = (rows.transpose(2, 3)[..., None] + columns[:, :, :, None, None]).clamp(max=0.0)
+        log = (rows.transpose(2, 3) + columns.mT[:, :, :, None]).clamp(max=0.0)
         log = log if mask is None else log.masked_fill(~mask, -torch.inf)
         products = products * torch.exp(log)
     elif mask is not None:
@@ -278,11 +258,13 @@ class HybridKernel:
         heads: tuple[int, ...],
         device: torch.device,
         kernel: FeatureKernel,
-        exact: Exact | None,
+        exact: Mergeable | None,
     ) -> None:
-        self.work, self.heads, self.device = work, heads, device
+        self.work, self.device = work, device
         self.kernel, self.exact, self.quotient = kernel, exact, shared_quotient(kernel)
         self.graph = graph_of(work)
+        # keys are of length 1 when it is asked
+        self.formula = Formula(replace(self.graph, unit_keys=False), heads, device)
         self.names = tuple(x.table for x in work.changes if isinstance(x, Bias))
         # weights of either sign cancel in the definition, too: its noise goes with the root of n
         self.most = max(1.0, math.sqrt(work.n_k / LIKE_ONE)) if self.quotient.signed else 1.0
@@ -322,159 +304,115 @@ class HybridKernel:
             q, k, v = widened(q), widened(k), widened(v)
         given = self.kernel.given(q, k, v, call)
         if self.exact is None or (self.rest is not None and is_transformed()):
-            out, lse = self._worth(self._by_pairs(given, call))
+            out, lse = self.worth(self._some(given, np.arange(q.shape[2]), 0, call))
         else:
-            out, lse = self._by_sums(given, (q, k, v), call)
-        out = out.to(kept).reshape(*q.shape[:3], v.shape[-1])
-        return out, None if lse is None else lse.reshape(q.shape[:3])
+            tables = {name: call.tables[name] for name in self.names}
+            found = self.exact.partial(q, k, v, replace(call, tables=tables))
+            out, lse = self._by_sums(given, cast(Partial, found), call)
+        return out.to(kept).flatten(1, 2), None if lse is None else lse.flatten(1, 2)
 
-    def _worth(self, found: Weighed) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def worth(self, found: Weighed) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What sums are worth, and the logarithms of what divides them, if it is positive."""
-        out = self.quotient.of(found.sums, found.log)
-        if not self.quotient.positive:
-            return out, None
-        return out, self.quotient.log_divisor(found.sums[..., -1], found.log)
-
-    # --- by sums -------------------------------------------------------------------------------
+        (sums, log), quotient = found, self.quotient
+        lse = quotient.log_divisor(sums[..., -1], log) if quotient.positive else None
+        return quotient.of(sums, log), lse
 
     def _by_sums(
-        self, given: Given, parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor], call: Call
+        self, given: Given, exact: Partial, call: Call
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output [B, K, R, n_q, d_v] and the logarithms of its denominators."""
-        of_graph = replace(call, tables={name: call.tables[name] for name in self.names})
-        out, lse = cast(Partial, cast(Exact, self.exact).partial(*parts, of_graph))
+        """The output [B, K, R, n_q, d_v] and the logarithms of its denominators, of those of the
+        graph and of sums."""
         shape, late = given.q.shape[:-1], late_of(given, self.lag)
-        out, lse = out.to(lse.dtype).view(*shape, -1), lse.view(shape)
+        out, lse = exact[0].to(exact[1].dtype).view(*shape, -1), exact[1].view(shape)
         missing = shape[3] - late.q.shape[3]
         if self.rest is None and self.quotient.positive:
             if not late.k.shape[2]:
                 return out, lse
             how = replace(self.kernel.how, quotient=self.quotient)
-            other, log, _ = self.kernel.worth(how, late, None, True)
-            if missing:
-                other = pad(other, (0, 0, missing, 0))
-            behind = pad(cast(torch.Tensor, log), (missing, 0), value=-math.inf)
-            return merged((out, lse), (other, behind))
-        exact = Weighed(pad(out, (0, 1), value=1.0), lse)
+            (other, total, log), _ = self.kernel.results(how, late, None)
+            behind = pad(how.quotient.log_divisor(total, log), (missing, 0), value=-math.inf)
+            return merged((out, lse), (pad(other, (0, 0, missing, 0)), behind))
+        weighed = pad(out, (0, 1), value=1.0), lse
         if not late.k.shape[2]:
-            return self._worth(exact)
+            return self.worth(weighed)
         sums, frames = self.kernel.sums(late)
         if missing:
             sums, frames = pad(sums, (0, 0, missing, 0)), pad(frames, (missing, 0), value=LOWEST)
         if not self.steps:
-            return self._worth(together([exact, Weighed(sums, frames)], self.quotient))
-        less = taken(self.kernel, self.steps, given, frames)
+            return self.worth(together([weighed, (sums, frames)], self.quotient))
+        less = taken(self.kernel.how, self.steps, given, frames)
         sums = sums - less[..., :-1]
-        rows = self._lost(exact, Weighed(sums, frames), less[..., -1])
-        if len(rows):
-            left_out = torch.zeros(
-                shape[0], shape[1], shape[3], dtype=torch.bool, device=out.device
-            )
-            left_out[rows.unbind(1)] = True
-            sums = sums.masked_fill(left_out[:, :, None, :, None], 0.0)
-        found = together([exact, Weighed(sums, frames)], self.quotient)
-        return self._worth(self._again(given, call, found, rows) if len(rows) else found)
+        lost = self._lost(lse, (sums, frames), less[..., -1])
+        again = bool(lost.any())
+        if again:
+            sums = sums.masked_fill(lost[:, :, None, :, None], 0.0)
+        found = together([weighed, (sums, frames)], self.quotient)
+        return self.worth(self._again(given, call, found, lost) if again else found)
 
-    def _lost(self, exact: Weighed, others: Weighed, sizes: torch.Tensor) -> torch.Tensor:
-        """The rows of which more was taken away than stays: sample, key head and query, [rows, 3],
-        in order."""
+    def _lost(self, lse: torch.Tensor, others: Weighed, sizes: torch.Tensor) -> torch.Tensor:
+        """The rows of which more was taken away than stays, bool [B, K, n_q]."""
         with torch.no_grad():
-            _, (one, other) = in_one_frame(torch.stack([exact.log, others.log]), 0)
-            total = one + other * others.sums[..., -1]
+            _, (one, other) = in_one_frame(torch.stack([lse, others[1]]), 0)
+            total = one + other * others[0][..., -1]
             # NaN stands for too much, too
-            lost = ~(sizes * other / self.most <= total.abs())
-            return torch.nonzero(lost.any(2))
+            lost: torch.Tensor = ~(sizes * other / self.most <= total.abs())
+            return lost.any(2)
 
     # --- pair by pair --------------------------------------------------------------------------
 
     def _again(self, given: Given, call: Call, found: Weighed, rows: torch.Tensor) -> Weighed:
-        """The same with some rows weighed pair by pair."""
-        heads, every, parts = given.k.shape[1], list(shares(given, (1, 1))), []
-        line = rows[:, 0] * heads + rows[:, 1]
-        for number in torch.unique(line).tolist():
-            at = rows[line == number, 2]
-            parts.append(self._some(every[number], at, (number % heads,), call))
+        """The same with some rows, bool [B, K, n_q], weighed pair by pair."""
+        lines = enumerate(zip(shares(given, (1, 1)), rows.flatten(0, 1).cpu().numpy(), strict=True))
+        parts = [
+            self._some(part, np.flatnonzero(at), number % given.k.shape[1], call)
+            for number, (part, at) in lines
+            if at.any()
+        ]
+        again = (
+            torch.cat([x[0, 0].movedim(1, 0) for x in each]) for each in zip(*parts, strict=True)
+        )
         sums, log = (
-            torch.cat([getattr(x, name)[0, 0].movedim(1, 0) for x in parts])
-            for name in ("sums", "log")
+            x.transpose(2, 3).index_put((rows,), rows_of).transpose(2, 3)
+            for x, rows_of in zip(found, again, strict=True)
         )
-        index = rows.unbind(1)
-        return Weighed(
-            found.sums.transpose(2, 3).index_put(index, sums).transpose(2, 3),
-            found.log.transpose(2, 3).index_put(index, log).transpose(2, 3),
-        )
+        return sums, log
 
-    def _by_pairs(self, given: Given, call: Call) -> Weighed:
-        at = torch.arange(given.q.shape[3], device=given.q.device)
-        return self._some(given, at, tuple(range(given.k.shape[1])), call)
-
-    def _some(
-        self, given: Given, at: torch.Tensor, key_heads: tuple[int, ...], call: Call
-    ) -> Weighed:
-        """What all keys weigh for the queries `at` of these key heads, some queries at a time."""
-        repeat, n_k = given.q.shape[2], given.k.shape[2]
-        places = [each * repeat + r for each in key_heads for r in range(repeat)]
-        formula = Formula(self.graph, tuple(self.heads[x] for x in places), self.device)
+    def _some(self, given: Given, at: np.ndarray, first: int, call: Call) -> Weighed:
+        """What all keys weigh for the queries `at` of the key heads from the first on, some queries
+        at a time."""
+        heads, repeat, n_k = given.k.shape[1], given.q.shape[2], given.k.shape[2]
+        places = list(range(first * repeat, (first + heads) * repeat))
         most = max(1, LIMITS.pairs_at_once // max(1, given.q.shape[:3].numel() * n_k))
-        names, parts = self.names, []
-        for some in torch.split(at, most):
-            rows = given
+        formula, parts = self.formula.of_heads(places), []
+        for low in range(0, max(1, len(at)), most):
+            some, rows = at[low : low + most], given
             if len(some) < given.q.shape[3]:
-                rows = replace(given, q=given.q.index_select(3, some))
-            run = partial(self._weighed, formula, *self._masks(given, some, call))
-            parts.append(lean(True, rows, run, *(call.tables[name][places] for name in names)))
+                index = torch.from_numpy(some).to(self.device)
+                rows = replace(given, q=given.q.index_select(3, index))
+            run = partial(self._weighed, formula, self._blocks(given, some, call))
+            tables = (call.tables[name][places] for name in self.names)
+            parts.append(lean(True, rows, run, *tables))
         sums, log = (torch.cat(x, 3) for x in zip(*parts, strict=True))
-        return Weighed(sums, log.detach())
+        return sums, log.detach()
 
     def _weighed(
-        self,
-        formula: Formula,
-        masks: tuple[torch.Tensor, torch.Tensor],
-        distance: torch.Tensor,
-        given: Given,
-        *tables: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        scale = scale_of(self.work, given.q.shape[-1])
-        scores = formula, dict(zip(self.names, tables, strict=True)), scale
-        found = weigh(self.kernel, given, scores, masks, distance)
-        return found.sums, found.log
+        self, formula: Formula, blocks: Blocks, given: Given, *tables: torch.Tensor
+    ) -> Weighed:
+        learned = dict(zip(self.names, tables, strict=True))
+        return together(pair_by_pair(self.kernel, given, formula, blocks, learned), self.quotient)
 
-    def _masks(
-        self, given: Given, at: torch.Tensor, call: Call
-    ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
-        """The pairs of the graph and those of the kernel for some queries, bool [B, K, R, h, n],
-        and how far keys are behind queries, [1, h, n]."""
-        n_q, n_k = self.work.n_q, self.work.n_k
-        if self.work.reads or self.work.decided:
-            mask = self._plan(call.data, n_k)
-            if not self.work.decided:
-                mask = mask.view(-1, 1, *mask.shape[-2:])
-            # the kernel may give each query head keys of its own
-            mask = by_key_head(mask, given.k.shape[1])[:, :, :, 0].index_select(-2, at)
-        else:
-            held = evaluate_pairs(
-                self.graph.relation,
-                at.cpu().numpy()[:, None] + n_k - n_q,
-                np.arange(n_k)[None],
-                n_k,
-            )
-            mask = torch.from_numpy(np.broadcast_to(held, (len(at), n_k)).copy()).to(self.device)
-        distance = (at + n_k - n_q)[:, None] - torch.arange(n_k, device=at.device)
-        others = ~mask
-        if self.work.causal:
-            others = others & (distance >= 0)
+    def _blocks(self, given: Given, at: np.ndarray, call: Call) -> Blocks:
+        """Some queries beside all keys, as one block of the graph."""
+        n_k = self.work.n_k
+        q, k = at[:, None] + n_k - self.work.n_q, np.arange(n_k)[None]
+        mask = mask_plan(self.work.relation, q, k, n_k, self.device)(call.data, n_k)
+        # inputs of graphs that no data decide have no axis of heads
+        mask = mask[:, None] if mask.dim() == 3 else mask
+        # the kernel may give each query head keys of its own
+        mask = by_key_head(mask, given.k.shape[1])
         if given.padding is not None:
-            real = given.padding[:, None, None, None]
-            mask, others = mask & real, others & real
-        return (mask, others), distance[None]
-
-    @cached_property
-    def _plan(self) -> MaskPlan:
-        """The mask of all pairs of a graph that a call decides."""
-        n_q, n_k = self.work.n_q, self.work.n_k
-        rows, columns = np.arange(n_k - n_q, n_k)[:, None], np.arange(n_k)[None]
-        # it is kept, so the modes of this call must not reach it
-        return apart(lambda: mask_plan(self.work.relation, rows, columns, n_k, self.device))
+            mask = mask & given.padding[:, None, None, None, None]
+        return Blocks(torch.from_numpy(q - k).to(self.device)[None], mask)
 
     def streamed(self, keeper: Keeper) -> HybridStream:
         """What goes on with it from a state."""
@@ -509,7 +447,7 @@ def hybrid_kernel(
     heads: tuple[int, ...],
     device: torch.device,
     kernel: Kernel,
-    exact: Exact | None = None,
+    exact: Mergeable | None = None,
 ) -> HybridKernel | ReadingHybrid:
     """Runs a graph beside a mechanism whose own kernel, one of features, is given; `exact` runs a
     static graph alone, tables where it is None."""
@@ -529,29 +467,16 @@ def late_of(given: Given, lag: int) -> Given:
         return given
     keys = max(0, given.k.shape[2] - lag)
     rows = slice(given.q.shape[3] - min(given.q.shape[3], keys), None)
-    return replace(
-        given,
-        q=given.q[:, :, :, rows],
-        k=given.k[:, :, :keys],
-        v=given.v[:, :, :keys],
-        padding=None if given.padding is None else given.padding[:, :keys],
-    )
+    return replace(given.keys([keys, given.k.shape[2] - keys])[0], q=given.q[:, :, :, rows])
 
 
 # --- generation ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class HybridState:
-    """The keys that the graph may read again, and the sums of the kernel over all others."""
-
-    sums: State
-    kept: KeyCache
-
-
-@dataclass(frozen=True, eq=False)
 class HybridStream:
-    """Goes on with a graph and a kernel under one denominator.
+    """Goes on with a graph and a kernel under one denominator, from the sums of the kernel over the
+    keys that the graph reads no more, and all others.
 
     A key that the graph may still read is weighed pair by pair; it enters the sums when no later
     position has it in the graph, so that they hold nothing that would have to be taken away.
@@ -574,32 +499,24 @@ class HybridStream:
         hybrid, kernel = self.hybrid, self.hybrid.kernel
         check_no_dropout(f"a graph with `{kernel.name}`", call.dropout_p)
         given = kernel.given(q, k, v, call)
-        sums, kept = no_keys(kernel.how, given), None
-        if isinstance(state, HybridState):
-            sums, kept = state.sums, state.kept
+        sums, kept = cast(
+            "tuple[State, KeyCache | None]", state or (no_keys(kernel.how, given), None)
+        )
         seen = self.keeper.seen(hybrid.graph, given.k, given.v, call, kept)
         at = torch.from_numpy(seen.every.positions).to(given.k.device)
         distance = torch.arange(seen.every.count, device=at.device)[-k.shape[2] :, None] - at
-        others, mask = distance >= 0, cast(torch.Tensor, seen.blocks.mask)[:, :, :, 0]
-        if seen.every.padding is not None:
-            others = others & seen.every.padding[:, None, None, None]
-        scores = seen.formula, dict(call.tables), scale_of(hybrid.work, q.shape[-1])
-        every = replace(given, k=seen.every.keys, v=seen.every.values)
-        parts = [
-            weigh(kernel, every, scores, (mask, others & ~mask), distance[None]),
-            _of_state(kernel, given, sums),
-        ]
-        out, lse = hybrid._worth(together(parts, hybrid.quotient))
-        out = out.to(q.dtype).reshape(*q.shape[:3], v.shape[-1])
+        blocks, real = replace(seen.blocks, distance=distance[None]), seen.every.padding
+        every = replace(given, k=seen.every.keys, v=seen.every.values, padding=real)
+        parts = pair_by_pair(kernel, every, seen.formula, blocks, call.tables)
+        out, lse = hybrid.worth(together([*parts, _of_state(kernel, given, sums)], hybrid.quotient))
+        out = out.to(q.dtype).flatten(1, 2)
         left = seen.left
         if len(left.positions):
-            some = replace(
-                every, q=given.q[:, :, :, :0], k=left.keys, v=left.values, padding=left.padding
+            some = Given(
+                given.q[:, :, :, :0], left.keys, left.values, left.padding, (), given.tables
             )
             sums = absorbed(kernel.how, some, sums)
-        return (out, None if lse is None else lse.reshape(q.shape[:3])), HybridState(
-            sums, seen.kept
-        )
+        return (out, None if lse is None else lse.flatten(1, 2)), (sums, seen.kept)
 
 
 def _of_state(kernel: FeatureKernel, given: Given, state: State) -> Weighed:
@@ -608,4 +525,4 @@ def _of_state(kernel: FeatureKernel, given: Given, state: State) -> Weighed:
     if state.base is not None:
         log = log + state.base[..., None].to(log.dtype)
     sums = torch.unflatten(f @ state.sums, 2, given.q.shape[2:4])
-    return Weighed(sums, log.view(given.q.shape[:-1]))
+    return sums, log.view(given.q.shape[:-1])

@@ -1,31 +1,27 @@
-"""Mechanisms in torch: one kernel each, one line each here.
+"""Mechanisms in torch: a kernel of sums of features, or of a few products of matrices.
 
-A builder takes the work, whose `mechanism` is the declaration, the heads that share it, and the
-device; the kernel finds what is learned in `call.tables`, by the names of its parts.
+Kernels take the work, whose `mechanism` is the declaration, the heads that share it, and the
+device; they find what is learned in `call.tables`, by the names of its parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
-
 import torch
 
-from attnspec.backends.factored.features.kernel import feature_kernel
+from attnspec.backends.factored.features.kernel import FeatureKernel, feature_kernel
 from attnspec.backends.factored.hybrid import hybrid_kernel
 from attnspec.backends.factored.matrices import MIXINGS, MatrixKernel
 from attnspec.lower.work import Kernel, Work, mechanism_of
 
-Builder: TypeAlias = Callable[[Work, tuple[int, ...], torch.device], Kernel]
 
-KERNELS: dict[str, Builder] = {
-    **dict.fromkeys(("linear", "favor", "rfa", "taylor", "rbf"), feature_kernel),
-    **dict.fromkeys(MIXINGS, MatrixKernel),
-}
-"""What builds the kernel of each mechanism."""
+def alone(work: Work, heads: tuple[int, ...], device: torch.device) -> FeatureKernel | MatrixKernel:
+    """The kernel of a work's mechanism, without the graph beside it."""
+    if mechanism_of(work).name in MIXINGS:
+        return MatrixKernel(work, heads, device)
+    return feature_kernel(work, heads)
 
 
 def kernel_of(work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
     """The kernel of a work's mechanism, with the graph beside it where it has one."""
-    kernel = KERNELS[mechanism_of(work).name](work, heads, device)
+    kernel = alone(work, heads, device)
     return hybrid_kernel(work, heads, device, kernel) if work.hybrid else kernel

@@ -19,8 +19,8 @@ equation 16 with the segment's own length; Tay et al. 2021, "Synthesizer", secti
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import TypeAlias, cast
 
 import torch
 from torch.nn import functional
@@ -45,29 +45,9 @@ from attnspec.ir.mechanisms.synthesizer import Synthesizer
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work, mechanism_of
 
-
-@dataclass(frozen=True, eq=False)
-class Mixed:
-    """A call of a mechanism as it is declared: q [B, H, n_q, d], k [B, K, n, d], v [B, K, n, d_v]
-    and what is `learned` in the type of sums; `padding` bool [B, n]."""
-
-    declared: Any
-    causal: bool
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    learned: Mapping[str, torch.Tensor]
-    padding: torch.Tensor | None
-    dropout_p: float
-
-    @property
-    def heads(self) -> int:
-        return self.q.shape[1]
-
-    @property
-    def real(self) -> torch.Tensor | None:
-        """The padding as a mask of pairs, [B, 1, 1, n]."""
-        return None if self.padding is None else self.padding[:, None, None]
+Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
+"""q [B, H, n_q, d], k [B, K, n, d] and v [B, K, n, d_v] in the type of sums, in which the tables of
+a call are, too; its padding is bool [B, n]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,22 +65,19 @@ class MatrixKernel:
         mix, drops = MIXINGS[declared.name]
         if not drops:
             check_no_dropout(declared.name, call.dropout_p)
-        kept = q.dtype
-        q, k, v = widened(q), widened(k), widened(v)
-        learned = {name: table.to(q.dtype) for name, table in call.tables.items()}
-        given = Mixed(declared, self.work.causal, q, k, v, learned, call.padding, call.dropout_p)
-        return mix(given).to(kept)
+        parts = widened(q), widened(k), widened(v)
+        learned = {name: table.to(parts[0].dtype) for name, table in call.tables.items()}
+        return mix(self.work, parts, replace(call, tables=learned)).to(q.dtype)
 
     def key_sums(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, at: torch.Tensor
     ) -> tuple[State, None]:
         """What keys and values at these positions add to the dense projections of Linformer,
         [B, heads, rank, d + d_v], of a call whose padding is theirs."""
-        kind = widened(q).dtype
-        tables = {name: table.index_select(2, at).to(kind) for name, table in call.tables.items()}
-        declared = mechanism_of(self.work)
-        given = Mixed(declared, False, q, widened(k), widened(v), tables, call.padding, 0.0)
-        return State(torch.cat(_projected(given), 3)), None
+        parts = widened(q), widened(k), widened(v)
+        here = {name: x.index_select(2, at).to(parts[0].dtype) for name, x in call.tables.items()}
+        keys_values = _projected(self.work, parts, replace(call, tables=here))
+        return State(torch.cat(keys_values, 3)), None
 
     def onward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, before: State
@@ -111,35 +88,41 @@ class MatrixKernel:
         return attend(widened(q), keys, values, scale, dropout_p=call.dropout_p).to(q.dtype)
 
 
+def pairs_of(padding: torch.Tensor | None) -> torch.Tensor | None:
+    """Padding as a mask of pairs, [B, 1, 1, n]."""
+    return None if padding is None else padding[:, None, None]
+
+
 # --- linformer -----------------------------------------------------------------------------------
 
 
-def linformer(x: Mixed) -> torch.Tensor:
+def linformer(work: Work, parts: Parts, call: Call) -> torch.Tensor:
     """Learned parts `keys`, and `values` unless they share the one projection."""
-    declared: Linformer = x.declared
+    (q, k, v), declared, padding = parts, cast(Linformer, work.mechanism), call.padding
     mask = None
     if declared.learned:
-        k, v = _projected(x)
-        if declared.projection == "conv" and x.padding is not None:
-            padded = functional.pad(x.padding, (0, -x.padding.shape[1] % declared.width))
+        k, v = _projected(work, parts, call)
+        if declared.projection == "conv" and padding is not None:
+            padded = functional.pad(padding, (0, -padding.shape[1] % declared.width))
             mask = torch.unflatten(padded, 1, (-1, declared.width)).any(-1)[:, None, None]
     else:
         pool = segment_means if declared.projection == "mean" else segment_maxima
-        k, v = (pool(each, declared.rank, x.padding) for each in (x.k, x.v))
-        if x.padding is not None:
-            mask = occupied(x.padding, declared.rank)[:, None, None]
-    return attend(x.q, k, v, x.q.shape[3] ** -0.5, mask=mask, dropout_p=x.dropout_p)
+        k, v = (pool(each, declared.rank, padding) for each in (k, v))
+        if padding is not None:
+            mask = occupied(padding, declared.rank)[:, None, None]
+    return attend(q, k, v, q.shape[3] ** -0.5, mask=mask, dropout_p=call.dropout_p)
 
 
-def _projected(x: Mixed) -> list[torch.Tensor]:
+def _projected(work: Work, parts: Parts, call: Call) -> list[torch.Tensor]:
     """E k and F v by the learned projections, of no padding."""
-    by_keys = x.learned["keys"]
-    by_values = x.learned["values"] if x.declared.apart else by_keys
+    (q, k, v), declared = parts, cast(Linformer, work.mechanism)
+    by_keys = call.tables["keys"]
+    by_values = call.tables["values"] if declared.apart else by_keys
     # heads with projections of their own read one key head each
-    heads = x.heads if len(by_keys) > 1 else x.k.shape[1]
-    rows = (repeated(without_padding(each, x.padding), heads) for each in (x.k, x.v))
-    project = convolved if x.declared.projection == "conv" else projected
-    return [project(each, by) for each, by in zip(rows, (by_keys, by_values), strict=True)]
+    heads = q.shape[1] if len(by_keys) > 1 else k.shape[1]
+    rows = (repeated(without_padding(x, call.padding), heads) for x in (k, v))
+    project = convolved if declared.projection == "conv" else projected
+    return [project(x, by) for x, by in zip(rows, (by_keys, by_values), strict=True)]
 
 
 def projected(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
@@ -160,35 +143,37 @@ def convolved(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
 # --- nystrom -------------------------------------------------------------------------------------
 
 
-def nystrom(x: Mixed) -> torch.Tensor:
+def nystrom(work: Work, parts: Parts, call: Call) -> torch.Tensor:
     """Learned part `kernel` [width] where it has a convolution; exact softmax with as many
     landmarks as positions."""
-    out = _through_landmarks(x, x.declared)
-    if not x.declared.conv:
+    out = _through_landmarks(cast(Nystrom, work.mechanism), parts, call.padding)
+    if "kernel" not in call.tables:
         return out
-    values = repeated(without_padding(x.v, x.padding), x.heads)
-    return _with_convolution(out, values, x.learned["kernel"])
+    values = repeated(without_padding(parts[2], call.padding), out.shape[1])
+    return _with_convolution(out, values, call.tables["kernel"])
 
 
-def _through_landmarks(x: Mixed, declared: Nystrom) -> torch.Tensor:
-    q, k, v, padding, count = x.q, x.k, x.v, x.padding, declared.landmarks
+def _through_landmarks(
+    declared: Nystrom, parts: Parts, padding: torch.Tensor | None
+) -> torch.Tensor:
+    (q, k, v), count, real = parts, declared.landmarks, pairs_of(padding)
     scale = q.shape[3] ** -0.5
     if count >= k.shape[2]:
-        return attend(q, k, v, scale, mask=x.real)
+        return attend(q, k, v, scale, mask=real)
     if q.shape[2] != k.shape[2]:
         raise ValueError(
             "`nystrom` needs the queries of all positions, whose means are its landmarks; got"
             f" {q.shape[2]} of {k.shape[2]}"
         )
     q_marks, k_marks = (segment_means(each, count, padding) for each in (q, k))
-    keys = repeated(k_marks, x.heads)
+    keys = repeated(k_marks, q.shape[1])
     middle = weigh((q_marks * scale) @ keys.transpose(-1, -2), None, "softmax")
-    values = pseudo_inverse(middle, declared.iterations) @ attend(q_marks, k, v, scale, mask=x.real)
+    values = pseudo_inverse(middle, declared.iterations) @ attend(q_marks, k, v, scale, mask=real)
     mask = None
     if padding is not None:
         # where each landmark is a position, or empty, its value needs no inverse
         few = padding.sum(-1) <= count
-        own = repeated(segment_means(v, count, padding), x.heads)
+        own = repeated(segment_means(v, count, padding), q.shape[1])
         values = torch.where(few[:, None, None, None], own, values)
         mask = occupied(padding, count)[:, None, None]
     return attend(q, keys, values, scale, mask=mask)
@@ -254,60 +239,70 @@ def along(x: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
 # --- synthesizer ---------------------------------------------------------------------------------
 
 
-def synthesizer(x: Mixed) -> torch.Tensor:
+def synthesizer(work: Work, parts: Parts, call: Call) -> torch.Tensor:
     """Over all pairs or the causal ones."""
-    thin = x.declared.kind in ("dense", "factorized_random")
-    return _thin(x, x.declared) if thin else _full(x, x.declared)
+    thin = cast(Synthesizer, work.mechanism).kind in ("dense", "factorized_random")
+    return (_thin if thin else _full)(work, parts, call)
 
 
-def _thin(x: Mixed, declared: Synthesizer) -> torch.Tensor:
+def _thin(work: Work, parts: Parts, call: Call) -> torch.Tensor:
     """Attention over synthesised rows and columns."""
-    (batch, heads, n_q, size), n_k = x.q.shape, x.k.shape[2]
+    (q, k, v), declared, learned = parts, cast(Synthesizer, work.mechanism), call.tables
+    (batch, heads, n_q, size), n_k = q.shape, k.shape[2]
     if declared.kind == "dense":
-        hidden = perceived(x.q, x.learned["hidden"], x.learned["hidden_bias"])
+        hidden = perceived(q, learned["hidden"], learned["hidden_bias"])
         # the bias is the product with a hidden unit that is always 1
         rows = torch.cat([hidden, hidden.new_ones(batch, heads, n_q, 1)], 3)
-        weight, bias = (x.learned[name][:, :n_k] for name in ("weight", "bias"))
+        weight, bias = (learned[name][:, :n_k] for name in ("weight", "bias"))
         columns = torch.cat([weight, bias[..., None]], 2)
     else:
-        rows = x.learned["rows"][:, n_k - n_q : n_k].expand(batch, heads, -1, -1)
-        columns = x.learned["columns"][:, :n_k]
+        rows = learned["rows"][:, n_k - n_q : n_k].expand(batch, heads, -1, -1)
+        columns = learned["columns"][:, :n_k]
     columns = columns.expand(batch, heads, -1, -1)
     if declared.products:
-        share = torch.sigmoid(x.learned["mix"])[..., None]
-        rows = torch.cat([(1 - share) * size**-0.5 * x.q, share * rows], 3)
-        columns = torch.cat([repeated(x.k, heads), columns], 3)
-    values = repeated(x.v, heads)
-    return attend(rows, columns, values, 1.0, mask=x.real, causal=x.causal, dropout_p=x.dropout_p)
+        share = torch.sigmoid(learned["mix"])[..., None]
+        rows = torch.cat([(1 - share) * size**-0.5 * q, share * rows], 3)
+        columns = torch.cat([repeated(k, heads), columns], 3)
+    values = repeated(v, heads)
+    return attend(
+        rows,
+        columns,
+        values,
+        1.0,
+        mask=pairs_of(call.padding),
+        causal=work.causal,
+        dropout_p=call.dropout_p,
+    )
 
 
-def _full(x: Mixed, declared: Synthesizer) -> torch.Tensor:
+def _full(work: Work, parts: Parts, call: Call) -> torch.Tensor:
     """Logits of all pairs."""
-    (heads, n_q, size), n_k = x.q.shape[1:], x.k.shape[2]
+    (q, k, v), declared, learned = parts, cast(Synthesizer, work.mechanism), call.tables
+    (heads, n_q, size), n_k = q.shape[1:], k.shape[2]
     if declared.kind == "random":
-        logits = x.learned["logits"][None, :, n_k - n_q : n_k, :n_k]
+        logits = learned["logits"][None, :, n_k - n_q : n_k, :n_k]
     else:
-        hidden = perceived(x.q[:, :, None], x.learned["hidden"], x.learned["hidden_bias"])
+        hidden = perceived(q[:, :, None], learned["hidden"], learned["hidden_bias"])
         short = declared.factors[0]
         first, second = hidden.unbind(2)
-        weight, bias = x.learned["weight"], x.learned["bias"][:, None]
+        weight, bias = learned["weight"], learned["bias"][:, None]
         a = first @ weight[:, :short].transpose(1, 2) + bias[..., :short]
         b = second @ weight[:, short:].transpose(1, 2) + bias[..., short:]
         # column j has the factors j mod a and j // a
         logits = (b[..., None] * a[..., None, :]).flatten(3)[..., :n_k]
     if declared.products:
-        share = torch.sigmoid(x.learned["mix"])[..., None]
-        scores = (x.q * size**-0.5) @ repeated(x.k, heads).transpose(-1, -2)
+        share = torch.sigmoid(learned["mix"])[..., None]
+        scores = (q * size**-0.5) @ repeated(k, heads).transpose(-1, -2)
         logits = (1 - share) * scores + share * logits
-    mask = x.real
-    if x.causal:
-        earlier = lower_triangle(n_q, n_k, x.q.device)
+    mask = pairs_of(call.padding)
+    if work.causal:
+        earlier = lower_triangle(n_q, n_k, q.device)
         mask = earlier if mask is None else mask & earlier
     weights = weigh(logits, mask, "softmax")
-    if x.dropout_p:
-        weights = weights.expand(len(x.q), heads, -1, -1)
-        weights = functional.dropout(weights, x.dropout_p)
-    return weights @ repeated(x.v, heads)
+    if call.dropout_p:
+        weights = weights.expand(len(q), heads, -1, -1)
+        weights = functional.dropout(weights, call.dropout_p)
+    return weights @ repeated(v, heads)
 
 
 def perceived(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -318,10 +313,10 @@ def perceived(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torc
 # --- efficient attention, and mixings ------------------------------------------------------------
 
 
-def efficient(x: Mixed) -> torch.Tensor:
+def efficient(work: Work, parts: Parts, call: Call) -> torch.Tensor:
     """Padding is no key, and no position that is counted."""
-    q, k, padding, declared = x.q, x.k, x.padding, cast(Efficient, x.declared)
-    v = without_padding(x.v, padding)
+    (q, k, v), padding, declared = parts, call.padding, cast(Efficient, work.mechanism)
+    v = without_padding(v, padding)
     batch, heads, rows, size = q.shape
     keys = k.shape[1]
     if declared.normalize == "scaling":
@@ -339,10 +334,11 @@ def efficient(x: Mixed) -> torch.Tensor:
     return out.view(batch, heads, rows, v.shape[-1])
 
 
-def fourier(x: Mixed) -> torch.Tensor:
+def fourier(work: Work, parts: Parts, call: Call) -> torch.Tensor:
     """Re(F_n V F_d)."""
-    out = transformed(without_padding(x.v, x.padding))
-    return repeated(out, x.heads)[:, :, -x.q.shape[2] :]
+    q, _, v = parts
+    out = transformed(without_padding(v, call.padding))
+    return repeated(out, q.shape[1])[:, :, -q.shape[2] :]
 
 
 def transformed(x: torch.Tensor) -> torch.Tensor:
@@ -370,31 +366,33 @@ def _by_channels(x: torch.Tensor, out: torch.Tensor) -> None:
     out[1:, len(half) :] = rest[:, 1:].flip(1).T
 
 
-def mixer(x: Mixed) -> torch.Tensor:
+def mixer(work: Work, parts: Parts, call: Call) -> torch.Tensor:
     """Learned parts `gain` and `shift` of the norm, `inner`, `inner_bias`, `outer` and `outer_bias`
     of the network along the positions."""
-    n, learned = x.v.shape[2], x.learned
-    rows = repeated(x.v, x.heads)
-    normal = without_padding(normalised(rows, learned), x.padding)
+    (q, _, v), learned = parts, call.tables
+    n = v.shape[2]
+    rows = repeated(v, q.shape[1])
+    normal = without_padding(normalised(rows, learned), call.padding)
     inner = learned["inner"][..., :n] @ normal + learned["inner_bias"][..., None]
     out = rows + learned["outer"][:, :n] @ functional.gelu(inner)
     out = out + learned["outer_bias"][:, :n, None]
-    return out[:, :, -x.q.shape[2] :]
+    return out[:, :, -q.shape[2] :]
 
 
-def gmlp(x: Mixed) -> torch.Tensor:
+def gmlp(work: Work, parts: Parts, call: Call) -> torch.Tensor:
     """Learned parts `gain`, `shift` of the norm, `weight`, `bias` of the gate."""
-    n_q, n = x.q.shape[2], x.v.shape[2]
-    if x.q.shape[3] != x.v.shape[3]:
+    (q, _, v), learned = parts, call.tables
+    n_q, n = q.shape[2], v.shape[2]
+    if q.shape[3] != v.shape[3]:
         raise ValueError(
             "`gmlp` multiplies q by what it makes of v, so that both have one head size,"
-            f" got {x.q.shape[3]} and {x.v.shape[3]}"
+            f" got {q.shape[3]} and {v.shape[3]}"
         )
-    rows = without_padding(normalised(repeated(x.v, x.heads), x.learned), x.padding)
-    weight = x.learned["weight"][:, n - n_q : n, :n]
-    if x.causal:
+    rows = without_padding(normalised(repeated(v, q.shape[1]), learned), call.padding)
+    weight = learned["weight"][:, n - n_q : n, :n]
+    if work.causal:
         weight = weight.tril(n - n_q)
-    return x.q * (weight @ rows + x.learned["bias"][:, n - n_q : n, None])
+    return q * (weight @ rows + learned["bias"][:, n - n_q : n, None])
 
 
 def normalised(x: torch.Tensor, learned: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -403,7 +401,7 @@ def normalised(x: torch.Tensor, learned: Mapping[str, torch.Tensor]) -> torch.Te
     return normal * learned["gain"][:, None] + learned["shift"][:, None]
 
 
-MIXINGS: dict[str, tuple[Callable[[Mixed], torch.Tensor], bool]] = {
+MIXINGS: dict[str, tuple[Callable[[Work, Parts, Call], torch.Tensor], bool]] = {
     "linformer": (linformer, True),
     "nystrom": (nystrom, False),
     "synthesizer": (synthesizer, True),

@@ -107,7 +107,9 @@ def segment_means(x: torch.Tensor, count: int, padding: torch.Tensor | None = No
     `padding` is bool [B, n], True for a real position.
     """
     if padding is not None:
-        member = members(padding, min(count, x.shape[2])).to(x.dtype)
+        number = _numbers(padding, min(count, x.shape[2]))
+        segments = torch.arange(min(count, x.shape[2]), device=x.device)
+        member = (number[:, None] == segments[:, None]).to(x.dtype)
         sizes = member.sum(-1, keepdim=True).clamp_min(1.0)
         return (member / sizes)[:, None] @ x
     # torch takes sums many times faster than means
@@ -153,12 +155,6 @@ def occupied(padding: torch.Tensor, count: int) -> torch.Tensor:
     # real positions fill the first segments, and as many as there are
     at = torch.arange(min(count, padding.shape[1]), device=padding.device)
     return at < padding.sum(-1, keepdim=True)
-
-
-def members(padding: torch.Tensor, count: int) -> torch.Tensor:
-    """Whether a segment has a position, bool [B, count, n], for real positions `padding` [B, n]."""
-    numbers = torch.arange(count, device=padding.device)
-    return _numbers(padding, count)[:, None] == numbers[:, None]
 
 
 def _numbers(padding: torch.Tensor, count: int) -> torch.Tensor:

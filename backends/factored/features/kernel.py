@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -22,6 +22,7 @@ from attnspec.backends.factored.features.sums import (
     Given,
     State,
     Summing,
+    Sums,
     absorbed,
     blocks_of,
     cut,
@@ -44,19 +45,23 @@ from attnspec.lower.work import Call, Work, mechanism_of
 SMALL = 1e-6
 """What is added to sums of weights, or how far those that may vanish are kept from 0."""
 
-Sums: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]"
-"""What sums are worth [B, K, R, n_q, d_v], the sums of their weights [B, K, R, n_q] and the frames
-of these [B, K, R, n_q], constants, if there are any."""
 
+class Way:
+    """Sums of all queries with a backward of their own, here those over all keys, of features that
+    are many or cheap: only the sums over keys are kept, and features are made again for gradients,
+    which are written where they belong. `whole` sums, which are not divided, are sums, too."""
 
-class Way(Protocol):
-    """Sums of all queries with a backward of their own."""
+    whole = True
 
     def takes(self, how: Summing, given: Given) -> bool:
         """Whether it can; where it cannot, autograd differentiates blocks."""
+        if how.causal or not all(x.numel() for x in given.tensors):
+            return False
+        return isinstance(how.map.declared, Linear) or how.wide(given)
 
     def outputs(self, how: Summing, given: Given) -> tuple[Sums, Any]:
         """The sums, and what is kept for gradients."""
+        return summed(how, given, no_keys(how, given))
 
     def gradients(
         self,
@@ -67,32 +72,6 @@ class Way(Protocol):
     ) -> Given:
         """The gradients of what is given, where `grads` are those of outputs and sums of weights,
         and `found` are these and what was kept."""
-
-
-class AllKeys:
-    """Sums over all keys of features that are many or cheap: only the sums over keys are kept, and
-    features are made again for gradients, which are written where they belong."""
-
-    def takes(self, how: Summing, given: Given) -> bool:
-        if how.causal or not all(x.numel() for x in given.tensors):
-            return False
-        return isinstance(how.map.declared, Linear) or how.wide(given)
-
-    def outputs(self, how: Summing, given: Given) -> tuple[Sums, State]:
-        def finish(sums: torch.Tensor, logs: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-            total = sums[..., -1:] if how.quotient.divides else torch.zeros_like(sums[..., :1])
-            return how.quotient.of(sums, logs), total, *([] if logs is None else [logs[..., None]])
-
-        (out, total, *logs), state = summed(how, given, no_keys(how, given), finish)
-        return (out, total[..., 0], logs[0][..., 0] if logs else None), state
-
-    def gradients(
-        self,
-        how: Summing,
-        given: Given,
-        found: tuple[torch.Tensor, torch.Tensor, State],
-        grads: tuple[torch.Tensor, torch.Tensor],
-    ) -> Given:
         room, into = room_of(how, given), given.gradients()
         learned = [name for name, table in given.tables.items() if table.requires_grad]
         out, totals, state = found
@@ -130,9 +109,6 @@ class AllKeys:
         return into
 
 
-ALL_KEYS = AllKeys()
-
-
 def followed(
     features: FeatureMap, x: torch.Tensor, tables: Tables, into: Tables, learned: Sequence[str]
 ) -> tuple[torch.Tensor, torch.Tensor | None, Callable[[torch.Tensor], torch.Tensor]]:
@@ -167,7 +143,7 @@ class FeatureKernel:
     work: Work
     heads: tuple[int, ...]
     how: Summing
-    way: Way = ALL_KEYS
+    way: Way = field(default_factory=Way)
 
     @property
     def name(self) -> str:
@@ -248,48 +224,30 @@ class FeatureKernel:
     def sums(self, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
         """The sums of all queries [B, K, R, n_q, e] before they are divided, that of the weights
         last, and their frames [B, K, R, n_q], constants."""
-        how = replace(self.how, quotient=Quotient())
-        if not self._goes_its_way(how, given):
-
-            def finish(sums: torch.Tensor, logs: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-                none = torch.zeros_like(sums[..., :1].detach())
-                return sums, none if logs is None else logs[..., None]
-
-            (sums, logs), _ = summed(how, given, no_keys(how, given), finish)
-            return sums, logs[..., 0]
-        out, totals, log = by_way(self.way, how, given)
-        divisor = how.quotient.divisor(totals, log)
-        sums = torch.cat([out * divisor[..., None], totals[..., None]], -1)
+        whole = replace(self.how, quotient=Quotient(whole=True))
+        how = whole if self.way.whole else replace(whole, quotient=Quotient())
+        (sums, totals, log), _ = self.results(how, given, None)
+        if not self.way.whole:
+            divisor = how.quotient.divisor(totals, log)
+            sums = torch.cat([sums * divisor[..., None], totals[..., None]], -1)
         return sums, torch.zeros_like(totals.detach()) if log is None else log
 
-    def _goes_its_way(self, how: Summing, given: Given) -> bool:
-        return not is_transformed() and self.way.takes(how, given)
+    def results(self, how: Summing, given: Given, state: State | None) -> tuple[Sums, State | None]:
+        """The sums of all queries on top of a state, and the one after them; there is none after a
+        call that starts with None and goes its way."""
+        if state is None and not is_transformed() and self.way.takes(how, given):
+            return by_way(self.way, how, given), None
+        return summed(how, given, state or no_keys(how, given))
 
     def _worth(
         self, given: Given, state: State | None, with_lse: bool
     ) -> tuple[tuple[torch.Tensor, torch.Tensor | None], State | None]:
-        """As `step`; there is no state after a call that starts with None and goes its way."""
-        out, log, after = self.worth(self.how, given, state, with_lse)
-        out = out.to(given.q.dtype).flatten(1, 2)
-        return (out, None if log is None else log.flatten(1, 2)), after
-
-    def worth(
-        self, how: Summing, given: Given, state: State | None, with_lse: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None, State | None]:
-        """The same of what is given: rows [B, K, R, n_q, d_v] and logarithms [B, K, R, n_q]."""
-        quotient = how.quotient
-        if state is None and self._goes_its_way(how, given):
-            out, totals, log = by_way(self.way, how, given)
-            log = quotient.log_divisor(totals, log) if with_lse and quotient.positive else None
-            return out, log, None
-
-        def finish(sums: torch.Tensor, logs: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-            if not (with_lse and quotient.positive):
-                return (quotient.of(sums, logs),)
-            return quotient.of(sums, logs), quotient.log_divisor(sums[..., -1], logs)[..., None]
-
-        (out, *logs), after = summed(how, given, state or no_keys(how, given), finish)
-        return out, logs[0][..., 0] if logs else None, after
+        """As `step`."""
+        (out, total, log), after = self.results(self.how, given, state)
+        quotient, lse = self.how.quotient, None
+        if with_lse and quotient.positive:
+            lse = quotient.log_divisor(total, log).flatten(1, 2)
+        return (out.to(given.q.dtype).flatten(1, 2), lse), after
 
 
 # --- with a backward of its own ------------------------------------------------------------------
@@ -320,13 +278,9 @@ class _ByWay(Function):
         given = given_of(ctx.frame, tensors)
         if torch.is_grad_enabled():
 
-            def finish(sums, logs):  # type: ignore[no-untyped-def]
-                return ctx.how.quotient.of(sums, logs), sums[..., -1:]
-
             def run(*tensors):  # type: ignore[no-untyped-def]
                 given = given_of(ctx.frame, tensors)
-                (out, total), _ = summed(ctx.how, given, no_keys(ctx.how, given), finish)
-                return out, total[..., 0]
+                return summed(ctx.how, given, no_keys(ctx.how, given))[0][:2]
 
             asks = [x.requires_grad for x in tensors]
             return None, None, None, *derivatives(run, tensors, asks, [grad, of_totals])
@@ -340,7 +294,7 @@ class _ByWay(Function):
 # --- the kernel of each mechanism ----------------------------------------------------------------
 
 
-def feature_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> FeatureKernel:
+def feature_kernel(work: Work, heads: tuple[int, ...]) -> FeatureKernel:
     """Runs the mechanism of a work."""
     declared = mechanism_of(work)
     root = None if work.scale is None else math.sqrt(work.scale)

@@ -11,7 +11,8 @@ import torch
 @dataclass(frozen=True)
 class Quotient:
     """Sums are divided by nothing, or by the sum of the weights with `added` to it and kept at
-    least `least` away from 0, with its sign, or at least `floor` whatever its sign.
+    least `least` away from 0, with its sign, or at least `floor` whatever its sign; they stay as
+    they are, that of the weights among them, if they are `whole`.
 
     Sums stand for a multiple exp(log) of what is meant, log None for 1: `added`, `least` and
     `floor` are about what is meant. Weights that are `signed` may add up to 0 though none is 0.
@@ -22,9 +23,12 @@ class Quotient:
     least: float = 0.0
     floor: float = 0.0
     signed: bool = False
+    whole: bool = False
 
     def of(self, sums: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:
         """What sums [..., e] are worth; the last of them is that of the weights if it divides."""
+        if self.whole:
+            return sums
         if not self.divides:
             return sums if log is None else sums * torch.exp(log)[..., None]
         return sums[..., :-1] / self.divisor(sums[..., -1], log)[..., None]
@@ -66,6 +70,8 @@ class Quotient:
     ) -> torch.Tensor:
         """The gradient of the sums, where `grad` is that of `out` [..., e], `total` the sum of the
         weights and `of_totals` its gradient by other ways than `out`."""
+        if self.whole:
+            return grad
         if not self.divides:
             return grad if log is None else grad * torch.exp(log)[..., None]
         divisor = self.divisor(total, log)

@@ -32,9 +32,9 @@ from attnspec.backends.tables.sides import scratch
 from attnspec.ir.mechanisms.declaration import WIDE
 from attnspec.limits import LIMITS
 
-Finish: TypeAlias = "Callable[[torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, ...]]"
-"""From sums [..., e], of which exp(log) times as much is meant, and logs [...] or None to what is
-wanted of each query: rows [..., e'] each."""
+Sums: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]"
+"""What sums are worth [B, K, R, n_q, d_v], the sums of their weights [B, K, R, n_q] and the frames
+of these [B, K, R, n_q], constants, if there are any."""
 
 Frame: TypeAlias = "tuple[torch.Tensor | None, int, tuple[str, ...]]"
 """Padding, the number of frames of a gate, and the names of the tables."""
@@ -301,20 +301,25 @@ def absorb(how: Summing, given: Given, state: State) -> State:
     return State(more + state.sums * frames.fades(w.dtype)[:, :, 0], frames.end)
 
 
-def read(how: Summing, given: Given, state: State, finish: Finish) -> tuple[torch.Tensor, ...]:
-    """What queries [B, K, R, n, d] make of the sums over all keys: rows [B, K, R, n, e']."""
+def worth(how: Summing, sums: torch.Tensor, log: torch.Tensor | None) -> list[torch.Tensor]:
+    """What sums [..., e] are worth, of which exp(log) times as much is meant, the sums of their
+    weights, and log if there is one."""
+    total = sums[..., -1] if how.quotient.divides else torch.zeros_like(sums[..., 0])
+    return [how.quotient.of(sums, log), total, *([] if log is None else [log])]
+
+
+def read(how: Summing, given: Given, state: State) -> tuple[torch.Tensor, ...]:
+    """What queries [B, K, R, n, d] make of the sums over all keys."""
     f, log = how.map(given.q.to(given.kind).flatten(2, 3), given.tables)
     log = None if log is None else log.detach()
     if state.base is not None and not given.gate:
         base = state.base[..., None].to(given.kind)
         log = base if log is None else log + base
-    found = finish(f @ state.sums, log)
+    found = worth(how, f @ state.sums, log)
     return tuple(torch.unflatten(x, 2, given.q.shape[2:4]) for x in found)
 
 
-def read_causal(
-    how: Summing, given: Given, state: State, finish: Finish
-) -> tuple[tuple[torch.Tensor, ...], State]:
+def read_causal(how: Summing, given: Given, state: State) -> tuple[tuple[torch.Tensor, ...], State]:
     """The same of queries that read the keys at their positions and before, on top of a state, and
     the state after them."""
     repeat, n = given.q.shape[2:4]
@@ -347,9 +352,9 @@ def read_causal(
         # sums of a gate are the ones that are meant, since what it forgets is gone
         rows = (frames.start[..., None] + frames.rows).repeat(1, 1, 1, repeat).to(given.kind)
         log = rows if log is None else log + rows
-    found = (torch.unflatten(x, 3, (repeat, chunk)).transpose(2, 3) for x in finish(y, log))
-    rows_of = tuple(x.flatten(3, 4) for x in found)
-    return rows_of, State(after, None if frames is None else frames.end)
+    found = (torch.unflatten(x, 3, (repeat, chunk)).transpose(2, 3) for x in worth(how, y, log))
+    out = tuple(x.flatten(3, 4) for x in found)
+    return out, State(after, None if frames is None else frames.end)
 
 
 def _weights(how: Summing, given: Given, frames: Frames | None, c: int) -> torch.Tensor:
@@ -376,31 +381,27 @@ def absorbed(how: Summing, given: Given, state: State) -> State:
     every, found = replace(how, causal=False), []
     for part, mine in _parts(how, given, state):
         for block in blocks_of(every, part)[0]:
-            mine = _run(how, block, mine)[1]
+            mine = _run(how, block, mine, False)[1]
         found.append(mine)
     return _whole(given, found)
 
 
-def summed(
-    how: Summing, given: Given, state: State, finish: Finish
-) -> tuple[tuple[torch.Tensor, ...], State]:
-    """What `finish` makes of the sums of all queries on top of a state, rows [B, K, R, n_q, e'],
-    and the state after all keys."""
+def summed(how: Summing, given: Given, state: State) -> tuple[Sums, State]:
+    """The sums of all queries on top of a state, and the state after all keys."""
     parts, into = _parts(how, given, state), list[list[torch.Tensor]]()
     outs, wholes, states = list[list[torch.Tensor]](), list[torch.Tensor](), list[State]()
     for number, (part, mine) in enumerate(parts):
         before, blocks = blocks_of(how, part)
         for block in before:
-            mine = _run(how, block, mine)[1]
+            mine = _run(how, block, mine, False)[1]
         found = []
         for block in blocks:
-            rows, mine = _run(how, block, mine, finish)
+            rows, mine = _run(how, block, mine, True)
             found.append(rows)
         columns = list(zip(*found, strict=True))
         if number == 0 and len(parts) > 1 and unseen(*given.tensors):
             # written where it belongs rather than put together twice
-            shape = given.q.shape[:4]
-            wholes = [x[0].new_empty(*shape, x[0].shape[-1]) for x in columns]
+            wholes = [x[0].new_empty(*given.q.shape[:4], *x[0].shape[4:]) for x in columns]
             into = [cut(x, room_of(how, given)) for x in wholes]
         for x, its in zip(columns, into, strict=False):
             torch.cat(x, 3, out=its[number])
@@ -408,8 +409,8 @@ def summed(
             outs.append([in_line(x, 3) for x in columns])
         states.append(mine)
     heads = given.k.shape[1]
-    rows = tuple(wholes or (joined(x, heads) for x in zip(*outs, strict=True)))
-    return rows, _whole(given, states)
+    out, total, *log = wholes or [joined(x, heads) for x in zip(*outs, strict=True)]
+    return (out, total, log[0].detach() if log else None), _whole(given, states)
 
 
 def _parts(how: Summing, given: Given, state: State) -> list[tuple[Given, State]]:
@@ -428,20 +429,19 @@ def _whole(given: Given, states: Sequence[State]) -> State:
 
 
 def _run(
-    how: Summing, given: Given, state: State, finish: Finish | None = None
+    how: Summing, given: Given, state: State, reads: bool
 ) -> tuple[tuple[torch.Tensor, ...], State]:
-    """What `finish` makes of the sums of a block, and the state after it; without it the block has
-    no queries. A block of many features is computed again for its derivatives."""
+    """The sums of a block, of which queries are read or not, and the state after it. A block of
+    many features is computed again for its derivatives."""
     base, again = state.base, how.wide(given)
-    if finish is not None and not (how.causal and given.q.shape[3]):
-        rows = lean(again, given, lambda x, y: read(how, x, State(y, base), finish), state.sums)
-        return rows, state
+    if reads and not (how.causal and given.q.shape[3]):
+        return lean(again, given, lambda x, y: read(how, x, State(y, base)), state.sums), state
 
     def run(given: Given, sums: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        if finish is None:
+        if not reads:
             after = absorb(how, given, State(sums, base))
             return after.sums, after.base
-        rows, after = read_causal(how, given, State(sums, base), finish)
+        rows, after = read_causal(how, given, State(sums, base))
         return *rows, after.sums, after.base
 
     *found, sums, after = lean(again, given, run, state.sums)

@@ -16,12 +16,13 @@ import triton
 import triton.language as tl
 
 from attnspec.backends.common.flash import in_rows
-from attnspec.backends.factored.features.kernel import FeatureKernel, Sums
+from attnspec.backends.factored.features.kernel import FeatureKernel, Way
 from attnspec.backends.factored.features.quotients import least_in_frames
 from attnspec.backends.factored.features.sums import Frames as TorchFrames
 from attnspec.backends.factored.features.sums import (
     Given,
     Summing,
+    Sums,
     cut,
     features_of_keys,
     frames_of,
@@ -29,7 +30,7 @@ from attnspec.backends.factored.features.sums import (
     room_of,
     shares,
 )
-from attnspec.backends.factored.kernels import KERNELS
+from attnspec.backends.factored.kernels import alone
 from attnspec.backends.triton import attention
 from attnspec.backends.triton.attention import TIGHT, padding_of, rows_of, running_on
 from attnspec.backends.triton.blocks import Rows
@@ -65,15 +66,17 @@ KINDS = {
 def sums_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> FeatureKernel:
     """Runs a mechanism that is a sum of features, without a graph beside it, in the kernels here;
     what these do not take goes block by block, and so do streams."""
-    kernel = KERNELS[mechanism_of(work).name](work, heads, device)
+    kernel = alone(work, heads, device)
     if not isinstance(kernel, FeatureKernel):
         raise ValueError(f"`{mechanism_of(work).name}` is no sum of features")
     return replace(kernel, way=Launched())
 
 
-class Launched:
+class Launched(Way):
     """Sums of features in Triton kernels, as many samples and heads at once as there is room for
     features."""
+
+    whole = False
 
     def takes(self, how: Summing, given: Given) -> bool:
         """Whether kernels take the type of these tensors on their device."""
