@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -234,10 +233,3 @@ def test_local_attention_pads_at_the_end() -> None:
         lambda *_: theirs(q, k, v, mask=padding),
         given,
     )
-
-
-def test_packages_scale_by_the_root_of_the_size_of_a_head() -> None:
-    q, k, v = given = tensors(1, 1, 7, 7)
-    weights = torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(SIZE), -1)
-    theirs = local_attention.LocalAttention(7, use_rotary_pos_emb=False)
-    torch.testing.assert_close(theirs(*given), weights @ v)

@@ -153,11 +153,10 @@ def test_a_name_is_offered_once(site: Path) -> None:
         spec_of(WINDOW).compile("fused")
 
 
-def test_a_folder_that_is_named_twice_counts_once(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_named_twice_counts_once(site: Path) -> None:
     install(site, FUSED)
-    monkeypatch.syspath_prepend(str(site))
+    sys.path.insert(0, str(site))
+    forget()
     assert "fused" in str(spec_of(WINDOW).plan(64, backend="fused"))
 
 
