@@ -121,7 +121,7 @@ def nystrom_pair(landmarks: int, width: int) -> tuple[CompiledAttention, torch.n
         SIZE, SIZE, 1, num_landmarks=landmarks, residual_conv_kernel=width
     ).double()
     theirs.to_qkv, theirs.to_out = torch.nn.Identity(), torch.nn.Identity()
-    ours = learner_of(f"attend nystrom(landmarks = {landmarks}, conv = {width})", SIZE, SIZE)
+    ours = learner_of(f"attend nystrom(landmarks = {landmarks}, conv = {width})", SIZE)
     with torch.no_grad():
         ours.get_parameter("nystrom_kernel").copy_(theirs.res_conv.weight.view(1, 1, width))
     return ours, theirs
@@ -170,7 +170,7 @@ def test_linformer_is_that_of_its_package(share: str, n: int) -> None:
         # its own option makes the values the keys
         theirs.proj_v = theirs.proj_k
     body = f"attend linformer(rank = {rank}, share = {share}, max_length = {longest})"
-    ours = learner_of(body, SIZE, SIZE)
+    ours = learner_of(body, SIZE)
     with torch.no_grad():
         ours.get_parameter("linformer_keys").copy_(theirs.proj_k.T)
         if share == "head":
