@@ -316,9 +316,9 @@ def test_heads_of_several_graphs_are_transformed_and_traced() -> None:
 @pytest.mark.parametrize("what", ["labels", "padding"])
 def test_what_is_written_to_between_calls_is_read_again(what: str, seen: bool) -> None:
     """Also by numpy, whose writing torch does not count."""
-    labels, given = what == "labels", tensors(1, 1, 8, 8)
-    spec = spec_of("input d: ids attend same(d)" if labels else "attend window(radius = 9)")
-    array = np.zeros((1, 8), dtype=np.int64) if labels else np.ones((1, 8), dtype=bool)
+    labels, given = what == "labels", tensors(1, 1, 40, 40)
+    body = "input d: ids attend where(d(q) - d(k) <= 0)" if labels else "attend window(radius = 9)"
+    spec, array = spec_of(body), np.full((1, 40), not labels, np.int64 if labels else bool)
     module, x = spec.compile(), torch.from_numpy(array)
 
     def call(module: CompiledAttention, x: torch.Tensor) -> torch.Tensor:

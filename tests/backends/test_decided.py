@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from attention_checks import learner_of
 from population import spec_of
 from views import KERNELS, Call, Case, errors, taken
 
@@ -64,10 +65,7 @@ def test_backends_compute_what_the_definition_does(body: str, n: int) -> None:
 def test_what_is_learned_is_differentiated_twice(body: str) -> None:
     given, grads = [torch.randn(1, 1, 11, 6).double().requires_grad_() for _ in range(3)], []
     for backend in ("auto", "tables", "dense"):
-        module = spec_of(body).compile(backend, head_size=6).double()
-        torch.manual_seed(1)
-        for x in module.parameters():
-            torch.nn.init.normal_(x, std=0.3)
+        module = learner_of(body, 6, backend)
         asked = [*given, *module.parameters()]
         first = torch.autograd.grad((module(*given) ** 2).sum(), asked, create_graph=True)
         second = torch.cat([x.flatten() for x in first]).square().sum()

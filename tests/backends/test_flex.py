@@ -116,7 +116,18 @@ def traced() -> Iterator[None]:
 
 NAMES = [*population()]
 QUICK = (
-    *("window", "blocks", "softmax1", "both", "by layer", "random", "five residues", "shifted"),
+    *(
+        "full",
+        "causal",
+        "window",
+        "blocks",
+        "softmax1",
+        "both",
+        "by layer",
+        "random",
+        "five residues",
+        "shifted",
+    ),
     *("documents", "few marked tokens", "length", "times", "documents moved"),
 )
 

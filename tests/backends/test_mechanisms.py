@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from attention_checks import tensors
+from attention_checks import learner_of, tensors
 from population import BODIES, spec_of
 from sweeps import in_turn
 from torch.nn.functional import scaled_dot_product_attention
@@ -25,14 +25,6 @@ MECHANISMS = [
     for name, body in BODIES.items()
     if any(x.mechanism and not x.graph for x in spec_of(body).program.attends)
 ]
-
-
-def module_of(body: str, size: int = 8) -> CompiledAttention:
-    module = spec_of(body).compile(head_size=size).double()
-    with torch.no_grad():
-        for x in module.parameters():
-            x.normal_(generator=torch.Generator().manual_seed(1))
-    return module
 
 
 # --- numbers at the edge -------------------------------------------------------------------------
@@ -57,7 +49,7 @@ def module_of(body: str, size: int = 8) -> CompiledAttention:
     ),
 )
 def test_no_input_divides_by_zero(text: str, size: float) -> None:
-    module = module_of(f"causal attend {text}").float()
+    module = learner_of(f"causal attend {text}").float()
     q, k, v = tensors(1, 2, 70, 70, dtype=torch.float32)
     out = module(q.abs() * size, k.abs() * size, v)
     assert all(x.isfinite().all() for x in (out, *torch.autograd.grad(out.sum(), (q, k, v))))
@@ -70,7 +62,7 @@ def test_rows_of_zeros_have_no_direction_and_no_gradient(text: str, kind: torch.
     for x in given[:2]:
         x[:, :, ::3] = 0
     q, k, v = (x.requires_grad_() for x in given)
-    out = module_of(f"causal attend {text}").float()(q, k, v)
+    out = learner_of(f"causal attend {text}").float()(q, k, v)
     grads = torch.autograd.grad(out.float().square().sum(), (q, k, v))
     assert all(x.isfinite().all() for x in grads)
     for x in grads[:2]:
@@ -96,7 +88,7 @@ def test_features_that_grow_by_powers_of_ten_agree_with_float64() -> None:
 def test_what_is_no_number_stays_none(body: str) -> None:
     q, k, v = (x.detach() for x in tensors(1, 1, 12, 12, dtype=torch.float32))
     q[0, 0, 5] = math.nan
-    assert module_of(f"attend {body}").float()(q, k, v)[0, 0, 5].isnan().all()
+    assert learner_of(f"attend {body}").float()(q, k, v)[0, 0, 5].isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -127,7 +119,7 @@ def test_long_sequences_with_and_without_gradients(body: str, n: int, by: float)
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_calls_of_nothing(name: str) -> None:
-    module = module_of(BODIES[name])
+    module = learner_of(BODIES[name])
     heads = spec_of(BODIES[name]).heads or 2
     for batch, n in ((2, 0), (0, 3)):
         given = tensors(batch, heads, n, n)
@@ -144,7 +136,7 @@ def test_calls_of_nothing(name: str) -> None:
     ],
 )
 def test_no_bit_of_a_row_depends_on_the_future(body: str) -> None:
-    module = module_of(body).float()
+    module = learner_of(body).float()
     q, k, v = (x.detach() for x in tensors(1, 2, 130, 130, dtype=torch.float32))
     before = module(q, k, v)
     for at in (1, 64, 100):
@@ -158,7 +150,7 @@ def test_no_bit_of_a_row_depends_on_the_future(body: str) -> None:
 def test_derivatives_of_derivatives(name: str) -> None:
     if "maxima" in name:
         pytest.skip("differences across the corners of a maximum are no derivatives")
-    module = module_of(BODIES[name], 2)
+    module = learner_of(BODIES[name], 2)
     given = tensors(1, spec_of(BODIES[name]).heads or 1, 5, 5, size=2)
     assert torch.autograd.gradgradcheck(module, given, fast_mode=True, rtol=1e-4, atol=1e-6)
 
@@ -187,7 +179,7 @@ def test_memory_is_that_of_a_few_tensors(body: str, padded: bool) -> None:
     """Forward and backward: n x n numbers, like n x d x d_v, are 16 times as many as q, k, v and
     the output."""
     n, size = 4096, 64
-    module = module_of(body, size).float()
+    module = learner_of(body, size).float()
     given = tensors(1, 1, n, n, size=size, dtype=torch.float32)
     padding = torch.ones(1, n, dtype=torch.bool) if padded else None
 
@@ -342,7 +334,7 @@ def test_what_is_learned_bounds_the_length() -> None:
     ],
 )
 def test_dropped_weights_keep_the_mean(body: str) -> None:
-    module = module_of(f"attend {body}")
+    module = learner_of(f"attend {body}")
     given = [x.detach() for x in tensors(1, 2, 12, 12)]
     plain = module(*given)
     torch.manual_seed(0)

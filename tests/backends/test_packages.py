@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -122,7 +121,7 @@ def nystrom_pair(landmarks: int, width: int) -> tuple[CompiledAttention, torch.n
         SIZE, SIZE, 1, num_landmarks=landmarks, residual_conv_kernel=width
     ).double()
     theirs.to_qkv, theirs.to_out = torch.nn.Identity(), torch.nn.Identity()
-    ours = learner_of(f"attend nystrom(landmarks = {landmarks}, conv = {width})", SIZE, SIZE)
+    ours = learner_of(f"attend nystrom(landmarks = {landmarks}, conv = {width})", SIZE)
     with torch.no_grad():
         ours.get_parameter("nystrom_kernel").copy_(theirs.res_conv.weight.view(1, 1, width))
     return ours, theirs
@@ -171,7 +170,7 @@ def test_linformer_is_that_of_its_package(share: str, n: int) -> None:
         # its own option makes the values the keys
         theirs.proj_v = theirs.proj_k
     body = f"attend linformer(rank = {rank}, share = {share}, max_length = {longest})"
-    ours = learner_of(body, SIZE, SIZE)
+    ours = learner_of(body, SIZE)
     with torch.no_grad():
         ours.get_parameter("linformer_keys").copy_(theirs.proj_k.T)
         if share == "head":
@@ -234,10 +233,3 @@ def test_local_attention_pads_at_the_end() -> None:
         lambda *_: theirs(q, k, v, mask=padding),
         given,
     )
-
-
-def test_packages_scale_by_the_root_of_the_size_of_a_head() -> None:
-    q, k, v = given = tensors(1, 1, 7, 7)
-    weights = torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(SIZE), -1)
-    theirs = local_attention.LocalAttention(7, use_rotary_pos_emb=False)
-    torch.testing.assert_close(theirs(*given), weights @ v)

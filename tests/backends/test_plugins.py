@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from attention_checks import GRAPHS, assert_agree, defined, tensors, with_gradients
+from attention_checks import GRAPHS, tensors
 from population import spec_of
 from transcripts import ROOT, blocks
+from views import Call, Case, errors_of
 
 from attnspec import AttnSpecError
 from attnspec.backends import BACKENDS, plugins
@@ -80,12 +81,8 @@ def test_the_example_of_the_page_computes_what_specs_say(site: Path) -> None:
     for name, body in GRAPHS.items():
         found = verify(spec_of(body).program, 33, backend="fused")
         assert found.ok, (name, str(found))
-    spec, module = spec_of(GRAPHS["empty rows"]), spec_of(GRAPHS["empty rows"]).compile("fused")
-    given = tensors(2, 4, 5, 19, key_heads=2)
-    padding = torch.ones(2, 19, dtype=torch.bool)
-    padding[1, :7] = False
-    exact = with_gradients(defined(spec, *given, padding=padding), given)
-    assert_agree(with_gradients(module(*given, key_padding_mask=padding), given), exact, exact)
+    call = Call(Case(spec_of(GRAPHS["empty rows"]), 19), "several", torch.float64)
+    assert errors_of(call, call.case.spec.compile("fused")) == []
 
 
 def test_it_is_planned_like_any_other(site: Path) -> None:
@@ -102,8 +99,8 @@ def test_it_is_planned_like_any_other(site: Path) -> None:
 def test_auto_takes_the_cheapest(site: Path) -> None:
     install(site, FUSED.replace("5e-5 + 2.5e-9 *", "1e-15 *"))
     assert spec_of(WINDOW).plan(512).steps[0].chosen.name == "fused"
-    given = tensors(1, 2, 300, 300)
-    assert torch.allclose(spec_of(WINDOW).compile()(*given), defined(spec_of(WINDOW), *given))
+    call = Call(Case(spec_of(WINDOW), 300), "plain", torch.float64)
+    assert errors_of(call, call.case.spec.compile()) == []
 
 
 def test_nothing_is_imported_before_a_plan_is_made(site: Path) -> None:
@@ -153,11 +150,10 @@ def test_a_name_is_offered_once(site: Path) -> None:
         spec_of(WINDOW).compile("fused")
 
 
-def test_a_folder_that_is_named_twice_counts_once(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_named_twice_counts_once(site: Path) -> None:
     install(site, FUSED)
-    monkeypatch.syspath_prepend(str(site))
+    sys.path.insert(0, str(site))
+    forget()
     assert "fused" in str(spec_of(WINDOW).plan(64, backend="fused"))
 
 

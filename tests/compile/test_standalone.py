@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -170,17 +170,18 @@ ON_GPU = (
     "body", [*ON_GPU[:1], *(pytest.param(body, marks=pytest.mark.slow) for body in ON_GPU[1:])]
 )
 @torch.no_grad()
-def test_flex_attention_computes_the_same(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flex_attention_computes_the_same(body: str, tmp_path: Path) -> None:
     # what is done on a GPU, traced as there and run here
-    spec = spec_of(body)
-    space = run(spec, body_of(spec).replace("not q.is_cuda", "False").replace("q.is_cuda", "True"))
+    spec, name = spec_of(body), f"alone_{ON_GPU.index(body)}"
+    text = body_of(spec).replace("not q.is_cuda", "False").replace("q.is_cuda", "True")
+    (tmp_path / "file.py").write_text(text, encoding="utf-8")
+    # tracing looks the names of functions up in their module
+    found: Any = spec_from_file_location(name, tmp_path / "file.py")
+    sys.modules[name] = module = module_from_spec(found)
+    found.loader.exec_module(module)
+    space = module.__dict__
     traced = torch.compile(flex_attention, dynamic=False, backend="eager")
     space["flex"] = lambda: traced
-    # tracing looks the names of functions up in their module
-    space["__name__"] = f"alone_{ON_GPU.index(body)}"
-    module = ModuleType(space["__name__"])
-    monkeypatch.setitem(sys.modules, space["__name__"], module)
-    module.__dict__.update(space)
     there, here = space["Sample"](), run(spec)["Sample"]()
     for parameter in here.parameters():
         torch.nn.init.normal_(parameter)

@@ -48,19 +48,21 @@ def test_lengths_layers_and_types_are_told_apart(body: str, backend: str) -> Non
 
 
 def test_memory_does_not_grow_with_the_number_of_lengths() -> None:
-    module = module_of("causal attend window(before = 9, after = 0) | random(keys = 2)")
+    module = module_of("causal attend window(before = 9, after = 0) | columns(first(2))")
 
     def steps(first: int) -> int:
         with torch.no_grad():
-            for n in range(first, first + 40):
-                module(*tensors(1, 2, 1, n, size=4, dtype=torch.float32))
+            for n in range(first, first + 50):
+                module(*tensors(1, 2, n, n, size=4, dtype=torch.float32))
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
 
+    # more lengths than are kept
     steps(20)
+    steps(70)
     tracemalloc.start()
     try:
-        before, after = steps(60), steps(100)
+        before, after = steps(120), steps(170)
     finally:
         tracemalloc.stop()
     # tables of the longest sequences are longer by a few hundred kilobytes

@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-from typing import Any
 
 import pytest
 import torch
-from attention_checks import GRAPHS, tensors, with_gradients
+from attention_checks import GRAPHS, learner_of, tensors, with_gradients
 from population import spec_of
 from torch import nn
 from torch.nn.utils import parametrize
@@ -25,13 +24,6 @@ BODIES = (
 TAKING_GRAPHS = [name for name in KERNELS if name not in ("rows", "factored")]
 
 
-def drawn(body: str) -> Any:
-    module = spec_of(body).compile(head_size=8)
-    for parameter in module.parameters():
-        nn.init.normal_(parameter)
-    return module
-
-
 def given(n: int = 40, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     return [x.detach() for x in tensors(2, 4, n, n, key_heads=2, dtype=dtype)]
 
@@ -43,7 +35,7 @@ def given(n: int = 40, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]
 def test_what_is_not_a_number_is_never_hidden(body: str) -> None:
     """A row that reads it is not a number; a query's own stays in its row. That masked NaN may
     reach other rows, 0 times NaN being NaN, is said where the module is described."""
-    module, (q, k, v) = drawn(body), given()
+    module, (q, k, v) = learner_of(body).float(), given()
     reads = module.pairs(q, k)[:, :, :, 5]
     for bad in (torch.nan, torch.inf, -torch.inf):
         broken = v.clone()
@@ -62,7 +54,7 @@ def test_what_is_not_a_number_is_never_hidden(body: str) -> None:
 def test_large_and_small_numbers(body: str, dtype: torch.dtype) -> None:
     """Products above what half types hold, values at their end, and denormal numbers."""
     # heads of size 4 are scaled by an exact half, so that equal scores stay equal
-    module, (q, k, v) = drawn(body), (x[..., :4] for x in given())
+    module, (q, k, v) = learner_of(body).float(), (x[..., :4] for x in given())
     largest = torch.finfo(dtype).max / (1 if dtype == torch.float16 else 64)
     scale = 240.0 if dtype == torch.float16 else 2.0**27
     loud = [(x.sign() * scale).to(dtype) for x in (q, k)] + [v.sign().to(dtype) * largest]
@@ -157,7 +149,7 @@ def test_what_stands_at_padding_is_never_read(body: str) -> None:
 
 @pytest.mark.parametrize("body", [*BODIES[:4], "input x: ids attend same(x)"])
 def test_padding_and_inputs_are_not_written_over_before_derivatives(body: str) -> None:
-    module, parts = drawn(body), [x.requires_grad_() for x in given()]
+    module, parts = learner_of(body).float(), [x.requires_grad_() for x in given()]
     real, x = torch.arange(40) < torch.tensor([[40], [30]]), torch.randint(3, (2, 40))
     more = {"inputs": {"x": x}} if "input" in body else {"key_padding_mask": real}
     out, lse = module(*parts, return_lse=True, **more)
@@ -177,7 +169,7 @@ def test_padding_and_inputs_are_not_written_over_before_derivatives(body: str) -
 
 
 def test_hooks_and_parametrizations() -> None:
-    module, parts, seen = drawn(BODIES[2]), given(), []
+    module, parts, seen = learner_of(BODIES[2]).float(), given(), []
 
     class Twice(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -194,7 +186,9 @@ def test_hooks_and_parametrizations() -> None:
 
 
 def test_tables_of_layers_and_heads_are_their_own() -> None:
-    module = drawn("layers 2 heads 3 attend full score bias(buckets = 4) layer 1 { attend self }")
+    module = learner_of(
+        "layers 2 heads 3 attend full score bias(buckets = 4) layer 1 { attend self }"
+    )
     (table,) = module.parameters()
     assert table.shape == (2, 3, 4)
     module.reset_parameters()

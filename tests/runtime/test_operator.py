@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from attnspec import SelfAttention
 from attnspec.runtime import CompiledAttention
 
-LENGTHS = (70, 33, 64, 5, 2, 300, 65)
+LENGTHS = (70, 33, 64, 2, 130)
 
 BODIES = {
     "static": "causal attend window(before = isqrt(n), after = 0) | columns(first(2))",
@@ -66,7 +66,7 @@ def check_same(found: torch.Tensor, meant: torch.Tensor, leaves: Sequence[torch.
 
 @pytest.mark.parametrize(
     ("name", "n_q"),
-    [*((name, None) for name in SOME), ("bias", 3)],
+    [("static", None), ("input", None), ("hybrid", None), ("bias", 3)],
 )
 def test_one_graph_for_all_lengths(name: str, n_q: int | None) -> None:
     """Of whole sequences, or of the last queries in steps of generation."""

@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from attention_checks import with_gradients
-from population import spec_of
+from attention_checks import learner_of, with_gradients
 
 from attnspec import packed
 from attnspec.runtime import CompiledAttention
@@ -45,13 +44,6 @@ BODIES = (
 
 def offsets(lengths: Sequence[int] = LENGTHS) -> torch.Tensor:
     return torch.tensor([0, *lengths]).cumsum(0)
-
-
-def module_of(body: str) -> CompiledAttention:
-    module = spec_of(body).compile(head_size=8).double()
-    for parameter in module.parameters():
-        torch.nn.init.normal_(parameter)
-    return module
 
 
 def tokens(
@@ -95,7 +87,7 @@ def test_documents_are_each_by_itself(body: str, short: bool) -> None:
     """Also of fewer queries than keys, the last ones of each document; flat or nested."""
     if short and "nystrom" in body:
         pytest.skip("takes the queries of all positions")
-    module, parts = module_of(body), tokens(queries=sum(SHORT) if short else None)
+    module, parts = learner_of(body), tokens(queries=sum(SHORT) if short else None)
     before, inputs, layer = set(module.state_dict()), inputs_of(module), int("layers" in body)
     ends = [offsets(SHORT), offsets()] if short else [offsets()]
     found = packed(module, *parts, *ends, layer=layer, inputs=inputs)
@@ -125,7 +117,7 @@ def test_documents_are_each_by_itself(body: str, short: bool) -> None:
 @pytest.mark.parametrize("body", [BODIES[0], BODIES[11]])
 def test_no_documents_and_no_tokens(body: str, lengths: tuple[int, ...]) -> None:
     parts = tokens(sum(lengths))
-    out = packed(module_of(body), *parts, offsets(lengths))
+    out = packed(learner_of(body), *parts, offsets(lengths))
     assert out.shape == parts[0].shape
     found = with_gradients(out, parts)[1:]
     assert all(g.shape == x.shape for g, x in zip(found, parts, strict=True))
@@ -134,7 +126,7 @@ def test_no_documents_and_no_tokens(body: str, lengths: tuple[int, ...]) -> None
 # of torch.compile, for tensors that it finds between two graphs
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_autocast_dropout_and_a_compiled_step() -> None:
-    module, parts, ends = module_of(BODIES[0]).float(), tokens(), offsets()
+    module, parts, ends = learner_of(BODIES[0]).float(), tokens(), offsets()
     q, k, v = (x.detach().float() for x in parts)
     parts = q, k, v
     with torch.autocast("cpu", torch.bfloat16):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import attnspec
 from attnspec.examples import train
@@ -23,14 +24,20 @@ def test_every_block_has_its_layer() -> None:
     assert losses[-1] < losses[0] - 1
 
 
-def test_what_cannot_be_trained_is_said_without_a_traceback(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    for words, said in (
-        (["--device", "cuda"], "torch finds no GPU here"),
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        pytest.param(
+            ["--device", "cuda"],
+            "torch finds no GPU here",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
         (["--spec", "swin"], "`attnspec zoo swin`, in Python"),
-    ):
-        with pytest.raises(SystemExit, match="2"):
-            train.main(words)
-        assert said in capsys.readouterr().err
+    ],
+)
+def test_what_cannot_be_trained_is_said_without_a_traceback(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        train.main(words)
+    assert said in capsys.readouterr().err
