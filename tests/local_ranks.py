@@ -36,12 +36,11 @@ AXES = {"tokens": 1, "ids": 1, "numbers": 1, "choices": 2, "buckets": 3}
 
 class Found(NamedTuple):
     """What one rank finds: the whole output, log-sum-exps if there are any and gradients of q, k
-    and v; its share of gradients of what is learned; how the layer goes; the bytes of rows that
-    reached it, and as many as were planned."""
+    and v; its share of gradients of what is learned; the bytes of rows that reached it, and as many
+    as were planned."""
 
     whole: list[torch.Tensor]
     learned: list[torch.Tensor]
-    how: str
     received: int
     planned: int
 
@@ -156,10 +155,10 @@ class Shards:
             if "log-sum-exps" not in str(error):
                 raise
             found = self.found(par, self.dtype, False, par.shard, mesh)
-        received, plan = par.bytes_received, par.plan(self.n, layer=self.layer)
+        plan = par.plan(self.n, layer=self.layer)
         whole = [par.unshard(x) if x.dim() > 2 else x for x in found[:5]]
         planned = plan.bytes_received[mesh.get_local_rank()]
-        return Found(whole, found[5:], plan.layers[0].how, received, planned)
+        return Found(whole, found[5:], par.bytes_received, planned)
 
     def differing(self, found: Sequence[Found]) -> list[str]:
         """In what ranks differ from one process, and from each other."""

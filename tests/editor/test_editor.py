@@ -9,6 +9,7 @@ import random
 import re
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 from collections.abc import Iterator
@@ -45,22 +46,20 @@ class Editor:
     """The client's side of the protocol: messages framed by their length, answers by their id."""
 
     def __init__(self, folder: Path) -> None:
+        self.errors = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "attnspec", "lsp"],
             cwd=folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self.errors,
         )
         self.folder = folder
         self.received: queue.Queue[Json | None] = queue.Queue()
-        self.errors: list[bytes] = []
         self.count = 0
         self.messages: list[Json] = []
-        targets = (self._read, self._drain)
-        self.threads = [threading.Thread(target=each, daemon=True) for each in targets]
-        for thread in self.threads:
-            thread.start()
+        self.thread = threading.Thread(target=self._read, daemon=True)
+        self.thread.start()
 
     def _read(self) -> None:
         stream = self.process.stdout
@@ -73,16 +72,11 @@ class Editor:
                 self.received.put(json.loads(stream.read(int(value))))
         self.received.put(None)
 
-    def _drain(self) -> None:
-        assert self.process.stderr is not None
-        self.errors.extend(self.process.stderr)
-
     def close(self) -> None:
         """The end of the process, and of what was open to it."""
         self.process.wait(10)
-        for thread in self.threads:
-            thread.join(10)
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+        self.thread.join(10)
+        for stream in (self.process.stdin, self.process.stdout, self.errors):
             assert stream is not None
             stream.close()
 
@@ -94,7 +88,9 @@ class Editor:
 
     def _next(self) -> Json:
         message = self.received.get(timeout=60)
-        assert message is not None, b"".join(self.errors).decode()
+        if message is None:
+            self.errors.seek(0)
+            pytest.fail(self.errors.read().decode())
         self.messages.append(message)
         return message
 

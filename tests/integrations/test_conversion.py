@@ -10,7 +10,6 @@ import pytest
 import torch
 from model_families import BY_STEM, Family
 from tiny_models import (
-    CAUSAL,
     FULL,
     IMAGES,
     TOLERANCE,
@@ -66,30 +65,6 @@ def test_undo_gives_back_what_was_there_before() -> None:
     assert {layer.kind for layer in used_by(model)} == {"dense"}
 
 
-def test_the_report_counts_what_each_head_reads() -> None:
-    text = """attention few { layers 3 heads 4 attend window(radius = 1)
-        layer 1 { head 2..3 { attend columns(first(2)) } } }"""
-    spec = attnspec.parse(text)
-    done = convert(bert("eager"), spec)
-    report = spec.analyse(64)
-    first, other = report.per_head[0, 0], report.per_head[1, 3]
-    assert str(done).splitlines()[-3:] == [
-        "`few` at n = 64",
-        f"  layer 0, 2 every head, layer 1 head 0..1: {first.edges:,} pairs, at most 3 keys of a"
-        f" query, {first.density:.3g} of all",
-        f"  layer 1 head 2..3: {other.edges:,} pairs, at most 2 keys of a query,"
-        f" {other.density:.3g} of all",
-    ]
-    assert f"{spec.analyse(7).per_head[0, 0].edges} pairs" in done.report(7)
-    marked = attnspec.parse("attention m { input x: tokens attend columns(x) }")
-    assert "input" in str(convert(bert("eager"), marked)).splitlines()[-1]
-
-
-def test_windows_that_are_replaced_are_named() -> None:
-    done = convert(BY_STEM["Gemma3Text"].build(), attnspec.parse(CAUSAL))
-    assert "in place of sliding_attention in 2 layers" in str(done)
-
-
 # --- layers, sides, tokens of the model's own -----------------------------------------------------
 
 
@@ -99,23 +74,6 @@ def test_layers_are_numbered_as_they_come(stem: str) -> None:
     done = convert(family.build(), spec)
     assert [layer.what[-7:] for layer in done.layers] == ["layer 0", "layer 1"]
     assert_attends(done.model, spec, call=family.inputs())
-
-
-def test_sides_are_counted_each_for_itself() -> None:
-    model = BY_STEM["Whisper"].build(
-        max_position_embeddings=..., n_positions=..., max_target_positions=40
-    )
-    encoder, decoder, cross = (attnspec.parse(text) for text in (FULL, CAUSAL, BAND))
-    done = convert(model, encoder=encoder, decoder=decoder, cross=cross)
-    lengths = [line for line in str(done).splitlines() if line.startswith("`")]
-    assert lengths == ["`full_attention` at n = 13", "`past` at n = 40", "`band` at m = n = 13"]
-    model = BY_STEM["Bart"].build(decoder_layers=3)
-    right = attnspec.parse("attention r { layers 3 causal attend full layer 2 { attend self } }")
-    convert(model, encoder=attnspec.parse(LAYERED), decoder=right)
-    assert [x.what for x in used_by(model) if x.kind == "spec"] == [
-        *(f"`layered`, layer {layer}" for layer in range(2)),
-        *(f"`r`, layer {layer}" for layer in range(3)),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from model_families import (
     specs_of,
 )
 from tiny_models import (
-    CAUSAL,
     FULL,
     TOLERANCE,
     bert,
@@ -27,7 +26,6 @@ from tiny_models import (
     named,
     tokens,
 )
-from transcripts import blocks, run_python
 
 import attnspec
 from attnspec.integrations.transformers import SpecCache, convert, used_by
@@ -44,12 +42,6 @@ GREEDY: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
 def test_the_page_says_what_comes_of_a_spec(family: Family) -> None:
     assert row(family) == CELLS[family.stem]
-
-
-def test_the_pages_python_runs() -> None:
-    names: dict[str, object] = {}
-    for number, block in enumerate(blocks(PAGE.read_text(encoding="utf-8"))):
-        run_python(block, names, f"{PAGE.name}, block {number}")
 
 
 @pytest.mark.parametrize("family", TAKING, ids=str)
@@ -142,20 +134,6 @@ def test_models_that_inherit_or_contain_code_of_their_own_are_refused() -> None:
 
 
 # --- what each layer uses ---------------------------------------------------------------------
-
-
-def test_a_line_for_each_layer() -> None:
-    text = "attention lines { layers 3 attend full layer 0 { attend self } }"
-    assert str(used_by(bert(named(text)))).splitlines() == [
-        f"encoder.layer.{layer}.attention.self: spec, `lines`, layer {layer}" for layer in range(3)
-    ]
-    model = bert("eager")
-    assert {layer.kind for layer in used_by(model)} == {"dense"}
-    model.set_attn_implementation(attn_implementation="sdpa")
-    assert str(used_by(model)[0]).endswith(": dense, `sdpa` of transformers")
-    assert used_by(torch.nn.Linear(2, 2)) == ()
-    own = torch.nn.Sequential(attnspec.SelfAttention(attnspec.parse(CAUSAL), 8, 2))
-    assert str(used_by(own)) == "0.attention: spec, `past`"
 
 
 def test_layers_are_known_without_source() -> None:

@@ -1,5 +1,5 @@
-"""What models and specs that do not fit each other are refused with, before anything is changed:
-the calls of a file, and the words of each."""
+"""What is said of models that are given specs, and the words with which those that do not fit are
+refused before anything is changed: the calls of a file, and the words of each."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 from typing import Any
 
 import torch
-import transformers
 from goldens import Golden
 from model_families import BY_STEM
 from population import spec_of
 from tiny_models import called, named, tiny, tokens
 
+import attnspec
 from attnspec import AttnSpecError
 from attnspec.integrations.transformers import (
     SpecCache,
@@ -24,6 +24,7 @@ from attnspec.integrations.transformers import (
 from attnspec.integrations.transformers import convert as converted
 
 IDS, FULL, CAUSAL = tokens(1, 5), spec_of("attend full"), spec_of("causal attend full")
+BAND = spec_of("cross attend where(abs(q - k) <= 2)")
 
 
 def build(stem: str, /, *given: Any, **settings: Any) -> Any:
@@ -55,14 +56,15 @@ def write(body: str, cached: bool = False) -> None:
 
 
 NAMES = {
-    **{"torch": torch, "transformers": transformers, "IDS": IDS, "FULL": FULL, "CAUSAL": CAUSAL},
+    **{"torch": torch, "attnspec": attnspec, "IDS": IDS},
+    **{"FULL": FULL, "CAUSAL": CAUSAL, "BAND": BAND},
     **{x.__name__: x for x in (build, called, convert, name, register, spec_of, tiny, write)},
     **{x.__name__: x for x in (bert_from_bigbird, roberta_from_longformer, used_by)},
 }
 """What the calls of the file are made of."""
 
 
-def test_what_is_refused_and_the_way_out(golden: Golden) -> None:
+def test_what_is_said_and_refused(golden: Golden) -> None:
     def answer(line: str) -> tuple[str, list[str]]:
         call = line.partition(": ")[2]
         try:

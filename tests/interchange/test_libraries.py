@@ -7,7 +7,6 @@ the zoo. What no spec says is on the page of the room, with its reason.
 
 from __future__ import annotations
 
-import doctest
 from pathlib import Path
 from typing import Any
 
@@ -226,14 +225,11 @@ def test_what_others_have_is_an_error_that_names_what_there_is(body: str, words:
         attnspec.parse(f"attention a {{ input distance: ids attend {body} }}")
 
 
-def test_the_page_says_what_happens_and_what_no_spec_says() -> None:
+def test_the_page_says_what_no_spec_says() -> None:
     page = PAGE.read_text(encoding="utf-8")
     names = """Sandwich Graphormer MLA undo_softmax selected_attention NumpyMask MaterializedMask
         make_random_mask OnlineFunc Hedgehog RetNet compressed_sparse_attention max_seq_length"""
     assert [x for x in (*names.split(), "dynamic masks") if x not in page] == []
-    found = doctest.testfile(str(PAGE), module_relative=False, optionflags=doctest.ELLIPSIS)
-    assert found.attempted > 15
-    assert found.failed == 0
 
 
 def test_every_spec_of_the_zoo_is_there_by_name() -> None:
