@@ -34,16 +34,23 @@ def interpreted() -> Iterator[None]:
 
         patch.setattr(interpreter, "_patch_attr", _called_with_semantics)
         scopes = [interpreter._patch_lang(each.fn) for each in (kernels.attend, tl.zeros)]
-        patch.setattr(interpreter, "_patch_lang", lambda fn: _Patched())
-        patch.setattr(interpreter.GridExecutor, "_restore_args_dev", lambda *given: None)
-        _keep_types(patch)
-        _leave_alike(patch)
+        for replaced in (
+            (interpreter, "_patch_lang", lambda fn: _Patched()),
+            (interpreter.GridExecutor, "_restore_args_dev", lambda *given: None),
+            *_kept_types(),
+            *_left_alike(),
+        ):
+            patch.setattr(*replaced)
         yield
         for scope in reversed(scopes):
             scope.restore()
 
 
-def _keep_types(patch: pytest.MonkeyPatch) -> None:
+Replaced = tuple[Any, str, Any]
+"""Whose attribute is replaced, its name, and what stands for it."""
+
+
+def _kept_types() -> Iterator[Replaced]:
     """Types of blocks, their shapes and those of numpy are made once for each of a kind, not for
     every value: a third of the interpreter's time."""
     numpy_type, new_block = interpreter._get_np_dtype, tl.block_type.__init__
@@ -72,9 +79,9 @@ def _keep_types(patch: pytest.MonkeyPatch) -> None:
         self.handle, self.type, self.dtype = handle, kind, kind.scalar
         self.numel, self.shape = shapes[shape]
 
-    patch.setattr(interpreter, "_get_np_dtype", numpy_type_of)
-    patch.setattr(tl.block_type, "__init__", block)
-    patch.setattr(tl.tensor, "__init__", tensor)
+    yield interpreter, "_get_np_dtype", numpy_type_of
+    yield tl.block_type, "__init__", block
+    yield tl.tensor, "__init__", tensor
 
 
 BUILTIN = tl.core.builtin(lambda: None).__code__
@@ -92,7 +99,7 @@ def _called_with_semantics(obj: Any, name: str, member: Any, builder: Any, scope
     scope.set_attr(obj, name, call)
 
 
-def _leave_alike(patch: pytest.MonkeyPatch) -> None:
+def _left_alike() -> Iterator[Replaced]:
     """Blocks of one shape and one type are not made so again; and whether integers of 32 bits run
     over is not computed, since it is said in debugging alone."""
     semantic, builder = interpreter.interpreter_semantic, interpreter.interpreter_builder
@@ -110,9 +117,9 @@ def _leave_alike(patch: pytest.MonkeyPatch) -> None:
             return of_one_shape(one, other)
         return converted(one, other, *more, **named)
 
-    patch.setattr(semantic, "broadcast_impl_value", of_one_shape)
-    patch.setattr(semantic, "binary_op_type_checking_impl", of_one_type)
-    patch.setattr(builder, "options", replace(builder.options, sanitize_overflow=False))
+    yield semantic, "broadcast_impl_value", of_one_shape
+    yield semantic, "binary_op_type_checking_impl", of_one_type
+    yield builder, "options", replace(builder.options, sanitize_overflow=False)
 
 
 def compiled_for_a_gpu(text: str, folder: Path, capability: int = 90) -> list[list[str]]:
