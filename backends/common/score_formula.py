@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -95,6 +96,12 @@ class Formula:
             for change in work.changes
             if isinstance(change, Bias)
         }
+
+    def of_heads(self, places: Sequence[int]) -> Formula:
+        """The formula of some of the heads, by their places among them."""
+        some = copy(self)
+        some.slopes = {change: slopes[list(places)] for change, slopes in self.slopes.items()}
+        return some
 
     @property
     def needs_distance(self) -> bool:
