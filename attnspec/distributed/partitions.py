@@ -105,19 +105,16 @@ def head_tail(n: int, ranks: int) -> Partition:
 def by_residue(n: int, ranks: int, step: int) -> Partition | None:
     """Whole classes of positions modulo a step, or equal parts of one; None where they do not come
     out even."""
-    runs: list[tuple[tuple[int, int], ...]] = []
-    if step >= ranks:
-        if step % ranks and step < 4 * ranks:
-            return None
-        for first, end in itertools.pairwise(rank * step // ranks for rank in range(ranks + 1)):
-            runs.append(tuple((residue, n) for residue in range(first, min(end, n))))
-    elif ranks % step:
+    parts = max(1, ranks // step)
+    if step * parts % ranks and step < 4 * ranks:
         return None
-    else:
-        for residue in range(step):
-            count = max(0, -((residue - n) // step))
-            for low, high in _even(0, count, ranks // step):
-                runs.append(_run(residue + low * step, min(n, residue + high * step)))
+    pieces = [
+        _run(residue + low * step, min(n, residue + high * step))
+        for residue in range(step)
+        for low, high in _even(0, max(0, -((residue - n) // step)), parts)
+    ]
+    ends = itertools.pairwise(rank * len(pieces) // ranks for rank in range(ranks + 1))
+    runs = (tuple(itertools.chain(*pieces[first:end])) for first, end in ends)
     return Partition(f"by residue modulo {step}", n, tuple(runs), step)
 
 
