@@ -19,12 +19,11 @@ from attnspec.backends import BACKENDS
 from attnspec.backends.common.masks import with_data
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.planner import AUTO, backend_of, choose
-from attnspec.graphs.relation import Relation
 from attnspec.layout.edge_count import edges_of
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import dense_seconds
 from attnspec.lower.lower import works_of
-from attnspec.lower.work import Backend, BackendError, Work, is_on_request
+from attnspec.lower.work import Backend, BackendError, is_on_request
 from attnspec.runtime.module import CompiledAttention
 from attnspec.spec import Spec
 from attnspec.verification import sample_inputs
@@ -116,11 +115,6 @@ class Problem:
         q, k, _ = (x.detach() for x in self.tensors)
         return self.module(AUTO).pairs(q, k, layer=self.setting.layer, inputs=self.inputs or None)
 
-    def given(self, relation: Relation) -> Relation:
-        """A relation with the sample's inputs in it."""
-        values = {name: x.numpy() if x.ndim else x.item() for name, x in self.sample.items()}
-        return with_data(relation, values)
-
     @cached_property
     def edges(self) -> float | None:
         """Pairs of one head, the mean over the heads; estimated where counting takes long. None
@@ -129,8 +123,9 @@ class Problem:
             shape = self.setting.batch * self.setting.heads
             return float(self.pairs.sum()) / shape if self.n <= LIMITS.pairs_shown else None
         total = 0.0
+        values = {name: x.numpy() if x.ndim else x.item() for name, x in self.sample.items()}
         for work, heads in self.works:
-            relation = self.given(work.relation)
+            relation = with_data(work.relation, values)
             few = relation.progressions(np.arange(min(self.n, 1)), self.n) is not None
             counted = few or self.n * self.n <= COUNTED
             edges = relation.edges(self.n) if counted else edges_of(relation, self.n, self.n)
@@ -139,14 +134,23 @@ class Problem:
 
     @cached_property
     def plan(self) -> list[str]:
-        """The backend of each group of heads; raises BackendError."""
+        """The names of the backends of each group of heads; raises BackendError."""
+        try:
+            return [backend.name for backend in self.backends(self.setting.backend)]
+        except Refused as refusal:
+            message = f"the backend {self.setting.backend} refuses: {refusal}"
+            raise BackendError(message) from None
+
+    def backends(self, name: str) -> list[Backend]:
+        """The backend of that name, or the planner's choice, for each group of heads; raises
+        Refused."""
         found = []
         for work, _ in self.works:
-            backend = _backend(work, self.setting.backend)
+            backend = choose(work, "cpu") if name == AUTO else backend_of(name)
             refusal = backend.refuses(work, "cpu")
             if refusal is not None:
-                raise BackendError(f"the backend {backend.name} refuses: {refusal}")
-            found.append(backend.name)
+                raise Refused(refusal)
+            found.append(backend)
         return found
 
     def predicted(self, rival: str) -> float | None:
@@ -156,16 +160,11 @@ class Problem:
             return None
         if rival in self._predicted:
             return self._predicted[rival]
-        total = 0.0
-        for work, heads in self.works:
-            if rival in (SDPA, MASK):
-                total += len(heads) * dense_seconds(work)
-                continue
-            backend = _backend(work, rival)
-            refusal = backend.refuses(work, "cpu")
-            if refusal is not None:
-                raise Refused(refusal)
-            total += len(heads) * backend.cost(work)
+        costs = [dense_seconds] * len(self.works)
+        if rival not in (SDPA, MASK):
+            costs = [backend.cost for backend in self.backends(rival)]
+        pairs = zip(costs, self.works, strict=True)
+        total = sum(len(heads) * cost(work) for cost, (work, heads) in pairs)
         self._predicted[rival] = total * self.setting.batch * self.setting.size / 64
         return self._predicted[rival]
 
@@ -186,10 +185,6 @@ class Problem:
         """The output, without gradients."""
         with torch.no_grad():
             return attention(*self.tensors)
-
-
-def _backend(work: Work, name: str) -> Backend:
-    return choose(work, "cpu") if name == AUTO else backend_of(name)
 
 
 def ours(problem: Problem, backend: str) -> Attention:

@@ -94,7 +94,7 @@ def contiguous(n: int, ranks: int) -> Partition:
 
 def head_tail(n: int, ranks: int) -> Partition:
     """Two runs each, from the front and from the back: triangles become even."""
-    ends = _even(0, n, 2 * ranks)
+    ends = _even(n, 2 * ranks)
     return Partition(
         "head-tail",
         n,
@@ -105,19 +105,16 @@ def head_tail(n: int, ranks: int) -> Partition:
 def by_residue(n: int, ranks: int, step: int) -> Partition | None:
     """Whole classes of positions modulo a step, or equal parts of one; None where they do not come
     out even."""
-    runs: list[tuple[tuple[int, int], ...]] = []
-    if step >= ranks:
-        if step % ranks and step < 4 * ranks:
-            return None
-        for first, end in itertools.pairwise(rank * step // ranks for rank in range(ranks + 1)):
-            runs.append(tuple((residue, n) for residue in range(first, min(end, n))))
-    elif ranks % step:
+    parts = max(1, ranks // step)
+    if step * parts % ranks and step < 4 * ranks:
         return None
-    else:
-        for residue in range(step):
-            count = max(0, -((residue - n) // step))
-            for low, high in _even(0, count, ranks // step):
-                runs.append(_run(residue + low * step, min(n, residue + high * step)))
+    pieces = [
+        _run(residue + low * step, min(n, residue + high * step))
+        for residue in range(step)
+        for low, high in _even(max(0, -((residue - n) // step)), parts)
+    ]
+    ends = itertools.pairwise(rank * len(pieces) // ranks for rank in range(ranks + 1))
+    runs = (tuple(itertools.chain(*pieces[first:end])) for first, end in ends)
     return Partition(f"by residue modulo {step}", n, tuple(runs), step)
 
 
@@ -180,7 +177,7 @@ def candidates(
     work = np.sum([each.astype(np.float64) for each in works], axis=0)
     dealt = [head_tail(n, ranks)]
     if n >= 2 * CHUNKS * ranks and CHUNKS * ranks <= MOST_RUNS:
-        chunks = _dealt(_even(0, n, CHUNKS * ranks), work, ranks)
+        chunks = _dealt(_even(n, CHUNKS * ranks), work, ranks)
         dealt.append(Partition("chunks by work", n, chunks))
     for each in dealt:
         # more runs have more rims: they are worth a plan where work comes out more evenly
@@ -215,9 +212,9 @@ def _thinned(cuts: np.ndarray, n: int) -> np.ndarray:
     return np.asarray(cuts[np.flatnonzero(np.diff(part, prepend=-1))], np.int64)
 
 
-def _even(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
-    each, more = divmod(stop - start, parts)
-    ends = [start + part * each + min(part, more) for part in range(parts + 1)]
+def _even(count: int, parts: int) -> list[tuple[int, int]]:
+    each, more = divmod(count, parts)
+    ends = [part * each + min(part, more) for part in range(parts + 1)]
     return list(itertools.pairwise(ends))
 
 

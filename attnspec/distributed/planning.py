@@ -363,11 +363,9 @@ class Planner:
             return heads if times[0] < margin * times[1] else rows
         links = {
             STATES: state_links(works, partition, t),
-            HEADS: None,
+            HEADS: head_links(partition, t) if all(_by_heads(x) for x, _ in works) else None,
             ALL: all_links(partition, t),
         }
-        if all(_by_heads(work) for work, _ in works):
-            links[HEADS] = head_links(partition, t)
         plans = [LayerPlan(numbers, how, "", *x) for how, x in links.items() if x is not None]
         best = min(plans, key=lambda each: each.most)
         others = [f"{x.most:,} bytes would reach a rank as {x.how}" for x in plans if x is not best]

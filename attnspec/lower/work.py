@@ -186,11 +186,6 @@ class Work:
         return decided_in(self.relation)
 
     @property
-    def weighs(self) -> str:
-        """What those change beside pairs, in words."""
-        return "; ".join(leaf.weighs for leaf in self.decided if leaf.weighs)
-
-    @property
     def positions(self) -> tuple[np.ndarray, np.ndarray]:
         """Where queries [n_q] and keys [n_k] stand, int64: what distances are counted by."""
         if self.standing is not None:

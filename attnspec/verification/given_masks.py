@@ -34,10 +34,6 @@ class HeadDifference:
         """Whether they are the same pairs."""
         return not self.only_in_spec and not self.only_in_mask
 
-    def turned(self, pairs: int) -> bool:
-        """Whether the mask has, of so many pairs, just those that the spec leaves out."""
-        return not self.in_both and self.only_in_spec.count + self.only_in_mask.count == pairs
-
     def words(self, n: int) -> list[str]:
         """What is to be said of the head."""
         if self.equal:
@@ -171,7 +167,9 @@ def compare_mask(
         in_both = int(own.sum()) - sides_of[1].count
         heads.append(HeadDifference(each, *sides_of, in_both, (relation, other)))
     pairs, queries = sides.queries * sides.keys, sides.queries if program.cross else None
-    turned = pairs > 0 and all(each.turned(pairs) for each in heads)
+    turned = pairs > 0 and all(
+        not x.in_both and x.only_in_spec.count + x.only_in_mask.count == pairs for x in heads
+    )
     return MaskComparison(program.name, sides.keys, layer, tuple(heads), turned, queries)
 
 
