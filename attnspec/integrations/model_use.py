@@ -100,9 +100,9 @@ def registered(name: object) -> SidesAttention | None:
     return found if isinstance(found, SidesAttention) else None
 
 
-def own_config(model: Any, name: str, layers: Collection[nn.Module] | None = None) -> Before:
-    """Give the parts of a model that attention layers are in, by default all, configs of their own
-    with this attention; returns the configs that modules had.
+def own_config(model: Any, name: str, layers: Collection[nn.Module]) -> Before:
+    """Give the parts of a model that these layers are in configs of their own with this attention;
+    returns the configs that modules had.
 
     A part, a PreTrainedModel that makes its own masks, shares its config with the whole; its layers
     and the masks that it makes go by the copy. A config of the whole holds the copy, too, unless
@@ -116,8 +116,7 @@ def own_config(model: Any, name: str, layers: Collection[nn.Module] | None = Non
         if isinstance(vars(module).get("config"), transformers.PreTrainedConfig):
             parts.setdefault(part, {})[module] = module.config
     attention = {module for _, module in attention_layers(model)}
-    chosen = attention if layers is None else set(layers)
-    switched = [part for part in parts if any(x in chosen for x in parts[part])]
+    switched = [part for part in parts if any(x in layers for x in parts[part])]
     before: Before = {}
     copies: dict[int, Any] = {}
     for part in switched:

@@ -16,6 +16,7 @@ from attnspec.ir.api_checks import index_of
 from attnspec.ir.program import OF_QUERIES, POSITIONS, Input, Program
 from attnspec.ir.scalars import Scalar
 from attnspec.limits import LIMITS
+from attnspec.lower.lower import pair_inputs
 from attnspec.lower.work import Call
 from attnspec.text.diagnostics import did_you_mean
 
@@ -337,7 +338,7 @@ def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tup
         lambda entry, x, axis: x if entry.kind in OF_QUERIES else x.narrow(axis, 0, count),
     )
     tables = {
-        name: x[..., :count] if _is_of_pairs(program, name) else x
+        name: x[..., :count] if name in pair_inputs(program) else x
         for name, x in call.tables.items()
     }
     padding = None if call.padding is None else call.padding[:, :count]
@@ -376,11 +377,17 @@ def check_promise(name: str, at_most: int, marked: torch.Tensor) -> None:
         raise ValueError(f"`{name}` promises at most {at_most} tokens, got {most}")
 
 
-def check_finite(program: Program, tensors: Mapping[str, torch.Tensor]) -> None:
+def check_finite(
+    program: Program,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    data: Mapping[str, torch.Tensor],
+) -> None:
     """Raises ValueError, with the first place, where a tensor holds NaN or an infinity; a score
     that is given may be -inf, which is never chosen."""
-    scores = {entry.name for entry in program.inputs if entry.kind in ("scores", "pairs")}
-    for name, x in tensors.items():
+    scores = {x.name: data[x.name] for x in program.inputs if x.kind in ("scores", "pairs")}
+    for name, x in {"q": q, "k": k, "v": v, **scores}.items():
         if not x.is_floating_point() or x.device.type == "meta":
             continue
         wrong = ~x.isfinite()
@@ -391,7 +398,7 @@ def check_finite(program: Program, tensors: Mapping[str, torch.Tensor]) -> None:
         place = wrong.nonzero()[0].tolist()
         axes = ("sample", "head", "position", "number")
         if name in scores:
-            block = "" if _is_of_pairs(program, name) else " block"
+            block = "" if name in pair_inputs(program) else " block"
             axes = ("sample", "head", f"query{block}", f"key{block}")
         at = ", ".join(f"{axis} {index}" for axis, index in zip(axes, place, strict=False))
         what = f"the input `{name}`" if name in scores else name
@@ -401,16 +408,12 @@ def check_finite(program: Program, tensors: Mapping[str, torch.Tensor]) -> None:
         )
 
 
-def _is_of_pairs(program: Program, name: str) -> bool:
-    return any(entry.name == name and entry.kind == "pairs" for entry in program.inputs)
-
-
 def taken_apart(
     program: Program, data: Mapping[str, torch.Tensor], n_k: int
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """The inputs of a call without those that have a number of each pair, and these as tables,
     [1, H or 1, B, n_q, n_k]: they have gradients."""
-    pairs = {name: x for name, x in data.items() if _is_of_pairs(program, name)}
+    pairs = {name: data[name] for name in pair_inputs(program)}
     for name, x in pairs.items():
         if x.shape[3] != n_k:
             raise ValueError(

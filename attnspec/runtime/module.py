@@ -243,10 +243,7 @@ class CompiledAttention(Learner):
                 "`check_finite` looks at numbers, which a program that is traced or transformed has"
                 " none of: set `module.check_finite = False` for it"
             )
-        scores = {
-            x.name: data[x.name] for x in self.program.inputs if x.kind in ("scores", "pairs")
-        }
-        check_finite(self.program, {"q": q, "k": k, "v": v, **scores})
+        check_finite(self.program, q, k, v, data)
 
     def _learned(self, q: torch.Tensor, v: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """What is learned, by name, for a call with these queries and values."""
