@@ -33,6 +33,7 @@ DECIDED = (
     "attend lsh(buckets = 6, rounds = 2, chunk = 8, bucket_mask = false, look = 2)",
     "attend lsh(buckets = 2, rounds = 1, chunk = 512, look = 0, share_qk = false)",
     "attend lsh(rounds = 3, chunk = 16, combine = mean)",
+    "attend lsh(rounds = 3, chunk = 8, buckets = 16, combine = mean) normalize softmax1",
     "attend lsh(buckets = 6, rounds = 2, chunk = 8) | window(radius = 3)",
     "attend cluster(count = 5)",
     "attend cluster(count = 4, assign = balanced)",
