@@ -52,13 +52,27 @@ def cover_of(relation: Relation, n: int, size: int, device: torch.device) -> tor
 
 
 class Side:
-    """The positions of tiles, int64 [B or 1, heads or 1, T, size], -1 for none; of the `n` from
-    `first` on where there is no order."""
+    """The tiles of one side: `places`, positions int64 [B or 1, heads or 1, T, size], -1 for none;
+    of the `n` from `first` on where there is no order.
+
+    They are tiles of a tensor of `count` rows for each of the `lists`, B K, and each of the
+    `repeat` heads that share one; these rows of a tile follow one another, head after head.
+    """
 
     def __init__(
-        self, order: torch.Tensor | None, size: int, first: int, n: int, device: torch.device
+        self,
+        order: torch.Tensor | None,
+        size: int,
+        first: int,
+        n: int,
+        lists: torch.Tensor,
+        repeat: int,
+        count: int,
     ) -> None:
-        self.size, self.n, self.natural = size, n, order is None
+        self.size, self.n, self.natural, device = size, n, order is None, lists.device
+        self.lists, self.repeat = lists.shape[:2], repeat
+        # as many lists times heads, of so many rows each
+        self.many, self.count = self.lists.numel() * repeat, count
         if order is None:
             order = torch.arange(first, first + -(-(n - first) // size) * size, device=device)
             order = torch.where(order < n, order, -1)[None, None]
@@ -69,6 +83,36 @@ class Side:
         whole = self.natural and (n - first) % size == 0
         real = None if whole else self.places >= 0
         self.real = None if real is None or bool(real.all()) else real
+        # the rows of tiles [B, K, T, R, size], any for no position; None where they follow one
+        # another
+        self.rows: torch.Tensor | None = None
+        if not (self.natural and repeat == 1 and self.real is None):
+            base = torch.arange(self.many, device=device)
+            at = self.places[:, :, :, None] - (n - count)
+            self.rows = base.view(*self.lists, 1, repeat, 1) * count + at.clamp(min=0)
+
+    @cached_property
+    def real_rows(self) -> torch.Tensor | None:
+        """Which rows of tiles are positions, bool [N, T, R size], or None."""
+        if self.real is None:
+            return None
+        real = self.real[:, :, :, None].expand(*self.lists, -1, self.repeat, -1)
+        return real.flatten(3).flatten(0, 1)
+
+    @property
+    def slots(self) -> int:
+        """How many rows all tiles have."""
+        return self.many * self.places.shape[2] * self.size
+
+    def back(self, where: torch.Tensor) -> torch.Tensor:
+        """What is known of the rows of tiles, [slots], for all rows; -1 of those in no tile."""
+        if self.rows is None:
+            return where
+        index = self.rows.flatten()
+        if self.real_rows is not None:
+            there = self.real_rows.flatten()
+            index, where = index[there], where[there]
+        return where.new_full((self.many * self.count,), -1).index_copy_(0, index, where)
 
     @cached_property
     def ends(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,15 +129,6 @@ class Side:
         first, last = self.ends
         follows = (self.places[..., :-1] < self.places[..., 1:]).all(-1)
         return (last - first == self.size - 1) & follows
-
-    def rows(self, lists: tuple[int, int], repeat: int, count: int) -> torch.Tensor | None:
-        """The rows of tiles in a tensor of `count` rows for each list and head, int64
-        [B, K, T, R, size], any for no position; None where they follow one another."""
-        if self.natural and repeat == 1 and self.real is None:
-            return None
-        base = torch.arange(math.prod(lists) * repeat, device=self.places.device)
-        places = self.places[:, :, :, None] - (self.n - count)
-        return base.view(*lists, 1, repeat, 1) * count + places.clamp(min=0)
 
 
 @dataclass(eq=False)
@@ -120,13 +155,11 @@ class Placed:
         if order is None and layout.first < self.first:
             order = torch.arange(layout.first, self.n_k, device=device)[None, None]
             order = torch.where(order < self.first, -1, order)
-        self.q = Side(order, layout.q_tile, layout.first, self.n_k, device)
-        self.k = Side(layout.k_order, layout.k_tile, 0, self.n_k, device)
-        self.lists = layout.lists.expand(self.batch, self.heads, -1, -1)
+        self.lists = lists = layout.lists.expand(self.batch, self.heads, -1, -1)
+        each = lists, self.repeat, self.n_q
+        self.q = Side(order, layout.q_tile, layout.first, self.n_k, *each)
+        self.k = Side(layout.k_order, layout.k_tile, 0, self.n_k, lists, 1, self.n_k)
         self.masked = self._masked()
-        lists = self.batch, self.heads
-        self.q_rows = self.q.rows(lists, self.repeat, self.n_q)
-        self.k_rows = self.k.rows(lists, 1, self.n_k)
 
     @property
     def numbered(self) -> torch.Tensor:
@@ -135,27 +168,6 @@ class Placed:
         base = torch.arange(self.batch * self.heads, device=self.lists.device) * count
         base = base.view(self.batch, -1, 1, 1)
         return torch.where(self.lists >= 0, self.lists + base, -1).flatten(0, 1)
-
-    @cached_property
-    def real(self) -> torch.Tensor | None:
-        """Which rows of query tiles are queries, bool [N, T, h], or None."""
-        if self.q.real is None:
-            return None
-        real = self.q.real[:, :, :, None].expand(self.batch, self.heads, -1, self.repeat, -1)
-        return real.flatten(3).flatten(0, 1)
-
-    @property
-    def real_keys(self) -> torch.Tensor | None:
-        """Which rows of key tiles are keys, bool [B, K, T, w], or None."""
-        real = self.k.real
-        return None if real is None else real.expand(self.batch, self.heads, -1, -1)
-
-    @property
-    def slots(self) -> tuple[int, int]:
-        """How many rows all query tiles have, and all key tiles."""
-        lists = self.batch * self.heads
-        q, k = (side.places.shape[2] * side.size for side in (self.q, self.k))
-        return lists * self.repeat * q, lists * k
 
     def _masked(self) -> torch.Tensor | None:
         """The entries whose pairs need to be looked at, bool [N, T, r]; None for none."""

@@ -205,7 +205,7 @@ def _merged(
     scores: ScoreChanges | None,
 ) -> Results:
     """The results of all queries over some layouts, and those that are known."""
-    rows = sum(placed.slots[0] for placed in some) + (0 if known is None else len(known.outs))
+    rows = sum(placed.q.slots for placed in some) + (0 if known is None else len(known.outs))
     into = Results.room("results", rows, keys[1].shape[-1], q.dtype, True)
     columns = []
     if known is not None:
@@ -228,10 +228,8 @@ def _gradients(
     of the factors of their entries where these are `weighed`; `rows` as `ListedTiles.backward`
     takes them."""
     q, kind = rows[1], rows[1].dtype
-    into = Results.room(
-        "results", sum(placed.slots[0] for placed in some), q.shape[-1], kind, False
-    )
-    slots = [placed.slots[1] for placed in some]
+    into = Results.room("results", sum(placed.q.slots for placed in some), q.shape[-1], kind, False)
+    slots = [placed.k.slots for placed in some]
     of_keys = [
         scratch(f"gradients {number}", (sum(slots) + 1, x.shape[-1]), kind).zero_()
         for number, x in enumerate(keys)
@@ -241,7 +239,7 @@ def _gradients(
         tiles = ListedTiles(placed, keys, scale, scores, weighed)
         mine = [x[first : first + count].view(-1, placed.k.size, x.shape[-1]) for x in of_keys]
         by_queries.append(tiles.backward(rows, mine, into))
-        by_keys.append(tiles.by_keys(torch.arange(first, first + count, device=q.device)))
+        by_keys.append(placed.k.back(torch.arange(first, first + count, device=q.device)))
         if tiles.of_factors is not None:
             factors.append(tiles.of_factors.view(placed.lists.shape))
         first += count

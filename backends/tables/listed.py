@@ -206,7 +206,7 @@ class ListedTiles:
         # the gradient of an entry's factor is that of its own keys and values
         self.tall = self.height >= LIMITS.tall or weighed
         self.k, self.v = (
-            _taken_rows(x.reshape(-1, x.shape[-1]), placed.k_rows, use).view(
+            _taken_rows(x.reshape(-1, x.shape[-1]), placed.k.rows, use).view(
                 -1, placed.k.size, x.shape[-1]
             )
             for x, use in zip(keys, ("tiles of keys", "tiles of values"), strict=True)
@@ -217,21 +217,8 @@ class ListedTiles:
     def of_q(self, x: torch.Tensor, use: str) -> torch.Tensor:
         """x [B, K, R, n_q, …] by query tiles: [N, T, h, …], in a buffer where they are moved."""
         lists = self.placed.batch * self.placed.heads
-        rows = _taken_rows(x.reshape(-1, *x.shape[4:]), self.placed.q_rows, f"tiles of {use}")
+        rows = _taken_rows(x.reshape(-1, *x.shape[4:]), self.placed.q.rows, f"tiles of {use}")
         return rows.view(lists, -1, self.height, *x.shape[4:])
-
-    def by_queries(self, where: torch.Tensor) -> torch.Tensor:
-        """What is known of rows of query tiles [N, T, h] for all queries [B K R n_q], -1 of those
-        that are in no tile."""
-        placed = self.placed
-        count = placed.batch * placed.heads * placed.repeat * placed.n_q
-        return _back(where.flatten(), placed.q_rows, placed.real, count)
-
-    def by_keys(self, where: torch.Tensor) -> torch.Tensor:
-        """What is known of rows of key tiles [tiles w] for all keys [B K n_k], likewise."""
-        placed = self.placed
-        count = placed.batch * placed.heads * placed.n_k
-        return _back(where, placed.k_rows, placed.real_keys, count)
 
     def chunks(self) -> Iterator[Chunk]:
         """The query tiles of all lists from a first to a last, in chunks."""
@@ -258,9 +245,10 @@ class ListedTiles:
         does; those of key tiles and values are added to `of_keys`, like k and v. `rows` are the
         gradient of the output, q, the output, and its log-sum-exps, finite."""
         grad, q, out, lse = (self.of_q(x, f"rows {place}") for place, x in enumerate(rows))
-        if self.placed.real is not None:
+        real = self.placed.q.real_rows
+        if real is not None:
             # rows that are no queries weigh nothing
-            lse = lse.masked_fill(~self.placed.real, math.inf)
+            lse = lse.masked_fill(~real, math.inf)
         return self._walk((grad, q, out, lse), into, partial(self._backward, of_keys))
 
     def _walk(self, rows: Sequence[torch.Tensor], into: Results, piece: Compute) -> torch.Tensor:
@@ -279,7 +267,7 @@ class ListedTiles:
                     parts.lse[at].view(lse.shape).copy_(lse)
             at_rows = chunk.put(parts, into)
             where[:, chunk.low : chunk.high] = at_rows.view(len(where), -1, self.height)
-        return self.by_queries(where)
+        return self.placed.q.back(where.flatten())
 
     def _forward(
         self, chunk: Chunk, batch: Batch, rows: Sequence[torch.Tensor], keys: Sequence[torch.Tensor]
@@ -371,16 +359,3 @@ def _taken_rows(x: torch.Tensor, index: torch.Tensor | None, use: str) -> torch.
         return x
     into = scratch(use, (index.numel(), *x.shape[1:]), x.dtype)
     return torch.index_select(x, 0, index.flatten(), out=into)
-
-
-def _back(
-    where: torch.Tensor, index: torch.Tensor | None, real: torch.Tensor | None, rows: int
-) -> torch.Tensor:
-    """What is known of places for the rows that stand there, by the index of these."""
-    if index is None:
-        return where
-    index = index.flatten()
-    if real is not None:
-        there = real.flatten()
-        index, where = index[there], where[there]
-    return where.new_full((rows,), -1).index_copy_(0, index, where)

@@ -21,6 +21,7 @@ DECIDED = (
     "causal attend lsh(buckets = 6, rounds = 3, chunk = 8)",
     "attend lsh(buckets = 6, rounds = 2, chunk = 8, cut = bucket)",
     "attend lsh(buckets = 2, rounds = 1, chunk = 512, look = 0, share_qk = false)",
+    "attend lsh(rounds = 3, chunk = 8, buckets = 16, combine = mean) normalize softmax1",
     "attend lsh(buckets = 6, rounds = 2, chunk = 8) | window(radius = 3)",
     "attend cluster(count = 3) & window(before = 60, after = 0)",
     "attend cluster(count = 9) | topk(blocks = 1, size = 16, queries = 1)",
