@@ -12,10 +12,10 @@ every pair where the data of a call decide the graph, or where torch transforms 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -26,11 +26,12 @@ from attnspec.backends.common.key_cache import Keeper, KeyCache
 from attnspec.backends.common.masks import by_key_head, mask_plan
 from attnspec.backends.common.merging import LOWEST, Partial, in_one_frame, merged
 from attnspec.backends.common.score_formula import Blocks, Formula, unit, widened
-from attnspec.backends.common.torch_modes import Function, apart, derivatives, is_transformed
+from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.maps import Features, Tables
 from attnspec.backends.factored.features.quotients import Quotient
 from attnspec.backends.factored.features.sums import (
+    Derived,
     Given,
     State,
     Summing,
@@ -127,7 +128,9 @@ def _in_frames(found: Features) -> tuple[torch.Tensor, torch.Tensor]:
 # --- the pairs of tables -------------------------------------------------------------------------
 
 
-class Pairs(Function):
+def of_pieces(
+    of_piece: Callable[..., torch.Tensor], pieces: Sequence[Piece], *tensors: torch.Tensor
+) -> Sequence[torch.Tensor]:
     """The sums of features over the pairs of some pieces of tables: f [B, K, R, n_q, m], g
     [B, K, n_k, m] and w [B, K, n_k, e], with the frames of f and g, constants, to blocks
     [B, K, R, blocks, h, e + 1] of each piece, the sums of the sizes of weights last.
@@ -135,32 +138,26 @@ class Pairs(Function):
     Pieces are computed again for gradients, which are added where rows belong.
     """
 
-    @staticmethod
-    def forward(ctx, of_piece, pieces, *tensors):  # type: ignore[no-untyped-def]
-        ctx.of_piece, ctx.pieces = of_piece, pieces
-        ctx.save_for_backward(*tensors)
+    def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(of_piece(piece, *_read(piece, *tensors)) for piece in pieces)
 
-    @staticmethod
-    def backward(ctx, *grads):  # type: ignore[no-untyped-def]
-        tensors = ctx.saved_tensors
-        if torch.is_grad_enabled():
-
-            def run(*tensors):  # type: ignore[no-untyped-def]
-                return [ctx.of_piece(x, *_read(x, *tensors)) for x in ctx.pieces]
-
-            return None, None, *derivatives(run, tensors, ctx.needs_input_grad[2:], grads)
+    def gradients(tensors: Any, _: Any, __: Any, grads: Any) -> Sequence[torch.Tensor | None]:
         into = [torch.zeros_like(x) for x in tensors[:3]]
-        for piece, grad in zip(ctx.pieces, grads, strict=True):
+        for piece, grad in zip(pieces, grads, strict=True):
             parts = _read(piece, *tensors)
             leaves = [x.detach().requires_grad_() for x in parts[:3]]
             with torch.enable_grad():
-                out = ctx.of_piece(piece, *leaves, *parts[3:])
+                out = of_piece(piece, *leaves, *parts[3:])
             found = torch.autograd.grad(out, leaves, grad)
             rows = (3, piece.queries), (2, piece.keys), (2, piece.keys)
             for target, share, (axis, index) in zip(into, found, rows, strict=True):
                 target.index_add_(axis, index.reshape(-1), share.flatten(axis, axis + 1))
-        return None, None, *into, None, None
+        return *into, None, None
+
+    found: Sequence[torch.Tensor] = Derived.apply(  # type: ignore[no-untyped-call]
+        run, lambda *x: (run(*x), (), None), gradients, *tensors
+    )
+    return found
 
 
 def _read(
@@ -208,8 +205,7 @@ def _of_share(
         pieces = list(step.pieces(g_log.shape[:2].numel(), shape[2], g_values.shape[-1]))
         # what the steps before have taken may be all there is
         if pieces:
-            blocks = Pairs.apply(of_piece, pieces, *tensors)  # type: ignore[no-untyped-call]
-            found = found + step.ordered(blocks)
+            found = found + step.ordered(of_pieces(of_piece, pieces, *tensors))
     return (found,)
 
 

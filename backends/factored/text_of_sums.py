@@ -6,15 +6,11 @@ Features of rows x [B, H, n, d] are values, and the logarithm of what multiplies
 # mypy: ignore-errors
 # taken over into files of users as it stands, without types
 import math
-from functools import lru_cache
 
 import torch
 
-from attnspec.backends.factored.text_of_draws import philox
-
 LONGEST, CAUSAL, GATED, FACTOR = None, True, True, None
 NORMALIZE, ADDED, LEAST, FLOOR = "sum", 1e-6, 0.0, 0.0
-SEED, FEATURES, ORTHOGONAL = 0, 256, True
 
 
 def attend(q, k, v, layer, dropout_p, x, learned):
@@ -214,44 +210,8 @@ def factor_of(size):
         return FACTOR
 
 
-# --- random directions ---------------------------------------------------------------------------
-
-
-def normals(rows, count, seed, place_of):
-    """Gaussian numbers [rows, count] by Box and Muller: of two words of a counter, one is the
-    length and the other the angle of two numbers."""
-    row, place = torch.meshgrid(torch.arange(rows), torch.arange(-(-count // 4)), indexing="ij")
-    words = philox(row, place, seed, place_of).double()
-    length = torch.sqrt(-2 * torch.log((words[::2] + 1) / 2**32))
-    angle = 2 * math.pi / 2**32 * words[1::2]
-    z = torch.stack([length * angle.cos(), length * angle.sin()], 1).flatten(0, 1)
-    return z.permute(1, 2, 0).flatten(1)[:, :count]
-
-
-def drawn(head, layer, size):
-    """Gaussian rows [FEATURES, size] of a head; where they are orthogonal, those of `size` rows at
-    a time, with the lengths of other Gaussian rows."""
-    if ORTHOGONAL:
-        z = normals(-(-FEATURES // size) * size, 2 * size, SEED, (2**31, layer, head))
-        found, upper = torch.linalg.qr(z[:, :size].unflatten(0, (-1, size)))
-        rows = found * torch.sign(torch.diagonal(upper, dim1=1, dim2=2))[:, None]
-        lengths = torch.linalg.vector_norm(z[:, size:], dim=1, keepdim=True)
-        return (rows.mT.flatten(0, 1) * lengths)[:FEATURES]
-    else:
-        return normals(FEATURES, size, SEED, (2**31, layer, head))
-
-
-@torch.compiler.assume_constant_result
-@lru_cache(maxsize=64)
-def all_drawn(layer, heads, size, kind, device):
-    """The rows [H, FEATURES, size] of a layer, the same on every machine."""
-    with torch.inference_mode(False):
-        return torch.stack([drawn(h, layer, size) for h in range(heads)]).to(device, kind)
-
-
 def directions(x, layer):
-    """The rows [H, FEATURES, d] for rows x [B, H, n, d]."""
-    return all_drawn(layer, x.shape[1], x.shape[3], x.dtype, str(x.device))
+    """Stands for the function that draws rows [H, FEATURES, d] for rows x [B, H, n, d]."""
 
 
 mix, feature_of = mix_sums, elu1

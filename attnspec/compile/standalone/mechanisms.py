@@ -56,4 +56,4 @@ def mechanism_module(program: Program, class_name: str, refusal: str = "") -> st
     }
     names |= {"Attention": class_name, "exportable(k)": refusal}
     names |= module.TWO_SEQUENCES if program.cross else {}
-    return file_of(("Attention",), (text_of_draws, *TEXTS, module), {}, settings, names)
+    return file_of(("Attention",), (*TEXTS, text_of_draws, module), {}, settings, names)

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.torch_modes import Function, derivatives, is_transformed, unseen
+from attnspec.backends.common.torch_modes import is_transformed, unseen
 from attnspec.backends.factored.features.directions import directions
 from attnspec.backends.factored.features.maps import FeatureMap, Tables
 from attnspec.backends.factored.features.quotients import Quotient
 from attnspec.backends.factored.features.sums import (
+    Derived,
     Given,
     State,
     Summing,
@@ -68,7 +69,7 @@ class Way:
         how: Summing,
         given: Given,
         found: tuple[torch.Tensor, torch.Tensor, Any],
-        grads: tuple[torch.Tensor, torch.Tensor],
+        grads: Sequence[torch.Tensor],
     ) -> Given:
         """The gradients of what is given, where `grads` are those of outputs and sums of weights,
         and `found` are these and what was kept."""
@@ -257,38 +258,23 @@ def by_way(way: Way, how: Summing, given: Given) -> Sums:
     """The outputs, the sums of weights and their frames, with gradients."""
     if unseen(*given.tensors):
         return way.outputs(how, given)[0]
-    found: Sums = _ByWay.apply(way, how, given.frame, *given.tensors)  # type: ignore[no-untyped-call]
+    frame = given.frame
+
+    def run(*tensors: torch.Tensor) -> Sums:
+        again = given_of(frame, tensors)
+        return summed(how, again, no_keys(how, again))[0]
+
+    def outputs(*tensors: torch.Tensor) -> tuple[Any, ...]:
+        found, kept = way.outputs(how, given_of(frame, tensors))
+        return found, found[:2], kept
+
+    def gradients(tensors: Any, saved: Any, kept: Any, grads: Any) -> Sequence[torch.Tensor]:
+        pairs = zip(saved, grads[:2], strict=True)
+        above = [torch.zeros_like(x) if y is None else y for x, y in pairs]
+        return way.gradients(how, given_of(frame, tensors), (*saved, kept), above).tensors
+
+    found: Sums = Derived.apply(run, outputs, gradients, *given.tensors)  # type: ignore[no-untyped-call]
     return found[0], found[1], None if found[2] is None else found[2].detach()
-
-
-class _ByWay(Function):
-    """A way, and blocks by autograd for derivatives of the derivative."""
-
-    @staticmethod
-    def forward(ctx, way, how, frame, *tensors):  # type: ignore[no-untyped-def]
-        (out, totals, log), ctx.kept = way.outputs(how, given_of(frame, tensors))
-        ctx.way, ctx.how, ctx.frame = way, how, frame
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, out, totals)
-        return out, totals, log
-
-    @staticmethod
-    def backward(ctx, grad, of_totals, _):  # type: ignore[no-untyped-def]
-        *tensors, out, totals = ctx.saved_tensors
-        given = given_of(ctx.frame, tensors)
-        if torch.is_grad_enabled():
-
-            def run(*tensors):  # type: ignore[no-untyped-def]
-                given = given_of(ctx.frame, tensors)
-                return summed(ctx.how, given, no_keys(ctx.how, given))[0][:2]
-
-            asks = [x.requires_grad for x in tensors]
-            return None, None, None, *derivatives(run, tensors, asks, [grad, of_totals])
-        grads = [
-            torch.zeros_like(x) if y is None else y for x, y in ((out, grad), (totals, of_totals))
-        ]
-        into = ctx.way.gradients(ctx.how, given, (out, totals, ctx.kept), grads)
-        return None, None, None, *into.tensors
 
 
 # --- the kernel of each mechanism ----------------------------------------------------------------

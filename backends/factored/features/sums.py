@@ -461,45 +461,55 @@ def lean(
     def made(*tensors: torch.Tensor) -> tuple[Any, ...]:
         return run(given_of(frame, tensors[:count]), *tensors[count:])
 
-    found: tuple[Any, ...] = Again.apply(made, not again, *tensors)  # type: ignore[no-untyped-call]
-    return found
+    def outputs(*tensors: torch.Tensor) -> tuple[Any, ...]:
+        if again:
+            return made(*tensors), (), []
+        leaves, found = _followed(made, tensors)
+        return tuple(x if x is None else x.detach() for x in found), (), [(leaves, found)]
 
-
-class Again(Function):
-    """A function of tensors, of which nothing outlives its first derivatives but these; `keep` says
-    whether what it made of them is kept until then, or made again."""
-
-    @staticmethod
-    def forward(ctx, run, keep, *tensors):  # type: ignore[no-untyped-def]
-        ctx.run, ctx.kept = run, None
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)
-        if not keep:
-            return run(*tensors)
-        ctx.kept = _followed(run, tensors, ctx.needs_input_grad[2:])
-        return tuple(x if x is None else x.detach() for x in ctx.kept[1])
-
-    @staticmethod
-    def backward(ctx, *grads):  # type: ignore[no-untyped-def]
-        parts, asks, run = ctx.saved_tensors, ctx.needs_input_grad[2:], ctx.run
-        if torch.is_grad_enabled():
-            return None, None, *derivatives(run, parts, asks, grads)
-        (leaves, outs), ctx.kept = ctx.kept or _followed(run, parts, asks), None
+    def gradients(tensors: Any, _: Any, kept: list[Any], grads: Any) -> Sequence[Any]:
+        leaves, found = kept.pop() if kept else _followed(made, tensors)
         pairs = [
-            (x, y) for x, y in zip(outs, grads, strict=True) if y is not None and x.requires_grad
+            (x, y) for x, y in zip(found, grads, strict=True) if y is not None and x.requires_grad
         ]
         if not pairs:
-            return None, None, *(None for _ in asks)
+            return [None] * len(leaves)
         wanted = [x for x in leaves if x.requires_grad]
         outs, above = zip(*pairs, strict=True)
         shares = iter(torch.autograd.grad(outs, wanted, above, allow_unused=True))
-        return None, None, *(next(shares) if ask else None for ask in asks)
+        return [next(shares) if x.requires_grad else None for x in leaves]
+
+    found: tuple[Any, ...] = Derived.apply(made, outputs, gradients, *tensors)  # type: ignore[no-untyped-call]
+    return found
 
 
 def _followed(
-    run: Callable[..., tuple[Any, ...]], tensors: Sequence[torch.Tensor], asks: Sequence[bool]
+    run: Callable[..., tuple[Any, ...]], tensors: Sequence[torch.Tensor]
 ) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
-    """Leaves like tensors that ask for gradients, and what is made of them, for autograd."""
-    leaves = [x.detach().requires_grad_(ask) for x, ask in zip(tensors, asks, strict=True)]
+    """Leaves like tensors, and what is made of them, for autograd."""
+    leaves = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
     with torch.enable_grad():
         return leaves, run(*leaves)
+
+
+class Derived(Function):
+    """What `outputs` makes of tensors, beside tensors to save and what else it keeps, and of these
+    and the gradients of outputs those of the tensors, which `gradients` makes; for derivatives of
+    derivatives `run` makes the same outputs in operations that autograd follows."""
+
+    @staticmethod
+    def forward(ctx, run, outputs, gradients, *tensors):  # type: ignore[no-untyped-def]
+        found, saved, ctx.kept = outputs(*tensors)
+        ctx.run, ctx.gradients, ctx.count = run, gradients, len(tensors)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *saved)
+        return found
+
+    @staticmethod
+    def backward(ctx, *grads):  # type: ignore[no-untyped-def]
+        every = ctx.saved_tensors
+        tensors, saved = every[: ctx.count], every[ctx.count :]
+        if torch.is_grad_enabled():
+            asks = ctx.needs_input_grad[3:]
+            return None, None, None, *derivatives(ctx.run, tensors, asks, grads)
+        return None, None, None, *ctx.gradients(tensors, saved, ctx.kept, grads)

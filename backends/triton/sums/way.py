@@ -101,7 +101,7 @@ class Launched(Way):
         how: Summing,
         given: Given,
         found: tuple[torch.Tensor, torch.Tensor, None],
-        grads: tuple[torch.Tensor, torch.Tensor],
+        grads: Sequence[torch.Tensor],
     ) -> Given:
         into, room = given.gradients(), _room(how, given)
         rows = zip(*(cut(x, room) for x in (*found[:2], *grads)), strict=True)
