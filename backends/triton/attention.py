@@ -73,7 +73,7 @@ def room_on(device: torch.device) -> int:
 
 @lru_cache(maxsize=256)
 def blocks_for(
-    size: int, dtype: torch.dtype, back: bool, gathers: bool, room: int = LARGE
+    size: int, dtype: torch.dtype, back: bool, gathers: bool, room: int
 ) -> tuple[int, int, int, int]:
     """The rows of a block of queries and of keys, and the warps and stages of a program: the
     largest blocks for heads of a size that leave room for the next keys to be fetched, and for what
