@@ -14,8 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from attnspec.backends.flex.steps import BLOCK, LARGEST, MASKED, flex_steps
-from attnspec.layout.axes import axis
-from attnspec.layout.steps import READING, Banded, amounts_of, seconds_of
+from attnspec.layout.steps import READING, amounts_of, seconds_of
 from attnspec.lower.costs import Amounts, seconds_for, weighed
 from attnspec.lower.work import MERGED, Bias, Kernel, Work
 from attnspec.version import is_older
@@ -56,7 +55,7 @@ class FlexBackend:
                 "what the inputs of a call leave is looked up on the host, or takes more than"
                 f" {MASKED:,} bytes of masks a sample: `triton` lays it out for each sample"
             )
-        taken = sum(_bytes(band, work) for band in bands)
+        taken = sum(LISTED * band.tiles.q.count * band.tiles.k.count for band in bands)
         if taken > LARGEST:
             return f"its block lists are {taken:,} bytes, and at most {LARGEST:,} are kept"
         return None
@@ -82,14 +81,6 @@ class FlexBackend:
         from attnspec.backends.flex.kernel import FlexKernel
 
         return FlexKernel(work, heads, device, flex_steps(work, device.type))
-
-
-def _bytes(band: Banded, work: Work) -> int:
-    """What the lists of a step take."""
-    order, (q_size, k_size) = band.order, band.sizes
-    q = axis(work.n_k - work.n_q, work.n_k, order.q, q_size).count
-    k = axis(0, work.n_k, order.k, k_size).count
-    return LISTED * q * k
 
 
 @lru_cache(maxsize=1)

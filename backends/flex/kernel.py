@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.exact import grouped, is_plain
+from attnspec.backends.common.exact import ByKeyHead, grouped, is_plain
 from attnspec.backends.common.flash import rows_of_size
-from attnspec.backends.common.merging import merged, with_zero
+from attnspec.backends.common.merging import Partial, merged, with_zero
 from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.score_formula import bucket_table, scale_of, slopes_of, widened
 from attnspec.backends.flex.attention import Blocks, Changes, Heads, Kind, attend, number_on
@@ -64,19 +64,13 @@ class FlexKernel(ByTables):
         needed = call.tables.values() if not q.is_cpu else (q, k, v, *call.tables.values())
         return settled or not (torch.is_grad_enabled() and any(x.requires_grad for x in needed))
 
-    def partial(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q]."""
+    def partial(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
         if not q.is_cpu:
             return super().partial(q, k, v, call)
-        # compiled for the CPU it has none
-        out, lse = self.composed(grouped(q, k), k, v, call)
-        return out.reshape(*q.shape[:3], v.shape[-1]), lse.reshape(q.shape[:3])
+        # compiled for the CPU it has no log-sum-exps
+        return cast("Partial", ByKeyHead.partial(self, q, k, v, call))
 
-    def _fast(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
         """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q], on the CPU zeros."""
         shape, out_size, several = q.shape[:3], v.shape[-1], len(self.steps) > 1
         scale = scale_of(self.work, q.shape[-1]) if self.work.scale is None else 1.0

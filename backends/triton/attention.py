@@ -16,7 +16,7 @@ from attnspec.backends.common.flash import in_rows
 from attnspec.backends.common.score_formula import bucket_table, slopes_of
 from attnspec.backends.decided.tables import Part
 from attnspec.backends.triton import kernels
-from attnspec.backends.triton.blocks import Changes, Drops, Lists, Look, Rows, Side
+from attnspec.backends.triton.blocks import Lists, Look, Rows, Side
 from attnspec.backends.triton.tables import Programs, Step
 from attnspec.backends.triton.tuning import LEAST, block_of, power
 from attnspec.lower.work import Alibi, Bias, Softcap, Work
@@ -25,11 +25,8 @@ DIGITS: Mapping[type, int] = {Softcap: 1, Alibi: 2, Bias: 3}
 """How a kernel is told of a change of scores."""
 
 
-def changes_of(
-    work: Work, heads: tuple[int, ...], device: torch.device
-) -> dict[torch.dtype, Changes]:
-    """The changes of a work's scores on a device, for sums of each type, but for the numbers of a
-    learned table."""
+def looks_of(work: Work, heads: tuple[int, ...], device: torch.device) -> dict[torch.dtype, Look]:
+    """What kernels are told of the scores of a work, for sums of each type, before any call."""
     slopes = slopes_of(work.changes, heads)
     numbers = [
         slopes[x] if isinstance(x, Alibi) else [getattr(x, "cap", 0.0)] * len(heads)
@@ -40,12 +37,20 @@ def changes_of(
         if isinstance(change, Bias):
             buckets = bucket_table(change, work.n_k, device, torch.int32)
     code = sum(DIGITS[type(x)] * 4**place for place, x in enumerate(work.changes))
-    constants, changes = (code, len(work.changes), 1), {}
-    for kind in (torch.float32, torch.float64):
+    looks = {}
+    for kind, name in ((torch.float32, tl.float32), (torch.float64, tl.float64)):
         known = torch.tensor(numbers or [[0.0]], dtype=torch.float64).to(device, kind)
-        given = known, known.shape[1], buckets, len(buckets) // 2, known, 0
-        changes[kind] = Changes(*given, *map(tl.constexpr, constants))
-    return changes
+        looks[kind] = Look(
+            tl.constexpr(name),
+            tl.constexpr(code),
+            tl.constexpr(len(work.changes)),
+            known,
+            known.shape[1],
+            buckets,
+            len(buckets) // 2,
+            known,
+        )
+    return looks
 
 
 LARGE = 227 << 10
@@ -68,7 +73,7 @@ def room_on(device: torch.device) -> int:
 
 @lru_cache(maxsize=256)
 def blocks_for(
-    size: int, dtype: torch.dtype, back: bool, gathers: bool, room: int = LARGE
+    size: int, dtype: torch.dtype, back: bool, gathers: bool, room: int
 ) -> tuple[int, int, int, int]:
     """The rows of a block of queries and of keys, and the warps and stages of a program: the
     largest blocks for heads of a size that leave room for the next keys to be fetched, and for what
@@ -108,7 +113,7 @@ class Launches:
 
     def __init__(
         self,
-        changes: Mapping[torch.dtype, Changes],
+        looks: Mapping[torch.dtype, Look],
         steps: Sequence[Step],
         part: Part,
         tensors: Sequence[torch.Tensor],
@@ -125,33 +130,36 @@ class Launches:
         self.kind = torch.promote_types(q.dtype, torch.float32)
         group = q.shape[1] if in_line else 1
         groups = q.shape[1] // group
-        changed, self.learned = changes[self.kind], 1
+        look, self.learned = looks[self.kind], 1
         for table in call.tables.values():
             rows = in_rows(table)
             self.learned = block_of(rows.shape[1]) if back and table.requires_grad else 1
-            learned = tl.constexpr(self.learned)
-            changed = changed._replace(table=rows, stride=rows.stride(0), learned=learned)
+            look = look._replace(table=rows, stride=rows.stride(0))
         size, gathers = max(q.shape[3], v.shape[3]), bool(call.tables)
         self.blocks = blocks_for(size, q.dtype, back, gathers, room_on(q.device))
         padding = padding_of(call.padding, q)
-        drops = None
         if call.seed is not None:
-            p, line = call.dropout_p, call.line + part.repeats.indices(repeat)[0]
-            each = repeat if in_line else keys * repeat
-            drops = Drops(call.seed, least_of(p), factor_of(p), line, each, n_q, part.n_k)
-        self.look = Look(
-            *(groups, groups // k.shape[1], group),
-            *(q, 0, 0),
-            padding,
-            changed,
-            scale,
-            part.n_k - n_q,
-            drops,
-            padding if labels is None else rows_of(labels),
-            tl.constexpr(0 if labels is None else labels.shape[1]),
-            tl.constexpr(tl.float64 if self.kind == torch.float64 else tl.float32),
-            tl.constexpr(call.padding is not None),
-            None,
+            p = call.dropout_p
+            look = look._replace(
+                seed=call.seed,
+                least=least_of(p),
+                factor=factor_of(p),
+                line=call.line + part.repeats.indices(repeat)[0],
+                lines=repeat if in_line else keys * repeat,
+                q_rows=n_q,
+                k_rows=part.n_k,
+            )
+        self.look = look._replace(
+            learned=tl.constexpr(self.learned),
+            groups=groups,
+            ratio=groups // k.shape[1],
+            group=group,
+            first=part.n_k - n_q,
+            padding=padding,
+            padded=tl.constexpr(call.padding is not None),
+            labels=padding if labels is None else rows_of(labels),
+            alike=tl.constexpr(0 if labels is None else labels.shape[1]),
+            scale=scale,
         )
 
     @property

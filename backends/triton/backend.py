@@ -80,7 +80,7 @@ class TritonBackend:
     def amounts(self, work: Work) -> Amounts:
         """What the work takes; what run-time inputs leave of it is known in a call alone."""
         if work.hybrid:
-            return _of_both(work)
+            return together(_beside(work), self.amounts(graph_of(work)))
         if work.mechanism is not None:
             return _of_sums(work)
         bands = () if work.decided else steps_of(work, ON_GPU)
@@ -172,15 +172,15 @@ def _of_sums(work: Work) -> Amounts:
     return together(found, weighed("dense", units, work.device, work.copies))
 
 
-def _of_both(work: Work) -> Amounts:
-    """What a graph and sums of features beside it take."""
-    found, graph = _of_sums(work), graph_of(work)
-    if lagged(work)[1] is not None:
-        # it is no window that sums stay behind
-        pairs = sum(band.tiles.tiles * prod(band.sizes) for band in steps_of(graph, ON_GPU))
-        units = {"call": 1, "pair": pairs + features_of(work)}
-        found = weighed("dense", units, work.device, work.copies)
-    return together(found, TritonBackend().amounts(graph))
+def _beside(work: Work) -> Amounts:
+    """What sums of features beside a graph take."""
+    if lagged(work)[1] is None:
+        return _of_sums(work)
+    # beside no window, it is what the tables of the graph take away from them
+    graph = steps_of(graph_of(work), ON_GPU)
+    pairs = sum(band.tiles.tiles * prod(band.sizes) for band in graph)
+    units = {"call": 1, "pair": pairs + features_of(work)}
+    return weighed("dense", units, work.device, work.copies)
 
 
 def _refuses_decided(work: Work) -> str | None:

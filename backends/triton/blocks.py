@@ -62,62 +62,58 @@ class Lists(NamedTuple):
     samples: Any
 
 
-class Changes(NamedTuple):
-    """What becomes of scores: the number of each change and head, the buckets of the distances from
-    -farthest to farthest, and the table [heads, buckets]. Constant: `code`, a digit for each of
-    `count` changes, 1 softcap, 2 alibi, 3 bias; `learned`, at least as many as there are buckets,
-    a power of 2, or 1 where no gradient of the table is asked for."""
+class Look(NamedTuple):
+    """What kernels are told of a call, beside its tensors and tiles.
 
+    `groups` of `group` query heads in each sample, one to a program, of which `ratio` groups share
+    a key head. Masks as bits, int32 [masks, height, width], 32 keys in a word. The position of
+    query row 0; padding of keys, where it is `padded`; labels that a pair must have in common, in
+    place of heads, `alike` of them.
+
+    Scores have the factor `scale`, then `changes`: a digit of `code` for each, 1 softcap, 2 alibi,
+    3 bias, and its number for each of so many heads; the buckets of the distances from -farthest to
+    farthest, and the table [heads, buckets], its rows `stride` apart. `learned` is at least as many
+    as there are buckets, a power of 2, or 1 where no gradient of the table is asked for.
+
+    Weights are dropped where there is a seed, as `attnspec.backends.common.dropping` says: the
+    least number that is kept and what such weights are multiplied with; the first line, so many
+    `lines` in each sample, and so many rows of queries and of keys in each of its lists, which lie
+    one behind the other.
+
+    Constant: `alike`, `padded`, `whole`, whether key tiles are whole blocks, `kind`, the type of
+    sums, `code`, `changes` and `learned`.
+    """
+
+    kind: Any
+    code: Any
+    changes: Any
     numbers: Any
     heads: Any
     buckets: Any
     farthest: Any
     table: Any
-    stride: Any
-    code: Any
-    count: Any
-    learned: Any
-
-
-class Drops(NamedTuple):
-    """Which weights are dropped, as `attnspec.backends.common.dropping` says: the seed, the least
-    number that is kept and what such weights are multiplied with; the first line, so many heads in
-    each sample, and so many rows of queries and of keys in each of its lists, which lie one behind
-    the other."""
-
-    seed: Any
-    least: Any
-    factor: Any
-    line: Any
-    heads: Any
-    q_rows: Any
-    k_rows: Any
-
-
-class Look(NamedTuple):
-    """Who looks, and how scores are made: `groups` of `group` query heads in each sample, one to a
-    program, of which `ratio` groups share a key head; masks as bits, int32 [masks, height, width],
-    32 keys in a word; the scale, the position of query row 0, and padding of keys; which weights
-    are dropped, or None; labels that a pair must have in common, in place of heads. Constant: how
-    many labels, the type of sums, whether there is padding, and whether key tiles are whole
-    blocks."""
-
-    groups: Any
-    ratio: Any
-    group: Any
-    words: Any
-    height: Any
-    width: Any
-    padding: Any
-    changes: Any
-    scale: Any
-    first: Any
-    drops: Any
-    labels: Any
-    alike: Any
-    kind: Any
-    padded: Any
-    whole: Any
+    stride: Any = 0
+    learned: Any = None
+    groups: Any = None
+    ratio: Any = None
+    group: Any = None
+    words: Any = None
+    height: Any = None
+    width: Any = None
+    first: Any = None
+    padding: Any = None
+    padded: Any = None
+    labels: Any = None
+    alike: Any = None
+    whole: Any = None
+    scale: Any = None
+    seed: Any = None
+    least: Any = None
+    factor: Any = None
+    line: Any = None
+    lines: Any = None
+    q_rows: Any = None
+    k_rows: Any = None
 
 
 @triton.jit
@@ -191,30 +187,30 @@ def tanh(x):
 
 
 @triton.jit
-def bucket_of(changes, apart):
+def bucket_of(look, apart):
     """The bucket of each distance."""
-    near = tl.minimum(tl.maximum(apart, -changes.farthest), changes.farthest)
-    return tl.load(changes.buckets + near + changes.farthest)
+    near = tl.minimum(tl.maximum(apart, -look.farthest), look.farthest)
+    return tl.load(look.buckets + near + look.farthest)
 
 
 @triton.jit
-def changed(scores, changes, heads, apart):
+def changed(scores, look, heads, apart):
     """What scaled scores [m, n] of pairs so far apart become, their slope, and the slope of what
     was made of them after a bias."""
     slope = tl.full(scores.shape, 1.0, scores.dtype)
     since = slope
-    for number in tl.static_range(changes.count):
-        own = changes.numbers + number * changes.heads + heads
-        if changes.code // 4**number % 4 == 1:
+    for number in tl.static_range(look.changes):
+        own = look.numbers + number * look.heads + heads
+        if look.code // 4**number % 4 == 1:
             cap = tl.load(own)[:, None]
             bent = tanh(scores / cap)
             fall = 1.0 - bent * bent
             scores, slope, since = cap * bent, slope * fall, since * fall
-        elif changes.code // 4**number % 4 == 2:
+        elif look.code // 4**number % 4 == 2:
             scores = scores - tl.load(own)[:, None] * tl.abs(apart).to(scores.dtype)
         else:
-            table = changes.table + heads[:, None] * changes.stride
-            scores = scores + tl.load(table + bucket_of(changes, apart)).to(scores.dtype)
+            table = look.table + heads[:, None] * look.stride
+            scores = scores + tl.load(table + bucket_of(look, apart)).to(scores.dtype)
             since = tl.full(since.shape, 1.0, since.dtype)
     return scores, slope, since
 
@@ -247,9 +243,9 @@ def scores_of(q, k, q_rows, k_rows, heads, look, sample, number, masked: tl.cons
     `q_rows` and `k_rows` are what `rows_of` and `keys_of` say."""
     scores = product(q, tl.trans(k), look.kind)
     slope, since = 1.0, 1.0
-    if look.changes.count > 0:
+    if look.changes > 0:
         apart = (q_rows[1] + look.first)[:, None] - k_rows[1][None, :]
-        scores, slope, since = changed(scores * look.scale, look.changes, heads, apart)
+        scores, slope, since = changed(scores * look.scale, look, heads, apart)
         scores = scores * LOG2E
     else:
         scores = scores * (look.scale * LOG2E)
@@ -264,12 +260,12 @@ def scores_of(q, k, q_rows, k_rows, heads, look, sample, number, masked: tl.cons
 
 
 @triton.jit
-def kept(weights, drops, sample, heads, q_rows, k_rows):
+def kept(weights, look, sample, heads, q_rows, k_rows):
     """Weights [m, n] of rows of both sides without those that are dropped."""
-    line = drops.line + (sample + q_rows // drops.q_rows) * drops.heads + heads
+    line = look.line + (sample + q_rows // look.q_rows) * look.lines + heads
     none = tl.zeros(weights.shape, tl.int32)
-    query = (q_rows % drops.q_rows)[:, None] + none
-    key = (k_rows % drops.k_rows)[None, :] + none
-    word, _, _, _ = tl.philox(tl.load(drops.seed), query, key, line[:, None] + none, none + DROPOUT)
+    query = (q_rows % look.q_rows)[:, None] + none
+    key = (k_rows % look.k_rows)[None, :] + none
+    word, _, _, _ = tl.philox(tl.load(look.seed), query, key, line[:, None] + none, none + DROPOUT)
     number = (word >> UNREAD).to(tl.int32)
-    return tl.where(number >= drops.least, weights * drops.factor, 0.0)
+    return tl.where(number >= look.least, weights * look.factor, 0.0)

@@ -22,7 +22,7 @@ from attnspec.backends.decided.tables import Part, Placed
 from attnspec.backends.decided.tables import Side as PlacedSide
 from attnspec.backends.flex.tiles import LOOKED, Masks, packed
 from attnspec.backends.tables.decided import DecidedTables
-from attnspec.backends.triton.attention import Launches, changes_of
+from attnspec.backends.triton.attention import Launches, looks_of
 from attnspec.backends.triton.blocks import Side
 from attnspec.backends.triton.kernel import Launching, TritonKernel
 from attnspec.backends.triton.tables import LONGEST, SHORTEST, Cut, Step
@@ -74,7 +74,7 @@ class DecidedKernel(Launching, DecidedTables):
             reads = inputs_in(parts.rest)
             rest = replace(work, relation=parts.rest, reads=reads, normalize="softmax")
             self.beside = TritonKernel(rest, heads, device)
-        self.scores = changes_of(work, heads, device)
+        self.looks = looks_of(work, heads, device)
 
     def parts_of(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
         batch, keys, repeat, n_q = q.shape[:4]
@@ -93,7 +93,7 @@ class DecidedKernel(Launching, DecidedTables):
             steps = [placed_step(placed) for placed in self.placed(part)]
             # padding is in the masks
             bare = replace(part, call=replace(part.call, padding=None, tables={}))
-            yield Launches(self.scores, steps, bare, tensors, scale, back, in_line=True)
+            yield Launches(self.looks, steps, bare, tensors, scale, back, in_line=True)
 
 
 # --- the steps of lists --------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from attnspec.backends.decided.tables import Part
 from attnspec.backends.flex.steps import steps_of
 from attnspec.backends.flex.tiles import StepTiles
 from attnspec.backends.tables.kernel import ByTables
-from attnspec.backends.triton.attention import Launches, changes_of, fits
+from attnspec.backends.triton.attention import Launches, fits, looks_of
 from attnspec.backends.triton.tables import Step, step_of
 from attnspec.backends.triton.tuning import ON_GPU
 from attnspec.layout.steps import bands_of
@@ -100,7 +100,7 @@ class TritonKernel(Launching, ByTables):
 
     def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
         super().__init__(work, heads, device)
-        self.changes = changes_of(work, heads, device)
+        self.looks = looks_of(work, heads, device)
         place = device if work.reads else HOST
         self.tiles = [StepTiles(band, work, place) for band in steps_of(work, ON_GPU)]
         self.steps = [step_of(tiles, device) for tiles in self.tiles]
@@ -119,7 +119,7 @@ class TritonKernel(Launching, ByTables):
             )
             every, shape = slice(None), (batch, keys, repeat, n_q)
             part = Part(of, every, every, shape, tensors[1].shape[2], its)
-            given = self.changes, steps, part, tensors, scale, back
+            given = self.looks, steps, part, tensors, scale, back
             launches.append(Launches(*given, labels=labels))
         return launches
 

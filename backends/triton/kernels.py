@@ -89,8 +89,8 @@ def seen(state, q, k, v, queries, entry, ids, sides, look, masked: tl.constexpr)
     weights, share = tl.exp2(scores - shift[:, None]), tl.exp2(top - shift)
     values = taken(v, sample, key_head, k_rows[1], k_rows[2])
     total = total * share + tl.sum(weights, 1)
-    if look.drops is not None:
-        weights = kept(weights, look.drops, sample, queries[1], queries[0][1], k_rows[1])
+    if look.seed is not None:
+        weights = kept(weights, look, sample, queries[1], queries[0][1], k_rows[1])
     found = found * share[:, None] + product(weights.to(values.dtype), values, look.kind)
     return higher, total, found
 
@@ -192,8 +192,8 @@ def weighed(q, k, v, above, queries, k_rows, look, sample, number, masked: tl.co
     weights = tl.exp2(scores - above[1][:, None])
     of_weights = product(above[0], tl.trans(v), look.kind)
     left = weights
-    if look.drops is not None:
-        left = kept(weights, look.drops, sample, queries[1], queries[0][1], k_rows[1])
+    if look.seed is not None:
+        left = kept(weights, look, sample, queries[1], queries[0][1], k_rows[1])
     of_scores = left * of_weights - weights * above[2][:, None]
     return left, of_scores * slope, of_scores * since
 
@@ -209,10 +209,10 @@ def queries_back(state, rows, k, v, above, queries, entry, ids, sides, look, mas
     _, of_scores, of_bias = weighed(
         rows, keys, values, above, queries, k_rows, look, sample, entry[2], masked
     )
-    if look.changes.learned > 1:
+    if look.learned > 1:
         apart = (queries[0][1] + look.first)[:, None] - k_rows[1][None, :]
-        which = bucket_of(look.changes, apart)
-        numbers = tl.arange(0, look.changes.learned)
+        which = bucket_of(look, apart)
+        numbers = tl.arange(0, look.learned)
         for bucket in range(tl.min(which), tl.max(which) + 1):
             share = tl.sum(tl.where(which == bucket, of_bias, 0.0))
             buckets += tl.where(numbers == bucket, share, 0.0)
@@ -228,7 +228,7 @@ def of_queries(q, k, v, tensors, shares, into, slots, sides, lists, look):
     q_rows, q_heads = queries
     rows = taken(q, sample, q_heads, q_rows[1], q_rows[2])
     above = above_of(tensors, sample, q_rows, q_heads)
-    numbers = tl.arange(0, look.changes.learned)
+    numbers = tl.arange(0, look.learned)
     state = tl.zeros([sides[0].count, q.block], look.kind), tl.zeros_like(numbers).to(look.kind)
     ids, parts = (sample, group // look.ratio), sides[1].parts
     for masked in tl.static_range(2):
@@ -239,8 +239,8 @@ def of_queries(q, k, v, tensors, shares, into, slots, sides, lists, look):
     s_rows, s_heads = in_slot(slot, group, sides[0].count)
     added(into[0], sample, q_heads, q_rows[1], q_rows[2] & (s_rows[1] < 0), found)
     put(slots[0], sample, s_heads, s_rows[1], s_rows[2], found)
-    if look.changes.learned > 1:
-        place = tl.program_id(0).to(tl.int64) * look.changes.learned
+    if look.learned > 1:
+        place = tl.program_id(0).to(tl.int64) * look.learned
         tl.store(shares + place + numbers, state[1])
 
 

@@ -127,7 +127,7 @@ class _Launches:
         self.logs: torch.Tensor | None = None
         frames = None
         if self.map is None:
-            self.f, self.g, frames = self._features()
+            self.f, self.g, frames = self._features(back)
         else:
             self.f, self.g = in_rows(given.q.flatten(1, 2)), in_rows(given.k)
         self.v = in_rows(given.v)
@@ -155,13 +155,20 @@ class _Launches:
             *map(tl.constexpr, constants),
         )
 
-    def _features(self) -> tuple[torch.Tensor, torch.Tensor, TorchFrames | None]:
+    def _features(self, back: bool) -> tuple[torch.Tensor, torch.Tensor, TorchFrames | None]:
         """The features of queries [B, H, n_q, m] and keys [B, K, n_k, m], and their frames."""
-        how, given = self.how, self.given
-        keys, log = features_of_keys(how, given)
+        how, leaves = self.how, self.given.tensors
+        if back:
+            leaves = tuple(x.detach().requires_grad_() for x in leaves)
+        with torch.set_grad_enabled(back):
+            given = given_of(self.given.frame, leaves)
+            keys, log = features_of_keys(how, given)
+            queries, of_rows = how.map(given.q.to(self.kind).flatten(2, 3), given.tables)
+        # what the gradients of features are taken through
+        self.made = leaves, (queries, keys)
+        given, log = self.given, None if log is None else log.detach()
         frames = frames_of(given, log, None, self.length)
-        queries, log = how.map(given.q.to(self.kind).flatten(2, 3), given.tables)
-        logs = None if log is None else log.detach().flatten(1)
+        logs = None if of_rows is None else of_rows.detach().flatten(1)
         if frames is not None:
             rows = frames.rows[..., self.first :]
             if not how.causal:
@@ -176,8 +183,8 @@ class _Launches:
         shape = self.batch, self.heads * self.repeat, self.length - self.first
         self.logs = None if logs is None else logs.reshape(shape)
         kept = torch.bfloat16 if given.q.dtype == torch.bfloat16 else self.kind
-        f = in_rows(queries.reshape(*shape, -1).to(kept))
-        return f, in_rows(keys.to(kept)), frames
+        f = in_rows(queries.detach().reshape(*shape, -1).to(kept))
+        return f, in_rows(keys.detach().to(kept)), frames
 
     # --- forward and backward ------------------------------------------------------------------
 
@@ -256,15 +263,9 @@ class _Launches:
             lines = *into.gate[1].shape[:2], self.repeat, -1
             into.gate[0].add_((g * of_g).sum(-1))
             into.gate[1][:, :, self.first :].sub_((f * of_f).sum(-1).view(lines).sum(2))
-        leaves = [x.detach().requires_grad_() for x in self.given.tensors]
-        with torch.enable_grad():
-            given = given_of(self.given.frame, leaves)
-            rows, _ = self.how.map(given.q.to(self.kind).flatten(2, 3), given.tables)
-            features = rows, features_of_keys(self.how, given)[0]
+        leaves, features = self.made
         above = of_f.reshape(features[0].shape), of_g
-        found: Sequence[torch.Tensor | None] = torch.autograd.grad(
-            features, leaves, above, allow_unused=True
-        )
+        found = torch.autograd.grad(features, leaves, above, allow_unused=True)
         for number, (target, share) in enumerate(zip(into.tensors, found, strict=True)):
             # kernels fill the gradients of values, and a batch of padding alone has none of others
             if number < 2:
