@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 import torch
 from population import BODIES, spec_of
 
-from attnspec.runtime import CompiledAttention
+from attnspec.runtime import CompiledAttention, composed
 
 ALONG: dict[str, Any] = {"fast_mode": True, "rtol": 1e-5, "atol": 1e-7}
 """How torch.autograd's checks compare: along random directions, which is soon done, and as sharply
@@ -81,3 +85,42 @@ def check_transforms(
     leaf = q.clone().requires_grad_()
     (wanted,) = torch.autograd.grad(module(leaf, k, v).square().sum(), leaf)
     torch.testing.assert_close(found, wanted)
+
+
+def imported(text: str, folder: Path) -> Any:
+    """The module of a file's text: tracing looks the names of functions up in their module."""
+    name = f"written_{sha256(text.encode()).hexdigest()[:16]}"
+    path = folder / f"{name}.py"
+    path.write_text(text, encoding="utf-8")
+    found: Any = spec_from_file_location(name, path)
+    sys.modules[name] = module = module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+class Positional(torch.nn.Module):
+    """An attention whose inputs are positional, as torch.export asks for."""
+
+    def __init__(self, attention: torch.nn.Module, **options: Any) -> None:
+        super().__init__()
+        self.attention, self.options = attention, options
+
+    def forward(self, q: Any, k: Any, v: Any, inputs: Any) -> Any:
+        return self.attention(q, k, v, inputs=inputs, **self.options)
+
+
+def exported(
+    module: torch.nn.Module,
+    inputs: Mapping[str, torch.Tensor] | None = None,
+    strict: bool = False,
+    **options: Any,
+) -> Any:
+    """A program of torch's operations alone, for every length."""
+    n, inputs = torch.export.Dim("n", min=2, max=4096), inputs or {}
+    shapes: dict[str, Any] = {name: {2: n} for name in "qkv"}
+    shapes["inputs"] = {name: {1: n} if x.dim() > 1 else None for name, x in inputs.items()}
+    given, positional = (*torch.randn(3, 1, 2, 33, 8), inputs), Positional(module, **options)
+    with torch.no_grad(), composed():
+        program = torch.export.export(positional, given, dynamic_shapes=shapes, strict=strict)
+    assert "attnspec" not in str(program.graph)
+    return program.module()

@@ -46,7 +46,7 @@ def call_of(body: str, n: int, kind: torch.dtype) -> Call:
         [
             (WINDOW, 1024),
             ("causal attend window(before = 63, after = 0) | residue(step = 32)", 1024),
-            (BIASED, 1024),
+            (BIASED, 500),
             ("attend window(radius = 40) | rows(first(3)) | columns(first(3))", 500),
             ("causal heads 2 head 0 { attend full } head 1 { attend residue(step = 16) }", 500),
             (f"{WINDOW} score alibi()", 500),

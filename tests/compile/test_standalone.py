@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 from functools import cache
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from attention_checks import imported
 from population import BODIES, population, small, spec_of
 from torch.nn.attention.flex_attention import create_mask, flex_attention
 from views import Call, Case, numbers
@@ -172,14 +172,9 @@ ON_GPU = (
 @torch.no_grad()
 def test_flex_attention_computes_the_same(body: str, tmp_path: Path) -> None:
     # what is done on a GPU, traced as there and run here
-    spec, name = spec_of(body), f"alone_{ON_GPU.index(body)}"
+    spec = spec_of(body)
     text = body_of(spec).replace("not q.is_cuda", "False").replace("q.is_cuda", "True")
-    (tmp_path / "file.py").write_text(text, encoding="utf-8")
-    # tracing looks the names of functions up in their module
-    found: Any = spec_from_file_location(name, tmp_path / "file.py")
-    sys.modules[name] = module = module_from_spec(found)
-    found.loader.exec_module(module)
-    space = module.__dict__
+    space = imported(text, tmp_path).__dict__
     traced = torch.compile(flex_attention, dynamic=False, backend="eager")
     space["flex"] = lambda: traced
     there, here = space["Sample"](), run(spec)["Sample"]()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_checks import tensors, with_gradients
+from attention_checks import learner_of, tensors, with_gradients
 from population import spec_of
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
@@ -33,10 +33,7 @@ SOME = tuple(BODIES)
 
 
 def sample(name: str) -> CompiledAttention:
-    module = spec_of(BODIES.get(name, name)).compile(head_size=8)
-    source = torch.Generator().manual_seed(0)
-    for parameter in module.parameters():
-        torch.nn.init.normal_(parameter, generator=source)
+    module: CompiledAttention = learner_of(BODIES.get(name, name)).float()
     return module
 
 

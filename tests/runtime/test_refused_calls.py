@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attention_checks import tensors
+from attention_checks import exported, tensors
 from goldens import Golden
 from population import spec_of
 from torch import arange, ones, zeros
@@ -28,9 +28,8 @@ from attnspec import (
     packed,
 )
 from attnspec.compile.standalone import standalone_module
-from attnspec.runtime import composed
 
-__all__ = ["arange", "np", "ones"]
+__all__ = ["arange", "exported", "np", "ones"]
 
 WIDTH, HEADS = 24, 4
 LONG = torch.int64
@@ -144,27 +143,6 @@ def documents(*given: Any, body: Any = "causal attend full", **options: Any) -> 
 def nested(x: torch.Tensor, at: torch.Tensor = ENDS) -> torch.Tensor:
     """Documents of tokens [T, H, d] as a nested tensor [B, j, H, d]."""
     return torch.nested.nested_tensor_from_jagged(x, at)
-
-
-class Positional(torch.nn.Module):
-    """An attention whose inputs are positional, as torch.export asks for."""
-
-    def __init__(self, attention: torch.nn.Module, **options: Any) -> None:
-        super().__init__()
-        self.attention, self.options = attention, options
-
-    def forward(self, q: Any, k: Any, v: Any, inputs: Any) -> Any:
-        return self.attention(q, k, v, inputs=inputs, **self.options)
-
-
-def exported(module: torch.nn.Module, options: Any = None, **inputs: torch.Tensor) -> Any:
-    """A program for every length, without operators of ours."""
-    n = torch.export.Dim("n", min=2, max=4096)
-    shapes: Any = {**{name: {2: n} for name in "qkv"}, "inputs": {name: {1: n} for name in inputs}}
-    given = (*torch.randn(3, 1, 2, 33, 8), inputs)
-    with torch.no_grad(), composed():
-        program = Positional(module, **(options or {}))
-        return torch.export.export(program, given, dynamic_shapes=shapes, strict=False)
 
 
 def answer(line: str) -> tuple[str, list[str]]:
