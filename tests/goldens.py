@@ -63,6 +63,23 @@ class Golden:
         assert not wrong, wrong
         self("\n".join(lines) + "\n")
 
+    def calls(self, ask: Callable[[str], tuple[str, object]]) -> None:
+        """Ask every entry `KIND: CALL` of the file anew.
+
+        `ask` gives the kind of a call and its words; the kind of one that this package refuses is
+        "refused", and its words are those of the error.
+        """
+
+        def answer(line: str) -> tuple[str, Sequence[str]]:
+            call = line.partition(": ")[2]
+            try:
+                kind, words = ask(call)
+            except (ValueError, TypeError) as error:
+                kind, words = "refused", error
+            return f"{kind}: {call}", str(words).splitlines()
+
+        self.entries(answer)
+
 
 def orphans(folder: Path, stems: Iterable[Path], test_files: Iterable[Path]) -> list[Path]:
     """Files below `folder` that no test compares with.

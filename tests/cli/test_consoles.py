@@ -45,6 +45,8 @@ FILES: dict[str, str | bytes] = {
     " require symmetric require degree <= n require edges <= 9 * n at n = 3, 5_000 }\n",
     "since.attn": "attention a { causal attend window(before = 3, after = 0)"
     " require causal for n >= 9 require degree == 4 for n >= 4 }\n",
+    "relu.attn": "attention a { attend full normalize relu }\n",
+    "forty.attn": "attention a { heads 40 attend self }\n",
     "heads.attn": "attention a { heads 2 attend full }\n",
     "grid.attn": "attention a { sequence grid(4, 6) attend axial }\n",
     "inputs.attn": "attention a { input doc: ids input important: tokens input len: length"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from goldens import Golden
 from population import spec_of
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
@@ -24,22 +25,29 @@ def off_by_one(b: Any, h: Any, q: Any, k: Any) -> Any:
     return (q >= k) & (q - k <= 4)
 
 
-@pytest.mark.parametrize("n", [0, 1, 17, 130])
-def test_equal_masks_are_equal(n: int) -> None:
-    for mask in (window, WINDOW.mask(n), torch.from_numpy(WINDOW.mask(n))[None, None]):
-        found = WINDOW.compare(mask, n)
-        assert found.equal
-        assert found.counterexample is None
+def first_alone(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return (b == 0) & window(b, h, q, k)
 
 
-def test_a_block_mask_is_its_function() -> None:
-    assert WINDOW.compare(create_block_mask(window, 1, 1, 64, 64, "cpu"), 64).equal
-    # one that has a length needs none beside it
-    for n in (1, 64, 300):
-        assert WINDOW.compare(create_block_mask(window, None, None, n, n, "cpu")).n == n
-        assert WINDOW.compare(create_block_mask(window, 1, 1, n, n, "cpu")).equal
-    with pytest.raises(AttnSpecError, match=r"must be of \[65, 65\], got one of \[64, 64\]"):
-        WINDOW.compare(create_block_mask(window, 1, 1, 64, 64, "cpu"), 65)
+HEADS = spec_of("heads 3 attend window(radius = head)")
+MASKS = np.stack([HEADS.mask(8, head=head) for head in range(3)])
+TWO = spec_of("heads 2 attend window(radius = 2)")
+ALIKE = TWO.mask(6)
+LAYERS = spec_of("layers 2 input d: ids attend same(d) layer 1 { attend full }")
+IDS = np.array([0, 0, 1, 1, 1])
+CROSS = spec_of("cross attend where(abs(q * n - k * m) <= 2 * m)")
+OTHER = attnspec.parse("attention wider { causal attend window(before = 4, after = 0) }")
+
+
+def test_what_is_said_of_masks(golden: Golden) -> None:
+    """Whether the masks of the file are those of specs, what differs, and what is no such mask."""
+
+    def ask(call: str) -> tuple[str, object]:
+        found = eval(call, globals())
+        assert (found.counterexample is None) == found.equal
+        return "equal" if found.equal else "turned" if found.turned else "differs", found
+
+    golden.calls(ask)
 
 
 def test_a_block_mask_whose_lists_say_something_else_is_refused() -> None:
@@ -74,78 +82,18 @@ def test_a_difference_has_counts_and_a_counterexample() -> None:
     assert found.to_dict()["counterexample"] == (0, 4, 0)
 
 
-def test_a_mask_the_wrong_way_round_is_said_to_be() -> None:
-    found = WINDOW.compare(~WINDOW.mask(9))
-    assert found.turned
-    assert "compare with `~mask`" in str(found)
-    assert not WINDOW.compare(off_by_one, 9).turned
-
-
-def test_heads_are_compared_each_with_its_own() -> None:
-    spec = spec_of("heads 3 attend window(radius = head)")
-    masks = np.stack([spec.mask(8, head=head) for head in range(3)])
-    assert spec.compare(masks).equal
-    found = spec.compare(masks[::-1])
-    assert [head.equal for head in found.heads] == [False, True, False]
-    assert spec.compare(masks[1], head=1).equal
-    assert spec.compare(lambda b, h, q, k: (q - k).abs() <= h, 8).equal
-
-
-def test_a_mask_of_other_heads_is_refused() -> None:
-    spec = spec_of("heads 2 attend window(radius = 2)")
-    mask = spec.mask(6)
-    assert spec.compare(mask).equal
-    assert spec.compare(mask[None], head=1).equal
-    for given in (np.stack([mask, mask, ~mask, ~mask]), mask[None], torch.from_numpy(mask[None])):
-        with pytest.raises(AttnSpecError, match=rf"{len(given)} heads, and the spec 2"):
-            spec.compare(given)
-
-
-def test_a_function_of_the_sample_is_refused() -> None:
-    def first_alone(b: Any, h: Any, q: Any, k: Any) -> Any:
-        return (b == 0) & window(b, h, q, k)
-
-    with pytest.raises(AttnSpecError, match=r"samples 0 and 1 differ in head 0 at \(0, 0\)"):
-        WINDOW.compare(first_alone, 6)
-    assert WINDOW.compare(lambda b, h, q, k: first_alone(b * 0, h, q, k), 6).equal
-
-
-def test_layers_and_inputs_are_chosen() -> None:
-    spec = spec_of("layers 2 input d: ids attend same(d) layer 1 { attend full }")
-    ids = np.array([0, 0, 1, 1, 1])
-    assert spec.compare(np.ones((5, 5), bool), layer=1).equal
-    assert spec.compare(ids[:, None] == ids[None], inputs={"d": ids}).equal
+def test_a_function_that_fails_says_how() -> None:
+    with pytest.raises(AttnSpecError, match="AttributeError"):
+        WINDOW.compare(lambda b, h, q, k: q.nothing, 4)
 
 
 def test_two_specs_are_compared_as_diff_does() -> None:
-    other = attnspec.parse("attention wider { causal attend window(before = 4, after = 0) }")
-    assert str(WINDOW.compare(other, 64)) == str(attnspec.diff(WINDOW, other, 64))
-
-
-@pytest.mark.parametrize(
-    ("mask", "n", "error", "words"),
-    [
-        (np.zeros((4, 4)), None, AttnSpecError, "mask == 0"),
-        (np.zeros((4, 5), bool), None, AttnSpecError, r"got \[4, 5\]"),
-        (np.zeros((4, 4), bool), 5, AttnSpecError, r"must be \[5, 5\]"),
-        (window, None, ValueError, r"compare\(mask_mod, n\)"),
-        (WINDOW, None, ValueError, r"compare\(spec, n\)"),
-        ("window", None, TypeError, "got str"),
-        (3, 4, TypeError, "got int"),
-        (lambda b, h, q, k: q.nothing, 4, AttnSpecError, "AttributeError"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(
-    mask: Any, n: int | None, error: type[Exception], words: str
-) -> None:
-    with pytest.raises(error, match=words):
-        WINDOW.compare(mask, n)
+    assert str(WINDOW.compare(OTHER, 64)) == str(attnspec.diff(WINDOW, OTHER, 64))
 
 
 @pytest.mark.parametrize(("m", "n"), [(5, 9), (9, 5), (0, 4), (4, 0), (1, 1)])
 def test_a_spec_of_two_sequences_is_held_against_a_mask_of_both(m: int, n: int) -> None:
-    spec = spec_of("cross attend where(abs(q * n - k * m) <= 2 * m)")
-    mask = spec.mask(n, m=m)
+    spec, mask = CROSS, CROSS.mask(n, m=m)
     assert spec.compare(mask).equal
     assert spec.compare(mask, n, m=m).equal
     turned = spec.compare(~mask)
@@ -157,19 +105,3 @@ def test_a_spec_of_two_sequences_is_held_against_a_mask_of_both(m: int, n: int) 
     assert f"m = {m}, n = {n}" in str(whole)
     other = spec.compare(spec_of("cross attend full"), n, m=m)
     assert other.only_in_b.count == m * n - mask.sum()
-
-
-def test_lengths_of_two_sequences_that_do_not_fit_are_refused() -> None:
-    spec = spec_of("cross attend window(radius = 2)")
-    mask = spec.mask(9, m=5)
-    for n, m, words in (
-        (9, 4, r"must be \[4, 9\]"),
-        (8, None, r"must be \[5, 8\], or \[H, 5, 8\]"),
-        (None, 3, r"must be \[3, 9\]"),
-    ):
-        with pytest.raises(AttnSpecError, match=words):
-            spec.compare(mask, n, m=m)
-    with pytest.raises(AttnSpecError, match="has one sequence"):
-        spec_of("attend full").compare(mask, m=5)
-    with pytest.raises(AttnSpecError, match=r"must be \[9, 9\]"):
-        spec_of("attend full").compare(mask)
