@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from population import spec_of
+from population import BODIES, spec_of
 
 from attnspec.runtime import CompiledAttention
 from attnspec.spec import Spec
@@ -18,22 +18,11 @@ ALONG: dict[str, Any] = {"fast_mode": True, "rtol": 1e-5, "atol": 1e-7}
 """How torch.autograd's checks compare: along random directions, which is soon done, and as sharply
 as float64 allows, since an error of one derivative is a small part of what they add up."""
 
-GRAPHS = {
-    "full": "attend full",
-    "causal": "causal attend full",
-    "window": "attend window(radius = 5)",
-    "causal window": "causal attend window(before = 40, after = 3)",
-    "strided": "causal attend window(before = isqrt(n), after = 0) | residue(step = isqrt(n))",
-    "blocks": "attend block(size = 16, before = 1) | global(first(3) | last(2))",
-    "random": "attend random(keys = 3, seed = 5)",
-    "random blocks": "attend random_blocks(size = 16, blocks = 2) | self",
-    "difference": "attend window(radius = 30) - window(radius = 4) - columns(every(3))",
-    "complement": "attend ~(fixed(stride = 16, cells = 2) & dilated(radius = 50, step = 3))",
-    "shifted": "attend shift(self, by = 2) | transpose(summary(stride = 9, cells = 1))",
-    "where": "attend where(q == k + 1 or (q + k) % 7 == 0)",
-    "empty rows": "attend where(k < q // 2)",
-    "nothing": "attend window(radius = 3) - full",
-}
+_NAMES = (
+    "full,causal,window,causal window,strided,blocks,random,random blocks,difference,complement"
+    ",shifted,where,empty rows,nothing"
+)
+GRAPHS = {name: BODIES[name] for name in _NAMES.split(",")}
 """Bodies of attentions: sample relations and compositions."""
 
 
