@@ -50,15 +50,8 @@ def tasks_of(count: int, seed: int) -> Iterator[dict[str, Any]]:
 
     for path, name in ATTENTIONS:
         spec = small(path, name)
-        yield {
-            "id": f"{path.stem}:{name}",
-            "path": str(path),
-            "name": name,
-            "parameters": dict(spec.parameters),
-            "lengths": lengths_of(spec),
-        }
-    for number, tree in enumerate(drawn(count, seed)):
-        written = text(tree)
+        yield {"id": f"{path.stem}:{name}", "text": spec.source, "lengths": lengths_of(spec)}
+    for number, written in enumerate(map(text, drawn(count, seed))):
         try:
             lengths = lengths_of(attnspec.parse(written))
         except attnspec.SpecError:
@@ -78,65 +71,48 @@ def lengths_of(spec: Any) -> list[int]:
     return [cells * rows + program.extra_tokens for rows in (1, 2, 5)]
 
 
-class Dump:
-    """What one checkout says of one spec; `record` catches refusals, which are answers, too."""
+def answers_of(task: Mapping[str, Any], parts: tuple[str, ...]) -> dict[str, Any]:
+    """What one checkout says of one spec, refusals included."""
+    # which imports the package that is asked
+    from population import inputs_of
 
-    def __init__(self, task: Mapping[str, Any], parts: tuple[str, ...]) -> None:
-        self.task, self.parts = task, parts
-        self.answers: dict[str, Any] = {}
+    import attnspec
 
-    def record(self, key: str, ask: Callable[[], Any]) -> Any:
+    answers: dict[str, Any] = {}
+
+    def record(key: str, ask: Callable[[], Any]) -> Any:
+        if key.partition(" ")[0] not in (*parts, "spec", "compile"):
+            return None
+        answer = None
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
             answer = ask()
         except Exception as error:
-            answer = None
-            self.answers[key] = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
+            answers[f"{key}{at}"] = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
         else:
-            self.answers.update(flattened(key, answer))
+            answers.update(flattened(f"{key}{at}", answer))
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
         return answer
 
-    def run(self) -> dict[str, Any]:
-        import attnspec
-
-        task = self.task
-        if "path" in task:
-            spec = self.record(
-                "spec", lambda: attnspec.load(task["path"], name=task["name"], **task["parameters"])
-            )
-        else:
-            spec = self.record("spec", lambda: attnspec.parse(task["text"]))
-        if spec is None:
-            return self.answers
-        self.answers["spec"] = spec.source
-        if "verdicts" in self.parts:
-            self.record("verdicts", lambda: [verdict_text(each) for each in spec.verdicts])
-        module = self.record("compile", lambda: module_of(spec))
-        self.answers["compile"] = module is not None or self.answers["compile"]
-        for n in task["lengths"]:
-            self.at(spec, module, n)
-        return self.answers
-
-    def at(self, spec: Any, module: Any, n: int) -> None:
-        # which imports the package that is asked
-        from population import inputs_of
-
-        inputs = inputs_of(spec, n)
-        if "mask" in self.parts:
-            for layer in range(min(spec.layers, 2)):
-                for head in range(min(spec.heads or 1, 3)):
-                    self.record(
-                        f"n={n} mask layer {layer} head {head}",
-                        partial(spec.mask, n, layer=layer, head=head, inputs=inputs or None),
-                    )
-        if "plan" in self.parts:
-            self.record(f"n={n} plan", lambda: chosen_kernels(spec, n))
-        if "report" in self.parts:
-            self.record(f"n={n} report", lambda: spec.analyse(n, inputs=inputs or None).to_dict())
-        if "values" in self.parts and module is not None:
-            self.record(f"n={n} values", lambda: values(spec, module, n, inputs))
+    at = ""
+    spec = record("spec", lambda: attnspec.parse(task["text"]))
+    if spec is None:
+        return answers
+    answers["spec"] = spec.source
+    record("verdicts", lambda: [verdict_text(each) for each in spec.verdicts])
+    module = record("compile", lambda: module_of(spec))
+    answers["compile"] = module is not None or answers["compile"]
+    for n in task["lengths"]:
+        at, inputs = f" n={n}", inputs_of(spec, n)
+        for layer, head in np.ndindex(min(spec.layers, 2), min(spec.heads or 1, 3)):
+            ask = partial(spec.mask, n, layer=layer, head=head, inputs=inputs or None)
+            record(f"mask layer {layer} head {head}", ask)
+        record("plan", partial(chosen_kernels, spec, n))
+        record("report", lambda n=n, x=inputs: spec.analyse(n, inputs=x or None).to_dict())  # type: ignore[misc]
+        if module is not None:
+            record("values", partial(values, spec, module, n, inputs))
+    return answers
 
 
 def module_of(spec: Any) -> Any:
@@ -213,8 +189,8 @@ def dump(tasks: list[dict[str, Any]], folder: Path, parts: tuple[str, ...]) -> N
     torch.set_num_threads(1)
     signal.signal(signal.SIGPROF, late)
     for task in tasks:
-        answers = Dump(task, parts).run()
-        (folder / f"{task['number']}.pickle").write_bytes(pickle.dumps(answers))
+        answers = pickle.dumps(answers_of(task, parts))
+        (folder / f"{task['number']}.pickle").write_bytes(answers)
 
 
 def late(number: int, frame: Any) -> None:
@@ -314,7 +290,7 @@ def compared(tasks: list[dict[str, Any]], folder: Path, options: argparse.Namesp
         )
         answers += len(new)
         refusals.update(
-            re.sub(r"n=\d+ |\d+", "", key).strip()
+            re.sub(r" n=\d+|\d+", "", key).strip()
             for key, value in new.items()
             if isinstance(value, str) and re.match(r"\w+(Error|Exception): ", value)
         )
@@ -323,7 +299,7 @@ def compared(tasks: list[dict[str, Any]], folder: Path, options: argparse.Namesp
             print(task["id"])
         for key, how in faults:
             print(f"   {key}: {how}")
-            kinds[re.sub(r"n=\d+ |\d+", "", key).strip()] += 1
+            kinds[re.sub(r" n=\d+|\d+", "", key).strip()] += 1
     print(f"{len(tasks)} specs, {answers:,} answers, {sum(kinds.values()):,} differ")
     for kind, count in kinds.most_common():
         print(f"  {count:5,}  {kind}")

@@ -57,20 +57,6 @@ def test_a_wrong_meaning_is_found_and_made_small() -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "written"),
-    [
-        (Node("-", (number(1), Node("-", (number(2), number(3))))), "1 - (2 - 3)"),
-        (Node("**", (number(-2), number(2))), "(-2) ** 2"),
-        (Node("g~", (Node("g|", (pattern("full"), pattern("self"))),)), "~(full | self)"),
-        (Node("g-", (pattern("full"), Node("g&", (pattern("self"),) * 2))), "full - (self & self)"),
-        (Node("g&", (pattern("full"), Node("g-", (pattern("self"),) * 2))), "full & self - self"),
-    ],
-)
-def test_texts_have_the_brackets_they_need(node: Node, written: str) -> None:
-    assert tree.expression(node) == written
-
-
-@pytest.mark.parametrize(
     ("graph", "causal", "last"),
     [
         (pattern("full"), False, 1),

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from population import spec_of
 
-from attnspec import AttnSpecError
-
 N = 1 << 20
 
 EDGES: dict[str, int] = {
@@ -178,14 +176,6 @@ def test_symmetry_of_what_is_too_large_to_compare_pair_by_pair(body: str, symmet
 
 
 # --- what is too much ----------------------------------------------------------------------------
-
-
-def test_positions_are_checked() -> None:
-    report = spec_of("attend full").analyse(5)
-    for wrong in (-1, 5):
-        for ask in (report.hops, report.told, report.eccentricity, lambda x: report.path(0, x)):
-            with pytest.raises(AttnSpecError, match="between 0 and 4"):
-                ask(wrong)
 
 
 @pytest.mark.parametrize(

@@ -111,15 +111,6 @@ def test_what_is_known_at_run_time_alone_says_why(body: str, reason: str) -> Non
             report.hops(0)
 
 
-def test_a_sample_of_the_inputs_makes_figures_exact() -> None:
-    spec = spec_of("input marked: tokens attend window(radius = 1) | global(marked)")
-    marked = np.isin(np.arange(40), (3, 20))
-    report = spec.analyse(40, inputs={"marked": marked})
-    assert report.edges == spec.mask(40, inputs={"marked": marked}).sum()
-    # a sample says nothing of other lengths
-    assert (report.quality["edges"], report.quality["order"]) == ("exact", "bound")
-
-
 def test_what_the_spec_or_the_caller_gets_wrong() -> None:
     grid = spec_of("sequence grid(3, 4) attend axial")
     with pytest.raises(AttnSpecError, match="12 cells, got n = 11"):

@@ -7,32 +7,28 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from population import spec_of
 
 import attnspec
-from attnspec import AttnSpecError, Spec, parse
+from attnspec import AttnSpecError, parse
 from attnspec.cli import main
-
-
-def spec_of(body: str) -> Spec:
-    return parse(f"attention a {{ cross {body} }}")
-
 
 BAND = "attend where(abs(q * n - k * m) <= 2 * m)"
 
 
 @pytest.mark.parametrize("body", ["attend where(q * n <= k * m)", "attend rows(last(2))"])
 def test_a_counterexample_to_stable_is_a_pair_that_changes(body: str) -> None:
-    (found,) = (d for d in spec_of(f"{body} require stable").check() if d.code == "A606")
+    (found,) = (d for d in spec_of(f"cross {body} require stable").check() if d.code == "A606")
     words = found.message.replace(",", "").split()
     query, key, n, reads, not_reads = (int(word) for word in words if word.isdigit())
-    spec = spec_of(body)
+    spec = spec_of(f"cross {body}")
     assert spec.mask(n, m=reads)[query, key]
     assert not spec.mask(n, m=not_reads)[query, key]
 
 
 def test_differences_are_those_of_the_masks() -> None:
-    a = spec_of("attend where(abs(q * n - k * m) <= 4 * m) | columns(first(2))")
-    b = spec_of("attend where(abs(q * n - k * m) <= 3 * m)")
+    a = spec_of("cross attend where(abs(q * n - k * m) <= 4 * m) | columns(first(2))")
+    b = spec_of("cross attend where(abs(q * n - k * m) <= 3 * m)")
     for m, n in ((9, 20), (20, 9), (1, 1), (0, 5)):
         found = attnspec.diff(a, b, n, m=m)
         first, second = a.mask(n, m=m), b.mask(n, m=m)
@@ -41,7 +37,7 @@ def test_differences_are_those_of_the_masks() -> None:
         assert all(first[pair] and not second[pair] for pair in found.only_in_a.examples)
         assert (found.to_dict()["m"], found.to_dict()["n"]) == (m, n)
     assert attnspec.diff(a, a, 20, m=9).proven
-    a, b = spec_of("attend where(q < m - 2)"), spec_of("attend where(q < n - 2)")
+    a, b = spec_of("cross attend where(q < m - 2)"), spec_of("cross attend where(q < n - 2)")
     assert attnspec.diff(a, b, 16).equal
     assert not attnspec.diff(a, b, 16, m=9).equal
     with pytest.raises(AttnSpecError):

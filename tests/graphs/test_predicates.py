@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
 from typing import Any
 
@@ -18,21 +17,14 @@ from views import FIGURES, PAIRS, Case, differing, times_weighed
 
 from attnspec import AttnSpecError, Spec, parse
 
-
-def blocks(spec: Spec, n: int, layer: int, head: int, inputs: Any) -> np.ndarray:
-    """The pairs by blocks of one size, all false where another size has other pairs, or where what
-    is called full is not."""
-    one, other = (spec.to_bsr(n, size, layer, head, inputs) for size in (1, (2, 3, 5, 8)[n % 4]))
-    rows = np.repeat(np.arange(len(other.indptr) - 1), np.diff(other.indptr))
-    sides = (np.minimum(other.size, n - other.size * at) for at in (rows, other.indices))
-    whole = other.mask.sum((1, 2)) == math.prod(sides)
-    return one.dense() & bool((one.dense() == other.dense()).all() and whole[other.full].all())
-
-
-NAMES = "mask adjacency edges degree readers symmetric depth hops told".split()
+# what is looked at pair by pair, and what is decided of a block as a whole
+NAMES = (
+    "mask",
+    "adjacency",
+    "block rows",
+    *"edges degree readers symmetric depth hops told".split(),
+)
 ASKED = {name: {**PAIRS, **FIGURES}[name] for name in NAMES}
-# what is decided of a block as a whole, and what is looked at pair by pair
-ASKED["blocks"] = (lambda c: c.each(lambda n, *at: blocks(c.spec, n, *at)), lambda c: c.masks)
 
 PREDICATES = """k <= q
 q < k
@@ -189,7 +181,7 @@ def test_predicates_of_inputs_mean_what_they_say(predicate: str) -> None:
         times[chance.random(n) < part] = odd
     case = Case(reading(predicate), n)
     case.__dict__["inputs"] = {"t": times, "d": chance.integers(-4, 9, n)}
-    asked = ("mask", "adjacency", "blocks", "edges", "degree", "symmetric")
+    asked = ("mask", "adjacency", "block rows", "edges", "degree", "symmetric")
     assert differing(case, {name: ASKED[name] for name in asked}) == []
     # labels that a longer sequence draws may be 0
     for kernel in ("tables", "dense") if "/ t" not in predicate else ():

@@ -125,15 +125,6 @@ def test_a_claim_at_a_length_is_about_the_lengths_up_to_it() -> None:
     assert parse(text % 9).verdicts[0].status == "refuted"
 
 
-def test_reports_have_it_in_every_form() -> None:
-    report = parse("attention a { causal attend window(radius = isqrt(n)) }").analyse(30)
-    assert report.to_dict()["figures"]["stable"]["value"] is False
-    assert '"stable"' in report.to_json()
-    for page in (str(report), report._repr_html_()):
-        assert "rows independent of n" in page
-    assert "isqrt(n)" in str(report)
-
-
 def test_the_first_head_that_differs_is_named() -> None:
     for seed in range(4):
         body = f"heads 4 attend random(keys = 1, seed = {seed}) & columns(first(1)) require stable"

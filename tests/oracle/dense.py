@@ -59,11 +59,6 @@ class Call:
         return found
 
 
-def attend(spec: Attention, call: Call) -> torch.Tensor:
-    """[B, H, n_q, e]."""
-    return attend_with_lse(spec, call)[0]
-
-
 def attend_with_lse(spec: Attention, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     """[B, H, n_q, e], and the log-sum-exps [B, H, n_q], NaN where the weights have none."""
     batch, heads, asked, _ = call.q.shape
