@@ -124,12 +124,14 @@ class ScatteredKernel(ByKeyHead):
         weights, sums = [], []
         sizes = [places.stop - places.start for places, _, _ in self.groups]
         parts = torch.split(found, sizes, -1)
-        for (_, piece, _), part in zip(self.groups, parts, strict=True):
+        for (_, piece, drop), part in zip(self.groups, parts, strict=True):
             part = torch.unflatten(part, -1, (piece.high, piece.batch.width))
-            blocks = self.tables.blocks(piece, call)
             if softmax:
-                mine = _softmax(part, None if blocks.mask is None else ~blocks.mask[..., 0, :])
+                if call.padding is not None:
+                    drop = _dropped(call.padding[:, None, None, piece.keys], drop)
+                mine = _softmax(part, drop)
             else:
+                blocks = self.tables.blocks(piece, call)
                 mine, lse = self.tables.formula.weights(part.unsqueeze(-2), blocks, call)
                 if lse is not None:
                     sums.append(lse[..., None])
@@ -144,7 +146,7 @@ class ScatteredKernel(ByKeyHead):
 
 
 def _dropped(real: torch.Tensor, dropped: torch.Tensor | None) -> torch.Tensor:
-    """The places of keys that are real or not, [queries, width], that are no edges."""
+    """The places of keys that are real or not, [..., queries, width], that are no edges."""
     return ~real if dropped is None else dropped | ~real
 
 
