@@ -98,8 +98,8 @@ class FlexKernel(ByTables):
             parts = [widened(x) for x in parts]
         results = []
         for step in self.steps:
-            given = [x.to(q.dtype) for x in parts]
-            out, lse = step(kind, given, step.blocks(call, len(q)), heads, changes)
+            rows = [x.to(q.dtype) for x in parts]
+            out, lse = step(kind, rows, step.blocks(call, len(q)), heads, changes)
             lse = out.new_zeros(out.shape[:-1]) if lse is None else lse
             # half types would be rounded after every step
             results.append((out.to(lse.dtype) if several else out, lse))
@@ -151,11 +151,11 @@ class FlexStep:
 
     def blocks(self, call: Call, samples: int) -> Blocks:
         """What a call leaves of the step, kept while the same inputs and padding come again."""
-        given = [*(call.data[name] for name in self.reads)]
-        given += [] if call.padding is None else [call.padding]
-        if self.whole is not None and not given:
+        read = [*(call.data[name] for name in self.reads)]
+        read += [] if call.padding is None else [call.padding]
+        if self.whole is not None and not read:
             return self.whole
-        return self.last.get(given, lambda: self._left(call, samples), samples)
+        return self.last.get(read, lambda: self._left(call, samples), samples)
 
     def _left(self, call: Call, samples: int) -> Blocks:
         """The blocks of a call of so many samples."""

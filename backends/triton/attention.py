@@ -126,7 +126,7 @@ class Launches:
         _, keys, repeat, n_q = part.shape
         self.q = q = in_rows(self._of_q(tensors[0]))
         k, v = (in_rows(self._of_k(x)) for x in tensors[1:])
-        self.given, self.batch = [rows_of(x) for x in (q, k, v)], len(q)
+        self.tensors, self.batch = [rows_of(x) for x in (q, k, v)], len(q)
         self.kind = torch.promote_types(q.dtype, torch.float32)
         group = q.shape[1] if in_line else 1
         groups = q.shape[1] // group
@@ -194,9 +194,9 @@ class Launches:
                     programs = step.rows[0].count * sides[0].parts
                     shape = self.batch, look.groups, programs, self.learned
                     shares = self.q.new_empty(shape, dtype=self.kind)
-                given = sides, look, upper
-                self._run(kernels.of_queries, step.rows, 0, queries, *given, shares)
-                self._run(kernels.of_keys, step.columns, 1, keys, *given)
+                seen = sides, look, upper
+                self._run(kernels.of_queries, step.rows, 0, queries, *seen, shares)
+                self._run(kernels.of_keys, step.columns, 1, keys, *seen)
                 for table in tables if self.learned > 1 else ():
                     table += shares.sum((0, 2))[:, : table.shape[1]]
 
@@ -216,25 +216,25 @@ class Launches:
         if side == 1:
             # a program takes all query heads that share a key head
             of_side = look._replace(groups=look.groups // look.ratio, group=1)
-        targets = held = tuple(map(rows_of, into))
+        targets = rooms = tuple(map(rows_of, into))
         if slots:
             rows = slots * own.parts * own.count.value
             shapes = ((self.batch, of_side.groups, rows, *x.shape[3:]) for x in into)
-            held = tuple(rows_of(self.q.new_empty(x, dtype=self.kind)) for x in shapes)
+            rooms = tuple(rows_of(self.q.new_empty(x, dtype=self.kind)) for x in shapes)
         heads = self.batch * of_side.groups * own.parts
         self._launch(
-            kernel, programs, heads, *self.given, *more, targets, held, sides, programs, look
+            kernel, programs, heads, *self.tensors, *more, targets, rooms, sides, programs, look
         )
         if slots and kernel is kernels.attend:
-            self._launch(kernels.merge, spans, heads, targets, held, own, spans, of_side)
+            self._launch(kernels.merge, spans, heads, targets, rooms, own, spans, of_side)
         elif slots:
-            for each in zip(targets, held, strict=True):
+            for each in zip(targets, rooms, strict=True):
                 self._launch(kernels.add_up, spans, heads, *each, own, spans, of_side)
 
-    def _launch(self, kernel: Any, work: Lists, heads: int, *given: object) -> None:
+    def _launch(self, kernel: Any, work: Lists, heads: int, *arguments: object) -> None:
         """Runs a kernel for its programs, each of them for so many heads and blocks."""
         if count := work.count * heads:
-            launch(kernel, count, given, *self.blocks[2:])
+            launch(kernel, count, arguments, *self.blocks[2:])
 
     # --- what kernels are handed ---------------------------------------------------------------
 
@@ -267,9 +267,9 @@ class Launches:
         return (q, k), self.look._replace(**masks, whole=whole)
 
 
-def launch(kernel: Any, count: int, given: Sequence[object], warps: int, stages: int) -> None:
+def launch(kernel: Any, count: int, arguments: Sequence[object], warps: int, stages: int) -> None:
     """Runs so many programs of a kernel."""
-    kernel[(count,)](*given, num_warps=warps, num_stages=stages)
+    kernel[(count,)](*arguments, num_warps=warps, num_stages=stages)
 
 
 def running_on(device: torch.device) -> AbstractContextManager[Any]:

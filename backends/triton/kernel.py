@@ -78,19 +78,19 @@ class Launching(SoftmaxKernel):
         call: Call,
         scale: float,
     ) -> Sequence[torch.Tensor]:
-        *given, out, lse = saved
-        launches = self.launches(given, call, scale, True)
+        *tensors, out, lse = saved
+        launches = self.launches(tensors, call, scale, True)
         once = not self.work.decided and all(len(each.steps) < 2 for each in launches)
         # what is taken off the gradient of every weight of a row
         delta = (grad.to(lse.dtype) * out).sum(-1)
         if of_lse is not None:
             delta = delta - of_lse.masked_fill(lse == -math.inf, 0.0)
         tables = call.tables.values()
-        grads = [x.new_zeros(x.shape, dtype=x.dtype if once else lse.dtype) for x in given]
+        grads = [x.new_zeros(x.shape, dtype=x.dtype if once else lse.dtype) for x in tensors]
         grads += [torch.zeros_like(x, dtype=lse.dtype) for x in tables]
         for each in launches:
             each.derive((grad, lse, delta), grads[:3], grads[3:])
-        return [x.to(y.dtype) for x, y in zip(grads, (*given, *tables), strict=True)]
+        return [x.to(y.dtype) for x, y in zip(grads, (*tensors, *tables), strict=True)]
 
 
 class TritonKernel(Launching, ByTables):
@@ -119,8 +119,8 @@ class TritonKernel(Launching, ByTables):
             )
             every, shape = slice(None), (batch, keys, repeat, n_q)
             part = Part(of, every, every, shape, tensors[1].shape[2], its)
-            given = self.looks, steps, part, tensors, scale, back
-            launches.append(Launches(*given, labels=labels))
+            mine = self.looks, steps, part, tensors, scale, back
+            launches.append(Launches(*mine, labels=labels))
         return launches
 
     def _laid_out(self, data: Mapping[str, torch.Tensor], batch: int) -> list[Laid]:

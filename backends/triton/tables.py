@@ -141,5 +141,5 @@ def side_of(axis: Axis, device: torch.device) -> Side:
     step = step if step > 0 and (gaps == step).all() else 0
     ends = rows[:, 0] + (rows >= 0).sum(1) * step
     listed = np.zeros(1, np.int64) if step else rows.ravel()
-    found = [torch.from_numpy(x.astype(np.int32)).to(device) for x in (rows[:, 0], ends, listed)]
-    return Side(found[0], found[1], found[2], step, axis.size)
+    tables = [torch.from_numpy(x.astype(np.int32)).to(device) for x in (rows[:, 0], ends, listed)]
+    return Side(tables[0], tables[1], tables[2], step, axis.size)
