@@ -76,9 +76,6 @@ def test_the_trials_decide_every_rate(amounts: list[Amounts]) -> None:
             assert found.seconds(each) == pytest.approx(true.seconds(each), rel=0.1)
     of_gpu = [each for *_, each in calibrate.gpu_works("cuda")]
     assert all(any(each[name] for each in of_gpu) for name in NAMES)
-
-
-def test_rates_are_never_nothing() -> None:
     # times that fall as pairs are added would ask for negative rates
     some = [{"call": 1.0, "pair": pairs} for pairs in (1e3, 1e6, 1e9)]
     assert all(rate > 0 for rate in asdict(fitted(some, [3.0, 2.0, 1.0], USUAL)).values())
@@ -194,6 +191,11 @@ def test_measuring_writes_rates_and_leaves_out_what_fails(
         # fails after some calls
         Trial("later", {"call": 1}, lambda: next(calls)()),
     ]
+    (tmp_path / "file").write_text("")
+    assert run(tmp_path / "file" / "rates.json", "calibrate").exit_code == 3
+    if not torch.cuda.is_available():
+        done = run("x", "calibrate", "--device", "cuda")
+        assert (done.exit_code, "finds no GPU" in done.stderr) == (2, True)
     file = tmp_path / "deep" / "rates.json"
     monkeypatch.setattr(calibrate, "trials", lambda device: iter(few))
     data = json.loads(run(file, "calibrate", "--json").stdout)
@@ -214,11 +216,3 @@ def test_measuring_writes_rates_and_leaves_out_what_fails(
         monkeypatch.setattr(calibrate, "trials", each)
         assert run(file, "calibrate").exit_code == status
         assert not file.exists()
-
-
-def test_what_cannot_be_measured_or_written_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    assert run(tmp_path / "file" / "rates.json", "calibrate").exit_code == 3
-    if not torch.cuda.is_available():
-        done = run("x", "calibrate", "--device", "cuda")
-        assert (done.exit_code, "finds no GPU" in done.stderr) == (2, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from attnspec.cli import main as attnspec_main
-from attnspec.examples import demo
 
-EXAMPLES = Path(demo.__file__).parent
+demo = runpy.run_module("attnspec.examples.demo")["main"]
+"""`python -m attnspec.examples.demo`."""
 
 SPECS = {
     "packed": "input document: ids input prompt: length attend same(document) | prefix(prompt)",
@@ -41,11 +42,11 @@ def compiled(body: str, name: str = "x") -> list[str]:
 @pytest.mark.parametrize("body", SPECS.values(), ids=SPECS)
 def test_any_spec_is_verified_and_drawn(body: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = compiled(body)
-    assert demo.main(arguments) == 0
+    assert demo(arguments) == 0
     printed = capsys.readouterr().out
     assert printed.splitlines()[-1].startswith("verified: x_attn.py")
     assert ("masked softmax" in printed) == ("score" not in body and "scale" not in body)
-    assert demo.main(arguments[:1]) == 0
+    assert demo(arguments[:1]) == 0
     options = capsys.readouterr().out.split()
     done = CliRunner().invoke(attnspec_main, ["show", "x.attn", *options])
     assert done.exit_code == 0, done.stderr
@@ -55,5 +56,5 @@ def test_any_spec_is_verified_and_drawn(body: str, capsys: pytest.CaptureFixture
 def test_a_module_of_another_spec_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
     spec, _ = compiled(SPECS["packed"])
     _, module = compiled(SPECS["packed"].replace("|", "&"), "y")
-    assert demo.main([spec, module]) == 1
+    assert demo([spec, module]) == 1
     assert "differs from its definition" in capsys.readouterr().err
