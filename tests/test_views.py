@@ -145,7 +145,10 @@ def test_kernels(name: str) -> None:
 )
 def test_kernels_that_are_asked_for_by_name(kernel: str, name: str) -> None:
     turn = NAMES.index(name)
-    call = replace(call_of(case_of(name), turn), dtype=(torch.float32, torch.float16)[turn % 2])
+    case = case_of(name)
+    # two tiles say what three do
+    case = case if case.spec.program.fixed_length else Case(case.spec, min(case.n, 70))
+    call = replace(call_of(case, turn), dtype=(torch.float32, torch.float16)[turn % 2])
     assert not check(call, kernel)
 
 

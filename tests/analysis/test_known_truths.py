@@ -6,9 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from zoo import EXAMPLES
 
-from attnspec import Difference, diff, load, parse
+from attnspec import Difference, diff, parse
 
 
 def verdicts(body: str, *claims: str) -> list[str]:
@@ -193,8 +192,3 @@ def test_random_keys_alone_leave_keys_unread() -> None:
     assert unread is not None
     # about one in e ** 3 of them
     assert unread / 65_536 == pytest.approx(math.exp(-3), rel=0.05)
-
-
-def test_longlora_needs_its_shifted_heads() -> None:
-    assert load(EXAMPLES / "longlora.attn", group=16).analyse(256).depth is not None
-    assert parse("attention a { causal attend block(size = 16) }").analyse(256).depth is None
