@@ -61,7 +61,7 @@ class Limits:
     positions_computed: int = 1 << 21  # positions, for each head, whose gradients are verified
     scores_sampled: int = 1 << 24  # scores of the queries that verification samples
     dense: int = 1 << 36  # pairs of the dense kernel: 64 GB of booleans
-    edges_few: int = 1 << 22  # pairs whose density does not matter to `scattered`
+    edges_few: int = 1 << 22  # pairs whose density does not matter to `edges`
     mask_call: int = 1 << 24  # numbers of a mask that torch's call is given
     mask_bytes: int = 1 << 30  # bytes of exported masks, or of a rival's
     blocks_classified: int = 1 << 24  # pairs of blocks of an export

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from attnspec.backends.edges.backend import EdgesBackend
 from attnspec.backends.factored.backend import FactoredBackend
 from attnspec.backends.flex.backend import FlexBackend
-from attnspec.backends.one_block.backend import Dense, RowsBackend, TorchCall
-from attnspec.backends.scattered.backend import ScatteredBackend
+from attnspec.backends.one_block.backend import Dense, TorchCall
 from attnspec.backends.tables.backend import TablesBackend
 from attnspec.backends.triton.backend import TritonBackend
 from attnspec.lower.work import Backend, Call, Kernel, Work
@@ -17,11 +17,10 @@ if __name__ != "attnspec.backends":
 __all__ = ["BACKENDS", "Backend", "Call", "Kernel", "Work"]
 
 BACKENDS: tuple[Backend, ...] = (
-    RowsBackend(),
     TorchCall(),
     Dense(),
     TablesBackend(),
-    ScatteredBackend(),
+    EdgesBackend(),
     FactoredBackend(),
     FlexBackend(),
     TritonBackend(),

@@ -13,8 +13,8 @@ from functools import lru_cache
 from html import escape
 
 from attnspec.backends import BACKENDS
-from attnspec.backends.one_block.backend import RowsBackend
 from attnspec.backends.plugins import installed, installed_names
+from attnspec.backends.tables.backend import TablesBackend
 from attnspec.graphs.bind import BindError, extents_of, located
 from attnspec.graphs.stack import TooMuch
 from attnspec.ir.parameters import RelationError
@@ -38,7 +38,7 @@ from attnspec.text.diagnostics import ranges
 AUTO = "auto"
 """Stands in place of a backend's name for the cheapest."""
 
-RENAMED = dict.fromkeys(("bands", "lists", "tiles"), "tables")
+RENAMED = {**dict.fromkeys(("bands", "lists", "rows", "tiles"), "tables"), "scattered": "edges"}
 """Earlier names of backends."""
 
 ON_REQUEST = "on this device it runs only if it is named"
@@ -47,8 +47,8 @@ ON_REQUEST = "on this device it runs only if it is named"
 MOST_GROUPS = 8
 """The most groups of heads that a plan prints one by one."""
 
-ROWS = next(each for each in BACKENDS if isinstance(each, RowsBackend))
-"""What runs a few queries, where no backend is asked for by name: nothing reads fewer keys."""
+TABLES = next(each for each in BACKENDS if isinstance(each, TablesBackend))
+"""What decodes, where no backend is named: nothing reads fewer keys."""
 
 
 @dataclass(frozen=True)
@@ -375,8 +375,9 @@ def candidates(
         found.append(Candidate(each, None if refusal else times * each.cost(work), refusal))
 
     def rank(candidate: Candidate) -> tuple[bool, bool, bool, float]:
-        named, few = candidate.backend.name == backend, candidate.backend is ROWS
-        return not named, candidate.refusal is not None, not few, candidate.seconds or 0.0
+        named, decodes = candidate.backend.name == backend, candidate.backend is TABLES
+        first = decodes and work.decodes
+        return not named, candidate.refusal is not None, not first, candidate.seconds or 0.0
 
     found.sort(key=rank)
     chosen = found[0]
@@ -403,9 +404,8 @@ def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
             raise BackendError(f"the backend {backend} refuses: {refusal}")
         return named
     work = _planned(work, device)
-    if refusal_of(ROWS, work, device) is None:
-        # nothing reads fewer keys
-        return ROWS
+    if work.decodes:
+        return TABLES
     return _cheapest(work, work.copies, device, current(device))
 
 

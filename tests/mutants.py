@@ -48,7 +48,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "layouts": ("layout/*", "backends/one_block/row_keys", "graphs/grid", "graphs/edge_table"),
     "kernels": (
         *("backends/common/*", "backends/one_block/*"),
-        *("backends/tables/*", "backends/scattered/*"),
+        *("backends/tables/*", "backends/edges/*"),
         "backends/factored/features/*",
         *("backends/factored/hybrid", "backends/factored/matrices", "backends/factored/softmax"),
     ),

@@ -15,7 +15,7 @@ from attnspec.limits import LIMITS
 from attnspec.lower.mechanism_sizes import longest_of
 from attnspec.verification import verify_each
 
-OFFERED = [each.name for each in BACKENDS if each.name not in ("flex", "rows", "triton")]
+OFFERED = [each.name for each in BACKENDS if each.name not in ("flex", "triton")]
 
 
 @pytest.mark.parametrize("name", [path.stem for path in FILES])

@@ -20,8 +20,8 @@ from scipy.optimize import nnls
 from attnspec.backends import BACKENDS
 from attnspec.backends.common.composed import ComposedTables
 from attnspec.backends.common.masks import with_data
+from attnspec.backends.edges.backend import EdgesBackend
 from attnspec.backends.one_block.backend import Dense, TorchCall
-from attnspec.backends.scattered.backend import ScatteredBackend
 from attnspec.backends.tables.backend import TILES, TablesBackend
 from attnspec.backends.tables.kernel import SteppedKernel
 from attnspec.bench.timing import Timing, machine, turns
@@ -193,11 +193,11 @@ def _on_cpu() -> Iterator[Trial]:
         for backend in (Dense(), TorchCall()):
             kernel = backend.build(work, _HEADS, CPU)
             yield _trial(backend.name, text, work, backend.amounts(work), kernel)
-    scattered = ScatteredBackend()
+    edges = EdgesBackend()
     for text, n in SCATTERED:
         for work in (_work(text, n), replace(_work(text, n), changes=(Softcap(50.0),))):
-            kernel = scattered.build(work, _HEADS, CPU)
-            yield _trial("scattered", text, work, scattered.amounts(work), kernel)
+            kernel = edges.build(work, _HEADS, CPU)
+            yield _trial("edges", text, work, edges.amounts(work), kernel)
     tiles = TablesBackend()
     for text, n in TILED:
         work = _work(text, n)

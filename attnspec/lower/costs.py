@@ -87,7 +87,7 @@ WEIGHTS: Mapping[str, Mapping[str, Mapping[str, float]]] = {
             **{"call": 20, "row": 0.01, "query": 36, "pair": 1.3, "masked": 0.12},
             **{"gather": 40, "reorder": 18, "merge": 47, "layout": 85},
         },
-        "scattered": {"start": 7, "degree": 15, "edge": 1, "gathered": 2.4},
+        "edges": {"start": 7, "degree": 15, "edge": 1, "gathered": 2.4},
     },
     "cuda": {
         # a dozen operations; a float32 score is written or read ten times
@@ -96,7 +96,7 @@ WEIGHTS: Mapping[str, Mapping[str, Mapping[str, float]]] = {
         "torch": {"call": 1, "pair": 1, "masked": 2.9},
         # the keys and values of a tile are written and read again
         "tiles": {"call": 3, "row": 0.07, "pair": 2.7, "gather": 365, "masked": 1.2},
-        "scattered": {"start": 10, "degree": 100, "edge": 1, "gathered": 30},
+        "edges": {"start": 10, "degree": 100, "edge": 1, "gathered": 30},
         # guards, block lists and a launch; a block of 128 queries, 132 of them at once
         "flex": {
             **{"call": 4, "row": 0.01, "pair": 1.3, "masked": 3.5},

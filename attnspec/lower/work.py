@@ -208,6 +208,12 @@ class Work:
         return any(isinstance(change, Expression) for change in self.changes)
 
     @property
+    def decodes(self) -> bool:
+        """Whether the last few queries read static or given rows, as a step of decoding does."""
+        few = self.n_q <= LIMITS.rows_looked_up and self.n_q < self.n_k
+        return few and not (self.decided or self.mechanism or self.has_expression)
+
+    @property
     def bends(self) -> bool:
         """Whether scores are changed by more than numbers that are added."""
         return any(

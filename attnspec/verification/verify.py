@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import nn
 
-from attnspec.backends.one_block.backend import RowsBackend
 from attnspec.backends.planner import AUTO
 from attnspec.backends.tables.backend import TablesBackend
 from attnspec.graphs.stack import TooMuch
@@ -71,17 +69,12 @@ def verify(
         if not 1 <= count <= LIMITS.planned:
             raise TooMuch(f"{name} must be between 1 and {LIMITS.planned:,}, got {count:,}")
     attention.make_parameters(SIZE, SIZE)
-    few = attention.backend == RowsBackend.name and n > FEW and sides is None
-    n_q = FEW if few else n if sides is None else sides.queries
+    n_q = n if sides is None else sides.queries
     with torch.random.fork_rng(devices=[]):
         # `torch.manual_seed` would seed the users' other devices too, which nothing puts back
         torch.default_generator.manual_seed(0)
         with learned(attention):
-            found = _verified(program, attention, n_q, n, forced, depth, meant)
-    if not few:
-        return found
-    others = f"other queries than the last {FEW}: {RowsBackend.name} takes a few at a time"
-    return replace(found, skipped=(*found.skipped, others))
+            return _verified(program, attention, n_q, n, forced, depth, meant)
 
 
 def verify_each(

@@ -3,9 +3,7 @@
 `dense` is the living definition: every score of every pair, masked. It runs every graph on every
 device, differentiates to any order, exports, and takes n_q * n_k numbers per head. `torch` is
 `scaled_dot_product_attention` with nothing, with `is_causal`, or with a mask that is kept: at the
-lengths that most people train and serve with what one would write by hand. `rows` takes the last
-few queries over the keys that they read, the steps of generation: nothing is laid out in tiles,
-because the next step has another length and would have to do it again.
+lengths that most people train and serve with what one would write by hand.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnspec.backends.one_block.forms import Form, form_of
-from attnspec.backends.one_block.row_keys import row_keys
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import Amounts, seconds_for, weighed
 from attnspec.lower.work import MERGED, Alibi, Kernel, Work, differ_in_pairs_alone
@@ -61,31 +58,6 @@ class Dense(_OneBlock):
         from attnspec.backends.one_block.dense import DenseKernel
 
         return DenseKernel(work, heads, device)
-
-
-class RowsBackend(_OneBlock):
-    """A few queries at once, each key read once for all of them."""
-
-    name = "rows"
-    takes_standing = True
-
-    def refuses(self, work: Work, device: str) -> str | None:
-        if work.n_q > LIMITS.rows_looked_up:
-            most = LIMITS.rows_looked_up
-            return f"it runs the last {most} queries at most, as decoding asks for"
-        return None
-
-    def amounts(self, work: Work) -> Amounts:
-        units = {"call": 1, "pair": work.n_q * row_keys(work).count}
-        return weighed("torch", units, work.device, work.copies)
-
-    def steps(self, work: Work) -> tuple[str, ...]:
-        return (f"{row_keys(work).count:,} of {work.n_k:,} keys",)
-
-    def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
-        from attnspec.backends.one_block.dense import RowsKernel
-
-        return RowsKernel(work, heads, device)
 
 
 class TorchCall(_OneBlock):

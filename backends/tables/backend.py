@@ -5,8 +5,9 @@ band once tokens are grouped by residue. Every step goes through torch's flash k
 backward, and results are merged exactly by their log-sum-exps. Graphs that read run-time inputs are
 laid out anew for every sample's inputs. Where the flash kernel cannot go, plain operations compute
 the same tables; on other devices, and for weights that are not merged, those of one step in natural
-order. Of graphs that queries, keys or inputs decide the choices of a call make the tables, and the
-rest of the graph stands beside them.
+order. In decoding the last few queries read their rows as they are: nothing is laid out in tiles,
+because the next step has another length and would have to do it again. Of data-dependent graphs the
+choices of a call make the tables, and the rest of the graph stands beside them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from attnspec.backends.decided.products import parts_of
+from attnspec.backends.one_block.row_keys import row_keys
 from attnspec.graphs.token_sets import inputs_in
 from attnspec.layout.orders import NATURAL
 from attnspec.layout.steps import bands_of, natural_tables, reading_seconds, seconds_of
@@ -53,7 +55,7 @@ class TablesBackend:
     def refuses(self, work: Work, device: str) -> str | None:
         if work.decided:
             return refuses_decided(work, device)
-        if self.stepped(work, device):
+        if work.decodes or self.stepped(work, device):
             return None
         if work.reads:
             return f"the graph reads {inputs_read(work)}, and tables are laid out before"
@@ -65,6 +67,9 @@ class TablesBackend:
     def cost(self, work: Work) -> float:
         if work.decided:
             return self._decided_seconds(work)
+        if work.decodes:
+            units = {"call": 1, "pair": work.n_q * row_keys(work).count}
+            return seconds_for(weighed("torch", units, work.device, work.copies), work.device)
         if not self.stepped(work, work.device):
             return min(self._costs(work).values())
         # nothing is known before the inputs are; the kernel compares again for every sample
@@ -121,6 +126,8 @@ class TablesBackend:
     def steps(self, work: Work) -> tuple[str, ...]:
         if work.decided:
             return _decided_steps(work)
+        if work.decodes:
+            return (f"{row_keys(work).count:,} of {work.n_k:,} keys",)
         if not self.stepped(work, work.device):
             size = self.tile(work)
             return (f"natural order, tiles {size} x {size}",)
@@ -132,7 +139,9 @@ class TablesBackend:
         """Whether several heads differ in their pairs alone, so that their steps can be computed
         together."""
         first = works[0]
-        if first.decided or first.reads or first.changes or not differ_in_pairs_alone(works):
+        if first.decided or first.reads or first.changes or first.decodes:
+            return False
+        if not differ_in_pairs_alone(works):
             return False
         return self.stepped(first, first.device) and len(works) * first.n_k <= LIMITS.joined
 
@@ -146,6 +155,7 @@ class TablesBackend:
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.common.composed import ComposedTables
+        from attnspec.backends.one_block.dense import RowsKernel
         from attnspec.backends.tables.decided import DecidedTables, MeansKernel
         from attnspec.backends.tables.kernel import SteppedKernel
         from attnspec.backends.tables.per_sample import ReadingKernel
@@ -155,6 +165,8 @@ class TablesBackend:
             if leaf.averages or parts is None:
                 return MeansKernel(work, heads, device, leaf.about_keys(work.n_k))
             return DecidedTables(work, heads, device, parts)
+        if work.decodes:
+            return RowsKernel(work, heads, device)
         if not self.stepped(work, device.type):
             tables = natural_tables(work.relation, work.n_q, work.n_k, self.tile(work))
             return ComposedTables(work, heads, device, tables)

@@ -110,7 +110,7 @@ def test_operations_and_memory_are_about_those_of_torch(name: str, n: int) -> No
     assert measured / 2 <= estimate <= measured * 2
     assert report.flops is not None
     assert report.backward_flops is not None
-    by_edges = [step.chosen.name == "scattered" for step in spec.plan(n).steps]
+    by_edges = [step.chosen.name == "edges" for step in spec.plan(n).steps]
     if any(by_edges):
         # torch does not count products on edges
         if not all(by_edges):

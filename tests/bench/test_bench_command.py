@@ -95,7 +95,7 @@ def test_flex_is_given_the_same_pairs_and_its_compiler_may_fail(
         ("softcap", "mask", "changes its scores"),
         ("sinkhorn", "mask", "changes its scores"),
         ("relu", "torch", "torch knows no `relu`"),
-        ("packed", "scattered", "run-time input"),
+        ("packed", "edges", "run-time input"),
         ("scales", "mask", "different scales"),
         ("topk", "flex", "queries and keys decide the pairs"),
         ("favor", "mask", "`favor` is a formula, and a mask is not"),
@@ -138,7 +138,7 @@ def test_results_that_differ_and_long_calls_are_not_timed(monkeypatch: pytest.Mo
     ("name", "arguments"),
     [
         ("packed", ["-n", "40", "--vs", "sdpa,mask,dense", "--batch", "2"]),
-        ("many", ["-n", "40", "--vs", "mask,tables,scattered", "--backward"]),
+        ("many", ["-n", "40", "--vs", "mask,tables,edges", "--backward"]),
         ("layers", ["-n", "16", "--layer", "1", "--vs", "mask"]),
         ("near", ["-n", "1,40", "--dtype", "bfloat16", "--vs", "mask,dense", "--set", "r=2"]),
         ("grid", []),

@@ -184,7 +184,7 @@ def test_compile_writes_and_prints_a_module() -> None:
     warned = run("compile", "gaps.attn")
     assert (warned.exit_code, "[A901]" in warned.stderr) == (0, True)
     alone = run("compile", "good.attn", "--standalone", "-o", "alone.py").stderr
-    assert not any(name in alone for name in ("tables", "scattered"))
+    assert not any(name in alone for name in ("tables", "edges"))
 
 
 @pytest.mark.usefixtures("folder", "unverified")
@@ -288,7 +288,7 @@ def test_modules_are_verified(options: Sequence[str]) -> None:
     assert found["checks"]
     every = run("verify", "good.attn", "-n", "20", "--backend", "all")
     assert every.exit_code == 0
-    for name in ("dense", "tables", "scattered", "rows"):
+    for name in ("dense", "tables", "edges", "torch"):
         assert f", {name}: " in every.stdout
 
 

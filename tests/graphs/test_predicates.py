@@ -126,7 +126,7 @@ def test_predicates_mean_what_they_say(part: int) -> None:
     for at, (body, n) in list(enumerate(bodies()))[part::4]:
         case = Case(spec_of(body), n)
         assert differing(case, ASKED) == [], body
-        kernel = ("tables", "rows", "scattered")[at // 4 % 3]
+        kernel = ("tables", "torch", "edges")[at // 4 % 3]
         times = times_weighed(case, kernel, 0)
         assert times is None or np.abs(times - case.masks[0]).max() < 1e-9, (kernel, body)
 

@@ -19,9 +19,9 @@ def chosen(spec: Spec, n: int) -> str:
 @pytest.mark.parametrize(
     ("body", "backend"),
     [
-        ("attend random(keys = 8)", "scattered"),
-        ("attend self | expander(degree = 6)", "scattered"),
-        ("causal attend self | random(keys = 8)", "scattered"),
+        ("attend random(keys = 8)", "edges"),
+        ("attend self | expander(degree = 6)", "edges"),
+        ("causal attend self | random(keys = 8)", "edges"),
         ("attend full normalize relu", "tables"),
         ("causal attend full normalize relu", "tables"),
         ("attend block(size = 32, before = n) normalize relu", "tables"),
@@ -29,7 +29,7 @@ def chosen(spec: Spec, n: int) -> str:
         ("causal attend block(size = 4096)", "tables"),
         ("attend window(radius = 256)", "tables"),
         # a few queries with every key do not cut the others into pieces
-        ("attend (self | random(keys = 1)) | global(first(1))", "scattered"),
+        ("attend (self | random(keys = 1)) | global(first(1))", "edges"),
     ],
 )
 def test_graphs_of_a_million_tokens_are_planned(body: str, backend: str) -> None:
@@ -57,7 +57,7 @@ def test_few_pairs_are_computed_beside_those_that_count(body: str, most: float) 
     assert report.useful_flops <= report.flops <= most * report.useful_flops
 
 
-@pytest.mark.parametrize("backend", ["dense", "scattered"])
+@pytest.mark.parametrize("backend", ["dense", "edges"])
 def test_what_is_too_large_says_so(backend: str) -> None:
     spec = spec_of("attend where((q * 7 + k * 3) % 11 == 0)")
     with pytest.raises(ValueError, match=r"refuses: .*\d,\d{3}"):

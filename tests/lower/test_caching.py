@@ -19,7 +19,7 @@ from attnspec.lower.cache import Cache
 TIMEOUT = 30
 
 
-@pytest.mark.parametrize("backend", ["auto", "tables", "scattered"])
+@pytest.mark.parametrize("backend", ["auto", "tables", "edges"])
 @pytest.mark.parametrize(
     "body",
     [

@@ -154,7 +154,7 @@ def test_a_module_that_is_not_changed_is_right(wrong: Wrong) -> None:
     assert wrong(WINDOW, N, "return right(q, k, v)")["ok"]
 
 
-@pytest.mark.parametrize("backend", ["tables", "torch", "scattered", "dense"])
+@pytest.mark.parametrize("backend", ["tables", "torch", "edges", "dense"])
 @pytest.mark.parametrize(
     ("other", "said"),
     [
@@ -264,7 +264,7 @@ NEAR = {
 
 @pytest.mark.parametrize(
     ("case", "backend"),
-    checkered([*((body, N) for body in NEAR), (WINDOW, LONG)], ["tables", "scattered"]),
+    checkered([*((body, N) for body in NEAR), (WINDOW, LONG)], ["tables", "edges"]),
 )
 def test_tables_of_other_pairs_are_found_by_their_pairs(
     case: tuple[str, int], backend: str
@@ -292,13 +292,13 @@ def test_tables_of_other_pairs_are_found_by_their_pairs(
 
 def test_pairs_alone_and_values_alone_are_what_a_compile_asks() -> None:
     program, kept = spec_of("causal heads 3 attend window(radius = 4) score alibi()").program, []
-    for backend in ("tables", "torch", "scattered", "rows"):
+    for backend in ("tables", "torch", "edges"):
         found = verify(program, 193, backend=backend, depth="pairs")
         assert found.ok
         kept.append([check.what.split(",")[0] for check in found.checks])
     weighed = "each pair is weighed once"
     assert kept[::2] == [["each pair lies once in its tables", weighed]] * 2
-    assert kept[1::2] == [[weighed]] * 2
+    assert kept[1::2] == [[weighed]]
     # the definition is what is compared with
     assert verify(program, 193, backend="dense", depth="pairs").checks == ()
     values = verify(program, 320, backend="tables", depth="values")
@@ -322,9 +322,9 @@ def test_graphs_and_mechanisms_of_one_spec_are_verified_apart() -> None:
     said = " ".join(spec_of(MIXED).emit().split())
     assert (
         "Verified at n = 65 when it was compiled, graphs and mechanisms apart, by the backends"
-        " torch, dense, tables, scattered, factored: every pair, values and gradients;" in said
+        " torch, dense, tables, edges, factored: every pair, values and gradients;" in said
     )
-    assert "; at n = 193 every pair of torch, tables, scattered, factored." in said
+    assert "; at n = 193 every pair of torch, tables, edges, factored." in said
 
 
 def test_a_spec_of_one_length_is_verified_there_alone() -> None:
@@ -334,11 +334,11 @@ def test_a_spec_of_one_length_is_verified_there_alone() -> None:
     # where all values would take long, those of some queries are
     said = " ".join(spec_of("sequence grid(16, 20) attend neighborhood(3, 5)").emit().split())
     assert "Verified at n = 320, its one length, when it was compiled, every pair of" in said
-    assert "values and gradients of 64 queries of torch, dense, tables, scattered." in said
+    assert "values and gradients of 64 queries of torch, dense, tables, edges." in said
     # where weights would take long, the pairs are
     said = " ".join(spec_of("sequence grid(16, 70) attend neighborhood(3, 5)").emit().split())
     assert "Verified at n = 1,120, its one length" in said
-    assert "every pair of torch, tables, scattered; no values." in said
+    assert "every pair of torch, tables, edges; no values." in said
     text = spec_of("sequence grid(90, 90) attend neighborhood(3, 5)").emit()
     assert "Not verified when it was compiled: it has one length, 8,100." in text
 
@@ -348,9 +348,7 @@ def test_a_spec_of_one_length_is_verified_there_alone() -> None:
 
 @pytest.mark.parametrize(
     ("body", "backend"),
-    checkered(
-        [STRIDED, "attend random_blocks(size = 50, blocks = 2) | self"], ["tables", "scattered"]
-    ),
+    checkered([STRIDED, "attend random_blocks(size = 50, blocks = 2) | self"], ["tables", "edges"]),
 )
 def test_a_long_sequence_is_sampled(body: str, backend: str, asked: Asked) -> None:
     found = asked(body, LONG, "--backend", backend)

@@ -274,6 +274,8 @@ def _tables(work: Work, heads: int, size: int) -> _Amounts:
 
     if work.decided:
         return _decided(work, heads, size)
+    if work.decodes:
+        return _rows(work, heads, size)
     return (_bands if TablesBackend().stepped(work, "cpu") else _tiles)(work, heads, size)
 
 
@@ -320,7 +322,7 @@ def _bands(work: Work, heads: int, size: int) -> _Amounts:
     return _Amounts(pairs, moved, held, shared, True, quality)
 
 
-def _scattered(work: Work, heads: int, size: int) -> _Amounts:
+def _edges(work: Work, heads: int, size: int) -> _Amounts:
     edges = edges_of(work.relation, work.n_k)
     # keys and values of every edge are read, its score is written, weighed and read again
     moved = 4 * work.n_q * size + 2 * edges * size + 6 * edges
@@ -330,9 +332,8 @@ def _scattered(work: Work, heads: int, size: int) -> _Amounts:
 _AMOUNTS = {
     "torch": _torch,
     "dense": _dense,
-    "rows": _rows,
     "tables": _tables,
-    "scattered": _scattered,
+    "edges": _edges,
 }
 
 

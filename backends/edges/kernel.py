@@ -2,7 +2,7 @@
 
 Three means, one meaning. On the CPU, plain softmax of which no derivative is asked for runs head by
 head in a workspace of one number for each edge. Everything else on the CPU takes the same products
-of `backends.scattered.products` as differentiable operations. Elsewhere, under compilation and
+of `backends.edges.products` as differentiable operations. Elsewhere, under compilation and
 transforms, the edges are tables, in which each query is a block.
 """
 
@@ -17,12 +17,12 @@ from attnspec.backends.common.exact import ByKeyHead
 from attnspec.backends.common.merging import Outputs, with_zero
 from attnspec.backends.common.score_formula import HALF, scale_of, widened
 from attnspec.backends.common.torch_modes import apart, is_transformed, unseen
-from attnspec.backends.scattered.products import EdgeProducts, product
+from attnspec.backends.edges.products import EdgeProducts, product
 from attnspec.layout.edge_list import EdgeLayout
 from attnspec.lower.work import Call, Work
 
 
-class ScatteredKernel(ByKeyHead):
+class EdgesKernel(ByKeyHead):
     """Attention over the edges of a layout."""
 
     def __init__(

@@ -19,10 +19,10 @@ DENSE = 1 / 8
 """The share of all pairs from which on the edges are not scattered but fill tiles."""
 
 
-class ScatteredBackend:
+class EdgesBackend:
     """Every edge by itself."""
 
-    name = "scattered"
+    name = "edges"
 
     def refuses(self, work: Work, device: str) -> str | None:
         if work.reads:
@@ -44,15 +44,15 @@ class ScatteredBackend:
         edges = edges_of(work.relation, work.n_q, work.n_k)
         copied = not work.plain or work.device != "cpu"
         units = {"start": 1, "degree": work.n_q, "edge": edges, "gathered": copied * edges}
-        return weighed("scattered", units, work.device)
+        return weighed("edges", units, work.device)
 
     def steps(self, work: Work) -> tuple[str, ...]:
         edges = edges_of(work.relation, work.n_q, work.n_k)
         return (f"about {edges:,.0f} edges, {edges / max(1, work.n_q):,.1f} to a query",)
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
-        from attnspec.backends.scattered.kernel import ScatteredKernel
+        from attnspec.backends.edges.kernel import EdgesKernel
         from attnspec.layout.edge_list import edge_layout
 
         layout = edge_layout(work.relation, work.n_q, work.n_k)
-        return ScatteredKernel(work, heads, device, layout)
+        return EdgesKernel(work, heads, device, layout)
