@@ -160,9 +160,11 @@ def divided(work: Work, weights: torch.Tensor, total: torch.Tensor) -> torch.Ten
     """Weights divided by what the mechanism makes of their sums [n_q, 1]."""
     if not mechanism_of(work).sums:
         return weights
-    found: torch.Tensor = text_of(work, 0)["divided"](
-        torch.cat([weights, total], 1), torch.zeros_like(total)
-    )
+    text = text_of(work, 0)
+    if not (work.hybrid or text["ADDED"] or text["LEAST"]):
+        # of weights above 0 that are too small for their type nothing is known
+        total = total.masked_fill(total == 0, torch.nan)
+    found: torch.Tensor = text["divided"](torch.cat([weights, total], 1), torch.zeros_like(total))
     return found
 
 

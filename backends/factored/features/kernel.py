@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -110,6 +110,9 @@ class Way:
         return into
 
 
+ALL_KEYS = Way()
+
+
 def followed(
     features: FeatureMap, x: torch.Tensor, tables: Tables, into: Tables, learned: Sequence[str]
 ) -> tuple[torch.Tensor, torch.Tensor | None, Callable[[torch.Tensor], torch.Tensor]]:
@@ -144,7 +147,7 @@ class FeatureKernel:
     work: Work
     heads: tuple[int, ...]
     how: Summing
-    way: Way = field(default_factory=Way)
+    way: Way = ALL_KEYS
 
     @property
     def name(self) -> str:
