@@ -12,7 +12,6 @@ from zoo import ATTENTIONS, EXAMPLES, FILES
 import attnspec
 from attnspec.backends import BACKENDS
 from attnspec.limits import LIMITS
-from attnspec.lower.mechanism_sizes import longest_of
 from attnspec.verification import verify_each
 
 OFFERED = [each.name for each in BACKENDS if each.name not in ("flex", "triton")]
@@ -33,7 +32,7 @@ def test_check_says_what_the_comment_announces(name: str) -> None:
 def test_every_backend_computes_what_the_oracle_does_not_know(path: Path, name: str) -> None:
     """Two sequences."""
     program = small(path, name).program
-    n = program.fixed_length or min(130, longest_of(program) or 130, LIMITS.every_pair)
+    n = program.fixed_length or min(130, LIMITS.every_pair)
     found = verify_each(program, n, ["auto", *OFFERED])
     assert found.ok, str(found)
     assert found.exhaustive == (n <= LIMITS.every_pair)

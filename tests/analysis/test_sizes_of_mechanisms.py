@@ -16,9 +16,10 @@ from specs import ten
 from views import Case
 
 from attnspec import parse
-from attnspec.analysis.report.inquiry import GRAPH_HEADS
 
 N = 12
+
+GRAPH_HEADS = ("graph_edges", "graph_density", "graph_degree", "graph_min_degree")
 
 GRAPHS = (
     "window(radius = 1)",
