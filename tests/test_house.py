@@ -10,10 +10,10 @@ from importlib import import_module
 
 from package_map import MODULES, ROOT
 
-LINES = 71_223
+LINES = 69_813
 """The most lines of the package, which becomes less."""
 
-PATCHES = 66
+PATCHES = 27
 """The most calls in the tests that patch something."""
 
 PRIVATE = 0.104

@@ -353,9 +353,10 @@ def inputs_read(work: Work) -> str:
 
 
 def differ_in_pairs_alone(works: Sequence[Work]) -> bool:
-    """Whether works are the same but for their relations."""
+    """Whether works of static pairs are the same but for these."""
     first = works[0]
-    return all(replace(work, relation=first.relation) == first for work in works)
+    static = not any(work.reads or work.decided for work in works)
+    return static and all(replace(work, relation=first.relation) == first for work in works)
 
 
 def runs_mechanisms(backend: Backend) -> bool:

@@ -98,8 +98,8 @@ class TorchCall(_OneBlock):
         """Whether works of several heads that differ in their pairs alone are one call."""
         first = works[0]
         numbers = len(works) * first.n_q * first.n_k
-        plain = not first.changes and not any(work.reads or work.decided for work in works)
-        return plain and numbers <= LIMITS.mask_call and differ_in_pairs_alone(works)
+        few = not first.changes and numbers <= LIMITS.mask_call
+        return few and differ_in_pairs_alone(works)
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         return self.build_joined([(work, heads)], device)

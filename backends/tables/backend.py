@@ -139,9 +139,7 @@ class TablesBackend:
         """Whether several heads differ in their pairs alone, so that their steps can be computed
         together."""
         first = works[0]
-        if first.decided or first.reads or first.changes or first.decodes:
-            return False
-        if not differ_in_pairs_alone(works):
+        if first.changes or first.decodes or not differ_in_pairs_alone(works):
             return False
         return self.stepped(first, first.device) and len(works) * first.n_k <= LIMITS.joined
 

@@ -67,7 +67,7 @@ def test_generation_from_sums(mechanism: str, width: int, columns: int) -> None:
         assert report.eviction == "each key goes into sums of one size and is gone"
     q = torch.randn(1, 2, 5, 64)
     _, state = spec.compile().step(q, q, q)
-    assert sum(part.total.numel() for part in state.parts) == 2 * width * columns
+    assert sum(part.sums.numel() for part in state.parts) == 2 * width * columns
 
 
 @pytest.mark.parametrize(
