@@ -39,7 +39,7 @@ RIVALS = (SDPA, MASK, FLEX, *_OWN)
 """Dense attention without a mask, with the spec's mask, FlexAttention, and our backends."""
 
 COUNTED = 1 << 30
-"""Pairs that are looked at to count edges; beyond, the number is estimated."""
+"""Pairs that are examined to count edges; beyond, the number is estimated."""
 
 SAME = {
     torch.float32: 1e-4,
@@ -111,14 +111,14 @@ class Problem:
     def pairs(self) -> torch.Tensor:
         """The pairs that the tensors decide, bool [batch, heads, n, n]; raises Refused."""
         if self.n > LIMITS.pairs_shown:
-            raise Refused(f"its pairs are looked at up to n = {LIMITS.pairs_shown:,}")
+            raise Refused(f"its pairs are examined up to n = {LIMITS.pairs_shown:,}")
         q, k, _ = (x.detach() for x in self.tensors)
         return self.module(AUTO).pairs(q, k, layer=self.setting.layer, inputs=self.inputs or None)
 
     @cached_property
     def edges(self) -> float | None:
         """Pairs of one head, the mean over the heads; estimated where counting takes long. None
-        where tensors decide more of them than are looked at."""
+        where tensors decide more of them than are examined."""
         if self.decided:
             shape = self.setting.batch * self.setting.heads
             return float(self.pairs.sum()) / shape if self.n <= LIMITS.pairs_shown else None

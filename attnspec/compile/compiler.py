@@ -65,7 +65,7 @@ WHOLE = 257
 pairs and by the values of some queries."""
 
 LONGEST = 1024
-"""No values are looked at where its one length is longer than this."""
+"""No values are examined where its one length is longer than this."""
 
 
 def compile_program(

@@ -151,7 +151,7 @@ class ParallelAttention(torch.nn.Module):
         return self._gathered(local, partition, dim)
 
     def _gathered(self, x: torch.Tensor, partition: Partition, dim: int) -> torch.Tensor:
-        """What is no row of a call: its bytes are not counted."""
+        """What is not a row of a call: its bytes are not counted."""
         before = self.mesh.received
         whole = gathered(self.mesh, partition, x, dim)
         self.mesh.received = before

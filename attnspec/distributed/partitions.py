@@ -25,13 +25,13 @@ CHUNKS = 8
 
 EVEN = 1.05
 """A partition is left as it is where no rank has more work than this, by the mean; another is
-looked at where its balance is better by this factor."""
+examined where its balance is better by this factor."""
 
 ROOM = 1.05
 """How many times its even share of the positions a rank may hold where work is dealt out."""
 
 PROBED = 65
-"""Rows that are looked at first, where it is asked whether any cut of the sequence is free."""
+"""Rows that are examined first, where it is asked whether any cut of the sequence is free."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """Whether an attention reads no later position, or none behind those that a cache holds: shown by
-its form, or looked at pair by pair."""
+its form, or examined pair by pair."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from attnspec.text.diagnostics import AttnSpecError
 def why_not_past_only(program: Program, layer: int, heads: int, n: int, n_q: int) -> str:
     """Why the last n_q of n queries may read a key after themselves, "" where they do not.
 
-    The pairs of every head are looked at where the form does not decide; a graph whose pairs
+    The pairs of every head are examined where the form does not decide; a graph whose pairs
     depend on run-time inputs or on the data must be causal by its form.
     """
     if is_past_only(program, layer):
@@ -48,7 +48,7 @@ def why_not_past_only(program: Program, layer: int, heads: int, n: int, n_q: int
 
 
 _AT_ONCE = 1 << 22
-"""How many pairs are looked at in one piece."""
+"""How many pairs are examined in one piece."""
 
 
 def is_past_only(program: Program, layer: int) -> bool:

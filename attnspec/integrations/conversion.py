@@ -128,8 +128,8 @@ class Conversion:
         return "\n".join(lines)
 
     def record(self, words: dict[str, Any], backend: str) -> None:
-        """Have the config of the model say the texts of its specs and what else is no default, by
-        the arguments of `convert`, so that `save_pretrained` writes them down."""
+        """Put the texts of the specs and the arguments of `convert` that are not defaults into
+        the config of the model, so that `save_pretrained` writes them."""
         names = {"only": self.only, "skip": self.skip}
         words |= {key: list(value) for key, value in names.items() if value}
         if self.causal is not None:

@@ -93,7 +93,7 @@ _HARMLESS = frozenset(
 _LOG = logging.getLogger("attnspec")
 
 _SHORT = 64
-"""The length at which causality is looked at before a first call."""
+"""The length at which causality is examined before a first call."""
 
 _SAME_SCALE = 1e-6
 """Relative difference up to which two scales are one: float32 knows them no better."""
@@ -276,7 +276,7 @@ class ModelAttention:
             try:
                 fault = self._past_only(self.program, layer, heads, _SHORT, _SHORT)
             except ValueError:
-                # not every graph is there at every length: it is looked at when it is called
+                # not every graph is there at every length: it is examined when it is called
                 fault = ""
             if fault:
                 raise AttnSpecError(fault)
@@ -317,7 +317,7 @@ class ModelAttention:
         `causal` and `real`, of a place."""
         place = None if asked is None else Place(None, None, causal=asked[0], real=asked[1])
         if causal and not is_past_only(self.program, layer):
-            why = "in a program of every length no pairs are looked at"
+            why = "in a program of every length no pairs are examined"
             raise AttnSpecError(leaks(self.program, why))
         if _reads_ahead(place) and offset:
             raise AttnSpecError(
@@ -335,7 +335,7 @@ class ModelAttention:
         makes rows others than those of the sample alone."""
         name = self.program.name
         if mask.q_offset:
-            # a row that reads later keys is looked at with the keys that came
+            # a row that reads later keys is examined with the keys that came
             ahead = self._padded if _reads_ahead(place) else self._unstable
             fault = ahead(self.program, layer, heads)
             if fault is not None:
@@ -776,13 +776,13 @@ def own_attention(
 
 
 def _is_same(scale: float, other: float) -> bool:
-    """Whether two scales are one. In a trace they are no plain numbers."""
+    """Whether two scales are one. In a trace they are not plain numbers."""
     return abs(scale - other) <= _SAME_SCALE * abs(other)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def untraced(attention: ModelAttention, method: str, *arguments: object) -> Any:
-    """What a method returns of what is no tensor, called outside of a trace: for good."""
+    """What a method returns of what is not a tensor, called outside of a trace: for good."""
     return getattr(attention, method)(*arguments)
 
 

@@ -75,7 +75,7 @@ def _converted(model: Any, words: dict[str, Any]) -> Any:
     parse = import_module("attnspec.spec").parse
     if COMPILED in words:
         raise AttnSpecError(
-            f"`{words[COMPILED]}`, which `attnspec compile` wrote, is no text that a config can"
+            f"`{words[COMPILED]}`, which `attnspec compile` wrote, is not a text that a config can"
             " hold: load the model without attnspec, `convert` it and load its state dict"
         )
     sides = ("spec", "encoder", "decoder", "cross")

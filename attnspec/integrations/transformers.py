@@ -195,7 +195,7 @@ def _sides(spec: Given | None, name: str | None, *sides: Given | None) -> dict[s
 
 
 def _texts_of(specs: Mapping[str, Given]) -> dict[str, str]:
-    """What a config can hold of specs: their texts, or the name of one that is no Spec."""
+    """What a config can hold of specs: their texts, or the name of one that is not a Spec."""
     for given in specs.values():
         if not isinstance(given, Spec):
             kind = given if isinstance(given, type) else type(given)

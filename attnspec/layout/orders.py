@@ -3,7 +3,7 @@
 A window is near the diagonal in the natural order. Residue classes, and the columns of a summary,
 are near it once tokens are grouped by residue. A union of both is two steps: the second leaves out
 the pairs that the first covers, and their results are merged by log-sum-exps. Orders are arithmetic
-progressions: tiles of step s, class by class, so a residue order is no table but a stride.
+progressions: tiles of step s, class by class, so a residue order is not a table but a stride.
 """
 
 from __future__ import annotations

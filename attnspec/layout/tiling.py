@@ -1,4 +1,4 @@
-"""Which pairs of tiles a relation fills, which it leaves empty, and which must be looked into.
+"""Which pairs of tiles a relation fills, which it leaves empty, and which must be examined.
 
 The cover of the relation decides tiles in closed form, coarse ones first, so that a window costs
 its band and not n². A survey counts them for an estimate, from a sample where they are many; a
@@ -79,7 +79,7 @@ class _Level:
 
     @cached_property
     def undecided(self) -> Pairs:
-        """The pairs of tiles that must be looked into."""
+        """The pairs of tiles that must be examined."""
         return self._of(SOME)
 
     def _of(self, kind: int) -> Pairs:
@@ -155,14 +155,14 @@ def _gathered(
 
 
 def _ends(level: _Level) -> float:
-    """The share of tiles whose right neighbour is empty, among those where it was looked at, in
+    """The share of tiles whose right neighbour is empty, among those where it was examined, in
     some of the rows."""
     some = drawn(level.q.count) < _SEEN / max(1, len(level.rows))
     chosen = np.flatnonzero(some[level.rows])
     code = level.rows[chosen] * (level.k.count + 1) + level.columns[chosen]
     order = np.argsort(code)
     code, taken = code[order], level.kinds[chosen[order]] != EMPTY
-    # what was looked at next to each other: coarser tiles are cut into whole ones of this level
+    # what was examined next to each other: coarser tiles are cut into whole ones of this level
     beside = taken[:-1] & (np.diff(code) == 1)
     return 1 - float(taken[1:][beside].mean()) if beside.any() else 1.0
 
@@ -195,7 +195,7 @@ def _levels(
         above, (rows, columns) = levels[-1], levels[-1].undecided
         chosen, weight = _thinned(len(rows), most // _FANOUT**2, exact)
         weight *= above.weight
-        # what is known of one side alone is looked at once for all tiles of the other
+        # what is known of one side alone is examined once for all tiles of the other
         rows = _finer(above.q, q, rows[chosen])[:, :, None]
         columns = _finer(above.k, k, columns[chosen])[:, None, :]
     there = (rows >= 0) & (columns >= 0)

@@ -223,7 +223,7 @@ def cures(device: str) -> str:
 
 def rates_path(device: str = "cpu") -> str | None:
     """The file of this machine's rates for a type of device, which need not exist; None where there
-    is no place."""
+    is not a place."""
     path = os.environ.get(VARIABLE)
     if path is None:
         folder = os.environ.get("XDG_CONFIG_HOME", "")

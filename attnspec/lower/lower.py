@@ -71,7 +71,7 @@ def shares_keys(graph: Term | None) -> bool:
 
 
 def _governing(graph: Term | None) -> Iterator[tuple[type[DataDependent], dict[str, Any]]]:
-    """The patterns of a graph that the data decide, with their arguments."""
+    """The patterns of a data-dependent graph, with their arguments."""
     for leaf in () if graph is None else leaves(graph):
         pattern = BY_NAME[leaf.pattern]
         if issubclass(pattern, DataDependent):

@@ -109,7 +109,7 @@ def learned_parts(program: Program) -> dict[tuple[str, Part], str]:
 
 
 def _parts_at(learner: Mechanism | Leaf, at: Situation) -> tuple[Part, ...]:
-    """What a mechanism, or a graph that the data decide, learns."""
+    """What a mechanism, or a data-dependent graph, learns."""
     if isinstance(learner, Mechanism):
         return bind_mechanism(learner, at).parts()
     inputs = {name: Data(None) for name in inputs_of(learner)}
@@ -118,7 +118,7 @@ def _parts_at(learner: Mechanism | Leaf, at: Situation) -> tuple[Part, ...]:
 
 
 def _learners(program: Program) -> Iterator[tuple[Mechanism | Leaf, int, int]]:
-    """Every mechanism, and every graph that the data decide, with each layer and head."""
+    """Every mechanism, and every data-dependent graph, with each layer and head."""
     slots = [
         (program.attends[slot], layer, head)
         for layer, row in enumerate(program.slots)

@@ -234,7 +234,7 @@ class Call:
     `padding` is bool [B, n_k], True for a real key; `tables` maps the names of learned tables to
     [heads of the group, buckets], and what a mechanism learns to [heads of the group or 1, *shape];
     `data` maps the names of run-time inputs to tensors as patterns take them: [B, n_k], a length
-    [B, 1, 1], of a work that the data decide [B, 1, n_k] and [B, 1, 1, 1]; and what is decided to
+    [B, 1, 1], of a data-dependent work [B, 1, n_k] and [B, 1, 1, 1]; and what is decided to
     its choice, `attnspec.backends.decided.choice.Choice`, for the heads of the group. `draw` counts
     the draws of random features. `known` are the output and its log-sum-exps where they were
     found before, and derivatives alone are asked for. A step with `in_place` may write over the
@@ -372,7 +372,7 @@ def is_on_request(backend: Backend, device: str) -> bool:
 
 def refusal_of(backend: Backend, work: Work, device: str) -> str | None:
     """Why a backend cannot run a work, or None; others are not asked about mechanisms, and about
-    what the data decide."""
+    data-dependent choices."""
     if work.decided and not getattr(backend, "runs_decided", False):
         return f"queries and keys decide the pairs of `{work.decided[0].name}`"
     if work.standing is not None and not getattr(backend, "takes_standing", False):

@@ -180,7 +180,7 @@ def in_type_of_autocast(method: Method) -> Method:
     def run(
         self: object, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **settings: Any
     ) -> Any:
-        # what is no tensor is left to `check_tensors`, and torch knows no autocast of shapes alone
+        # `check_tensors` refuses what is not a tensor; torch has no autocast of shapes alone
         first: object = q
         kind = first.device.type if isinstance(first, torch.Tensor) else "meta"
         if kind == "meta" or not torch.is_autocast_enabled(kind):

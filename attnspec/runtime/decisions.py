@@ -1,4 +1,4 @@
-"""What the data decide before any head runs: one choice for each graph, for all heads that have
+"""Data-dependent choices before any head runs: one choice for each graph, for all heads that have
 it."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from attnspec.lower.work import Work
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """A graph that the data decide, the heads that have it, and the work of each; tensors have
+    """A data-dependent graph, the heads that have it, and the work of each; tensors have
     heads from the `first` on."""
 
     leaf: DataDependent

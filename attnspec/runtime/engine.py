@@ -273,7 +273,7 @@ class Engine:
     def decided(
         self, decisions: Sequence[Decision], layer: int, parts: Parts, call: Call, keys: int
     ) -> dict[DataDependent, Choice]:
-        """What the data decide for q and k as they are laid out, of which `keys` are keys, by
+        """Data-dependent choices for q and k as they are laid out, of which `keys` are keys, by
         graph."""
         q, k, _ = parts
         if not decisions or 0 in (q.shape[0], q.shape[2], k.shape[2]):
@@ -412,7 +412,7 @@ def require_log_sum_exps(program: Program, layer: int) -> None:
         if found is not None:
             positive = MECHANISMS_BY_NAME[found.name].positive(dict(found.arguments))
         for leaf in () if attend.graph is None else leaves(attend.graph):
-            # a mean over rounds is no softmax
+            # a mean over rounds is not a softmax
             positive = positive and dict(leaf.arguments).get("combine") != "mean"
         if not positive:
             raise no_log_sum_exps(program)

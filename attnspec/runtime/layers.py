@@ -422,7 +422,7 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
 
         Query and key are one sequence, the same tensor, unless the spec reads every pair.
         `attn_mask` takes pairs away from the spec's: with it every pair is computed. With the hint
-        `is_causal` it is not looked at where the spec is causal. Numbers in key_padding_mask other
+        `is_causal` it is not examined where the spec is causal. Numbers in key_padding_mask other
         than 0 and -inf are added to scores in the same way. Weights are returned for up to
         `LIMITS.pairs_shown` keys.
         """
@@ -700,7 +700,7 @@ def _why_one_sequence(program: Program) -> str:
             return (
                 f"`{program.name}` says which positions of one sequence read each other, and query"
                 " is not key: give the same tensor as both, or views of the same numbers (equal"
-                " numbers in another place are not looked at), or a spec of two sequences, `cross`"
+                " numbers in another place are not examined), or a spec of two sequences, `cross`"
             )
     return ""
 

@@ -424,17 +424,17 @@ class CompiledAttention(Learner):
         key_padding_mask: torch.Tensor | None = None,
         query_start: int = 0,
     ) -> dict[str, dict[str, torch.Tensor]]:
-        """What the data decide in a call with these tensors: for each graph, by its name, the
+        """Data-dependent choices in a call with these tensors: for each graph, by its name, the
         `heads` that have it and its lists, buckets, clusters or matchings, [B, H or 1, …]; no lists
         of no tokens.
 
-        Raises ValueError above n_k = `LIMITS.pairs_shown`, and where the data decide nothing; else
+        Raises ValueError above n_k = `LIMITS.pairs_shown`, and for static layers; else
         as a call does.
         """
         works, _, choices = self._looked_at(q, k, layer, key_padding_mask, inputs, query_start)
         decisions = decisions_of(works)
         if not decisions:
-            raise ValueError(f"the data decide nothing in layer {layer} of `{self.program.name}`")
+            raise ValueError(f"nothing is data-dependent in layer {layer} of `{self.program.name}`")
         found: dict[str, dict[str, torch.Tensor]] = {}
         names = [each.leaf.name for each in decisions]
         for at, (name, each) in enumerate(zip(names, decisions, strict=True)):
@@ -529,6 +529,6 @@ def _is_looked_at(q: torch.Tensor, program: Program) -> bool:
     if watched and torch.compiler.is_dynamo_compiling():
         return True
     if is_transformed():
-        # what the data decide is decided for the samples themselves
+        # data-dependent choices are made for the samples themselves
         return is_mapped_over() and bool(decided_leaves(program))
     return watched

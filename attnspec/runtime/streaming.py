@@ -30,7 +30,7 @@ Tensors: TypeAlias = "tuple[tuple[tuple[int, int, int], ...], torch.dtype, torch
 Kept: TypeAlias = (
     "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, Mapping[str, torch.Tensor]]"
 )
-"""What graphs that the data decide go on from: the keys [B, K, n, d] and values [B, K, n, d_v] of
+"""The state of data-dependent graphs: the keys [B, K, n, d] and values [B, K, n, d_v] of
 all positions, which of them are real, None where all are, and the inputs, those with a number for
 each position of all of them."""
 

@@ -7,7 +7,7 @@ and a weight of the wrong query is named. And in float32 a backend may err twice
 definition does in the same type.
 
 The first two take a fraction of the time, so that every compile does them at a second length, at
-which tables have several blocks. Every pair of a short sequence is looked at; of a long one,
+which tables have several blocks. Every pair of a short sequence is examined; of a long one,
 queries are sampled, but tables are read as far as their pairs can be listed.
 """
 

@@ -1,4 +1,4 @@
-"""Graphs that the data decide, for random data: what a module computes beside the dense definition
+"""Data-dependent graphs, for random data: what a module computes beside the dense definition
 of the same."""
 
 from __future__ import annotations

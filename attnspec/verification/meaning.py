@@ -97,7 +97,7 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """Of all heads H the outputs [H, r, d] at the queries that are looked at, and what a gradient
+    """Of all heads H the outputs [H, r, d] at the queries that are examined, and what a gradient
     there leaves: of q [H, n_q, d], k and v [H, n, d], and of what is learned, by name.
 
     `largest` [H] are the largest numbers that stand in them, or would without the part of the
@@ -236,7 +236,7 @@ def results(
     sized: bool,
 ) -> Results:
     """What heads are meant to compute of q [H, n_q, d], k and v [H, n, d], where the gradient of
-    the outputs that are looked at is `grad` [H, r, d]; with the largest numbers if `sized`."""
+    the outputs that are examined is `grad` [H, r, d]; with the largest numbers if `sized`."""
     out, grads, of_learned = _swept(meanings, given, grad, learned, steady=False)
     tensors = (out, *grads)
     if not sized:

@@ -19,7 +19,7 @@ SLACK = 2.0
 """How much more a backend may err than the definition in the same type."""
 
 ROUNDINGS = 16
-"""Units in the last place of the largest number that are no error."""
+"""Units in the last place of the largest number that are not error."""
 
 EXACT = 1e-12
 """What stands for a unit in the last place of float64: sums of other orders err by some."""

@@ -29,8 +29,8 @@ class Verification:
     """All checks of a program at one length, with `m` between two sequences of as many queries and
     n keys; `str` has a line for each.
 
-    `exhaustive` says that every pair was looked at, and weighed. `skipped` says what was not looked
-    at, and why; `refused` which backends were asked and do not run it, with the reason; `inputs`
+    `exhaustive` says that every pair was examined, and weighed. `skipped` says what was not,
+    and why; `refused` which backends were asked and do not run it, with the reason; `inputs`
     which run-time inputs were drawn, in words.
     """
 
@@ -50,11 +50,11 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether everything that was looked at agrees."""
+        """Whether everything that was examined agrees."""
         return not self.faults
 
     def __str__(self) -> str:
-        looked = "every pair was looked at" if self.exhaustive else "not every pair was looked at"
+        looked = "every pair was examined" if self.exhaustive else "not every pair was examined"
         queries = "" if self.m is None else f"m = {self.m:,}, "
         asked = self.n if self.m is None else self.m
         lines = [
@@ -70,7 +70,7 @@ class Verification:
             lines.append(f"{word}  {place}: {check.what}{_some(check, asked)}")
             if check.fault is not None:
                 lines.append(f"      {check.fault}")
-        lines.extend(f"not looked at: {what}" for what in self.skipped)
+        lines.extend(f"not examined: {what}" for what in self.skipped)
         lines.extend(f"not run: {why}" for _, why in self.refused)
         return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""What is drawn to try a program: run-time inputs, and the queries that are looked at."""
+"""What is drawn to try a program: run-time inputs, and the queries that are examined."""
 
 from __future__ import annotations
 

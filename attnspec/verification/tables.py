@@ -21,11 +21,11 @@ from attnspec.verification.meaning import held_rows
 def tables_fault(
     tables: Tables[np.ndarray], place: int, n_q: int, relation: Relation, n: int, few: np.ndarray
 ) -> tuple[int, str | None]:
-    """How many of the last `n_q` queries of n positions are looked at, and the first pair of theirs
+    """How many of the last `n_q` queries of n positions are examined, and the first pair of theirs
     that stands in the tables otherwise than in the graph, in words, or None.
 
     Tables of several heads have their rows one head after the other, and `place` says which is
-    meant; `few` are the positions that are looked at where there are too many pairs for all.
+    meant; `few` are the positions that are examined where there are too many pairs for all.
     """
     start, first = n - n_q, (place * n_q if tables.n_q > n_q else 0)
     # where each row of the tables stands, -1 for those of other heads
@@ -59,12 +59,12 @@ def _row_fault(
 
 
 def _pairs_fault(codes: np.ndarray, relation: Relation, n: int) -> str | None:
-    """The first of some pairs, ascending, that is no edge, or is there twice."""
+    """The first of some pairs, ascending, that is not an edge, or is there twice."""
     for low in range(0, len(codes), LIMITS.pairs_at_once):
         some = codes[low : low + LIMITS.pairs_at_once]
         strange = ~evaluate_pairs(relation, some // n, some % n, n)
         if strange.any():
-            return f"a block holds the pair {_words(some[strange][0], n)}, which is no edge"
+            return f"a block holds the pair {_words(some[strange][0], n)}, which is not an edge"
     twice = codes[1:][codes[1:] == codes[:-1]]
     if not len(twice):
         return None

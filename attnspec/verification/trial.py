@@ -117,7 +117,7 @@ class Trial:
 
     @property
     def exhaustive(self) -> bool:
-        """Whether every pair is looked at, and weighed."""
+        """Whether every pair is examined, and weighed."""
         return self.run.n <= LIMITS.every_pair and len(self.rows) == self.run.n_q
 
     def checks(self) -> Iterator[Check]:
@@ -158,7 +158,7 @@ class Trial:
 
     def _runs(self) -> bool:
         """Whether outputs and gradients are computed; raises TooMuch where nothing would be
-        looked at then."""
+        examined then."""
         run, seconds = self.run, sum(part.seconds * len(part.heads) for part in self.parts)
         many = run.n * run.heads > LIMITS.positions_computed
         if run.n <= LIMITS.every_pair or not (seconds > RUN or many):
@@ -189,7 +189,7 @@ class Trial:
 
     @cached_property
     def rows(self) -> np.ndarray:
-        """The positions whose numbers are looked at."""
+        """The positions whose numbers are examined."""
         n, n_q = self.run.n, self.run.n_q
         short = n <= LIMITS.every_pair and self.run.heads * n_q * n <= LIMITS.pairs_evaluated
         if short and self.depth != "values":
@@ -218,7 +218,7 @@ class Trial:
         return found
 
     def _drawn(self, meanings: Sequence[Meaning]) -> tuple[torch.Tensor, ...]:
-        """Random q, k and v, and the gradient of the outputs that are looked at."""
+        """Random q, k and v, and the gradient of the outputs that are examined."""
         run = self.run
         of_q, of_k = moderate([(each.work, each.heads) for each in meanings], run.heads)
         q, k, v = run.drawn(run.n_q) * of_q, run.drawn(run.n) * of_k, run.drawn(run.n)
@@ -283,7 +283,7 @@ class Trial:
         other = ~((found - meant).abs() <= ROUNDINGS * EXACT * meant.abs().max().clamp(min=1.0))
         # a pair too many or too few changes the weights of all others in its row
         for wrong, said in (
-            (found.ne(0) & ~held, "reads key {}, which is no pair"),
+            (found.ne(0) & ~held, "reads key {}, which is not a pair"),
             (missing, "does not read key {}"),
             (other, "weighs key {} with {:.6g}, not {:.6g}"),
         ):

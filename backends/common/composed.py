@@ -99,7 +99,7 @@ def _of(
 
 
 class DeviceBatch:
-    """A batch with its rows and masks as tensors of a device; places that are no rows have the one
+    """A batch with its rows and masks as tensors of a device; places that are not rows have the one
     before them, or the first one."""
 
     def __init__(self, batch: Batch[np.ndarray], device: torch.device) -> None:

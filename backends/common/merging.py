@@ -38,7 +38,7 @@ def merged(first: Partial, second: Partial) -> Partial:
     """Both results as one, in the type of the first."""
     top, weights = in_one_frame(torch.stack([first[1], second[1]]), 0)
     total = weights.sum(0)
-    # a row without a key keeps 0, and the gradient of a logarithm of 0 is no number
+    # a row without a key keeps 0, and the gradient of a logarithm of 0 is not a number
     total = total.masked_fill(total == 0, 1.0)
     share = (weights[1] / total)[..., None]
     one, other = first[0].to(share.dtype), second[0].to(share.dtype)
@@ -49,7 +49,7 @@ def merge(into: Partial, more: Partial) -> None:
     """The same of two parts in place, without derivatives and in four calls; `into` has the type of
     its log-sum-exps, so that no small share is rounded away."""
     (out, lse), (other, sums) = into, more
-    # -inf less -inf is no number: there is no key
+    # -inf less -inf is not a number: there is no key
     share = torch.sigmoid(sums - lse).nan_to_num_()[..., None]
     out.lerp_(other.to(out.dtype), share)
     torch.logaddexp(lse, sums, out=lse)

@@ -120,7 +120,7 @@ class Formula:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: Blocks, call: Call
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output blocks and their log-sum-exps [B, K, R, G, h] in float32 at least, -inf where
-        a query has no key; None for weights that are no softmax."""
+        a query has no key; None for weights that are not softmax."""
         batch, keys, repeat, groups, rows, _ = q.shape
         given = q.dtype
         q, k, v = widened(q), widened(k), widened(v)
@@ -209,7 +209,7 @@ def weigh(scores: torch.Tensor, mask: torch.Tensor | None, normalize: str) -> to
 @dataclass(frozen=True)
 class Shares:
     """Weights as numerators [..., w], what divides them [..., 1], None for nothing, and the
-    log-sum-exps of the scores [...], None for weights that are no softmax."""
+    log-sum-exps of the scores [...], None for weights that are not softmax."""
 
     numerators: torch.Tensor
     total: torch.Tensor | None

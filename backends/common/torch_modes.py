@@ -39,7 +39,7 @@ def unseen(*given: torch.Tensor) -> bool:
 
 
 def is_watched(x: torch.Tensor) -> bool:
-    """Whether a call with x is traced, or its operators are looked at one by one."""
+    """Whether a call with x is traced, or its operators are examined one by one."""
     return _is_traced(x) or torch._C._len_torch_dispatch_stack() > 0
 
 

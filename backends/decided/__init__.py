@@ -1,1 +1,1 @@
-"""Graphs that the data decide: from queries, keys and inputs to the pairs that are read."""
+"""Data-dependent graphs: from queries, keys and inputs to the pairs that are read."""

@@ -165,7 +165,7 @@ class Scores:
 
     @property
     def width(self) -> int:
-        """Numbers of a row that are looked at together, for one head."""
+        """Numbers of a row that are examined together, for one head."""
         if self.scorer == "bound" and not self.pooled:
             return self.rows.slots * self.keys.shape[-1]
         return self.rows.blocks if self.pooled else self.rows.slots

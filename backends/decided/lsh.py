@@ -128,7 +128,7 @@ class LshChoice(Choice):
         """Whether a pair is of two positions, or of one that reads itself."""
         if self.alone is None:
             return torch.ones_like(k, dtype=torch.bool)
-        # one comparison of pairs: a query that reads itself is no key's position
+        # one comparison of pairs: a query that reads itself is not a key's position
         at = look_up(self.alone, q - (self.n_k - self.n_q))
         return torch.where(at, -1, q).int() != k.int()
 
@@ -260,7 +260,7 @@ def _require_shared(given: Given) -> None:
         "`lsh` hashes keys that are the queries, and k is not q, or has not q as its last rows:"
         " call it with k = q, or write `lsh(share_qk = false)`"
     )
-    # what is no number is alike in both
+    # what is not a number is alike in both
     alike = (own == given.q) | (own != own) & (given.q != given.q)
     if not bool(alike.all()):
         raise ValueError(wanted)
@@ -286,7 +286,7 @@ def _near(side: Sorted, leaf: Lsh) -> torch.Tensor:
 
 
 def _in_chunks(side: Sorted, chunk: torch.Tensor, leaf: Lsh) -> torch.Tensor:
-    """In the sorted order: whether the chunks that are looked at have another key."""
+    """In the sorted order: whether the chunks that are examined have another key."""
     n = chunk.shape[-1]
     counted = -(-n // leaf.chunk)
     own = chunk.clamp_min(0)

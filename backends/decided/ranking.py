@@ -2,7 +2,7 @@
 
 A score becomes a 64-bit number: the order of the score above, the place below, so that no two are
 equal and a tie goes to the lower place. What is forced stands above all scores, NaN below every
-number, and what is no candidate, -inf among them, below everything.
+number, and what is not a candidate, -inf among them, below everything.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NONE = -(1 << 62)
 
 
 def ranks(scores: torch.Tensor, forced: torch.Tensor | None) -> torch.Tensor:
-    """int64 numbers of scores float32 [..., c], in their order; -inf is no candidate."""
+    """int64 numbers of scores float32 [..., c], in their order; -inf is not a candidate."""
     # -0 is 0; the bits of floats have their order, those of negative ones the reverse
     bits = (scores + 0.0).view(torch.int32)
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)

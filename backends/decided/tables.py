@@ -136,7 +136,7 @@ class Placed:
     """The tables of a layout for tensors of `shape` [B, K, R, n_q, …] and of n_k keys.
 
     `each` are the conditions on pairs besides. Pairs in tiles that `static` covers need not be
-    looked at, if padding, bool [B, n_k], does not ask for it, and not `always`.
+    examined, if padding, bool [B, n_k], does not ask for it, and not `always`.
     """
 
     layout: TileLists
@@ -170,7 +170,7 @@ class Placed:
         return torch.where(self.lists >= 0, self.lists + base, -1).flatten(0, 1)
 
     def _masked(self) -> torch.Tensor | None:
-        """The entries whose pairs need to be looked at, bool [N, T, r]; None for none."""
+        """The entries whose pairs need to be examined, bool [N, T, r]; None for none."""
         there = self.lists >= 0
         if not self.layout.whole or self.always:
             return there.flatten(0, 1)

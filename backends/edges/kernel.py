@@ -39,7 +39,7 @@ class EdgesKernel(ByKeyHead):
     @cached_property
     def groups(self) -> list[tuple[slice, Piece, torch.Tensor | None]]:
         """Where the places of queries of equal width stand, these queries, each a block, and which
-        places are no edges, bool [queries, width], None for none."""
+        places are not edges, bool [queries, width], None for none."""
         batches = [batch for step in self.tables.steps for batch in step.batches]
         return [
             (
@@ -146,7 +146,7 @@ class EdgesKernel(ByKeyHead):
 
 
 def _dropped(real: torch.Tensor, dropped: torch.Tensor | None) -> torch.Tensor:
-    """The places of keys that are real or not, [..., queries, width], that are no edges."""
+    """The places of keys that are real or not, [..., queries, width], that are not edges."""
     return ~real if dropped is None else dropped | ~real
 
 

@@ -314,7 +314,7 @@ def perceived(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torc
 
 
 def efficient(work: Work, parts: Parts, call: Call) -> torch.Tensor:
-    """Padding is no key, and no position that is counted."""
+    """Padding is not a key, and no position that is counted."""
     (q, k, v), padding, declared = parts, call.padding, cast(Efficient, work.mechanism)
     v = without_padding(v, padding)
     batch, heads, rows, size = q.shape

@@ -30,7 +30,7 @@ from attnspec.layout.tile_layout import StepLayout
 from attnspec.lower.work import Work
 
 LOOKED = 1 << 24
-"""Pairs that are looked at together, about."""
+"""Pairs that are examined together, about."""
 
 EMPTY, WHOLE = 0, 1
 """The numbers of the masks without a pair and with every pair of a tile."""
@@ -106,7 +106,7 @@ class StepTiles:
     # --- inputs that a graph asks for something else -------------------------------------------
 
     def _look_into(self, relation: Relation) -> None:
-        """Makes out which tiles are looked into, and what is static in them."""
+        """Makes out which tiles are examined, and what is static in them."""
         layout = self.layout
         full = layout.kinds == FULL_TILE
         full &= kinds_in(self._within(certain(relation)), layout) == FULL_TILE
@@ -203,7 +203,7 @@ class StepTiles:
         return self._brought(kinds - EMPTY_TILE), self._brought(words.ravel(), np.int32)
 
     def _unpacked(self, static: Static, part: slice) -> torch.Tensor:
-        """Static pairs in some tiles that are looked into, bool [tiles, height, width]."""
+        """Static pairs in some tiles that are examined, bool [tiles, height, width]."""
         numbers, bits = static
         words = bits.view(-1, self.shape[0], -(-self.shape[1] // 32))[numbers[part]]
         places = torch.arange(32, dtype=torch.int32, device=words.device)

@@ -43,7 +43,7 @@ class Dense(_OneBlock):
         pairs = work.n_q * work.n_k
         if pairs > LIMITS.dense:
             return (
-                f"at most {LIMITS.dense:,} pairs are looked at one by one, and there are {pairs:,}"
+                f"at most {LIMITS.dense:,} pairs are examined one by one, and there are {pairs:,}"
             )
         return None
 

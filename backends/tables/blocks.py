@@ -155,7 +155,7 @@ class TensorBatch:
 
     @cached_property
     def _holes(self) -> torch.Tensor | None:
-        """Places of keys that are no rows, though no mask leaves them out: bool [blocks, w]."""
+        """Places of keys that are not rows, though no mask leaves them out: bool [blocks, w]."""
         if self.tables.mask is not None or (self.tables.k >= 0).all():
             return None
         return torch.from_numpy(self.tables.k < 0)
@@ -186,7 +186,7 @@ class TensorBatch:
     @cached_property
     def apart(self) -> torch.Tensor | None:
         """How far keys are behind queries where that is the same in all blocks, int64 [1, h, w];
-        places that are no rows are as far as in the first block."""
+        places that are not rows are as far as in the first block."""
         q, k = self._places(0, self.blocks)
         if self.blocks > 1:
             first = q[:, :1]

@@ -1,4 +1,4 @@
-"""The kernels of graphs that the data decide: the tables of their choices, and the rest of the
+"""The kernels of data-dependent graphs: the tables of their choices, and the rest of the
 graph in tables of its own, merged.
 
 Where the fast way cannot go (transforms, dropout, derivatives of derivatives) the dense definition

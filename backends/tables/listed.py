@@ -247,7 +247,7 @@ class ListedTiles:
         grad, q, out, lse = (self.of_q(x, f"rows {place}") for place, x in enumerate(rows))
         real = self.placed.q.real_rows
         if real is not None:
-            # rows that are no queries weigh nothing
+            # rows that are not queries weigh nothing
             lse = lse.masked_fill(~real, math.inf)
         return self._walk((grad, q, out, lse), into, partial(self._backward, of_keys))
 

@@ -97,7 +97,7 @@ class Arrangement:
 
 
 class Blocks:
-    """Blocks of rows of one side, int64 [blocks, height], -1 for a place that is no row."""
+    """Blocks of rows of one side, int64 [blocks, height], -1 for a place that is not a row."""
 
     def __init__(self, rows: np.ndarray) -> None:
         self.rows = rows
@@ -145,7 +145,7 @@ class Blocks:
 
     @cached_property
     def missing(self) -> torch.Tensor | None:
-        """The places that are no rows, or None."""
+        """The places that are not rows, or None."""
         return None if self._real is None else torch.from_numpy(np.flatnonzero(~self._real))
 
     @cached_property
@@ -173,7 +173,7 @@ class Blocks:
 
     def read(self, x: torch.Tensor, to: Arrangement, use: str, blank: bool = False) -> torch.Tensor:
         """The blocks of x [c, rows, …] as [batch, heads, height, …], where they lie or in a buffer
-        for the use; places that are no rows repeat the first row, or are zero with `blank`."""
+        for the use; places that are not rows repeat the first row, or are zero with `blank`."""
         found = self.view(x, to)
         if found is not None:
             return found
@@ -293,8 +293,8 @@ def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tenso
 
 
 class Order:
-    """Rows of a tensor one behind the other, int64 [places], -1 for a place that is no row; where
-    it is `natural`, as they lie: then nothing is moved."""
+    """Rows of a tensor one behind the other, int64 [places], -1 for a place without a row; where it
+    is `natural`, as they lie: then nothing is moved."""
 
     def __init__(self, rows: np.ndarray | None = None) -> None:
         self.natural = rows is None
@@ -304,8 +304,8 @@ class Order:
         return int(self.blocks.height)
 
     def take(self, x: torch.Tensor, use: str, blank: bool = False) -> torch.Tensor:
-        """[c, rows, …] -> [c, places, …] in a buffer; a place that is no row repeats the first, or
-        is zero with `blank`."""
+        """[c, rows, …] -> [c, places, …] in a buffer; a place without a row repeats the first row,
+        or is zero with `blank`."""
         if self.natural:
             return x
         found = self.room(x, use)

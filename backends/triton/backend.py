@@ -184,7 +184,7 @@ def _beside(work: Work) -> Amounts:
 
 
 def _refuses_decided(work: Work) -> str | None:
-    """Why a graph that the data decide is not run, or None."""
+    """Why a data-dependent graph is not run, or None."""
     if work.changes:
         return (
             "the graph is decided by data and its scores are changed, which only `tables` computes"

@@ -1,8 +1,8 @@
-"""The kernel of graphs that the data decide: their lists, and the static rest of the graph, in the
+"""The kernel of data-dependent graphs: their lists, and the static rest of the graph, in the
 same kernels.
 
 All samples and heads are one sequence, list after list: tile t of list i is tile i T + t, and its
-rows lie behind those of the lists before. What of an entry is to be looked at is bits of a mask of
+rows lie behind those of the lists before. What of an entry is to be examined is bits of a mask of
 its own, made where the tensors are.
 """
 

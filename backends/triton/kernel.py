@@ -49,7 +49,7 @@ class Launching(SoftmaxKernel):
         self, tensors: Sequence[torch.Tensor], call: Call, scale: float, back: bool
     ) -> Iterable[Launches]:
         """The launches of a call with q [B, K, R, n_q, d], k and v [B, K, n_k, …]; `back` says that
-        it is for gradients. What the data decide is made one after the other."""
+        it is for gradients. Data-dependent choices are made one after the other."""
         raise NotImplementedError
 
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:

@@ -2,7 +2,7 @@
 
 A step is its tiles: which query tile and which key tile, and the number of a mask or none. They are
 known before any call, or a call leaves some of them: by labels, by what other inputs say, or by
-what the data decide. Lists are made of them on the device where they are, and nothing is asked of
+data-dependent choices. Lists are made of them on the device where they are, and nothing is asked of
 it: what they take is bounded before.
 """
 

@@ -158,7 +158,7 @@ def test_a_module_that_is_not_changed_is_right(wrong: Wrong) -> None:
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ("window(radius = 6)", r"query 0 reads key 6, which is no pair"),
+        ("window(radius = 6)", r"query 0 reads key 6, which is not a pair"),
         ("window(before = 5, after = 4)", r"query 0 does not read key 5"),
         ("window(radius = 5) - self", r"query 0 does not read key 0"),
     ],
@@ -272,7 +272,7 @@ def test_tables_of_other_pairs_are_found_by_their_pairs(
     body, n = case
     program = spec_of(body).program
     for other, said in zip(
-        NEAR[body], ("no block holds", r"a block holds .* no edge"), strict=True
+        NEAR[body], ("no block holds", r"a block holds .* not an edge"), strict=True
     ):
         found = verify(program, n, module=spec_of(other).compile(backend), depth="pairs")
         pairs = [str(check.fault) for check in found.faults if TABLES in check.what]

@@ -89,11 +89,11 @@ class FlexMask:
         """What changes the scores, f(score, b, h, q, k), None where nothing does.
 
         Raises AttnSpecError where a table is learned, where heads weigh scores in different ways,
-        and where weights are no softmax, which is all that FlexAttention knows.
+        and where weights are not softmax, which is all that FlexAttention knows.
         """
         first = self.weighed.attends[0]
         if first.normalize != "softmax":
-            raise self._no_score_mod(f"`normalize {first.normalize}` is no softmax")
+            raise self._no_score_mod(f"`normalize {first.normalize}` is not a softmax")
         if any(score.name == "bias" for score in first.scores):
             raise self._no_score_mod("the table of `score bias()` is learned by a module")
         space = self._weighing

@@ -221,7 +221,7 @@ def _verdict(op: str, a: Operand, b: Operand) -> bool | None:
     if op in (">", ">="):
         return _verdict(op.replace(">", "<"), b, a)
     if "number" in (kind_of(a), kind_of(b)):
-        # what is no number compares false, whatever its bounds
+        # what is not a number compares false, whatever its bounds
         return None
     if op == "==" and flat(a) == flat(b):
         return True

@@ -278,7 +278,7 @@ def _power(scalar: Apply, x: Operand, power: Operand, page: Page) -> Operand:
         # as it is computed elsewhere, to the last bit
         return reduce(mul, [x] * power) if power else x * 0 + 1
     if not constant and (is_tensor(x) or is_tensor(power)):
-        raise StandaloneError("a power of positions has an exponent that is no number")
+        raise StandaloneError("a power of positions has an exponent that is not a number")
     whole = kind_of(x) == "int" and kind_of(power) == "int"
     if whole and float(bounds(scalar.args[1], page.ranges())[0]) < 0:
         raise StandaloneError(f"{flat(power)}, which is an exponent, may be negative")

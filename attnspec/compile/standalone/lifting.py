@@ -83,7 +83,7 @@ def constant(name: str, value: object) -> str:
 
 @cache
 def _definitions(modules: tuple[ModuleType, ...]) -> dict[str, str]:
-    """The text of each function, class and variable; settings are no variables."""
+    """The text of each function, class and variable; settings are not variables."""
     found = {}
     for module in modules:
         source = inspect.getsource(module)

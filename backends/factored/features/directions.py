@@ -57,7 +57,7 @@ def one_head(
         return normals(stream, np.arange(count), size)
     drawn = normals(stream, np.arange(-(-count // size) * size), 2 * size)
     found, upper = np.linalg.qr(drawn[:, :size].reshape(-1, size, size))
-    # the signs that a factorisation happens to choose are no part of a uniform rotation
+    # the signs that a factorisation happens to choose are not part of a uniform rotation
     signs = np.sign(np.diagonal(upper, axis1=1, axis2=2))
     rows = (found * signs[:, None]).swapaxes(1, 2).reshape(-1, size)
     return np.asarray(rows * np.linalg.norm(drawn[:, size:], axis=1)[:, None])[:count]

@@ -158,7 +158,7 @@ def in_line(parts: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
 
 
 def blocks_of(how: Summing, given: Given) -> tuple[list[Given], list[Given]]:
-    """Blocks of keys that are summed before any query is looked at, without queries; and blocks of
+    """Blocks of keys that are summed before any query is examined, without queries; and blocks of
     queries, with the keys at their positions where sums are causal, else with all."""
     n_q, n_k = given.q.shape[3], given.k.shape[2]
     most = max(1, how.most(given) // max(1, given.k.shape[:2].numel()))

@@ -68,7 +68,7 @@ def sums_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> Fea
     what these do not take goes block by block, and so do streams."""
     kernel = alone(work, heads, device)
     if not isinstance(kernel, FeatureKernel):
-        raise ValueError(f"`{mechanism_of(work).name}` is no sum of features")
+        raise ValueError(f"`{mechanism_of(work).name}` is not a sum of features")
     return replace(kernel, way=Launched())
 
 
