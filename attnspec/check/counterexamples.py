@@ -84,7 +84,7 @@ def compared(stack: Stack, n: int, name: str, compare: str, value: float) -> str
     """Against a comparison of `depth`, `diameter` or `path_length`: what it is, and a pair."""
     found: Distance = _FIGURES[name](stack, n)
     if found.value is None:
-        return f"some allowed pair is never joined: {found.note}"
+        return f"{found.note}, through any number of layers"
     if found.quality == "estimate":
         return _by_estimate(stack, n, name, compare, value, found.value, found.note)
     if COMPARE[compare](found.value, value):

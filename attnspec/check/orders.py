@@ -45,5 +45,5 @@ def _by_counting(stack: Stack, bounds: dict[Scalar, Place], looked_at: list[int]
         if parts[-1] > 1.1 * parts[-2]:
             figures = ", ".join(f"{part:.3g}" for part in parts)
             at = ", ".join(f"{n:,}" for n in lengths)
-            return f"edges over the bound grow{place.text}, {figures} at n = {at}"
+            return f"edges divided by the bound grow{place.text}: {figures} at n = {at}"
     return None

@@ -171,6 +171,8 @@ def score_of(node: nodes.Expression, scope: Scope) -> Score:
     if not isinstance(node, nodes.Call) or node.name not in SCORES:
         found = node.name
         message = f"a score change is {', '.join(SCORES)} or an expression of `s`, got `{found}`"
+        if found in SCORES:
+            message = f"`{found}` needs its brackets"
         span = node.name_span if isinstance(node, nodes.Call) else node.span
         bare = f"write `score {found}(…)`" if found in SCORES else None
         scope.fail("A317", message, span, help=bare or did_you_mean(found, SCORES))

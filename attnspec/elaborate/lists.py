@@ -40,7 +40,7 @@ def indexed(node: nodes.Index, scope: Scope) -> Scalar:
         _read_by_position(node, scope)
     base = meaning(node.base, scope)
     if not isinstance(base, Numbers):
-        message = f"`[…]` takes a number of a list, got {ARTICLES[kind_of(base)]}"
+        message = f"`[…]` stands behind a list, got {ARTICLES[kind_of(base)]}"
         advice = "a list is written `[8, 16, 32]`"
         if isinstance(base, InputRef):
             advice = readings(base)
@@ -138,7 +138,7 @@ def require_exact(value: Scalar, node: nodes.Expression, scope: Scope) -> None:
     problem = _inexact(value)
     if problem is not None:
         help = "compute it before, and hand it in as the input"
-        scope.fail("A312", f"beside what an input says {problem}", node.span, help=help)
+        scope.fail("A312", f"where an input is read, {problem}", node.span, help=help)
 
 
 def _inexact(value: Scalar) -> str | None:
@@ -152,11 +152,11 @@ def _inexact(value: Scalar) -> str | None:
     if op in INEXACT:
         return f"`{op}` may differ in its last bit from one machine to the next"
     if op in ("//", "%") and (reads_inputs(args[1]) or asks_positions(args[1])):
-        return f"`{op}` divides by numbers that are the same for all pairs"
+        return f"`{op}` needs a divisor without q, k and inputs"
     if op in ("//", "%") and type_of(args[1]) != "integer":
-        return f"`{op}` divides by whole numbers"
+        return f"`{op}` needs a whole number as divisor"
     if op == "**" and not (isinstance(args[1], int) and 0 <= args[1] <= 8):
-        return "a power has an exponent from 0 to 8"
+        return "a power needs an exponent from 0 to 8"
     if op == "item":
-        return "a list is read by `layer`, `head` or `n`"
+        return "a list takes an index of `layer`, `head` and `n`"
     return next((found for part in args if (found := _inexact(part))), None)

@@ -125,11 +125,11 @@ def resolve(
                 row, column = np.argwhere(table[cells] == other)[0]
                 collector.add(
                     "A404",
-                    f"two `{what}` of the same depth claim layer {rows[row]},"
-                    f" head {columns[column]}",
+                    f"two `{what}` apply to layer {rows[row]}, head {columns[column]},"
+                    " and neither is nested in the other",
                     ruling.span,
                     related=(("the other one stands here", rulings[other].span),),
-                    help="narrow one of the scopes",
+                    help="remove one, or give them different layers or heads",
                 )
                 clashes += 1
         table[cells] = number

@@ -234,7 +234,9 @@ def _grid(value: nodes.Expression, scope: Scope) -> tuple[Scalar, ...]:
         message = "a sequence is `grid(H, W)` or `grid(T, H, W)`"
         scope.fail("A316", message, value.span, help="without `sequence` positions form a line")
     if len(value.arguments) not in (2, 3) or any(a.name for a in value.arguments):
-        scope.fail("A316", "a grid has two or three extents without names", value.span)
+        scope.fail(
+            "A316", "a grid is `grid(H, W)` or `grid(T, H, W)`, numbers without names", value.span
+        )
 
     def extent(argument: nodes.Argument) -> Scalar:
         found = integer(argument.value, scope, "an extent")
@@ -304,7 +306,9 @@ def _every(node: nodes.Call, kind: str, scope: Scope, count: int) -> frozenset[i
             scope.fail("A315", message, spans[name])
     found = frozenset(range(given.get("offset", 0), count, given["step"]))  # type: ignore[arg-type]
     if not found:
-        message = f"`every` from {given['offset']} on is no {kind}: the spec says `{kind}s {count}`"
+        message = (
+            f"`every` from {given['offset']} on names no {kind}: the spec says `{kind}s {count}`"
+        )
         scope.fail("A403", message, node.span, notes=("they count from 0",))
     return found
 

@@ -75,7 +75,7 @@ class TopK(DataDependent):
 
     def __post_init__(self) -> None:
         if self.keys is not None and self.size not in (None, 1):
-            raise RelationError(f"`keys` means blocks of `size` 1, got {self.size}")
+            raise RelationError(f"`keys` counts single keys: `size` must be 1, got {self.size}")
         if self.mass is not None and not self.mass > 0:
             raise RelationError(f"`mass` must be above 0, got {self.mass:g}")
         if self.score == "dot" and self.block > 1:
