@@ -28,7 +28,7 @@ from attnspec.backends.common.torch_modes import (
 )
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.one_block.dense import DenseKernel, OpenKernel
-from attnspec.backends.planner import AUTO, TABLES, check_backend, choose
+from attnspec.backends.planner import AUTO, check_backend, choose
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.predicates.inputs import READ, computed
 from attnspec.graphs.relation import DataDependent
@@ -342,7 +342,7 @@ class Engine:
         if torch.SymInt in map(type, symbols):
             return self._open(layer, heads, key_heads, n_q, n_k, torch.device(device))
         key = (self.binder.alike(layer), heads, key_heads, n_q, n_k, device, query_start)
-        if n_q <= min(LIMITS.rows_looked_up, n_k - 1) and self.backend in (AUTO, TABLES.name):
+        if self.backend == AUTO and n_q <= min(LIMITS.rows_looked_up, n_k - 1):
             # this costs less than a thread that is apart, and nothing of it outlives the call
             return self._build(key)
         return self.prepared.get(key, lambda: apart(lambda: self._build(key)))

@@ -67,9 +67,19 @@ class DecidedTables(SoftmaxKernel):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rounds: Sequence[Call]
     ) -> torch.Tensor:
         """The mean of the outputs of the rounds in which a query has a key."""
-        ask = super().partial
-        outs, sums = zip(*[ask(q, k, v, each) for each in rounds], strict=True)
-        return mean_of(outs, [lse > _empty(self.work) for lse in sums])
+        results = [super(DecidedTables, self.plain).partial(q, k, v, each) for each in rounds]
+        some = [lse > -math.inf for _, lse in results]
+        if self.plain is not self:
+            results = [with_zero(each) for each in results]
+        return mean_of([out for out, _ in results], some)
+
+    @cached_property
+    def plain(self) -> DecidedTables:
+        """The kernel of a plain softmax, whose log-sum-exps tell rows without a key from others."""
+        if self.work.normalize == "softmax":
+            return self
+        work = replace(self.work, normalize="softmax")
+        return DecidedTables(work, self.heads, self.device, self.parts)
 
     def _fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
         weight = call.data[self.work.decided[0]].weight

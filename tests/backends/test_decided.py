@@ -1,4 +1,4 @@
-"""Graphs that the data decide: every backend that takes one computes what the definition does."""
+"""Data-dependent graphs: every backend that takes one computes what the definition does."""
 
 from __future__ import annotations
 
@@ -104,3 +104,13 @@ def test_long_choices_are_listed_and_short_ones_are_not() -> None:
     names = [spec.plan(n).steps[0].chosen.name for n in (4096, 32)]
     assert names[0] != "dense"
     assert names[0] != names[1]
+
+
+def test_means_over_rounds_count_rows_whose_keys_weigh_nothing() -> None:
+    """Beside the zero of `softmax1` their log-sum-exps are 0, as those of rows without a key."""
+    body = "lsh(buckets = 4, rounds = 4, chunk = 4, combine = mean, share_qk = false)"
+    spec = spec_of(f"attend {body} normalize softmax1")
+    q, k, v = 2 * torch.randn(3, 8, 1, 64, 8, generator=torch.Generator().manual_seed(0))
+    q[..., 0], k[..., 0] = 60.0, torch.where(v[..., 0] < 3.0, -8.0, 8.0)
+    meant, tables = (spec.compile(backend=each)(q, k, v) for each in ("dense", "tables"))
+    assert (meant - tables).abs().max() < 1e-3
