@@ -23,7 +23,12 @@ from attnspec.distributed import LostRank, Partition, parallelize
 # the processes that the tests share start once
 pytestmark = pytest.mark.xdist_group("ranks")
 
-NAMES = list(population())
+NAMES = [
+    name
+    for name, spec in population().items()
+    if not any(entry.kind == "pairs" for entry in spec.program.inputs)
+]
+"""Specs that run over ranks: an input of kind `pairs` is refused."""
 PARTITIONS = "", "head_tail", "residue", "uneven", "contiguous"
 SHAPES = "plain", "grouped", "left", "right", "holes", "wide", "strided"
 TYPES = torch.float64, torch.float64, torch.float32, torch.bfloat16, torch.float16
@@ -479,3 +484,9 @@ def test_numbers_and_inputs_are_looked_at_as_in_one_process(alone: DeviceMesh) -
         assert attention(x, x, x).isfinite().all()
         with pytest.raises(ValueError, match="v must be finite, got inf at sample 0, head 0, pos"):
             attention(x, x, wrong)
+
+
+def test_numbers_of_each_pair_are_refused() -> None:
+    spec = population()["score of pairs"]
+    with pytest.raises(ValueError, match="`near` has a number of each pair"):
+        parallelize(spec.compile(), object())
