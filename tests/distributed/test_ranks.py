@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -489,4 +490,4 @@ def test_numbers_and_inputs_are_looked_at_as_in_one_process(alone: DeviceMesh) -
 def test_numbers_of_each_pair_are_refused() -> None:
     spec = population()["score of pairs"]
     with pytest.raises(ValueError, match="`near` has a number of each pair"):
-        parallelize(spec.compile(), object())
+        parallelize(spec.compile(), SimpleNamespace(ndim=1))
