@@ -214,10 +214,13 @@ class Plan:
         if len(self.steps) <= MOST_GROUPS:
             return []
         seconds = sum(_seconds(step.candidates[0]) * len(step.layers) for step in self.steps)
-        every = (
-            f", {shown_seconds(seconds)} in all" if self.is_estimated and seconds < math.inf else ""
-        )
+        known = self._estimate(seconds)
+        every = "" if known is None else f", {shown_seconds(known)} in all"
         return [f"{len(self.steps)} different groups of heads{every}; `--json` lists each"]
+
+    def _estimate(self, seconds: float) -> float | None:
+        """Estimated seconds, None where there are none or none for this device."""
+        return seconds if self.is_estimated and seconds < math.inf else None
 
     def to_dict(self) -> dict[str, object]:
         """The plan as plain data; seconds are estimates of the forward of all samples and heads of
@@ -239,9 +242,7 @@ class Plan:
                     "candidates": [
                         {
                             "backend": each.backend.name,
-                            "seconds": _seconds(each)
-                            if self.is_estimated and _seconds(each) < math.inf
-                            else None,
+                            "seconds": self._estimate(_seconds(each)),
                             "refusal": each.refusal,
                         }
                         for each in step.candidates

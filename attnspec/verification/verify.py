@@ -28,9 +28,6 @@ from attnspec.verification.report import Check, Verification, together
 from attnspec.verification.samples import sample_inputs, words_of
 from attnspec.verification.trial import Computed, Depth, Trial
 
-FEW = 5
-"""Queries at the end that are tried of the backend that takes only a few."""
-
 HEADS = 2
 """The heads that are tried where the spec declares none."""
 
@@ -47,11 +44,10 @@ def verify(
 ) -> Verification:
     """Compares a module of the program, by default one that is built here, with the spec's meaning.
 
-    The module must be a `CompiledAttention`, also one of a standalone file. The backend that is for
-    the steps of generation is tried on the last few queries. A fraction of the time goes into
-    "pairs", tables and outputs of graphs in float64, so that the definition has no checks, less
-    into "once", where layers that have the same pairs at n are run once, and into "values", where
-    outputs and gradients of some queries are all that is compared.
+    The module must be a `CompiledAttention`, also one of a standalone file. A fraction of the
+    time goes into "pairs", tables and outputs of graphs in float64, so that the definition has no
+    checks, less into "once", where layers that have the same pairs at n are run once, and into
+    "values", where outputs and gradients of some queries are all that is compared.
     Of a program with `cross` n are the keys, and m, n if it is not given, the queries.
     With `known` of another call what the definition says is not computed again.
 

@@ -33,7 +33,6 @@ class ReadingKernel:
     None where it is not asked for."""
 
     reuses: tuple[str, ...] = ("cpu",)  # as the kernels of samples do
-    drops = False  # whether the kernels of samples drop weights
 
     def __init__(
         self,
@@ -91,7 +90,7 @@ class ReadingKernel:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> list[tuple[Kernel, tuple[torch.Tensor, torch.Tensor, torch.Tensor], Call]]:
         """What runs which part of a call: sample by sample, or everything at once."""
-        if is_transformed() or (call.dropout_p and not self.drops):
+        if is_transformed() or call.dropout_p:
             return [(self.dense, (q, k, v), call)]
         kernels = [self.kernel_of(call.data, sample) for sample in range(len(q))]
         if all(kernel is None for kernel in kernels):
