@@ -142,7 +142,7 @@ def travel(
     """Start to send each rank its tensors in a type, and to get tensors of some shapes from it,
     differentiably; what comes from others is counted. The swap has a backward on every rank or on
     none, whatever is sent, where all of them tie it to tensors that alike have gradients."""
-    nothing = [x.reshape(-1)[:0].to(kind) for x in tie]
+    nothing = [x[:0].reshape(-1).to(kind) for x in tie]
     flat = torch.cat([*nothing, *(x.to(kind).reshape(-1) for each in sent for x in each.values())])
     got = [sum(map(math.prod, each.values())) for each in shapes]
     numbers = [sum(x.numel() for x in each.values()) for each in sent]

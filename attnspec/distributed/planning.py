@@ -21,8 +21,8 @@ from attnspec.graphs.stack import Sample, Stack, TooMuch
 from attnspec.graphs.token_sets import inputs_of
 from attnspec.ir.program import Program
 from attnspec.ir.serial import fingerprint
-from attnspec.lower.lower import Binder
-from attnspec.lower.work import Expression, Work, key_heads
+from attnspec.lower.lower import Binder, pair_inputs
+from attnspec.lower.work import Work, key_heads
 from attnspec.text.diagnostics import AttnSpecError
 
 WORTH = 0.99
@@ -279,6 +279,10 @@ def plan(
         raise TooMuch(f"several devices are planned for up to n = {LONGEST:,}, got {n:,}")
     heads = program.heads or 1
     tensors = tensors or Tensors(heads=heads, key_heads=heads)
+    if not tensors.pairs:
+        # on paper each head has its own
+        each = len(pair_inputs(program)) * tensors.heads * tensors.element
+        tensors = replace(tensors, pairs=each)
     planner = Planner(program, n, tensors, inputs, rates)
     kinds = planner.kinds(range(program.layers or 1) if layer is None else (layer,))
     if partition is None:
@@ -350,6 +354,10 @@ class Planner:
         t = self.tensors
         if all(is_graph(work) for work, _ in works):
             rows = self.rows(numbers, works, partition)
+            if pairs := dict.fromkeys(name for work, _ in works for name in work.pair_inputs):
+                names = ", ".join(f"`{name}`" for name in pairs)
+                why = f"queries stay where their rows of {names} are"
+                return replace(rows, why="; ".join(filter(None, [why, rows.why])))
             if t.key_heads < partition.ranks:
                 return rows
             why = f"{rows.most:,} bytes would reach a rank as rows"
@@ -430,11 +438,7 @@ class Planner:
 
 def is_graph(work: Work) -> bool:
     """Whether heads read pairs that are known before a call, or that run-time inputs tell."""
-    return work.mechanism is None and not work.decided and not _scores_by_inputs(work)
-
-
-def _scores_by_inputs(work: Work) -> bool:
-    return any(isinstance(x, Expression) and not x.is_static for x in work.changes)
+    return work.mechanism is None and not work.decided
 
 
 def _not_rows(works: Works) -> str:
@@ -444,8 +448,6 @@ def _not_rows(works: Works) -> str:
             leaf = work.decided[0]
             who = "inputs" if leaf.by_inputs else "queries and keys"
             return f"{who} decide the pairs of `{leaf.name}`"
-        if _scores_by_inputs(work):
-            return "`score` reads inputs of the whole sequence"
     formula = next(work.mechanism for work, _ in works if work.mechanism is not None)
     return f"`{formula.name}` is a formula of the whole sequence"
 
@@ -496,14 +498,14 @@ def head_links(partition: Partition, t: Tensors) -> Links:
     ranks = partition.ranks
     lengths = np.array(partition.lengths, np.int64)
     mine = np.array([len(dealt(rank, ranks, t.key_heads)) for rank in range(ranks)])
-    there = mine * (t.query_bytes(t.ratio) + t.key_bytes(1))
+    there = mine * (t.query_bytes(t.ratio) + t.key_bytes(1)) + partition.n * t.batch * t.pairs
     back = mine * t.batch * t.ratio * t.value_dim * t.element
     return _between(lengths[:, None] * there[None]), _between(back[:, None] * lengths[None])
 
 
 def all_links(partition: Partition, t: Tensors) -> Links:
     """The bytes of each link where every rank is sent everything."""
-    row = t.key_bytes(t.key_heads) + t.query_bytes(t.heads)
+    row = t.key_bytes(t.key_heads) + t.query_bytes(t.heads) + partition.n * t.batch * t.pairs
     sent = np.array(partition.lengths, np.int64) * row
     every = np.repeat(sent[:, None], partition.ranks, axis=1)
     return _between(every), np.zeros_like(every)

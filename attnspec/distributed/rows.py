@@ -41,12 +41,14 @@ from attnspec.runtime.engine import Engine, Request, rows_of
 class Region:
     """Queries and keys by their positions in the whole sequence, int64 each, laid out as one short
     sequence; `work` is that of the heads at its whole length, `backend` the one that was asked for
-    by name, or `auto`."""
+    by name, or `auto`. `rows` are the numbers of the queries among the rank's own, None for those
+    of other ranks."""
 
     work: Work
     heads: tuple[int, ...]
     queries: np.ndarray
     keys: np.ndarray
+    rows: np.ndarray | None
     device: torch.device
     backend: str
 
@@ -68,11 +70,15 @@ class Region:
         )
 
     def _standing(self, n: int) -> Standing | None:
-        """Where positions stand, if a score asks how far apart they are and they say it not."""
+        """Where positions stand, if a score asks for them or how far apart they are, and their
+        numbers in the short sequence do not say it."""
         if not (self.work.needs_distance or self.work.has_expression):
             return None
         moved = self.queries - np.arange(n - len(self.queries), n)
-        if (moved == moved[0]).all() and (self.keys - np.arange(len(self.keys)) == moved[0]).all():
+        alike = (moved == moved[0]).all() and (
+            self.keys - np.arange(len(self.keys)) == moved[0]
+        ).all()
+        if alike and not self.work.has_expression:
             return None
         return Standing(self.queries, np.pad(self.keys, (0, n - len(self.keys))), self.work.n_k)
 
@@ -87,7 +93,8 @@ class Region:
 
     def partial(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
         """The output and its log-sum-exps of q [B, H, rows, d], k and v [B, H_kv, keys, …]. The
-        call's padding and inputs are those of the whole sequence."""
+        call's padding and inputs are those of the whole sequence, inputs of pairs those of all own
+        queries."""
         merges = self.work.normalize in MERGED
         if not (len(self.queries) and len(self.keys)):
             out = q.new_zeros(*q.shape[:3], v.shape[-1])
@@ -98,7 +105,11 @@ class Region:
             padding = pad(padding[:, torch.from_numpy(self.keys).to(self.device)], (0, more))
         if more:
             k, v = (pad(x, (0, 0, 0, more)) for x in (k, v))
-        mine = replace(call, padding=padding)
+        tables = dict(call.tables)
+        for name in self.work.pair_inputs:
+            table = _rows(tables[name], cast(np.ndarray, self.rows))
+            tables[name] = pad(table[..., torch.from_numpy(self.keys).to(self.device)], (0, more))
+        mine = replace(call, padding=padding, tables=tables)
         if self.work.normalize == "softmax1":
             # outputs get the share of the zero logit before they are rounded
             q, k, v = widened(q), widened(k), widened(v)
@@ -137,14 +148,16 @@ class GroupHere:
         self.got_keys = {r: there(r)[exchange.sent_keys(rank, r)] for r in others}
         self.got_queries = {r: there(r)[exchange.sent_queries(r, rank, graph)] for r in others}
 
-        def region(queries: np.ndarray, keys: np.ndarray) -> Region:
-            return Region(self.work, self.heads, queries, keys, device, backend)
+        def region(queries: np.ndarray, keys: np.ndarray, rows: np.ndarray | None = None) -> Region:
+            return Region(self.work, self.heads, queries, keys, rows, device, backend)
 
         guests = np.concatenate([own[:0], *self.got_keys.values()])
         # own rows whose queries may read keys that come
         self.reading = np.flatnonzero(exchange.readings[graph].readers(guests)[own])
-        self.at_home, self.over_guests = region(own, own), region(own[self.reading], guests)
-        self.over_all = region(own, np.concatenate([own, guests]))
+        every = np.arange(len(own))
+        self.at_home = region(own, own, every)
+        self.over_guests = region(own[self.reading], guests, self.reading)
+        self.over_all = region(own, np.concatenate([own, guests]), every)
         # queries that come are weighed over own keys, but those that their rank is sent
         kept = {
             r: np.setdiff1d(np.arange(len(own)), self.sent_keys[r], assume_unique=True)

@@ -45,7 +45,6 @@ from attnspec.lower.work import (
     BackendError,
     Bias,
     Call,
-    Expression,
     Joining,
     Kernel,
     Mergeable,
@@ -304,7 +303,7 @@ class Engine:
     def tables_of(self, work: Work) -> tuple[tuple[str, str], ...]:
         """What a kernel of the work calls its tables, with the names of the parameters."""
         biases = [(x.table, x.table) for x in work.changes if isinstance(x, Bias)]
-        biases += [(y, y) for x in work.changes if isinstance(x, Expression) for y in x.reads]
+        biases += [(name, name) for name in work.pair_inputs]
         if work.mechanism is None:
             return tuple(biases)
         name, parts = work.mechanism.name, work.mechanism.parts()

@@ -280,6 +280,21 @@ def test_the_way_a_layer_goes_and_why(golden: Golden) -> None:
     golden.calls(ask)
 
 
+def test_queries_stay_where_their_numbers_of_each_pair_are() -> None:
+    graph, near = "attend global(first(2))", "input near: pairs "
+    moving, staying = (
+        layer_of(body, 4096, 4) for body in (graph, f"{near}{graph} score s + near(q, k)")
+    )
+    assert moving.back.any()
+    assert not staying.back.any()
+    assert staying.why == "queries stay where their rows of `near` are"
+    # who computes all of the heads gets all rows: one of two bytes for each head, query and key
+    tensors = Tensors(1, 2, 2, 8, 8)
+    chosen = layer_of(f"{near}attend topk(keys = 5) score s + near(q, k)", 64, 2, tensors)
+    plain = layer_of("attend topk(keys = 5)", 64, 2, tensors)
+    assert (chosen.received - plain.received).tolist() == [2 * 2 * 32 * 64] * 2
+
+
 def test_keys_alone_are_as_much_work_on_every_rank() -> None:
     layer = layer_of("causal attend full", 1 << 17, 8, Tensors())
     assert layer.balance < 1.001
