@@ -1,5 +1,6 @@
 """A layer in which every rank computes some heads at all positions: queries, keys and values go
-there and outputs come back (all-to-all over heads)."""
+there and outputs come back (all-to-all over heads); or all heads, of which it keeps what is its
+own (all-gather)."""
 
 from __future__ import annotations
 
@@ -7,10 +8,9 @@ from dataclasses import replace
 
 import torch
 
-from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.planner import choose
 from attnspec.distributed.collectives import Mesh, Partial, order_of, tied, travel
-from attnspec.distributed.planning import DistributedPlan, dealt
+from attnspec.distributed.planning import ALL, DistributedPlan, dealt
 from attnspec.runtime.decisions import decisions_of
 from attnspec.runtime.engine import Built, Engine, Request
 from attnspec.runtime.head_groups import Prepared
@@ -24,18 +24,21 @@ class HeadsHere:
     ) -> None:
         self.engine, self.lengths, self.mesh = engine, plan.partition.lengths, mesh
         self.device, self.tensors = device, plan.tensors
+        self.every = plan.layers[0].how == ALL
         self.order = order_of(plan.partition, device)
         self.back = torch.from_numpy(plan.partition.order).to(device)
         works = engine.binder.works(layer, self.tensors.heads, plan.n, plan.n)
         own = self._of("q", mesh.rank)
         some = [(work, tuple(head for head in of if head in own)) for work, of in works]
         self.works = [(work, of) for work, of in some if of]
-        self.ready = apart(self._prepared) if self.works else None
+        self.ready = self._prepared() if self.works else None
         self.decides = any(work.decided for work, _ in works)
 
     def _of(self, name: str, rank: int) -> range:
         """The heads of q, k or v that a rank computes."""
-        keys = dealt(rank, self.mesh.ranks, self.tensors.key_heads)
+        keys = range(self.tensors.key_heads)
+        if not self.every:
+            keys = dealt(rank, self.mesh.ranks, len(keys))
         ratio = self.tensors.ratio if name == "q" else 1
         return range(keys.start * ratio, keys.stop * ratio)
 
@@ -118,7 +121,10 @@ class HeadsHere:
     def _returned(self, x: torch.Tensor, came: torch.Tensor) -> torch.Tensor:
         """Own heads [B, hs, n, e] at all positions, made of what came, to own positions of all
         heads [B, H, n_local, e]."""
-        shards = torch.split(x.index_select(2, self.back), list(self.lengths), 2)
+        held = torch.split(self.back, list(self.lengths))
+        if self.every:
+            return x.index_select(2, held[self.mesh.rank])
+        shards = [x.index_select(2, at) for at in held]
         mine = self.lengths[self.mesh.rank], x.shape[-1]
         shapes = [{"x": (len(x), len(self._of("q", r)), *mine)} for r in range(self.mesh.ranks)]
         back = travel(self.mesh, [{"x": shard} for shard in shards], shapes, x.dtype, [came])

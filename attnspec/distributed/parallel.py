@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, Never
+from typing import Any, Never, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
-from torch.nn.functional import pad
 
+from attnspec.backends.common.torch_modes import apart
 from attnspec.distributed.collectives import Mesh, Partial, gathered, tied
 from attnspec.distributed.exchange import Tensors
 from attnspec.distributed.heads import HeadsHere
@@ -27,6 +27,7 @@ from attnspec.distributed.planning import (
 )
 from attnspec.distributed.rows import RowsHere
 from attnspec.distributed.states import StatesHere
+from attnspec.graphs.bind import extents_of
 from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.program import POSITIONS, Program
 from attnspec.ir.serial import fingerprint
@@ -45,7 +46,7 @@ from attnspec.runtime.call_checks import (
     refuse_unknown,
     taken_apart,
 )
-from attnspec.runtime.engine import Request, no_log_sum_exps, require_log_sum_exps
+from attnspec.runtime.engine import Request, no_log_sum_exps, nothing, require_log_sum_exps
 from attnspec.runtime.module import CompiledAttention
 
 KEPT = 64
@@ -54,7 +55,12 @@ KEPT = 64
 Here = RowsHere | HeadsHere | StatesHere
 """What runs a layer on one rank."""
 
-_RUNS: dict[str, type[Here]] = {ROWS: RowsHere, HEADS: HeadsHere, STATES: StatesHere}
+_RUNS: dict[str, type[Here]] = {
+    ROWS: RowsHere,
+    HEADS: HeadsHere,
+    ALL: HeadsHere,
+    STATES: StatesHere,
+}
 
 
 def parallelize(
@@ -118,7 +124,6 @@ class ParallelAttention(torch.nn.Module):
         self._plans: Cache[tuple[object, ...], DistributedPlan] = Cache(KEPT)
         self._partitions: Cache[int, Partition] = Cache(KEPT)
         self._ready: Cache[tuple[object, ...], Here] = Cache(KEPT)
-        self._agreed: set[int] = set()
         self._last: Tensors | None = None
         self._spec = int(fingerprint(module.program)[:15], 16)
 
@@ -309,48 +314,15 @@ class ParallelAttention(torch.nn.Module):
 
     def _run(self, parts: Parts, partition: Partition, more: dict[str, Any]) -> Partial:
         """The output of own positions, and its log-sum-exps; padding and inputs are those of the
-        whole sequence."""
-        (q, k, v), n, module, layer = parts, partition.n, self.module, more["layer"]
-        inputs, pairs = taken_apart(module.program, more["inputs"] or {}, n)
-        tensors = Tensors(
-            len(q),
-            q.shape[1],
-            k.shape[1],
-            q.shape[3],
-            v.shape[3],
-            q.element_size(),
-            sum(x.shape[1] * x.element_size() for x in pairs.values()),
-        )
-        # where there are no numbers, at any length, those of the whole sequence are made here
-        empty = n == 0 or not len(q)
-        if not empty:
-            self._last = tensors
-        found = None if empty else self._agreed_plan(n, layer, tensors, q.device)
-        how = ALL if found is None else found.layers[0].how
-        if how in (ALL, HEADS):
-            # who weighs the queries of others needs their rows
-            pairs = {x: gathered(self.mesh, partition, each, 3) for x, each in pairs.items()}
-        if found is None or how == ALL:
-            whole = [
-                pad(x, (0, 0, 0, n - x.shape[2])) if empty else gathered(self.mesh, partition, x, 2)
-                for x in parts
-            ]
-            inputs |= {name: x[0].transpose(0, 1) for name, x in pairs.items()}
-            return self._alone(whole, more | {"inputs": inputs}, partition)
-        # what patterns take is made of inputs beside tensors of the whole length
-        ends = [x.new_empty(len(q), x.shape[1], n, 1) for x in (q, k)]
-        data = check_inputs(self._apart, inputs, *ends, more["key_padding_mask"])
-        module.engine.check_data(data, n)
-        module.make_parameters(q.shape[3], v.shape[3], q.device)
-        key = found.digest, module.engine.binder.alike(layer), str(q.device)
-        rest = module.engine, layer, found, self.mesh, q.device
-        made = self._ready.get(key, lambda: _RUNS[how](*rest))
-        draws = (0, 0) if module.draws is None else module.draws.of(layer)
-        learned = {name: module.learned(name) for name in module.engine.own} | pairs
-        call = Call(more["key_padding_mask"], float(more["dropout_p"]), learned, data)
-        out, lse = made.run(Request(parts, call, layer, draws, more["return_lse"]))
-        if how == HEADS:
-            # a rank may have no head that reads them
+        whole sequence, but of pairs those of own queries."""
+        q, module, layer = parts[0], self.module, more["layer"]
+        inputs, pairs = taken_apart(module.program, more["inputs"] or {}, partition.n)
+        if partition.n and len(q):
+            more |= {"inputs": inputs, "pairs": pairs}
+            out, lse = self._planned(parts, partition, **more)
+        else:
+            extents_of(module.program, partition.n)
+            out, lse = nothing(*parts)
             for each in pairs.values():
                 out = tied(out, each)
         if module.training and module.draws is not None:
@@ -359,28 +331,60 @@ class ParallelAttention(torch.nn.Module):
             raise no_log_sum_exps(module.program)
         return out, lse
 
-    def _agreed_plan(
-        self, n: int, layer: int, tensors: Tensors, device: torch.device
-    ) -> DistributedPlan:
-        """The plan of a call; ValueError on every rank unless all have made the same."""
-        found = self.plan(n, layer=layer, tensors=tensors)
-        if found.digest not in self._agreed:
-            if len({each[0] for each in self.mesh.everyones([found.digest], device)}) > 1:
-                raise ValueError(
-                    "ranks made different plans of the same spec: are they of one version, with the"
-                    " same partition?"
-                )
-            self._agreed.add(found.digest)
-        return found
-
-    def _alone(
-        self, parts: Sequence[torch.Tensor], more: dict[str, Any], partition: Partition
+    def _planned(
+        self,
+        parts: Parts,
+        partition: Partition,
+        layer: int,
+        key_padding_mask: torch.Tensor | None,
+        dropout_p: float,
+        inputs: dict[str, torch.Tensor],
+        pairs: dict[str, torch.Tensor],
+        return_lse: bool,
     ) -> Partial:
-        """Own positions of the module's output for a whole sequence, and their log-sum-exps."""
-        found = self.module(*parts, **more)
-        own = torch.from_numpy(partition.positions(self.mesh.rank)).to(parts[0].device)
-        out, *lse = (x.index_select(2, own) for x in (found if more["return_lse"] else (found,)))
-        return out, lse[0] if lse else None
+        """The same of a call that has numbers, by the plan for it."""
+        (q, k, v), n, module = parts, partition.n, self.module
+        each = sum(x.shape[1] * x.element_size() for x in pairs.values())
+        tensors = Tensors(
+            len(q), q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size(), each
+        )
+        self._last = tensors
+        found = self.plan(n, layer=layer, tensors=tensors)
+        if found.layers[0].how in (ALL, HEADS):
+            # who weighs the queries of others needs their rows
+            pairs = {x: gathered(self.mesh, partition, each, 3) for x, each in pairs.items()}
+        # what patterns take is made of inputs beside tensors of the whole length
+        ends = [x.new_empty(len(q), x.shape[1], n, 1) for x in (q, k)]
+        data = check_inputs(self._apart, inputs, *ends, key_padding_mask)
+        module.engine.check_data(data, n)
+        module.make_parameters(q.shape[3], v.shape[3], q.device)
+        key = found.digest, module.engine.binder.alike(layer), str(q.device)
+        made = self._ready.get(key, lambda: self._made(layer, found, q.device))
+        draws = (0, 0) if module.draws is None else module.draws.of(layer)
+        learned = {name: module.learned(name) for name in module.engine.own} | pairs
+        call = Call(key_padding_mask, float(dropout_p), learned, data)
+        out, lse = made.run(Request(parts, call, layer, draws, return_lse))
+        for table in pairs.values():
+            # a rank may compute no head that reads it
+            out = tied(out, table)
+        return out, lse
+
+    def _made(self, layer: int, found: DistributedPlan, device: torch.device) -> Here:
+        """What runs a layer here; raises on every rank where one cannot run its part, or plans
+        differ."""
+        made, wrong = None, None
+        try:
+            here = _RUNS[found.layers[0].how]
+            # what outlives a call is not built in its modes
+            made = apart(lambda: here(self.module.engine, layer, found, self.mesh, device))
+        except ValueError as error:
+            wrong = error
+        if len({each[0] for each in self.mesh.agreed([found.digest], wrong, device)}) > 1:
+            raise ValueError(
+                "ranks made different plans of the same spec: are they of one version, with the"
+                " same partition?"
+            )
+        return cast("Here", made)
 
     def _whole(
         self,

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from attnspec.backends.common.merging import LOWEST, in_one_frame
-from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.kernels import kernel_of
 from attnspec.distributed.collectives import Mesh, tied, travel
@@ -38,7 +37,7 @@ class StatesHere:
         heads, key_heads = plan.tensors.heads, plan.tensors.key_heads
         works = engine.binder.works(layer, heads, plan.n, plan.n)
         kernels = ((kernel_of(*each, device), *each) for each in works)
-        self.ready = apart(lambda: engine.together(kernels, heads, key_heads, device))
+        self.ready = engine.together(kernels, heads, key_heads, device)
 
     def run(self, request: Request) -> tuple[torch.Tensor, None]:
         """The output of own positions; log-sum-exps do not travel with sums of features."""
