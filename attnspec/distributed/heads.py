@@ -9,10 +9,10 @@ from dataclasses import replace
 import torch
 
 from attnspec.backends.planner import choose
-from attnspec.distributed.collectives import Mesh, Partial, order_of, tied, travel
+from attnspec.distributed.collectives import Mesh, order_of, tied, travel
 from attnspec.distributed.planning import ALL, DistributedPlan, dealt
 from attnspec.runtime.decisions import decisions_of
-from attnspec.runtime.engine import Built, Engine, Request
+from attnspec.runtime.engine import Built, Engine, Outputs, Request
 from attnspec.runtime.head_groups import Prepared
 
 
@@ -65,7 +65,7 @@ class HeadsHere:
             decisions=tuple(replace(x, first=own.start) for x in decisions_of(self.works)),
         )
 
-    def run(self, request: Request) -> Partial:
+    def run(self, request: Request) -> Outputs:
         """The output of own positions, and its log-sum-exps if they are asked for."""
         parts, here = request.parts, self.mesh.rank
         named = dict(zip("qkv", parts, strict=True))
@@ -77,19 +77,19 @@ class HeadsHere:
             {name: (len(x), len(self._of(name, here)), n, x.shape[3]) for name, x in named.items()}
             for n in self.lengths
         ]
-        coming = travel(self.mesh, sent, shapes, parts[0].dtype)
-        came = coming.ready()
+        flat, ready = travel(self.mesh, sent, shapes, parts[0].dtype)
+        came = ready()
         queries, keys, values = (
             torch.cat([shards[name] for shards in came], 2).index_select(2, self.order)
             for name in named
         )
         out, lse = self._computed(request._replace(parts=(queries, keys, values)))
-        out = tied(self._returned(out, coming.flat), coming.flat)
+        out = tied(self._returned(out, flat), flat)
         if lse is None:
             return out, None
-        return out, tied(self._returned(lse[..., None], coming.flat)[..., 0], coming.flat)
+        return out, tied(self._returned(lse[..., None], flat)[..., 0], flat)
 
-    def _computed(self, request: Request) -> Partial:
+    def _computed(self, request: Request) -> Outputs:
         """Own heads at all positions, in order; raises on every rank where one cannot decide."""
         (q, _, v), own = request.parts, self._of("q", self.mesh.rank)
         out, lse = q.new_zeros(len(q), 0, q.shape[2], v.shape[-1]), None
@@ -127,5 +127,5 @@ class HeadsHere:
         shards = [x.index_select(2, at) for at in held]
         mine = self.lengths[self.mesh.rank], x.shape[-1]
         shapes = [{"x": (len(x), len(self._of("q", r)), *mine)} for r in range(self.mesh.ranks)]
-        back = travel(self.mesh, [{"x": shard} for shard in shards], shapes, x.dtype, [came])
-        return torch.cat([part["x"] for part in back.ready()], 1)
+        _, ready = travel(self.mesh, [{"x": shard} for shard in shards], shapes, x.dtype, [came])
+        return torch.cat([part["x"] for part in ready()], 1)

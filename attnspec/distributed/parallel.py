@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
 from attnspec.backends.common.torch_modes import apart
-from attnspec.distributed.collectives import Mesh, Partial, gathered, tied
+from attnspec.distributed.collectives import Mesh, gathered, tied
 from attnspec.distributed.exchange import Tensors
 from attnspec.distributed.heads import HeadsHere
 from attnspec.distributed.partitions import Partition
@@ -46,7 +46,7 @@ from attnspec.runtime.call_checks import (
     refuse_unknown,
     taken_apart,
 )
-from attnspec.runtime.engine import Request, no_log_sum_exps, nothing, require_log_sum_exps
+from attnspec.runtime.engine import Outputs, Request, no_log_sum_exps, nothing, require_log_sum_exps
 from attnspec.runtime.module import CompiledAttention
 
 KEPT = 64
@@ -312,7 +312,7 @@ class ParallelAttention(torch.nn.Module):
         alike += [x for each in pairs for x in (FLOATS.index(each.dtype), *each.shape[1::2])]
         return [q.shape[2], state, *alike]
 
-    def _run(self, parts: Parts, partition: Partition, more: dict[str, Any]) -> Partial:
+    def _run(self, parts: Parts, partition: Partition, more: dict[str, Any]) -> Outputs:
         """The output of own positions, and its log-sum-exps; padding and inputs are those of the
         whole sequence, but of pairs those of own queries."""
         q, module, layer = parts[0], self.module, more["layer"]
@@ -341,7 +341,7 @@ class ParallelAttention(torch.nn.Module):
         inputs: dict[str, torch.Tensor],
         pairs: dict[str, torch.Tensor],
         return_lse: bool,
-    ) -> Partial:
+    ) -> Outputs:
         """The same of a call that has numbers, by the plan for it."""
         (q, k, v), n, module = parts, partition.n, self.module
         each = sum(x.shape[1] * x.element_size() for x in pairs.values())
@@ -354,8 +354,8 @@ class ParallelAttention(torch.nn.Module):
             # who weighs the queries of others needs their rows
             pairs = {x: gathered(self.mesh, partition, each, 3) for x, each in pairs.items()}
         # what patterns take is made of inputs beside tensors of the whole length
-        ends = [x.new_empty(len(q), x.shape[1], n, 1) for x in (q, k)]
-        data = check_inputs(self._apart, inputs, *ends, key_padding_mask)
+        queries, keys = (x.new_empty(len(q), x.shape[1], n, 1) for x in (q, k))
+        data = check_inputs(self._apart, inputs, queries, keys, key_padding_mask)
         module.engine.check_data(data, n)
         module.make_parameters(q.shape[3], v.shape[3], q.device)
         key = found.digest, module.engine.binder.alike(layer), str(q.device)
@@ -446,7 +446,7 @@ def _local(x: Any, mesh: Any) -> torch.Tensor:
 
 
 def _as_dtensors(found: Any, like: Any, n: int) -> Any:
-    """Outputs as DTensors where the call's tensors were."""
+    """Partial as DTensors where the call's tensors were."""
     if isinstance(found, tuple):
         return tuple(_as_dtensors(each, like, n) for each in found)
     shape = torch.Size((*found.shape[:2], n, *found.shape[3:]))

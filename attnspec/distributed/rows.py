@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from attnspec.backends.common.merging import Outputs, merged, with_zero
+from attnspec.backends.common.merging import Partial, merged, with_zero
 from attnspec.backends.common.score_formula import widened
 from attnspec.backends.planner import AUTO, backend_of, choose
-from attnspec.distributed.collectives import Mesh, Named, Partial, Travelling, tied, travel
+from attnspec.distributed.collectives import Mesh, Named, Ready, tied, travel
 from attnspec.distributed.exchange import Exchange
 from attnspec.distributed.planning import DistributedPlan
 from attnspec.graphs.gathered import gathered
@@ -32,9 +32,9 @@ from attnspec.lower.work import (
     refusal_of,
 )
 from attnspec.runtime.call_checks import Parts
-from attnspec.runtime.engine import Engine, Request
+from attnspec.runtime.engine import Engine, Outputs, Request
 
-Weighing = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Call], Partial]
+Weighing = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Call], Outputs]
 """Weighs q [B, H, rows, d] over k and v [B, H_kv, keys, …]: the output and its log-sum-exps. The
 call's padding and inputs are those of the whole sequence, inputs of pairs those of all own queries.
 """
@@ -75,7 +75,7 @@ def weighing_of(
         if rows is not None:
             places[0] = torch.from_numpy(rows).to(device)
 
-    def weigh(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
+    def weigh(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
         if kernel is None:
             out = q.new_zeros(*q.shape[:3], v.shape[-1])
             wide = torch.promote_types(q.dtype, torch.float32)
@@ -160,16 +160,15 @@ class GroupHere:
 
     def over_guests(
         self,
-        first: Partial | None,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        call: Call,
+        first: Outputs | None,
+        own: Parts,
         keys: torch.Tensor,
         values: torch.Tensor,
-    ) -> Partial:
+        call: Call,
+    ) -> Outputs:
         """Own queries over own keys, of which partial results are there unless they cannot be
         merged, and over the keys and values that came."""
+        q, k, v = own
         if first is None:
             return self.at_home(q, torch.cat([k, keys], 2), torch.cat([v, values], 2), call)
         # what is merged is rounded once, at the end
@@ -198,22 +197,23 @@ class RowsHere:
         self.groups: list[GroupHere] = [here for here, *_ in kernels]
         self.ready = engine.together(kernels, t.heads, t.key_heads, device)
 
-    def run(self, request: Request) -> Partial:
+    def run(self, request: Request) -> Outputs:
         """The output of own queries and its log-sum-exps, for own shards of q, k and v."""
         kind, grads = request.parts[0].dtype, torch.is_grad_enabled()
         # gradients from several ranks add up
         q, k, v = (widened(x) if grads and x.requires_grad else x for x in request.parts)
-        coming = self._sent((q, k, v), kind)
+        asked, arrived = self._sent((q, k, v), kind)
         own: list[Own] = []
         for here, group in zip(self.groups, self.ready.groups, strict=True):
-            mine = [x.to(kind) for x in group.parts(q, k, v)]
+            mine = group.parts(q, k, v)
             tables = self.engine.tables(group, request.layer, request.call.tables)
-            own.append((here, *mine, replace(request.call, tables=tables)))  # type: ignore[arg-type]
-        outs = [here.at_home(*mine) if here.merges else None for here, *mine in own]
-        came = coming.ready()
-        back = self._answered((q, k, v), own, came)
+            call = replace(request.call, tables=tables)
+            own.append((here, (mine[0].to(kind), mine[1].to(kind), mine[2].to(kind)), call))
+        outs = [here.at_home(*mine, call) if here.merges else None for here, mine, call in own]
+        came = arrived()
+        answered, arrived = self._answered((q, k, v), own, came)
         guests: list[torch.Tensor] = []
-        for number, (here, *mine) in enumerate(own):
+        for number, (here, mine, call) in enumerate(own):
             if here.brings:
                 none = [x[:, here.key_heads, :0].to(kind) for x in (k, v)]
                 guests = [
@@ -221,23 +221,23 @@ class RowsHere:
                     for name, x in zip("kv", none, strict=True)
                 ]
             keys, values = (x[:, here.read] for x in guests)
-            outs[number] = here.over_guests(outs[number], *mine, keys, values)
-        answers = back.ready()
+            outs[number] = here.over_guests(outs[number], mine, keys, values, call)
+        answers = arrived()
         for number, here in enumerate(self.groups):
-            found = cast(Partial, outs[number])
+            found = cast(Outputs, outs[number])
             for r in self.others:
                 if (number, "out") in answers[r]:
                     more = answers[r][number, "out"], answers[r][number, "lse"]
                     found = _put(found, here.sent_queries[r], more)
             # no part has the zero logit
-            outs[number] = with_zero(cast(Outputs, found)) if here.adds_zero else found
-        every, sums = zip(*cast("list[Partial]", outs), strict=True)
-        out = tied(tied(self.ready.joined(every).to(kind), coming.flat), back.flat)
+            outs[number] = with_zero(cast(Partial, found)) if here.adds_zero else found
+        every, sums = zip(*cast("list[Outputs]", outs), strict=True)
+        out = tied(tied(self.ready.joined(every).to(kind), asked), answered)
         if None in sums:
             return out, None
-        return out, tied(tied(self.ready.joined(sums), coming.flat), back.flat)
+        return out, tied(tied(self.ready.joined(sums), asked), answered)
 
-    def _sent(self, parts: Parts, kind: torch.dtype) -> Travelling:
+    def _sent(self, parts: Parts, kind: torch.dtype) -> Travel:
         """Keys with values, and queries, on their way to each rank."""
         q, k, v = parts
         sent: list[dict[Any, torch.Tensor]] = [{} for _ in range(self.mesh.ranks)]
@@ -251,12 +251,12 @@ class RowsHere:
                 shapes[r][number, name] = len(x), len(heads), len(got), x.shape[3]
         return travel(self.mesh, sent, shapes, kind, parts)
 
-    def _answered(self, parts: Parts, own: Sequence[Own], came: Sequence[Named]) -> Travelling:
-        """Partial results of others' queries over own keys, on their way back to them."""
+    def _answered(self, parts: Parts, own: Sequence[Own], came: Sequence[Named]) -> Travel:
+        """Outputs results of others' queries over own keys, on their way back to them."""
         q, _, v = parts
         sent: list[dict[Any, torch.Tensor]] = [{} for _ in range(self.mesh.ranks)]
         shapes: list[dict[Any, tuple[int, ...]]] = [{} for _ in sent]
-        for (number, (here, _, k, values, call)), r in product(enumerate(own), self.others):
+        for (number, (here, (_, k, values), call)), r in product(enumerate(own), self.others):
             if len(here.sent_queries[r]):
                 shape = len(q), len(here.heads), len(here.sent_queries[r])
                 shapes[r] |= {(number, "out"): (*shape, v.shape[3]), (number, "lse"): shape}
@@ -269,18 +269,21 @@ class RowsHere:
         return travel(self.mesh, sent, shapes, wide, (*parts, *learned))
 
 
-Own = tuple[GroupHere, torch.Tensor, torch.Tensor, torch.Tensor, Call]
+Own = tuple[GroupHere, Parts, Call]
 """Heads of one graph, with their own queries, keys and values and their call."""
+
+Travel = tuple[torch.Tensor, Ready]
+"""What `travel` returns."""
 
 
 def _rows(x: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
     return x.index_select(2, torch.from_numpy(rows).to(x.device))
 
 
-def _put(found: Partial, rows: np.ndarray, more: Partial) -> Partial:
-    """Partial results with more of some of their rows, merged by log-sum-exps."""
-    out, lse = cast(Outputs, found)
-    other = cast(Outputs, more)
+def _put(found: Outputs, rows: np.ndarray, more: Outputs) -> Outputs:
+    """Outputs results with more of some of their rows, merged by log-sum-exps."""
+    out, lse = cast(Partial, found)
+    other = cast(Partial, more)
     if len(rows) == out.shape[2]:
         # rows ascend, so that these are all of them in order
         return merged((out, lse), other)
