@@ -349,7 +349,7 @@ class Planner:
             rows = self.rows_or_keys(numbers, works, partition)
             if pairs := dict.fromkeys(name for work, _ in works for name in work.pair_inputs):
                 names = ", ".join(f"`{name}`" for name in pairs)
-                why = f"queries stay where their rows of {names} are"
+                why = f"keys alone for heads that read {names}, whose rows stay with their queries"
                 return replace(rows, why="; ".join(filter(None, [why, rows.why])))
             if t.key_heads < partition.ranks:
                 return rows

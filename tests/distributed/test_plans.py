@@ -309,7 +309,9 @@ def test_queries_stay_where_their_numbers_of_each_pair_are() -> None:
     )
     assert moving.back.any()
     assert not staying.back.any()
-    assert staying.why == "queries stay where their rows of `near` are"
+    assert (
+        staying.why == "keys alone for heads that read `near`, whose rows stay with their queries"
+    )
     # who computes all of the heads gets all rows: one of two bytes for each head, query and key
     tensors = Tensors(1, 2, 2, 8, 8)
     chosen = layer_of(f"{near}attend topk(keys = 5) score s + near(q, k)", 64, 2, tensors)
