@@ -157,8 +157,7 @@ class ParallelAttention(torch.nn.Module):
         """The whole tensor of the shards of all ranks, on each of them; differentiable, where every
         rank goes backward through it."""
         dim = _axis(local, dim)
-        partition = self._partition(self._lengths(local.shape[dim], local.device))
-        return self._gathered(local, partition, dim)
+        return self._gathered(local, self._partition(local.shape[dim], local.device), dim)
 
     def _gathered(self, x: torch.Tensor, partition: Partition, dim: int) -> torch.Tensor:
         """What is not a row of a call: its bytes are not counted."""
@@ -170,17 +169,18 @@ class ParallelAttention(torch.nn.Module):
     def positions(self, first: int, count: int, device: torch.device) -> torch.Tensor:
         """Where the tokens of this rank's shard stand in a whole sequence, which starts at the
         first, int64 [count]; every rank calls it together."""
-        partition = self._partition(self._lengths(count, device))
+        partition = self._partition(count, device)
         return first + torch.from_numpy(partition.positions(self.mesh.rank)).to(device)
 
     @property
     def program(self) -> Program:
         return self.module.program
 
-    def _lengths(self, mine: int, device: torch.device) -> tuple[int, ...]:
-        return tuple(each[0] for each in self.mesh.everyones([mine], device))
+    def _partition(self, mine: int, device: torch.device) -> Partition:
+        """The partition that shards are of, of which this one has so many positions."""
+        return self._of_lengths(tuple(each[0] for each in self.mesh.everyones([mine], device)))
 
-    def _partition(self, lengths: tuple[int, ...]) -> Partition:
+    def _of_lengths(self, lengths: tuple[int, ...]) -> Partition:
         """The partition that shards of these lengths are of; ValueError on every rank."""
         partition = self.partition_of(sum(lengths))
         if partition.lengths != lengths:
@@ -269,7 +269,7 @@ class ParallelAttention(torch.nn.Module):
                 "with dropout_p, random states must be others on every rank, or ranks drop the same"
                 " pairs of their own: seed each, torch.manual_seed(seed + rank)"
             )
-        partition = self._partition(lengths)
+        partition = self._of_lengths(lengths)
         more |= self._whole(partition, **more)
         out, lse = self._run((q, k, v), partition, more)
         return (out, lse) if more["return_lse"] else out, partition.n
@@ -350,9 +350,6 @@ class ParallelAttention(torch.nn.Module):
         )
         self._last = tensors
         found = self.plan(n, layer=layer, tensors=tensors)
-        if found.layers[0].how in (ALL, HEADS):
-            # who weighs the queries of others needs their rows
-            pairs = {x: gathered(self.mesh, partition, each, 3) for x, each in pairs.items()}
         # what patterns take is made of inputs beside tensors of the whole length
         queries, keys = (x.new_empty(len(q), x.shape[1], n, 1) for x in (q, k))
         data = check_inputs(self._apart, inputs, queries, keys, key_padding_mask)
@@ -360,6 +357,9 @@ class ParallelAttention(torch.nn.Module):
         module.make_parameters(q.shape[3], v.shape[3], q.device)
         key = found.digest, module.engine.binder.alike(layer), str(q.device)
         made = self._ready.get(key, lambda: self._made(layer, found, q.device))
+        if found.layers[0].how in (ALL, HEADS):
+            # who weighs the queries of others needs their rows
+            pairs = {x: gathered(self.mesh, partition, each, 3) for x, each in pairs.items()}
         draws = (0, 0) if module.draws is None else module.draws.of(layer)
         learned = {name: module.learned(name) for name in module.engine.own} | pairs
         call = Call(key_padding_mask, float(dropout_p), learned, data)
