@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from population import population, spec_of
-from views import Call, Case, errors, gradients, numbers
+from views import Call, Case, errors, gradients, numbers, shares_keys
 
 from attnspec.distributed import LostRank, Partition, parallelize
 
@@ -86,8 +86,7 @@ class Shards:
     def tensors(self) -> list[torch.Tensor]:
         q, k, v = self.call.tensors
         # keys that are the queries
-        shared = "lsh" in self.call.case.spec.source
-        return [q, q.detach().clone() if shared else k, v]
+        return [q, q.detach().clone() if shares_keys(self.call.case.spec) else k, v]
 
     @property
     def pairs(self) -> list[str]:
