@@ -88,7 +88,7 @@ def row(spec: Spec, n: int, ranks: int) -> dict[str, Json]:
     }
     if all(is_graph(work) for _, works in kinds for work, _ in works):
         rows, alone = (
-            [planner.by_rows(*kind, found.partition, queries) for kind in kinds]
+            [planner.rows(*kind, found.partition, queries) for kind in kinds]
             for queries in (True, False)
         )
         figures |= {

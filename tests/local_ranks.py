@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from population import population, spec_of
-from views import Call, Case, errors, gradients, numbers
+from views import Call, Case, errors, gradients, numbers, shares_keys
 
 from attnspec.distributed import LostRank, Partition, parallelize
 
@@ -30,14 +30,14 @@ HERE = Path(__file__).parent
 WORLD = 4
 LIMIT = 60.0
 
-AXES = {"tokens": 1, "ids": 1, "numbers": 1, "choices": 2, "buckets": 3}
+AXES = {"tokens": 1, "ids": 1, "numbers": 1, "choices": 2, "pairs": 2, "buckets": 3}
 """Along which axis inputs have positions."""
 
 
 class Found(NamedTuple):
     """What one rank finds: the whole output, log-sum-exps if there are any and gradients of q, k
-    and v; its share of gradients of what is learned; the bytes of rows that reached it, and as many
-    as were planned."""
+    and v and of inputs with a number of each pair; its share of gradients of what is learned; the
+    bytes of rows that reached it, and as many as were planned."""
 
     whole: list[torch.Tensor]
     learned: list[torch.Tensor]
@@ -86,8 +86,12 @@ class Shards:
     def tensors(self) -> list[torch.Tensor]:
         q, k, v = self.call.tensors
         # keys that are the queries
-        shared = "lsh" in self.call.case.spec.source
-        return [q, q.detach().clone() if shared else k, v]
+        return [q, q.detach().clone() if shares_keys(self.call.case.spec) else k, v]
+
+    @property
+    def pairs(self) -> list[str]:
+        """The inputs with a number of each pair."""
+        return [x.name for x in self.call.case.spec.inputs.values() if x.kind == "pairs"]
 
     @property
     def where(self) -> Partition | None:
@@ -111,8 +115,8 @@ class Shards:
         share: Callable[..., Any] = lambda x, dim: x,
         mesh: Any = None,
     ) -> list[torch.Tensor]:
-        """The output, log-sum-exps if they are asked for, gradients of q, k, v and of what is
-        learned, of this share of the tensors."""
+        """The output, log-sum-exps if they are asked for, gradients of q, k, v, of inputs with a
+        number of each pair and of what is learned, of this share of the tensors."""
         leaves = [share(x.detach().to(dtype), 2).requires_grad_() for x in self.tensors]
         more = dict(self.call.keywords)
         if "key_padding_mask" in more:
@@ -123,7 +127,11 @@ class Shards:
                 name: x if axes[name] is None else share(x, axes[name])
                 for name, x in more["inputs"].items()
             }
-        args = [_placed(x, mesh, self.n) for x in leaves] if self.dtensor and mesh else leaves
+            for name in self.pairs:
+                pairs = more["inputs"][name].to(dtype).requires_grad_()
+                leaves.append(pairs)
+                more["inputs"][name] = pairs
+        args = [_placed(x, mesh, self.n) for x in leaves] if self.dtensor and mesh else leaves[:3]
         both = module(*args, **more, return_lse=sums)
         out, lse = (_local(x) for x in (both if sums else (both, None)))
         shape = (*self.tensors[0].shape[:3], self.tensors[2].shape[3])
@@ -156,9 +164,10 @@ class Shards:
                 raise
             found = self.found(par, self.dtype, False, par.shard, mesh)
         plan = par.plan(self.n, layer=self.layer)
-        whole = [par.unshard(x) if x.dim() > 2 else x for x in found[:5]]
+        first = 5 + len(self.pairs)
+        whole = [par.unshard(x) if x.dim() > 2 else x for x in found[:first]]
         planned = plan.bytes_received[mesh.get_local_rank()]
-        return Found(whole, found[5:], par.bytes_received, planned)
+        return Found(whole, found[first:], par.bytes_received, planned)
 
     def differing(self, found: Sequence[Found]) -> list[str]:
         """In what ranks differ from one process, and from each other."""

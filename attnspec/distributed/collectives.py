@@ -7,7 +7,7 @@ on what was received where it reads nothing of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -17,10 +17,6 @@ import torch
 import torch.distributed as dist
 
 from attnspec.distributed.partitions import Partition
-
-Partial = tuple[torch.Tensor, "torch.Tensor | None"]
-"""An output [B, H, rows, d_v] and its log-sum-exps [B, H, rows], None for weights that are no
-softmax."""
 
 
 class LostRank(RuntimeError):
@@ -112,24 +108,8 @@ Named = Mapping[Any, torch.Tensor]
 Shapes = Mapping[Any, tuple[int, ...]]
 
 
-@dataclass
-class Travelling:
-    """Tensors on their way between ranks; `flat` has the numbers that come, one behind the other,
-    and only `ready` says that they are there."""
-
-    mesh: Mesh
-    work: Any
-    flat: torch.Tensor
-    shapes: Sequence[Shapes]
-
-    def ready(self) -> list[dict[Any, torch.Tensor]]:
-        """The tensors of each rank, once they are there."""
-        self.mesh.finish(self.work)
-        sizes = [math.prod(shape) for each in self.shapes for shape in each.values()]
-        pieces = iter(torch.split(self.flat, sizes))
-        return [
-            {name: next(pieces).view(shape) for name, shape in each.items()} for each in self.shapes
-        ]
+Ready = Callable[[], list[dict[Any, torch.Tensor]]]
+"""Waits for what is on its way: the tensors of each rank."""
 
 
 def travel(
@@ -138,27 +118,34 @@ def travel(
     shapes: Sequence[Shapes],
     kind: torch.dtype,
     tie: Sequence[torch.Tensor] = (),
-) -> Travelling:
+) -> tuple[torch.Tensor, Ready]:
     """Start to send each rank its tensors in a type, and to get tensors of some shapes from it,
-    differentiably; what comes from others is counted. The swap has a backward on every rank or on
-    none, whatever is sent, where all of them tie it to tensors that alike have gradients."""
-    nothing = [x.reshape(-1)[:0].to(kind) for x in tie]
+    differentiably: the numbers that come, one behind the other, and what waits until they are
+    there. What comes from others is counted. The swap has a backward on every rank or on none,
+    whatever is sent, where all of them tie it to tensors that alike have gradients."""
+    nothing = [x[:0].reshape(-1).to(kind) for x in tie]
     flat = torch.cat([*nothing, *(x.to(kind).reshape(-1) for each in sent for x in each.values())])
     got = [sum(map(math.prod, each.values())) for each in shapes]
     numbers = [sum(x.numel() for x in each.values()) for each in sent]
     box: list[Any] = []
     out = _Travel.apply(flat, mesh, numbers, got, box)  # type: ignore[no-untyped-call]
     mesh.received += (sum(got) - got[mesh.rank]) * flat.element_size()
-    return Travelling(mesh, box[0], out, shapes)
+
+    def ready() -> list[dict[Any, torch.Tensor]]:
+        mesh.finish(box[0])
+        pieces = iter(torch.split(out, [math.prod(x) for each in shapes for x in each.values()]))
+        return [{name: next(pieces).view(x) for name, x in each.items()} for each in shapes]
+
+    return out, ready
 
 
 def gathered(mesh: Mesh, partition: Partition, x: torch.Tensor, dim: int) -> torch.Tensor:
     """The whole of a tensor, of any type, of which each rank has its positions along an axis."""
     kind = torch.uint8 if x.dtype == torch.bool else x.dtype
     shapes = [{"x": (*x.shape[:dim], n, *x.shape[dim + 1 :])} for n in partition.lengths]
-    came = travel(mesh, [{"x": x}] * mesh.ranks, shapes, kind)
-    whole = torch.cat([shard["x"] for shard in came.ready()], dim).to(x.dtype)
-    return tied(whole.index_select(dim, order_of(partition, x.device)), came.flat)
+    flat, ready = travel(mesh, [{"x": x}] * mesh.ranks, shapes, kind)
+    whole = torch.cat([shard["x"] for shard in ready()], dim).to(x.dtype)
+    return tied(whole.index_select(dim, order_of(partition, x.device)), flat)
 
 
 def order_of(partition: Partition, device: torch.device) -> torch.Tensor:

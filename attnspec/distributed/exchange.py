@@ -39,7 +39,8 @@ Works = Sequence[tuple[Work, tuple[int, ...]]]
 @dataclass(frozen=True)
 class Tensors:
     """The tensors of a call over all ranks: q [batch, heads, n, head_dim], k with `key_heads`, v
-    with heads of `value_dim`, numbers of `element` bytes.
+    with heads of `value_dim`, numbers of `element` bytes; `pairs` are the bytes that inputs of kind
+    `pairs` have for each query and key of a sample.
 
     Bytes are those of a row forward; backward the same rows go the other way as gradients, with as
     many bytes.
@@ -51,6 +52,7 @@ class Tensors:
     head_dim: int = 64
     value_dim: int = 64
     element: int = 2
+    pairs: int = 0
 
     @classmethod
     def of(cls, batch: int, heads: int, key_heads: int, head_dim: int) -> Tensors:
@@ -154,8 +156,8 @@ class Exchange:
 
     def moves(self, graph: int, bar: int) -> np.ndarray:
         """The queries of a graph, bool [n], that have at least so many keys and may travel."""
-        degrees = self.readings[graph].degrees
-        if degrees is None or self.works[graph][0].normalize not in MERGED:
+        degrees, work = self.readings[graph].degrees, self.works[graph][0]
+        if degrees is None or work.normalize not in MERGED or work.pair_inputs:
             return np.zeros(self.partition.n, bool)
         return np.asarray(degrees >= bar)
 

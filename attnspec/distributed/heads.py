@@ -1,5 +1,6 @@
 """A layer in which every rank computes some heads at all positions: queries, keys and values go
-there and outputs come back (all-to-all over heads)."""
+there and outputs come back (all-to-all over heads); or all heads, of which it keeps what is its
+own (all-gather)."""
 
 from __future__ import annotations
 
@@ -7,12 +8,11 @@ from dataclasses import replace
 
 import torch
 
-from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.planner import choose
-from attnspec.distributed.collectives import Mesh, Partial, order_of, tied, travel
-from attnspec.distributed.planning import DistributedPlan, dealt
+from attnspec.distributed.collectives import Mesh, order_of, tied, travel
+from attnspec.distributed.planning import ALL, DistributedPlan, dealt
 from attnspec.runtime.decisions import decisions_of
-from attnspec.runtime.engine import Built, Engine, Request
+from attnspec.runtime.engine import Built, Engine, Outputs, Request
 from attnspec.runtime.head_groups import Prepared
 
 
@@ -24,18 +24,21 @@ class HeadsHere:
     ) -> None:
         self.engine, self.lengths, self.mesh = engine, plan.partition.lengths, mesh
         self.device, self.tensors = device, plan.tensors
+        self.every = plan.layers[0].how == ALL
         self.order = order_of(plan.partition, device)
         self.back = torch.from_numpy(plan.partition.order).to(device)
         works = engine.binder.works(layer, self.tensors.heads, plan.n, plan.n)
         own = self._of("q", mesh.rank)
         some = [(work, tuple(head for head in of if head in own)) for work, of in works]
         self.works = [(work, of) for work, of in some if of]
-        self.ready = apart(self._prepared) if self.works else None
+        self.ready = self._prepared() if self.works else None
         self.decides = any(work.decided for work, _ in works)
 
     def _of(self, name: str, rank: int) -> range:
         """The heads of q, k or v that a rank computes."""
-        keys = dealt(rank, self.mesh.ranks, self.tensors.key_heads)
+        keys = range(self.tensors.key_heads)
+        if not self.every:
+            keys = dealt(rank, self.mesh.ranks, len(keys))
         ratio = self.tensors.ratio if name == "q" else 1
         return range(keys.start * ratio, keys.stop * ratio)
 
@@ -62,7 +65,7 @@ class HeadsHere:
             decisions=tuple(replace(x, first=own.start) for x in decisions_of(self.works)),
         )
 
-    def run(self, request: Request) -> Partial:
+    def run(self, request: Request) -> Outputs:
         """The output of own positions, and its log-sum-exps if they are asked for."""
         parts, here = request.parts, self.mesh.rank
         named = dict(zip("qkv", parts, strict=True))
@@ -74,19 +77,19 @@ class HeadsHere:
             {name: (len(x), len(self._of(name, here)), n, x.shape[3]) for name, x in named.items()}
             for n in self.lengths
         ]
-        coming = travel(self.mesh, sent, shapes, parts[0].dtype)
-        came = coming.ready()
+        flat, ready = travel(self.mesh, sent, shapes, parts[0].dtype)
+        came = ready()
         queries, keys, values = (
             torch.cat([shards[name] for shards in came], 2).index_select(2, self.order)
             for name in named
         )
         out, lse = self._computed(request._replace(parts=(queries, keys, values)))
-        out = tied(self._returned(out, coming.flat), coming.flat)
+        out = tied(self._returned(out, flat), flat)
         if lse is None:
             return out, None
-        return out, tied(self._returned(lse[..., None], coming.flat)[..., 0], coming.flat)
+        return out, tied(self._returned(lse[..., None], flat)[..., 0], flat)
 
-    def _computed(self, request: Request) -> Partial:
+    def _computed(self, request: Request) -> Outputs:
         """Own heads at all positions, in order; raises on every rank where one cannot decide."""
         (q, _, v), own = request.parts, self._of("q", self.mesh.rank)
         out, lse = q.new_zeros(len(q), 0, q.shape[2], v.shape[-1]), None
@@ -118,8 +121,11 @@ class HeadsHere:
     def _returned(self, x: torch.Tensor, came: torch.Tensor) -> torch.Tensor:
         """Own heads [B, hs, n, e] at all positions, made of what came, to own positions of all
         heads [B, H, n_local, e]."""
-        shards = torch.split(x.index_select(2, self.back), list(self.lengths), 2)
+        held = torch.split(self.back, list(self.lengths))
+        if self.every:
+            return x.index_select(2, held[self.mesh.rank])
+        shards = [x.index_select(2, at) for at in held]
         mine = self.lengths[self.mesh.rank], x.shape[-1]
         shapes = [{"x": (len(x), len(self._of("q", r)), *mine)} for r in range(self.mesh.ranks)]
-        back = travel(self.mesh, [{"x": shard} for shard in shards], shapes, x.dtype, [came])
-        return torch.cat([part["x"] for part in back.ready()], 1)
+        _, ready = travel(self.mesh, [{"x": shard} for shard in shards], shapes, x.dtype, [came])
+        return torch.cat([part["x"] for part in ready()], 1)

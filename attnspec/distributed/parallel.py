@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from hashlib import sha256
-from typing import Any, Never
+from typing import Any, Never, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
-from torch.nn.functional import pad
 
-from attnspec.distributed.collectives import Mesh, Partial, gathered
+from attnspec.backends.common.torch_modes import apart
+from attnspec.distributed.collectives import Mesh, gathered, tied
 from attnspec.distributed.exchange import Tensors
 from attnspec.distributed.heads import HeadsHere
 from attnspec.distributed.partitions import Partition
@@ -26,6 +27,7 @@ from attnspec.distributed.planning import (
 )
 from attnspec.distributed.rows import RowsHere
 from attnspec.distributed.states import StatesHere
+from attnspec.graphs.bind import extents_of
 from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.program import POSITIONS, Program
 from attnspec.ir.serial import fingerprint
@@ -42,8 +44,9 @@ from attnspec.runtime.call_checks import (
     check_tensors,
     in_type_of_autocast,
     refuse_unknown,
+    taken_apart,
 )
-from attnspec.runtime.engine import Request, no_log_sum_exps, require_log_sum_exps
+from attnspec.runtime.engine import Outputs, Request, no_log_sum_exps, nothing, require_log_sum_exps
 from attnspec.runtime.module import CompiledAttention
 
 KEPT = 64
@@ -52,7 +55,12 @@ KEPT = 64
 Here = RowsHere | HeadsHere | StatesHere
 """What runs a layer on one rank."""
 
-_RUNS: dict[str, type[Here]] = {ROWS: RowsHere, HEADS: HeadsHere, STATES: StatesHere}
+_RUNS: dict[str, type[Here]] = {
+    ROWS: RowsHere,
+    HEADS: HeadsHere,
+    ALL: HeadsHere,
+    STATES: StatesHere,
+}
 
 
 def parallelize(
@@ -102,18 +110,20 @@ class ParallelAttention(torch.nn.Module):
         self, module: CompiledAttention, mesh: Any, partition: Partition | None, timeout: float
     ) -> None:
         super().__init__()
-        for name in pair_inputs(module.program):
-            raise ValueError(
-                f"the input `{name}` has a number of each pair, and a rank has a shard of the"
-                " sequence: over several devices a score reads positions and other inputs"
-            )
         self.module, self.device_mesh, self.partition = module, mesh, partition
+        self._pairs = pair_inputs(module.program)
+        # the program without inputs that no rank has whole
+        others = (x for x in module.program.inputs if x.name not in self._pairs)
+        self._apart = replace(module.program, inputs=tuple(others))
+        self._alike = (
+            *_ALIKE,
+            *(f"the {x} of the input `{name}`" for name in self._pairs for x in _OF_PAIRS),
+        )
         group = mesh.get_group()
         self.mesh = Mesh(group, dist.get_world_size(group), dist.get_rank(group), timeout)
         self._plans: Cache[tuple[object, ...], DistributedPlan] = Cache(KEPT)
         self._partitions: Cache[int, Partition] = Cache(KEPT)
         self._ready: Cache[tuple[object, ...], Here] = Cache(KEPT)
-        self._agreed: set[int] = set()
         self._last: Tensors | None = None
         self._spec = int(fingerprint(module.program)[:15], 16)
 
@@ -147,8 +157,7 @@ class ParallelAttention(torch.nn.Module):
         """The whole tensor of the shards of all ranks, on each of them; differentiable, where every
         rank goes backward through it."""
         dim = _axis(local, dim)
-        partition = self._partition(self._lengths(local.shape[dim], local.device))
-        return self._gathered(local, partition, dim)
+        return self._gathered(local, self._partition(local.shape[dim], local.device), dim)
 
     def _gathered(self, x: torch.Tensor, partition: Partition, dim: int) -> torch.Tensor:
         """What is not a row of a call: its bytes are not counted."""
@@ -160,17 +169,18 @@ class ParallelAttention(torch.nn.Module):
     def positions(self, first: int, count: int, device: torch.device) -> torch.Tensor:
         """Where the tokens of this rank's shard stand in a whole sequence, which starts at the
         first, int64 [count]; every rank calls it together."""
-        partition = self._partition(self._lengths(count, device))
+        partition = self._partition(count, device)
         return first + torch.from_numpy(partition.positions(self.mesh.rank)).to(device)
 
     @property
     def program(self) -> Program:
         return self.module.program
 
-    def _lengths(self, mine: int, device: torch.device) -> tuple[int, ...]:
-        return tuple(each[0] for each in self.mesh.everyones([mine], device))
+    def _partition(self, mine: int, device: torch.device) -> Partition:
+        """The partition that shards are of, of which this one has so many positions."""
+        return self._of_lengths(tuple(each[0] for each in self.mesh.everyones([mine], device)))
 
-    def _partition(self, lengths: tuple[int, ...]) -> Partition:
+    def _of_lengths(self, lengths: tuple[int, ...]) -> Partition:
         """The partition that shards of these lengths are of; ValueError on every rank."""
         partition = self.partition_of(sum(lengths))
         if partition.lengths != lengths:
@@ -213,8 +223,9 @@ class ParallelAttention(torch.nn.Module):
     ) -> Any:
         """The module's call on shards: q [B, H, n_local, d], k [B, H_kv, n_local, d], v and the
         output alike; `key_padding_mask` [B, n_local] and inputs as shards too, but lengths and
-        scores of blocks, which are given whole. `DTensor`s sharded along the positions are taken
-        and returned.
+        scores of blocks, which are given whole; of an input of kind `pairs` the rows of own queries
+        over all keys, [B, H or 1, n_local, n], whose gradient is their own. `DTensor`s sharded
+        along the positions are taken and returned.
 
         Every rank of the mesh calls it together. Raises as the module does, on every rank if one of
         them has a reason; ValueError for other shards than those of `shard`; LostRank where a rank
@@ -244,13 +255,13 @@ class ParallelAttention(torch.nn.Module):
         self.mesh.received = 0
         device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
         wrong: Exception | None = None
-        mine = [0] * (2 + len(_ALIKE))
+        mine = [0] * (2 + len(self._alike))
         try:
             mine = self._said(q, k, v, **more)
         except (TypeError, ValueError) as error:
             wrong = error
         lengths, states, *alike = zip(*self.mesh.agreed(mine, wrong, device), strict=True)
-        for what, values in zip(_ALIKE, alike, strict=True):
+        for what, values in zip(self._alike, alike, strict=True):
             if len(set(values)) > 1:
                 raise ValueError(f"{what} must be the same on every rank, got {list(values)}")
         if any(states) and len(set(states)) < len(states):
@@ -258,7 +269,7 @@ class ParallelAttention(torch.nn.Module):
                 "with dropout_p, random states must be others on every rank, or ranks drop the same"
                 " pairs of their own: seed each, torch.manual_seed(seed + rank)"
             )
-        partition = self._partition(lengths)
+        partition = self._of_lengths(lengths)
         more |= self._whole(partition, **more)
         out, lse = self._run((q, k, v), partition, more)
         return (out, lse) if more["return_lse"] else out, partition.n
@@ -286,66 +297,94 @@ class ParallelAttention(torch.nn.Module):
             )
         check_padding(padding, q.shape[0], k.shape[2], q.device)
         chance = round(check_dropout(dropout_p) * 2**40)
-        self.module.check_numbers(q, k, v, check_inputs(program, inputs, q, k, padding))
+        data = check_inputs(program, inputs, q, k, padding)
+        self.module.check_numbers(q, k, v, data)
+        pairs = [data[name] for name in self._pairs]
         if return_lse:
             # before any rank sends: those without heads of their own would
             require_log_sum_exps(program, layer)
         flags = [padding is not None, return_lse, torch.is_grad_enabled()]
-        flags += [x.requires_grad for x in (q, k, v)]
+        flags += [x.requires_grad for x in (q, k, v, *pairs)]
         shape = [q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3]]
         bits = sum(1 << at for at, flag in enumerate(flags) if flag)
         state = _random_state(q.device) if chance else 0
-        return [q.shape[2], state, *shape, FLOATS.index(q.dtype), layer, bits, chance, self._spec]
+        alike = [*shape, FLOATS.index(q.dtype), layer, bits, chance, self._spec]
+        alike += [x for each in pairs for x in (FLOATS.index(each.dtype), *each.shape[1::2])]
+        return [q.shape[2], state, *alike]
 
-    def _run(self, parts: Parts, partition: Partition, more: dict[str, Any]) -> Partial:
+    def _run(self, parts: Parts, partition: Partition, more: dict[str, Any]) -> Outputs:
         """The output of own positions, and its log-sum-exps; padding and inputs are those of the
-        whole sequence."""
-        (q, k, v), n, module, layer = parts, partition.n, self.module, more["layer"]
-        if n == 0 or not len(q):
-            # no numbers, at any length: those of the whole sequence are made here
-            return self._alone([pad(x, (0, 0, 0, n - x.shape[2])) for x in parts], more, partition)
-        tensors = Tensors(len(q), q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size())
-        self._last = tensors
-        found = self.plan(n, layer=layer, tensors=tensors)
-        if found.digest not in self._agreed:
-            if len({each[0] for each in self.mesh.everyones([found.digest], q.device)}) > 1:
-                raise ValueError(
-                    "ranks made different plans of the same spec: are they of one version, with the"
-                    " same partition?"
-                )
-            self._agreed.add(found.digest)
-        how = found.layers[0].how
-        if how == ALL:
-            return self._alone(
-                [gathered(self.mesh, partition, x, 2) for x in parts], more, partition
-            )
-        # what patterns take is made of inputs beside tensors of the whole length
-        whole = [x.new_empty(len(q), x.shape[1], n, 1) for x in (q, k)]
-        padding = more["key_padding_mask"]
-        data = check_inputs(module.program, more["inputs"], whole[0], whole[1], padding)
-        module.engine.check_data(data, n)
-        module.make_parameters(q.shape[3], v.shape[3], q.device)
-        key = found.digest, module.engine.binder.alike(layer), str(q.device)
-        rest = module.engine, layer, found, self.mesh, q.device
-        made = self._ready.get(key, lambda: _RUNS[how](*rest))
-        draws = (0, 0) if module.draws is None else module.draws.of(layer)
-        learned = {name: module.learned(name) for name in module.engine.own}
-        call = Call(padding, float(more["dropout_p"]), learned, data)
-        out, lse = made.run(Request(parts, call, layer, draws, more["return_lse"]))
+        whole sequence, but of pairs those of own queries."""
+        q, module, layer = parts[0], self.module, more["layer"]
+        inputs, pairs = taken_apart(module.program, more["inputs"] or {}, partition.n)
+        if partition.n and len(q):
+            more |= {"inputs": inputs, "pairs": pairs}
+            out, lse = self._planned(parts, partition, **more)
+        else:
+            extents_of(module.program, partition.n)
+            out, lse = nothing(*parts)
+            for each in pairs.values():
+                out = tied(out, each)
         if module.training and module.draws is not None:
             module.draws.count(layer)
         if more["return_lse"] and lse is None:
             raise no_log_sum_exps(module.program)
         return out, lse
 
-    def _alone(
-        self, parts: Sequence[torch.Tensor], more: dict[str, Any], partition: Partition
-    ) -> Partial:
-        """Own positions of the module's output for a whole sequence, and their log-sum-exps."""
-        found = self.module(*parts, **more)
-        own = torch.from_numpy(partition.positions(self.mesh.rank)).to(parts[0].device)
-        out, *lse = (x.index_select(2, own) for x in (found if more["return_lse"] else (found,)))
-        return out, lse[0] if lse else None
+    def _planned(
+        self,
+        parts: Parts,
+        partition: Partition,
+        layer: int,
+        key_padding_mask: torch.Tensor | None,
+        dropout_p: float,
+        inputs: dict[str, torch.Tensor],
+        pairs: dict[str, torch.Tensor],
+        return_lse: bool,
+    ) -> Outputs:
+        """The same of a call that has numbers, by the plan for it."""
+        (q, k, v), n, module = parts, partition.n, self.module
+        each = sum(x.shape[1] * x.element_size() for x in pairs.values())
+        tensors = Tensors(
+            len(q), q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size(), each
+        )
+        self._last = tensors
+        found = self.plan(n, layer=layer, tensors=tensors)
+        # what patterns take is made of inputs beside tensors of the whole length
+        queries, keys = (x.new_empty(len(q), x.shape[1], n, 1) for x in (q, k))
+        data = check_inputs(self._apart, inputs, queries, keys, key_padding_mask)
+        module.engine.check_data(data, n)
+        module.make_parameters(q.shape[3], v.shape[3], q.device)
+        key = found.digest, module.engine.binder.alike(layer), str(q.device)
+        made = self._ready.get(key, lambda: self._made(layer, found, q.device))
+        if found.layers[0].how in (ALL, HEADS):
+            # who weighs the queries of others needs their rows
+            pairs = {x: gathered(self.mesh, partition, each, 3) for x, each in pairs.items()}
+        draws = (0, 0) if module.draws is None else module.draws.of(layer)
+        learned = {name: module.learned(name) for name in module.engine.own} | pairs
+        call = Call(key_padding_mask, float(dropout_p), learned, data)
+        out, lse = made.run(Request(parts, call, layer, draws, return_lse))
+        for table in pairs.values():
+            # a rank may compute no head that reads it
+            out = tied(out, table)
+        return out, lse
+
+    def _made(self, layer: int, found: DistributedPlan, device: torch.device) -> Here:
+        """What runs a layer here; raises on every rank where one cannot run its part, or plans
+        differ."""
+        made, wrong = None, None
+        try:
+            here = _RUNS[found.layers[0].how]
+            # what outlives a call is not built in its modes
+            made = apart(lambda: here(self.module.engine, layer, found, self.mesh, device))
+        except ValueError as error:
+            wrong = error
+        if len({each[0] for each in self.mesh.agreed([found.digest], wrong, device)}) > 1:
+            raise ValueError(
+                "ranks made different plans of the same spec: are they of one version, with the"
+                " same partition?"
+            )
+        return cast("Here", made)
 
     def _whole(
         self,
@@ -354,11 +393,11 @@ class ParallelAttention(torch.nn.Module):
         inputs: Mapping[str, torch.Tensor] | None,
         **_: object,
     ) -> dict[str, Any]:
-        """The padding and the inputs of the whole sequence."""
+        """The padding and the inputs of the whole sequence; of pairs those of own queries."""
         padding, found = key_padding_mask, None if inputs is None else dict(inputs)
         if padding is not None:
             padding = self._gathered(padding, partition, 1)
-        for entry in self.module.program.inputs:
+        for entry in self._apart.inputs:
             # what has no positions is given whole
             axis = POSITIONS.get(entry.kind)
             if axis is not None and found is not None and entry.name in found:
@@ -379,6 +418,9 @@ _ALIKE = (
     "the spec",
 )
 """What all ranks must agree on, in the order in which they say it."""
+
+_OF_PAIRS = "floating type", "number of heads", "number of keys"
+"""The same of each input that has a number of each pair."""
 
 
 def _random_state(device: torch.device) -> int:
@@ -404,7 +446,7 @@ def _local(x: Any, mesh: Any) -> torch.Tensor:
 
 
 def _as_dtensors(found: Any, like: Any, n: int) -> Any:
-    """Outputs as DTensors where the call's tensors were."""
+    """Partial as DTensors where the call's tensors were."""
     if isinstance(found, tuple):
         return tuple(_as_dtensors(each, like, n) for each in found)
     shape = torch.Size((*found.shape[:2], n, *found.shape[3:]))

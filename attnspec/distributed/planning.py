@@ -21,8 +21,8 @@ from attnspec.graphs.stack import Sample, Stack, TooMuch
 from attnspec.graphs.token_sets import inputs_of
 from attnspec.ir.program import Program
 from attnspec.ir.serial import fingerprint
-from attnspec.lower.lower import Binder
-from attnspec.lower.work import Expression, Work, key_heads
+from attnspec.lower.lower import Binder, pair_inputs
+from attnspec.lower.work import Work, key_heads
 from attnspec.text.diagnostics import AttnSpecError
 
 WORTH = 0.99
@@ -56,22 +56,6 @@ class Rates:
     speed: float = 2e14
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Seconds of one layer forward: of computing and of travelling each alone, and of both as they
-    overlap; `computing` is 0 where nobody counted the pairs."""
-
-    computing: float
-    travelling: float
-    together: float
-
-    @property
-    def hidden(self) -> float:
-        """The share of the time of travelling in which ranks compute, 1 where nothing travels."""
-        beside = self.computing + self.travelling - self.together
-        return beside / self.travelling if self.travelling else 1.0
-
-
 @dataclass(frozen=True, eq=False)
 class LayerPlan:
     """What layers that are alike do: `how` and `why` they travel, the bytes of each link, the pairs
@@ -79,6 +63,8 @@ class LayerPlan:
     and the rows that travel, where these do."""
 
     layers: tuple[int, ...]
+    tensors: Tensors
+    rates: Rates
     how: str
     why: str
     there: np.ndarray
@@ -109,31 +95,45 @@ class LayerPlan:
         total = self.pairs.sum(0)
         return float(total.max() / total.mean())
 
-    def estimate(self, tensors: Tensors, rates: Rates) -> Estimate:
-        """What one forward takes, in the order in which ranks do it. Where bytes travel while pairs
-        are computed, the longer of the two is what it takes; no rank answers another's queries
-        before they are there, so that each step ends when the slowest rank is through."""
-        each = 2 * (tensors.head_dim + tensors.value_dim) * tensors.batch / rates.speed
-        came, returned = self.there.sum(0) / rates.link, self.back.sum(0) / rates.link
-        none = np.zeros(len(came))
-        home, answers, guests = [none] * 3 if self.pairs is None else self.pairs * each
-        work, links = np.stack([home, answers, guests]), np.stack([came, none, returned])
+    @cached_property
+    def times(self) -> tuple[float, float, float]:
+        """Seconds of one layer forward, in the order in which ranks do it: of computing, 0 where
+        nobody counted the pairs, of travelling, and of both. Where bytes travel while pairs are
+        computed, the longer of the two is what it takes; no rank answers another's queries before
+        they are there, so that each step ends when the slowest rank is through."""
+        t, link = self.tensors, self.rates.link
+        each = 2 * (t.head_dim + t.value_dim) * t.batch / self.rates.speed
+        none = np.zeros(len(self.there))
+        work = np.zeros((3, len(none))) if self.pairs is None else self.pairs * each
+        links = np.stack([self.there.sum(0) / link, none, self.back.sum(0) / link])
         steps = (work, links, np.maximum(work, links))
-        return Estimate(*(float(each.max(1, initial=0).sum()) for each in steps))
+        computing, travelling, both = (float(x.max(1, initial=0).sum()) for x in steps)
+        return computing, travelling, both
 
-    def to_dict(self, tensors: Tensors, rates: Rates) -> dict[str, object]:
+    @property
+    def seconds(self) -> float:
+        """The estimate of one layer, forward."""
+        return self.times[2]
+
+    @property
+    def hidden(self) -> float:
+        """The share of the time of travelling in which ranks compute, 1 where nothing travels."""
+        computing, travelling, both = self.times
+        return (computing + travelling - both) / travelling if travelling else 1.0
+
+    def to_dict(self) -> dict[str, object]:
         """The layer's plan as plain data."""
-        found = self.estimate(tensors, rates)
+        computing, travelling, both = self.times
         return {
             "layers": list(self.layers),
             "how": self.how,
             "why": self.why,
             "bytes": int(self.links.sum()),
             "balance": self.balance,
-            "travel_seconds": found.travelling,
-            "work_seconds": found.computing,
-            "seconds": found.together,
-            "hidden": found.hidden,
+            "travel_seconds": travelling,
+            "work_seconds": computing,
+            "seconds": both,
+            "hidden": self.hidden,
         }
 
 
@@ -160,10 +160,7 @@ class DistributedPlan:
     @cached_property
     def seconds(self) -> float:
         """The estimate of all layers, forward."""
-        return sum(
-            len(each.layers) * each.estimate(self.tensors, self.rates).together
-            for each in self.layers
-        )
+        return sum(len(each.layers) * each.seconds for each in self.layers)
 
     @property
     def bytes(self) -> int:
@@ -232,7 +229,7 @@ class DistributedPlan:
             "bytes_received": list(self.bytes_received),
             "bytes_gathered": self.bytes_gathered,
             "links": self.links.tolist(),
-            "layers": [layer.to_dict(t, self.rates) for layer in self.layers],
+            "layers": [layer.to_dict() for layer in self.layers],
             "considered": [
                 {
                     "partition": str(each.partition),
@@ -279,10 +276,17 @@ def plan(
         raise TooMuch(f"several devices are planned for up to n = {LONGEST:,}, got {n:,}")
     heads = program.heads or 1
     tensors = tensors or Tensors(heads=heads, key_heads=heads)
+    if not tensors.pairs:
+        # on paper each head has its own
+        each = len(pair_inputs(program)) * tensors.heads * tensors.element
+        tensors = replace(tensors, pairs=each)
     planner = Planner(program, n, tensors, inputs, rates)
     kinds = planner.kinds(range(program.layers or 1) if layer is None else (layer,))
     if partition is None:
-        partitions = planner.candidates(kinds, ranks)
+        works = dict.fromkeys(work for _, works in kinds for work, _ in works)
+        readings = [planner.reading(work) for work in works if is_graph(work)]
+        counted = [each.degrees for each in readings if each.degrees is not None]
+        partitions = list(candidates([x.relation for x in readings], n, ranks, counted))
     elif (partition.n, partition.ranks) == (n, ranks):
         partitions = [partition]
     else:
@@ -337,49 +341,46 @@ class Planner:
             self.readings[work.relation] = Reading(work.relation, self.n)
         return self.readings[work.relation]
 
-    def candidates(self, kinds: Kinds, ranks: int) -> list[Partition]:
-        """Partitions worth a plan."""
-        works = dict.fromkeys(work for _, works in kinds for work, _ in works)
-        readings = [self.reading(work) for work in works if is_graph(work)]
-        counted = [each.degrees for each in readings if each.degrees is not None]
-        return list(candidates([x.relation for x in readings], self.n, ranks, counted))
-
     def layer(self, numbers: tuple[int, ...], works: Works, partition: Partition) -> LayerPlan:
         """The cheapest of what a layer can do: of graphs by the time that it takes, else by the
         bytes that reach a rank."""
-        t = self.tensors
+        t, whole = self.tensors, (numbers, self.tensors, self.rates)
         if all(is_graph(work) for work, _ in works):
-            rows = self.rows(numbers, works, partition)
+            rows = self.rows_or_keys(numbers, works, partition)
+            if pairs := dict.fromkeys(name for work, _ in works for name in work.pair_inputs):
+                names = ", ".join(f"`{name}`" for name in pairs)
+                why = f"keys alone for heads that read {names}, whose rows stay with their queries"
+                return replace(rows, why="; ".join(filter(None, [why, rows.why])))
             if t.key_heads < partition.ranks:
                 return rows
             why = f"{rows.most:,} bytes would reach a rank as rows"
             if rows.balance is not None:
                 why += f", with a balance of {rows.balance:.3f}"
-            pairs = self.pairs_by_heads(works, partition.ranks)
-            heads = LayerPlan(numbers, HEADS, why, *head_links(partition, t), pairs)
-            times = [each.estimate(t, self.rates).together for each in (heads, rows)]
+            pairs_of = self.pairs_by_heads(works, partition.ranks)
+            heads = LayerPlan(*whole, HEADS, why, *head_links(partition, t), pairs_of)
             # of two that take about as long, fewer bytes
             margin = WORTH if heads.most >= rows.most else 1 / WORTH
-            return heads if times[0] < margin * times[1] else rows
+            return heads if heads.seconds < margin * rows.seconds else rows
         links = {
             STATES: state_links(works, partition, t),
             HEADS: head_links(partition, t) if all(_by_heads(x) for x, _ in works) else None,
-            ALL: all_links(partition, t),
+            ALL: head_links(partition, t, every=True),
         }
-        plans = [LayerPlan(numbers, how, "", *x) for how, x in links.items() if x is not None]
+        plans = [LayerPlan(*whole, how, "", *x) for how, x in links.items() if x is not None]
         best = min(plans, key=lambda each: each.most)
         others = [f"{x.most:,} bytes would reach a rank as {x.how}" for x in plans if x is not best]
         return replace(best, why="; ".join([_not_rows(works), *others]))
 
-    def rows(self, numbers: tuple[int, ...], works: Works, partition: Partition) -> LayerPlan:
+    def rows_or_keys(
+        self, numbers: tuple[int, ...], works: Works, partition: Partition
+    ) -> LayerPlan:
         """Keys, and queries of rows that read nearly everything; or keys alone, where work comes
         out so much more evenly that more bytes are worth it."""
-        both = self.by_rows(numbers, works, partition)
+        both = self.rows(numbers, works, partition)
         if both.balance is None or both.balance <= EVEN:
             return both
-        keys = self.by_rows(numbers, works, partition, queries=False)
-        times = [each.estimate(self.tensors, self.rates).together for each in (both, keys)]
-        if times[1] >= WORTH * times[0]:
+        keys = self.rows(numbers, works, partition, queries=False)
+        if keys.seconds >= WORTH * both.seconds:
             return both
         why = (
             f"keys alone, at {keys.most:,} bytes at most, balance {keys.balance:.3f}; with queries"
@@ -387,7 +388,7 @@ class Planner:
         )
         return replace(keys, why=why)
 
-    def by_rows(
+    def rows(
         self, numbers: tuple[int, ...], works: Works, partition: Partition, queries: bool = True
     ) -> LayerPlan:
         """Keys and, where these may travel, queries."""
@@ -396,7 +397,8 @@ class Planner:
         pairs = [each.pairs(graph) for each in exchanges for graph in range(len(each.works))]
         counted = [each for each in pairs if each is not None]
         total = np.sum(counted, 0) if len(counted) == len(pairs) else None
-        return LayerPlan(numbers, ROWS, "", there, back, total, exchanges)
+        whole = numbers, self.tensors, self.rates
+        return LayerPlan(*whole, ROWS, "", there, back, total, exchanges)
 
     def exchanges(self, works: Works, partition: Partition, queries: bool) -> tuple[Exchange, ...]:
         """One for each set of graphs that share key heads: a key row is sent once for all heads
@@ -430,11 +432,7 @@ class Planner:
 
 def is_graph(work: Work) -> bool:
     """Whether heads read pairs that are known before a call, or that run-time inputs tell."""
-    return work.mechanism is None and not work.decided and not _scores_by_inputs(work)
-
-
-def _scores_by_inputs(work: Work) -> bool:
-    return any(isinstance(x, Expression) and not x.is_static for x in work.changes)
+    return work.mechanism is None and not work.decided
 
 
 def _not_rows(works: Works) -> str:
@@ -444,8 +442,6 @@ def _not_rows(works: Works) -> str:
             leaf = work.decided[0]
             who = "inputs" if leaf.by_inputs else "queries and keys"
             return f"{who} decide the pairs of `{leaf.name}`"
-        if _scores_by_inputs(work):
-            return "`score` reads inputs of the whole sequence"
     formula = next(work.mechanism for work, _ in works if work.mechanism is not None)
     return f"`{formula.name}` is a formula of the whole sequence"
 
@@ -491,19 +487,13 @@ def _between(links: np.ndarray) -> np.ndarray:
     return np.asarray(links * (1 - np.eye(len(links), dtype=np.int64)))
 
 
-def head_links(partition: Partition, t: Tensors) -> Links:
-    """The bytes of each link where every rank computes some heads at all positions."""
-    ranks = partition.ranks
-    lengths = np.array(partition.lengths, np.int64)
-    mine = np.array([len(dealt(rank, ranks, t.key_heads)) for rank in range(ranks)])
-    there = mine * (t.query_bytes(t.ratio) + t.key_bytes(1))
-    back = mine * t.batch * t.ratio * t.value_dim * t.element
+def head_links(partition: Partition, t: Tensors, every: bool = False) -> Links:
+    """The bytes of each link where every rank computes some heads at all positions, or `every` head
+    and keeps its own positions."""
+    ranks, lengths = partition.ranks, np.array(partition.lengths, np.int64)
+    mine = np.array(
+        [t.key_heads if every else len(dealt(rank, ranks, t.key_heads)) for rank in range(ranks)]
+    )
+    there = mine * (t.query_bytes(t.ratio) + t.key_bytes(1)) + partition.n * t.batch * t.pairs
+    back = 0 * mine if every else mine * t.batch * t.ratio * t.value_dim * t.element
     return _between(lengths[:, None] * there[None]), _between(back[:, None] * lengths[None])
-
-
-def all_links(partition: Partition, t: Tensors) -> Links:
-    """The bytes of each link where every rank is sent everything."""
-    row = t.key_bytes(t.key_heads) + t.query_bytes(t.heads)
-    sent = np.array(partition.lengths, np.int64) * row
-    every = np.repeat(sent[:, None], partition.ranks, axis=1)
-    return _between(every), np.zeros_like(every)

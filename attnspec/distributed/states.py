@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from attnspec.backends.common.merging import LOWEST, in_one_frame
-from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.kernels import kernel_of
 from attnspec.distributed.collectives import Mesh, tied, travel
@@ -38,7 +37,7 @@ class StatesHere:
         heads, key_heads = plan.tensors.heads, plan.tensors.key_heads
         works = engine.binder.works(layer, heads, plan.n, plan.n)
         kernels = ((kernel_of(*each, device), *each) for each in works)
-        self.ready = apart(lambda: engine.together(kernels, heads, key_heads, device))
+        self.ready = engine.together(kernels, heads, key_heads, device)
 
     def run(self, request: Request) -> tuple[torch.Tensor, None]:
         """The output of own positions; log-sum-exps do not travel with sums of features."""
@@ -80,17 +79,18 @@ class StatesHere:
         mine = deals[mesh.rank]
         sent = [{"sums": lines[d.start : d.stop], "base": base} for d in deals]
         shape = {"sums": (len(mine), width), "base": (rows,)}
-        came = travel(mesh, sent, [shape] * mesh.ranks, sums.dtype, tie).ready()
+        _, arrived = travel(mesh, sent, [shape] * mesh.ranks, sums.dtype, tie)
+        came = arrived()
         parts, bases = (torch.stack([each[name] for each in came]) for name in shape)
         row = torch.arange(mine.start, mine.stop, device=sums.device) // features
         if left is None:
             bases = bases.detach()
         ready = merged(parts, bases, row, causal, left is not None)
         shapes = [{"sums": (len(d), width)} for d in deals]
-        onward = travel(mesh, [{"sums": found} for found, _ in ready], shapes, sums.dtype)
-        found = torch.cat([share["sums"] for share in onward.ready()])
+        flat, arrived = travel(mesh, [{"sums": found} for found, _ in ready], shapes, sums.dtype)
+        found = torch.cat([share["sums"] for share in arrived()])
         frame = None if own.base is None else ready[mesh.rank][1].view(own.base.shape)
-        return State(found.view(own.sums.shape), frame), onward.flat
+        return State(found.view(own.sums.shape), frame), flat
 
 
 def merged(

@@ -203,6 +203,12 @@ class Work:
         return any(isinstance(change, Alibi | Bias) for change in self.changes)
 
     @property
+    def pair_inputs(self) -> tuple[str, ...]:
+        """The inputs with a number of each pair that score changes read."""
+        each = (change.reads for change in self.changes if isinstance(change, Expression))
+        return tuple(dict.fromkeys(name for names in each for name in names))
+
+    @property
     def has_expression(self) -> bool:
         """Whether scores are changed by an expression of the spec."""
         return any(isinstance(change, Expression) for change in self.changes)

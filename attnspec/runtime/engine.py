@@ -45,7 +45,6 @@ from attnspec.lower.work import (
     BackendError,
     Bias,
     Call,
-    Expression,
     Joining,
     Kernel,
     Mergeable,
@@ -141,7 +140,7 @@ class Engine:
             require_log_sum_exps(self.program, layer)
         if 0 in (q.shape[0], q.shape[2], k.shape[2]):
             extents_of(self.program, k.shape[2])
-            return _nothing(q, k, v)
+            return nothing(q, k, v)
         if prepared is None:
             sizes = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
             prepared = self.prepare(layer, *sizes, str(q.device), start)
@@ -304,7 +303,7 @@ class Engine:
     def tables_of(self, work: Work) -> tuple[tuple[str, str], ...]:
         """What a kernel of the work calls its tables, with the names of the parameters."""
         biases = [(x.table, x.table) for x in work.changes if isinstance(x, Bias)]
-        biases += [(y, y) for x in work.changes if isinstance(x, Expression) for y in x.reads]
+        biases += [(name, name) for name in work.pair_inputs]
         if work.mechanism is None:
             return tuple(biases)
         name, parts = work.mechanism.name, work.mechanism.parts()
@@ -457,7 +456,7 @@ def _unknown(out: torch.Tensor) -> torch.Tensor:
     return out.new_zeros(out.shape[:3], dtype=torch.promote_types(out.dtype, torch.float32))
 
 
-def _nothing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Outputs:
+def nothing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Outputs:
     """Zeros [B, H, n_q, d_v] that depend on q, k and v as far as autograd is concerned, and
     log-sum-exps of nothing."""
     every = torch.ones((), dtype=torch.bool, device=q.device)

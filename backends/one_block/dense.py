@@ -21,7 +21,7 @@ from attnspec.backends.common.score_formula import Blocks, Formula, scale_of
 from attnspec.backends.common.torch_modes import unseen
 from attnspec.backends.decided.choice import mean_of, rounds_of
 from attnspec.backends.one_block.row_keys import row_keys
-from attnspec.lower.work import Call, Expression, Work
+from attnspec.lower.work import Call, Work
 
 
 class DenseKernel(ByKeyHead):
@@ -124,18 +124,20 @@ class DenseKernel(ByKeyHead):
         rows, heads = q.shape[3], q.shape[1:3]
         queries, keys = (torch.from_numpy(x).to(q.device) for x in self.work.positions)
         values = {"q": queries[:, None], "k": keys}
+        last = slice(-rows, None), slice(None)
         for name, x in call.data.items():
             if isinstance(name, str) and x.dim() < 4:
                 per_sample = x.reshape(len(x), 1, 1, 1, -1)
-                # of a length the one number, of positions those of the last queries
+                # of a length the one number; of positions those of the last queries and all keys,
+                # or where the work says that these stand
+                at = (queries, keys) if self.work.standing and x.dim() == 2 else last
                 values[f"{name}()"] = per_sample[..., None]
-                values[f"{name}(q)"] = per_sample[..., -rows:, None]
-                values[f"{name}(k)"] = per_sample[..., None, :]
-        for change in self.work.changes:
-            for name in change.reads if isinstance(change, Expression) else ():
-                table = call.tables[name].transpose(0, 1)
-                shape = heads if table.shape[1] > 1 else (1, 1)
-                values[f"{name}(q, k)"] = table.reshape(-1, *shape, 1, *table.shape[2:])
+                values[f"{name}(q)"] = per_sample[..., at[0], None]
+                values[f"{name}(k)"] = per_sample[..., None, at[1]]
+        for name in self.work.pair_inputs:
+            table = call.tables[name].transpose(0, 1)
+            shape = heads if table.shape[1] > 1 else (1, 1)
+            values[f"{name}(q, k)"] = table.reshape(-1, *shape, 1, *table.shape[2:])
         return values
 
 

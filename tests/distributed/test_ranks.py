@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,15 +23,13 @@ from attnspec.distributed import LostRank, Partition, parallelize
 # the processes that the tests share start once
 pytestmark = pytest.mark.xdist_group("ranks")
 
-NAMES = [
-    name
-    for name, spec in population().items()
-    if not any(entry.kind == "pairs" for entry in spec.program.inputs)
-]
-"""Specs that run over ranks: an input of kind `pairs` is refused."""
+NAMES = [*population()]
 PARTITIONS = "", "head_tail", "residue", "uneven", "contiguous"
 SHAPES = "plain", "grouped", "left", "right", "holes", "wide", "strided"
 TYPES = torch.float64, torch.float64, torch.float32, torch.bfloat16, torch.float16
+
+
+KIND = torch.float64
 
 
 def shards_of(name: str) -> Shards:
@@ -67,6 +64,7 @@ FOUR = "causal heads 4 "
 CHOSEN = "heads 4 input x: choices(size = 4) "
 SCORED = "heads 4 causal input s: scores(size = 4) attend topk(blocks = 3, size = 4, score = s"
 WINDOW = "attend window(radius = 5) | global(first(3))"
+NEAR = "heads 4 input near: pairs "
 
 MORE = [
     # shards that are empty, or have a single position
@@ -112,6 +110,40 @@ MORE = [
         " head 2 { attend window(radius = 2) } head 3 { attend window(radius = 3) + linear() }",
         130,
         4,
+    ),
+    # scores that read where a rank's positions stand, and what inputs say of them
+    *(
+        Shards(f"{WINDOW} score s + k / n + log(1 + q % 4 * k)", 65, 3, each)
+        for each in ("contiguous", "head_tail")
+    ),
+    *(
+        Shards(
+            "input t: numbers input p: length attend window(radius = 9)"
+            " score s - abs(t(q) - t(k)) / 9 + log(0.5 + (k < p))",
+            65,
+            4,
+            each,
+        )
+        for each in ("contiguous", "uneven")
+    ),
+    # a number of each pair: own rows, beside graphs whose queries travel, and rows that all need
+    *(
+        Shards(f"{NEAR}{body}", 65, 4, partition, shape, dtype)
+        for body, partition, shape, dtype in (
+            (f"{WINDOW} score tanh(s) * near(q, k) score alibi()", "", "left", torch.float64),
+            (f"causal {WINDOW} score s + near(q, k)", "uneven", "plain", torch.bfloat16),
+            ("attend full score s + near(q, k) normalize sigmoid", "residue", "grouped", KIND),
+            ("attend full score s + near(q, k) normalize softmax1", "head_tail", "grouped", KIND),
+            (
+                "head 0..1 { attend full score s + near(q, k) }"
+                " head 2..3 { attend global(first(2)) }",
+                "contiguous",
+                "grouped",
+                KIND,
+            ),
+            ("attend topk(keys = 5) score s + near(q, k)", "", "grouped", KIND),
+            ("attend topk(keys = 5, share = all) score s + near(q, k)", "uneven", "plain", KIND),
+        )
     ),
     # what is learned of positions
     Shards("heads 4 attend linformer(rank = 3, max_length = 80)", 70, 2),
@@ -295,6 +327,16 @@ def test_what_one_rank_is_refused_all_are() -> None:
 def test_shards_of_other_lengths_and_sums_without_log_sum_exps_are_refused() -> None:
     for said in each_says(Asked(), Asked(rows=4)):
         assert "has the lengths [4, 4, 4, 1], got [3, 3, 4, 3]" in said
+    # a number for each of the twelve keys of four ranks
+    near = [torch.ones(2, heads, 3, keys) for heads, keys in ((2, 12), (1, 12), (2, 11))]
+    right, shared, short = (
+        Asked("input x: pairs attend full score s + x(q, k)", inputs={"x": x}) for x in near
+    )
+    assert each_says(right, right) == each_says(shared, shared) == [""] * 4
+    for said in each_says(right, shared):
+        assert said.startswith("the number of heads of the input `x` must be the same on every")
+    for said in each_says(short, short):
+        assert "`x` must have a number for each of the 12 keys, got [2, 2, 3, 11]" in said
     asked = Asked("causal attend linear()", rows=300, more={"return_lse": True})
     for said in each_says(asked, asked):
         assert "come without log-sum-exps over several devices" in said
@@ -485,9 +527,3 @@ def test_numbers_and_inputs_are_looked_at_as_in_one_process(alone: DeviceMesh) -
         assert attention(x, x, x).isfinite().all()
         with pytest.raises(ValueError, match="v must be finite, got inf at sample 0, head 0, pos"):
             attention(x, x, wrong)
-
-
-def test_numbers_of_each_pair_are_refused() -> None:
-    spec = population()["score of pairs"]
-    with pytest.raises(ValueError, match="`near` has a number of each pair"):
-        parallelize(spec.compile(), SimpleNamespace(ndim=1))
