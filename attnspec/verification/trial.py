@@ -97,7 +97,7 @@ class Trial:
                 backend=name,
                 run=run,
                 rows=self.rows,
-                learned=engine.tables_of(work),
+                learned=tuple(x for x in engine.tables_of(work) if x[1] not in engine.pairs),
                 known=known,
                 seconds=seconds,
                 tables=held if isinstance(held, Tables) else None,
