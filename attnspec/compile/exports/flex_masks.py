@@ -20,6 +20,7 @@ from attnspec.compile.exports.block_rows import cover_of, masks_of
 from attnspec.compile.standalone.graphs import graph_module
 from attnspec.compile.standalone.page import StandaloneError
 from attnspec.graphs.patterns import BY_NAME
+from attnspec.graphs.predicates.inputs import inputs_read
 from attnspec.graphs.relation import FULL, SOME, Relation
 from attnspec.graphs.stack import Stack
 from attnspec.ir.api_checks import index_of, length_of
@@ -99,10 +100,29 @@ class FlexMask:
         space = self._weighing
         if not first.scores:
             return None
+        asked = {name for x in first.scores for _, value in x.arguments for name in symbols(value)}
+        if self.n is None and asked & {"n", QUERIES}:
+            raise ValueError(
+                f"the scores of `{self.program.name}` depend on n: `to_flex(n)` says of which"
+            )
+        missing = [x.name for x in self.weighed.inputs if x.name not in self.inputs]
+        if missing:
+            raise self._no_score_mod(f"they read the inputs {', '.join(missing)}: pass `inputs=`")
+        sides = Crossing(1, 1) if self.n is None else self._sides(self.n, self.m)
 
-        one = torch.empty(1, self.heads, 1, 0)
-        found: ScoreMod = space["score_mod_of"](one, one, {})
-        return found
+        def of_kind(kind: torch.dtype) -> ScoreMod:
+            q, k = (
+                torch.empty(1, self.heads, count, 0, dtype=kind, device=self.device)
+                for count in (sides.queries, sides.keys)
+            )
+            return cast(ScoreMod, space["score_mod_of"](q, k, self.layer, self.inputs, {}))
+
+        usual, exact = of_kind(torch.float32), of_kind(torch.float64)
+
+        def score_mod(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+            return (exact if score.dtype == torch.float64 else usual)(score, b, h, q, k)
+
+        return score_mod
 
     def scale(self, size: int) -> float:
         """The factor of the scores for heads of a size, before they are changed. Raises
@@ -120,7 +140,7 @@ class FlexMask:
         """The names of the file that says how pairs are weighed, of all positions."""
         attends = tuple(replace(x, graph=Leaf("full", ())) for x in self.weighed.attends)
         try:
-            return _executed(replace(self.weighed, attends=attends, inputs=()))
+            return _executed(replace(self.weighed, attends=attends))
         except StandaloneError as error:
             raise self._no_score_mod(str(error)) from None
 
@@ -172,7 +192,8 @@ class FlexMask:
         """The relation of each sample and head."""
         program = replace(self.program, crossing=sides) if self.program.cross else self.program
         for sample in range(self._blocks(sides)[0]):
-            own = {name: tensor[sample].cpu().numpy() for name, tensor in self.inputs.items()}
+            read = {entry.name: self.inputs[entry.name] for entry in self.program.inputs}
+            own = {name: tensor[sample].cpu().numpy() for name, tensor in read.items()}
             stack = Stack(program, own)
             for head in range(self.heads):
                 yield sample, head, stack.relation(sides.length, self.layer, head)
@@ -237,10 +258,10 @@ def flex_mask(
         raise ValueError(f"m queries read a number of keys, got m = {m} alone: `to_flex(n, m=m)`")
     weighed, graphs = _graphs_alone(program, layer)
     declared = {entry.name for entry in program.inputs}
-    kinds = {entry.name: entry.kind for entry in graphs.inputs}
-    if not kinds.keys() <= (inputs or {}).keys() <= declared:
+    kinds, needed = ({x.name: x.kind for x in each.inputs} for each in (weighed, graphs))
+    if not needed.keys() <= (inputs or {}).keys() <= declared:
         raise AttnSpecError(
-            f"`{program.name}` needs its inputs {', '.join(sorted(kinds)) or 'none'}, got"
+            f"`{program.name}` needs its inputs {', '.join(sorted(needed)) or 'none'}, got"
             f" {', '.join(sorted(inputs or {})) or 'none'}"
         )
     given = {
@@ -261,9 +282,9 @@ def flex_mask(
 def _batched(name: str, kind: str, value: Any) -> torch.Tensor:
     """An input of a batch, [B, n] or, of a length, [B]; one sample is a batch of one."""
     tensor = torch.as_tensor(value)
-    own = 0 if kind == "length" else 1
+    own = {"length": 0, "pairs": 3}.get(kind, 1)
     if tensor.dim() not in (own, own + 1):
-        shape = "[B]" if kind == "length" else "[B, n]"
+        shape = {0: "[B]", 1: "[B, n]", 3: "[B, H or 1, n_q, n]"}[own]
         raise AttnSpecError(f"`{name}` must be {shape}, or one sample, got {list(tensor.shape)}")
     if kind == "length":
         # no position lies before one below 0
@@ -292,11 +313,18 @@ def _graphs_alone(program: Program, layer: int) -> tuple[Program, Program]:
     if any(attend.graph is None or attend.mechanism is not None for attend in attends):
         raise AttnSpecError(f"layer {layer} of `{program.name}` computes a mechanism, no mask")
     read = {name for attend in attends if attend.graph for name in inputs_of(attend.graph)}
+    scored = {
+        name
+        for attend in attends
+        for score in attend.scores
+        for _, value in score.arguments
+        for name in inputs_read(value)
+    }
     found = replace(
         program,
         attends=attends,
         slots=(tuple(map(kept.index, row)),) * len(program.slots),
-        inputs=tuple(entry for entry in program.inputs if entry.name in read),
+        inputs=tuple(entry for entry in program.inputs if entry.name in read | scored),
         claims=(),
     )
     for leaf in decided_leaves(found):
@@ -305,7 +333,8 @@ def _graphs_alone(program: Program, layer: int) -> tuple[Program, Program]:
             " call; `module.pairs(q, k)` gives them"
         )
     graphs = tuple(Attend(attend.graph, span=attend.span) for attend in attends)
-    return found, replace(found, attends=graphs)
+    inputs = tuple(entry for entry in found.inputs if entry.name in read)
+    return found, replace(found, attends=graphs, inputs=inputs)
 
 
 def _listed(held: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:

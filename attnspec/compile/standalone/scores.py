@@ -1,0 +1,200 @@
+"""What a file does to scores: their factor, and what they become, as FlexAttention takes it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from attnspec.backends.common.score_formula import thresholds
+from attnspec.compile.standalone.expressions import Expression, Operand, call, lines, tensor_of
+from attnspec.compile.standalone.formulas import number_of, said
+from attnspec.compile.standalone.page import Page, StandaloneError, argument_of, page_of
+from attnspec.graphs.predicates.inputs import READ, inputs_read, pair_reading, reading
+from attnspec.ir.crossing import QUERIES
+from attnspec.ir.program import EXPRESSION, Attend, Program, Score
+from attnspec.ir.scalars import SCORE, Apply, Scalar, Symbol, fold, symbols
+from attnspec.lower.lower import bias_tables
+from attnspec.lower.work import Expression as Change
+from attnspec.lower.work import alibi_slopes
+
+REALS = ".to(score.dtype)"
+"""The method by which what a score reads becomes real."""
+
+_S, _CAP, _SLOPE, _BIAS = map(Symbol, (SCORE, "cap", "slope", "bias"))
+_DISTANCE = Apply("abs", (Apply("-", (Symbol("q"), Symbol("k"))),))
+
+NAMED: dict[str, Scalar] = {
+    "softcap": Apply("*", (_CAP, Apply("tanh", (Apply("/", (_S, _CAP)),)))),
+    "alibi": Apply("-", (_S, Apply("*", (_SLOPE, _DISTANCE)))),
+    "bias": Apply("+", (_S, _BIAS)),
+}
+"""What scores become by the changes that have names."""
+
+
+@dataclass
+class Scores:
+    """The text of a function that changes scores, its settings, whether all that it does is to add
+    something finite, and whether all that it gives is finite."""
+
+    text: str
+    settings: dict[str, object] = field(default_factory=dict)
+    adds: bool = True
+    finite: bool = True
+
+
+def scores_of(program: Program, attend: Attend) -> Scores:
+    """What the scores of an attend become; raises StandaloneError for what no short file says."""
+    page, found = page_of(program, program.inputs, REALS), Scores("")
+    tables = bias_tables(program)
+    before: list[str] = []
+    statements: list[str] = []
+    read: dict[str, None] = {}
+    for place, score in enumerate(attend.scores):
+        value = _expression(score, program)
+        known = len(page.sizes)
+        values = _values(program, page)
+        read |= dict.fromkeys(inputs_read(value))
+        if score.name == "alibi":
+            values[_SLOPE.name] = _slope(score, program, page)
+        if score.name == "bias":
+            table = tables[place, score]
+            before.append(f'{table} = bias_of(learned["{table}"], STEPS{table[4:]}, q, n)')
+            values[_BIAS.name] = Expression(f"{table}[h, q - k + n - 1]", "score", REALS)
+            found.settings |= _buckets(program, score, table, found.settings)
+        change = said(value, values, page)
+        statements += [f"{size} = {text}" for size, text in [*page.sizes.items()][known:]]
+        statements.append(f"score = {_of_score(change, value, page)}")
+        kind = Change(value)
+        found.adds &= kind.adds
+        found.finite &= kind.adds or score.name == "softcap"
+    lists = (f"{name} = {made}" for name, made in page.lists.items())
+    before = [*_inputs(program, read), *lists, *before]
+    found.text = _function(program, before, statements)
+    return found
+
+
+def _expression(score: Score, program: Program) -> Scalar:
+    """What a score becomes, as an expression of the score and the pair."""
+    arguments = dict(score.arguments)
+    value = arguments["value"] if score.name == EXPRESSION else fold(NAMED[score.name], arguments)
+    known = {"layers": program.layers or 1, "heads": program.heads}
+    return fold(value, {name: count for name, count in known.items() if count is not None})
+
+
+def _values(program: Program, page: Page) -> dict[str, Operand]:
+    """What stands for the score, positions and inputs."""
+    found = {SCORE: Expression("score", "score", REALS), "q": page.position("q")}
+    found["k"] = page.position("k")
+    row = "q" if program.cross else "row"
+    for entry in program.inputs:
+        name, kind = argument_of(entry), "int" if entry.kind == "ids" else "number"
+        for side in "qk" if entry.kind in READ else "":
+            found[reading(entry.name, side).name] = Expression(f"{name}[b, {side}]", kind, REALS)
+        if entry.kind == "length":
+            found[reading(entry.name, "").name] = Expression(f"{name}[b]", "int", REALS, low=0)
+        if entry.kind == "pairs":
+            shown = Expression(f"{name}[b, h, {row}, k]", "score", REALS)
+            found[pair_reading(entry.name).name] = shown
+    return found
+
+
+def _slope(score: Score, program: Program, page: Page) -> Expression:
+    """The slope of a head."""
+    slopes = score.slopes or (alibi_slopes(program.heads) if program.heads else ())
+    if slopes:
+        return page.listed(repr(slopes), page.symbol("head"), "real", "slopes")
+    return page.made("slopes", "slopes_of(q)", page.symbol("head"), "real")
+
+
+def _of_score(change: Operand, value: Scalar, page: Page) -> str:
+    """What is assigned: one number for each pair, not a number where a list is read outside."""
+    if not tensor_of(change):
+        return call("torch.full_like", Expression("score"), change).text
+    if SCORE not in symbols(value) or change.kind in ("int", "bool"):
+        change = Expression("torch.zeros_like(score)", "score", REALS) + change
+    for inside in page.inside:
+        change = call("torch.where", inside, change, Expression("torch.nan"), kind="score")
+    page.inside.clear()
+    return str(change.text)
+
+
+def _inputs(program: Program, read: dict[str, None]) -> list[str]:
+    """The statements that make numbers of inputs."""
+    found = []
+    for entry in program.inputs:
+        if entry.name not in read:
+            continue
+        made = f'numbers("{entry.name}", x, kind)'
+        if entry.kind == "pairs":
+            made = f'x["{entry.name}"].to(kind).expand(-1, q.shape[1], -1, -1)'
+        found.append(f"{argument_of(entry)} = {made}")
+    return found
+
+
+def _function(program: Program, before: list[str], statements: list[str]) -> str:
+    """The text of `score_mod_of`."""
+    inner, outer = "\n".join(statements), "\n".join(before)
+    if not program.cross and re.search(r"\bq\b", inner):
+        # positions of queries are counted from the last ones, rows of an input from the first
+        row = "row, q = q, " if "row" in inner else "q = "
+        statements = [f"{row}q + (n - n_q)", *statements]
+    else:
+        statements = [re.sub(r"\brow\b", "q", each) for each in statements]
+    inner = "\n".join([*statements, outer])
+    if re.search(r"\bkind\b", outer):
+        before = ["kind = torch.promote_types(q.dtype, torch.float32)", *before]
+    if re.search(r"\b(n|m)\b", inner):
+        rows = "m" if program.cross else "n_q"
+        rows = f"{rows}, n = q.shape[2], k.shape[2]"
+        before = [rows if re.search(r"\b(n_q|m)\b", inner) else "n = k.shape[2]", *before]
+    return "\n".join(
+        [
+            "def score_mod_of(q, k, layer, x, learned):",
+            '    """What changes the score of query q and key k in head h."""',
+            *(line for each in before for line in _assigned(each, 4)),
+            "",
+            "    def score_mod(score, b, h, q, k):",
+            *(line for each in statements for line in _assigned(each, 8)),
+            "        return score",
+            "",
+            "    return score_mod",
+        ]
+    )
+
+
+def _assigned(statement: str, indent: int) -> list[str]:
+    name, _, value = statement.partition(" = ")
+    return lines(value, f"{name} = ", indent)
+
+
+def _buckets(
+    program: Program, score: Score, table: str, settings: dict[str, object]
+) -> dict[str, object]:
+    """The settings of a learned table of distances."""
+    arguments = dict(score.arguments)
+    if any(isinstance(value, Symbol | Apply) for value in arguments.values()):
+        raise StandaloneError("its learned table depends on n")
+    buckets, distance = int(arguments["buckets"]), int(arguments["max_distance"])  # type: ignore[arg-type]
+    two_sided = not program.causal
+    steps = tuple(thresholds(buckets // 2 if two_sided else buckets, distance))
+    shape = program.layers or 1, program.heads or 1, (len(steps) + 1) * (1 + two_sided)
+    parts: dict[str, object] = settings.get("PARTS", {})  # type: ignore[assignment]
+    return {f"STEPS{table[4:]}": steps, "PARTS": {**parts, table: (shape, "constant", 0.0)}}
+
+
+def scale_of(program: Program, attend: Attend) -> str:
+    """The function that gives the factor of scores."""
+    scale, text = attend.scale, "1 / math.sqrt(size)"
+    if isinstance(scale, Symbol | Apply):
+        if QUERIES in symbols(scale):
+            raise StandaloneError("its scores are weighed by the number of queries")
+        page = page_of(program)
+        text = number_of(scale, page).text
+        if "h" in page.symbols:
+            raise StandaloneError("its scores are weighed by the number of the head")
+    elif scale is not None:
+        text = repr(float(scale))
+    return f'''\
+def scale_of(size, n, layer):
+    """The factor of the scores, for heads of a size."""
+    return {text}'''
