@@ -23,7 +23,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without to
 
 
 @pytest.mark.parametrize(
-    "name", ["full", "softcap", "alibi", "slopes", "scale of n", "documents", "times", "by layer"]
+    "name",
+    [
+        *("full", "softcap", "alibi", "slopes", "scale of n", "documents", "times", "by layer"),
+        *("score of distances", "score of inputs", "score of pairs", "score that hides"),
+    ],
 )
 def test_flex_attention_computes_the_spec(name: str) -> None:
     spec = spec_of(BODIES[name])

@@ -172,8 +172,6 @@ def _buckets(
 ) -> dict[str, object]:
     """The settings of a learned table of distances."""
     arguments = dict(score.arguments)
-    if any(isinstance(value, Symbol | Apply) for value in arguments.values()):
-        raise StandaloneError("its learned table depends on n")
     buckets, distance = int(arguments["buckets"]), int(arguments["max_distance"])  # type: ignore[arg-type]
     two_sided = not program.causal
     steps = tuple(thresholds(buckets // 2 if two_sided else buckets, distance))
