@@ -17,16 +17,17 @@ import numpy as np
 import torch
 
 from attnspec.compile.exports.block_rows import cover_of, masks_of
-from attnspec.compile.standalone.graphs import graph_module
-from attnspec.compile.standalone.page import StandaloneError
+from attnspec.compile.standalone.graphs import mask_text, written_file
+from attnspec.compile.standalone.page import StandaloneError, Text
+from attnspec.compile.standalone.scores import score_text
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.predicates.inputs import inputs_read
 from attnspec.graphs.relation import FULL, SOME, Relation
 from attnspec.graphs.stack import Stack
 from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.crossing import QUERIES, crossed
-from attnspec.ir.program import Attend, Crossing, Leaf, Program, inputs_of, leaves
-from attnspec.ir.scalars import Apply, Symbol, symbols
+from attnspec.ir.program import Attend, Crossing, Program, inputs_of, leaves
+from attnspec.ir.scalars import Apply, Scalar, Symbol, symbols
 from attnspec.limits import LIMITS
 from attnspec.lower.lower import decided_leaves
 from attnspec.text.diagnostics import AttnSpecError
@@ -48,14 +49,13 @@ ScoreMod = Callable[[Any, Any, Any, Any, Any], Any]
 class FlexMask:
     """The pairs of one layer as `flex_attention` takes them.
 
-    `weighed` is the program with what weighs its pairs; `n` is the length, None for a mask of every
+    `program` has the layer's graphs in every layer; `n` is the length, None for a mask of every
     length, and `m` that of the queries where these are another sequence, n if it is None; `heads`
-    how many heads are told apart; `inputs` has the run-time inputs as tensors, [B, n] or, of a
+    how many heads are distinguished; `inputs` has the run-time inputs as tensors, [B, n] or, of a
     length, [B].
     """
 
     program: Program
-    weighed: Program
     layer: int
     n: int | None
     heads: int
@@ -92,7 +92,7 @@ class FlexMask:
         Raises AttnSpecError where a table is learned, where heads weigh scores in different ways,
         and where weights are not softmax, which is all that FlexAttention knows.
         """
-        first = self.weighed.attends[0]
+        first = self.program.attends[0]
         if first.normalize != "softmax":
             raise self._no_score_mod(f"`normalize {first.normalize}` is not a softmax")
         if any(score.name == "bias" for score in first.scores):
@@ -100,12 +100,12 @@ class FlexMask:
         space = self._weighing
         if not first.scores:
             return None
-        asked = {name for x in first.scores for _, value in x.arguments for name in symbols(value)}
+        asked = {name for value in numbers_in(first) for name in symbols(value)}
         if self.n is None and asked & {"n", QUERIES}:
             raise ValueError(
                 f"the scores of `{self.program.name}` depend on n: `to_flex(n)` says of which"
             )
-        missing = [x.name for x in self.weighed.inputs if x.name not in self.inputs]
+        missing = [x.name for x in self.program.inputs if x.name not in self.inputs]
         if missing:
             raise self._no_score_mod(f"they read the inputs {', '.join(missing)}: pass `inputs=`")
         sides = Crossing(1, 1) if self.n is None else self._sides(self.n, self.m)
@@ -128,7 +128,7 @@ class FlexMask:
         """The factor of the scores for heads of a size, before they are changed. Raises
         AttnSpecError where heads have several, ValueError where it depends on n and no n was
         given."""
-        scale = self.weighed.attends[0].scale
+        scale = self.program.attends[0].scale
         if self.n is None and isinstance(scale, Symbol | Apply) and "n" in symbols(scale):
             raise ValueError(
                 f"the scale of `{self.program.name}` depends on n: `to_flex(n)` says of which"
@@ -137,12 +137,26 @@ class FlexMask:
 
     @cached_property
     def _weighing(self) -> dict[str, Any]:
-        """The names of the file that says how pairs are weighed, of all positions."""
-        attends = tuple(replace(x, graph=Leaf("full", ())) for x in self.weighed.attends)
+        """The functions that change scores."""
         try:
-            return _executed(replace(self.weighed, attends=attends))
+            return self._executed(score_text(self.program))
         except StandaloneError as error:
             raise self._no_score_mod(str(error)) from None
+
+    @cached_property
+    def _source(self) -> dict[str, Any] | None:
+        """The functions that say the mask; None where no formula does."""
+        try:
+            return self._executed(mask_text(self.program))
+        except StandaloneError:
+            return None
+
+    def _executed(self, text: Text) -> dict[str, Any]:
+        """The names of the file of some functions, and its text."""
+        file = written_file(self.program, text, tuple(text.functions))
+        space: dict[str, Any] = {"text": file}
+        exec(compile(file, f"mask of {self.program.name}", "exec"), space)
+        return space
 
     def _no_score_mod(self, why: str) -> AttnSpecError:
         return AttnSpecError(f"the scores of `{self.program.name}` have no function: {why}")
@@ -192,19 +206,10 @@ class FlexMask:
         """The relation of each sample and head."""
         program = replace(self.program, crossing=sides) if self.program.cross else self.program
         for sample in range(self._blocks(sides)[0]):
-            read = {entry.name: self.inputs[entry.name] for entry in self.program.inputs}
-            own = {name: tensor[sample].cpu().numpy() for name, tensor in read.items()}
+            own = {name: tensor[sample].cpu().numpy() for name, tensor in self.inputs.items()}
             stack = Stack(program, own)
             for head in range(self.heads):
                 yield sample, head, stack.relation(sides.length, self.layer, head)
-
-    @cached_property
-    def _source(self) -> dict[str, Any] | None:
-        """The names of the file that says the mask; None where no formula does."""
-        try:
-            return _executed(self.program)
-        except StandaloneError:
-            return None
 
     @cached_property
     def _reads_length(self) -> bool:
@@ -256,10 +261,11 @@ def flex_mask(
     """
     if m is not None and n is None:
         raise ValueError(f"m queries read a number of keys, got m = {m} alone: `to_flex(n, m=m)`")
-    weighed, graphs = _graphs_alone(program, layer)
+    single = _of_layer(program, layer)
     declared = {entry.name for entry in program.inputs}
-    kinds, needed = ({x.name: x.kind for x in each.inputs} for each in (weighed, graphs))
-    if not needed.keys() <= (inputs or {}).keys() <= declared:
+    kinds = {entry.name: entry.kind for entry in single.inputs}
+    needed = {x for each in single.attends if each.graph for x in inputs_of(each.graph)}
+    if not needed <= (inputs or {}).keys() <= declared:
         raise AttnSpecError(
             f"`{program.name}` needs its inputs {', '.join(sorted(needed)) or 'none'}, got"
             f" {', '.join(sorted(inputs or {})) or 'none'}"
@@ -272,7 +278,7 @@ def flex_mask(
     if program.heads is not None and heads not in (None, program.heads):
         raise AttnSpecError(f"`{program.name}` has {program.heads} heads, got heads = {heads}")
     count, length = program.heads or heads or 1, None if n is None else length_of(n)
-    found = FlexMask(graphs, weighed, layer, length, count, given, torch.device(device), m)
+    found = FlexMask(single, layer, length, count, given, torch.device(device), m)
     if length is not None:
         # raises where the spec has no such lengths
         found._sides(length, m)
@@ -292,18 +298,8 @@ def _batched(name: str, kind: str, value: Any) -> torch.Tensor:
     return tensor[None] if tensor.dim() == own else tensor
 
 
-def _executed(program: Program) -> dict[str, Any]:
-    """The names of the file of a program, and its text; raises StandaloneError where none says
-    it."""
-    text = graph_module(program, "Mask")
-    space: dict[str, Any] = {"text": text}
-    exec(compile(text, f"mask of {program.name}", "exec"), space)
-    return space
-
-
-def _graphs_alone(program: Program, layer: int) -> tuple[Program, Program]:
-    """The program with one layer's graphs in every layer, and the same with nothing that weighs
-    pairs."""
+def _of_layer(program: Program, layer: int) -> Program:
+    """The program with one layer's graphs in every layer, and the inputs that it reads."""
     layer = index_of("layer", layer)
     if not 0 <= layer < (program.layers or layer + 1):
         raise AttnSpecError(f"`layer` must be between 0 and {program.layer_count - 1}, got {layer}")
@@ -313,18 +309,14 @@ def _graphs_alone(program: Program, layer: int) -> tuple[Program, Program]:
     if any(attend.graph is None or attend.mechanism is not None for attend in attends):
         raise AttnSpecError(f"layer {layer} of `{program.name}` computes a mechanism, no mask")
     read = {name for attend in attends if attend.graph for name in inputs_of(attend.graph)}
-    scored = {
-        name
-        for attend in attends
-        for score in attend.scores
-        for _, value in score.arguments
-        for name in inputs_read(value)
+    read |= {
+        name for attend in attends for value in numbers_in(attend) for name in inputs_read(value)
     }
     found = replace(
         program,
         attends=attends,
         slots=(tuple(map(kept.index, row)),) * len(program.slots),
-        inputs=tuple(entry for entry in program.inputs if entry.name in read | scored),
+        inputs=tuple(entry for entry in program.inputs if entry.name in read),
         claims=(),
     )
     for leaf in decided_leaves(found):
@@ -332,9 +324,12 @@ def _graphs_alone(program: Program, layer: int) -> tuple[Program, Program]:
             f"the pairs of `{leaf.pattern}` in `{program.name}` are decided by the tensors of a"
             " call; `module.pairs(q, k)` gives them"
         )
-    graphs = tuple(Attend(attend.graph, span=attend.span) for attend in attends)
-    inputs = tuple(entry for entry in found.inputs if entry.name in read)
-    return found, replace(found, attends=graphs, inputs=inputs)
+    return found
+
+
+def numbers_in(attend: Attend) -> list[Scalar]:
+    """The numbers that the scores of an attend are changed by."""
+    return [value for score in attend.scores for _, value in score.arguments]
 
 
 def _listed(held: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:

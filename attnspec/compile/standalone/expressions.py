@@ -49,9 +49,10 @@ class Expression:
     """A text of Python, whose outermost operator binds as `level` says.
 
     `kind` is "int", "real", "score" or "bool", or "number" for what an input says, which a call
-    makes whole or real and may be no number at all; `tensor` is empty for a number of Python, and of
-    a tensor the method by which it becomes one of reals. `low` and `high` bound its values; a position is `below` the name of a length.
-    `opposite` is what it denies, `difference` are its two sides where it is one.
+    makes whole or real and may be no number at all; `tensor` is empty for a number of Python, and
+    of a tensor the method by which it becomes one of reals. `low` and `high` bound its values; a
+    position is `below` the name of a length. `opposite` is what it denies, `difference` are its two
+    sides where it is one.
     """
 
     text: str

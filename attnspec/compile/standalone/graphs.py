@@ -5,18 +5,17 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple, cast
 
 from attnspec.backends.factored import text_of_draws
 from attnspec.compile.standalone.expressions import lines
 from attnspec.compile.standalone.formulas import formula_of
 from attnspec.compile.standalone.lifting import file_of
-from attnspec.compile.standalone.page import Page, StandaloneError, argument_of, page_of
-from attnspec.compile.standalone.scores import scale_of, scores_of
+from attnspec.compile.standalone.page import Page, StandaloneError, Text, argument_of, page_of
+from attnspec.compile.standalone.scores import score_text
 from attnspec.compile.standalone.sources import graph, module
 from attnspec.ir.crossing import QUERIES
-from attnspec.ir.program import Attend, Program, Term, inputs_of
+from attnspec.ir.program import Program, Term, inputs_of
 from attnspec.limits import LIMITS
 from attnspec.lower.lower import pair_inputs
 
@@ -29,49 +28,40 @@ def graph_module(program: Program, class_name: str, refusal: str = "") -> str:
 
     Raises StandaloneError for what cannot be said.
     """
-    attend = _common(program)
-    pages, cases = _masks(program)
-    scores = scores_of(program, attend)
-    of_mask = {x.name for page in pages for x in page.inputs}
-    settings: dict[str, object] = {
-        "HEADS": program.heads,
-        "LAYERS": program.layers,
-        "INPUTS": {x.name: (x.kind, x.at_most) for x in program.inputs},
-        "SLOTS": program.slots,
-        "NUMBERS": dict(sorted(each for case in cases for each in case.numbers)),
-        "CROSS": program.cross,
-        "REFUSED": bool(refusal),
-        "CHANGED": bool(attend.scores),
-        "FUSED": attend.normalize == "softmax" and scores.adds,
-        "FINITE": scores.finite,
-        "NORMALIZE": attend.normalize,
-        "SCORED": tuple(x.name for x in program.inputs if x.name not in of_mask),
-        "PAIRS": bool(pair_inputs(program)),
-        "TWO_SIDED": not program.causal,
-        **{"PARTS": {}, "SIZED": False, "DRAWN": False},
-        **scores.settings,
-    }
-    written = {
-        "mask": _mask(program, pages, cases),
-        "mask_mod_of": _mask_mod(program, pages),
-        "scale_of": scale_of(program, attend),
-        "score_mod_of": scores.text,
-    }
-    names = {"Attention": class_name, "weigh": attend.normalize, "exportable(k)": refusal}
-    names |= module.TWO_SEQUENCES if program.cross else {}
-    roots = "mask", "mask_mod_of", "attend", "Attention"
-    return file_of(roots, (text_of_draws, graph, module), written, settings, names)
-
-
-def _common(program: Program) -> Attend:
-    """An attend whose scale, scores and normaliser are those of all."""
-    first = program.attends[0]
-    for other in program.attends:
-        if other.graph is None or other.mechanism is not None:
+    for attend in program.attends:
+        if attend.graph is None or attend.mechanism is not None:
             raise StandaloneError("some heads are graphs and others mechanisms")
-        if replace(other, graph=first.graph) != first:
-            raise StandaloneError("its heads or layers weigh their scores in different ways")
-    return first
+    mask, scores = mask_text(program), score_text(program)
+    names = {"Attention": class_name, "weigh": program.attends[0].normalize}
+    names |= {"exportable(k)": refusal, **(module.TWO_SEQUENCES if program.cross else {})}
+    settings = {**mask.settings, **scores.settings, "REFUSED": bool(refusal)}
+    written = Text({**mask.functions, **scores.functions}, settings, names)
+    return written_file(program, written, ("mask", "mask_mod_of", "attend", "Attention"))
+
+
+def written_file(program: Program, text: Text, roots: Sequence[str]) -> str:
+    """The file of some functions that are written for a program, and of all that they call."""
+    settings: dict[str, object] = {
+        **{"HEADS": program.heads, "LAYERS": program.layers},
+        "INPUTS": {x.name: (x.kind, x.at_most) for x in program.inputs},
+        **{"SLOTS": program.slots, "CROSS": program.cross, "PAIRS": bool(pair_inputs(program))},
+        **{"PARTS": {}, "SIZED": False, "DRAWN": False},
+        **text.settings,
+    }
+    sources = text_of_draws, graph, module
+    return file_of(roots, sources, text.functions, settings, text.names)
+
+
+def mask_text(program: Program) -> Text:
+    """The functions that say which pairs there are."""
+    pages, cases = _masks(program)
+    read = {x.name for page in pages for x in page.inputs}
+    settings = {
+        "NUMBERS": dict(sorted(each for case in cases for each in case.numbers)),
+        "SCORED": tuple(x.name for x in program.inputs if x.name not in read),
+    }
+    functions = {"mask": _mask(program, pages, cases), "mask_mod_of": _mask_mod(program, pages)}
+    return Text(functions, settings)
 
 
 # --- the mask ------------------------------------------------------------------------------------

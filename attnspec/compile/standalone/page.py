@@ -44,6 +44,16 @@ class StandaloneError(AttnSpecError):
     """A spec that no short file says; what is said to its user ends with the way out."""
 
 
+@dataclass(frozen=True)
+class Text:
+    """Functions that are written for a spec, settings of those that they call, and which function
+    of the sources stands for a name."""
+
+    functions: dict[str, str]
+    settings: dict[str, object]
+    names: dict[str, str] = field(default_factory=dict)
+
+
 @dataclass
 class Page:
     """What the formula of a graph needs besides q, k and n.

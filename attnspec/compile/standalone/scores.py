@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from attnspec.backends.common.score_formula import thresholds
 from attnspec.compile.standalone.expressions import Expression, Operand, call, lines, tensor_of
 from attnspec.compile.standalone.formulas import number_of, said
-from attnspec.compile.standalone.page import Page, StandaloneError, argument_of, page_of
+from attnspec.compile.standalone.page import Page, StandaloneError, Text, argument_of, page_of
 from attnspec.graphs.predicates.inputs import READ, inputs_read, pair_reading, reading
 from attnspec.ir.crossing import QUERIES
-from attnspec.ir.program import EXPRESSION, Attend, Program, Score
+from attnspec.ir.program import EXPRESSION, Program, Score
 from attnspec.ir.scalars import SCORE, Apply, Scalar, Symbol, fold, symbols
 from attnspec.lower.lower import bias_tables
 from attnspec.lower.work import Expression as Change
@@ -31,46 +31,45 @@ NAMED: dict[str, Scalar] = {
 """What scores become by the changes that have names."""
 
 
-@dataclass
-class Scores:
-    """The text of a function that changes scores, its settings, whether all that it does is to add
-    something finite, and whether all that it gives is finite."""
+def score_text(program: Program) -> Text:
+    """The functions that give the factor of scores, and what they become.
 
-    text: str
-    settings: dict[str, object] = field(default_factory=dict)
-    adds: bool = True
-    finite: bool = True
-
-
-def scores_of(program: Program, attend: Attend) -> Scores:
-    """What the scores of an attend become; raises StandaloneError for what no short file says."""
-    page, found = page_of(program, program.inputs, REALS), Scores("")
-    tables = bias_tables(program)
+    Raises StandaloneError for what no short file says.
+    """
+    attend = program.attends[0]
+    if any(replace(other, graph=attend.graph) != attend for other in program.attends):
+        raise StandaloneError("its heads or layers weigh their scores in different ways")
+    page, tables = page_of(program, program.inputs, REALS), bias_tables(program)
+    values: dict[str, Operand] = _values(program, page)
     before: list[str] = []
     statements: list[str] = []
     read: dict[str, None] = {}
+    parts: dict[str, object] = {}
+    settings: dict[str, object] = {"TWO_SIDED": not program.causal, "PARTS": parts}
+    adds, finite = attend.normalize == "softmax", True
     for place, score in enumerate(attend.scores):
-        value = _expression(score, program)
-        known = len(page.sizes)
-        values = _values(program, page)
+        known, value = len(page.sizes), _expression(score, program)
         read |= dict.fromkeys(inputs_read(value))
         if score.name == "alibi":
             values[_SLOPE.name] = _slope(score, program, page)
         if score.name == "bias":
-            table = tables[place, score]
-            before.append(f'{table} = bias_of(learned["{table}"], STEPS{table[4:]}, q, n)')
+            table, steps = tables[place, score], f"STEPS{tables[place, score][4:]}"
+            before.append(f'{table} = bias_of(learned["{table}"], {steps}, q, n)')
             values[_BIAS.name] = Expression(f"{table}[h, q - k + n - 1]", "score", REALS)
-            found.settings |= _buckets(program, score, table, found.settings)
+            settings[steps], parts[table] = _buckets(program, score)
         change = said(value, values, page)
         statements += [f"{size} = {text}" for size, text in [*page.sizes.items()][known:]]
         statements.append(f"score = {_of_score(change, value, page)}")
-        kind = Change(value)
-        found.adds &= kind.adds
-        found.finite &= kind.adds or score.name == "softcap"
+        adds &= Change(value).adds
+        finite &= Change(value).adds or score.name == "softcap"
     lists = (f"{name} = {made}" for name, made in page.lists.items())
     before = [*_inputs(program, read), *lists, *before]
-    found.text = _function(program, before, statements)
-    return found
+    functions = {
+        "scale_of": _scale(program),
+        "score_mod_of": _score_mod(program, before, statements),
+    }
+    settings |= {"NORMALIZE": attend.normalize, "CHANGED": bool(attend.scores)}
+    return Text(functions, {**settings, "FUSED": adds, "FINITE": finite})
 
 
 def _expression(score: Score, program: Program) -> Scalar:
@@ -131,7 +130,7 @@ def _inputs(program: Program, read: dict[str, None]) -> list[str]:
     return found
 
 
-def _function(program: Program, before: list[str], statements: list[str]) -> str:
+def _score_mod(program: Program, before: list[str], statements: list[str]) -> str:
     """The text of `score_mod_of`."""
     inner, outer = "\n".join(statements), "\n".join(before)
     if not program.cross and re.search(r"\bq\b", inner):
@@ -167,22 +166,20 @@ def _assigned(statement: str, indent: int) -> list[str]:
     return lines(value, f"{name} = ", indent)
 
 
-def _buckets(
-    program: Program, score: Score, table: str, settings: dict[str, object]
-) -> dict[str, object]:
-    """The settings of a learned table of distances."""
+def _buckets(program: Program, score: Score) -> tuple[object, object]:
+    """The least distances of the buckets of a learned table but the first, and what the table is:
+    its shape and how it starts."""
     arguments = dict(score.arguments)
     buckets, distance = int(arguments["buckets"]), int(arguments["max_distance"])  # type: ignore[arg-type]
     two_sided = not program.causal
     steps = tuple(thresholds(buckets // 2 if two_sided else buckets, distance))
     shape = program.layers or 1, program.heads or 1, (len(steps) + 1) * (1 + two_sided)
-    parts: dict[str, object] = settings.get("PARTS", {})  # type: ignore[assignment]
-    return {f"STEPS{table[4:]}": steps, "PARTS": {**parts, table: (shape, "constant", 0.0)}}
+    return steps, (shape, "constant", 0.0)
 
 
-def scale_of(program: Program, attend: Attend) -> str:
+def _scale(program: Program) -> str:
     """The function that gives the factor of scores."""
-    scale, text = attend.scale, "1 / math.sqrt(size)"
+    scale, text = program.attends[0].scale, "1 / math.sqrt(size)"
     if isinstance(scale, Symbol | Apply):
         if QUERIES in symbols(scale):
             raise StandaloneError("its scores are weighed by the number of queries")
