@@ -22,11 +22,6 @@ LEVELS |= dict.fromkeys(("==", "!=", "<", "<=", ">", ">="), 0)
 SIGN, ATOM = 5, 7
 """How strongly a sign binds, or an opposite; and a name, a number or a call."""
 
-_DECIDED: dict[str, Callable[[tuple[float, float], tuple[float, float]], bool | None]] = {
-    "<": lambda a, b: True if a[1] < b[0] else False if a[0] >= b[1] else None,
-    "<=": lambda a, b: True if a[1] <= b[0] else False if a[0] > b[1] else None,
-    "==": lambda a, b: False if a[1] < b[0] or a[0] > b[1] else None,
-}
 _OPEN = float("inf")
 
 REALS = "real", "score"
@@ -234,22 +229,30 @@ def ends_of(operand: Operand) -> tuple[float, float]:
 
 def _verdict(op: str, a: Operand, b: Operand) -> bool | None:
     """What a comparison gives whatever its operands are, None where that is not known."""
-    if op == "!=":
-        verdict = _verdict("==", a, b)
-        return None if verdict is None else not verdict
-    if op in (">", ">="):
-        return _verdict(op.replace(">", "<"), b, a)
     if {"number", "score"} & {kind_of(a), kind_of(b)}:
         # what is not a number compares false, whatever its bounds
         return None
-    if op == "==" and flat(a) == flat(b):
-        return True
-    if (op == "<" and _is_below(a, b)) or (op == "<=" and _is_below(b, a)):
-        return op == "<"
+    low, high = _difference(a, b)
+    same, other = flat(a) == flat(b), low > 0 or high < 0
+    always, never = {
+        "<": (high < 0, low >= 0),
+        "<=": (high <= 0, low > 0),
+        ">": (low > 0, high <= 0),
+        ">=": (low >= 0, high < 0),
+        "==": (same, other),
+        "!=": (other, same),
+    }[op]
+    return True if always else False if never else None
+
+
+def _difference(a: Operand, b: Operand) -> tuple[float, float]:
+    """The least and greatest number that a - b may be."""
     (left, more), (right, less) = _offset(a), _offset(b)
     if left == right:
-        a, b = more, less
-    return _DECIDED[op](ends_of(a), ends_of(b))
+        return more - less, more - less
+    (low, high), (least, most) = ends_of(a), ends_of(b)
+    low, high = low - most, high - least
+    return max(low, 1) if _is_below(b, a) else low, min(high, -1) if _is_below(a, b) else high
 
 
 def _is_below(position: Operand, length: Operand) -> bool:
