@@ -19,15 +19,15 @@ import torch
 from attnspec.compile.exports.block_rows import cover_of, masks_of
 from attnspec.compile.standalone.graphs import mask_text, written_file
 from attnspec.compile.standalone.page import StandaloneError, Text
-from attnspec.compile.standalone.scores import score_text
+from attnspec.compile.standalone.scores import numbers_in, score_text
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.predicates.inputs import inputs_read
 from attnspec.graphs.relation import FULL, SOME, Relation
 from attnspec.graphs.stack import Stack
 from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.crossing import QUERIES, crossed
-from attnspec.ir.program import Attend, Crossing, Program, inputs_of, leaves
-from attnspec.ir.scalars import Apply, Scalar, Symbol, symbols
+from attnspec.ir.program import Crossing, Program, inputs_of, leaves
+from attnspec.ir.scalars import Apply, Symbol, symbols
 from attnspec.limits import LIMITS
 from attnspec.lower.lower import decided_leaves
 from attnspec.text.diagnostics import AttnSpecError
@@ -325,11 +325,6 @@ def _of_layer(program: Program, layer: int) -> Program:
             " call; `module.pairs(q, k)` gives them"
         )
     return found
-
-
-def numbers_in(attend: Attend) -> list[Scalar]:
-    """The numbers that the scores of an attend are changed by."""
-    return [value for score in attend.scores for _, value in score.arguments]
 
 
 def _listed(held: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:

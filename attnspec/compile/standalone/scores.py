@@ -11,7 +11,7 @@ from attnspec.compile.standalone.formulas import number_of, said
 from attnspec.compile.standalone.page import Page, StandaloneError, Text, argument_of, page_of
 from attnspec.graphs.predicates.inputs import READ, inputs_read, pair_reading, reading
 from attnspec.ir.crossing import QUERIES
-from attnspec.ir.program import EXPRESSION, Program, Score
+from attnspec.ir.program import EXPRESSION, Attend, Program, Score
 from attnspec.ir.scalars import SCORE, Apply, Scalar, Symbol, fold, symbols
 from attnspec.lower.lower import bias_tables
 from attnspec.lower.work import Expression as Change
@@ -70,6 +70,11 @@ def score_text(program: Program) -> Text:
     }
     settings |= {"NORMALIZE": attend.normalize, "CHANGED": bool(attend.scores)}
     return Text(functions, {**settings, "FUSED": adds, "FINITE": finite})
+
+
+def numbers_in(attend: Attend) -> list[Scalar]:
+    """The numbers that the scores of an attend are changed by."""
+    return [value for score in attend.scores for _, value in score.arguments]
 
 
 def _expression(score: Score, program: Program) -> Scalar:
