@@ -274,9 +274,10 @@ def _extreme(op: str, a: Operand, b: Operand) -> Operand:
     else:
         clamp = ".clamp_max" if op == "min" else ".clamp_min"
         found = call(clamp, *((a, b) if tensor_of(a) else (b, a)), kind=kind)
-    ends = zip(*(ends_of(each) for each in (a, b)), strict=True)
-    low, high = (OPERATIONS[op](*each) for each in ends)
-    return replace(found, low=low, high=high) if kind == "int" else found
+    (low, high), (least, most) = ends_of(a), ends_of(b)
+    extreme = min if op == "min" else max
+    bounded = {"low": extreme(low, least), "high": extreme(high, most)}
+    return replace(found, **bounded) if kind == "int" else found
 
 
 def _power(scalar: Apply, x: Operand, power: Operand, page: Page) -> Operand:
@@ -296,7 +297,7 @@ def _power(scalar: Apply, x: Operand, power: Operand, page: Page) -> Operand:
 
 def _item(scalar: Apply, index: Operand, items: Sequence[Operand], page: Page) -> Operand:
     """What a list has at an index."""
-    low, high = bounds(scalar.args[0], page.ranges())
+    low, high = (float(end) for end in bounds(scalar.args[0], page.ranges()))
     least, most = ends_of(index)
     inside = max(low, least) >= 0 and min(high, most) < len(items)
     if not (inside or (page.scores and tensor_of(index))):

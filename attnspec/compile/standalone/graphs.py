@@ -56,7 +56,7 @@ def mask_text(program: Program) -> Text:
     """The functions that say which pairs there are."""
     pages, cases = _masks(program)
     read = {x.name for page in pages for x in page.inputs}
-    settings = {
+    settings: dict[str, object] = {
         "NUMBERS": dict(sorted(each for case in cases for each in case.numbers)),
         "SCORED": tuple(x.name for x in program.inputs if x.name not in read),
     }

@@ -31,7 +31,7 @@ PARTS = "slope", "bias"
 """What named changes of scores read beside what expressions may: numbers of a head, or a pair."""
 
 RESERVED = frozenset(
-    "q k m n b h x layer head heads slot math torch abs min max r s t u v w kind n_q learned score"
+    "q k m n b h x layer head heads slot math torch abs min max r s t u v w kind n_q learned row score"
     " required isqrt is_power listed numbers score_mod slopes_of bias_of".split()
 )
 """Names that stand for something else in a mask."""
@@ -191,7 +191,8 @@ class Page:
 
 def argument_of(entry: Input) -> str:
     """What an input is called in a mask: by its name, unless that stands for something else."""
-    taken = entry.name in RESERVED or keyword.iskeyword(entry.name)
+    taken = entry.name in RESERVED or entry.name.startswith("bias_")
+    taken = taken or keyword.iskeyword(entry.name)
     return f"{entry.name}_input" if taken else entry.name
 
 

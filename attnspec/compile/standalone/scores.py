@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 from attnspec.backends.common.score_formula import thresholds
 from attnspec.compile.standalone.expressions import Expression, Operand, call, lines, tensor_of
@@ -79,7 +80,7 @@ def numbers_in(attend: Attend) -> list[Scalar]:
 
 def _expression(score: Score, program: Program) -> Scalar:
     """What a score becomes, as an expression of the score and the pair."""
-    arguments = dict(score.arguments)
+    arguments: dict[str, Any] = dict(score.arguments)
     value = arguments["value"] if score.name == EXPRESSION else fold(NAMED[score.name], arguments)
     known = {"layers": program.layers or 1, "heads": program.heads}
     return fold(value, {name: count for name, count in known.items() if count is not None})
