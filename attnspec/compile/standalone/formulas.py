@@ -276,8 +276,9 @@ def _extreme(op: str, a: Operand, b: Operand) -> Operand:
         found = call(clamp, *((a, b) if tensor_of(a) else (b, a)), kind=kind)
     (low, high), (least, most) = ends_of(a), ends_of(b)
     extreme = min if op == "min" else max
-    bounded = {"low": extreme(low, least), "high": extreme(high, most)}
-    return replace(found, **bounded) if kind == "int" else found
+    if kind != "int":
+        return found
+    return replace(found, low=extreme(low, least), high=extreme(high, most))
 
 
 def _power(scalar: Apply, x: Operand, power: Operand, page: Page) -> Operand:

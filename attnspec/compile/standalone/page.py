@@ -31,8 +31,8 @@ PARTS = "slope", "bias"
 """What named changes of scores read beside what expressions may: numbers of a head, or a pair."""
 
 RESERVED = frozenset(
-    "q k m n b h x layer head heads slot math torch abs min max r s t u v w kind n_q learned row score"
-    " required isqrt is_power listed numbers score_mod slopes_of bias_of".split()
+    "q k m n b h x layer head heads slot math torch abs min max r s t u v w kind n_q row score"
+    " learned required isqrt is_power listed numbers score_mod slopes_of bias_of".split()
 )
 """Names that stand for something else in a mask."""
 
