@@ -255,6 +255,7 @@ SCORES = (
     "attend full score near(q, k) + [s, 2 * s, near(q, k)][(q - k) % 3] normalize relu",
     "attend full score s + (q > k) + (q > 2 or k < 3) - (k in {1, 7}) + [n, 2, n // 2][q % 3] / n",
     "attend self | prefix(4) score s - abs(t(q) - t(k)) / 7 + (d(q) == d(k)) * 0.7 + (k < p) / 2",
+    "attend full score s + [1, 2, 5][min(max(floor(t(q) / 2), 0), 2)] - (t(k) < 2) ** 2",
     "attend full score near(q, k) * s / (abs(t(k)) + 1) - t(k) // 3 score softcap(cap = 2 * n)",
     "attend full score s + isqrt(abs(q - k)) - ceil((q - k) / 3) score s * exp(-abs(q - k))",
     "attend full score s + log(k // 4) score s / 2 scale 2",

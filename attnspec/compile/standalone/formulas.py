@@ -255,7 +255,7 @@ def said(scalar: Scalar, values: Mapping[str, Operand], page: Page) -> Operand:
         case "item":
             return _item(scalar, args[0], args[1:], page)
         case "ceil" | "floor":
-            return _rounded(scalar.op, args[0])
+            return _rounded(scalar.op, args[0], page)
         case "sqrt" | "isqrt" | "log2" | "log" | "exp" | "tanh":
             return _function(scalar, args[0], page)
         case _:
@@ -321,13 +321,14 @@ def _item(scalar: Apply, index: Operand, items: Sequence[Operand], page: Page) -
     return found
 
 
-def _rounded(op: str, x: Operand) -> Operand:
+def _rounded(op: str, x: Operand, page: Page) -> Operand:
     if kind_of(x) in ("int", "bool"):
         return counted(x)
     if not tensor_of(x):
         return call(f"math.{op}", x)
     found = call(f"torch.{op}", x, kind=kind_of(x))
-    return found if kind_of(x) == "number" else call(".long", found)
+    # of an input, a predicate compares what may be no number
+    return found if kind_of(x) == "number" and not page.scores else call(".long", found)
 
 
 LEAST = {"log2": 1, "log": 1, "sqrt": 0, "isqrt": 0}
