@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from attnspec.backends.common.score_formula import Formula, scale_of, shares
 from attnspec.backends.factored.definitions import (
@@ -19,7 +20,9 @@ from attnspec.backends.factored.definitions import (
     totals_of,
     weights_of,
 )
+from attnspec.graphs.predicates.inputs import READ
 from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.ir.scalars import PAIR
 from attnspec.layout.tables import Tables
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
@@ -185,13 +188,27 @@ class Meaning:
         scores = (scores @ k[some].mT)[None, :, None, None]
         formula = Formula(self.work, tuple(some), torch.device("cpu"))
         away = (rows[:, None] - torch.arange(n))[None] if formula.needs_distance else None
-        scores = formula.changed(scores, away, Call(tables=self.learned_by(heads, learned)))[
-            0, :, 0, 0
-        ]
+        call, symbols = Call(tables=self.learned_by(heads, learned)), self._symbols(some, rows)
+        scores = formula.changed(scores, away, call, None, symbols)[0, :, 0, 0]
         found = shares(scores, torch.from_numpy(self.held[at]), self.work.normalize)
         if steady and found.total is not None:
             found = replace(found, total=found.total.detach())
         return found.weights
+
+    def _symbols(self, heads: list[int], rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What expressions of scores read, broadcastable to [1, h, 1, 1, rows, n]."""
+        found = {"q": rows[:, None], "k": torch.arange(self.run.n)}
+        for entry in self.run.module.program.inputs:
+            x = self.run.data[entry.name][0]
+            if entry.kind == "length":
+                found[f"{entry.name}()"] = x
+            elif entry.kind in READ:
+                x = pad(x, (0, self.run.n - len(x)))
+                found |= {f"{entry.name}(q)": x[rows][:, None], f"{entry.name}(k)": x}
+            elif entry.kind == "pairs":
+                x = pad(x[:, rows - self.run.first], (0, self.run.n - x.shape[2]))
+                found[f"{entry.name}{PAIR}"] = (x[heads] if len(x) > 1 else x)[None, :, None, None]
+        return found
 
     def outputs(
         self,

@@ -18,7 +18,7 @@ from attnspec.graphs.stack import TooMuch
 from attnspec.layout.tables import Tables
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
-from attnspec.runtime.call_checks import check_inputs
+from attnspec.runtime.call_checks import check_inputs, taken_apart
 from attnspec.verification.meaning import Known, Meaning, Results, Run, Works, gradients, results
 from attnspec.verification.numbers import EXACT, ROUNDINGS, SMALLEST, moderate, numbers_fault
 from attnspec.verification.report import Check
@@ -66,7 +66,9 @@ class Trial:
             chosen.append((resolved, backend.name, seconds))
         q, k = (torch.empty(1, run.heads, rows, 0) for rows in (run.n_q, run.keys))
         engine = run.module.engine
-        call = Call(data=check_inputs(run.module.program, run.data, q, k, None))
+        program = run.module.program
+        data, tables = taken_apart(program, check_inputs(program, run.data, q, k, None), run.keys)
+        call = Call(data=data, tables=tables)
         given = engine.laid_out((q, k, k), call)[1].data
         prepared = engine.prepare(run.layers[0], run.heads, run.heads, run.n_q, run.keys, "cpu")
         kernels = {
@@ -97,7 +99,7 @@ class Trial:
                 backend=name,
                 run=run,
                 rows=self.rows,
-                learned=engine.tables_of(work),
+                learned=tuple(x for x in engine.tables_of(work) if x[1] not in engine.pairs),
                 known=known,
                 seconds=seconds,
                 tables=held if isinstance(held, Tables) else None,

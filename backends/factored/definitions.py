@@ -1,8 +1,9 @@
 """What each mechanism means, for one head: the text that `--standalone` writes, with its features
 multiplied pair by pair where pairs have weights, n x n.
 
-No kernel, all of which `verify` and the tests hold against it, shares a line with that text but for
-the directions that are drawn here.
+Kernels, all of which `verify` holds against it, share the directions that are drawn here, and run
+parts of the text where nothing is faster: gates, norms, learned logits. What is independent of both
+is the oracle of the tests.
 """
 
 from __future__ import annotations

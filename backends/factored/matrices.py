@@ -20,13 +20,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias, cast
+from functools import cached_property
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch.nn import functional
 
 from attnspec.backends.common.score_formula import weigh, widened
 from attnspec.backends.common.torch_modes import unseen
+from attnspec.backends.factored.definitions import text_of
 from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.softmax import (
     attend,
@@ -38,7 +40,6 @@ from attnspec.backends.factored.softmax import (
     segment_means,
     without_padding,
 )
-from attnspec.ir.mechanisms.efficient import Efficient
 from attnspec.ir.mechanisms.linformer import Linformer
 from attnspec.ir.mechanisms.nystrom import Nystrom
 from attnspec.ir.mechanisms.synthesizer import Synthesizer
@@ -67,7 +68,17 @@ class MatrixKernel:
             check_no_dropout(declared.name, call.dropout_p)
         parts = widened(q), widened(k), widened(v)
         learned = {name: table.to(parts[0].dtype) for name, table in call.tables.items()}
-        return mix(self.work, parts, replace(call, tables=learned)).to(q.dtype)
+        return mix(self, parts, replace(call, tables=learned)).to(q.dtype)
+
+    @cached_property
+    def text(self) -> dict[str, Any]:
+        """The functions of the definition, where nothing is faster."""
+        return text_of(self.work, 0)
+
+    def named(self, tables: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What is learned, as these functions call it."""
+        name = mechanism_of(self.work).name
+        return {f"{name}_{part}": x for part, x in tables.items()}
 
     def key_sums(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, at: torch.Tensor
@@ -76,7 +87,7 @@ class MatrixKernel:
         [B, heads, rank, d + d_v], of a call whose padding is theirs."""
         parts = widened(q), widened(k), widened(v)
         here = {name: x.index_select(2, at).to(parts[0].dtype) for name, x in call.tables.items()}
-        keys_values = _projected(self.work, parts, replace(call, tables=here))
+        keys_values = _projected(self, parts, replace(call, tables=here))
         return State(torch.cat(keys_values, 3)), None
 
     def onward(
@@ -96,12 +107,12 @@ def pairs_of(padding: torch.Tensor | None) -> torch.Tensor | None:
 # --- linformer -----------------------------------------------------------------------------------
 
 
-def linformer(work: Work, parts: Parts, call: Call) -> torch.Tensor:
+def linformer(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
     """Learned parts `keys`, and `values` unless they share the one projection."""
-    (q, k, v), declared, padding = parts, cast(Linformer, work.mechanism), call.padding
+    (q, k, v), declared, padding = parts, cast(Linformer, kernel.work.mechanism), call.padding
     mask = None
     if declared.learned:
-        k, v = _projected(work, parts, call)
+        k, v = _projected(kernel, parts, call)
         if declared.projection == "conv" and padding is not None:
             padded = functional.pad(padding, (0, -padding.shape[1] % declared.width))
             mask = torch.unflatten(padded, 1, (-1, declared.width)).any(-1)[:, None, None]
@@ -113,9 +124,9 @@ def linformer(work: Work, parts: Parts, call: Call) -> torch.Tensor:
     return attend(q, k, v, q.shape[3] ** -0.5, mask=mask, dropout_p=call.dropout_p)
 
 
-def _projected(work: Work, parts: Parts, call: Call) -> list[torch.Tensor]:
+def _projected(kernel: MatrixKernel, parts: Parts, call: Call) -> list[torch.Tensor]:
     """E k and F v by the learned projections, of no padding."""
-    (q, k, v), declared = parts, cast(Linformer, work.mechanism)
+    (q, k, v), declared = parts, cast(Linformer, kernel.work.mechanism)
     by_keys = call.tables["keys"]
     by_values = call.tables["values"] if declared.apart else by_keys
     # heads with projections of their own read one key head each
@@ -143,10 +154,10 @@ def convolved(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
 # --- nystrom -------------------------------------------------------------------------------------
 
 
-def nystrom(work: Work, parts: Parts, call: Call) -> torch.Tensor:
+def nystrom(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
     """Learned part `kernel` [width] where it has a convolution; exact softmax with as many
     landmarks as positions."""
-    out = _through_landmarks(cast(Nystrom, work.mechanism), parts, call.padding)
+    out = _through_landmarks(kernel, parts, call.padding)
     if "kernel" not in call.tables:
         return out
     values = repeated(without_padding(parts[2], call.padding), out.shape[1])
@@ -154,9 +165,10 @@ def nystrom(work: Work, parts: Parts, call: Call) -> torch.Tensor:
 
 
 def _through_landmarks(
-    declared: Nystrom, parts: Parts, padding: torch.Tensor | None
+    kernel: MatrixKernel, parts: Parts, padding: torch.Tensor | None
 ) -> torch.Tensor:
-    (q, k, v), count, real = parts, declared.landmarks, pairs_of(padding)
+    count, real = cast(Nystrom, kernel.work.mechanism).landmarks, pairs_of(padding)
+    q, k, v = parts
     scale = q.shape[3] ** -0.5
     if count >= k.shape[2]:
         return attend(q, k, v, scale, mask=real)
@@ -168,7 +180,7 @@ def _through_landmarks(
     q_marks, k_marks = (segment_means(each, count, padding) for each in (q, k))
     keys = repeated(k_marks, q.shape[1])
     middle = weigh((q_marks * scale) @ keys.transpose(-1, -2), None, "softmax")
-    values = pseudo_inverse(middle, declared.iterations) @ attend(q_marks, k, v, scale, mask=real)
+    values = kernel.text["inverse"](middle) @ attend(q_marks, k, v, scale, mask=real)
     mask = None
     if padding is not None:
         # where each landmark is a position, or empty, its value needs no inverse
@@ -177,25 +189,6 @@ def _through_landmarks(
         values = torch.where(few[:, None, None, None], own, values)
         mask = occupied(padding, count)[:, None, None]
     return attend(q, keys, values, scale, mask=mask)
-
-
-def pseudo_inverse(matrix: torch.Tensor, iterations: int) -> torch.Tensor:
-    """The pseudo-inverse of matrices A [..., m, m] whose rows are distributions.
-
-    Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4 from A^T / (|A|_1 |A|_inf), which converges
-    with the third order; 0 stands for the singular value decomposition, in float64.
-    """
-    if iterations == 0:
-        found: torch.Tensor = torch.linalg.pinv(matrix.double()).to(matrix.dtype)
-        return found
-    sizes = matrix.abs()
-    bound = sizes.sum(-1).amax(-1) * sizes.sum(-2).amax(-1)
-    z = matrix.transpose(-1, -2) / bound[..., None, None]
-    one = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    for _ in range(iterations):
-        product = matrix @ z
-        z = 0.25 * z @ (13 * one - product @ (15 * one - product @ (7 * one - product)))
-    return z
 
 
 def _with_convolution(out: torch.Tensor, x: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
@@ -239,18 +232,18 @@ def along(x: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
 # --- synthesizer ---------------------------------------------------------------------------------
 
 
-def synthesizer(work: Work, parts: Parts, call: Call) -> torch.Tensor:
+def synthesizer(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
     """Over all pairs or the causal ones."""
-    thin = cast(Synthesizer, work.mechanism).kind in ("dense", "factorized_random")
-    return (_thin if thin else _full)(work, parts, call)
+    thin = cast(Synthesizer, kernel.work.mechanism).kind in ("dense", "factorized_random")
+    return (_thin if thin else _full)(kernel, parts, call)
 
 
-def _thin(work: Work, parts: Parts, call: Call) -> torch.Tensor:
+def _thin(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
     """Attention over synthesised rows and columns."""
-    (q, k, v), declared, learned = parts, cast(Synthesizer, work.mechanism), call.tables
+    (q, k, v), declared, learned = parts, cast(Synthesizer, kernel.work.mechanism), call.tables
     (batch, heads, n_q, size), n_k = q.shape, k.shape[2]
     if declared.kind == "dense":
-        hidden = perceived(q, learned["hidden"], learned["hidden_bias"])
+        hidden = kernel.text["perceived"](q, learned["hidden"], learned["hidden_bias"])
         # the bias is the product with a hidden unit that is always 1
         rows = torch.cat([hidden, hidden.new_ones(batch, heads, n_q, 1)], 3)
         weight, bias = (learned[name][:, :n_k] for name in ("weight", "bias"))
@@ -270,33 +263,22 @@ def _thin(work: Work, parts: Parts, call: Call) -> torch.Tensor:
         values,
         1.0,
         mask=pairs_of(call.padding),
-        causal=work.causal,
+        causal=kernel.work.causal,
         dropout_p=call.dropout_p,
     )
 
 
-def _full(work: Work, parts: Parts, call: Call) -> torch.Tensor:
+def _full(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
     """Logits of all pairs."""
-    (q, k, v), declared, learned = parts, cast(Synthesizer, work.mechanism), call.tables
-    (heads, n_q, size), n_k = q.shape[1:], k.shape[2]
-    if declared.kind == "random":
-        logits = learned["logits"][None, :, n_k - n_q : n_k, :n_k]
-    else:
-        hidden = perceived(q[:, :, None], learned["hidden"], learned["hidden_bias"])
-        short = declared.factors[0]
-        first, second = hidden.unbind(2)
-        weight, bias = learned["weight"], learned["bias"][:, None]
-        a = first @ weight[:, :short].transpose(1, 2) + bias[..., :short]
-        b = second @ weight[:, short:].transpose(1, 2) + bias[..., short:]
-        # column j has the factors j mod a and j // a
-        logits = (b[..., None] * a[..., None, :]).flatten(3)[..., :n_k]
-    if declared.products:
-        share = torch.sigmoid(learned["mix"])[..., None]
+    (q, k, v), (heads, n_q, size) = parts, parts[0].shape[1:]
+    logits = kernel.text["logits_of"](q, k.shape[2], kernel.named(call.tables))
+    if cast(Synthesizer, kernel.work.mechanism).products:
+        share = torch.sigmoid(call.tables["mix"])[..., None]
         scores = (q * size**-0.5) @ repeated(k, heads).transpose(-1, -2)
         logits = (1 - share) * scores + share * logits
     mask = pairs_of(call.padding)
-    if work.causal:
-        earlier = lower_triangle(n_q, n_k, q.device)
+    if kernel.work.causal:
+        earlier = lower_triangle(n_q, k.shape[2], q.device)
         mask = earlier if mask is None else mask & earlier
     weights = weigh(logits, mask, "softmax")
     if call.dropout_p:
@@ -305,36 +287,25 @@ def _full(work: Work, parts: Parts, call: Call) -> torch.Tensor:
     return weights @ repeated(v, heads)
 
 
-def perceived(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """relu(W x + b) of rows x [B, H, …, n, d], W [H or 1, …, h, d] and b [H or 1, …, h]."""
-    return torch.relu(x @ weight.transpose(-1, -2) + bias[..., None, :])
-
-
 # --- efficient attention, and mixings ------------------------------------------------------------
 
 
-def efficient(work: Work, parts: Parts, call: Call) -> torch.Tensor:
-    """Padding is not a key, and no position that is counted."""
-    (q, k, v), padding, declared = parts, call.padding, cast(Efficient, work.mechanism)
-    v = without_padding(v, padding)
-    batch, heads, rows, size = q.shape
-    keys = k.shape[1]
-    if declared.normalize == "scaling":
-        count = k.new_tensor(k.shape[2]) if padding is None else padding.sum(-1)
-        # all queries of a batch of padding alone read nothing
-        k = k / count.clamp(min=1).to(k.dtype).view(-1, 1, 1, 1)
-    else:
-        q = torch.softmax(q, -1)
-        if padding is not None:
-            # a sample without keys has values of 0 alone
-            k = k.masked_fill(~padding[:, None, :, None], torch.finfo(k.dtype).min)
-        k = torch.softmax(k, 2)
-    context = k.transpose(-1, -2) @ v
-    out = q.reshape(batch, keys, heads // keys * rows, size) @ context
-    return out.view(batch, heads, rows, v.shape[-1])
+def efficient(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
+    """By the definition, the query heads of a key head being more rows of one product."""
+    q, k, v = parts
+    rows = q.reshape(len(q), k.shape[1], -1, q.shape[3])
+    out: torch.Tensor = kernel.text["mix"](rows, k, v, 0, call.padding, {})
+    return out.view(*q.shape[:3], v.shape[3])
 
 
-def fourier(work: Work, parts: Parts, call: Call) -> torch.Tensor:
+def defined(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
+    """By the definition, with key heads for all query heads."""
+    q, k, v = parts[0], *(repeated(x, parts[0].shape[1]) for x in parts[1:])
+    out: torch.Tensor = kernel.text["mix"](q, k, v, 0, call.padding, kernel.named(call.tables))
+    return out
+
+
+def fourier(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
     """Re(F_n V F_d)."""
     q, _, v = parts
     out = transformed(without_padding(v, call.padding))
@@ -366,48 +337,13 @@ def _by_channels(x: torch.Tensor, out: torch.Tensor) -> None:
     out[1:, len(half) :] = rest[:, 1:].flip(1).T
 
 
-def mixer(work: Work, parts: Parts, call: Call) -> torch.Tensor:
-    """Learned parts `gain` and `shift` of the norm, `inner`, `inner_bias`, `outer` and `outer_bias`
-    of the network along the positions."""
-    (q, _, v), learned = parts, call.tables
-    n = v.shape[2]
-    rows = repeated(v, q.shape[1])
-    normal = without_padding(normalised(rows, learned), call.padding)
-    inner = learned["inner"][..., :n] @ normal + learned["inner_bias"][..., None]
-    out = rows + learned["outer"][:, :n] @ functional.gelu(inner)
-    out = out + learned["outer_bias"][:, :n, None]
-    return out[:, :, -q.shape[2] :]
-
-
-def gmlp(work: Work, parts: Parts, call: Call) -> torch.Tensor:
-    """Learned parts `gain`, `shift` of the norm, `weight`, `bias` of the gate."""
-    (q, _, v), learned = parts, call.tables
-    n_q, n = q.shape[2], v.shape[2]
-    if q.shape[3] != v.shape[3]:
-        raise ValueError(
-            "`gmlp` multiplies q by what it makes of v, so that both have one head size,"
-            f" got {q.shape[3]} and {v.shape[3]}"
-        )
-    rows = without_padding(normalised(repeated(v, q.shape[1]), learned), call.padding)
-    weight = learned["weight"][:, n - n_q : n, :n]
-    if work.causal:
-        weight = weight.tril(n - n_q)
-    return q * (weight @ rows + learned["bias"][:, n - n_q : n, None])
-
-
-def normalised(x: torch.Tensor, learned: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Layer normalisation of rows x [B, H, n, d] with `gain` and `shift` [H or 1, d]."""
-    normal = functional.layer_norm(x, x.shape[-1:])
-    return normal * learned["gain"][:, None] + learned["shift"][:, None]
-
-
-MIXINGS: dict[str, tuple[Callable[[Work, Parts, Call], torch.Tensor], bool]] = {
+MIXINGS: dict[str, tuple[Callable[[MatrixKernel, Parts, Call], torch.Tensor], bool]] = {
     "linformer": (linformer, True),
     "nystrom": (nystrom, False),
     "synthesizer": (synthesizer, True),
     "efficient": (efficient, False),
     "fourier": (fourier, False),
-    "mixer": (mixer, False),
-    "gmlp": (gmlp, False),
+    "mixer": (defined, False),
+    "gmlp": (defined, False),
 }
 """What computes each mechanism, and whether it has weights to drop."""

@@ -13,14 +13,19 @@ of a sample are cut as a sequence of their own, so that padding changes no resul
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from attnspec.backends.common.score_formula import weigh
 from attnspec.backends.common.torch_modes import is_transformed, unseen
+from attnspec.backends.factored import text_of_matrices
 from attnspec.ir.mechanisms.declaration import LANES
 from attnspec.limits import LIMITS
+
+_text: Any = text_of_matrices
+"""The definition, whose functions are written without types."""
 
 
 def attend(
@@ -107,11 +112,7 @@ def segment_means(x: torch.Tensor, count: int, padding: torch.Tensor | None = No
     `padding` is bool [B, n], True for a real position.
     """
     if padding is not None:
-        number = _numbers(padding, min(count, x.shape[2]))
-        segments = torch.arange(min(count, x.shape[2]), device=x.device)
-        member = (number[:, None] == segments[:, None]).to(x.dtype)
-        sizes = member.sum(-1, keepdim=True).clamp_min(1.0)
-        return (member / sizes)[:, None] @ x
+        return _of_real(_text.means, x, count, padding)
     # torch takes sums many times faster than means
     return _of_segments(x, count, lambda parts: parts.sum(3) / parts.shape[3])
 
@@ -124,12 +125,7 @@ def segment_maxima(
     `padding` is bool [B, n], True for a real position.
     """
     if padding is not None:
-        count = min(count, x.shape[2])
-        number = _numbers(padding, count)[:, None, :, None].expand(x.shape)
-        # what is padding goes to one segment more, which is cut off
-        found = x.new_full((*x.shape[:2], count + 1, x.shape[3]), -torch.inf)
-        found = found.scatter_reduce(2, number, x, "amax")[:, :, :count]
-        return found.masked_fill(found == -torch.inf, 0.0)
+        return _of_real(_text.maxima, x, count, padding)
     return _of_segments(x, count, lambda parts: parts.amax(3))
 
 
@@ -157,14 +153,9 @@ def occupied(padding: torch.Tensor, count: int) -> torch.Tensor:
     return at < padding.sum(-1, keepdim=True)
 
 
-def _numbers(padding: torch.Tensor, count: int) -> torch.Tensor:
-    """The segment of each real position, int64 [B, n]; `count` for padding."""
-    place = padding.cumsum(-1) - 1
-    real = padding.sum(-1, keepdim=True)
-    cuts = real.clamp(1, count)
-    size = real // cuts
-    short = cuts - real % cuts
-    cut = short * size
-    late = short + (place - cut) // (size + 1)
-    number = torch.where(place < cut, place // size.clamp_min(1), late)
-    return number.masked_fill(~padding, count)
+def _of_real(
+    pooled: Callable[..., torch.Tensor], x: torch.Tensor, count: int, padding: torch.Tensor
+) -> torch.Tensor:
+    """What the definition makes of the segments of real positions."""
+    count = min(count, x.shape[2])
+    return pooled(x, _text.segments(x.shape[2], count, padding, x.device), count)

@@ -23,7 +23,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without to
 
 
 @pytest.mark.parametrize(
-    "name", ["full", "softcap", "alibi", "slopes", "scale of n", "documents", "times", "by layer"]
+    "name",
+    [
+        *("full", "softcap", "alibi", "slopes", "scale of n", "documents", "times", "by layer"),
+        *("score of distances", "score of inputs", "score of pairs", "score that hides"),
+    ],
 )
 def test_flex_attention_computes_the_spec(name: str) -> None:
     spec = spec_of(BODIES[name])
@@ -130,11 +134,13 @@ EXPORTED = (
     "attend linear()",
     "attend fourier()",
     "input x: numbers attend where(x(k) + 1 < x(q))",
+    "heads 2 attend full score s * [0.5, 1][head] + [n, 2][q % 2] / n score 4 * tanh(s / 4)",
+    "input x: numbers causal attend full score s - abs(x(q) - x(k)) / 9 + log(1 + k)",
 )
 HERE = [
     body
     for body in (*EXPORTED, "attend where(k % n < max(1, n // 4) or q >= n / 2)")
-    if not any(x in body for x in ("linear", "fourier", "powers", "size =", "x(k)"))
+    if not any(x in body for x in ("linear", "fourier", "powers", "size =", "x(k)", "s *"))
 ]
 SLOW = pytest.mark.slow
 

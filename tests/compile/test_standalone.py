@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -154,6 +155,8 @@ def test_files_need_no_package(tmp_path: Path) -> None:
 
 ON_GPU = (
     "causal attend window(before = isqrt(n), after = 0) | residue(step = isqrt(n))",
+    "heads 4 causal attend full score s * 2 ** -head - [3, 1, 2][min(q - k, 2)] / 4",
+    "heads 4 input near: pairs input t: tokens attend full score near(q, k) + tanh(s)",
     "input t: tokens layers 2 attend rows(t) layer 1 { attend prefix(9) } scale 1 / n",
     "heads 4 attend full score bias(buckets = 8, max_distance = 20) head 1 { attend self }",
     "causal attend full score alibi()",
@@ -167,7 +170,7 @@ ON_GPU = (
     "ignore:.*should not be instantiated:DeprecationWarning",
 )
 @pytest.mark.parametrize(
-    "body", [*ON_GPU[:1], *(pytest.param(body, marks=pytest.mark.slow) for body in ON_GPU[1:])]
+    "body", [*ON_GPU[:2], *(pytest.param(body, marks=pytest.mark.slow) for body in ON_GPU[2:])]
 )
 @torch.no_grad()
 def test_flex_attention_computes_the_same(body: str, tmp_path: Path) -> None:
@@ -185,7 +188,8 @@ def test_flex_attention_computes_the_same(body: str, tmp_path: Path) -> None:
         q, k, v = (torch.randn(2, h, m, 16) for h, m in ((4, n_q), (2, n), (2, n)))
         more: dict[str, Any] = {"layer": spec.layers - 1}
         if spec.inputs:
-            more["inputs"] = {"t": torch.rand(2, n) < 0.3}
+            every = {"t": torch.rand(2, n) < 0.3, "near": torch.randn(2, 4, n_q, n)}
+            more["inputs"] = {name: every[name] for name in spec.inputs}
         for mask in (None, torch.rand(2, n) < 0.8):
             outs = [each(q, k, v, key_padding_mask=mask, **more) for each in (there, here)]
             torch.testing.assert_close(*outs)
@@ -200,10 +204,11 @@ def compared(body: str, n_q: int, n: int, padded: bool, **more: Any) -> None:
     given = [numbers((2, h, m, 4), m).requires_grad_() for h, m in ((4, n_q), (2, n), (2, n))]
     given = [x if body.count("heads") == 0 else x[:, :2] for x in given]
     more["key_padding_mask"] = torch.arange(n) % 5 < torch.tensor([[4], [2]]) if padded else None
-    both = []
+    inputs = (more.get("inputs") or {}).values()
+    leaves, both = [*given, *(x for x in inputs if x.requires_grad)], []
     for module in (module_of(body).double(), spec.compile().double()):
         out = module(*given, **more)
-        grads = torch.autograd.grad(out.square().sum(), given, materialize_grads=True)
+        grads = torch.autograd.grad(out.square().sum(), leaves, materialize_grads=True)
         both.append([out.detach(), *grads])
     for one, other in zip(*both, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
@@ -242,6 +247,66 @@ def test_numbers_are_compared_as_the_package_does(graph: str, kind: torch.dtype)
         times[:, 3:5], times[:, 9], times[:, 12] = torch.nan, torch.inf, -torch.inf
     for n_q in (23, 8):
         compared(f"input t: numbers attend {graph}", n_q, 23, n_q < 23, inputs={"t": times})
+
+
+SCORES = (
+    "causal attend full score s * 2 ** -head score s + 0.5 ** head * (q - k) score tanh(s)",
+    "causal attend window(before = 5, after = 0) score s - log2(1 + q - k) + [1, 0.5][k % 2]",
+    "attend full score near(q, k) + [s, 2 * s, near(q, k)][(q - k) % 3] normalize relu",
+    "attend full score s + (q > k) + (q > 2 or k < 3) - (k in {1, 7}) + [n, 2, n // 2][q % 3] / n",
+    "attend self | prefix(4) score s - abs(t(q) - t(k)) / 7 + (d(q) == d(k)) * 0.7 + (k < p) / 2",
+    "attend full score s + [1, 2, 5][min(max(floor(t(q) / 2), 0), 2)] - (t(k) < 2) ** 2",
+    "attend full score near(q, k) * s / (abs(t(k)) + 1) - t(k) // 3 score softcap(cap = 2 * n)",
+    "attend full score s + isqrt(abs(q - k)) - ceil((q - k) / 3) score s * exp(-abs(q - k))",
+    "attend full score s + log(k // 4) score s / 2 scale 2",
+    "causal attend full score 0.1 * (q - k) score max(s, near(q, k)) - sqrt(n) normalize softmax1",
+    "attend full score 3",
+)
+
+
+@pytest.mark.parametrize("body", SCORES)
+def test_scores_are_changed_as_the_package_does(body: str) -> None:
+    kinds = {"near": "pairs", "t": "numbers", "d": "ids", "p": "length"}
+    read = [x for x in kinds if re.search(rf"\b{x}\b", body)]
+    body = f"heads 2 {' '.join(f'input {x}: {kinds[x]}' for x in read)} {body}"
+    for n_q, n, real in ((13, 13, False), (5, 13, True)):
+        near = numbers((2, 1 + real, n_q, n), 5).requires_grad_()
+        t, d = numbers((2, n), 3) * 3, numbers((2, n), 4).long()
+        every = {"near": near, "t": t if real else t.long(), "d": d, "p": torch.tensor([4, 7])}
+        compared(body, n_q, n, real, inputs={x: every[x] for x in read})
+
+
+def test_a_list_has_no_number_beyond_its_ends_and_only_pairs_read_it() -> None:
+    q, k, v = (x.double().requires_grad_() for x in torch.randn(3, 1, 1, 9, 4))
+    near = "causal attend window(before = 3, after = 0) score s * [4, 3, 2, 1][q - k]"
+    out = module_of(near)(q, k, v)
+    torch.testing.assert_close(out, spec_of(near).compile()(q, k, v))
+    assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), (q, k, v)))
+    far = module_of("causal attend full score s * [4, 3, 2, 1][q - k]")(q, k, v)
+    assert (far.isnan().all(-1)[0, 0] == (torch.arange(9) > 3)).all()
+
+
+def test_a_wrong_score_is_found() -> None:
+    spec = spec_of("heads 2 attend full score s - 0.1 * abs(q - k)")
+    assert verify_alone(spec.program, 20, run(spec)["Sample"]).ok
+    wrong = body_of(spec).replace("0.1", "0.1000001")
+    assert not verify_alone(spec.program, 20, run(spec, wrong)["Sample"]).ok
+
+
+LISTS = (
+    "heads 3 attend where(abs(q - k) <= [1, 5, 0][head] or [2, 7, 0.5, 3][k % 4] < q)",
+    "layers 2 attend window(radius = [3, 1][layer]) | where(q - k == [n // 2, 2][q % 2])",
+)
+
+
+@pytest.mark.parametrize("body", LISTS)
+def test_masks_read_lists(body: str) -> None:
+    spec = spec_of(body)
+    for layer in range(spec.layers):
+        mask_mod = run(spec)["mask_mod_of"](layer, (1, 3, 12, 12), "cpu", {})
+        held = create_mask(mask_mod, 1, 3, 12, 12, device="cpu")[0].numpy()
+        heads = range(spec.heads or 1)
+        assert all((held[head] == spec.mask(12, layer, head)).all() for head in heads)
 
 
 # --- refusals ------------------------------------------------------------------------------------

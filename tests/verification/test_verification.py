@@ -14,7 +14,7 @@ import pytest
 import torch
 from attention_checks import GRAPHS
 from click.testing import CliRunner
-from population import spec_of
+from population import BODIES, spec_of
 from sweeps import checkered
 
 from attnspec.backends import BACKENDS
@@ -43,6 +43,12 @@ VERIFIED = [
     ),
     ("layers 2 attend synthesizer(max_length = 16) layer 1 { attend linear() }", 13),
     ("layers 2 attend linear() layer 1 { attend synthesizer(max_length = 16) }", 13),
+    # expressions of scores, which read the pair, inputs and numbers of pairs
+    *(
+        (body, 33)
+        for name, body in BODIES.items()
+        if name.startswith("score") and "topk" not in body
+    ),
     # scores of about one, whatever their scale
     ("scale 3.0 attend full score softcap(cap = 0.3)", 40),
     *((f"attend rbf(sigma = {sigma})", 33) for sigma in (0.1, 100)),

@@ -17,14 +17,16 @@ import numpy as np
 import torch
 
 from attnspec.compile.exports.block_rows import cover_of, masks_of
-from attnspec.compile.standalone.graphs import graph_module
-from attnspec.compile.standalone.page import StandaloneError
+from attnspec.compile.standalone.graphs import mask_text, written_file
+from attnspec.compile.standalone.page import StandaloneError, Text
+from attnspec.compile.standalone.scores import numbers_in, score_text
 from attnspec.graphs.patterns import BY_NAME
+from attnspec.graphs.predicates.inputs import inputs_read
 from attnspec.graphs.relation import FULL, SOME, Relation
 from attnspec.graphs.stack import Stack
 from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.crossing import QUERIES, crossed
-from attnspec.ir.program import Attend, Crossing, Leaf, Program, inputs_of, leaves
+from attnspec.ir.program import Crossing, Program, inputs_of, leaves
 from attnspec.ir.scalars import Apply, Symbol, symbols
 from attnspec.limits import LIMITS
 from attnspec.lower.lower import decided_leaves
@@ -47,14 +49,13 @@ ScoreMod = Callable[[Any, Any, Any, Any, Any], Any]
 class FlexMask:
     """The pairs of one layer as `flex_attention` takes them.
 
-    `weighed` is the program with what weighs its pairs; `n` is the length, None for a mask of every
+    `program` has the layer's graphs in every layer; `n` is the length, None for a mask of every
     length, and `m` that of the queries where these are another sequence, n if it is None; `heads`
-    how many heads are told apart; `inputs` has the run-time inputs as tensors, [B, n] or, of a
+    how many heads are distinguished; `inputs` has the run-time inputs as tensors, [B, n] or, of a
     length, [B].
     """
 
     program: Program
-    weighed: Program
     layer: int
     n: int | None
     heads: int
@@ -91,7 +92,7 @@ class FlexMask:
         Raises AttnSpecError where a table is learned, where heads weigh scores in different ways,
         and where weights are not softmax, which is all that FlexAttention knows.
         """
-        first = self.weighed.attends[0]
+        first = self.program.attends[0]
         if first.normalize != "softmax":
             raise self._no_score_mod(f"`normalize {first.normalize}` is not a softmax")
         if any(score.name == "bias" for score in first.scores):
@@ -99,16 +100,35 @@ class FlexMask:
         space = self._weighing
         if not first.scores:
             return None
+        asked = {name for value in numbers_in(first) for name in symbols(value)}
+        if self.n is None and asked & {"n", QUERIES}:
+            raise ValueError(
+                f"the scores of `{self.program.name}` depend on n: `to_flex(n)` says of which"
+            )
+        missing = [x.name for x in self.program.inputs if x.name not in self.inputs]
+        if missing:
+            raise self._no_score_mod(f"they read the inputs {', '.join(missing)}: pass `inputs=`")
+        sides = Crossing(1, 1) if self.n is None else self._sides(self.n, self.m)
 
-        one = torch.empty(1, self.heads, 1, 0)
-        found: ScoreMod = space["score_mod_of"](one, one, {})
-        return found
+        def of_kind(kind: torch.dtype) -> ScoreMod:
+            q, k = (
+                torch.empty(1, self.heads, count, 0, dtype=kind, device=self.device)
+                for count in (sides.queries, sides.keys)
+            )
+            return cast(ScoreMod, space["score_mod_of"](q, k, self.layer, self.inputs, {}))
+
+        usual, exact = of_kind(torch.float32), of_kind(torch.float64)
+
+        def score_mod(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+            return (exact if score.dtype == torch.float64 else usual)(score, b, h, q, k)
+
+        return score_mod
 
     def scale(self, size: int) -> float:
         """The factor of the scores for heads of a size, before they are changed. Raises
         AttnSpecError where heads have several, ValueError where it depends on n and no n was
         given."""
-        scale = self.weighed.attends[0].scale
+        scale = self.program.attends[0].scale
         if self.n is None and isinstance(scale, Symbol | Apply) and "n" in symbols(scale):
             raise ValueError(
                 f"the scale of `{self.program.name}` depends on n: `to_flex(n)` says of which"
@@ -117,12 +137,26 @@ class FlexMask:
 
     @cached_property
     def _weighing(self) -> dict[str, Any]:
-        """The names of the file that says how pairs are weighed, of all positions."""
-        attends = tuple(replace(x, graph=Leaf("full", ())) for x in self.weighed.attends)
+        """The functions that change scores."""
         try:
-            return _executed(replace(self.weighed, attends=attends, inputs=()))
+            return self._executed(score_text(self.program))
         except StandaloneError as error:
             raise self._no_score_mod(str(error)) from None
+
+    @cached_property
+    def _source(self) -> dict[str, Any] | None:
+        """The functions that say the mask; None where no formula does."""
+        try:
+            return self._executed(mask_text(self.program))
+        except StandaloneError:
+            return None
+
+    def _executed(self, text: Text) -> dict[str, Any]:
+        """The names of the file of some functions, and its text."""
+        file = written_file(self.program, text, tuple(text.functions))
+        space: dict[str, Any] = {"text": file}
+        exec(compile(file, f"mask of {self.program.name}", "exec"), space)
+        return space
 
     def _no_score_mod(self, why: str) -> AttnSpecError:
         return AttnSpecError(f"the scores of `{self.program.name}` have no function: {why}")
@@ -178,14 +212,6 @@ class FlexMask:
                 yield sample, head, stack.relation(sides.length, self.layer, head)
 
     @cached_property
-    def _source(self) -> dict[str, Any] | None:
-        """The names of the file that says the mask; None where no formula does."""
-        try:
-            return _executed(self.program)
-        except StandaloneError:
-            return None
-
-    @cached_property
     def _reads_length(self) -> bool:
         """Whether the formula asks for n or m, or a pattern is another one at another length."""
         graphs = (attend.graph for attend in self.program.attends if attend.graph)
@@ -235,12 +261,13 @@ def flex_mask(
     """
     if m is not None and n is None:
         raise ValueError(f"m queries read a number of keys, got m = {m} alone: `to_flex(n, m=m)`")
-    weighed, graphs = _graphs_alone(program, layer)
+    single = _of_layer(program, layer)
     declared = {entry.name for entry in program.inputs}
-    kinds = {entry.name: entry.kind for entry in graphs.inputs}
-    if not kinds.keys() <= (inputs or {}).keys() <= declared:
+    kinds = {entry.name: entry.kind for entry in single.inputs}
+    needed = {x for each in single.attends if each.graph for x in inputs_of(each.graph)}
+    if not needed <= (inputs or {}).keys() <= declared:
         raise AttnSpecError(
-            f"`{program.name}` needs its inputs {', '.join(sorted(kinds)) or 'none'}, got"
+            f"`{program.name}` needs its inputs {', '.join(sorted(needed)) or 'none'}, got"
             f" {', '.join(sorted(inputs or {})) or 'none'}"
         )
     given = {
@@ -251,7 +278,7 @@ def flex_mask(
     if program.heads is not None and heads not in (None, program.heads):
         raise AttnSpecError(f"`{program.name}` has {program.heads} heads, got heads = {heads}")
     count, length = program.heads or heads or 1, None if n is None else length_of(n)
-    found = FlexMask(graphs, weighed, layer, length, count, given, torch.device(device), m)
+    found = FlexMask(single, layer, length, count, given, torch.device(device), m)
     if length is not None:
         # raises where the spec has no such lengths
         found._sides(length, m)
@@ -261,9 +288,9 @@ def flex_mask(
 def _batched(name: str, kind: str, value: Any) -> torch.Tensor:
     """An input of a batch, [B, n] or, of a length, [B]; one sample is a batch of one."""
     tensor = torch.as_tensor(value)
-    own = 0 if kind == "length" else 1
+    own = {"length": 0, "pairs": 3}.get(kind, 1)
     if tensor.dim() not in (own, own + 1):
-        shape = "[B]" if kind == "length" else "[B, n]"
+        shape = {0: "[B]", 1: "[B, n]", 3: "[B, H or 1, n_q, n]"}[own]
         raise AttnSpecError(f"`{name}` must be {shape}, or one sample, got {list(tensor.shape)}")
     if kind == "length":
         # no position lies before one below 0
@@ -271,18 +298,8 @@ def _batched(name: str, kind: str, value: Any) -> torch.Tensor:
     return tensor[None] if tensor.dim() == own else tensor
 
 
-def _executed(program: Program) -> dict[str, Any]:
-    """The names of the file of a program, and its text; raises StandaloneError where none says
-    it."""
-    text = graph_module(program, "Mask")
-    space: dict[str, Any] = {"text": text}
-    exec(compile(text, f"mask of {program.name}", "exec"), space)
-    return space
-
-
-def _graphs_alone(program: Program, layer: int) -> tuple[Program, Program]:
-    """The program with one layer's graphs in every layer, and the same with nothing that weighs
-    pairs."""
+def _of_layer(program: Program, layer: int) -> Program:
+    """The program with one layer's graphs in every layer, and the inputs that it reads."""
     layer = index_of("layer", layer)
     if not 0 <= layer < (program.layers or layer + 1):
         raise AttnSpecError(f"`layer` must be between 0 and {program.layer_count - 1}, got {layer}")
@@ -292,6 +309,9 @@ def _graphs_alone(program: Program, layer: int) -> tuple[Program, Program]:
     if any(attend.graph is None or attend.mechanism is not None for attend in attends):
         raise AttnSpecError(f"layer {layer} of `{program.name}` computes a mechanism, no mask")
     read = {name for attend in attends if attend.graph for name in inputs_of(attend.graph)}
+    read |= {
+        name for attend in attends for value in numbers_in(attend) for name in inputs_read(value)
+    }
     found = replace(
         program,
         attends=attends,
@@ -304,8 +324,7 @@ def _graphs_alone(program: Program, layer: int) -> tuple[Program, Program]:
             f"the pairs of `{leaf.pattern}` in `{program.name}` are decided by the tensors of a"
             " call; `module.pairs(q, k)` gives them"
         )
-    graphs = tuple(Attend(attend.graph, span=attend.span) for attend in attends)
-    return found, replace(found, attends=graphs)
+    return found
 
 
 def _listed(held: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:

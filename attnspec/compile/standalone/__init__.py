@@ -6,13 +6,15 @@ is ordinary source of `attnspec.compile.standalone.sources`, taken over as it st
 
 from __future__ import annotations
 
+from attnspec.compile.standalone.formulas import LEAST
 from attnspec.compile.standalone.graphs import graph_module
 from attnspec.compile.standalone.mechanisms import mechanism_module
 from attnspec.compile.standalone.page import StandaloneError
+from attnspec.compile.standalone.scores import numbers_in
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
 from attnspec.ir.program import Program, leaves, scalars_of
-from attnspec.ir.scalars import parts_of, symbols
+from attnspec.ir.scalars import Scalar, parts_of, symbols
 from attnspec.lower.lower import decided_leaves, numbers_of
 
 __all__ = ["StandaloneError", "standalone_module"]
@@ -50,16 +52,27 @@ def _refusal(program: Program) -> str:
     elif any("n" in symbols(numbers_of(each).get("scale", 0)) for each in program.attends):
         why = "its scale reads n"
     elif any(
-        part.op in ("sqrt", "isqrt", "log2") and {"n", QUERIES}.intersection(part.symbols)
+        _reads_root(scalar)
         for each in program.attends
         if each.graph
         for _, _, scalar in scalars_of(each.graph)
-        for part in parts_of(scalar)
     ):
         why = "its mask reads a root or logarithm of n"
+    elif any(_reads_root(value) for each in program.attends for value in numbers_in(each)):
+        why = "its scores read a root or logarithm of n"
     else:
         return ""
     return f'''\
 if torch.compiler.is_exporting(){unless}:
             why = "{why}: without --standalone it is one operator"
             raise ValueError(f"torch.export cannot take {refused}, since {{why}}")'''
+
+
+def _reads_root(scalar: Scalar) -> bool:
+    """Whether a root or logarithm is taken of n, not of a tensor."""
+    return any(
+        part.op in (*LEAST, "exp", "tanh")
+        and {"n", QUERIES} & {*part.symbols}
+        and {*part.symbols} <= {"n", QUERIES, "layer"}
+        for part in parts_of(scalar)
+    )

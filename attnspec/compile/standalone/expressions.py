@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any, TypeAlias
 
 from attnspec.compile.standalone.lifting import WIDTH
@@ -21,12 +22,10 @@ LEVELS |= dict.fromkeys(("==", "!=", "<", "<=", ">", ">="), 0)
 SIGN, ATOM = 5, 7
 """How strongly a sign binds, or an opposite; and a name, a number or a call."""
 
-_DECIDED: dict[str, Callable[[Expression, Expression], bool | None]] = {
-    "<": lambda a, b: True if a.high < b.low else False if a.low >= b.high else None,
-    "<=": lambda a, b: True if a.high <= b.low else False if a.low > b.high else None,
-    "==": lambda a, b: False if a.high < b.low or a.low > b.high else None,
-}
 _OPEN = float("inf")
+
+REALS = "real", "score"
+"""What is known to be a real number; the score may be no number at all."""
 
 Operand: TypeAlias = Any
 """An expression, or a number or truth value of Python."""
@@ -44,15 +43,16 @@ def _operator(op: str, turned: bool = False) -> Callable[[Expression, Operand], 
 class Expression:
     """A text of Python, whose outermost operator binds as `level` says.
 
-    `kind` is "int", "real" or "bool", or "number" for what an input says, which a call makes whole
-    or real and may be no number at all; `tensor` whether it is a tensor rather than a number when
-    the text runs. `low` and `high` bound its values; a position is `below` the name of a length.
-    `opposite` is what it denies, `difference` are its two sides where it is one.
+    `kind` is "int", "real", "score" or "bool", or "number" for what an input says, which a call
+    makes whole or real and may be no number at all; `tensor` is empty for a number of Python, and
+    of a tensor the method by which it becomes one of reals. `low` and `high` bound its values; a
+    position is `below` the name of a length. `opposite` is what it denies, `difference` are its two
+    sides where it is one.
     """
 
     text: str
     kind: str = "int"
-    tensor: bool = False
+    tensor: str = ""
     low: float = -_OPEN
     high: float = _OPEN
     below: str = ""
@@ -83,11 +83,14 @@ class Expression:
             return joined("-", *reversed(self.difference))
         if self.opposite is not None:
             return self.opposite
+        if self.kind == "bool":
+            return -counted(self)
         text, ends = f"-{_within(self, SIGN)}", (-self.high, -self.low)
         return Expression(text, self.kind, self.tensor, *ends, level=SIGN, opposite=self)
 
     def __abs__(self) -> Expression:
-        return Expression(f"abs({self.text})", self.kind, self.tensor, 0)
+        most = max(abs(self.low), abs(self.high))
+        return Expression(f"abs({self.text})", self.kind, self.tensor, 0, most)
 
     def __xor__(self, other: Operand) -> Operand:
         """Other than `True` is not asked for: it is how formulas say `not`."""
@@ -99,7 +102,7 @@ class Expression:
 
     def __getitem__(self, index: tuple[object, Operand]) -> Expression:
         """Of an input [B, n], the entry of each sample at a position."""
-        return Expression(f"{self.text}[b, {flat(index[1])}]", self.kind, True)
+        return Expression(f"{self.text}[b, {flat(index[1])}]", self.kind, self.tensor)
 
 
 def joined(op: str, a: Operand, b: Operand) -> Operand:
@@ -133,9 +136,8 @@ def joined(op: str, a: Operand, b: Operand) -> Operand:
             f"({each.text})" if isinstance(each, Expression) and each.level == 2 else text
             for each, text in ((a, first), (b, second))
         )
-    tensor, sides = is_tensor(a) or is_tensor(b), (a, b) if op == "-" else ()
-    text = f"{first} {op} {second}"
-    return Expression(text, kind, tensor, low, high, level=level, difference=sides)
+    text, sides = f"{first} {op} {second}", (a, b) if op == "-" else ()
+    return Expression(text, kind, tensor_of(a, b), low, high, level=level, difference=sides)
 
 
 _COMPARISONS = frozenset(op for op, level in LEVELS.items() if level == 0)
@@ -145,13 +147,14 @@ _NEUTRAL = {"+": 0, "-": 0, "*": 1, "//": 1}
 
 def _range(op: str, a: Operand, b: Operand) -> tuple[float, float]:
     """The least and greatest number that an operator may make."""
+    (low, high), (least, most) = ends_of(a), ends_of(b)
     match op:
         case "+":
-            return _low(a) + _low(b), _high(a) + _high(b)
+            return low + least, high + most
         case "-":
-            return _low(a) - _high(b), _high(a) - _low(b)
+            return low - most, high - least
         case "//" if isinstance(b, int) and b > 0 and kind_of(a) == "int":
-            return _low(a) // b, _high(a) // b
+            return low // b, high // b
         case "%" if isinstance(b, int) and b > 0:
             return 0, b - 1
         case _:
@@ -160,7 +163,8 @@ def _range(op: str, a: Operand, b: Operand) -> tuple[float, float]:
 
 def _is_less(a: Operand, b: Operand) -> bool:
     """Whether a number is a remainder as it stands."""
-    return isinstance(b, int) and b > 0 and _low(a) >= 0 and _high(a) < b
+    low, high = ends_of(a)
+    return isinstance(b, int) and b > 0 and low >= 0 and high < b
 
 
 def call(text: str, *args: Operand, kind: str = "int", low: float = -_OPEN) -> Expression:
@@ -168,11 +172,12 @@ def call(text: str, *args: Operand, kind: str = "int", low: float = -_OPEN) -> E
     tensor where an argument is one."""
     owner, args_shown = (_within(args[0], ATOM), args[1:]) if text[0] == "." else ("", args)
     shown = f"{owner}{text}({', '.join(map(flat, args_shown))})"
-    return Expression(shown, kind, any(map(is_tensor, args)), low)
+    return Expression(shown, kind, tensor_of(*args), low)
 
 
-def is_tensor(operand: Operand) -> bool:
-    return isinstance(operand, Expression) and operand.tensor
+def tensor_of(*operands: Operand) -> str:
+    """How the first of some operands that is a tensor becomes one of reals; empty where none is."""
+    return next((x.tensor for x in operands if isinstance(x, Expression) and x.tensor), "")
 
 
 def kind_of(operand: Operand) -> str:
@@ -182,56 +187,72 @@ def kind_of(operand: Operand) -> str:
     return "bool" if isinstance(operand, bool) else "int" if isinstance(operand, int) else "real"
 
 
-def doubled(operand: Operand) -> Operand:
-    """A tensor of integers as one of 64-bit reals; anything else as it is."""
-    if not is_tensor(operand) or operand.kind == "real" or operand.text.endswith(".double()"):
+def real(operand: Operand) -> Operand:
+    """A tensor of whole numbers as one of reals; anything else as it is."""
+    if not tensor_of(operand) or operand.kind in REALS or operand.text.endswith(operand.tensor):
         return operand
     kind = "number" if operand.kind == "number" else "real"
-    text = f"{_within(operand, ATOM)}.double()"
-    return Expression(text, kind, True, operand.low, operand.high)
+    text = f"{_within(operand, ATOM)}{operand.tensor}"
+    return Expression(text, kind, operand.tensor, operand.low, operand.high)
 
 
-def alike(a: Operand, b: Operand, real: bool = False) -> tuple[Operand, Operand, str]:
-    """Operands of one kind, and this kind: torch would take a tensor of integers and a real number
-    for float32."""
+def counted(operand: Operand) -> Operand:
+    """A tensor of truth values as one of ones and zeros; anything else as it is."""
+    if not tensor_of(operand) or operand.kind != "bool":
+        return operand
+    return Expression(f"{_within(operand, ATOM)}.long()", "int", operand.tensor, 0, 1)
+
+
+def alike(a: Operand, b: Operand, is_real: bool = False) -> tuple[Operand, Operand, str]:
+    """Operands of one kind, and this kind: torch would take a tensor of whole numbers and a real
+    number of Python for float32."""
     kinds = kind_of(a), kind_of(b)
-    real = real or "real" in kinds
-    if real:
-        a, b = doubled(a), doubled(b)
-    return a, b, "number" if "number" in kinds else "real" if real else "int"
+    for kind in ("score", "number"):
+        if kind in kinds:
+            break
+    else:
+        kind = "real" if is_real or "real" in kinds else "int"
+    if is_real or kind == "score" or "real" in kinds:
+        known = [bool(tensor_of(x)) and kind_of(x) in REALS for x in (a, b)]
+        a, b = a if known[1] else real(a), b if known[0] else real(b)
+    return counted(a), counted(b), kind
 
 
 def _is(operand: Operand, number: int | None) -> bool:
     return not isinstance(operand, Expression) and operand == number
 
 
-def _low(operand: Operand) -> float:
-    return operand.low if isinstance(operand, Expression) else operand
-
-
-def _high(operand: Operand) -> float:
-    return operand.high if isinstance(operand, Expression) else operand
+def ends_of(operand: Operand) -> tuple[float, float]:
+    """The least and the greatest number that an operand may be."""
+    return (operand.low, operand.high) if isinstance(operand, Expression) else (operand, operand)
 
 
 def _verdict(op: str, a: Operand, b: Operand) -> bool | None:
     """What a comparison gives whatever its operands are, None where that is not known."""
-    if op == "!=":
-        verdict = _verdict("==", a, b)
-        return None if verdict is None else not verdict
-    if op in (">", ">="):
-        return _verdict(op.replace(">", "<"), b, a)
-    if "number" in (kind_of(a), kind_of(b)):
+    if {"number", "score"} & {kind_of(a), kind_of(b)}:
         # what is not a number compares false, whatever its bounds
         return None
-    if op == "==" and flat(a) == flat(b):
-        return True
-    if (op == "<" and _is_below(a, b)) or (op == "<=" and _is_below(b, a)):
-        return op == "<"
+    low, high = _difference(a, b)
+    same, other = flat(a) == flat(b), low > 0 or high < 0
+    always, never = {
+        "<": (high < 0, low >= 0),
+        "<=": (high <= 0, low > 0),
+        ">": (low > 0, high <= 0),
+        ">=": (low >= 0, high < 0),
+        "==": (same, other),
+        "!=": (other, same),
+    }[op]
+    return True if always else False if never else None
+
+
+def _difference(a: Operand, b: Operand) -> tuple[float, float]:
+    """The least and greatest number that a - b may be."""
     (left, more), (right, less) = _offset(a), _offset(b)
     if left == right:
-        a, b = more, less
-    ends = [Expression("", low=_low(each), high=_high(each)) for each in (a, b)]
-    return _DECIDED[op](*ends)
+        return more - less, more - less
+    (low, high), (least, most) = ends_of(a), ends_of(b)
+    low, high = low - most, high - least
+    return max(low, 1) if _is_below(b, a) else low, min(high, -1) if _is_below(a, b) else high
 
 
 def _is_below(position: Operand, length: Operand) -> bool:
@@ -278,7 +299,10 @@ def lines(text: str, head: str, indent: int, tail: str = "") -> list[str]:
     if re.fullmatch(r"~?[\w.]*", before) and _is_closed(f"({inside}"):
         head, text = head + before, inside[:-1]
     pieces = _pieces(text, [","])
-    if len(pieces) > 1:
+    if len(pieces) > 1 and all(re.fullmatch(r"-?[\d.e+-]+|", piece) for _, piece in pieces):
+        room = WIDTH - indent - 4
+        found = [f"{margin}    {row}" for row in wrap(f"{text.rstrip(',')},", room)]
+    elif len(pieces) > 1:
         found = [line for _, piece in pieces for line in lines(piece, "", indent + 4, ",")]
     else:
         for level in (1, 2, 0, 3, 4):

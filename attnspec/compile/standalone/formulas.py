@@ -7,7 +7,7 @@ look numbers up, which no operator does, say here what is written in their place
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from operator import mul
@@ -21,11 +21,13 @@ from attnspec.compile.standalone.expressions import (
     UndecidedError,
     alike,
     call,
-    doubled,
+    counted,
+    ends_of,
     flat,
-    is_tensor,
     joined,
     kind_of,
+    real,
+    tensor_of,
 )
 from attnspec.compile.standalone.page import Page, StandaloneError
 from attnspec.graphs.bind import Situation, bind, bind_attended
@@ -120,11 +122,11 @@ def formula_of(term: Term, program: Program, page: Page) -> Expression:
         held: Operand = _written(bound, at.patterns).holds(q, k, cast(int, length))
     except UndecidedError as error:
         raise StandaloneError(f"a size must be known before n is: {error}") from None
-    if is_tensor(held):
+    if tensor_of(held):
         return cast(Expression, held)
     if held is False:
-        return Expression("q != q", "bool", True, level=0)
-    return cast(Expression, Expression("q == q", "bool", True, level=0) & held)
+        return Expression("q != q", "bool", page.reals, level=0)
+    return cast(Expression, Expression("q == q", "bool", page.reals, level=0) & held)
 
 
 def _written(relation: Relation, patterns: Mapping[str, type[Relation]]) -> Relation:
@@ -151,7 +153,7 @@ def _patterns(page: Page) -> Mapping[str, type[Relation]]:
         place = Expression(f"({purpose}, {flat(pattern.layer)}, {flat(pattern.head)})")
         causal = (True,) * getattr(pattern, "causal", False)
         table = page.table(function, *sizes, pattern.seed, place, *causal)
-        return call("listed", table, Expression("h", tensor=True), q, k, kind="bool")
+        return call("listed", table, Expression("h", tensor=page.reals), q, k, kind="bool")
 
     def blocks(self: Any, q: Operand, k: Operand, n: Operand) -> Operand:
         drawn = "distinct", -(-n // self.size), self.blocks
@@ -235,14 +237,15 @@ def said(scalar: Scalar, values: Mapping[str, Operand], page: Page) -> Operand:
     if not isinstance(scalar, Apply):
         return scalar
     if values and not any(text in values for text in symbols(scalar)):
-        # of a predicate, what is the same for all pairs
+        # of a predicate, or a score, what is the same for all pairs
         found = said(scalar, {}, page)
         return page.size("size", found) if isinstance(found, Expression) else found
     args = [said(arg, values, page) for arg in scalar.args]
     match scalar.op:
         case "//" | "%" | "/":
             low, high = bounds(scalar.args[1], page.ranges())
-            if low <= 0 <= high:
+            # of scores IEEE says what a division by 0 gives
+            if low <= 0 <= high and not (page.scores and scalar.op == "/" and tensor_of(*args)):
                 raise StandaloneError(f"{flat(args[1])}, which divides, may be 0")
             return joined(scalar.op, *args)
         case "min" | "max":
@@ -250,11 +253,11 @@ def said(scalar: Scalar, values: Mapping[str, Operand], page: Page) -> Operand:
         case "**":
             return _power(scalar, args[0], args[1], page)
         case "item":
-            raise StandaloneError("a list is read by a position, the head or n")
+            return _item(scalar, args[0], args[1:], page)
         case "ceil" | "floor":
-            return _rounded(scalar.op, args[0])
-        case "sqrt" | "isqrt" | "log2":
-            return _root(scalar, args[0], page)
+            return _rounded(scalar.op, args[0], page)
+        case "sqrt" | "isqrt" | "log2" | "log" | "exp" | "tanh":
+            return _function(scalar, args[0], page)
         case _:
             return OPERATIONS[scalar.op](*args)
 
@@ -263,49 +266,87 @@ def _extreme(op: str, a: Operand, b: Operand) -> Operand:
     """The lesser or greater of two operands."""
     if not isinstance(a, Expression) and not isinstance(b, Expression):
         return OPERATIONS[op](a, b)
-    if not is_tensor(a) and not is_tensor(b):
+    if not tensor_of(a, b):
         return call(op, a, b, kind="real" if "real" in (kind_of(a), kind_of(b)) else "int")
     a, b, kind = alike(a, b)
-    if is_tensor(a) and is_tensor(b):
-        return call(f"torch.{op}imum", a, b, kind=kind)
-    clamp = ".clamp_max" if op == "min" else ".clamp_min"
-    return call(clamp, *((a, b) if is_tensor(a) else (b, a)), kind=kind)
+    if tensor_of(a) and tensor_of(b):
+        found = call(f"torch.{op}imum", a, b, kind=kind)
+    else:
+        clamp = ".clamp_max" if op == "min" else ".clamp_min"
+        found = call(clamp, *((a, b) if tensor_of(a) else (b, a)), kind=kind)
+    (low, high), (least, most) = ends_of(a), ends_of(b)
+    extreme = min if op == "min" else max
+    if kind != "int":
+        return found
+    return replace(found, low=extreme(low, least), high=extreme(high, most))
 
 
 def _power(scalar: Apply, x: Operand, power: Operand, page: Page) -> Operand:
     constant = isinstance(power, int) and power >= 0
-    if kind_of(x) == "number" and constant:
+    if kind_of(x) in ("number", "score") and constant:
         # as it is computed elsewhere, to the last bit
         return reduce(mul, [x] * power) if power else x * 0 + 1
-    if not constant and (is_tensor(x) or is_tensor(power)):
+    if not (constant or page.scores) and tensor_of(x, power):
         raise StandaloneError("a power of positions has an exponent that is not a number")
     whole = kind_of(x) == "int" and kind_of(power) == "int"
     if whole and float(bounds(scalar.args[1], page.ranges())[0]) < 0:
-        raise StandaloneError(f"{flat(power)}, which is an exponent, may be negative")
+        if not tensor_of(x, power):
+            raise StandaloneError(f"{flat(power)}, which is an exponent, may be negative")
+        x, power, whole = real(x), real(power), False
     return replace(joined("**", x, power), kind="int" if whole else "real")
 
 
-def _rounded(op: str, x: Operand) -> Operand:
-    if kind_of(x) == "int":
-        return x
-    if not is_tensor(x):
+def _item(scalar: Apply, index: Operand, items: Sequence[Operand], page: Page) -> Operand:
+    """What a list has at an index."""
+    low, high = (float(end) for end in bounds(scalar.args[0], page.ranges()))
+    least, most = ends_of(index)
+    inside = max(low, least) >= 0 and min(high, most) < len(items)
+    if not (inside or (page.scores and tensor_of(index))):
+        raise StandaloneError(f"a list of {len(items)} is read at {flat(index)}")
+    listed = Expression(f"({', '.join(map(flat, items))}{',' * (len(items) == 1)})")
+    kind = "real" if "real" in map(kind_of, items) else "int"
+    if not tensor_of(index):
+        if tensor_of(*items):
+            raise StandaloneError("a list of numbers of pairs is read by the layer or n")
+        return Expression(f"{listed.text}[{flat(index)}]", kind)
+    if not inside:
+        page.inside.append((index >= 0) & (index < len(items)))
+        index = call(".clamp", index, 0, len(items) - 1)
+    if not tensor_of(*items):
+        return page.listed(listed.text, index, kind)
+    found = items[0]
+    for place, each in enumerate(items[1:], 1):
+        one, other, kind = alike(each, found)
+        found = call("torch.where", index == place, one, other, kind=kind)
+    return found
+
+
+def _rounded(op: str, x: Operand, page: Page) -> Operand:
+    if kind_of(x) in ("int", "bool"):
+        return counted(x)
+    if not tensor_of(x):
         return call(f"math.{op}", x)
     found = call(f"torch.{op}", x, kind=kind_of(x))
-    return found if kind_of(x) == "number" else call(".long", found)
+    # of an input, a predicate compares what may be no number
+    return found if kind_of(x) == "number" and not page.scores else call(".long", found)
 
 
-def _root(scalar: Apply, x: Operand, page: Page) -> Operand:
-    """Roots and logarithms, with the values that the language gives them."""
+LEAST = {"log2": 1, "log": 1, "sqrt": 0, "isqrt": 0}
+"""The least whole number of which functions have a value."""
+
+
+def _function(scalar: Apply, x: Operand, page: Page) -> Operand:
+    """Roots, logarithms and what else makes reals, with the values that the language gives them."""
     op, least = scalar.op, float(bounds(scalar.args[0], page.ranges())[0])
-    if least < (1 if op == "log2" else 0):
+    if least < LEAST.get(op, least) and not (page.scores and tensor_of(x)):
         raise StandaloneError(f"`{op}` is asked of {flat(x)}, which it may not be defined for")
-    if not is_tensor(x):
+    if not tensor_of(x):
         if op != "isqrt":
             return call(f"math.{op}", x, kind="real")
         whole = call("math.floor", x) if kind_of(x) == "real" else x
         return call("math.isqrt", whole, low=math.isqrt(int(least)))
-    if op == "sqrt":
-        return call("torch.sqrt", doubled(x), kind="real")
-    if op == "isqrt" and kind_of(x) == "int":
+    if op == "isqrt" and (page.scores or kind_of(x) == "int"):
         return call("isqrt", x, low=0)
+    if op == "sqrt" or page.scores:
+        return call(f"torch.{op}", real(counted(x)), kind="score" if page.scores else "real")
     raise StandaloneError(f"`{op}` of positions differs in its last bits from machine to machine")

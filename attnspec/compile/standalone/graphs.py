@@ -5,20 +5,19 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple, cast
 
-from attnspec.backends.common.score_formula import thresholds
 from attnspec.backends.factored import text_of_draws
 from attnspec.compile.standalone.expressions import lines
-from attnspec.compile.standalone.formulas import formula_of, number_of
+from attnspec.compile.standalone.formulas import formula_of
 from attnspec.compile.standalone.lifting import file_of
-from attnspec.compile.standalone.page import Page, StandaloneError, argument_of
+from attnspec.compile.standalone.page import Page, StandaloneError, Text, argument_of, page_of
+from attnspec.compile.standalone.scores import score_text
 from attnspec.compile.standalone.sources import graph, module
 from attnspec.ir.crossing import QUERIES
-from attnspec.ir.program import Attend, Program, Term, inputs_of
-from attnspec.ir.scalars import Apply, Scalar, Symbol, symbols
+from attnspec.ir.program import Program, Term, inputs_of
 from attnspec.limits import LIMITS
+from attnspec.lower.lower import pair_inputs
 
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e[+-]?\d+)?\b")
 """A number in a text."""
@@ -29,50 +28,40 @@ def graph_module(program: Program, class_name: str, refusal: str = "") -> str:
 
     Raises StandaloneError for what cannot be said.
     """
-    attend = _common(program)
-    pages, cases = _masks(program)
-    changes = {score.name for score in attend.scores}
-    softmax = attend.normalize == "softmax"
-    settings: dict[str, object] = {
-        "HEADS": program.heads,
-        "LAYERS": program.layers,
-        "INPUTS": {x.name: (x.kind, x.at_most) for x in program.inputs},
-        "SLOTS": program.slots,
-        "NUMBERS": dict(sorted(each for case in cases for each in case.numbers)),
-        "CROSS": program.cross,
-        "REFUSED": bool(refusal),
-        "CHANGED": bool(changes),
-        "FUSED": softmax and changes <= {"alibi", "bias"},
-        "NORMALIZE": attend.normalize,
-        **{"PARTS": {}, "SIZED": False, "DRAWN": False},
-    }
-    for place, score in enumerate(attend.scores):
-        settings[f"SLOPES_{place}"] = score.slopes
-        if score.name == "bias":
-            settings |= _buckets(program, dict(score.arguments))
-    written = {
-        "mask": _mask(program, pages, cases),
-        "mask_mod_of": _mask_mod(program, pages),
-        "scale_of": _scale_of(program, attend),
-        "score_mod_of": _score_mod(attend),
-    }
-    names = {"Attention": class_name, "weigh": attend.normalize, "exportable(k)": refusal}
-    names |= module.TWO_SEQUENCES if program.cross else {}
-    roots = "mask", "mask_mod_of", "attend", "Attention"
-    return file_of(roots, (text_of_draws, graph, module), written, settings, names)
-
-
-def _common(program: Program) -> Attend:
-    """An attend whose scale, scores and normaliser are those of all."""
-    first = program.attends[0]
-    for other in program.attends:
-        if other.graph is None or other.mechanism is not None:
+    for attend in program.attends:
+        if attend.graph is None or attend.mechanism is not None:
             raise StandaloneError("some heads are graphs and others mechanisms")
-        if replace(other, graph=first.graph) != first:
-            raise StandaloneError("its heads or layers weigh their scores in different ways")
-    if sum(score.name == "bias" for score in first.scores) > 1:
-        raise StandaloneError("its scores have several learned tables")
-    return first
+    mask, scores = mask_text(program), score_text(program)
+    names = {"Attention": class_name, "weigh": program.attends[0].normalize}
+    names |= {"exportable(k)": refusal, **(module.TWO_SEQUENCES if program.cross else {})}
+    settings = {**mask.settings, **scores.settings, "REFUSED": bool(refusal)}
+    written = Text({**mask.functions, **scores.functions}, settings, names)
+    return written_file(program, written, ("mask", "mask_mod_of", "attend", "Attention"))
+
+
+def written_file(program: Program, text: Text, roots: Sequence[str]) -> str:
+    """The file of some functions that are written for a program, and of all that they call."""
+    settings: dict[str, object] = {
+        **{"HEADS": program.heads, "LAYERS": program.layers},
+        "INPUTS": {x.name: (x.kind, x.at_most) for x in program.inputs},
+        **{"SLOTS": program.slots, "CROSS": program.cross, "PAIRS": bool(pair_inputs(program))},
+        **{"PARTS": {}, "SIZED": False, "DRAWN": False},
+        **text.settings,
+    }
+    sources = text_of_draws, graph, module
+    return file_of(roots, sources, text.functions, settings, text.names)
+
+
+def mask_text(program: Program) -> Text:
+    """The functions that say which pairs there are."""
+    pages, cases = _masks(program)
+    read = {x.name for page in pages for x in page.inputs}
+    settings: dict[str, object] = {
+        "NUMBERS": dict(sorted(each for case in cases for each in case.numbers)),
+        "SCORED": tuple(x.name for x in program.inputs if x.name not in read),
+    }
+    functions = {"mask": _mask(program, pages, cases), "mask_mod_of": _mask_mod(program, pages)}
+    return Text(functions, settings)
 
 
 # --- the mask ------------------------------------------------------------------------------------
@@ -96,10 +85,10 @@ def _masks(program: Program) -> tuple[list[Page], list[Case]]:
         term = cast(Term, attend.graph)
         read = inputs_of(term)
         declared = tuple(x for x in program.inputs if x.name in read)
-        page = Page(declared, program.fixed_length, program.cross)
+        page = page_of(program, declared)
         if pages:
             # what one draws, all may name
-            page.tables = pages[0].tables
+            page.tables, page.lists = pages[0].tables, pages[0].lists
         formula = formula_of(term, program, page)
         pages.append(page)
         statements = [f"{size} = \t{value}" for size, value in page.sizes.items()]
@@ -138,7 +127,8 @@ def _arguments(program: Program, pages: Sequence[Page]) -> list[str]:
     symbols = [each for each in ("layer", "h") if any(each in page.symbols for page in pages)]
     inputs = [argument_of(x) for x in program.inputs if any(x in page.inputs for page in pages)]
     lengths = [QUERIES, "n"] if program.cross else ["n"]
-    return [*lengths, *symbols, *(["b", *inputs] if inputs else []), *pages[0].tables]
+    drawn = *pages[0].tables, *pages[0].lists
+    return [*lengths, *symbols, *(["b", *inputs] if inputs else []), *drawn]
 
 
 def _mask(program: Program, pages: Sequence[Page], cases: Sequence[Case]) -> str:
@@ -187,6 +177,8 @@ def _mask_mod(program: Program, pages: Sequence[Page]) -> str:
     for table, drawn in pages[0].tables.items():
         found.append(f"    {table} = [{drawn} for head in range(heads)]")
         found.append(f"    {table} = torch.stack({table}).to(device)")
+    for name, made in pages[0].lists.items():
+        found += lines(made, f"{name} = ", 4)
     inputs = {argument_of(x): f'x["{x.name}"]' for x in program.inputs}
     given = ", ".join(inputs.get(x, x) for x in ["q", "k", *_arguments(program, pages)])
     if several:
@@ -217,80 +209,3 @@ def _numbers(pages: Sequence[Page]) -> Iterator[tuple[str, str]]:
         told = f", most=2**{min(rooms).bit_length() - 1}" if rooms else ""
         whole = ", whole=True" if any(whole for _, whole in asked) else ""
         yield read, f'numbers("{read}", x{told}{whole})'
-
-
-# --- scores --------------------------------------------------------------------------------------
-
-
-def _buckets(program: Program, arguments: dict[str, Scalar]) -> dict[str, object]:
-    """The settings of a learned table of distances."""
-    if any(isinstance(value, Symbol | Apply) for value in arguments.values()):
-        raise StandaloneError("its learned table depends on n")
-    buckets, distance = int(arguments["buckets"]), int(arguments["max_distance"])  # type: ignore[arg-type]
-    two_sided = not program.causal
-    steps = tuple(thresholds(buckets // 2 if two_sided else buckets, distance))
-    shape = program.layers or 1, program.heads or 1, (len(steps) + 1) * (1 + two_sided)
-    parts = {"bias_0": (shape, "constant", 0.0)}
-    return {"STEPS": steps, "TWO_SIDED": two_sided, "PARTS": parts}
-
-
-def _scale_of(program: Program, attend: Attend) -> str:
-    scale, text = attend.scale, "1 / math.sqrt(size)"
-    if isinstance(scale, Symbol | Apply):
-        if QUERIES in symbols(scale):
-            raise StandaloneError("its scores are weighed by the number of queries")
-        page = Page((), program.fixed_length, program.cross)
-        text = number_of(scale, page).text
-        if "h" in page.symbols:
-            raise StandaloneError("its scores are weighed by the number of the head")
-    elif scale is not None:
-        text = repr(float(scale))
-    return f'''\
-def scale_of(size, n, layer):
-    """The factor of the scores, for heads of a size."""
-    return {text}'''
-
-
-_PAPERS_SLOPE = """\
-power = 1 << (heads.bit_length() - 1)
-eighths = torch.where(h < power, 8 * h + 8, 8 * (h - power) + 4)
-slope = torch.exp2(-eighths.to(score.dtype) / power)"""
-
-_GIVEN_SLOPE = """\
-ours = enumerate(SLOPES)
-slope = sum((h == head).to(score.dtype) * slope for head, slope in ours)"""
-"""Looked up without an index, which FlexAttention would have to be handed as a tensor."""
-
-
-def _score_mod(attend: Attend) -> str:
-    """The function that gives what changes scores, as FlexAttention takes it."""
-    before, found = ["n_q, n = q.shape[2], k.shape[2]"], ["q = q + (n - n_q)"]
-    for place, score in enumerate(attend.scores):
-        match score.name:
-            case "softcap":
-                cap = dict(score.arguments)["cap"]
-                if isinstance(cap, Symbol | Apply):
-                    raise StandaloneError("the cap of its scores depends on n or the layer")
-                found.append(f"score = {float(cap)} * torch.tanh(score / {float(cap)})")
-            case "alibi":
-                slope = _GIVEN_SLOPE.replace("SLOPES", f"SLOPES_{place}")
-                before += [] if score.slopes else ["heads = q.shape[1]"]
-                found += (slope if score.slopes else _PAPERS_SLOPE).split("\n")
-                found.append("score = score - slope * abs(q - k)")
-            case "bias":
-                before.append('bias = bias_of(learned["bias_0"], q, n)')
-                found.append("score = score + bias[h, q - k + n - 1]")
-            case _:
-                raise StandaloneError("`score` has an expression")
-    return "\n".join(
-        [
-            "def score_mod_of(q, k, learned):",
-            '    """What changes the score of query q and key k in head h."""',
-            *(f"    {line}" for line in before),
-            "",
-            "    def score_mod(score, b, h, q, k):",
-            *(f"        {line}" for line in [*found, "return score"]),
-            "",
-            "    return score_mod",
-        ]
-    )

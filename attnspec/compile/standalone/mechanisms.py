@@ -46,7 +46,7 @@ def mechanism_module(program: Program, class_name: str, refusal: str = "") -> st
     if not all(any(name in vars(text) for text in TEXTS) for name in names.values()):
         raise StandaloneError(f"`{declared.name}` is not a mechanism that it knows")
     settings = {
-        **{"HEADS": program.heads, "LAYERS": program.layers, "INPUTS": {}},
+        **{"HEADS": program.heads, "LAYERS": program.layers, "INPUTS": {}, "PAIRS": False},
         **chosen,
         "PARTS": parts,
         "SIZED": any(isinstance(x, str) for shape, _, _ in parts.values() for x in shape),

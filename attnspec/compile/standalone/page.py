@@ -16,8 +16,8 @@ from attnspec.graphs.token_sets import Data
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.intervals import Bounds
 from attnspec.ir.parameters import Parameter
-from attnspec.ir.program import Input
-from attnspec.ir.scalars import LARGEST
+from attnspec.ir.program import Input, Program
+from attnspec.ir.scalars import LARGEST, PAIR, SCORE
 from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -27,9 +27,12 @@ SHORT = 12
 COUNTED = 2**16
 """More layers and heads than there are."""
 
+PARTS = "slope", "bias"
+"""What named changes of scores read beside what expressions may: numbers of a head, or a pair."""
+
 RESERVED = frozenset(
-    "q k m n b h x layer head heads slot math torch abs min max r s t u v w"
-    " required isqrt is_power listed numbers".split()
+    "q k m n b h x layer head heads slot math torch abs min max r s t u v w kind n_q row score"
+    " learned required isqrt is_power listed numbers score_mod slopes_of bias_of".split()
 )
 """Names that stand for something else in a mask."""
 
@@ -41,6 +44,16 @@ class StandaloneError(AttnSpecError):
     """A spec that no short file says; what is said to its user ends with the way out."""
 
 
+@dataclass(frozen=True)
+class Text:
+    """Functions that are written for a spec, settings of those that they call, and which function
+    of the sources stands for a name."""
+
+    functions: dict[str, str]
+    settings: dict[str, object]
+    names: dict[str, str] = field(default_factory=dict)
+
+
 @dataclass
 class Page:
     """What the formula of a graph needs besides q, k and n.
@@ -49,7 +62,10 @@ class Page:
     those that are not what an argument must be, `tables` are names for what a function draws for
     each head, `symbols` those of `layer` and `h` that are read. `numbers` are the inputs that
     predicates read: how large whole ones may be, None where it does not matter, and whether all
-    must be whole. `most` is the longest sequence of which every number fits in 64 bits.
+    must be whole. `most` is the longest sequence of which every number fits in 64 bits. `layers`
+    and `heads` are how many there are at most. `reals` is the method by which tensors become reals;
+    `lists` are names for tensors of numbers that are read by an index, and where scores read one,
+    `inside` says at which pairs that index is one of the list.
     """
 
     inputs: tuple[Input, ...]
@@ -61,11 +77,21 @@ class Page:
     symbols: dict[str, None] = field(default_factory=dict)
     numbers: dict[str, tuple[int | None, bool]] = field(default_factory=dict)
     most: int = LIMITS.length
+    layers: int = COUNTED
+    heads: int = COUNTED
+    reals: str = ".double()"
+    lists: dict[str, str] = field(default_factory=dict)
+    inside: list[Expression] = field(default_factory=list)
 
     @property
     def n(self) -> Expression:
         low, high = (1, LIMITS.length) if self.fixed is None else (self.fixed, self.fixed)
         return Expression("n", low=low, high=high)
+
+    @property
+    def scores(self) -> bool:
+        """Whether what is said is a score, not whether a pair is one of a mask."""
+        return self.reals != ".double()"
 
     @property
     def m(self) -> Expression:
@@ -74,17 +100,19 @@ class Page:
 
     def position(self, side: str) -> Expression:
         length = self.m if side == "q" else self.n
-        return Expression(side, tensor=True, below=length.text, low=0, high=length.high - 1)
+        return Expression(side, tensor=self.reals, below=length.text, low=0, high=length.high - 1)
 
     def ranges(self) -> dict[str, Bounds]:
         """What each symbol of a scalar ranges over."""
         n = self.n
-        found = {"n": (n.low, n.high), "layer": (0, COUNTED), "head": (0, COUNTED)}
+        found = {"n": (n.low, n.high), "layer": (0, self.layers - 1), "head": (0, self.heads - 1)}
         found |= {side: (0, n.high - 1) for side in "qk"}
         found |= {f"{side}.{axis}": (0, n.high - 1) for side in "qk" for axis in AXES[3]}
         found |= {QUERIES: (1, LIMITS.length)} if self.cross else {}
-        read = (reading(entry.name, side).name for entry in self.inputs for side in "qk")
+        sides = "q", "k", "", PAIR[1:-1]
+        read = (reading(entry.name, side).name for entry in self.inputs for side in sides)
         found |= dict.fromkeys(read, (-LARGEST, LARGEST))
+        found |= dict.fromkeys((SCORE, *PARTS), (-LARGEST, LARGEST))
         return {key: (np.asarray(low), np.asarray(high)) for key, (low, high) in found.items()}
 
     def symbol(self, text: str) -> Expression:
@@ -93,7 +121,8 @@ class Page:
             return self.n if text == "n" else self.m
         shown = "h" if text == "head" else text
         self.symbols[shown] = None
-        return Expression(shown, tensor=text == "head", low=0, high=COUNTED)
+        most = (self.layers if text == "layer" else self.heads) - 1
+        return Expression(shown, tensor=self.reals * (text == "head"), low=0, high=most)
 
     def size(self, hint: str, value: Expression) -> Expression:
         """A name for a size, unless it is as short as one."""
@@ -115,18 +144,33 @@ class Page:
         if any(getattr(each, "tensor", False) for each in args):
             raise StandaloneError("how much is drawn at random depends on the head")
         self.symbols["h"] = None
-        text = call(function, *args).text
+        text = self._unnamed(call(function, *args).text)
+        return Expression(self._named(self.tables, "drawn", text), tensor=self.reals)
+
+    def listed(self, text: str, index: Expression, kind: str, hint: str = "items") -> Expression:
+        """What a list of numbers has at an index."""
+        wide = ", dtype=kind" if self.scores else ", dtype=torch.float64"
+        device = "q.device" if self.scores else "device"
+        made = f"torch.tensor({self._unnamed(text)}{wide * (kind == 'real')}, device={device})"
+        return self.made(hint, made, index, kind)
+
+    def made(self, hint: str, text: str, index: Expression, kind: str) -> Expression:
+        """What a tensor that is made before any pair is asked for has at an index."""
+        shown = f"{self._named(self.lists, hint, text)}[{index.text}]"
+        return Expression(shown, kind, self.reals)
+
+    def _unnamed(self, text: str) -> str:
+        """A text without the names that sizes have where pairs are asked for."""
         for name, value in self.sizes.items():
-            # it is drawn before any query asks
             text = re.sub(rf"\b{name}\b", value, text)
-        return Expression(self._named(self.tables, "drawn", text), tensor=True)
+        return text
 
     def _named(self, named: dict[str, str], hint: str, text: str) -> str:
         """The name of a text, one like the hint that nothing else has where it has none yet."""
         for known, other in named.items():
             if other == text:
                 return known
-        taken = RESERVED | set(self.sizes) | set(self.tables)
+        taken = RESERVED | set(self.sizes) | set(self.tables) | set(self.lists)
         taken |= {argument_of(entry) for entry in self.inputs}
         plain = hint.rpartition(" ")[2]
         numbered = (f"{plain}_{number}" for number in count(2))
@@ -141,11 +185,24 @@ class Page:
             if entry.kind not in KINDS:
                 raise StandaloneError(f"its input `{entry.name}` is of the kind {entry.kind}")
             text = argument_of(entry) + "[b]" * (entry.kind == "length")
-            found[entry.name] = Data(Expression(text, KINDS[entry.kind], tensor=True))
+            found[entry.name] = Data(Expression(text, KINDS[entry.kind], tensor=self.reals))
         return found
 
 
 def argument_of(entry: Input) -> str:
     """What an input is called in a mask: by its name, unless that stands for something else."""
-    taken = entry.name in RESERVED or keyword.iskeyword(entry.name)
-    return f"{entry.name}_given" if taken else entry.name
+    taken = entry.name in RESERVED or entry.name.startswith("bias_")
+    taken = taken or keyword.iskeyword(entry.name)
+    return f"{entry.name}_input" if taken else entry.name
+
+
+def page_of(program: Program, inputs: tuple[Input, ...] = (), reals: str = ".double()") -> Page:
+    """The page of a formula that may read some inputs of a program."""
+    return Page(
+        inputs,
+        program.fixed_length,
+        program.cross,
+        layers=program.layers or COUNTED,
+        heads=program.heads or COUNTED,
+        reals=reals,
+    )

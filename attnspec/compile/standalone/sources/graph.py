@@ -7,8 +7,8 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
-CHANGED, FUSED, NORMALIZE = True, True, "softmax"
-STEPS, TWO_SIDED = (1, 2, 4), False
+CHANGED, FUSED, FINITE, NORMALIZE = True, True, True, "softmax"
+TWO_SIDED, SCORED = False, ("near",)
 INPUTS = {"time": ("numbers", None)}
 
 # --- written for each spec: here causal, the usual scale, alibi ----------------------------------
@@ -24,7 +24,7 @@ def scale_of(size, n, layer):
     return 1 / math.sqrt(size)
 
 
-def score_mod_of(q, k, learned):
+def score_mod_of(q, k, layer, x, learned):
     """What changes the score of query q and key k in head h."""
     return lambda score, b, h, q, k: score - torch.exp2(-h.to(score.dtype)) * abs(q - k)
 
@@ -61,10 +61,10 @@ def listed(tables, h, q, k):
     return held
 
 
-def numbers(name, x, most=None, whole=False):
-    """An input as int64 or float64, one of a real key at padding; refuses what is not exact."""
+def numbers(name, x, kind=torch.float64, most=None, whole=False):
+    """An input as int64 or reals, one of a real key at padding; refuses what is not exact."""
     found, real = x[name], x.get("key padding")
-    found = found.double() if found.is_floating_point() else found.long()
+    found = found.to(kind) if found.is_floating_point() else found.long()
     if INPUTS[name][0] == "length":
         # no position lies before one below 0
         found = found.clamp(min=0)
@@ -119,7 +119,10 @@ def attend(q, k, v, layer, dropout_p, x, learned):
     """The attention of the pairs of the mask; a query that reads nothing gets 0."""
     scale, kind = scale_of(q.shape[3], k.shape[2], layer), q.dtype
     if CHANGED:
-        score_mod = score_mod_of(q, k, learned)
+        score_mod = score_mod_of(q, k, layer, x, learned)
+    if SCORED:
+        # what scores alone read decides no pair
+        x = {name: each for name, each in x.items() if name not in SCORED}
     if NORMALIZE == "softmax":
         # FlexAttention drops no weights, and takes no float64 and no heads below 16
         blocks = q.is_cuda and kind != torch.float64 and min(q.shape[3], v.shape[3]) >= 16
@@ -136,8 +139,8 @@ def attend(q, k, v, layer, dropout_p, x, learned):
         # half types would round what is added to the scores of far keys
         q, k, v = (each.to(torch.promote_types(kind, torch.float32)) for each in (q, k, v))
     if CHANGED:
-        h, rows, keys = (torch.arange(s, device=q.device) for s in (*q.shape[1:3], k.shape[2]))
-        at = None, h[:, None, None], rows[:, None], keys
+        b, h, rows, keys = (torch.arange(s, device=q.device) for s in (*q.shape[:3], k.shape[2]))
+        at = b[:, None, None, None], h[:, None, None], rows[:, None], keys
     if FUSED:
         none = ~mask.any(-1, keepdim=True)
         mask = mask | none
@@ -150,20 +153,32 @@ def attend(q, k, v, layer, dropout_p, x, learned):
         k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
         scores = q * scale @ k.mT
         if CHANGED:
-            scores = score_mod(scores, *at)
+            if FINITE:
+                scores = score_mod(scores, *at)
+            else:
+                # the gradient of a pair that is none may be no number, and -inf hides a pair
+                scores = score_mod(scores.masked_fill(~mask, 0.0), *at)
+                mask = mask & (scores != -torch.inf)
         return (dropout(weigh(scores, mask), dropout_p) @ v).to(kind)
 
 
-def bias_of(table, q, n):
-    """The learned number [H, 2 n - 1] of each distance q - k, from 1 - n on; STEPS are the least
+def slopes_of(q):
+    """The slopes of ALiBi for as many heads as there are."""
+    power, h = 1 << (q.shape[1].bit_length() - 1), torch.arange(q.shape[1], device=q.device)
+    eighths = torch.where(h < power, 8 * h + 8, 8 * (h - power) + 4)
+    return torch.exp2(-eighths.to(torch.promote_types(q.dtype, torch.float32)) / power)
+
+
+def bias_of(table, steps, q, n):
+    """The learned number [H, 2 n - 1] of each distance q - k, from 1 - n on; `steps` are the least
     distances of all buckets but the first."""
     distance = torch.arange(1 - n, max(1, n), device=q.device)
     if TWO_SIDED:
-        bucket = torch.bucketize(distance.abs(), torch.tensor(STEPS, device=q.device), right=True)
-        bucket = bucket + (distance < 0) * (len(STEPS) + 1)
+        bucket = torch.bucketize(distance.abs(), torch.tensor(steps, device=q.device), right=True)
+        bucket = bucket + (distance < 0) * (len(steps) + 1)
     else:
         far = distance.clamp_min(0)
-        bucket = torch.bucketize(far, torch.tensor(STEPS, device=q.device), right=True)
+        bucket = torch.bucketize(far, torch.tensor(steps, device=q.device), right=True)
     # in half types the gradients of all pairs would not add up
     table = table.to(torch.promote_types(q.dtype, torch.float32))
     return table[:, bucket].expand(q.shape[1], -1)
@@ -175,7 +190,8 @@ def bias_of(table, q, n):
 def softmax(scores, mask):
     """Softmax over the pairs of the mask; a row without one weighs nothing."""
     none = ~mask.any(-1, keepdim=True)
-    return scores.masked_fill(~(mask | none), -torch.inf).softmax(-1).masked_fill(none, 0.0)
+    scores = scores.masked_fill(~mask, -torch.inf).masked_fill(none, 0.0)
+    return scores.softmax(-1).masked_fill(none, 0.0)
 
 
 def softmax1(scores, mask):

@@ -6,6 +6,7 @@ from torch import nn
 from attnspec.backends.factored.text_of_sums import attend
 
 HEADS, LAYERS, CROSS, REFUSED, SIZED, DRAWN = None, None, False, True, True, True
+PAIRS = True
 INPUTS = {"important": ("tokens", 64)}
 PARTS = {"bias_0": ((1, 1, 32), "constant", 0.0)}
 
@@ -33,6 +34,10 @@ def given(q, k, v, layer, inputs, padding):
     for name, tensor in x.items():
         kind, most = INPUTS.get(name, ("tokens", None))
         shape = k.shape[:1] if kind == "length" else k.shape[::2]
+        if PAIRS:
+            if kind == "pairs":
+                heads = 1 if tensor.shape[1:2] == (1,) else q.shape[1]
+                shape = q.shape[0], heads, q.shape[2], k.shape[2]
         if tensor.shape != shape or (tensor.dtype == torch.bool) != (kind == "tokens"):
             raise ValueError(f"{name} must be {kind} {list(shape)}, got {list(tensor.shape)}")
         if most is not None and int(tensor.sum(-1).amax()) > most:

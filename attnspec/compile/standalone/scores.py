@@ -1,0 +1,201 @@
+"""What a file does to scores: their factor, and what they become, as FlexAttention takes it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from attnspec.backends.common.score_formula import thresholds
+from attnspec.compile.standalone.expressions import Expression, Operand, call, lines, tensor_of
+from attnspec.compile.standalone.formulas import number_of, said
+from attnspec.compile.standalone.page import Page, StandaloneError, Text, argument_of, page_of
+from attnspec.graphs.predicates.inputs import READ, inputs_read, pair_reading, reading
+from attnspec.ir.crossing import QUERIES
+from attnspec.ir.program import EXPRESSION, Attend, Program, Score
+from attnspec.ir.scalars import SCORE, Apply, Scalar, Symbol, fold, symbols
+from attnspec.lower.lower import bias_tables
+from attnspec.lower.work import Expression as Change
+from attnspec.lower.work import alibi_slopes
+
+REALS = ".to(score.dtype)"
+"""The method by which what a score reads becomes real."""
+
+_S, _CAP, _SLOPE, _BIAS = map(Symbol, (SCORE, "cap", "slope", "bias"))
+_DISTANCE = Apply("abs", (Apply("-", (Symbol("q"), Symbol("k"))),))
+
+NAMED: dict[str, Scalar] = {
+    "softcap": Apply("*", (_CAP, Apply("tanh", (Apply("/", (_S, _CAP)),)))),
+    "alibi": Apply("-", (_S, Apply("*", (_SLOPE, _DISTANCE)))),
+    "bias": Apply("+", (_S, _BIAS)),
+}
+"""What scores become by the changes that have names."""
+
+
+def score_text(program: Program) -> Text:
+    """The functions that give the factor of scores, and what they become.
+
+    Raises StandaloneError for what no short file says.
+    """
+    attend = program.attends[0]
+    if any(replace(other, graph=attend.graph) != attend for other in program.attends):
+        raise StandaloneError("its heads or layers weigh their scores in different ways")
+    page, tables = page_of(program, program.inputs, REALS), bias_tables(program)
+    values: dict[str, Operand] = _values(program, page)
+    before: list[str] = []
+    statements: list[str] = []
+    read: dict[str, None] = {}
+    parts: dict[str, object] = {}
+    settings: dict[str, object] = {"TWO_SIDED": not program.causal, "PARTS": parts}
+    adds, finite = attend.normalize == "softmax", True
+    for place, score in enumerate(attend.scores):
+        known, value = len(page.sizes), _expression(score, program)
+        read |= dict.fromkeys(inputs_read(value))
+        if score.name == "alibi":
+            values[_SLOPE.name] = _slope(score, program, page)
+        if score.name == "bias":
+            table, steps = tables[place, score], f"STEPS{tables[place, score][4:]}"
+            before.append(f'{table} = bias_of(learned["{table}"], {steps}, q, n)')
+            values[_BIAS.name] = Expression(f"{table}[h, q - k + n - 1]", "score", REALS)
+            settings[steps], parts[table] = _buckets(program, score)
+        change = said(value, values, page)
+        statements += [f"{size} = {text}" for size, text in [*page.sizes.items()][known:]]
+        statements.append(f"score = {_of_score(change, value, page)}")
+        adds &= Change(value).adds
+        finite &= Change(value).adds or score.name == "softcap"
+    lists = (f"{name} = {made}" for name, made in page.lists.items())
+    before = [*_inputs(program, read), *lists, *before]
+    functions = {
+        "scale_of": _scale(program),
+        "score_mod_of": _score_mod(program, before, statements),
+    }
+    settings |= {"NORMALIZE": attend.normalize, "CHANGED": bool(attend.scores)}
+    return Text(functions, {**settings, "FUSED": adds, "FINITE": finite})
+
+
+def numbers_in(attend: Attend) -> list[Scalar]:
+    """The numbers that the scores of an attend are changed by."""
+    return [value for score in attend.scores for _, value in score.arguments]
+
+
+def _expression(score: Score, program: Program) -> Scalar:
+    """What a score becomes, as an expression of the score and the pair."""
+    arguments: dict[str, Any] = dict(score.arguments)
+    value = arguments["value"] if score.name == EXPRESSION else fold(NAMED[score.name], arguments)
+    known = {"layers": program.layers or 1, "heads": program.heads}
+    return fold(value, {name: count for name, count in known.items() if count is not None})
+
+
+def _values(program: Program, page: Page) -> dict[str, Operand]:
+    """What stands for the score, positions and inputs."""
+    found = {SCORE: Expression("score", "score", REALS), "q": page.position("q")}
+    found["k"] = page.position("k")
+    row = "q" if program.cross else "row"
+    for entry in program.inputs:
+        name, kind = argument_of(entry), "int" if entry.kind == "ids" else "number"
+        for side in "qk" if entry.kind in READ else "":
+            found[reading(entry.name, side).name] = Expression(f"{name}[b, {side}]", kind, REALS)
+        if entry.kind == "length":
+            found[reading(entry.name, "").name] = Expression(f"{name}[b]", "int", REALS, low=0)
+        if entry.kind == "pairs":
+            shown = Expression(f"{name}[b, h, {row}, k]", "score", REALS)
+            found[pair_reading(entry.name).name] = shown
+    return found
+
+
+def _slope(score: Score, program: Program, page: Page) -> Expression:
+    """The slope of a head."""
+    slopes = score.slopes or (alibi_slopes(program.heads) if program.heads else ())
+    if slopes:
+        return page.listed(repr(slopes), page.symbol("head"), "real", "slopes")
+    return page.made("slopes", "slopes_of(q)", page.symbol("head"), "real")
+
+
+def _of_score(change: Operand, value: Scalar, page: Page) -> str:
+    """What is assigned: one number for each pair, not a number where a list is read outside."""
+    if not tensor_of(change):
+        return call("torch.full_like", Expression("score"), change).text
+    if SCORE not in symbols(value) or change.kind in ("int", "bool"):
+        change = Expression("torch.zeros_like(score)", "score", REALS) + change
+    for inside in page.inside:
+        change = call("torch.where", inside, change, Expression("torch.nan"), kind="score")
+    page.inside.clear()
+    return str(change.text)
+
+
+def _inputs(program: Program, read: dict[str, None]) -> list[str]:
+    """The statements that make numbers of inputs."""
+    found = []
+    for entry in program.inputs:
+        if entry.name not in read:
+            continue
+        made = f'numbers("{entry.name}", x, kind)'
+        if entry.kind == "pairs":
+            made = f'x["{entry.name}"].to(kind).expand(-1, q.shape[1], -1, -1)'
+        found.append(f"{argument_of(entry)} = {made}")
+    return found
+
+
+def _score_mod(program: Program, before: list[str], statements: list[str]) -> str:
+    """The text of `score_mod_of`."""
+    inner, outer = "\n".join(statements), "\n".join(before)
+    if not program.cross and re.search(r"\bq\b", inner):
+        # positions of queries are counted from the last ones, rows of an input from the first
+        row = "row, q = q, " if "row" in inner else "q = "
+        statements = [f"{row}q + (n - n_q)", *statements]
+    else:
+        statements = [re.sub(r"\brow\b", "q", each) for each in statements]
+    inner = "\n".join([*statements, outer])
+    if re.search(r"\bkind\b", outer):
+        before = ["kind = torch.promote_types(q.dtype, torch.float32)", *before]
+    if re.search(r"\b(n|m)\b", inner):
+        rows = "m" if program.cross else "n_q"
+        rows = f"{rows}, n = q.shape[2], k.shape[2]"
+        before = [rows if re.search(r"\b(n_q|m)\b", inner) else "n = k.shape[2]", *before]
+    return "\n".join(
+        [
+            "def score_mod_of(q, k, layer, x, learned):",
+            '    """What changes the score of query q and key k in head h."""',
+            *(line for each in before for line in _assigned(each, 4)),
+            "",
+            "    def score_mod(score, b, h, q, k):",
+            *(line for each in statements for line in _assigned(each, 8)),
+            "        return score",
+            "",
+            "    return score_mod",
+        ]
+    )
+
+
+def _assigned(statement: str, indent: int) -> list[str]:
+    name, _, value = statement.partition(" = ")
+    return lines(value, f"{name} = ", indent)
+
+
+def _buckets(program: Program, score: Score) -> tuple[object, object]:
+    """The least distances of the buckets of a learned table but the first, and what the table is:
+    its shape and how it starts."""
+    arguments = dict(score.arguments)
+    buckets, distance = int(arguments["buckets"]), int(arguments["max_distance"])  # type: ignore[arg-type]
+    two_sided = not program.causal
+    steps = tuple(thresholds(buckets // 2 if two_sided else buckets, distance))
+    shape = program.layers or 1, program.heads or 1, (len(steps) + 1) * (1 + two_sided)
+    return steps, (shape, "constant", 0.0)
+
+
+def _scale(program: Program) -> str:
+    """The function that gives the factor of scores."""
+    scale, text = program.attends[0].scale, "1 / math.sqrt(size)"
+    if isinstance(scale, Symbol | Apply):
+        if QUERIES in symbols(scale):
+            raise StandaloneError("its scores are weighed by the number of queries")
+        page = page_of(program)
+        text = number_of(scale, page).text
+        if "h" in page.symbols:
+            raise StandaloneError("its scores are weighed by the number of the head")
+    elif scale is not None:
+        text = repr(float(scale))
+    return f'''\
+def scale_of(size, n, layer):
+    """The factor of the scores, for heads of a size."""
+    return {text}'''
