@@ -188,9 +188,9 @@ def seconds_of(bands: Sequence[Banded], n_q: int, copies: int = 1) -> float:
 
 def reading_seconds(work: Work) -> float:
     """The estimate for a graph that reads run-time inputs, of which nothing is known before they
-    are seen."""
-    layout = weighed("tables", {"layout": 1}, copies=work.copies)
-    return seconds_for(layout) + READING * dense_seconds(work)
+    are seen: the kernel compares again, and takes the definition where that takes less."""
+    layout, dense = weighed("tables", {"layout": 1}, copies=work.copies), dense_seconds(work)
+    return min(dense, seconds_for(layout) + READING * dense)
 
 
 def stepped_tables(bands: Sequence[Banded]) -> Tables[np.ndarray]:
