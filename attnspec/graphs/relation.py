@@ -206,7 +206,7 @@ class Relation:
         """The only queries, and the only keys, that have pairs, where they are few and known."""
         return None, None
 
-    def labels(self, n: int) -> np.ndarray | None:
+    def classes(self, n: int) -> np.ndarray | None:
         """A number [n] of each position that both ends of a pair share, where inputs say so."""
         return None
 

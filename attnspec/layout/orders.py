@@ -126,7 +126,7 @@ def orders_of(term: Relation, n: int) -> tuple[Order, ...]:
     found |= {Order(q, k): None for q, k in steps if max(q, k) <= LIMITS.classes}
     rows, columns = zip(*(leaf.listing(n) for leaf in leaves), strict=True)
     found[Order(_listed(rows), _listed(columns))] = None
-    by_label = _by_label(term, [known for leaf in leaves if (known := leaf.labels(n)) is not None])
+    by_label = _by_label(term, [known for leaf in leaves if (known := leaf.classes(n)) is not None])
     found[Order(by_label, by_label)] = None
     for grid in filter(None, (leaf.boxes() for leaf in leaves)):
         keys_of = Boxed(*grid, _box(grid[0], 2 ** len(grid[0])))

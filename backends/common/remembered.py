@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import ref
 
 import torch
@@ -11,23 +11,6 @@ import torch
 from attnspec.backends.common.torch_modes import is_transformed, is_watched
 
 Value = TypeVar("Value")
-
-
-class Version:
-    """A tensor of a device as it is: equal to itself alone, until it is written to or is gone."""
-
-    def __init__(self, x: torch.Tensor, gone: Callable[[object], None]) -> None:
-        base = x if x._base is None else x._base
-        self.base = ref(base, gone)
-        place = x.storage_offset(), x.shape, x.stride()
-        self.state = id(base), x._version, x.dtype, *place
-
-    def __eq__(self, other: object) -> bool:
-        same = isinstance(other, Version) and self.state == other.state
-        return same and self.base() is not None and self.base() is other.base()
-
-    def __hash__(self) -> int:
-        return hash(self.state)
 
 
 class Remembered(Generic[Value]):
@@ -39,7 +22,7 @@ class Remembered(Generic[Value]):
     def __init__(self, size: int = 1) -> None:
         self.size = size
         # replaced as a whole: tensors may go, and other threads come, at any time
-        self.kept: dict[tuple[Hashable, ...], Value] = {}
+        self.kept: dict[tuple[Hashable, ...], tuple[Value, list[ref[torch.Tensor]]]] = {}
 
     def get(
         self, tensors: Sequence[torch.Tensor], build: Callable[[], Value], *settings: Hashable
@@ -56,24 +39,27 @@ class Remembered(Generic[Value]):
             return build()
         if any(x.is_cuda for x in tensors) and torch.cuda.is_current_stream_capturing():
             return build()
-        key = (*settings, *(_numbers(x) if x.is_cpu else Version(x, self._forget) for x in tensors))
-        kept = self.kept
-        if key in kept:
-            return kept[key]
-        with torch.inference_mode(False), torch.no_grad():
-            value = build()
-        self.kept = dict([*self.kept.items(), (key, value)][-self.size :])
-        return value
+        bases = [x if x._base is None else x._base for x in tensors]
+        seen = (_known_by(x, base) for x, base in zip(tensors, bases, strict=True))
+        key = (*settings, *seen)
+        entry = self.kept.get(key)
+        if entry is None:
+            with torch.inference_mode(False), torch.no_grad():
+                value = build()
+            entry = value, [ref(base, self._forget) for base in bases if not base.is_cpu]
+            self.kept = dict([*self.kept.items(), (key, entry)][-self.size :])
+        return entry[0]
 
     def __reduce__(self) -> tuple[type[Remembered[Value]], tuple[int]]:
         return type(self), (self.size,)
 
-    def _forget(self, _: object) -> None:
-        versions = {key: [x for x in key if isinstance(x, Version)] for key in self.kept}
-        live = [key for key, each in versions.items() if all(x.base() is not None for x in each)]
-        self.kept = {key: self.kept[key] for key in live}
+    def _forget(self, gone: object) -> None:
+        each = self.kept.items()
+        self.kept = {key: entry for key, entry in each if all(x is not gone for x in entry[1])}
 
 
-def _numbers(x: torch.Tensor) -> Hashable:
-    flat = x.detach().contiguous().reshape(-1).view(torch.uint8)
-    return x.dtype, x.shape, flat.numpy().tobytes()
+def _known_by(x: torch.Tensor, base: torch.Tensor) -> tuple[Any, ...]:
+    if x.is_cpu:
+        numbers = x.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return x.dtype, x.shape, numbers.tobytes()
+    return id(base), x._version, x.dtype, x.storage_offset(), x.shape, x.stride()

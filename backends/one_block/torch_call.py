@@ -26,7 +26,6 @@ from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.one_block.dense import DenseKernel
 from attnspec.backends.one_block.forms import Form, all_pairs, form_of
 from attnspec.limits import LIMITS
-from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Work
 
 EVERY = slice(None)
@@ -97,9 +96,8 @@ class TorchCallKernel(SoftmaxKernel):
         self.masks = len(self.heads) if several else 1
         self._biases: dict[torch.dtype, Bias] = {}
         self._read: Remembered[tuple[Part, ...]] = Remembered()
+        self._padded: Remembered[tuple[Part, ...] | None] = Remembered(LIMITS.paddings_laid_out)
         self._whole: dict[torch.dtype, tuple[Part, ...]] = {}
-        self._padded: Cache[tuple[object, ...], tuple[Part, ...] | None]
-        self._padded = Cache(LIMITS.paddings_laid_out)
         # what torch's call gets on other devices where no call changes it
         self._mask: tuple[torch.Tensor, torch.Tensor | None] | None = None
 
@@ -164,10 +162,10 @@ class TorchCallKernel(SoftmaxKernel):
             return self._of_inputs(call, kind)
         if call.padding is None or bool(call.padding.all()):
             return self._unpadded(kind)
-        # what the padding says is the key, so that no change of the tensor goes unseen
         padding = call.padding
-        key = kind, padding.shape, padding.numpy().tobytes()
-        found = self._padded.get(key, lambda: apart(lambda: self._of_padding(padding, kind)))
+        found = self._padded.get(
+            [padding], lambda: apart(lambda: self._of_padding(padding, kind)), kind
+        )
         # masks as large as this are not kept
         return self._masked(padding, kind) if found is None else found
 

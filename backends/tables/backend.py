@@ -78,7 +78,7 @@ class TablesBackend:
 
     def _decided_seconds(self, work: Work) -> float:
         # the tensors of a call decide what it is
-        if all(leaf.by_inputs for leaf in work.decided):
+        if _is_brought(work):
             whole = definition_of(work, work.device).cost(work)
             return self._beside_lists(work) + READING * whole
         reads = [min(work.n_k, leaf.about_keys(work.n_k)) for leaf in work.decided]
@@ -89,8 +89,7 @@ class TablesBackend:
 
     def _beside_lists(self, work: Work) -> float:
         """What a work of lists takes besides them: laying them out, and the rest of the graph."""
-        brought = all(leaf.by_inputs for leaf in work.decided)
-        units = {"lists" if brought else "layout": 1}
+        units = {"lists" if _is_brought(work) else "layout": 1}
         seconds = seconds_for(weighed("tables", units, copies=work.copies))
         parts = parts_of(work.relation)
         if parts is None or parts.rest is None:
@@ -102,9 +101,8 @@ class TablesBackend:
         """From how many seconds on the lists of inputs take more than the definition, where that
         needs no more room than a mask may have."""
         whole = definition_of(work, work.device)
-        if whole.name != "torch" or not all(leaf.by_inputs for leaf in work.decided):
-            return inf
-        return whole.cost(work) - self._beside_lists(work)
+        small = whole.name == "torch" and _is_brought(work)
+        return whole.cost(work) - self._beside_lists(work) if small else inf
 
     def stepped(self, work: Work, device: str) -> bool:
         """Whether steps of a work go through the flash kernel and are merged; of bent scores,
@@ -189,6 +187,11 @@ class TablesBackend:
         if work.reads:
             return ReadingKernel(work, heads, device, dense_seconds(work))
         return SteppedKernel(work, heads, device)
+
+
+def _is_brought(work: Work) -> bool:
+    """Whether inputs bring every choice of a work."""
+    return all(leaf.by_inputs for leaf in work.decided)
 
 
 def refuses_decided(work: Work, device: str) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -89,10 +89,10 @@ class DecidedTables(SoftmaxKernel):
         return seconds_for(weighed("tables", units)) > self.most_seconds
 
     @cached_property
-    def definition(self) -> Any:
+    def definition(self) -> SoftmaxKernel:
         """All pairs at once."""
-        definition = definition_of(self.work, self.device.type)
-        return apart(lambda: definition.build(self.work, self.heads, self.device))
+        backend, given = definition_of(self.work, self.device.type), (self.work, self.heads)
+        return cast(SoftmaxKernel, apart(lambda: backend.build(*given, self.device)))
 
     def _mean(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rounds: Sequence[Call]

@@ -11,8 +11,6 @@ from attention_checks import tensors
 from population import spec_of
 
 from attnspec.backends.common.remembered import Remembered
-from attnspec.backends.one_block.torch_call import TorchCallKernel
-from attnspec.backends.tables.kernel import SteppedKernel
 
 
 class Counted:
@@ -72,10 +70,11 @@ def test_nothing_is_kept_where_numbers_are_not_known() -> None:
 PACKED = "causal input x: ids attend same(x)"
 
 
-def kernels_of(module: Any) -> list[Any]:
+def kernels_of(module: Any) -> list[str]:
     """What runs the samples that are kept."""
     groups = [group for each in module.engine.prepared.kept.values() for group in each.groups]
-    return [each.kernel for group in groups for each in group.kernel._known.kept.values()]
+    known = [each for group in groups for each, _ in group.kernel._known.kept.values()]
+    return [type(each.kernel).__name__ for each in known]
 
 
 def test_short_samples_are_laid_out_once_they_come_again() -> None:
@@ -85,13 +84,13 @@ def test_short_samples_are_laid_out_once_they_come_again() -> None:
     seen = []
     for _ in range(9):
         module(*given, inputs={"x": labels})
-        seen.append([type(x) for x in kernels_of(module)])
+        seen.append(kernels_of(module))
     # laying out takes longer than the first calls by the definition
-    assert seen[0] == [type(None)]
-    assert seen[-1] == [SteppedKernel]
+    assert seen[0] == ["NoneType"]
+    assert seen[-1] == ["SteppedKernel"]
     labels[0, n // 2 :] = 0
     module(*given, inputs={"x": labels})
-    assert [type(x) for x in kernels_of(module)] == [SteppedKernel, type(None)]
+    assert kernels_of(module) == ["SteppedKernel", "NoneType"]
 
 
 @pytest.mark.parametrize("body", [PACKED, "input c: choices(size = 32) attend chosen(c)"])
@@ -100,16 +99,13 @@ def test_masks_of_inputs_are_those_of_the_call(body: str) -> None:
     module, n = spec.compile("torch"), 96
     given = tensors(2, 2, n, n, dtype=torch.float64)
     real = torch.rand(2, n) < 0.8
-    for turn in range(4):
+    for _ in range(4):
         inputs = {"x": torch.randint(0, 5, (2, n)), "c": torch.randint(-1, 3, (2, 2, n, 1))}
         own: Any = {name: inputs[name] for name in spec.inputs}
         for padding in (None, real, real, ~real, None):
             asked: Any = {"inputs": own, "key_padding_mask": padding}
             found, meant = (x(*given, **asked) for x in (module, spec.compile("dense")))
             torch.testing.assert_close(found, meant, rtol=1e-9, atol=1e-9)
-        kernel = next(iter(module.engine.prepared.kept.values())).groups[0].kernel
-        assert isinstance(kernel, TorchCallKernel)
-        assert len(kernel._read.kept) == 1, turn
 
 
 @pytest.mark.parametrize("blocks", [1, 14])

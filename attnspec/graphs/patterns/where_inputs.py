@@ -102,7 +102,7 @@ class WhereInputs(Relation):
         # what is not a number, or comes of what is infinite, has no bounds
         return np.broadcast_to(np.where(known, answer, SOME).astype(np.uint8), shape)
 
-    def labels(self, n: int) -> np.ndarray | None:
+    def classes(self, n: int) -> np.ndarray | None:
         sides = {reading(name, side) for name in self._read for side in "qk"}
         match self._at(n):
             case Apply("==", args) if len(self.inputs) == 1 and set(args) == sides:
