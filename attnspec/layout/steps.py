@@ -28,8 +28,9 @@ from attnspec.lower.work import Work
 LARGE = (256, 1024, 4096)
 """Tile sizes for graphs of which smaller ones would be more than `LIMITS.tiles`."""
 
-READING = 0.5
-"""What run-time inputs are taken to leave of the dense cost before they are seen."""
+READING = 0.1
+"""What run-time inputs are taken to leave of the dense cost before they are seen: little, because
+kernels compare again in the call, and take the definition where inputs leave more."""
 
 Lengths: TypeAlias = tuple[int, int]
 """Queries, which are the last of them, and keys."""
@@ -188,9 +189,9 @@ def seconds_of(bands: Sequence[Banded], n_q: int, copies: int = 1) -> float:
 
 def reading_seconds(work: Work) -> float:
     """The estimate for a graph that reads run-time inputs, of which nothing is known before they
-    are seen: the kernel compares again, and takes the definition where that takes less."""
-    layout, dense = weighed("tables", {"layout": 1}, copies=work.copies), dense_seconds(work)
-    return min(dense, seconds_for(layout) + READING * dense)
+    are seen."""
+    layout = weighed("tables", {"layout": 1}, copies=work.copies)
+    return seconds_for(layout) + READING * dense_seconds(work)
 
 
 def stepped_tables(bands: Sequence[Banded]) -> Tables[np.ndarray]:

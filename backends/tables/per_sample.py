@@ -2,15 +2,15 @@
 
 Packed documents cost what their blocks cost. Layouts of the last few inputs are kept, so the layers
 of a model that share them lay out once. Where a layout cannot help (transforms, dropout) and where
-it would cost more, the dense definition computes the call; so it does while laying out takes longer
-than it took for these inputs so far, which is at most twice as long as the better of both.
+it would cost more, the dense definition computes the call.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -22,18 +22,7 @@ from attnspec.backends.one_block.backend import definition_of
 from attnspec.backends.tables.kernel import SteppedKernel
 from attnspec.layout.steps import bands_of, seconds_of
 from attnspec.limits import LIMITS
-from attnspec.lower.costs import seconds_for, weighed
 from attnspec.lower.work import Call, Kernel, Mergeable, Work
-
-
-@dataclass
-class Sample:
-    """What runs one sample's inputs, None for the definition, once they are laid out; before that
-    they came so many `times`."""
-
-    times: int = 0
-    is_laid_out: bool = False
-    kernel: Kernel | None = None
 
 
 class ReadingKernel:
@@ -53,7 +42,7 @@ class ReadingKernel:
         self.work, self.heads, self.device = work, heads, device
         self.dense_seconds = dense_seconds
         self._dense: Kernel | None = None
-        self._known: Remembered[Sample] = Remembered(LIMITS.layouts_few)
+        self._kernels: Remembered[Kernel | None] = Remembered(LIMITS.layouts_few)
 
     def known(self, work: Work) -> Kernel | None:
         """What runs the work with inputs in place; None for the definition."""
@@ -119,16 +108,5 @@ class ReadingKernel:
     def kernel_of(self, data: Mapping[str, torch.Tensor], sample: int) -> Kernel | None:
         """What runs one sample's inputs; None for the definition."""
         read = [data[name][sample] for name in self.work.reads]
-        known = self._known.get(read, Sample)
-        known.times += 1
-        if not known.is_laid_out and self._pays(known.times):
-            known.kernel = apart(lambda: self.known(of_sample(self.work, read)))
-            known.is_laid_out = True
-        return known.kernel
-
-    def _pays(self, times: int) -> bool:
-        """Whether the definition would have taken as long as it takes to lay out a sample."""
-        if self.dense_seconds is None:
-            return True
-        layout = seconds_for(weighed("tables", {"layout": 1}, copies=self.work.copies))
-        return times * self.dense_seconds >= layout
+        build = partial(apart, lambda: self.known(of_sample(self.work, read)))
+        return self._kernels.get(read, build)
