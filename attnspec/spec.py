@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
@@ -406,20 +406,24 @@ class Spec:
         head_dim: int = 64,
         backend: str = "auto",
         m: int | None = None,
+        training: bool = False,
     ) -> Plan:
         """The steps chosen at n, their cost, and each refused backend with its reason.
 
         The cost is for so many samples, and for so many heads where the spec declares none, one if
         they are not given, of size `head_dim`, and of a spec with `cross` for m queries, n if it is
-        not given. The device need not be in this machine. Raises
+        not given; with `training` that of the backward, too, by the operations that a report
+        counts: the steps are the same. The device need not be in this machine. Raises
         BackendError, a ValueError, where `backend` names one that refuses.
         """
+        from attnspec.analysis.cost.cost import passes_of
         from attnspec.backends.planner import plan
 
         require_built(self.program)
         shape = Shape(batch, heads, head_dim)
         program, length = crossed(self.program, n, m)
-        return plan(program, length, device_of(device), backend, shape)
+        passes = partial(passes_of, size=head_dim) if training else None
+        return plan(program, length, device_of(device), backend, shape, passes)
 
     def distribute(
         self,

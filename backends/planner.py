@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from html import escape
@@ -107,8 +107,8 @@ class Plan:
     one, with the range of their times.
 
     `m` are the queries of a spec with `cross`. `rates` says whose rates the estimates are made
-    with, `shape` for how many samples and heads of which size they are. Those of a type of device
-    without rates are a GPU's, and give the order alone.
+    with, `shape` for how many samples and heads of which size they are, `training` whether they are
+    of both passes. Those of a type of device without rates are a GPU's, and give the order alone.
     """
 
     name: str
@@ -118,6 +118,12 @@ class Plan:
     shape: Shape = ONE
     m: int | None = None
     rates: str = field(default_factory=lambda: origin("cpu"))
+    training: bool = False
+
+    @property
+    def passes(self) -> str:
+        """What the estimates are of, in words."""
+        return "forward and backward" if self.training else "forward"
 
     @property
     def is_estimated(self) -> bool:
@@ -148,7 +154,7 @@ class Plan:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{name}</th>" for name in ("layers", "heads", "backend", "forward"))
+        head = "".join(f"<th>{name}</th>" for name in ("layers", "heads", "backend", self.passes))
         rows = []
         for row in self.rows():
             cells = [row.layers, row.heads, row.backend, row.said]
@@ -167,7 +173,7 @@ class Plan:
     def about(self) -> str:
         """What the estimates are for and whose they are, in words."""
         if self.is_estimated:
-            return f"estimates for {self._tensors}, forward, {self.rates}"
+            return f"estimates for {self._tensors}, {self.passes}, {self.rates}"
         return (
             f"no estimates for {self.device}: plain tensor operations, ranked as on a GPU of"
             " another kind"
@@ -223,8 +229,8 @@ class Plan:
         return seconds if self.is_estimated and seconds < math.inf else None
 
     def to_dict(self) -> dict[str, object]:
-        """The plan as plain data; seconds are estimates of the forward of all samples and heads of
-        a step, and None where there are none."""
+        """The plan as plain data; seconds are estimates for all samples and heads of a step, and
+        None where there are none."""
         return {
             "name": self.name,
             **({} if self.m is None else {"m": self.m}),
@@ -234,6 +240,7 @@ class Plan:
             "heads": self.shape.heads,
             "head_size": self.shape.head_dim,
             "rates": self.rates,
+            **({"training": True} if self.training else {}),
             "steps": [
                 {
                     "layers": list(step.layers),
@@ -296,9 +303,15 @@ def _where(steps: Sequence[Step]) -> tuple[str, str]:
 
 
 def plan(
-    program: Program, n: int, device: str = "cpu", backend: str = AUTO, shape: Shape = ONE
+    program: Program,
+    n: int,
+    device: str = "cpu",
+    backend: str = AUTO,
+    shape: Shape = ONE,
+    passes: Callable[[Work, str], float] | None = None,
 ) -> Plan:
-    """The backends of all layers and heads at n positions, by estimates for a shape.
+    """The backends of all layers and heads at n positions, by estimates for a shape; with
+    `passes` of training, which takes so many times the forward of a work in a backend of a name.
 
     Raises BackendError for a backend that is unknown or refuses, SpecError where a size has no
     admissible value at n, AttnSpecError above `LIMITS.planned` and for lengths that a spec does
@@ -324,12 +337,16 @@ def plan(
         work = replace(work, copies=len(mine), device=kind)
         with located(program.attend(layers[0], mine[0]).span):
             ranked = candidates(work, kind, backend, shape)
+        if passes is not None:
+            times = [c.seconds and c.seconds * passes(work, c.backend.name) for c in ranked]
+            ranked = tuple(replace(c, seconds=x) for c, x in zip(ranked, times, strict=True))
         every = program.heads is None and len(mine) == heads
         lines = ranked[0].backend.steps(work)
         steps.append(Step(tuple(layers), None if every else mine, ranked, lines))
     sides = program.crossing
     m, n = (None, n) if sides is None else (sides.queries, sides.keys)
-    return Plan(program.name, n, kind, tuple(steps), shape, m, origin(kind))
+    training = passes is not None
+    return Plan(program.name, n, kind, tuple(steps), shape, m, origin(kind), training)
 
 
 def check_backend(name: str) -> None:

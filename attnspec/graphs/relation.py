@@ -206,6 +206,10 @@ class Relation:
         """The only queries, and the only keys, that have pairs, where they are few and known."""
         return None, None
 
+    def classes(self, n: int) -> np.ndarray | None:
+        """A number [n] of each position that both ends of a pair share, where inputs say so."""
+        return None
+
     def rows(self, first: int, last: int, n: int) -> Edges:
         """The edges of queries first <= q < last as (q, k), sorted by q, then k, no repeats."""
         closed = self.progressions(np.arange(first, last), n)

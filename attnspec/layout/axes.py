@@ -1,6 +1,6 @@
 """One side of the tiles of a step: positions in an order, cut into tiles.
 
-Residue classes, one after the other, are cut into arithmetic progressions; lists into spans; grids
+Residue classes, one after the other, are cut into arithmetic progressions; lists into parts; grids
 into boxes, along a Z-order curve, so that boxes that are near have near numbers.
 """
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from attnspec.graphs.grid import Boxes, Grid, boxes_of
 from attnspec.graphs.relation import Tiles
+from attnspec.graphs.tile_cover import Spans
 from attnspec.layout.orders import Boxed, Listed, Side
 
 
@@ -79,11 +80,11 @@ def axis(first: int, last: int, side: Side, size: int) -> Axis:
     """The tiles of a range of positions, grouped by residue, or of those that are listed."""
     if isinstance(side, Listed):
         chosen = _listed_in(side, first, last)
-        # what is known of a tile's span is true of the positions listed in it
-        cuts = np.arange(0, len(chosen), size)
-        begin, end = (each.reduceat(chosen, cuts) for each in (np.minimum, np.maximum))
-        end = end + 1
-        return Axis(first, last, side, size, Tiles(begin, end), np.array([0, len(begin)]))
+        count = -(-len(chosen) // size)
+        lists = chosen[np.minimum(np.arange(count * size), len(chosen) - 1)].reshape(-1, size)
+        ends, which = (lists.min(1, initial=last), lists.max(1, initial=-1) + 1), np.arange(count)
+        tiles = Spans(*ends, lists=lists, which=which)
+        return Axis(first, last, side, size, tiles, np.array([0, count]))
     if isinstance(side, Boxed):
         return _boxed(first, last, side, size)
     step = side
@@ -98,8 +99,7 @@ def axis(first: int, last: int, side: Side, size: int) -> Axis:
 
 
 def _listed_in(side: Listed, first: int, last: int) -> np.ndarray:
-    positions = np.asarray(side.positions, np.int64)
-    return np.asarray(positions[(positions >= first) & (positions < last)])
+    return side.positions[(side.positions >= first) & (side.positions < last)]
 
 
 def _boxed(first: int, last: int, side: Boxed, size: int) -> Axis:

@@ -4,6 +4,7 @@ A window is near the diagonal in the natural order. Residue classes, and the col
 are near it once tokens are grouped by residue. A union of both is two steps: the second leaves out
 the pairs that the first covers, and their results are merged by log-sum-exps. Orders are arithmetic
 progressions: tiles of step s, class by class, so a residue order is not a table but a stride.
+Equal labels of an input are close once tokens are sorted by them.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ from typing import TypeAlias
 import numpy as np
 
 from attnspec.graphs.operators import Complement, Intersection, Union
-from attnspec.graphs.relation import Relation
+from attnspec.graphs.relation import Relation, is_closed
 from attnspec.limits import LIMITS
 
 BOXES = (32, 64)
 """Cells of the boxes of queries on offer."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Listed:
-    """Only these positions, ascending: the tokens of a set, which stand first."""
+    """Only these positions, int64, none twice: the tokens of a set, which stand first, or all of
+    them sorted by their labels; compared by identity."""
 
-    positions: tuple[int, ...]
+    positions: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,8 @@ class Order:
     def __str__(self) -> str:
         if self.q == self.k == 1:
             return "natural order"
-        if self.q == self.k and isinstance(self.q, int):
-            return f"order of residues mod {self.q}"
+        if self.q == self.k:
+            return f"order of {f'residues mod {self.q}' if isinstance(self.q, int) else 'labels'}"
         parts = []
         for what, side in (("queries", self.q), ("keys", self.k)):
             if isinstance(side, Boxed):
@@ -124,6 +126,8 @@ def orders_of(term: Relation, n: int) -> tuple[Order, ...]:
     found |= {Order(q, k): None for q, k in steps if max(q, k) <= LIMITS.classes}
     rows, columns = zip(*(leaf.listing(n) for leaf in leaves), strict=True)
     found[Order(_listed(rows), _listed(columns))] = None
+    by_label = _by_label(term, [known for leaf in leaves if (known := leaf.classes(n)) is not None])
+    found[Order(by_label, by_label)] = None
     for grid in filter(None, (leaf.boxes() for leaf in leaves)):
         keys_of = Boxed(*grid, _box(grid[0], 2 ** len(grid[0])))
         for cells in BOXES:
@@ -150,7 +154,18 @@ def _listed(sets: Sequence[np.ndarray | None]) -> Side:
     if not known:
         return 1
     common = reduce(np.intersect1d, known)
-    return 1 if len(common) > LIMITS.tokens_ordered else Listed(tuple(common.tolist()))
+    return 1 if len(common) > LIMITS.tokens_ordered else Listed(common)
+
+
+def _by_label(term: Relation, labels: Sequence[np.ndarray]) -> Side:
+    """All positions sorted by labels, those of equal ones in natural order; natural order where
+    these follow one another anyway."""
+    # a default cover would evaluate the pairs of whole spans
+    if not labels or not is_closed(term):
+        return 1
+    order, each = np.lexsort(labels[::-1]), np.stack(labels, 1)
+    runs = [int((x[1:] != x[:-1]).any(1).sum()) for x in (each, each[order])]
+    return 1 if runs[0] == runs[1] else Listed(order)
 
 
 def without(term: Relation, earlier: tuple[Relation, ...]) -> Relation:

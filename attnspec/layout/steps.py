@@ -28,8 +28,9 @@ from attnspec.lower.work import Work
 LARGE = (256, 1024, 4096)
 """Tile sizes for graphs of which smaller ones would be more than `LIMITS.tiles`."""
 
-READING = 0.5
-"""What run-time inputs are taken to leave of the dense cost before they are seen."""
+READING = 0.1
+"""What run-time inputs are taken to leave of the dense cost before they are seen: little, because
+kernels compare again in the call, and take the definition where inputs leave more."""
 
 Lengths: TypeAlias = tuple[int, int]
 """Queries, which are the last of them, and keys."""

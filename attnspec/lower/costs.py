@@ -62,12 +62,15 @@ UNITS: Mapping[str, str] = {
     "call": "call",  # done once for all heads that share it
     "start": "call",  # done for every head
     "layout": "call",  # laying out run-time inputs, once for all heads
+    "lists": "call",  # laying out the lists that an input brings, likewise
     "row": "call",  # a tile of queries
     "pair": "pair",
     "masked": "pair",  # what a pair costs more in a tile with a mask
     "query": "pair",  # a query of a step, whatever it reads
     "gather": "pair",  # a key that is copied
     "reorder": "pair",  # a position that is put in order
+    "mask": "pair",  # a pair of the mask that a choice makes in every call
+    "entry": "pair",  # a block of keys that one query reads by itself
     "merge": "pair",  # a query whose results of two steps are merged
     "edge": "edge",
     "gathered": "edge",  # what an edge costs more where its key and value are copied
@@ -75,25 +78,26 @@ UNITS: Mapping[str, str] = {
 }
 """The rate that each unit is a multiple of."""
 
-SHARED = ("call", "layout")
+SHARED = ("call", "layout", "lists")
 """Units that all heads of a sample share."""
 
 WEIGHTS: Mapping[str, Mapping[str, Mapping[str, float]]] = {
     "cpu": {
-        "dense": {"call": 1, "pair": 3.5},
-        "torch": {"call": 1, "pair": 1, "masked": 0.06},
+        "dense": {"call": 1, "pair": 3.5, "mask": 3},
+        "torch": {"call": 1, "pair": 1, "masked": 0.06, "mask": 3},
         "tiles": {"call": 1.5, "row": 0.1, "pair": 3.6, "gather": 54, "masked": 0.24},
         "tables": {
             **{"call": 20, "row": 0.01, "query": 36, "pair": 1.3, "masked": 0.12},
             **{"gather": 40, "reorder": 18, "merge": 47, "layout": 85},
+            **{"lists": 200, "entry": 580},
         },
         "edges": {"start": 7, "degree": 15, "edge": 1, "gathered": 2.4},
     },
     "cuda": {
         # a dozen operations; a float32 score is written or read ten times
-        "dense": {"call": 7, "pair": 19},
+        "dense": {"call": 7, "pair": 19, "mask": 4},
         # a mask takes another kernel, of a third of the speed
-        "torch": {"call": 1, "pair": 1, "masked": 2.9},
+        "torch": {"call": 1, "pair": 1, "masked": 2.9, "mask": 4},
         # the keys and values of a tile are written and read again
         "tiles": {"call": 3, "row": 0.07, "pair": 2.7, "gather": 365, "masked": 1.2},
         "edges": {"start": 10, "degree": 100, "edge": 1, "gathered": 30},

@@ -63,6 +63,14 @@ def filling(value: Part) -> Callable[[Mapping[Any, Any]], Part]:
     return lambda data: value
 
 
+def of_sample(work: Work, read: Sequence[torch.Tensor]) -> Work:
+    """A work with these inputs of one sample in place: bool or numbers [n_k], a length [1, 1]."""
+    arrays = [x.detach().cpu().numpy() for x in read]
+    values = [x.item() if x.ndim == 2 else x for x in arrays]
+    data = dict(zip(work.reads, values, strict=True))
+    return replace(work, relation=with_data(work.relation, data), reads=())
+
+
 MaskPlan: TypeAlias = Callable[[Mapping[Any, Any], int], torch.Tensor]
 """How a mask is computed of data and a length: bool, broadcastable to [B, n_q, n_k], and to
 [B, H, n_q, n_k] where the data decide."""

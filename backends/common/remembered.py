@@ -1,8 +1,8 @@
-"""What was made of tensors, kept while the same ones come again with the same numbers."""
+"""What was made of inputs, kept while these come again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 from weakref import ref
 
@@ -14,42 +14,52 @@ Value = TypeVar("Value")
 
 
 class Remembered(Generic[Value]):
-    """The last value that was made of tensors on a device, which it does not keep alive.
+    """The last values, so many, that were made of tensors, none of which it keeps alive.
 
     Copies and pickles of it begin anew.
     """
 
-    def __init__(self) -> None:
-        self._last: tuple[Any, Sequence[ref[torch.Tensor]], Value] | None = None
+    def __init__(self, size: int = 1) -> None:
+        self.size = size
+        # replaced as a whole: tensors may go, and other threads come, at any time
+        self.kept: dict[tuple[Hashable, ...], tuple[Value, list[ref[torch.Tensor]]]] = {}
 
     def get(
-        self, tensors: Sequence[torch.Tensor], build: Callable[[], Value], *settings: object
+        self, tensors: Sequence[torch.Tensor], build: Callable[[], Value], *settings: Hashable
     ) -> Value:
         """The value that is built of tensors and settings, or was built of them.
 
-        Of tensors on the CPU it is built anew: NumPy may have written to them unseen. So it is of
-        tensors of inference, which count no writes, and for what a CUDA graph captures, which is
-        played back for other numbers.
+        Tensors on the CPU are the same where their numbers are: NumPy may write to them unseen.
+        Others are where nothing was written to them; of those of inference, which count no writes,
+        the value is built anew, and so it is for what a CUDA graph captures, which is played back
+        for other numbers.
         """
-        unknown = any(x.is_cpu or x.is_inference() or is_watched(x) for x in tensors)
+        unknown = any(is_watched(x) or (x.is_inference() and not x.is_cpu) for x in tensors)
         if unknown or is_transformed():
             return build()
         if any(x.is_cuda for x in tensors) and torch.cuda.is_current_stream_capturing():
             return build()
         bases = [x if x._base is None else x._base for x in tensors]
-        seen = [(x._version, x.dtype, x.storage_offset(), x.shape, x.stride()) for x in tensors]
+        seen = (_known_by(x, base) for x, base in zip(tensors, bases, strict=True))
         key = (*settings, *seen)
-        last = self._last
-        if last is not None and last[0] == key:
-            if all(each() is base for each, base in zip(last[1], bases, strict=True)):
-                return last[2]
-        with torch.inference_mode(False), torch.no_grad():
-            value = build()
-        self._last = key, [ref(x, self._forget) for x in bases], value
-        return value
+        entry = self.kept.get(key)
+        if entry is None:
+            with torch.inference_mode(False), torch.no_grad():
+                value = build()
+            entry = value, [ref(base, self._forget) for base in bases if not base.is_cpu]
+            self.kept = dict([*self.kept.items(), (key, entry)][-self.size :])
+        return entry[0]
 
-    def __reduce__(self) -> tuple[type[Remembered[Value]], tuple[()]]:
-        return type(self), ()
+    def __reduce__(self) -> tuple[type[Remembered[Value]], tuple[int]]:
+        return type(self), (self.size,)
 
-    def _forget(self, _: object) -> None:
-        self._last = None
+    def _forget(self, gone: object) -> None:
+        each = self.kept.items()
+        self.kept = {key: entry for key, entry in each if all(x is not gone for x in entry[1])}
+
+
+def _known_by(x: torch.Tensor, base: torch.Tensor) -> tuple[Any, ...]:
+    if x.is_cpu:
+        numbers = x.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return x.dtype, x.shape, numbers.tobytes()
+    return id(base), x._version, x.dtype, x.storage_offset(), x.shape, x.stride()

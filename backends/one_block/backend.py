@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING
 from attnspec.backends.one_block.forms import Form, form_of
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import Amounts, seconds_for, weighed
-from attnspec.lower.work import MERGED, Alibi, Kernel, Work, differ_in_pairs_alone
+from attnspec.lower.work import (
+    MERGED,
+    Alibi,
+    Backend,
+    Kernel,
+    Work,
+    differ_in_pairs_alone,
+    refusal_of,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +56,8 @@ class Dense(_OneBlock):
         return None
 
     def amounts(self, work: Work) -> Amounts:
-        units = {"call": 1, "pair": work.n_q * work.n_k}
+        pairs = work.n_q * work.n_k
+        units = {"call": 1, "pair": pairs, "mask": pairs * bool(work.decided)}
         return weighed("dense", units, work.device, work.copies)
 
     def steps(self, work: Work) -> tuple[str, ...]:
@@ -88,7 +97,8 @@ class TorchCall(_OneBlock):
         if form is Form.CAUSAL:
             pairs //= 2
         masked = pairs if form is Form.MASK or work.changes else 0
-        units = {"call": 1, "pair": pairs, "masked": masked}
+        made = pairs * bool(work.decided)
+        units = {"call": 1, "pair": pairs, "masked": masked, "mask": made}
         return weighed("torch", units, work.device, work.copies)
 
     def steps(self, work: Work) -> tuple[str, ...]:
@@ -111,3 +121,8 @@ class TorchCall(_OneBlock):
         from attnspec.backends.one_block.torch_call import TorchCallKernel
 
         return TorchCallKernel(groups, device)
+
+
+def definition_of(work: Work, device: str) -> Backend:
+    """What computes all pairs of a work at least cost: torch's call, where it takes the work."""
+    return Dense() if refusal_of(TorchCall(), work, device) else TorchCall()

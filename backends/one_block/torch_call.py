@@ -20,12 +20,12 @@ from attnspec.backends.common.exact import ByKeyHead, Several, SoftmaxKernel
 from attnspec.backends.common.flash import flash, flash_backward
 from attnspec.backends.common.masks import added_by, samples_of
 from attnspec.backends.common.merging import Partial, with_zero
+from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.score_formula import HALF, Formula, scale_of, widened
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.one_block.dense import DenseKernel
 from attnspec.backends.one_block.forms import Form, all_pairs, form_of
 from attnspec.limits import LIMITS
-from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Work
 
 EVERY = slice(None)
@@ -71,7 +71,10 @@ class Part:
             return out, lse
         out, lse = flash(q, k, v, 0.0, self.causal, attn_mask=self.bias.added, scale=scale)
         empty = self.bias.empty
-        return out, lse if empty is None else lse.masked_fill(empty, -math.inf)
+        if empty is None:
+            return out, lse
+        # a value of infinity times a weight of 0 is not 0
+        return out.masked_fill(empty[..., None], 0.0), lse.masked_fill(empty, -math.inf)
 
     def differentiated(self, tensors: Sequence[torch.Tensor], scale: float) -> list[torch.Tensor]:
         """The gradients of q, k and v from that of the output, q, k, v, the output and its sums."""
@@ -89,11 +92,12 @@ class TorchCallKernel(SoftmaxKernel):
         self.heads = tuple(head for _, members in groups for head in members)
         self.form = form_of(self.work) if len(groups) == 1 else Form.MASK
         # how many there are for the heads of a sample
-        self.masks = len(self.heads) if self.work.changes or len(groups) > 1 else 1
+        several = self.work.changes or self.work.decided or len(groups) > 1
+        self.masks = len(self.heads) if several else 1
         self._biases: dict[torch.dtype, Bias] = {}
+        self._read: Remembered[tuple[Part, ...]] = Remembered()
+        self._padded: Remembered[tuple[Part, ...] | None] = Remembered(LIMITS.paddings_laid_out)
         self._whole: dict[torch.dtype, tuple[Part, ...]] = {}
-        self._padded: Cache[tuple[object, ...], tuple[Part, ...] | None]
-        self._padded = Cache(LIMITS.paddings_laid_out)
         # what torch's call gets on other devices where no call changes it
         self._mask: tuple[torch.Tensor, torch.Tensor | None] | None = None
 
@@ -155,17 +159,31 @@ class TorchCallKernel(SoftmaxKernel):
         """What is computed for queries [B, H, n_q, d], every pair once."""
         kind = torch.promote_types(q.dtype, torch.float32)
         if self.work.reads or self.work.decided:
+            return self._of_inputs(call, kind)
+        if call.padding is None or bool(call.padding.all()):
+            return self._unpadded(kind)
+        padding = call.padding
+        found = self._padded.get(
+            [padding], lambda: apart(lambda: self._of_padding(padding, kind)), kind
+        )
+        # masks as large as this are not kept
+        return self._masked(padding, kind) if found is None else found
+
+    def _of_inputs(self, call: Call, kind: torch.dtype) -> tuple[Part, ...]:
+        """One call with the mask that inputs make, kept while the same ones come again."""
+
+        def build() -> tuple[Part, ...]:
             added = added_by(self._pairs(call), kind)
             added = self._sloped(added) if self.work.changes else added
             return (Part(EVERY, EVERY, EVERY, bias=Bias(added)),)
-        if call.padding is None or bool(call.padding.all()):
-            return self._unpadded(kind)
-        # what the padding says is the key, so that no change of the tensor goes unseen
-        padding = call.padding
-        key = kind, padding.shape, padding.numpy().tobytes()
-        found = self._padded.get(key, lambda: apart(lambda: self._of_padding(padding, kind)))
-        # masks as large as this are not kept
-        return self._masked(padding, kind) if found is None else found
+
+        read = [call.data[name] for name in self.work.reads]
+        if call.padding is not None:
+            read.append(call.padding)
+        numbers = self.masks * self.work.n_q * self.work.n_k * max([1, *map(len, read)])
+        if numbers > LIMITS.mask_call or not all(leaf.by_inputs for leaf in self.work.decided):
+            return build()
+        return self._read.get(read, build, kind, call.padding is None)
 
     def _unpadded(self, kind: torch.dtype) -> tuple[Part, ...]:
         """One call for all keys."""

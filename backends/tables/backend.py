@@ -18,10 +18,11 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from attnspec.backends.decided.products import parts_of
+from attnspec.backends.one_block.backend import definition_of
 from attnspec.backends.one_block.row_keys import row_keys
 from attnspec.graphs.token_sets import inputs_in
 from attnspec.layout.orders import NATURAL
-from attnspec.layout.steps import bands_of, natural_tables, reading_seconds, seconds_of
+from attnspec.layout.steps import READING, bands_of, natural_tables, reading_seconds, seconds_of
 from attnspec.layout.tiling import survey
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import Amounts, dense_seconds, seconds_for, weighed
@@ -77,16 +78,31 @@ class TablesBackend:
 
     def _decided_seconds(self, work: Work) -> float:
         # the tensors of a call decide what it is
+        if _is_brought(work):
+            whole = definition_of(work, work.device).cost(work)
+            return self._beside_lists(work) + READING * whole
         reads = [min(work.n_k, leaf.about_keys(work.n_k)) for leaf in work.decided]
         pairs = work.n_q * sum(reads)
         entries = work.n_q * sum(-(-count // LIMITS.tile) for count in reads)
-        units = {"layout": 1, "pair": pairs, "merge": entries}
+        lists = weighed("tables", {"pair": pairs, "merge": entries})
+        return self._beside_lists(work) + seconds_for(lists)
+
+    def _beside_lists(self, work: Work) -> float:
+        """What a work of lists takes besides them: laying them out, and the rest of the graph."""
+        units = {"lists" if _is_brought(work) else "layout": 1}
         seconds = seconds_for(weighed("tables", units, copies=work.copies))
         parts = parts_of(work.relation)
         if parts is None or parts.rest is None:
             return seconds
         rest = replace(work, relation=parts.rest, reads=inputs_in(parts.rest))
         return seconds + self.cost(rest)
+
+    def _most_seconds(self, work: Work) -> float:
+        """From how many seconds on the lists of inputs take more than the definition, where that
+        needs no more room than a mask may have."""
+        whole = definition_of(work, work.device)
+        small = whole.name == "torch" and _is_brought(work)
+        return whole.cost(work) - self._beside_lists(work) if small else inf
 
     def stepped(self, work: Work, device: str) -> bool:
         """Whether steps of a work go through the flash kernel and are merged; of bent scores,
@@ -162,7 +178,7 @@ class TablesBackend:
             (leaf, *_), parts = work.decided, parts_of(work.relation)
             if leaf.averages or parts is None:
                 return MeansKernel(work, heads, device, leaf.about_keys(work.n_k))
-            return DecidedTables(work, heads, device, parts)
+            return DecidedTables(work, heads, device, parts, self._most_seconds(work))
         if work.decodes:
             return RowsKernel(work, heads, device)
         if not self.stepped(work, device.type):
@@ -171,6 +187,11 @@ class TablesBackend:
         if work.reads:
             return ReadingKernel(work, heads, device, dense_seconds(work))
         return SteppedKernel(work, heads, device)
+
+
+def _is_brought(work: Work) -> bool:
+    """Whether inputs bring every choice of a work."""
+    return all(leaf.by_inputs for leaf in work.decided)
 
 
 def refuses_decided(work: Work, device: str) -> str | None:

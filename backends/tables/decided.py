@@ -19,9 +19,11 @@ import torch
 from attnspec.backends.common.exact import SoftmaxKernel
 from attnspec.backends.common.merging import Outputs, Partial, with_zero
 from attnspec.backends.common.score_formula import unit
+from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.decided.choice import mean_of, rounds_of
 from attnspec.backends.decided.products import Parts
 from attnspec.backends.decided.tables import Part, Placed, parts_of_call
+from attnspec.backends.one_block.backend import definition_of
 from attnspec.backends.one_block.dense import DenseKernel
 from attnspec.backends.tables.changed_scores import ScoreChanges
 from attnspec.backends.tables.kernel import SteppedKernel
@@ -31,6 +33,7 @@ from attnspec.backends.tables.sides import scratch
 from attnspec.graphs.patterns.full import Full
 from attnspec.graphs.token_sets import inputs_in
 from attnspec.limits import LIMITS
+from attnspec.lower.costs import seconds_for, weighed
 from attnspec.lower.work import Call, Work
 
 WEIGHT = "weight of a choice"
@@ -41,9 +44,15 @@ class DecidedTables(SoftmaxKernel):
     """Attention over the tables of a call's choices, and over the rest of the graph."""
 
     def __init__(
-        self, work: Work, heads: tuple[int, ...], device: torch.device, parts: Parts
+        self,
+        work: Work,
+        heads: tuple[int, ...],
+        device: torch.device,
+        parts: Parts,
+        most_seconds: float = math.inf,
     ) -> None:
         self.work, self.heads, self.device, self.parts = work, heads, device, parts
+        self.most_seconds = most_seconds
         self.changes = ScoreChanges.of_work(work, heads)
         self.rest = None
         if parts.rest is not None:
@@ -54,14 +63,36 @@ class DecidedTables(SoftmaxKernel):
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
+        if self._is_dense(call):
+            return self.definition(q, k, v, call)
         rounds = rounds_of(self.work, call)
         return self._mean(q, k, v, rounds) if rounds else super().__call__(q, k, v, call)
 
     def partial(  # type: ignore[override]
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> Outputs:
+        if self._is_dense(call):
+            return self.definition.partial(q, k, v, call)
         rounds = rounds_of(self.work, call)
         return (self._mean(q, k, v, rounds), None) if rounds else super().partial(q, k, v, call)
+
+    def _is_dense(self, call: Call) -> bool:
+        """Whether the lists that inputs bring are so long that the definition takes less."""
+        if self.most_seconds == math.inf:
+            return False
+        units = {"entry": 0.0, "pair": 0.0}
+        for leaf in self.work.decided:
+            choice = call.data[leaf]
+            entries = int((choice.blocks >= 0).sum()) / choice.blocks.shape[:2].numel()
+            units["entry"] += entries
+            units["pair"] += entries * choice.size
+        return seconds_for(weighed("tables", units)) > self.most_seconds
+
+    @cached_property
+    def definition(self) -> SoftmaxKernel:
+        """All pairs at once."""
+        backend, given = definition_of(self.work, self.device.type), (self.work, self.heads)
+        return cast(SoftmaxKernel, apart(lambda: backend.build(*given, self.device)))
 
     def _mean(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rounds: Sequence[Call]

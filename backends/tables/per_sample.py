@@ -10,21 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
-import numpy as np
 import torch
 
-from attnspec.backends.common.masks import with_data
+from attnspec.backends.common.masks import of_sample
 from attnspec.backends.common.merging import Outputs
+from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.torch_modes import apart, is_transformed
-from attnspec.backends.one_block.backend import TorchCall
-from attnspec.backends.one_block.dense import DenseKernel
-from attnspec.backends.one_block.torch_call import TorchCallKernel
+from attnspec.backends.one_block.backend import definition_of
 from attnspec.backends.tables.kernel import SteppedKernel
 from attnspec.layout.steps import bands_of, seconds_of
 from attnspec.limits import LIMITS
-from attnspec.lower.cache import Cache
-from attnspec.lower.work import Call, Kernel, Mergeable, Work, refusal_of
+from attnspec.lower.work import Call, Kernel, Mergeable, Work
 
 
 class ReadingKernel:
@@ -44,7 +42,7 @@ class ReadingKernel:
         self.work, self.heads, self.device = work, heads, device
         self.dense_seconds = dense_seconds
         self._dense: Kernel | None = None
-        self._kernels: Cache[tuple[bytes, ...], Kernel | None] = Cache(LIMITS.layouts_few)
+        self._kernels: Remembered[Kernel | None] = Remembered(LIMITS.layouts_few)
 
     def known(self, work: Work) -> Kernel | None:
         """What runs the work with inputs in place; None for the definition."""
@@ -57,9 +55,8 @@ class ReadingKernel:
 
     def unknown(self) -> Kernel:
         """The definition, which takes the inputs of any call."""
-        if refusal_of(TorchCall(), self.work, self.device.type) is None:
-            return TorchCallKernel([(self.work, self.heads)], self.device)
-        return DenseKernel(self.work, self.heads, self.device)
+        definition = definition_of(self.work, self.device.type)
+        return definition.build(self.work, self.heads, self.device)
 
     @property
     def dense(self) -> Kernel:
@@ -110,18 +107,6 @@ class ReadingKernel:
 
     def kernel_of(self, data: Mapping[str, torch.Tensor], sample: int) -> Kernel | None:
         """What runs one sample's inputs; None for the definition."""
-        found = {name: _values(data[name][sample]) for name in self.work.reads}
-        key = tuple(values.tobytes() for values in found.values())
-        return self._kernels.get(key, lambda: apart(lambda: self._build(found)))
-
-    def _build(self, found: Mapping[str, np.ndarray]) -> Kernel | None:
-        values = {name: x if x.ndim else x.item() for name, x in found.items()}
-        return self.known(
-            replace(self.work, relation=with_data(self.work.relation, values), reads=())
-        )
-
-
-def _values(tensor: torch.Tensor) -> np.ndarray:
-    """One sample of an input: bool or int [n_k], or the number of a length [1, 1]."""
-    values = tensor.detach().cpu().numpy()
-    return values.reshape(()) if values.ndim == 2 else values
+        read = [data[name][sample] for name in self.work.reads]
+        build = partial(apart, lambda: self.known(of_sample(self.work, read)))
+        return self._kernels.get(read, build)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from attnspec.backends.common.exact import SoftmaxKernel, has_numbers
-from attnspec.backends.common.masks import with_data
+from attnspec.backends.common.masks import of_sample
 from attnspec.backends.common.merging import Partial
 from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.torch_modes import apart
@@ -23,7 +23,6 @@ from attnspec.backends.triton.tables import Step, step_of
 from attnspec.backends.triton.tuning import ON_GPU
 from attnspec.layout.steps import bands_of
 from attnspec.limits import LIMITS
-from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Work
 
 HOST = torch.device("cpu")
@@ -105,7 +104,7 @@ class TritonKernel(Launching, ByTables):
         self.tiles = [StepTiles(band, work, place) for band in steps_of(work, ON_GPU)]
         self.steps = [step_of(tiles, device) for tiles in self.tiles]
         self.last: Remembered[list[Laid]] = Remembered()
-        self.samples: Cache[tuple[bytes, ...], list[Step]] = Cache(LIMITS.layouts_few)
+        self.samples: Remembered[list[Step]] = Remembered(LIMITS.layouts_few)
 
     def launches(
         self, tensors: Sequence[torch.Tensor], call: Call, scale: float, back: bool
@@ -141,15 +140,14 @@ class TritonKernel(Launching, ByTables):
 
     def _of_sample(self, read: Mapping[str, torch.Tensor], sample: int) -> list[Step]:
         """The steps of one sample, kept for the last few inputs."""
-        own = {name: x[sample].detach().cpu().numpy() for name, x in read.items()}
+        own = [x[sample] for x in read.values()]
 
         def build() -> list[Step]:
-            values = {name: x.item() if x.ndim == 2 else x for name, x in own.items()}
-            known = replace(self.work, relation=with_data(self.work.relation, values), reads=())
+            known = of_sample(self.work, own)
             bands = bands_of(known.relation, known.n_q, known.n_k, ON_GPU)
             return [step_of(StepTiles(band, known, HOST), self.device) for band in bands]
 
-        return self.samples.get(tuple(x.tobytes() for x in own.values()), lambda: apart(build))
+        return self.samples.get(own, lambda: apart(build))
 
 
 def is_taken(q: torch.Tensor) -> bool:

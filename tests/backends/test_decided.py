@@ -75,9 +75,7 @@ def test_what_is_learned_is_differentiated_twice(body: str) -> None:
         torch.testing.assert_close(each, grads[-1], rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    "kernel", [each for each in KERNELS if each not in ("auto", "dense", "torch")]
-)
+@pytest.mark.parametrize("kernel", [each for each in KERNELS if each not in ("auto", "dense")])
 def test_a_query_without_keys_takes_nothing_of_others_and_of_earlier_calls(kernel: str) -> None:
     """Not even where what they read is infinite, or was NaN."""
     spec = spec_of("input c: choices(size = 8) attend chosen(c)")

@@ -89,3 +89,22 @@ def test_the_least_estimate_runs_at_every_length(n: int) -> None:
 def test_documents_that_are_packed_short_are_looked_at_in_the_call() -> None:
     spec = spec_of("causal input document: ids attend same(document)")
     assert spec.plan(1024, heads=4).steps[0].chosen.name == "tables"
+
+
+@pytest.mark.parametrize(
+    "body", ["causal attend window(before = 9, after = 0)", "causal attend linear()", "attend full"]
+)
+def test_estimates_of_training_are_those_of_both_passes(body: str) -> None:
+    spec, n = spec_of(body), 2048
+    forward, both = (spec.plan(n, training=training) for training in (False, True))
+    assert [x.backend for x in forward.steps[0].candidates] == [
+        x.backend for x in both.steps[0].candidates
+    ]
+    before, after = (each.steps[0].candidates[0].seconds for each in (forward, both))
+    report = spec.analyse(n)
+    assert before is not None
+    assert report.flops
+    assert report.backward_flops
+    assert after == pytest.approx(before * (1 + report.backward_flops / report.flops))
+    assert ("forward and backward" in str(forward), "forward and backward" in str(both)) == (0, 1)
+    assert (forward.to_dict().get("training"), both.to_dict().get("training")) == (None, True)

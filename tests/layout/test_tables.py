@@ -9,9 +9,10 @@ import torch
 from population import spec_of
 
 from attnspec.backends.common.composed import ComposedTables
+from attnspec.backends.common.masks import with_data
 from attnspec.backends.tables.attend import SteppedAttention
 from attnspec.backends.tables.kernel import tables_of_work
-from attnspec.layout.steps import natural_tables
+from attnspec.layout.steps import bands_of, natural_tables, stepped_tables
 from attnspec.layout.tables import FULL_TILE, Batch, Tables, Tiled, side_by_side, times
 from attnspec.lower.lower import works_of
 from attnspec.lower.work import Call, Work
@@ -39,6 +40,38 @@ def test_each_pair_stands_once(body: str) -> None:
         assert np.array_equal(times(natural_tables(work.relation, n_q, n, 32)), mask)
         beside = np.kron(np.eye(3, dtype=np.int64), mask)
         assert np.array_equal(times(side_by_side([tables] * 3)), beside)
+
+
+X, Y = "input x: ids ", "input y: ids "
+
+LABELLED = {
+    f"{X}attend same(x)": True,
+    f"causal {X}attend same(x)": True,
+    # in natural order there is less to compute
+    f"causal {X}attend same(x) & window(before = 20, after = 0)": False,
+    f"{X}{Y}attend same(x) & where(y(q) == y(k)) - self": True,
+    f"{Y}attend where(y(q) == y(k)) | rows(first(2))": True,
+    f"{X}attend same(x) | columns(first(3))": True,
+    f"{X}attend same(x) & random(keys = 5)": True,
+}
+
+
+@pytest.mark.parametrize("body", LABELLED)
+def test_equal_labels_are_brought_together(body: str) -> None:
+    spec, drawn = spec_of(body), np.random.default_rng(0)
+    for n, n_q in ((700, 700), (700, 300), (40, 40), (1, 1)):
+        data = {"x": drawn.integers(0, 12, n), "y": np.arange(n) % 7}
+        inputs = {name: data[name] for name in spec.inputs}
+        ((work, _),) = works_of(spec.program, 0, 1, n_q, n)
+        bands = bands_of(with_data(work.relation, inputs), n_q, n)
+        assert np.array_equal(times(stepped_tables(bands)), spec.mask(n, inputs=inputs)[n - n_q :])
+        if n == n_q == 700:
+            assert any("labels" in str(band) for band in bands) == LABELLED[body]
+        # of labels that lie together nothing is moved
+        order = np.lexsort([inputs[name] for name in sorted(inputs, reverse=True)])
+        together = {name: values[order] for name, values in inputs.items()}
+        again = bands_of(with_data(work.relation, together), n_q, n)
+        assert not any("labels" in str(band) for band in again)
 
 
 def differing(tables: Tables[np.ndarray], work: Work) -> list[str]:

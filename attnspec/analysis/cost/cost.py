@@ -192,10 +192,25 @@ def operations_of(work: Work, size: int, backend: str, batch: int) -> tuple[int,
     return forward * work.copies * batch, backward * work.copies * batch
 
 
+FORWARD, BACKWARD, AGAIN = 4, 8, 10
+"""Operations of a pair for each number of a head: of its score and its value, of their gradients,
+and of these where the score is computed again."""
+
+
+def passes_of(work: Work, backend: str, size: int) -> float:
+    """How many times the operations of the forward both passes have, for heads of a size; of a
+    backend whose operations are not known, those of a kernel that computes its scores again."""
+    try:
+        forward, backward = operations_of(work, size, backend, 1)
+    except NotBuilt:
+        forward, backward = FORWARD, AGAIN
+    return 1 + backward / forward if forward else 1.0
+
+
 def _operations(graph: _Amounts, own: Products, size: int) -> tuple[int, int]:
     """Those of one head."""
-    backward = (10 if graph.flash else 8) * size * graph.executed + own.backward_flops
-    return 4 * size * graph.executed + own.flops, backward
+    backward = (AGAIN if graph.flash else BACKWARD) * size * graph.executed + own.backward_flops
+    return FORWARD * size * graph.executed + own.flops, backward
 
 
 def _amounts(work: Work, size: int, backend: str, batch: int) -> tuple[str, _Amounts, Products]:

@@ -36,7 +36,7 @@ class Same(Relation):
 
     def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
         """In closed form where every label stands in one run."""
-        labels = self._labels(n)
+        labels = self.classes(n)
         starts = np.flatnonzero(np.diff(labels, prepend=labels[:1] - 1)) if n else np.zeros(0, int)
         if len(np.unique(labels)) < len(starts):
             return None
@@ -62,17 +62,17 @@ class Same(Relation):
         full = (q_least == k_most) & (q_most == k_least)
         return covered(full, (q_least <= k_most) & (k_least <= q_most))
 
-    def _labels(self, n: int) -> np.ndarray:
+    def classes(self, n: int) -> np.ndarray:
         return np.asarray(self.ids.values).reshape(-1)[:n]
 
     def _groups(self, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The positions sorted by label; of each, where its label begins there, and its count."""
-        labels = self._labels(n)
+        labels = self.classes(n)
         order = np.argsort(labels, kind="stable")
         begin = np.searchsorted(labels[order], labels, side="left")
         return order, begin, np.searchsorted(labels[order], labels, side="right") - begin
 
     def _range(self, tiles: Tiles, n: int) -> tuple[np.ndarray, np.ndarray]:
         """The least and the greatest label of each tile."""
-        found, which = values_of(tiles, self._labels(n))
+        found, which = values_of(tiles, self.classes(n))
         return found.min(axis=-1)[which], found.max(axis=-1)[which]

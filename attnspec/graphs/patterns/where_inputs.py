@@ -102,6 +102,13 @@ class WhereInputs(Relation):
         # what is not a number, or comes of what is infinite, has no bounds
         return np.broadcast_to(np.where(known, answer, SOME).astype(np.uint8), shape)
 
+    def classes(self, n: int) -> np.ndarray | None:
+        sides = {reading(name, side) for name in self._read for side in "qk"}
+        match self._at(n):
+            case Apply("==", args) if len(self.inputs) == 1 and set(args) == sides:
+                return np.asarray(self.inputs[0].values).reshape(-1)[:n]
+        return None
+
     def _require_whole(self, real: set[str]) -> None:
         """Raise RelationError where the predicate divides what is real and must be whole."""
         op = real_remainder(self.predicate, real)
