@@ -14,7 +14,7 @@ from oracle.program import Unknown, attention_of, graph
 from oracle.tree import Node
 from zoo import ATTENTIONS, loaded
 
-from attnspec.graphs import patterns
+import attnspec
 from attnspec.spec import Spec, load, parse
 
 BODIES = {
@@ -397,7 +397,7 @@ def spec_of(body: str) -> Spec:
     return parse(f"attention sample {{ {body} }}")
 
 
-PRELUDE = Path(patterns.__file__).with_name("prelude.attn").read_text("utf-8")
+PRELUDE = (Path(attnspec.__file__).parent / "graphs/patterns/prelude.attn").read_text("utf-8")
 
 
 def _of_prelude(pattern: str, arguments: Mapping[str, Any]) -> Node:
