@@ -199,7 +199,7 @@ def test_of_equal_paths_one_goes_by_the_first_position_that_serves(seed: int) ->
     """Whichever head reads there: the heads of a layer are in no order."""
     spec = parse(f"attention a {{ heads 3 attend random(keys = 2, seed = {seed}) }}")
     report = spec.analyse(11)
-    reads = np.stack([spec.mask(11, head=head) for head in range(3)]).any(0)
+    reads = np.asarray(np.stack([spec.mask(11, head=head) for head in range(3)]).any(0))
     for query, key in np.ndindex(11, 11):
         steps = report.path(query, key) or ()
         if len(steps) == 2:
