@@ -112,6 +112,7 @@ reference: $(INSTALLED)  ## write anew what is generated: parser tables, tables 
 	$(BIN)/python -m attnspec.grammar.tables
 	$(BIN)/python docs/reference_tables.py grammar/README.md
 	$(BIN)/python docs/textmate.py editors/vscode/syntaxes/attn.tmLanguage.json
+	$(BIN)/python -m pytest -q tests/graphs/test_arguments.py --update-golden
 	$(BIN)/python tests/transcripts.py README.md docs/*.md
 	$(BIN)/python -m attnspec.examples.picture examples/zoo.svg
 	$(BIN)/python -W ignore tests/model_families.py attnspec/integrations/README.md

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import cache
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from oracle.program import Unknown, attention_of
+from oracle import meaning
+from oracle.program import Unknown, attention_of, graph
+from oracle.tree import Node
 from zoo import ATTENTIONS, loaded
 
+import attnspec
 from attnspec.spec import Spec, load, parse
 
 BODIES = {
@@ -391,6 +395,23 @@ def small(path: Path, name: str) -> Spec:
 @cache
 def spec_of(body: str) -> Spec:
     return parse(f"attention sample {{ {body} }}")
+
+
+PRELUDE = (Path(attnspec.__file__).parent / "graphs/patterns/prelude.attn").read_text("utf-8")
+
+
+def _of_prelude(pattern: str, arguments: Mapping[str, Any]) -> Node:
+    """What the prelude says of a pattern, whose word no graph of a text may have."""
+    text = re.sub(r"(?m)^graph ", "graph the_", PRELUDE)
+    said = ", ".join(f"{name} = {value}" for name, value in arguments.items())
+    spec = parse(f"{text} attention sample {{ attend the_{pattern}{f'({said})' * bool(said)} }}")
+    return graph(spec.program.attend().graph)
+
+
+# a pattern that the oracle has no line for means what its line in the prelude says
+meaning.WRITTEN |= {
+    name: partial(_of_prelude, name) for name in re.findall(r"(?m)^graph (\w+)", PRELUDE)
+}
 
 
 @cache

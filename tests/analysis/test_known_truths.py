@@ -192,3 +192,16 @@ def test_random_keys_alone_leave_keys_unread() -> None:
     assert unread is not None
     # about one in e ** 3 of them
     assert unread / 65_536 == pytest.approx(math.exp(-3), rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_of_equal_paths_one_goes_by_the_first_position_that_serves(seed: int) -> None:
+    """Whichever head reads there: the heads of a layer are in no order."""
+    spec = parse(f"attention a {{ heads 3 attend random(keys = 2, seed = {seed}) }}")
+    report = spec.analyse(11)
+    reads = np.asarray(np.stack([spec.mask(11, head=head) for head in range(3)]).any(0))
+    for query, key in np.ndindex(11, 11):
+        steps = report.path(query, key) or ()
+        if len(steps) == 2:
+            between = np.flatnonzero(reads[query] & reads[:, key])
+            assert [at for *_, at in steps] == [between[0], key]

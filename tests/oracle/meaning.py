@@ -59,6 +59,9 @@ _CLOSED: dict[str, Callable[[Any, Any, Place, dict[str, Any]], Any]] = {
     "powers": _powers,
 }
 
+WRITTEN: dict[str, Callable[[Mapping[str, Any]], Node]] = {}
+"""Patterns without a line here, by what the language's own text says of their arguments."""
+
 _LEAST = {"step": 1, "stride": 1, "size": 1, "cells": 1, "base": 2, "degree": 2}
 _DEFAULTS = {
     "block": {"before": 0, "after": 0},
@@ -110,6 +113,8 @@ def _pattern(node: Node, at: Place) -> np.ndarray:
     if called in _CLOSED:
         i = np.arange(n)
         return np.asarray(_CLOSED[called](i[:, None], i[None, :], at, arguments))
+    if called in WRITTEN:
+        return graph(WRITTEN[called](arguments), at)
     return _random(called, arguments, at)
 
 

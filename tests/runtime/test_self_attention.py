@@ -273,6 +273,7 @@ def test_rotary_positions_turn_queries_and_keys(extra: int) -> None:
         "extra_tokens 2 causal attend window(before = 4, after = 0)",
         "causal attend window(before = 3, after = 0) + linear()",
         "layers 3 heads 4 causal attend window(before = 1 + head + layer, after = 0)",
+        "causal attend residue(step = 3)",
     ],
 )
 def test_steps_are_the_rows_of_the_whole_pass(body: str) -> None:
@@ -281,7 +282,10 @@ def test_steps_are_the_rows_of_the_whole_pass(body: str) -> None:
         x, state, outs = states(13), None, []
         real = torch.arange(13) >= torch.tensor([[0], [3]])
         for start, stop in ((0, 5), (5, 5), (5, 6), (6, 13)):
-            out, state = module.step(x[:, start:stop], state, key_padding_mask=real[:, start:stop])
+            padding = real[:, start:stop]
+            out, state = module.step(
+                x[:, start:stop], state, key_padding_mask=padding, keep_all="residue" in body
+            )
             outs.append(out)
         torch.testing.assert_close(torch.cat(outs, 1), module(x, key_padding_mask=real))
 
