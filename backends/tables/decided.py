@@ -23,11 +23,11 @@ from attnspec.backends.decided.choice import mean_of, rounds_of
 from attnspec.backends.decided.products import Parts
 from attnspec.backends.decided.tables import Part, Placed, parts_of_call
 from attnspec.backends.one_block.dense import DenseKernel
+from attnspec.backends.tables.blocks import scratch
 from attnspec.backends.tables.changed_scores import ScoreChanges
 from attnspec.backends.tables.kernel import SteppedKernel
 from attnspec.backends.tables.listed import ListedTiles, Results, summed
 from attnspec.backends.tables.per_sample import ReadingKernel
-from attnspec.backends.tables.sides import scratch
 from attnspec.graphs.patterns.full import Full
 from attnspec.graphs.token_sets import inputs_in
 from attnspec.limits import LIMITS

@@ -14,11 +14,11 @@ from functools import cached_property, partial
 
 import torch
 
-from attnspec.backends.common.flash import flash, flash_backward
+from attnspec.backends.common.exact import flash, flash_backward
 from attnspec.backends.decided.tables import Placed
 from attnspec.backends.tables.batches import Batch, Batches, by_keys, by_queries
+from attnspec.backends.tables.blocks import scratch
 from attnspec.backends.tables.changed_scores import Change, ScoreChanges, scored
-from attnspec.backends.tables.sides import scratch
 from attnspec.limits import LIMITS
 
 Compute = Callable[..., tuple[torch.Tensor, torch.Tensor]]
