@@ -40,11 +40,10 @@ from attnspec.runtime.call_checks import (
     check_layer,
     check_padding,
     check_tensors,
-    in_type_of_autocast,
     refuse_unknown,
 )
-from attnspec.runtime.engine import Request, no_log_sum_exps, require_log_sum_exps
-from attnspec.runtime.module import CompiledAttention
+from attnspec.runtime.engine import no_log_sum_exps, require_log_sum_exps
+from attnspec.runtime.module import CompiledAttention, in_type_of_autocast
 
 KEPT = 64
 """How many plans are kept, of lengths, layers and shapes."""
@@ -330,8 +329,8 @@ class ParallelAttention(torch.nn.Module):
         made = self._ready.get(key, lambda: _RUNS[how](*rest))
         draws = (0, 0) if module.draws is None else module.draws.of(layer)
         learned = {name: module.learned(name) for name in module.engine.own}
-        call = Call(padding, float(more["dropout_p"]), learned, data)
-        out, lse = made.run(Request(parts, call, layer, draws, more["return_lse"]))
+        call = Call(padding, float(more["dropout_p"]), learned, data, draws)
+        out, lse = made.run(parts, call, more["return_lse"])
         if module.training and module.draws is not None:
             module.draws.count(layer)
         if more["return_lse"] and lse is None:

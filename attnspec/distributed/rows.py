@@ -34,7 +34,7 @@ from attnspec.lower.work import (
     refusal_of,
 )
 from attnspec.runtime.call_checks import Parts
-from attnspec.runtime.engine import Engine, Request, rows_of
+from attnspec.runtime.engine import Engine, rows_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,16 +171,16 @@ class RowsHere:
     def __init__(
         self, engine: Engine, layer: int, plan: DistributedPlan, mesh: Mesh, device: torch.device
     ) -> None:
-        self.engine, self.mesh, ratio = engine, mesh, plan.tensors.ratio
+        self.engine, self.layer, self.mesh, ratio = engine, layer, mesh, plan.tensors.ratio
         self.groups = [
             GroupHere(exchange, graph, mesh.rank, ratio, device, engine.backend)
             for exchange in plan.layers[0].exchanges
             for graph in range(len(exchange.works))
         ]
 
-    def run(self, request: Request) -> Partial:
+    def run(self, parts: Parts, call: Call, return_lse: bool) -> Partial:
         """The output of own queries and its log-sum-exps, for own shards of q, k and v."""
-        parts, calls = request.parts, [self._call(here, request) for here in self.groups]
+        calls = [self._call(here, call) for here in self.groups]
         kind, grads = parts[0].dtype, torch.is_grad_enabled()
         # gradients from several ranks add up
         q, k, v = (widened(x) if grads and x.requires_grad else x for x in parts)
@@ -213,11 +213,11 @@ class RowsHere:
         out = tied(tied(out.to(kind), coming.flat), back.flat)
         return out, None if lse is None else tied(tied(lse, coming.flat), back.flat)
 
-    def _call(self, here: GroupHere, request: Request) -> Call:
+    def _call(self, here: GroupHere, call: Call) -> Call:
         """The call with what these heads have learned, by what a kernel calls it."""
-        learned, names = request.call.tables, self.engine.tables_of(here.work)
-        tables = {x: rows_of(learned[name], request.layer, here.heads) for x, name in names}
-        return replace(request.call, tables=tables)
+        names = self.engine.tables_of(here.work)
+        tables = {x: rows_of(call.tables[name], self.layer, here.heads) for x, name in names}
+        return replace(call, tables=tables)
 
     def _sent(self, parts: Parts, kind: torch.dtype) -> Travelling:
         """Keys with values, and queries, on their way to each rank."""

@@ -27,7 +27,7 @@ from attnspec.backends.common.torch_modes import (
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
 
-flash = torch._scaled_dot_product_flash_attention_for_cpu  # type: ignore[attr-defined]
+flash: Any = torch._scaled_dot_product_flash_attention_for_cpu
 """Torch's flash kernel on the CPU, a private name of torch, which takes any strides of rows in one
 piece: (q, k, v, dropout_p, is_causal, *, attn_mask, scale) -> output and log-sum-exps, for q
 [b, heads, n_q, d] and as many key heads or fewer. Without keys it ends the process; a row whose
