@@ -196,7 +196,7 @@ class CompiledAttention(Learner):
         parts, padding, start = (q, k, v), key_padding_mask, query_start
         # whoever calls from outside may hand in anything
         first: object = q
-        watched = isinstance(first, torch.Tensor) and _is_looked_at(q, self.program)
+        watched = isinstance(first, torch.Tensor) and _is_operator(q, self.program)
         key = prepared = None
         if not watched and type(layer) is int and type(start) is int:
             try:
@@ -295,7 +295,7 @@ class CompiledAttention(Learner):
         """Raises ValueError for what is not finite, if that was asked for."""
         if not self.check_finite:
             return
-        if _is_looked_at(q, self.program) or is_transformed():
+        if _is_operator(q, self.program) or is_transformed():
             raise ValueError(
                 "`check_finite` looks at numbers, which a program that is traced or transformed has"
                 " none of: set `module.check_finite = False` for it"
@@ -333,7 +333,7 @@ class CompiledAttention(Learner):
         It is the definition, and costs what all pairs cost. Raises as a call does; ValueError for a
         mechanism, which has no scores, and in a traced program.
         """
-        if _is_looked_at(q, self.program):
+        if _is_operator(q, self.program):
             raise ValueError(
                 "a mask of all pairs is not read in a traced program: say which pairs there are in"
                 " the spec, by patterns or run-time inputs"
@@ -462,7 +462,7 @@ class CompiledAttention(Learner):
 
         Raises ValueError above n_k = `LIMITS.pairs_shown`, else as a call does.
         """
-        works, data, choices = self._looked_at(q, k, layer, key_padding_mask, inputs, query_start)
+        works, data, choices = self._shown(q, k, layer, key_padding_mask, inputs, query_start)
         read = q.new_zeros(*q.shape[:3], k.shape[2], dtype=torch.bool)
         # nothing is decided of no tokens
         for work, heads in works if read.numel() else ():
@@ -487,7 +487,7 @@ class CompiledAttention(Learner):
         Raises ValueError above n_k = `LIMITS.pairs_shown`, and for static layers; else
         as a call does.
         """
-        works, _, choices = self._looked_at(q, k, layer, key_padding_mask, inputs, query_start)
+        works, _, choices = self._shown(q, k, layer, key_padding_mask, inputs, query_start)
         decisions = decisions_of(works)
         if not decisions:
             raise ValueError(f"nothing is data-dependent in layer {layer} of `{self.program.name}`")
@@ -500,7 +500,7 @@ class CompiledAttention(Learner):
             found[f"{name}_{number + 1}" if number else name] = {"heads": heads, **lists}
         return found
 
-    def _looked_at(
+    def _shown(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -569,7 +569,7 @@ def _first_keys(
     return of_first_keys(program, parts, call, int(keys))
 
 
-def _is_looked_at(q: torch.Tensor, program: Program) -> bool:
+def _is_operator(q: torch.Tensor, program: Program) -> bool:
     """Whether torch traces a call, or looks at its operators one by one: then it sees one. What is
     transformed otherwise, or must be composed, consists of operations that can be."""
     watched = is_watched(q)

@@ -1,4 +1,4 @@
-"""Calls like an earlier one: how much of the package they enter, and that they are no less strict."""
+"""Calls like an earlier one: what of the package they enter, and that they are as strict."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def test_a_window_enters_each_of_few_files() -> None:
     q, k, v = (x.detach().float() for x in tensors(2, 4, 1024, 1024, size=32))
     found = entered(spec_of(WINDOW).compile(), q, k, v)
     print(in_words(found))
-    assert found.total() <= 60 and len(found) <= 8, in_words(found)
+    assert found.total() <= 60, in_words(found)
+    assert len(found) <= 8, in_words(found)
 
 
 def test_choices_enter_few_files_of_the_package() -> None:
