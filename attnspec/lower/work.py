@@ -254,6 +254,16 @@ class Call:
     seed: torch.Tensor | None = None
     line: int = 0
 
+    def of_samples(self, some: slice, heads: int) -> Call:
+        """The call of some samples, each of so many heads."""
+        return replace(
+            self,
+            padding=None if self.padding is None else self.padding[some],
+            data={name: values[some] for name, values in self.data.items()},
+            known=self.known and (self.known[0][some], self.known[1][some]),
+            line=self.line + some.start * heads,
+        )
+
 
 class Kernel(Protocol):
     """Runs a work: q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v] of one floating

@@ -385,7 +385,7 @@ class Engine:
         decisions = decisions_of([(group.work, group.heads) for group in groups])
         return Prepared(tuple(groups), order, decisions)
 
-    def ready(
+    def prepare(
         self,
         layer: int,
         q: torch.Tensor,
@@ -393,43 +393,25 @@ class Engine:
         query_start: int = 0,
         call: tuple[object, ...] | None = None,
     ) -> Prepared:
-        """What runs a layer for q [B, H, n_q, d] and k [B, H_kv, n_k, d]; kept as that of all calls
-        of which `call` says the same."""
+        """What runs a layer for q [B, H, n_q, d] and k [B, H_kv, n_k, d], built or kept; for
+        positions that a trace does not count, the definition. It is kept as that of all calls of
+        which `call` says the same."""
         n_q, n_k = q.shape[2], k.shape[2]
+        sizes, symbols = (q.shape[1], k.shape[1], n_q, n_k), (type(n_q), type(n_k))
         if 0 in (q.shape[0], n_q, n_k):
             extents_of(self.program, n_k)
-            return Prepared(layer=layer, start=query_start)
-        sizes = q.shape[1], k.shape[1], n_q, n_k
-        found = self.prepare(layer, *sizes, str(q.device), query_start)
-        found = replace(found, layer=layer, start=query_start)
-        if call is not None and not self._passes(n_q, n_k):
-            self.calls.get(call, lambda: found)
-        return found
-
-    def prepare(
-        self,
-        layer: int,
-        heads: int,
-        key_heads: int,
-        n_q: int,
-        n_k: int,
-        device: str,
-        query_start: int = 0,
-    ) -> Prepared:
-        """The kernels that run a layer for so many heads and positions, built or kept; for
-        positions that a trace does not count, the definition."""
-        symbols: tuple[object, object] = n_q, n_k
-        if torch.SymInt in map(type, symbols):
-            return self._open(layer, heads, key_heads, n_q, n_k, torch.device(device))
-        key = (self.binder.alike(layer), heads, key_heads, n_q, n_k, device, query_start)
-        if self._passes(n_q, n_k):
-            return self._build(key)
-        return self.prepared.get(key, lambda: apart(lambda: self._build(key)))
-
-    def _passes(self, n_q: int, n_k: int) -> bool:
-        """Whether kernels are those of one length of decoding: to build them costs less than a
-        thread that is apart, and nothing of them outlives the call."""
-        return self.backend == AUTO and n_q <= min(LIMITS.rows_looked_up, n_k - 1)
+            prepared = Prepared()
+        elif torch.SymInt in symbols:
+            prepared = self._open(layer, *sizes, q.device)
+        else:
+            key = (self.binder.alike(layer), *sizes, str(q.device), query_start)
+            if self.backend == AUTO and n_q <= min(LIMITS.rows_looked_up, n_k - 1):
+                # this costs less than a thread that is apart, and nothing of it outlives the call
+                prepared, call = self._build(key), None
+            else:
+                prepared = self.prepared.get(key, lambda: apart(lambda: self._build(key)))
+        prepared = replace(prepared, layer=layer, start=query_start)
+        return prepared if call is None else self.calls.get(call, lambda: prepared)
 
     def _open(
         self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: torch.device

@@ -233,11 +233,11 @@ class CompiledAttention(Learner):
                 key = prepared = None
             if watched:
                 with composed():
-                    prepared = self.engine.ready(layer, *parts[:2], start)
+                    prepared = self.engine.prepare(layer, *parts[:2], start)
                     out, lse = self.engine.run(prepared, parts, call, return_lse)
             else:
                 if prepared is None:
-                    prepared = self.engine.ready(layer, *parts[:2], start, key)
+                    prepared = self.engine.prepare(layer, *parts[:2], start, key)
                 out, lse = self.engine.run(prepared, parts, call, return_lse)
                 if (call.data or call.padding is not None) and not is_transformed():
                     read = [*call.data.values(), call.padding]

@@ -104,7 +104,7 @@ class Given(NamedTuple):
             parts, call = of_first_keys(engine.program, parts, call, int(self.keys))
         if call.padding is not None and not transformed and bool(call.padding.all()):
             call = replace(call, padding=None)
-        return engine.ready(self.layer, *parts[:2], self.query_start), parts, call
+        return engine.prepare(self.layer, *parts[:2], self.query_start), parts, call
 
     @contextmanager
     def modes(self) -> Iterator[None]:

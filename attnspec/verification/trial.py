@@ -68,7 +68,7 @@ class Trial:
         engine = run.module.engine
         call = Call(data=check_inputs(run.module.program, run.data, q, k, None))
         given = engine.laid_out((q, k, k), call)[1].data
-        prepared = engine.prepare(run.layers[0], run.heads, run.heads, run.n_q, run.keys, "cpu")
+        prepared = engine.prepare(run.layers[0], q, k)
         kernels = {
             head: (group.kernel, place)
             for group in prepared.groups

@@ -165,10 +165,10 @@ class SoftmaxKernel(ByKeyHead):
             self._scale = size, scale = size, scale_of(self.work, size)
         if call.dropout_p:
             call = with_seed(call, q.device)
-        given = q, k, v, *call.tables.values()
-        if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        tensors = q, k, v, *call.tables.values()
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             names, sizes = tuple(call.tables), (size, out_size)
-            out, lse = _Differentiable.apply(self, call, scale, sizes, names, *given)  # type: ignore[no-untyped-call]
+            out, lse = _Differentiable.apply(self, call, scale, sizes, names, *tensors)  # type: ignore[no-untyped-call]
         else:
             out, lse = self.of_heads(q, k, v, call, scale)
         return out if out.shape[-1] == out_size else out[..., :out_size], lse

@@ -175,13 +175,13 @@ class Blocks:
         """The places that are rows."""
         return torch.from_numpy(np.flatnonzero(self.rows >= 0))
 
-    def views(self, *given: torch.Tensor) -> list[torch.Tensor] | None:
+    def views(self, *tensors: torch.Tensor) -> list[torch.Tensor] | None:
         """The blocks of tensors [c, rows, …] as views [batch, heads, height, …], or None."""
         at = self._arranged
-        if at is None or (at.many > 1 and given[0].shape[0] > 1):
+        if at is None or (at.many > 1 and tensors[0].shape[0] > 1):
             return None
-        found = []
-        for x in given:
+        views = []
+        for x in tensors:
             head, row, *rest = x.stride()
             size, strides = [at.each, x.shape[0]], [at.inner * row, head]
             if at.many > 1:
@@ -190,17 +190,17 @@ class Blocks:
                     size, strides = size[::-1], strides[::-1]
             size += self.height, *x.shape[2:]
             strides += at.gap * row, *rest
-            found.append(x.as_strided(size, strides, x.storage_offset() + at.first * row))
-        return found
+            views.append(x.as_strided(size, strides, x.storage_offset() + at.first * row))
+        return views
 
     def read(self, blank: str = "", **named: torch.Tensor) -> list[torch.Tensor]:
         """The blocks of tensors [c, rows, …] as [batch, heads, height, …], where they lie or in
         buffers of their names; places that are not rows repeat the first row, or are zero in the
         tensor `blank`."""
-        found = self.views(*named.values())
-        if found is not None:
-            return found
-        found = []
+        blocks = self.views(*named.values())
+        if blocks is not None:
+            return blocks
+        blocks = []
         for name, x in named.items():
             count, rest = x.shape[0], x.shape[2:]
             taken = scratch(name, (count, self.count * self.height, *rest), x.dtype)
@@ -212,22 +212,22 @@ class Blocks:
                 torch.index_select(x, 1, self.index, out=taken)
                 if name == blank and self.missing is not None:
                     taken.index_fill_(1, self.missing, 0.0)
-            found.append(self.to.arrange(taken.view(count, self.count, self.height, *rest)))
-        return found
+            blocks.append(self.to.arrange(taken.view(count, self.count, self.height, *rest)))
+        return blocks
 
-    def rows_of(self, found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def rows_of(self, result: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[batch, heads, height, …] -> the rows that there are [c, m, …], and which they are."""
-        flat = self.to.back(found).flatten(1, 2)
+        flat = self.to.back(result).flatten(1, 2)
         if self.missing is None:
             return flat, self.index
         return flat.index_select(1, self.present), self.index[self.present]
 
-    def put(self, into: Partial, found: Partial, more: bool) -> None:
+    def put(self, into: Partial, result: Partial, more: bool) -> None:
         """Put an output [batch, heads, height, …] and its log-sum-exps into the rows of
         [c, rows, …] that they stand for, or merge them with what is there where there is `more`."""
         there = self.views(*into)
         if there is None:
-            (rows, index), (sums, _) = (self.rows_of(x) for x in found)
+            (rows, index), (sums, _) = (self.rows_of(x) for x in result)
             if more:
                 known = into[0].index_select(1, index), into[1].index_select(1, index)
                 merge(known, (rows, sums))
@@ -235,25 +235,25 @@ class Blocks:
             for x, y in zip(into, (rows, sums), strict=True):
                 x.index_copy_(1, index, y.to(x.dtype))
         elif more:
-            merge((there[0], there[1]), found)
+            merge((there[0], there[1]), result)
         else:
-            there[0].copy_(found[0])
-            there[1].copy_(found[1])
+            there[0].copy_(result[0])
+            there[1].copy_(result[1])
 
-    def add(self, into: torch.Tensor, found: torch.Tensor) -> None:
+    def add(self, into: torch.Tensor, shares: torch.Tensor) -> None:
         """Add [batch, heads, height, …] to the rows of [c, rows, …]; no row stands twice."""
         there = self.views(into)
         if there is not None:
-            there[0] += found
+            there[0] += shares
             return
-        rows, index = self.rows_of(found)
+        rows, index = self.rows_of(shares)
         into.index_add_(1, index, rows.to(into.dtype))
 
     @cached_property
     def _single(self) -> tuple[Blocks, ...] | None:
         """Every block by itself, where each is a view."""
-        found = tuple(Blocks(rows[None]) for rows in self.rows)
-        return found if all(block.lattice is not None for block in found) else None
+        parts = tuple(Blocks(rows[None]) for rows in self.rows)
+        return parts if all(block.lattice is not None for block in parts) else None
 
     @cached_property
     def _columns(self) -> tuple[Blocks, ...] | None:
@@ -261,28 +261,28 @@ class Blocks:
         places = range(0, self.height, self.tile)
         if self.tile < TILE or len(places) > LIMITS.tiles_added:
             return None
-        found = tuple(Blocks(self.rows[:, x : x + self.tile], self.to) for x in places)
-        return found if all(part.lattice is not None for part in found) else None
+        parts = tuple(Blocks(self.rows[:, x : x + self.tile], self.to) for x in places)
+        return parts if all(part.lattice is not None for part in parts) else None
 
-    def add_overlapping(self, into: torch.Tensor, found: torch.Tensor) -> None:
+    def add_overlapping(self, into: torch.Tensor, shares: torch.Tensor) -> None:
         """The same where several blocks may have one row."""
         size = self.tile
         if self.count == 1:
-            self.add(into, found)
+            self.add(into, shares)
         elif self.count <= min(LIMITS.tiles_added, self.height // size) and self._single:
-            each = self.to.back(found)
+            each = self.to.back(shares)
             for number, block in enumerate(self._single):
                 block.add(into, each[:, number][None])
         elif self._columns is not None:
             for place, part in enumerate(self._columns):
-                part.add(into, found[:, :, place * size : (place + 1) * size])
+                part.add(into, shares[:, :, place * size : (place + 1) * size])
         elif self.tile_index is not None:
-            found = self.to.back(found)
-            tiles = found.reshape(len(found), -1, size, found.shape[-1])
+            shares = self.to.back(shares)
+            tiles = shares.reshape(len(shares), -1, size, shares.shape[-1])
             _tiles(into, size).index_add_(1, self.tile_index, tiles.to(into.dtype))
         else:
             # a view would add to rows that blocks have in common once
-            rows, index = self.rows_of(found)
+            rows, index = self.rows_of(shares)
             into.index_add_(1, index, rows.to(into.dtype))
 
 
@@ -294,9 +294,9 @@ def _tiles(x: torch.Tensor, size: int) -> torch.Tensor:
 def arrangement(q: Blocks, k: Blocks, heads: int) -> Arrangement:
     """How the blocks of queries and keys are arranged so that most of them are views."""
     for side in (q, k):
-        found = side.lattice
-        if heads == 1 and found is not None and found.many > 1:
-            return Arrangement(found.many, found.each, found.inner > found.outer)
+        at = side.lattice
+        if heads == 1 and at is not None and at.many > 1:
+            return Arrangement(at.many, at.each, at.inner > at.outer)
     return Arrangement(1, q.count)
 
 
@@ -313,14 +313,14 @@ _scratch = _Scratch()
 def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """An uninitialised tensor on the CPU, valid until the next one for the same use."""
     count = math.prod(shape)
-    found = _scratch.kept.get((use, dtype))
-    if found is None or found.numel() < count:
+    buffer = _scratch.kept.get((use, dtype))
+    if buffer is None or buffer.numel() < count:
         # a buffer made in inference mode could not be written to outside of it
         with torch.inference_mode(False):
-            found = torch.empty(count, dtype=dtype, device="cpu")
+            buffer = torch.empty(count, dtype=dtype, device="cpu")
         if count <= LIMITS.buffer:
-            _scratch.kept[use, dtype] = found
-    return found[:count].view(shape)
+            _scratch.kept[use, dtype] = buffer
+    return buffer[:count].view(shape)
 
 
 class Order:
@@ -343,13 +343,13 @@ class Order:
     def take(self, blank: str = "", **named: torch.Tensor) -> Sequence[torch.Tensor]:
         """[c, rows, …] -> [c, places, …] in buffers of their names; a place without a row repeats
         the first row, or is zero in the tensor `blank`."""
-        found = self.room(**named)
-        for (name, x), into in zip(named.items(), found, strict=True) if not self.natural else ():
+        buffers = self.room(**named)
+        for (name, x), into in zip(named.items(), buffers, strict=True) if not self.natural else ():
             for part, target in zip(x.unbind(0), into.unbind(0), strict=True):
                 torch.index_select(part, 0, self.blocks.index, out=target)
             if name == blank and self.blocks.missing is not None:
                 into.index_fill_(1, self.blocks.missing, 0.0)
-        return found
+        return buffers
 
     @cached_property
     def _back(self) -> torch.Tensor:
@@ -357,18 +357,18 @@ class Order:
         index = self.blocks.index[self.blocks.present]
         return torch.empty_like(index).index_copy_(0, index, self.blocks.present)
 
-    def put(self, into: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> None:
+    def put(self, into: Sequence[torch.Tensor], rows: Sequence[torch.Tensor]) -> None:
         """Put [c, places, …] where it belongs in [c, rows, …], if every row has a place."""
-        for x, y in zip(into, found, strict=True) if not self.natural else ():
+        for x, y in zip(into, rows, strict=True) if not self.natural else ():
             for target, part in zip(x.unbind(0), y.unbind(0), strict=True):
                 torch.index_select(part, 0, self._back, out=target)
 
-    def add(self, into: torch.Tensor, found: torch.Tensor) -> None:
+    def add(self, into: torch.Tensor, rows: torch.Tensor) -> None:
         """Add [c, places, …] to the rows [c, rows, …] that it stands for."""
         index = self.blocks.index
         if self.blocks.missing is not None:
-            found, index = found.index_select(1, self.blocks.present), index[self.blocks.present]
-        for target, part in zip(into.unbind(0), found.unbind(0), strict=True):
+            rows, index = rows.index_select(1, self.blocks.present), index[self.blocks.present]
+        for target, part in zip(into.unbind(0), rows.unbind(0), strict=True):
             target.index_add_(0, index, part)
 
 
@@ -491,7 +491,7 @@ class TensorBatch:
         """What is added to the scores of some blocks, 0 or -inf [1 or blocks, h, w], and their rows
         without a key, bool [1 or blocks, h]; None for nothing, and where every row has one."""
         if not self.affordable:
-            return _with_empty(self._held(low, high))
+            return _with_empty(self._pairs(low, high))
         bias, empty = self._all
         if bias is None or not self._differ:
             return bias, empty
@@ -499,9 +499,9 @@ class TensorBatch:
 
     @cached_property
     def _all(self) -> Added:
-        return _with_empty(self._held(0, self.blocks))
+        return _with_empty(self._pairs(0, self.blocks))
 
-    def _held(self, low: int, high: int) -> torch.Tensor | None:
+    def _pairs(self, low: int, high: int) -> torch.Tensor | None:
         """The pairs of some blocks, bool [1 or blocks, h, w]; None where all are."""
         if self._tiled is not None:
             return unfolded(self._tiled, slice(low, high))
@@ -562,12 +562,12 @@ class TensorBatch:
             yield Piece(self, low, high, heads, back)
 
 
-def _with_empty(held: torch.Tensor | None) -> Added:
+def _with_empty(pairs: torch.Tensor | None) -> Added:
     """0 where pairs are, else -inf, and the rows [blocks, h] without a pair, or None."""
-    if held is None:
+    if pairs is None:
         return None, None
-    empty = ~held.any(-1)
-    return added_by(held, torch.float32), empty if bool(empty.any()) else None
+    empty = ~pairs.any(-1)
+    return added_by(pairs, torch.float32), empty if bool(empty.any()) else None
 
 
 def _cuts(blocks: int, run: int, most: int) -> Iterator[tuple[int, int]]:
@@ -613,6 +613,6 @@ def in_order(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
     ends = np.cumsum([rows[turn].size for turn in turns])[:-1]
-    found = dict(zip(turns, np.split(rank[place.ravel()], ends), strict=True))
-    parts = [found[turn].reshape(each.shape) for turn, each in enumerate(rows)]
+    places = dict(zip(turns, np.split(rank[place.ravel()], ends), strict=True))
+    parts = [places[turn].reshape(each.shape) for turn, each in enumerate(rows)]
     return flat[np.sort(first)], parts

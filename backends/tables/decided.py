@@ -102,16 +102,15 @@ class DecidedTables(SoftmaxKernel):
         """The kernels of what stands beside, in tables, each with its samples and their call."""
         if self.rest is None:
             return
-        kernel_of, reads = self.rest.kernel_of, self.rest.work.reads
+        reads = self.rest.work.reads
         if not reads:
-            yield slice(None), cast(SoftmaxKernel, kernel_of({}, 0)), call
+            yield slice(None), cast(SoftmaxKernel, self.rest.kernel_of({}, 0)), call
             return
-        data = {name: call.data[name][:, 0] for name in reads}
-        for sample in range(len(data[reads[0]])):
-            part = slice(sample, sample + 1)
-            padding = None if call.padding is None else call.padding[part]
-            its = replace(call, padding=padding, line=call.line + sample * len(self.heads))
-            yield part, cast(SoftmaxKernel, kernel_of(data, sample)), its
+        call = replace(call, data={name: call.data[name][:, 0] for name in reads})
+        for some, kernel, mine in self.rest.samples(
+            call, len(call.data[reads[0]]), len(self.heads)
+        ):
+            yield some, cast(SoftmaxKernel, kernel), mine
 
     def parts_of(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
         """The parts of a call that are computed together."""

@@ -96,8 +96,8 @@ class SteppedKernel(ByTables):
         if call.padding is not None and self._differs(q, k, call.padding):
             several, call = self._of_several(call, call.padding)
             parts = _as_one(q, QUERIES), _as_one(k, KEYS), _as_one(v, KEYS)
-            found = several.forward(*parts, call, scale)
-            return _as_many(found[0], QUERIES, len(q)), _as_many(found[1], QUERIES, len(q))
+            results = several.forward(*parts, call, scale)
+            return _as_many(results[0], QUERIES, len(q)), _as_many(results[1], QUERIES, len(q))
         wide = torch.promote_types(q.dtype, torch.float32)
         if self.steps and self.steps[0].complete:
             out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=wide)
@@ -164,13 +164,13 @@ class SteppedKernel(ByTables):
                 if scores is None or scores.additive:
                     if scores is not None:
                         bias = scores.added(piece, bias, wide)
-                    found, sums = flash(*rows, 0.0, False, attn_mask=bias, scale=scale)
+                    part, sums = flash(*rows, 0.0, False, attn_mask=bias, scale=scale)
                 else:
                     wider, change = [x.to(wide) for x in rows], scores.of_piece(piece)
-                    found, sums = scored(wider, bias, scale, change, scores.tables)
+                    part, sums = scored(wider, bias, scale, change, scores.tables)
                 if empty is not None:
                     sums = sums.masked_fill(empty, -math.inf)
-                piece.q.put((out_now, lse_now), (found, sums), number > 0)
+                piece.q.put((out_now, lse_now), (part, sums), number > 0)
             queries.put((out, lse), (out_now, lse_now))
         if out is not result[0]:
             result[0].copy_(out)
@@ -212,9 +212,9 @@ class SteppedKernel(ByTables):
         if call.padding is not None and self._differs(q, k, call.padding):
             several, call = self._of_several(call, call.padding)
             axes = QUERIES, QUERIES, KEYS, KEYS, QUERIES, QUERIES
-            above, *given = (_as_one(x, at) for x, at in zip((grad, *saved), axes, strict=True))
-            found = several.backward(above, given, call, scale)
-            return [_as_many(x, at, len(q)) for x, at in zip(found, axes[1:4], strict=True)]
+            above, *rest = (_as_one(x, at) for x, at in zip((grad, *saved), axes, strict=True))
+            grads = several.backward(above, rest, call, scale)
+            return [_as_many(x, at, len(q)) for x, at in zip(grads, axes[1:4], strict=True)]
         # a query without a key has weights 0 whatever its log-sum-exp, as long as it is finite
         lse = lse.masked_fill(lse == -math.inf, 0.0)
         into = q.new_zeros(q.shape), *(x.new_zeros(x.shape, dtype=lse.dtype) for x in (k, v))
@@ -267,8 +267,8 @@ class SteppedKernel(ByTables):
                 piece.k.add_overlapping(sums[1], parts[2])
             queries.put((grad_q,), (q_sums,))
             if not order.natural:
-                for target, found in zip(targets, sums, strict=True):
-                    order.add(target, found)
+                for target, share in zip(targets, sums, strict=True):
+                    order.add(target, share)
         if grad_q is not of_q:
             of_q.copy_(grad_q)
 
@@ -298,11 +298,11 @@ class JoinedSteps(SteppedKernel):
     ) -> Sequence[torch.Tensor]:
         q, k, v, out, lse = saved
         keys = [_of_heads(x, q.shape[2]) for x in (k, v)]
-        given = (_of_queries(q), *keys, _of_queries(out), lse.reshape(len(q), 1, 1, -1))
-        found = super().backward(_of_queries(grad), given, _for_heads(call, q), scale)
+        saved = (_of_queries(q), *keys, _of_queries(out), lse.reshape(len(q), 1, 1, -1))
+        grads = super().backward(_of_queries(grad), saved, _for_heads(call, q), scale)
         shape = (len(q), k.shape[1], q.shape[2], k.shape[2], -1)
-        of_keys = [x.reshape(shape).sum(2) for x in found[1:]]
-        return found[0].reshape(q.shape), of_keys[0], of_keys[1]
+        of_keys = [x.reshape(shape).sum(2) for x in grads[1:]]
+        return grads[0].reshape(q.shape), of_keys[0], of_keys[1]
 
 
 def tables_of_work(work: Work) -> Tables[np.ndarray]:
@@ -356,10 +356,10 @@ def _piece_back(
         "grad", **dict(zip(("grad", "q", "out", "lse"), rows, strict=True))
     )
     k, v = piece.k.read(k=keys[0], v=keys[1])
-    given = grad, q, k, v, out, lse.contiguous()
+    parts = grad, q, k, v, out, lse.contiguous()
     if scores is not None and (scores.learned or not scores.additive):
-        return scores.backward(given, bias, scale, scores.of_piece(piece))
+        return scores.backward(parts, bias, scale, scores.of_piece(piece))
     if scores is not None:
         bias = scores.added(piece, bias, lse.dtype)
-    grads: Sequence[torch.Tensor] = flash_backward(*given, 0.0, False, attn_mask=bias, scale=scale)
+    grads: Sequence[torch.Tensor] = flash_backward(*parts, 0.0, False, attn_mask=bias, scale=scale)
     return grads

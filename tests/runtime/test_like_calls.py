@@ -23,11 +23,11 @@ ROOMS.append(os.path.realpath(os.path.join(ROOMS[0], "backends")))
 
 def entered(module: Any, *parts: torch.Tensor) -> Counter[str]:
     """How many Python functions of each file a call enters that is like two before it."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
 
     def note(frame: FrameType, event: str, argument: object) -> None:
         if event == "call":
-            found[frame.f_code.co_filename] += 1
+            counts[frame.f_code.co_filename] += 1
 
     with torch.no_grad():
         for _ in range(2):
@@ -38,29 +38,29 @@ def entered(module: Any, *parts: torch.Tensor) -> Counter[str]:
             module(*parts)
         finally:
             sys.setprofile(before)
-    return found
+    return counts
 
 
-def in_words(found: Counter[str]) -> str:
-    short = ", ".join(f"{'/'.join(x.split('/')[-2:])} {n}" for x, n in found.most_common())
-    return f"{found.total()} calls in {len(found)} files: {short}"
+def in_words(counts: Counter[str]) -> str:
+    short = ", ".join(f"{'/'.join(x.split('/')[-2:])} {n}" for x, n in counts.most_common())
+    return f"{counts.total()} calls in {len(counts)} files: {short}"
 
 
 def test_a_window_enters_each_of_few_files() -> None:
     """One after the other: the module, the engine, the kernel and its blocks."""
     q, k, v = (x.detach().float() for x in tensors(2, 4, 1024, 1024, size=32))
-    found = entered(spec_of(WINDOW).compile(), q, k, v)
-    print(in_words(found))
-    assert found.total() <= 60, in_words(found)
-    assert len(found) <= 8, in_words(found)
+    counts = entered(spec_of(WINDOW).compile(), q, k, v)
+    print(in_words(counts))
+    assert counts.total() <= 60, in_words(counts)
+    assert len(counts) <= 8, in_words(counts)
 
 
 def test_choices_enter_few_files_of_the_package() -> None:
     """Torch, numpy and the standard library are not counted: what decides calls much of them."""
     q, _, v = (x.detach().float() for x in tensors(2, 4, 1024, 1024, size=32))
-    found = entered(spec_of(LSH).compile(), q, q, v)
-    own = Counter({x: n for x, n in found.items() if os.path.realpath(x).startswith(tuple(ROOMS))})
-    print(in_words(own), in_words(found), sep="\n")
+    counts = entered(spec_of(LSH).compile(), q, q, v)
+    own = Counter({x: n for x, n in counts.items() if os.path.realpath(x).startswith(tuple(ROOMS))})
+    print(in_words(own), in_words(counts), sep="\n")
     assert len(own) <= 15, in_words(own)
 
 
