@@ -163,8 +163,10 @@ class Engine:
         self._computed_of = sorted({name for names in self.computed.values() for name in names})
         self._exact: Remembered[None] = Remembered()
         self.prepared: Cache[Key, Prepared] = Cache(LIMITS.layouts)
-        # the same by all that checks of q, k and v go by
-        self.calls: Cache[tuple[object, ...], Prepared] = Cache(LIMITS.layouts)
+        # the same by layer and by all that checks of q, k and v go by; layers share what they can
+        layers = range(self.program.layers or 1)
+        shared = len(layers) // len({self.binder.alike(layer) for layer in layers})
+        self.calls: Cache[tuple[object, ...], Prepared] = Cache(LIMITS.layouts * shared)
         # the newest of a text: the operator shares what a module has laid out
         _living[self.text] = self
 
@@ -397,11 +399,12 @@ class Engine:
         positions that a trace does not count, the definition. It is kept as that of all calls of
         which `call` says the same."""
         n_q, n_k = q.shape[2], k.shape[2]
-        sizes, symbols = (q.shape[1], k.shape[1], n_q, n_k), (type(n_q), type(n_k))
+        sizes = q.shape[1], k.shape[1], n_q, n_k
+        symbols: tuple[object, object] = n_q, n_k
         if 0 in (q.shape[0], n_q, n_k):
             extents_of(self.program, n_k)
             prepared = Prepared()
-        elif torch.SymInt in symbols:
+        elif torch.SymInt in map(type, symbols):
             prepared = self._open(layer, *sizes, q.device)
         else:
             key = (self.binder.alike(layer), *sizes, str(q.device), query_start)

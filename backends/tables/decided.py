@@ -106,10 +106,9 @@ class DecidedTables(SoftmaxKernel):
         if not reads:
             yield slice(None), cast(SoftmaxKernel, self.rest.kernel_of({}, 0)), call
             return
-        call = replace(call, data={name: call.data[name][:, 0] for name in reads})
-        for some, kernel, mine in self.rest.samples(
-            call, len(call.data[reads[0]]), len(self.heads)
-        ):
+        data = {name: call.data[name][:, 0] for name in reads}
+        batch, heads = len(data[reads[0]]), len(self.heads)
+        for some, kernel, mine in self.rest.samples(replace(call, data=data), batch, heads):
             yield some, cast(SoftmaxKernel, kernel), mine
 
     def parts_of(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
