@@ -52,7 +52,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "backends/factored/features/*",
         *("backends/factored/hybrid", "backends/factored/matrices", "backends/factored/softmax"),
     ),
-    "decided": ("backends/decided/*", "runtime/decisions"),
+    "decided": ("backends/decided/*",),
     "runtime": ("runtime/operator", "runtime/engine"),
     "streaming": ("runtime/streaming", "backends/common/key_cache", "graphs/look_back"),
     "analysis": ("analysis/*/*",),

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import torch
 
+from attnspec.backends.decided.deciders import decisions_of
 from attnspec.backends.planner import choose
 from attnspec.distributed.collectives import Mesh, order_of, tied, travel
 from attnspec.distributed.planning import ALL, DistributedPlan, dealt
-from attnspec.runtime.decisions import decisions_of
-from attnspec.runtime.engine import Built, Engine, Outputs, Request
-from attnspec.runtime.head_groups import Prepared
+from attnspec.lower.work import Call
+from attnspec.runtime.call_checks import Parts
+from attnspec.runtime.engine import Built, Engine, Outputs, Prepared
 
 
 class HeadsHere:
@@ -22,7 +23,8 @@ class HeadsHere:
     def __init__(
         self, engine: Engine, layer: int, plan: DistributedPlan, mesh: Mesh, device: torch.device
     ) -> None:
-        self.engine, self.lengths, self.mesh = engine, plan.partition.lengths, mesh
+        self.engine, self.layer, self.mesh = engine, layer, mesh
+        self.lengths = plan.partition.lengths
         self.device, self.tensors = device, plan.tensors
         self.every = plan.layers[0].how == ALL
         self.order = order_of(plan.partition, device)
@@ -63,11 +65,12 @@ class HeadsHere:
                 for group in ready.groups
             ),
             decisions=tuple(replace(x, first=own.start) for x in decisions_of(self.works)),
+            layer=self.layer,
         )
 
-    def run(self, request: Request) -> Outputs:
+    def run(self, parts: Parts, call: Call, return_lse: bool) -> Outputs:
         """The output of own positions, and its log-sum-exps if they are asked for."""
-        parts, here = request.parts, self.mesh.rank
+        here = self.mesh.rank
         named = dict(zip("qkv", parts, strict=True))
         sent = [
             {name: self._part(name, r, x) for name, x in named.items()}
@@ -83,19 +86,19 @@ class HeadsHere:
             torch.cat([shards[name] for shards in came], 2).index_select(2, self.order)
             for name in named
         )
-        out, lse = self._computed(request._replace(parts=(queries, keys, values)))
+        out, lse = self._computed((queries, keys, values), call, return_lse)
         out = tied(self._returned(out, flat), flat)
         if lse is None:
             return out, None
         return out, tied(self._returned(lse[..., None], flat)[..., 0], flat)
 
-    def _computed(self, request: Request) -> Outputs:
+    def _computed(self, parts: Parts, call: Call, return_lse: bool) -> Outputs:
         """Own heads at all positions, in order; raises on every rank where one cannot decide."""
-        (q, _, v), own = request.parts, self._of("q", self.mesh.rank)
+        (q, _, v), own = parts, self._of("q", self.mesh.rank)
         out, lse = q.new_zeros(len(q), 0, q.shape[2], v.shape[-1]), None
-        if request.return_lse:
+        if return_lse:
             lse = out.sum(-1).to(torch.promote_types(q.dtype, torch.float32))
-        call, wrong = request.call, None
+        wrong = None
         # of inputs about heads [B, H or H_kv or 1, …], and of what is learned, the part of own ones
         data = dict(call.data)
         for name, x in data.items():
@@ -106,10 +109,10 @@ class HeadsHere:
             name: x.narrow(1, own.start, len(own)) if x.shape[1] > 1 else x
             for name, x in call.tables.items()
         }
-        mine = request._replace(call=replace(call, data=data, tables=tables))
+        mine = replace(call, data=data, tables=tables)
         try:
             if self.ready is not None:
-                out, lse = self.engine.run(mine, prepared=self.ready)
+                out, lse = self.engine.run(self.ready, parts, mine, return_lse)
         except ValueError as error:
             if not self.decides:
                 raise

@@ -42,12 +42,11 @@ from attnspec.runtime.call_checks import (
     check_layer,
     check_padding,
     check_tensors,
-    in_type_of_autocast,
     refuse_unknown,
     taken_apart,
 )
-from attnspec.runtime.engine import Outputs, Request, no_log_sum_exps, nothing, require_log_sum_exps
-from attnspec.runtime.module import CompiledAttention
+from attnspec.runtime.engine import Outputs, no_log_sum_exps, nothing, require_log_sum_exps
+from attnspec.runtime.module import CompiledAttention, in_type_of_autocast
 
 KEPT = 64
 """How many plans are kept, of lengths, layers and shapes."""
@@ -362,8 +361,8 @@ class ParallelAttention(torch.nn.Module):
             pairs = {x: gathered(self.mesh, partition, each, 3) for x, each in pairs.items()}
         draws = (0, 0) if module.draws is None else module.draws.of(layer)
         learned = {name: module.learned(name) for name in module.engine.own} | pairs
-        call = Call(key_padding_mask, float(dropout_p), learned, data)
-        out, lse = made.run(Request(parts, call, layer, draws, return_lse))
+        call = Call(key_padding_mask, float(dropout_p), learned, data, draws)
+        out, lse = made.run(parts, call, return_lse)
         for table in pairs.values():
             # a rank may compute no head that reads it
             out = tied(out, table)

@@ -32,7 +32,7 @@ from attnspec.lower.work import (
     refusal_of,
 )
 from attnspec.runtime.call_checks import Parts
-from attnspec.runtime.engine import Engine, Outputs, Request
+from attnspec.runtime.engine import Engine, Outputs
 
 Weighing = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Call], Outputs]
 """Weighs q [B, H, rows, d] over k and v [B, H_kv, keys, …]: the output and its log-sum-exps. The
@@ -184,7 +184,7 @@ class RowsHere:
     def __init__(
         self, engine: Engine, layer: int, plan: DistributedPlan, mesh: Mesh, device: torch.device
     ) -> None:
-        self.engine, self.mesh, t = engine, mesh, plan.tensors
+        self.engine, self.layer, self.mesh, t = engine, layer, mesh, plan.tensors
         self.others = [r for r in range(mesh.ranks) if r != mesh.rank]
         kernels: list[Any] = [
             (
@@ -197,23 +197,23 @@ class RowsHere:
         self.groups: list[GroupHere] = [here for here, *_ in kernels]
         self.ready = engine.together(kernels, t.heads, t.key_heads, device)
 
-    def run(self, request: Request) -> Outputs:
+    def run(self, parts: Parts, call: Call, return_lse: bool) -> Outputs:
         """The output of own queries and its log-sum-exps, for own shards of q, k and v."""
-        kind, grads = request.parts[0].dtype, torch.is_grad_enabled()
+        kind, grads = parts[0].dtype, torch.is_grad_enabled()
         # gradients from several ranks add up
-        q, k, v = (widened(x) if grads and x.requires_grad else x for x in request.parts)
+        q, k, v = (widened(x) if grads and x.requires_grad else x for x in parts)
         asked, arrived = self._sent((q, k, v), kind)
         own: list[Own] = []
         for here, group in zip(self.groups, self.ready.groups, strict=True):
             mine = group.parts(q, k, v)
-            tables = self.engine.tables(group, request.layer, request.call.tables)
-            call = replace(request.call, tables=tables)
-            own.append((here, (mine[0].to(kind), mine[1].to(kind), mine[2].to(kind)), call))
-        outs = [here.at_home(*mine, call) if here.merges else None for here, mine, call in own]
+            tables = self.engine.tables(group, self.layer, call.tables)
+            of_group = replace(call, tables=tables)
+            own.append((here, (mine[0].to(kind), mine[1].to(kind), mine[2].to(kind)), of_group))
+        outs = [here.at_home(*mine, some) if here.merges else None for here, mine, some in own]
         came = arrived()
         answered, arrived = self._answered((q, k, v), own, came)
         guests: list[torch.Tensor] = []
-        for number, (here, mine, call) in enumerate(own):
+        for number, (here, mine, some) in enumerate(own):
             if here.brings:
                 none = [x[:, here.key_heads, :0].to(kind) for x in (k, v)]
                 guests = [
@@ -221,7 +221,7 @@ class RowsHere:
                     for name, x in zip("kv", none, strict=True)
                 ]
             keys, values = (x[:, here.read] for x in guests)
-            outs[number] = here.over_guests(outs[number], mine, keys, values, call)
+            outs[number] = here.over_guests(outs[number], mine, keys, values, some)
         answers = arrived()
         for number, here in enumerate(self.groups):
             found = cast(Outputs, outs[number])

@@ -21,8 +21,9 @@ from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.kernels import kernel_of
 from attnspec.distributed.collectives import Mesh, tied, travel
 from attnspec.distributed.planning import DistributedPlan, dealt
-from attnspec.runtime.engine import Engine, Request
-from attnspec.runtime.head_groups import Group, draw_of
+from attnspec.lower.work import Call
+from attnspec.runtime.call_checks import Parts
+from attnspec.runtime.engine import Engine, Group
 
 
 class StatesHere:
@@ -32,32 +33,31 @@ class StatesHere:
     def __init__(
         self, engine: Engine, layer: int, plan: DistributedPlan, mesh: Mesh, device: torch.device
     ) -> None:
-        self.engine, self.mesh, self.device = engine, mesh, device
+        self.engine, self.layer, self.mesh, self.device = engine, layer, mesh, device
         self.own = torch.from_numpy(plan.partition.positions(mesh.rank)).to(device)
         heads, key_heads = plan.tensors.heads, plan.tensors.key_heads
         works = engine.binder.works(layer, heads, plan.n, plan.n)
         kernels = ((kernel_of(*each, device), *each) for each in works)
         self.ready = engine.together(kernels, heads, key_heads, device)
 
-    def run(self, request: Request) -> tuple[torch.Tensor, None]:
+    def run(self, parts: Parts, call: Call, return_lse: bool) -> tuple[torch.Tensor, None]:
         """The output of own positions; log-sum-exps do not travel with sums of features."""
-        if request.return_lse:
+        if return_lse:
             raise ValueError(
                 f"the sums of features of `{self.engine.program.name}` come without log-sum-exps"
                 " over several devices: leave `return_lse` out, one device has them"
             )
-        outs = [self._of_group(group, request) for group in self.ready.groups]
+        outs = [self._of_group(group, parts, call) for group in self.ready.groups]
         return self.ready.joined(outs), None
 
-    def _of_group(self, group: Group, request: Request) -> torch.Tensor:
+    def _of_group(self, group: Group, parts: Parts, call: Call) -> torch.Tensor:
         # a kernel of sums: of features, or of dense projections
         kernel: Any = group.kernel
-        parts, padding = group.parts(*request.parts), request.call.padding
+        parts, padding = group.parts(*parts), call.padding
         call = replace(
-            request.call,
+            call,
             padding=None if padding is None else padding.index_select(1, self.own),
-            tables=self.engine.tables(group, request.layer, request.call.tables),
-            draw=draw_of(group.work, request.draws),
+            tables=self.engine.tables(group, self.layer, call.tables),
         )
         own, left = kernel.key_sums(*parts, call, self.own)
         tie = [*parts, *call.tables.values()]

@@ -241,23 +241,34 @@ class Call:
     [heads of the group, buckets], and what a mechanism learns to [heads of the group or 1, *shape];
     `data` maps the names of run-time inputs to tensors as patterns take them: [B, n_k], a length
     [B, 1, 1], of a data-dependent work [B, 1, n_k] and [B, 1, 1, 1]; and what is decided to
-    its choice, `attnspec.backends.decided.choice.Choice`, for the heads of the group. `draw` counts
-    the draws of random features. `known` are the output and its log-sum-exps where they were
-    found before, and derivatives alone are asked for. A step with `in_place` may write over the
-    state that it goes on from. `seed`, int64 [1], is there where counters decide which weights are
-    dropped (`attnspec.backends.common.dropping`), and `line` the number of the call's first query
-    head among those of all samples.
+    its choice, `attnspec.backends.decided.choice.Choice`, for the heads of the group. `draws` are
+    how often the layer was called in training, and how often new random features were asked for.
+    `known` are the output and its log-sum-exps where they were found before, and derivatives alone
+    are asked for. A step with `in_place` may write over the state that it goes on from. `seed`,
+    int64 [1], is there where counters decide which weights are dropped
+    (`attnspec.backends.common.dropping`), and `line` the number of the call's first query head
+    among those of all samples.
     """
 
     padding: torch.Tensor | None = None
     dropout_p: float = 0.0
     tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
     data: Mapping[Any, Any] = field(default_factory=dict)
-    draw: int = 0
+    draws: tuple[int, int] = (0, 0)
     known: tuple[torch.Tensor, torch.Tensor] | None = None
     in_place: bool = False
     seed: torch.Tensor | None = None
     line: int = 0
+
+    def of_samples(self, some: slice, heads: int) -> Call:
+        """The call of some samples, each of so many heads."""
+        return replace(
+            self,
+            padding=None if self.padding is None else self.padding[some],
+            data={name: values[some] for name, values in self.data.items()},
+            known=self.known and (self.known[0][some], self.known[1][some]),
+            line=self.line + some.start * heads,
+        )
 
 
 class Kernel(Protocol):

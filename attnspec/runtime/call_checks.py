@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import wraps
 from inspect import Parameter, signature
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import TypeAlias
 
 import torch
 
@@ -19,8 +18,6 @@ from attnspec.limits import LIMITS
 from attnspec.lower.lower import pair_inputs
 from attnspec.lower.work import Call
 from attnspec.text.diagnostics import did_you_mean
-
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
 """q [B, H, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v]."""
@@ -161,35 +158,6 @@ def _check_strided(name: str, tensor: object) -> None:
     if tensor.layout != torch.strided or tensor.is_nested:
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise TypeError(f"{name} must be a dense tensor, got one of the layout {kind}")
-
-
-def narrowed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor in the type that autocast asks for, as torch does it: float64 stays, and what is no
-    float is left to `check_tensors`."""
-    # whoever calls from outside may hand in anything
-    given: object = tensor
-    if not isinstance(given, torch.Tensor) or given.dtype not in FLOATS[:3]:
-        return tensor
-    return given.to(dtype)
-
-
-def in_type_of_autocast(method: Method) -> Method:
-    """A method of q, k and v that has them in the type that autocast asks for, if it asks."""
-
-    @wraps(method)
-    def run(
-        self: object, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **settings: Any
-    ) -> Any:
-        # `check_tensors` refuses what is not a tensor; torch has no autocast of shapes alone
-        first: object = q
-        kind = first.device.type if isinstance(first, torch.Tensor) else "meta"
-        if kind == "meta" or not torch.is_autocast_enabled(kind):
-            return method(self, q, k, v, *rest, **settings)
-        narrow = torch.get_autocast_dtype(kind)
-        with torch.autocast(kind, enabled=False):
-            return method(self, *(narrowed(x, narrow) for x in (q, k, v)), *rest, **settings)
-
-    return cast(Method, run)
 
 
 def check_query_start(program: Program, query_start: int, reads_m: bool) -> int:
@@ -424,7 +392,7 @@ def taken_apart(
     return rest, {name: x.transpose(0, 1)[None] for name, x in pairs.items()}
 
 
-def require_unchanged(outs: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
+def require_unchanged(outs: Sequence[torch.Tensor | None], given: Sequence[torch.Tensor]) -> None:
     """Derivatives of outputs raise RuntimeError where padding or inputs have been written over
     since, as those of torch's own operations do: they are taken of what is there now."""
     versions = [(x, x._version) for x in given if not x.is_inference()]
@@ -438,7 +406,7 @@ def require_unchanged(outs: Sequence[torch.Tensor], given: Sequence[torch.Tensor
                 )
 
     for out in outs:
-        if versions and out.grad_fn is not None:
+        if versions and out is not None and out.grad_fn is not None:
             out.grad_fn.register_prehook(check)
 
 

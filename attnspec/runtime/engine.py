@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -27,6 +27,7 @@ from attnspec.backends.common.torch_modes import (
     values_of,
 )
 from attnspec.backends.decided.choice import Choice
+from attnspec.backends.decided.deciders import Decision, data_of, decided, decisions_of
 from attnspec.backends.one_block.dense import DenseKernel, OpenKernel
 from attnspec.backends.planner import AUTO, check_backend, choose
 from attnspec.graphs.bind import extents_of
@@ -52,15 +53,6 @@ from attnspec.lower.work import (
     key_heads,
 )
 from attnspec.runtime.call_checks import Parts, check_exact, check_promise
-from attnspec.runtime.decisions import Decision, data_of, decided, decisions_of
-from attnspec.runtime.head_groups import (
-    Group,
-    Prepared,
-    Selection,
-    draw_of,
-    selected,
-    selection,
-)
 from attnspec.text.diagnostics import AttnSpecError
 from attnspec.version import LEAST_TORCH, is_older
 
@@ -81,17 +73,68 @@ Built: TypeAlias = "tuple[Kernel, Work, tuple[int, ...]]"
 """A kernel, what it computes, and its heads."""
 
 
-class Request(NamedTuple):
-    """A call that was checked. The call's tables are all that is learned, by name, [layers or 1,
-    heads or 1, …]; `draws` are how often the layer was called in training, and how often new
-    features were asked for; between two sequences the queries are those from `query_start` on."""
+Selection: TypeAlias = torch.Tensor | range | None
+"""Which heads: their numbers, as a range where they are one, None for all."""
 
-    parts: Parts
-    call: Call
-    layer: int
-    draws: tuple[int, int] = (0, 0)
-    return_lse: bool = False
-    query_start: int = 0
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Heads that one kernel runs; `queries` and `keys` select them.
+
+    `tables` has what the kernel calls its tables, with the names of the parameters.
+    """
+
+    kernel: Kernel
+    work: Work
+    heads: tuple[int, ...]
+    queries: Selection
+    keys: Selection
+    tables: tuple[tuple[str, str], ...]
+
+    def parts(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Parts:
+        """Queries of these heads, and the keys and values that they read."""
+        if self.keys is not None:
+            k, v = selected(k, 1, self.keys), selected(v, 1, self.keys)
+        return q if self.queries is None else selected(q, 1, self.queries), k, v
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What runs a layer: its groups, none where there is nothing to compute, where each head's
+    output stands among theirs, and what the data decide for them. Between two sequences queries are
+    those from `start` on."""
+
+    groups: tuple[Group, ...] = ()
+    order: Selection = None
+    decisions: tuple[Decision, ...] = ()
+    layer: int = 0
+    start: int = 0
+
+    def joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The outputs of the groups, [B, H, …], in the order of the heads."""
+        whole = parts[0] if len(parts) == 1 else torch.cat([*parts], 1)
+        return whole if self.order is None else selected(whole, 1, self.order)
+
+
+def selection(chosen: Sequence[int], count: int, device: torch.device) -> Selection:
+    """Some of so many heads."""
+    step = chosen[1] - chosen[0] if len(chosen) > 1 else 1
+    if step > 0 and list(chosen) == list(heads := range(chosen[0], chosen[-1] + 1, step)):
+        return None if len(heads) == count else heads
+    return torch.tensor(chosen, device=device)
+
+
+def selected(x: torch.Tensor, axis: int, heads: Selection | Sequence[int]) -> torch.Tensor:
+    """Some heads of a tensor: a view where they are a range."""
+    if heads is None:
+        return x
+    if not isinstance(heads, range):
+        return x.index_select(axis, torch.as_tensor(heads, device=x.device))
+    return x[(*(slice(None),) * axis, slice(heads.start, heads.stop, heads.step))]
+
+
+NOTHING = Call()
+"""What a call without anything besides q, k and v is given."""
 
 
 class Engine:
@@ -119,58 +162,86 @@ class Engine:
         self._computed_of = sorted({name for names in self.computed.values() for name in names})
         self._exact: Remembered[None] = Remembered()
         self.prepared: Cache[Key, Prepared] = Cache(LIMITS.layouts)
+        # the same by layer and by all that checks of q, k and v go by; layers share what they can
+        layers = range(self.program.layers or 1)
+        shared = len(layers) // len({self.binder.alike(layer) for layer in layers})
+        self.calls: Cache[tuple[object, ...], Prepared] = Cache(LIMITS.layouts * shared)
         # the newest of a text: the operator shares what a module has laid out
         _living[self.text] = self
 
     # --- a call ----------------------------------------------------------------------------------
 
     def run(
-        self, request: Request, reusable: bool = False, prepared: Prepared | None = None
+        self,
+        prepared: Prepared,
+        parts: Parts,
+        call: Call,
+        return_lse: bool = False,
+        reusable: bool = False,
     ) -> Outputs:
-        """The output, and its log-sum-exps if they are asked for, by the kernels that are
-        `prepared`, else those of the plan. With `reusable` log-sum-exps come also where kernels
-        compute them anyway, for `derivatives` to reuse, 0 for other heads.
+        """The output, and its log-sum-exps if they are asked for, of a call that was checked, whose
+        tables are all that is learned, by name, [layers or 1, heads or 1, …]. With `reusable`
+        log-sum-exps come also where kernels compute them anyway, for `derivatives` to reuse, 0 for
+        other heads.
         """
-        (q, k, v), call, layer, draws, return_lse, start = request
+        q, k, v = parts
         if self.program.inputs:
-            self.check_data(
-                call.data, k.shape[2], start + q.shape[2] if self.program.cross else None
-            )
+            m = prepared.start + q.shape[2] if self.program.cross else None
+            self.check_data(call.data, k.shape[2], m)
         if return_lse:
-            require_log_sum_exps(self.program, layer)
-        if 0 in (q.shape[0], q.shape[2], k.shape[2]):
-            extents_of(self.program, k.shape[2])
+            require_log_sum_exps(self.program, prepared.layer)
+        if not prepared.groups:
             return nothing(q, k, v)
-        if prepared is None:
-            sizes = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
-            prepared = self.prepare(layer, *sizes, str(q.device), start)
-        laid = self.laid_out(request.parts, call) if self.program.cross else (request.parts, call)
+        laid = self.laid_out(parts, call) if self.program.cross else (parts, call)
         choices: Mapping[DataDependent, Choice] = {}
         if prepared.decisions:
-            choices = self.decided(prepared.decisions, layer, *laid, k.shape[2])
+            choices = self.decided(prepared.decisions, prepared.layer, *laid, k.shape[2])
         outs, sums = [], []
         for group in prepared.groups:
             # a mechanism takes two sequences as they are
-            parts, of = laid if group.work.mechanism is None else (request.parts, call)
-            known = None
-            if call.known is not None and _reuses(group.kernel, q):
-                before, sums_before = (selected(x, 1, group.queries) for x in call.known)
-                known = before, sums_before
-            tables = self.tables(group, layer, call.tables) if group.tables else {}
-            data = of.data
-            if choices:
-                data = data_of(group.work, group.heads, prepared.decisions, choices, data)
-            draw = 0 if group.work.mechanism is None else draw_of(group.work, draws)
-            mine = Call(of.padding, call.dropout_p, tables, data, draw, known)
-            if not (group.queries is None and group.keys is None):
-                parts = group.parts(*parts)
-            out, lse = self.outputs(group, parts, mine, return_lse, reusable)
-            outs.append(out)
+            rows, mine = laid if group.work.mechanism is None else (parts, call)
+            if group.queries is not None or group.keys is not None:
+                rows = group.parts(*rows)
+            if mine.tables or mine.known is not None or choices:
+                mine = self._of_group(group, prepared, mine, choices, q)
             if return_lse or reusable:
+                out, lse = self._merging(group.kernel, rows, mine, return_lse)
                 sums.append(_unknown(out) if lse is None else lse)
+            else:
+                out = group.kernel(*rows, mine)
+            outs.append(out)
         if len(outs) == 1 and prepared.order is None:
             return outs[0], sums[0] if sums else None
         return prepared.joined(outs), prepared.joined(sums) if sums else None
+
+    def _of_group(
+        self,
+        group: Group,
+        prepared: Prepared,
+        call: Call,
+        choices: Mapping[DataDependent, Choice],
+        q: torch.Tensor,
+    ) -> Call:
+        """The call as the kernel of a group takes it."""
+        known = None
+        if call.known is not None and _reuses(group.kernel, q):
+            out, lse = call.known
+            known = selected(out, 1, group.queries), selected(lse, 1, group.queries)
+        data = call.data
+        if choices:
+            data = data_of(group.work, group.heads, prepared.decisions, choices, data)
+        tables = self.tables(group, prepared.layer, call.tables)
+        return replace(call, tables=tables, data=data, known=known)
+
+    def _merging(self, kernel: Kernel, parts: Parts, call: Call, return_lse: bool) -> Outputs:
+        """The output, and log-sum-exps where they are asked for or computed anyway."""
+        if (return_lse or _reuses(kernel, parts[0])) and isinstance(kernel, Mergeable):
+            out, lse = kernel.partial(*parts, call)
+            if lse is not None:
+                return out, lse
+        if return_lse:
+            raise no_log_sum_exps(self.program)
+        return kernel(*parts, call), None
 
     def check_data(self, data: Mapping[str, torch.Tensor], n: int, m: int | None = None) -> None:
         """Raises ValueError where the inputs of n positions, read by m queries of another sequence
@@ -209,7 +280,9 @@ class Engine:
             call, padding=padding, tables=tables, data=data
         )
 
-    def masked(self, request: Request, added: torch.Tensor) -> Outputs:
+    def masked(
+        self, layer: int, parts: Parts, call: Call, added: torch.Tensor, return_lse: bool
+    ) -> Outputs:
         """What `run` returns with numbers added to the scores of all pairs, broadcastable to
         [B, H, n_q, n_k], -inf for a pair that is none: by the definition, whose cost is that of all
         pairs. ValueError where a mechanism has no scores."""
@@ -218,9 +291,9 @@ class Engine:
                 f"`{self.program.name}` joins two sequences, and a mask that comes with a call is"
                 " for one: leave it out, and say in the spec which pairs there are"
             )
-        q, k, _ = request.parts
+        q, k, _ = parts
         kernels: list[Built] = []
-        for work, members in self.binder.works(request.layer, q.shape[1], q.shape[2], k.shape[2]):
+        for work, members in self.binder.works(layer, q.shape[1], q.shape[2], k.shape[2]):
             if work.mechanism is not None:
                 raise ValueError(
                     f"`{work.mechanism.name}` has no scores that a mask could be added to: leave it"
@@ -228,25 +301,15 @@ class Engine:
                 )
             kernels.append((DenseKernel(work, members, q.device, added=added), work, members))
         prepared = self.together(kernels, q.shape[1], k.shape[1], q.device)
-        return self.run(request, prepared=prepared)
-
-    def outputs(
-        self, group: Group, parts: Parts, call: Call, return_lse: bool, reusable: bool = False
-    ) -> Outputs:
-        """Those of one group of heads, whose queries, keys and values these are."""
-        kernel = group.kernel
-        reused = reusable and _reuses(kernel, parts[0])
-        if (return_lse or reused) and isinstance(kernel, Mergeable):
-            out, lse = kernel.partial(*parts, call)
-            if lse is not None:
-                return out, lse
-        if return_lse:
-            raise no_log_sum_exps(self.program)
-        return kernel(*parts, call), None
+        if 0 in (q.shape[0], q.shape[2], k.shape[2]):
+            prepared = Prepared()
+        return self.run(replace(prepared, layer=layer), parts, call, return_lse)
 
     def derivatives(
         self,
-        request: Request,
+        prepared: Prepared,
+        parts: Parts,
+        call: Call,
         grads: tuple[torch.Tensor | None, torch.Tensor | None],
         asks: Sequence[bool],
         again: bool = False,
@@ -254,17 +317,15 @@ class Engine:
         """The gradients of q, k and v, and of the call's tables in their order, where `asks` says
         so, from those of what `run` returned. What the call knows is not computed again.
 
-        With `again` they can be differentiated again, with regard to the request's tensors.
+        With `again` they can be differentiated again, with regard to these tensors.
         """
-        call = request.call
-        leaves = [*request.parts, *call.tables.values()]
+        leaves = [*parts, *call.tables.values()]
         if not again:
             leaves = [x.detach().requires_grad_(a) for x, a in zip(leaves, asks, strict=True)]
 
         def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *learned: torch.Tensor) -> Any:
             whole = replace(call, tables=dict(zip(call.tables, learned, strict=True)))
-            lse = grads[1] is not None
-            return self.run(request._replace(parts=(q, k, v), call=whole, return_lse=lse))
+            return self.run(prepared, (q, k, v), whole, grads[1] is not None)
 
         with composed() if again else followed():
             return derivatives(run, leaves, asks, grads, again)
@@ -281,7 +342,7 @@ class Engine:
 
         def tables(each: Decision) -> dict[str, torch.Tensor]:
             found = {}
-            for part in each.leaf.learned:
+            for part in each.learned:
                 table = call.tables[self._parts[each.leaf.name, part]]
                 found[part.name] = rows_of(table, layer, each.heads)
             return found
@@ -328,23 +389,31 @@ class Engine:
     def prepare(
         self,
         layer: int,
-        heads: int,
-        key_heads: int,
-        n_q: int,
-        n_k: int,
-        device: str,
+        q: torch.Tensor,
+        k: torch.Tensor,
         query_start: int = 0,
+        call: tuple[object, ...] | None = None,
     ) -> Prepared:
-        """The kernels that run a layer for so many heads and positions, built or kept; for
-        positions that a trace does not count, the definition."""
+        """What runs a layer for q [B, H, n_q, d] and k [B, H_kv, n_k, d], built or kept; for
+        positions that a trace does not count, the definition. It is kept as that of all calls of
+        which `call` says the same."""
+        n_q, n_k = q.shape[2], k.shape[2]
+        sizes = q.shape[1], k.shape[1], n_q, n_k
         symbols: tuple[object, object] = n_q, n_k
-        if torch.SymInt in map(type, symbols):
-            return self._open(layer, heads, key_heads, n_q, n_k, torch.device(device))
-        key = (self.binder.alike(layer), heads, key_heads, n_q, n_k, device, query_start)
-        if self.backend == AUTO and n_q <= min(LIMITS.rows_looked_up, n_k - 1):
-            # this costs less than a thread that is apart, and nothing of it outlives the call
-            return self._build(key)
-        return self.prepared.get(key, lambda: apart(lambda: self._build(key)))
+        if 0 in (q.shape[0], n_q, n_k):
+            extents_of(self.program, n_k)
+            prepared = Prepared()
+        elif torch.SymInt in map(type, symbols):
+            prepared = self._open(layer, *sizes, q.device)
+        else:
+            key = (self.binder.alike(layer), *sizes, str(q.device), query_start)
+            if self.backend == AUTO and n_q <= min(LIMITS.rows_looked_up, n_k - 1):
+                # this costs less than a thread that is apart, and nothing of it outlives the call
+                prepared, call = self._build(key), None
+            else:
+                prepared = self.prepared.get(key, lambda: apart(lambda: self._build(key)))
+        prepared = replace(prepared, layer=layer, start=query_start)
+        return prepared if call is None else self.calls.get(call, lambda: prepared)
 
     def _open(
         self, layer: int, heads: int, key_heads: int, n_q: int, n_k: int, device: torch.device

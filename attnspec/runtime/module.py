@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
-from typing import Any, Never, cast
+from functools import wraps
+from typing import Any, Never, TypeVar, cast
 
 import torch
 
@@ -19,6 +20,7 @@ from attnspec.backends.common.torch_modes import (
     is_watched,
 )
 from attnspec.backends.decided.cluster import moved_centroids
+from attnspec.backends.decided.deciders import data_of, decisions_of
 from attnspec.graphs.across import reads_m
 from attnspec.ir.program import Program
 from attnspec.limits import LIMITS
@@ -26,6 +28,7 @@ from attnspec.lower.cache import Cache
 from attnspec.lower.lower import decided_leaves
 from attnspec.lower.work import Call, Kernel, Streamable, Work
 from attnspec.runtime.call_checks import (
+    FLOATS,
     Parts,
     check_dropout,
     check_exact,
@@ -37,15 +40,12 @@ from attnspec.runtime.call_checks import (
     check_query_start,
     check_table,
     check_tensors,
-    in_type_of_autocast,
     of_first_keys,
     refuse_unknown,
     require_unchanged,
     taken_apart,
 )
-from attnspec.runtime.decisions import data_of, decisions_of
-from attnspec.runtime.engine import Engine, Request, no_log_sum_exps
-from attnspec.runtime.head_groups import Prepared, draw_of
+from attnspec.runtime.engine import NOTHING, Engine, Prepared, no_log_sum_exps
 from attnspec.runtime.parameters import Draws, Learner, again
 from attnspec.runtime.streaming import (
     Kept,
@@ -55,6 +55,37 @@ from attnspec.runtime.streaming import (
     stream_kernel,
     streamed_works,
 )
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def narrowed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor in the type that autocast asks for, as torch does it: float64 stays, and what is no
+    float is left to `check_tensors`."""
+    # whoever calls from outside may hand in anything
+    given: object = tensor
+    if not isinstance(given, torch.Tensor) or given.dtype not in FLOATS[:3]:
+        return tensor
+    return given.to(dtype)
+
+
+def in_type_of_autocast(method: Method) -> Method:
+    """A method of q, k and v that has them in the type that autocast asks for, if it asks."""
+
+    @wraps(method)
+    def run(
+        self: object, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **settings: Any
+    ) -> Any:
+        # `check_tensors` refuses what is not a tensor; torch has no autocast of shapes alone
+        first: object = q
+        kind = first.device.type if isinstance(first, torch.Tensor) else "meta"
+        if kind == "meta" or not torch.is_autocast_enabled(kind):
+            return method(self, q, k, v, *rest, **settings)
+        narrow = torch.get_autocast_dtype(kind)
+        with torch.autocast(kind, enabled=False):
+            return method(self, *(narrowed(x, narrow) for x in (q, k, v)), *rest, **settings)
+
+    return cast(Method, run)
 
 
 class CompiledAttention(Learner):
@@ -162,11 +193,28 @@ class CompiledAttention(Learner):
         """
         if unknown:
             refuse_unknown(self.program, unknown, CompiledAttention.forward)
-        parts, padding = (q, k, v), key_padding_mask
-        checked = self._checked(q, k, v, layer, padding, inputs, dropout_p, query_start, keys)
-        layer, start, dropout_p, learned, data = checked
+        parts, padding, start = (q, k, v), key_padding_mask, query_start
+        # whoever calls from outside may hand in anything
+        first: object = q
+        watched = isinstance(first, torch.Tensor) and _is_operator(q, self.program)
+        key = prepared = None
+        if not watched and type(layer) is int and type(start) is int:
+            try:
+                # all that the checks of q, k and v go by
+                key = (
+                    *(q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, layer, start),
+                    *(q.device, k.device, v.device, q.layout, k.layout, v.layout),
+                )
+                prepared = self.engine.calls.kept.get(key)
+            except (AttributeError, RuntimeError, TypeError):
+                # no tensor, or a size that is a symbol
+                key = None
+        if prepared is None:
+            layer, start = self._checked(q, k, v, layer, start)
+        dropout_p, learned, data = self._besides(q, k, v, padding, inputs, dropout_p)
+        if keys is not None:
+            check_keys(keys)
         draws = (0, 0) if self.draws is None else self.draws.of(layer)
-        watched = _is_looked_at(q, self.program)
         # ONNX has no operator of ours
         if watched and not (torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export()):
             seed = torch.randint(1 << 62, ()) if dropout_p else None
@@ -175,38 +223,38 @@ class CompiledAttention(Learner):
                 *parts, *given, layer, dropout_p, seed, *draws, return_lse, start, keys
             )
         else:
-            call = Call(padding, dropout_p, learned, data)
-            request = Request(parts, call, layer, draws, return_lse, start)
-            out, lse = _computed(self.engine, request, keys, watched)
+            call = NOTHING
+            if padding is not None or dropout_p or learned or data or self.draws is not None:
+                call = Call(padding, dropout_p, learned, data, draws)
+            if watched:
+                _require_static(self.program)
+            if keys is not None:
+                parts, call = _first_keys(self.program, parts, call, keys)
+                key = prepared = None
+            if watched:
+                with composed():
+                    prepared = self.engine.prepare(layer, *parts[:2], start)
+                    out, lse = self.engine.run(prepared, parts, call, return_lse)
+            else:
+                if prepared is None:
+                    prepared = self.engine.prepare(layer, *parts[:2], start, key)
+                out, lse = self.engine.run(prepared, parts, call, return_lse)
+                if (call.data or call.padding is not None) and not is_transformed():
+                    read = [*call.data.values(), call.padding]
+                    require_unchanged((out, lse), [x for x in read if x is not None])
         if self.training and (self.draws is not None or self._keeps):
             self._count(layer, q, k, padding)
         return (out, lse) if return_lse else out
 
     def _checked(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor | None,
-        layer: int,
-        padding: torch.Tensor | None,
-        inputs: Mapping[str, torch.Tensor] | None,
-        dropout_p: float = 0,
-        start: int = 0,
-        keys: torch.Tensor | None = None,
-    ) -> tuple[int, int, float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The layer, the first query, the dropout, what is learned by name, and the inputs as
-        patterns take them; raises as a call does. `v` is None where values are not asked for."""
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, start: int = 0
+    ) -> tuple[int, int]:
+        """The layer and the first query; raises as a call does."""
         if type(start) is not int or start:
             start = check_query_start(self.program, start, self._reads_m)
         layer = check_layer(self.program, layer)
-        check_tensors(self.program, q, k, k if v is None else v)
-        dropout_p, learned, data = self._besides(q, k, v, padding, inputs, dropout_p)
-        if self.engine.pairs:
-            data, pairs = taken_apart(self.program, data, k.shape[2])
-            learned = {**learned, **pairs}
-        if keys is not None:
-            check_keys(keys)
-        return layer, start, dropout_p, learned, data
+        check_tensors(self.program, q, k, v)
+        return layer, start
 
     def _besides(
         self,
@@ -216,21 +264,30 @@ class CompiledAttention(Learner):
         padding: torch.Tensor | None,
         inputs: Mapping[str, torch.Tensor] | None,
         dropout_p: float = 0,
+        pairs: bool = True,
     ) -> tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The same of a layer and of tensors that were checked, inputs of pairs among inputs."""
+        """The dropout, what is learned by name, and the inputs as patterns take them, of tensors
+        that were checked; `v` is None where values are not asked for, and those of `pairs` are
+        among what is learned, or else among the inputs."""
         values = k if v is None else v
         if padding is not None:
             check_padding(padding, q.shape[0], k.shape[2], q.device)
         if type(dropout_p) is not int or dropout_p:
             dropout_p = check_dropout(dropout_p)
-        data = {}
+        learned: dict[str, torch.Tensor] = {}
+        data: dict[str, torch.Tensor] = {}
         if inputs is not None or self.program.inputs:
             data = check_inputs(self.program, inputs, q, k, padding)
         if self.check_finite:
             self.check_numbers(q, k, values, data)
         if self._waits:
             self.make_parameters(q.shape[3], values.shape[3], q.device)
-        return dropout_p, self._learned(q, v) if self.engine.own else {}, data
+        if self.engine.own:
+            learned = self._learned(q, v)
+        if pairs and self.engine.pairs:
+            data, tables = taken_apart(self.program, data, k.shape[2])
+            learned |= tables
+        return dropout_p, learned, data
 
     def check_numbers(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, data: Mapping[str, torch.Tensor]
@@ -238,7 +295,7 @@ class CompiledAttention(Learner):
         """Raises ValueError for what is not finite, if that was asked for."""
         if not self.check_finite:
             return
-        if _is_looked_at(q, self.program) or is_transformed():
+        if _is_operator(q, self.program) or is_transformed():
             raise ValueError(
                 "`check_finite` looks at numbers, which a program that is traced or transformed has"
                 " none of: set `module.check_finite = False` for it"
@@ -276,15 +333,15 @@ class CompiledAttention(Learner):
         It is the definition, and costs what all pairs cost. Raises as a call does; ValueError for a
         mechanism, which has no scores, and in a traced program.
         """
-        if _is_looked_at(q, self.program):
+        if _is_operator(q, self.program):
             raise ValueError(
                 "a mask of all pairs is not read in a traced program: say which pairs there are in"
                 " the spec, by patterns or run-time inputs"
             )
-        layer, _, *besides = self._checked(q, k, v, layer, key_padding_mask, inputs, dropout_p)
-        call = Call(key_padding_mask, *besides)  # type: ignore[arg-type]
-        request = Request((q, k, v), call, layer, return_lse=return_lse)
-        out, lse = self.engine.masked(request, added)
+        layer, _ = self._checked(q, k, v, layer)
+        besides = self._besides(q, k, v, key_padding_mask, inputs, dropout_p)
+        call = Call(key_padding_mask, *besides)
+        out, lse = self.engine.masked(layer, (q, k, v), call, added, return_lse)
         return (out, lse) if return_lse else out
 
     # --- steps -----------------------------------------------------------------------------------
@@ -330,7 +387,7 @@ class CompiledAttention(Learner):
         key = (self.engine.binder.alike(layer), q.shape[1], k.shape[1], str(q.device), keep_all)
         works, prepared = self._streams.get(key, lambda: apart(lambda: self._stream(*key)))
         state, count = StreamState.first(state, works, q, k, v), q.shape[2]
-        _, learned, data = self._besides(q, k, v, padding, inputs)
+        _, learned, data = self._besides(q, k, v, padding, inputs, pairs=False)
         nothing = 0 in (q.shape[0], count)
         if not nothing:
             state = state.with_marked(self.program, data)
@@ -346,7 +403,8 @@ class CompiledAttention(Learner):
             rest: dict[str, Any] = {"layer": layer, "key_padding_mask": padding, "inputs": inputs}
             out = CompiledAttention.forward(self, q, k, v, **rest, return_lse=return_lse)
             return out, state.after(count, state.parts)
-        call = Call(padding, 0.0, learned, data, in_place=in_place)
+        draws = (0, 0) if self.draws is None else self.draws.of(layer)
+        call = Call(padding, 0.0, learned, data, draws, in_place=in_place)
         return self._go_on(prepared, (q, k, v), call, layer, state, return_lse)
 
     def _go_on(
@@ -359,12 +417,10 @@ class CompiledAttention(Learner):
         return_lse: bool,
     ) -> Any:
         """A step by kernels that go on from the parts of a state."""
-        draws = (0, 0) if self.draws is None else self.draws.of(layer)
         outs, sums, parts = [], [], []
         for group, part in zip(prepared.groups, state.parts, strict=True):
-            tables = self.engine.tables(group, layer, whole.tables)
-            draw, kernel = draw_of(group.work, draws), cast(Streamable, group.kernel)
-            call = Call(whole.padding, 0.0, tables, whole.data, draw, in_place=whole.in_place)
+            kernel = cast(Streamable, group.kernel)
+            call = replace(whole, tables=self.engine.tables(group, layer, whole.tables))
             (out, lse), after = kernel.step(*group.parts(*tensors), call, part, return_lse)
             if return_lse and lse is None:
                 raise no_log_sum_exps(self.program)
@@ -382,7 +438,7 @@ class CompiledAttention(Learner):
         place, works = torch.device(device), streamed_works(self.engine.binder, layer, heads)
         if any(work.decided or work.has_expression for work, _ in works):
             # each step is a call with all keys
-            return works, Prepared((), None)
+            return works, Prepared()
 
         def built(work: Work, of: tuple[int, ...]) -> Kernel:
             return stream_kernel(self.program, layer, work, of, place, self.backend, keep_all)
@@ -406,7 +462,7 @@ class CompiledAttention(Learner):
 
         Raises ValueError above n_k = `LIMITS.pairs_shown`, else as a call does.
         """
-        works, data, choices = self._looked_at(q, k, layer, key_padding_mask, inputs, query_start)
+        works, data, choices = self._shown(q, k, layer, key_padding_mask, inputs, query_start)
         read = q.new_zeros(*q.shape[:3], k.shape[2], dtype=torch.bool)
         # nothing is decided of no tokens
         for work, heads in works if read.numel() else ():
@@ -431,7 +487,7 @@ class CompiledAttention(Learner):
         Raises ValueError above n_k = `LIMITS.pairs_shown`, and for static layers; else
         as a call does.
         """
-        works, _, choices = self._looked_at(q, k, layer, key_padding_mask, inputs, query_start)
+        works, _, choices = self._shown(q, k, layer, key_padding_mask, inputs, query_start)
         decisions = decisions_of(works)
         if not decisions:
             raise ValueError(f"nothing is data-dependent in layer {layer} of `{self.program.name}`")
@@ -444,7 +500,7 @@ class CompiledAttention(Learner):
             found[f"{name}_{number + 1}" if number else name] = {"heads": heads, **lists}
         return found
 
-    def _looked_at(
+    def _shown(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -454,9 +510,8 @@ class CompiledAttention(Learner):
         start: int,
     ) -> tuple[Works, Mapping[str, torch.Tensor], dict[Any, Any]]:
         """The works, inputs and choices of a call whose pairs are asked for."""
-        layer, start, _, learned, data = self._checked(
-            q, k, None, layer, padding, inputs, start=start
-        )
+        layer, start = self._checked(q, k, k, layer, start)
+        _, learned, data = self._besides(q, k, None, padding, inputs)
         longest = max(q.shape[2], k.shape[2])
         if longest > LIMITS.pairs_shown:
             raise ValueError(
@@ -492,37 +547,29 @@ class CompiledAttention(Learner):
                 self.learned(name)[row, heads] = moved_centroids(given)
 
 
-def _computed(
-    engine: Engine, request: Request, keys: torch.Tensor | None, written: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The output, and its log-sum-exps if they are asked for, of the keys that count; in plain
-    operations where a program of them is `written`."""
-    if written:
-        decided = decided_leaves(engine.program)
-        if decided:
-            raise ValueError(
-                f"`{decided[0].pattern}` decides by numbers, for which ONNX has no operator:"
-                " torch.export takes it, as one operator"
-            )
-        with composed():
-            return _computed(engine, request, keys, False)
-    if keys is not None:
-        if is_recorded(request.parts[0]):
-            raise ValueError(
-                "how many keys count is a number, which a program of plain operations does not have"
-                " when it is traced: export it without `composed()`, as one operator"
-            )
-        parts, call = of_first_keys(engine.program, request.parts, request.call, int(keys))
-        request = request._replace(parts=parts, call=call)
-    out, lse = engine.run(request)
-    padding, data = request.call.padding, request.call.data
-    if (data or padding is not None) and not is_transformed():
-        read = [*data.values(), *(() if padding is None else (padding,))]
-        require_unchanged((out,) if lse is None else (out, lse), read)
-    return out, lse
+def _require_static(program: Program) -> None:
+    """Raises ValueError where ONNX has no operators for what decides."""
+    decided = decided_leaves(program)
+    if decided:
+        raise ValueError(
+            f"`{decided[0].pattern}` decides by numbers, for which ONNX has no operator:"
+            " torch.export takes it, as one operator"
+        )
 
 
-def _is_looked_at(q: torch.Tensor, program: Program) -> bool:
+def _first_keys(
+    program: Program, parts: Parts, call: Call, keys: torch.Tensor
+) -> tuple[Parts, Call]:
+    """A call of the keys that count."""
+    if is_recorded(parts[0]):
+        raise ValueError(
+            "how many keys count is a number, which a program of plain operations does not have"
+            " when it is traced: export it without `composed()`, as one operator"
+        )
+    return of_first_keys(program, parts, call, int(keys))
+
+
+def _is_operator(q: torch.Tensor, program: Program) -> bool:
     """Whether torch traces a call, or looks at its operators one by one: then it sees one. What is
     transformed otherwise, or must be composed, consists of operations that can be."""
     watched = is_watched(q)

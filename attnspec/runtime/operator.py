@@ -25,7 +25,8 @@ from torch.autograd.function import _SingleLevelFunction
 from attnspec.awaited import when_imported
 
 if TYPE_CHECKING:
-    from attnspec.runtime.engine import Engine, Request
+    from attnspec.lower.work import Call
+    from attnspec.runtime.engine import Engine, Prepared
 
 Tensor: TypeAlias = torch.Tensor
 
@@ -86,26 +87,24 @@ class Given(NamedTuple):
         """q, k and v."""
         return self.q, self.k, self.v
 
-    def request(
+    def call(
         self, known: tuple[Tensor, Tensor] | None = None, transformed: bool = False
-    ) -> Request:
-        """What the engine computes of the keys that count. Padding is there where it says
+    ) -> tuple[Prepared, tuple[Tensor, Tensor, Tensor], Call]:
+        """What the engine runs, and what of: the keys that count. Padding is there where it says
         something, since models hand over masks of ones; what is `transformed` shows no numbers."""
         from attnspec.lower.work import Call
         from attnspec.runtime.call_checks import of_first_keys
-        from attnspec.runtime.engine import Request
 
         engine, parts, padding = self.engine, self.parts, self.key_padding_mask
         tables = dict(zip(engine.learned, self.learned, strict=True))
         names = (each.name for each in engine.program.inputs if each.kind != "pairs")
         data = dict(zip(names, self.inputs, strict=True))
-        call = Call(padding, self.dropout_p, tables, data, known=known)
+        call = Call(padding, self.dropout_p, tables, data, (self.calls, self.asked), known)
         if self.keys is not None:
             parts, call = of_first_keys(engine.program, parts, call, int(self.keys))
         if call.padding is not None and not transformed and bool(call.padding.all()):
             call = replace(call, padding=None)
-        draws = self.calls, self.asked
-        return Request(parts, call, self.layer, draws, self.return_lse, self.query_start)
+        return engine.prepare(self.layer, *parts[:2], self.query_start), parts, call
 
     @contextmanager
     def modes(self) -> Iterator[None]:
@@ -131,7 +130,7 @@ class Given(NamedTuple):
 def _run(*given: Any) -> tuple[Tensor, Tensor]:
     at = Given(*given)
     with at.modes():
-        out, lse = at.engine.run(at.request(), reusable=True)
+        out, lse = at.engine.run(*at.call(), at.return_lse, reusable=True)
     return _own(out, at.parts), cast(Tensor, lse).contiguous()
 
 
@@ -140,7 +139,7 @@ def _derivatives(*given: Any) -> list[Tensor]:
     grad, of_lse, out, lse, asks = given[:ABOVE]
     at = Given(*given[ABOVE:])
     with at.modes():
-        found = at.engine.derivatives(at.request((out, lse)), (grad, of_lse), asks)
+        found = at.engine.derivatives(*at.call((out, lse)), (grad, of_lse), asks)
     every = (*at.parts, *at.learned)
     above = [x for x in (grad, of_lse) if x is not None]
     return [
@@ -250,8 +249,8 @@ class _Followed(_SingleLevelFunction):
             if torch.is_grad_enabled() and active_fake_mode() is None and not _each_decides(at):
                 # derivatives of derivatives: those of plain operations
                 with at.modes():
-                    request = at.request(transformed=True)
-                    found = at.engine.derivatives(request, (grad, of_lse), asks, again=True)
+                    call = at.call(transformed=True)
+                    found = at.engine.derivatives(*call, (grad, of_lse), asks, again=True)
                 pairs = zip((*at.parts, *learned), found, strict=True)
                 found = [y if y is None else _of_all_keys(y, x) for x, y in pairs]
             else:
@@ -331,7 +330,7 @@ for _operator, _function in ((_attention, _Followed), (_attention_backward, _Las
 
 
 def _narrowed(*given: Any) -> Any:
-    from attnspec.runtime.call_checks import in_type_of_autocast
+    from attnspec.runtime.module import in_type_of_autocast
 
     return in_type_of_autocast(lambda _, *parts: _attention(*parts))(None, *given)
 

@@ -70,7 +70,7 @@ class Trial:
         data, tables = taken_apart(program, check_inputs(program, run.data, q, k, None), run.keys)
         call = Call(data=data, tables=tables)
         given = engine.laid_out((q, k, k), call)[1].data
-        prepared = engine.prepare(run.layers[0], run.heads, run.heads, run.n_q, run.keys, "cpu")
+        prepared = engine.prepare(run.layers[0], q, k)
         kernels = {
             head: (group.kernel, place)
             for group in prepared.groups

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
 from torch.nn import functional
 
 from attnspec.backends.common.dropping import with_seed
-from attnspec.backends.common.flash import in_rows, rows_of_size
 from attnspec.backends.common.merging import Outputs, Partial
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.common.torch_modes import (
@@ -26,6 +26,15 @@ from attnspec.backends.common.torch_modes import (
 )
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
+
+flash: Any = torch._scaled_dot_product_flash_attention_for_cpu
+"""Torch's flash kernel on the CPU, a private name of torch, which takes any strides of rows in one
+piece: (q, k, v, dropout_p, is_causal, *, attn_mask, scale) -> output and log-sum-exps, for q
+[b, heads, n_q, d] and as many key heads or fewer. Without keys it ends the process; a row whose
+bias is all -inf has the log-sum-exp 0; q, k and v need one head size."""
+
+flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+"""(grad, q, k, v, out, lse, dropout_p, is_causal, *, attn_mask, scale) -> gradients of q, k, v."""
 
 
 class ByKeyHead:
@@ -66,6 +75,8 @@ class SoftmaxKernel(ByKeyHead):
     # devices on which derivatives go on from a call's known output and log-sum-exps
     reuses: tuple[str, ...] = ("cpu",)
     _differentiable: ByKeyHead | None = None
+    # the last size of heads, and the factor of their scores
+    _scale: tuple[int, float] = (0, 1.0)
 
     def build_differentiable(self) -> ByKeyHead:
         """The same attention in differentiable operations."""
@@ -149,11 +160,15 @@ class SoftmaxKernel(ByKeyHead):
             # zeros change no score, and their outputs are cut off
             wide = max(size, out_size)
             q, k, v = rows_of_size(q, wide), rows_of_size(k, wide), rows_of_size(v, wide)
-        scale, tables = scale_of(self.work, size), tuple(call.tables.values())
-        call = with_seed(call, q.device)
-        if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *tables)):
+        known, scale = self._scale
+        if known != size:
+            self._scale = size, scale = size, scale_of(self.work, size)
+        if call.dropout_p:
+            call = with_seed(call, q.device)
+        tensors = q, k, v, *call.tables.values()
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             names, sizes = tuple(call.tables), (size, out_size)
-            out, lse = _Differentiable.apply(self, call, scale, sizes, names, q, k, v, *tables)  # type: ignore[no-untyped-call]
+            out, lse = _Differentiable.apply(self, call, scale, sizes, names, *tensors)  # type: ignore[no-untyped-call]
         else:
             out, lse = self.of_heads(q, k, v, call, scale)
         return out if out.shape[-1] == out_size else out[..., :out_size], lse
@@ -313,3 +328,31 @@ def grouped(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """What belongs to query heads, [B, H, n_q, …], by key head: [B, K, R, n_q, …]."""
     keys = k.shape[1]
     return x.reshape(x.shape[0], keys, x.shape[1] // keys, *x.shape[2:])
+
+
+def in_rows(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers with every row in one piece."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def rows_of_size(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Rows of a size, with zeros behind, each in one piece: padding keeps the order of strides."""
+    x = functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else x
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def samples_of(
+    batch: int, padding: torch.Tensor | None, apart: bool = False
+) -> list[tuple[slice, torch.Tensor | None]]:
+    """Samples that follow one another and have the same real keys, with these; each by itself if
+    they are to be `apart`."""
+    if padding is None or bool(padding.all()):
+        ends = [*range(1, batch)] if apart else []
+        padding = None
+    else:
+        same = (padding[1:] == padding[:-1]).all(1).tolist()
+        ends = [sample for sample in range(1, batch) if apart or not same[sample - 1]]
+    found: list[tuple[slice, torch.Tensor | None]] = []
+    for low, high in pairwise((0, *ends, batch)):
+        found.append((slice(low, high), None if padding is None else padding[low]))
+    return found

@@ -7,10 +7,9 @@ the patterns that read inputs are evaluated in torch at every call.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import reduce
-from itertools import pairwise
 from operator import and_
 from typing import Any, TypeAlias, TypeVar
 
@@ -156,21 +155,6 @@ def mask_of(work: Work, data: Mapping[Any, Any], device: torch.device) -> torch.
     held = mask_plan(relation, q, k, n_k, device)(data, n_k)
     # inputs of graphs that no data decide have no axis of heads
     return held[:, None] if held.dim() == 3 else held
-
-
-def samples_of(
-    batch: int, padding: torch.Tensor | None, apart: bool = False
-) -> Iterator[tuple[slice, torch.Tensor | None]]:
-    """Samples that follow one another and have the same real keys, with these; each by itself if
-    they are to be `apart`."""
-    if padding is None or bool(padding.all()):
-        ends = [*range(1, batch)] if apart else []
-        padding = None
-    else:
-        same = (padding[1:] == padding[:-1]).all(1).tolist()
-        ends = [sample for sample in range(1, batch) if apart or not same[sample - 1]]
-    for low, high in pairwise((0, *ends, batch)):
-        yield slice(low, high), None if padding is None else padding[low]
 
 
 def added_by(mask: torch.Tensor, kind: torch.dtype) -> torch.Tensor:

@@ -53,7 +53,12 @@ def _is_tracing() -> bool:
 
 
 def _is_traced(x: torch.Tensor) -> bool:
-    return _is_tracing() or type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    # where something else than Dynamo compiles, tensors are of a kind of their own
+    return (
+        torch.compiler.is_dynamo_compiling()
+        or torch._C._get_tracing_state() is not None
+        or type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    )
 
 
 def is_mapped_over() -> bool:

@@ -1,14 +1,24 @@
-"""Who decides which graph."""
+"""Who decides which graph, before any head runs: one choice for each graph, for all heads that have
+it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import torch
+
+from attnspec.backends.common.on_device import table_of
+from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.decided import cluster, lists, lsh, sinkhorn, topk
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.given import Given
 from attnspec.graphs.relation import DataDependent
+from attnspec.graphs.token_sets import inputs_of
+from attnspec.ir.mechanisms.declaration import Part
+from attnspec.lower.work import Work
 
 DECIDERS: dict[str, Callable[[Any, Given], Choice]] = {
     "chosen": lists.decide_chosen,
@@ -19,6 +29,112 @@ DECIDERS: dict[str, Callable[[Any, Given], Choice]] = {
 }
 
 
-def decide(leaf: DataDependent, given: Given) -> Choice:
-    """The choice of a graph for the tensors of a call."""
-    return DECIDERS[leaf.name](leaf, given)
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """A data-dependent graph, the heads that have it, and the work of each; tensors have
+    heads from the `first` on."""
+
+    leaf: DataDependent
+    heads: tuple[int, ...]
+    works: tuple[Work, ...]
+    first: int = 0
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """The run-time inputs that the graph is about."""
+        return tuple(inputs_of(self.leaf))
+
+    @cached_property
+    def learned(self) -> tuple[Part, ...]:
+        """What it learns, or keeps."""
+        return self.leaf.learned
+
+    def given(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        padding: torch.Tensor | None,
+        data: Mapping[Any, Any],
+        tables: Mapping[str, torch.Tensor],
+        keys: int | None = None,
+    ) -> Given:
+        """What there is to decide by, for q [B, H, n_q, d] and k [B, H_kv, n_k, d]; `keys` as
+        `Given` has it."""
+        ratio = q.shape[1] // k.shape[1]
+        # [B, H, …], [B, H_kv, …] or [B, 1, …]
+        own = {name: data[name] for name in self.inputs if name in data}
+        shared = frozenset(name for name, x in own.items() if x.shape[1] != q.shape[1])
+        if len(self.heads) < q.shape[1] or own:
+            index = table_of(tuple(head - self.first for head in self.heads), q.device)
+            for name, x in own.items():
+                if x.shape[1] > 1:
+                    own[name] = x[:, index // ratio if name in shared else index]
+            if len(self.heads) < q.shape[1]:
+                q, k = q[:, index], k[:, index // ratio]
+        return Given(
+            q=q,
+            k=k,
+            heads=self.heads,
+            groups=tuple(head // ratio for head in self.heads),
+            scales=tuple(scale_of(work, q.shape[3]) for work in self.works),
+            padding=padding,
+            data={**data, **own},
+            tables=tables,
+            keys=keys,
+            shared=shared,
+        )
+
+
+def decisions_of(works: Sequence[tuple[Work, tuple[int, ...]]]) -> tuple[Decision, ...]:
+    """The decisions of a layer's works; what stands in the arguments of another comes first."""
+    found: dict[DataDependent, dict[int, Work]] = {}
+    for work, heads in works:
+        for leaf in work.decided:
+            found.setdefault(leaf, {}).update(dict.fromkeys(heads, work))
+    return tuple(
+        Decision(leaf, tuple(sorted(of)), tuple(of[head] for head in sorted(of)))
+        for leaf, of in found.items()
+    )
+
+
+def decided(
+    decisions: Sequence[Decision],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    padding: torch.Tensor | None,
+    data: Mapping[Any, Any],
+    tables: Callable[[Decision], Mapping[str, torch.Tensor]],
+    keys: int | None = None,
+) -> dict[DataDependent, Choice]:
+    """The choices of a layer, one for each decision."""
+    known: dict[Any, Any] = {name: _with_heads(x) for name, x in data.items()}
+    choices: dict[DataDependent, Choice] = {}
+    for each in decisions:
+        given = each.given(q, k, padding, known, tables(each), keys)
+        choices[each.leaf] = known[each.leaf] = DECIDERS[each.leaf.name](each.leaf, given)
+    return choices
+
+
+def data_of(
+    work: Work,
+    heads: Sequence[int],
+    decisions: Sequence[Decision],
+    choices: Mapping[DataDependent, Choice],
+    data: Mapping[Any, Any],
+) -> Mapping[Any, Any]:
+    """What a kernel of some heads is handed: the inputs, and the choices of its graphs."""
+    if not work.decided:
+        return data
+    parts: dict[Any, Any] = {name: _with_heads(x) for name, x in data.items()}
+    for each in decisions:
+        if each.leaf in work.decided:
+            choice = choices[each.leaf]
+            if tuple(heads) != each.heads:
+                choice = choice.of_heads(torch.tensor([each.heads.index(head) for head in heads]))
+            parts[each.leaf] = choice
+    return parts
+
+
+def _with_heads(x: torch.Tensor) -> torch.Tensor:
+    """An input with an axis of heads: [B, 1, n] of [B, n]."""
+    return x if x.dim() == 4 else x[:, None]

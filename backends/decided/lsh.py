@@ -321,7 +321,9 @@ def rotations(wanted: Wanted, device: torch.device) -> torch.Tensor:
         found = np.stack(drawn).reshape(len(heads), rounds, size, columns)
         return torch.from_numpy(found).transpose(2, 3).to(device, torch.float32).contiguous()
 
-    return _kept.get((wanted, str(device)), lambda: apart(build))
+    key = wanted, str(device)
+    found = _kept.kept.get(key)
+    return _kept.get(key, lambda: apart(build)) if found is None else found
 
 
 def buckets_of(leaf: Lsh, x: torch.Tensor, heads: tuple[int, ...], count: int) -> torch.Tensor:

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.exact import ByKeyHead, grouped, is_plain
-from attnspec.backends.common.flash import rows_of_size
+from attnspec.backends.common.exact import ByKeyHead, grouped, is_plain, rows_of_size
 from attnspec.backends.common.merging import Partial, merged, with_zero
 from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.score_formula import bucket_table, scale_of, slopes_of, widened

@@ -16,9 +16,15 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from attnspec.backends.common.exact import ByKeyHead, Several, SoftmaxKernel
-from attnspec.backends.common.flash import flash, flash_backward
-from attnspec.backends.common.masks import added_by, samples_of
+from attnspec.backends.common.exact import (
+    ByKeyHead,
+    Several,
+    SoftmaxKernel,
+    flash,
+    flash_backward,
+    samples_of,
+)
+from attnspec.backends.common.masks import added_by
 from attnspec.backends.common.merging import Partial, with_zero
 from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.score_formula import HALF, Formula, scale_of, widened

@@ -1,30 +1,36 @@
-"""Blocks of tables in pieces that stay in the cache: their rows, their keys, their masks."""
+"""Blocks of tables in pieces that stay in the cache: where their rows lie, and their masks.
+
+Rows that follow one another at one distance, within blocks and from block to block, are one strided
+view and cost no copy. Others are gathered. Numbers of blocks are arranged as the flash kernel takes
+them: [batch, heads, rows, size].
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from threading import local
 
 import numpy as np
 import torch
 
 from attnspec.backends.common.composed import on_device, unfolded
 from attnspec.backends.common.masks import added_by
-from attnspec.backends.tables.sides import (
-    REREAD,
-    Arrangement,
-    Blocks,
-    Lattice,
-    Order,
-    arrangement,
-    gap_of,
-    in_order,
-    lattice_of,
-)
+from attnspec.backends.common.merging import Partial, merge
 from attnspec.layout.tables import Batch, Tiled
 from attnspec.limits import LIMITS
+
+ALIKE = 0.9
+"""The share of neighbours in blocks that lie at one distance, from which on rows are read there."""
+
+REREAD = 1.5
+"""How often a key is read from which on a copy in order pays."""
+
+TILE = 4
+"""Rows that are copied as one, at least."""
 
 SINGLE = 8
 """One in how many of the blocks for which there is room a run must have to be a piece by itself."""
@@ -34,6 +40,336 @@ Positions = tuple[np.ndarray, np.ndarray]
 
 Added = tuple[torch.Tensor | None, torch.Tensor | None]
 """What is added to scores, and the rows without a key; None for nothing, and for no such rows."""
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """Blocks whose first rows are `first + i * outer + j * inner`, i < `many`, j < `each`; their
+    rows lie `gap` apart."""
+
+    first: int
+    many: int
+    outer: int
+    each: int
+    inner: int
+    gap: int
+
+    def split(self, many: int, each: int) -> Lattice | None:
+        """The same blocks as `many` times `each`, or None."""
+        if (self.many, self.each) == (many, each):
+            return self
+        if self.many > 1 or self.each != many * each:
+            return None
+        return Lattice(self.first, many, each * self.inner, each, self.inner, self.gap)
+
+
+def lattice_of(starts: np.ndarray, gap: int = 1) -> Lattice | None:
+    """The blocks with these first rows, all of them different, as a lattice; None if they are
+    none."""
+    first, count = int(starts[0]), len(starts)
+    if count == 1:
+        return Lattice(first, 1, 0, 1, 1, gap)
+    gaps = starts[1:] - starts[:-1]
+    inner = int(gaps[0])
+    other = np.flatnonzero(gaps != inner)
+    if inner <= 0:
+        return None
+    if not len(other):
+        return Lattice(first, 1, 0, count, inner, gap)
+    each = int(other[0]) + 1
+    if count % each:
+        return None
+    table = starts.reshape(-1, each)
+    outer = int(table[1, 0] - table[0, 0])
+    wanted = first + outer * np.arange(len(table))[:, None] + inner * np.arange(each)
+    if outer <= 0 or (table != wanted).any() or len(np.unique(starts)) < count:
+        return None
+    return Lattice(first, len(table), outer, each, inner, gap)
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How blocks become the first two dimensions: `many` times `each`, the larger stride first; one
+    times all of them is blocks first, heads second."""
+
+    many: int
+    each: int
+    swapped: bool = False
+
+    def arrange(self, x: torch.Tensor) -> torch.Tensor:
+        """[c, blocks, …] -> [batch, heads, …]."""
+        if self.many == 1:
+            return x.transpose(0, 1)
+        x = x.reshape(self.many, self.each, *x.shape[2:])
+        return x.transpose(0, 1) if self.swapped else x
+
+    def back(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, heads, …] -> [c, blocks, …]."""
+        if self.many == 1:
+            return x.transpose(0, 1)
+        x = x.transpose(0, 1) if self.swapped else x
+        return x.reshape(1, self.many * self.each, *x.shape[2:])
+
+
+class Blocks:
+    """Blocks of rows of one side, int64 [blocks, height], -1 for a place that is not a row; `to`
+    arranges what is read of them."""
+
+    def __init__(self, rows: np.ndarray, to: Arrangement | None = None) -> None:
+        self.rows = rows
+        self.count, self.height = rows.shape
+        self.to = Arrangement(1, self.count) if to is None else to
+
+    @cached_property
+    def _real(self) -> np.ndarray | None:
+        """The places that are rows, bool [blocks, height]; None where all are."""
+        real = self.rows >= 0
+        return None if real.all() else real
+
+    @cached_property
+    def lattice(self) -> Lattice | None:
+        """The blocks as a strided view, if they are one."""
+        gap = 1
+        if self._real is not None:
+            return None
+        if self.height > 1:
+            gap = int(self.rows[0, 1] - self.rows[0, 0])
+            if gap <= 0 or (np.diff(self.rows, axis=1) != gap).any():
+                return None
+        return lattice_of(self.rows[:, 0], gap)
+
+    @cached_property
+    def _arranged(self) -> Lattice | None:
+        """The same as they are arranged."""
+        return None if self.lattice is None else self.lattice.split(self.to.many, self.to.each)
+
+    @cached_property
+    def tile(self) -> int:
+        """The most rows so that the blocks consist of whole tiles of them: t tile, t tile + 1, …"""
+        flat = self.rows.ravel()
+        if self._real is not None or not len(flat):
+            return 1
+        breaks = np.flatnonzero(np.diff(flat) != 1) + 1
+        starts = flat[np.concatenate([[0], breaks])]
+        return int(np.gcd.reduce(np.concatenate([breaks, starts, [self.height]])))
+
+    @cached_property
+    def index(self) -> torch.Tensor:
+        """The row of every place, int64 [blocks * height]; the first one in place of none."""
+        return torch.from_numpy(np.maximum(self.rows, 0).ravel())
+
+    @cached_property
+    def tile_index(self) -> torch.Tensor | None:
+        """The tile of every block, if tiles can be taken whole: int64 [blocks * tiles]."""
+        if self.tile < TILE:
+            return None
+        return torch.from_numpy(self.rows[:, :: self.tile].ravel() // self.tile)
+
+    @cached_property
+    def missing(self) -> torch.Tensor | None:
+        """The places that are not rows, or None."""
+        return None if self._real is None else torch.from_numpy(np.flatnonzero(~self._real))
+
+    @cached_property
+    def present(self) -> torch.Tensor:
+        """The places that are rows."""
+        return torch.from_numpy(np.flatnonzero(self.rows >= 0))
+
+    def views(self, *tensors: torch.Tensor) -> list[torch.Tensor] | None:
+        """The blocks of tensors [c, rows, …] as views [batch, heads, height, …], or None."""
+        at = self._arranged
+        if at is None or (at.many > 1 and tensors[0].shape[0] > 1):
+            return None
+        views = []
+        for x in tensors:
+            head, row, *rest = x.stride()
+            size, strides = [at.each, x.shape[0]], [at.inner * row, head]
+            if at.many > 1:
+                size, strides = [at.many, at.each], [at.outer * row, at.inner * row]
+                if self.to.swapped:
+                    size, strides = size[::-1], strides[::-1]
+            size += self.height, *x.shape[2:]
+            strides += at.gap * row, *rest
+            views.append(x.as_strided(size, strides, x.storage_offset() + at.first * row))
+        return views
+
+    def read(self, blank: str = "", **named: torch.Tensor) -> list[torch.Tensor]:
+        """The blocks of tensors [c, rows, …] as [batch, heads, height, …], where they lie or in
+        buffers of their names; places that are not rows repeat the first row, or are zero in the
+        tensor `blank`."""
+        blocks = self.views(*named.values())
+        if blocks is not None:
+            return blocks
+        blocks = []
+        for name, x in named.items():
+            count, rest = x.shape[0], x.shape[2:]
+            taken = scratch(name, (count, self.count * self.height, *rest), x.dtype)
+            if self.tile_index is not None:
+                tiles = _tiles(x, self.tile)
+                into = taken.view(count, -1, *tiles.shape[2:])
+                torch.index_select(tiles, 1, self.tile_index, out=into)
+            else:
+                torch.index_select(x, 1, self.index, out=taken)
+                if name == blank and self.missing is not None:
+                    taken.index_fill_(1, self.missing, 0.0)
+            blocks.append(self.to.arrange(taken.view(count, self.count, self.height, *rest)))
+        return blocks
+
+    def rows_of(self, result: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[batch, heads, height, …] -> the rows that there are [c, m, …], and which they are."""
+        flat = self.to.back(result).flatten(1, 2)
+        if self.missing is None:
+            return flat, self.index
+        return flat.index_select(1, self.present), self.index[self.present]
+
+    def put(self, into: Partial, result: Partial, more: bool) -> None:
+        """Put an output [batch, heads, height, …] and its log-sum-exps into the rows of
+        [c, rows, …] that they stand for, or merge them with what is there where there is `more`."""
+        there = self.views(*into)
+        if there is None:
+            (rows, index), (sums, _) = (self.rows_of(x) for x in result)
+            if more:
+                known = into[0].index_select(1, index), into[1].index_select(1, index)
+                merge(known, (rows, sums))
+                rows, sums = known
+            for x, y in zip(into, (rows, sums), strict=True):
+                x.index_copy_(1, index, y.to(x.dtype))
+        elif more:
+            merge((there[0], there[1]), result)
+        else:
+            there[0].copy_(result[0])
+            there[1].copy_(result[1])
+
+    def add(self, into: torch.Tensor, shares: torch.Tensor) -> None:
+        """Add [batch, heads, height, …] to the rows of [c, rows, …]; no row stands twice."""
+        there = self.views(into)
+        if there is not None:
+            there[0] += shares
+            return
+        rows, index = self.rows_of(shares)
+        into.index_add_(1, index, rows.to(into.dtype))
+
+    @cached_property
+    def _single(self) -> tuple[Blocks, ...] | None:
+        """Every block by itself, where each is a view."""
+        parts = tuple(Blocks(rows[None]) for rows in self.rows)
+        return parts if all(block.lattice is not None for block in parts) else None
+
+    @cached_property
+    def _columns(self) -> tuple[Blocks, ...] | None:
+        """The first, second, … tile of all blocks, where no tile stands twice among them."""
+        places = range(0, self.height, self.tile)
+        if self.tile < TILE or len(places) > LIMITS.tiles_added:
+            return None
+        parts = tuple(Blocks(self.rows[:, x : x + self.tile], self.to) for x in places)
+        return parts if all(part.lattice is not None for part in parts) else None
+
+    def add_overlapping(self, into: torch.Tensor, shares: torch.Tensor) -> None:
+        """The same where several blocks may have one row."""
+        size = self.tile
+        if self.count == 1:
+            self.add(into, shares)
+        elif self.count <= min(LIMITS.tiles_added, self.height // size) and self._single:
+            each = self.to.back(shares)
+            for number, block in enumerate(self._single):
+                block.add(into, each[:, number][None])
+        elif self._columns is not None:
+            for place, part in enumerate(self._columns):
+                part.add(into, shares[:, :, place * size : (place + 1) * size])
+        elif self.tile_index is not None:
+            shares = self.to.back(shares)
+            tiles = shares.reshape(len(shares), -1, size, shares.shape[-1])
+            _tiles(into, size).index_add_(1, self.tile_index, tiles.to(into.dtype))
+        else:
+            # a view would add to rows that blocks have in common once
+            rows, index = self.rows_of(shares)
+            into.index_add_(1, index, rows.to(into.dtype))
+
+
+def _tiles(x: torch.Tensor, size: int) -> torch.Tensor:
+    """[c, rows, …] as [c, tiles, size, …], without rows that make no whole tile."""
+    return torch.unflatten(x[:, : x.shape[1] // size * size], 1, (-1, size))
+
+
+def arrangement(q: Blocks, k: Blocks, heads: int) -> Arrangement:
+    """How the blocks of queries and keys are arranged so that most of them are views."""
+    for side in (q, k):
+        at = side.lattice
+        if heads == 1 and at is not None and at.many > 1:
+            return Arrangement(at.many, at.each, at.inner > at.outer)
+    return Arrangement(1, q.count)
+
+
+class _Scratch(local):
+    """Buffers of one thread: fresh memory costs more than what is computed in it."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+
+
+_scratch = _Scratch()
+
+
+def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """An uninitialised tensor on the CPU, valid until the next one for the same use."""
+    count = math.prod(shape)
+    buffer = _scratch.kept.get((use, dtype))
+    if buffer is None or buffer.numel() < count:
+        # a buffer made in inference mode could not be written to outside of it
+        with torch.inference_mode(False):
+            buffer = torch.empty(count, dtype=dtype, device="cpu")
+        if count <= LIMITS.buffer:
+            _scratch.kept[use, dtype] = buffer
+    return buffer[:count].view(shape)
+
+
+class Order:
+    """Rows of a tensor one behind the other, int64 [places], -1 for a place without a row; where it
+    is `natural`, as they lie: then nothing is moved."""
+
+    def __init__(self, rows: np.ndarray | None = None) -> None:
+        self.natural = rows is None
+        self.blocks = Blocks(np.zeros((1, 0), np.int64) if rows is None else rows[None])
+
+    def room(self, **named: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Buffers [c, places, …] of their names for what is put into tensors [c, rows, …]."""
+        if self.natural:
+            return (*named.values(),)
+        return [
+            scratch(name, (x.shape[0], self.blocks.height, *x.shape[2:]), x.dtype)
+            for name, x in named.items()
+        ]
+
+    def take(self, blank: str = "", **named: torch.Tensor) -> Sequence[torch.Tensor]:
+        """[c, rows, …] -> [c, places, …] in buffers of their names; a place without a row repeats
+        the first row, or is zero in the tensor `blank`."""
+        buffers = self.room(**named)
+        for (name, x), into in zip(named.items(), buffers, strict=True) if not self.natural else ():
+            for part, target in zip(x.unbind(0), into.unbind(0), strict=True):
+                torch.index_select(part, 0, self.blocks.index, out=target)
+            if name == blank and self.blocks.missing is not None:
+                into.index_fill_(1, self.blocks.missing, 0.0)
+        return buffers
+
+    @cached_property
+    def _back(self) -> torch.Tensor:
+        """The place of every row, where every row has one: int64 [rows]."""
+        index = self.blocks.index[self.blocks.present]
+        return torch.empty_like(index).index_copy_(0, index, self.blocks.present)
+
+    def put(self, into: Sequence[torch.Tensor], rows: Sequence[torch.Tensor]) -> None:
+        """Put [c, places, …] where it belongs in [c, rows, …], if every row has a place."""
+        for x, y in zip(into, rows, strict=True) if not self.natural else ():
+            for target, part in zip(x.unbind(0), y.unbind(0), strict=True):
+                torch.index_select(part, 0, self._back, out=target)
+
+    def add(self, into: torch.Tensor, rows: torch.Tensor) -> None:
+        """Add [c, places, …] to the rows [c, rows, …] that it stands for."""
+        index = self.blocks.index
+        if self.blocks.missing is not None:
+            rows, index = rows.index_select(1, self.blocks.present), index[self.blocks.present]
+        for target, part in zip(into.unbind(0), rows.unbind(0), strict=True):
+            target.index_add_(0, index, part)
 
 
 AS_THEY_LIE = Order()
@@ -49,33 +385,33 @@ class Step:
         q, k = [batch.q for batch in batches], [batch.k for batch in batches]
         queries = np.concatenate([np.zeros(0, np.int64), *(rows.ravel() for rows in q)])
         self.complete = int((queries >= 0).sum()) == n_q
-        self.q_order = Order()
+        self.q_order = AS_THEY_LIE
         if self.complete and not gap_of(q):
             self.q_order = Order(queries)
             ends = np.cumsum([0, *(rows.size for rows in q)])
             at = np.arange(len(queries))
             q = [at[a:b].reshape(x.shape) for (a, b), x in zip(pairwise(ends), q, strict=True)]
-        gap, self.k_order, moved = gap_of(k), Order(), k
+        gap, back, moved = gap_of(k), AS_THEY_LIE, k
         if gap != 1 and batches:
             order, moved = in_order(k)
-            self.k_order = Order(order)
+            back = Order(order)
         reads = sum(rows.size for rows in k)
-        self.moves = not self.k_order.natural and (
-            not gap or reads > REREAD * max(1, len(self.k_order))
-        )
+        moves = not back.natural and (not gap or reads > REREAD * max(1, back.blocks.height))
+        # forward and backward
+        self.k_orders = (back if moves else AS_THEY_LIE), back
         self.batches = [
-            TensorBatch(batch, rows, keys if not self.moves else places, places, positions)
+            TensorBatch(batch, rows, (keys if not moves else places, places), positions)
             for batch, rows, keys, places in zip(batches, q, k, moved, strict=True)
         ]
+        self._pieces: dict[tuple[int, int, bool, bool], tuple[Piece, ...]] = {}
 
-    def keys_order(self, back: bool) -> Order:
-        """The order in which keys are read, forward or backward."""
-        return self.k_order if back or self.moves else AS_THEY_LIE
-
-    def pieces(self, heads: int, size: int, back: bool, scored: bool) -> Iterator[Piece]:
+    def pieces(self, heads: int, size: int, back: bool, scored: bool) -> tuple[Piece, ...]:
         """The pieces of all batches for so many heads of a size."""
-        for batch in self.batches:
-            yield from batch.pieces(heads, size, back, scored)
+        key = heads, size, back, scored
+        if key not in self._pieces:
+            each = (batch.pieces(*key) for batch in self.batches)
+            self._pieces[key] = tuple(piece for pieces in each for piece in pieces)
+        return self._pieces[key]
 
 
 class Piece:
@@ -83,9 +419,8 @@ class Piece:
 
     def __init__(self, batch: TensorBatch, low: int, high: int, heads: int, back: bool) -> None:
         self.batch, self.low, self.high = batch, low, high
-        self.q = Blocks(batch.q[low:high])
-        self.k = Blocks((batch.k_back if back else batch.k)[low:high])
-        self.to: Arrangement = arrangement(self.q, self.k, heads)
+        self.q, self.k = Blocks(batch.q[low:high]), Blocks(batch.k[back][low:high])
+        self.to = self.q.to = self.k.to = arrangement(self.q, self.k, heads)
 
     @cached_property
     def keys(self) -> torch.Tensor:
@@ -103,68 +438,60 @@ class Piece:
         batch = self.batch
         return batch.distance(self.low, self.high) if batch.apart is None else batch.apart
 
-    def bias(self, padding: torch.Tensor | None, kind: torch.dtype) -> Added:
-        """As `masks`, in a type, [batch, heads, h, w] and bool [batch, heads, h]; `padding` is 0 or
-        -inf for every key."""
-        bias, empty = self.masks(padding)
-        if bias is None:
-            return None, None
-        return self._arranged(bias.to(kind)), None if empty is None else self._arranged(empty)
+    @cached_property
+    def _kept(self) -> Added:
+        return self.batch.masks(self.low, self.high)
 
-    def masks(self, padding: torch.Tensor | None) -> Added:
-        """The same as [1 or blocks, h, w] and [1 or blocks, h]."""
-        bias, empty = self.batch.masks(self.low, self.high)
+    def bias(self, padding: torch.Tensor | None, kind: torch.dtype) -> Added:
+        """What is added to scores [batch, heads, h, w], in a type, and the rows without a key, bool
+        [batch, heads, h]; `padding` is 0 or -inf for every key."""
+        batch = self.batch
+        bias, empty = self._kept if batch.affordable else batch.masks(self.low, self.high)
         if padding is not None:
             real = padding[self.keys][:, None]
             bias = real.expand(-1, self.q.height, -1) if bias is None else bias + real
             empty = (bias == -math.inf).all(-1)
+        if bias is not None:
+            bias = bias[None].to(kind)
+            bias = bias if bias.shape[1] == 1 else self.to.arrange(bias)
+        if empty is not None:
+            empty = empty[None]
+            empty = empty if empty.shape[1] == 1 else self.to.arrange(empty)
         return bias, empty
-
-    def _arranged(self, x: torch.Tensor) -> torch.Tensor:
-        return x[None] if len(x) == 1 else self.to.arrange(x[None])
 
 
 class TensorBatch:
-    """A batch with its rows as they are read, and its masks as tensors."""
+    """A batch with its rows as they are read, keys forward and backward, and its masks as
+    tensors."""
 
     def __init__(
         self,
         tables: Batch[np.ndarray],
         q: np.ndarray,
-        k: np.ndarray,
-        k_back: np.ndarray,
+        k: tuple[np.ndarray, np.ndarray],
         positions: Positions,
     ) -> None:
-        self.tables, self.q, self.k, self.k_back = tables, q, k, k_back
+        self.tables, self.q, self.k, self.positions = tables, q, k, positions
         self.blocks, self.height = q.shape
-        self.width = k.shape[1]
-        self.positions = positions
+        self.width = k[0].shape[1]
+        mask = tables.mask
+        self._tiled = on_device(mask, torch.device("cpu")) if isinstance(mask, Tiled) else None
+        # places of keys that are not rows, though no mask leaves them out: bool [blocks, w]
+        holes = mask is None and bool((tables.k < 0).any())
+        self._holes = torch.from_numpy(tables.k < 0) if holes else None
+        self._differ = self._tiled is not None or holes
         # masks of blocks, each its own, are kept from call to call as long as they are small
-        self.affordable = self.blocks * self.height * self.width <= LIMITS.mask_kept
-        self._differ = self._tiled is not None or self._holes is not None
-        self._pieces: dict[tuple[int, int, int, bool], Piece] = {}
-        self._lattices: dict[bool, Lattice | None] = {}
+        size = self.blocks * self.height * self.width if self._differ else 0
+        self.affordable = size <= LIMITS.mask_kept
         starts = lattice_of(q[:, 0])
         # blocks that follow one another at one distance
         self.run = self.blocks if starts is None else starts.each
 
-    @cached_property
-    def _tiled(self) -> Tiled[torch.Tensor] | None:
-        mask = self.tables.mask
-        return on_device(mask, torch.device("cpu")) if isinstance(mask, Tiled) else None
-
-    @cached_property
-    def _holes(self) -> torch.Tensor | None:
-        """Places of keys that are not rows, though no mask leaves them out: bool [blocks, w]."""
-        if self.tables.mask is not None or (self.tables.k >= 0).all():
-            return None
-        return torch.from_numpy(self.tables.k < 0)
-
     def masks(self, low: int, high: int) -> Added:
         """What is added to the scores of some blocks, 0 or -inf [1 or blocks, h, w], and their rows
         without a key, bool [1 or blocks, h]; None for nothing, and where every row has one."""
-        if self._differ and not self.affordable:
-            return _with_empty(self._held(low, high))
+        if not self.affordable:
+            return _with_empty(self._pairs(low, high))
         bias, empty = self._all
         if bias is None or not self._differ:
             return bias, empty
@@ -172,9 +499,9 @@ class TensorBatch:
 
     @cached_property
     def _all(self) -> Added:
-        return _with_empty(self._held(0, self.blocks))
+        return _with_empty(self._pairs(0, self.blocks))
 
-    def _held(self, low: int, high: int) -> torch.Tensor | None:
+    def _pairs(self, low: int, high: int) -> torch.Tensor | None:
         """The pairs of some blocks, bool [1 or blocks, h, w]; None where all are."""
         if self._tiled is not None:
             return unfolded(self._tiled, slice(low, high))
@@ -212,16 +539,14 @@ class TensorBatch:
         )
         return q, k
 
-    def pieces(self, heads: int, size: int, back: bool, scored: bool = False) -> Iterator[Piece]:
+    def pieces(self, heads: int, size: int, back: bool, scored: bool) -> Iterator[Piece]:
         """Blocks in parts whose temporaries stay below `LIMITS.piece` numbers; `scored` where
         scores are among them."""
         if self.blocks == 1:
-            yield self._piece(0, 1, heads, back)
+            yield Piece(self, 0, 1, heads, back)
             return
         # keys that are read where they lie take no memory; their gradients always do
-        if back not in self._lattices:
-            self._lattices[back] = Blocks(self.k_back if back else self.k).lattice
-        lattice = self._lattices[back]
+        lattice = Blocks(self.k[back]).lattice
         lying = lattice is not None and not back
         per_block = heads * size * (self.height if lying else max(self.height, self.width))
         if self._tiled is not None:
@@ -234,22 +559,15 @@ class TensorBatch:
             # several heads lie where they are for one run alone
             most = min(most, self.run)
         for low, high in _cuts(self.blocks, self.run, most):
-            yield self._piece(low, high, heads, back)
-
-    def _piece(self, low: int, high: int, heads: int, back: bool) -> Piece:
-        key = low, high, heads, back
-        found = self._pieces.get(key)
-        if found is None:
-            found = self._pieces[key] = Piece(self, low, high, heads, back)
-        return found
+            yield Piece(self, low, high, heads, back)
 
 
-def _with_empty(held: torch.Tensor | None) -> Added:
+def _with_empty(pairs: torch.Tensor | None) -> Added:
     """0 where pairs are, else -inf, and the rows [blocks, h] without a pair, or None."""
-    if held is None:
+    if pairs is None:
         return None, None
-    empty = ~held.any(-1)
-    return added_by(held, torch.float32), empty if bool(empty.any()) else None
+    empty = ~pairs.any(-1)
+    return added_by(pairs, torch.float32), empty if bool(empty.any()) else None
 
 
 def _cuts(blocks: int, run: int, most: int) -> Iterator[tuple[int, int]]:
@@ -262,3 +580,39 @@ def _cuts(blocks: int, run: int, most: int) -> Iterator[tuple[int, int]]:
     for first in range(0, blocks, run):
         for low in range(first, first + run, most):
             yield low, min(low + most, first + run)
+
+
+def gap_of(rows: Sequence[np.ndarray]) -> int:
+    """The distance of most neighbours in blocks [blocks, height], 0 where there is none of most."""
+    gaps = np.concatenate([np.zeros(0, np.int64), *(_gaps(each) for each in rows)])
+    if not len(gaps):
+        return 1
+    gap = int(np.median(gaps))
+    share = float((gaps == gap).mean())
+    return gap if gap > 0 and share >= ALIKE else 0
+
+
+def _gaps(rows: np.ndarray) -> np.ndarray:
+    both = (rows[:, 1:] >= 0) & (rows[:, :-1] >= 0)
+    return np.asarray(np.diff(rows, axis=1)[both])
+
+
+def in_order(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The distinct rows of blocks [blocks, height] in the order of their first appearance, in the
+    largest of these first, and the place of each row among them. Places behind the rows of a short
+    tile are distinct, too."""
+    # the few blocks at the ends of classes would part the many between them
+    turns = sorted(range(len(rows)), key=lambda turn: -rows[turn].size)
+    flat = np.concatenate([rows[turn].ravel() for turn in turns])
+    real = flat >= 0
+    at = np.arange(len(flat))
+    last = np.maximum.accumulate(np.where(real, at, 0))
+    behind = at - last
+    names = np.where(real, flat, -1 - (np.maximum(flat[last], 0) * (1 + behind.max()) + behind))
+    _, first, place = np.unique(names, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    ends = np.cumsum([rows[turn].size for turn in turns])[:-1]
+    places = dict(zip(turns, np.split(rank[place.ravel()], ends), strict=True))
+    parts = [places[turn].reshape(each.shape) for turn, each in enumerate(rows)]
+    return flat[np.sort(first)], parts

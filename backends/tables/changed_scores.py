@@ -85,14 +85,16 @@ class ScoreChanges:
             scores, distance, Call(tables=tables), heads, symbols
         )
 
-    def added(self, piece: Piece, kind: torch.dtype) -> torch.Tensor:
-        """What additive changes add to the scores of a piece [batch, heads, h, w]."""
+    def added(self, piece: Piece, bias: torch.Tensor | None, kind: torch.dtype) -> torch.Tensor:
+        """What stands in for the mask of a piece [batch, heads, h, w]: with what additive changes
+        add."""
         distance, symbols = piece.distance, self._symbols_of(piece)
         blocks = piece.q.count if symbols else len(distance)
         none = distance.new_zeros((len(self.heads), blocks, *distance.shape[1:]), dtype=kind)
         call, heads = Call(tables=self.tables), self.heads.view(-1, 1, 1, 1)
         scores = self.formula.changed(none, distance, call, heads, symbols)
-        return piece.to.arrange(scores.expand(-1, piece.q.count, -1, -1))
+        added = piece.to.arrange(scores.expand(-1, piece.q.count, -1, -1))
+        return added if bias is None else added + bias
 
     def backward(
         self,

@@ -25,11 +25,11 @@ from attnspec.backends.decided.products import Parts
 from attnspec.backends.decided.tables import Part, Placed, parts_of_call
 from attnspec.backends.one_block.backend import definition_of
 from attnspec.backends.one_block.dense import DenseKernel
+from attnspec.backends.tables.blocks import scratch
 from attnspec.backends.tables.changed_scores import ScoreChanges
 from attnspec.backends.tables.kernel import SteppedKernel
 from attnspec.backends.tables.listed import ListedTiles, Results, summed
 from attnspec.backends.tables.per_sample import ReadingKernel
-from attnspec.backends.tables.sides import scratch
 from attnspec.graphs.patterns.full import Full
 from attnspec.graphs.token_sets import inputs_in
 from attnspec.limits import LIMITS
@@ -133,16 +133,14 @@ class DecidedTables(SoftmaxKernel):
         """The kernels of what stands beside, in tables, each with its samples and their call."""
         if self.rest is None:
             return
-        kernel_of, reads = self.rest.kernel_of, self.rest.work.reads
+        reads = self.rest.work.reads
         if not reads:
-            yield slice(None), cast(SoftmaxKernel, kernel_of({}, 0)), call
+            yield slice(None), cast(SoftmaxKernel, self.rest.kernel_of({}, 0)), call
             return
         data = {name: call.data[name][:, 0] for name in reads}
-        for sample in range(len(data[reads[0]])):
-            part = slice(sample, sample + 1)
-            padding = None if call.padding is None else call.padding[part]
-            its = replace(call, padding=padding, line=call.line + sample * len(self.heads))
-            yield part, cast(SoftmaxKernel, kernel_of(data, sample)), its
+        batch, heads = len(data[reads[0]]), len(self.heads)
+        for some, kernel, mine in self.rest.samples(replace(call, data=data), batch, heads):
+            yield some, cast(SoftmaxKernel, kernel), mine
 
     def parts_of(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
         """The parts of a call that are computed together."""

@@ -1,22 +1,44 @@
-"""The kernels of tables: the flash kernel's steps on the CPU, and plain operations elsewhere."""
+"""The kernels of tables: the flash kernel's steps on the CPU, and plain operations elsewhere.
+
+A step is cut into pieces that stay in the cache; each is merged into the output as soon as it is
+computed. The backward of a step, given the merged output and log-sum-exps, returns exactly its
+share of the gradients, and the shares add up.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 import torch
 
 from attnspec.backends.common.composed import ComposedTables
-from attnspec.backends.common.exact import ByKeyHead, Several, SoftmaxKernel
-from attnspec.backends.common.merging import Partial
+from attnspec.backends.common.exact import (
+    ByKeyHead,
+    Several,
+    SoftmaxKernel,
+    flash,
+    flash_backward,
+    samples_of,
+)
+from attnspec.backends.common.masks import added_by
+from attnspec.backends.common.merging import Partial, with_zero
+from attnspec.backends.common.score_formula import HALF, widened
+from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.one_block.dense import DenseKernel
-from attnspec.backends.tables.attend import SteppedAttention
-from attnspec.backends.tables.changed_scores import ScoreChanges
+from attnspec.backends.tables.blocks import Piece, Step, scratch
+from attnspec.backends.tables.changed_scores import ScoreChanges, scored
 from attnspec.layout.steps import bands_of, stepped_tables
 from attnspec.layout.tables import Tables, side_by_side
+from attnspec.limits import LIMITS
+from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Work
+
+QUERIES, KEYS = 3, 2
+"""The axes of positions in tensors of queries, [B, K, R, n_q, …], and of keys, [B, K, n_k, …]."""
 
 
 class ByTables(SoftmaxKernel):
@@ -44,7 +66,8 @@ class ByTables(SoftmaxKernel):
 
 
 class SteppedKernel(ByTables):
-    """Attention over the tables of disjoint steps."""
+    """Softmax attention over the tables of disjoint steps, on the CPU; with one more logit 0 in
+    every row for `softmax1`, and changed scores, if there are any."""
 
     def __init__(
         self,
@@ -54,18 +77,200 @@ class SteppedKernel(ByTables):
         tables: Tables[np.ndarray] | None = None,
     ) -> None:
         super().__init__(work, heads, device, tables)
-        changes = ScoreChanges.of_work(work, heads)
-        self.attention = SteppedAttention(self.tables, changes, work.normalize == "softmax1")
+        n_q, n_k, standing = self.tables.n_q, self.tables.n_k, work.standing
+        positions = np.arange(n_k - n_q, n_k), np.arange(n_k)
+        if standing is not None:
+            positions = standing.queries, standing.keys
+        self.steps = [Step(batches, n_q, positions) for batches in self.tables.steps]
+        self.changes = ScoreChanges.of_work(work, heads)
+        self._several: Cache[int, SteppedKernel] = Cache(LIMITS.paddings_laid_out)
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
-        return self.attention.forward(q, k, v, call.padding, scale, call.tables)
+        one_more = self.work.normalize == "softmax1"
+        if one_more and q.dtype in HALF:
+            # the share of the other keys is rounded once, with the output
+            out, lse = self.forward(widened(q), widened(k), widened(v), call, scale)
+            return out.to(q.dtype), lse
+        if call.padding is not None and self._differs(q, k, call.padding):
+            several, call = self._of_several(call, call.padding)
+            parts = _as_one(q, QUERIES), _as_one(k, KEYS), _as_one(v, KEYS)
+            results = several.forward(*parts, call, scale)
+            return _as_many(results[0], QUERIES, len(q)), _as_many(results[1], QUERIES, len(q))
+        wide = torch.promote_types(q.dtype, torch.float32)
+        if self.steps and self.steps[0].complete:
+            out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=wide)
+        else:
+            out, lse = q.new_zeros(q.shape), q.new_full(q.shape[:-1], -math.inf, dtype=wide)
+        for some, real in self._parts(q, k, call.padding):
+            scores = None if self.changes is None else self._scores(some[1], q.shape[2], call)
+            self._forward_part(
+                q[some].flatten(0, 2),
+                k[some].flatten(0, 1),
+                v[some].flatten(0, 1),
+                (out[some].flatten(0, 2), lse[some].flatten(0, 2)),
+                real,
+                scale,
+                scores,
+            )
+        if one_more:
+            return with_zero((out, lse), in_place=True)
+        return out, lse
+
+    def _differs(self, q: torch.Tensor, k: torch.Tensor, padding: torch.Tensor) -> bool:
+        """Whether short samples of different padding are computed in the calls of one sequence:
+        elsewhere they are computed together anyway, or one by one."""
+        if self.changes is not None or not self.steps:
+            return False
+        few = len(q) * k.shape[2:].numel() <= LIMITS.heads_together
+        return few and not bool((padding == padding[:1]).all())
+
+    def _of_several(self, call: Call, padding: torch.Tensor) -> tuple[SteppedKernel, Call]:
+        """What computes so many samples as one sequence, and the call of it."""
+
+        def build() -> SteppedKernel:
+            tables = side_by_side([self.tables] * len(padding))
+            return SteppedKernel(self.work, self.heads, self.device, tables)
+
+        several = self._several.get(len(padding), lambda: apart(build))
+        return several, replace(call, padding=padding.reshape(1, -1))
+
+    def _forward_part(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        result: Partial,
+        padding: torch.Tensor | None,
+        scale: float,
+        scores: ScoreChanges | None,
+    ) -> None:
+        """Some heads, q [c R, n_q, d], k and v [c, n_k, d], whose samples have the same padding
+        [n_k]: fills in their output and log-sum-exps."""
+        lse = result[1]
+        out, wide = self._summing(result[0], lse.dtype, "merged results"), lse.dtype
+        real = None if padding is None else added_by(padding, wide)
+        for number, step in enumerate(self.steps):
+            queries, keys = step.q_order, step.k_orders[False]
+            (q_now,) = queries.take(queries=q)
+            k_now, v_now = keys.take(keys=k, values=v)
+            # what is written for the first time need not be read before
+            place = queries.room if step.complete and number == 0 else queries.take
+            out_now, lse_now = place(result=out, sums=lse)
+            for piece in step.pieces(q.shape[0], q.shape[2], False, scores is not None):
+                bias, empty = piece.bias(real, wide)
+                rows = (*piece.q.read(q=q_now), *piece.k.read(k=k_now, v=v_now))
+                if scores is None or scores.additive:
+                    if scores is not None:
+                        bias = scores.added(piece, bias, wide)
+                    part, sums = flash(*rows, 0.0, False, attn_mask=bias, scale=scale)
+                else:
+                    wider, change = [x.to(wide) for x in rows], scores.of_piece(piece)
+                    part, sums = scored(wider, bias, scale, change, scores.tables)
+                if empty is not None:
+                    sums = sums.masked_fill(empty, -math.inf)
+                piece.q.put((out_now, lse_now), (part, sums), number > 0)
+            queries.put((out, lse), (out_now, lse_now))
+        if out is not result[0]:
+            result[0].copy_(out)
+
+    def _summing(self, x: torch.Tensor, wide: torch.dtype, use: str) -> torch.Tensor:
+        """Where the shares of steps add up to x, which is zero at first: itself, or a wider buffer
+        where several steps meet, so that a sum is rounded once."""
+        if x.dtype == wide or len(self.steps) < 2:
+            return x
+        return scratch(use, tuple(x.shape), wide).zero_()
+
+    def _scores(self, heads: slice, ratio: int, call: Call) -> ScoreChanges | None:
+        """The changes for the query heads of some key heads."""
+        if self.changes is None:
+            return None
+        return self.changes.of(range(heads.start * ratio, heads.stop * ratio), call.tables)
+
+    def _parts(
+        self, q: torch.Tensor, k: torch.Tensor, padding: torch.Tensor | None
+    ) -> Iterator[tuple[tuple[slice, slice], torch.Tensor | None]]:
+        """The samples and key heads that are computed together, and which keys are real, bool
+        [n_k] or None: all samples of one padding, as many heads as there is room for; scores are
+        changed sample by sample."""
+        batch, heads, ratio = q.shape[:3]
+        each = max(1, ratio * max(k.shape[2:].numel(), q.shape[3:].numel()))
+        room = max(1, LIMITS.heads_together // each)
+        for samples, real in samples_of(batch, padding, self.changes is not None):
+            many = max(1, room // heads)
+            for first in range(samples.start, samples.stop, many):
+                some = slice(first, min(first + many, samples.stop))
+                step = heads if many * heads <= room else min(heads, room)
+                for low in range(0, heads, step):
+                    yield (some, slice(low, min(low + step, heads))), real
 
     def backward(
         self, grad: torch.Tensor, saved: Sequence[torch.Tensor], call: Call, scale: float
     ) -> Sequence[torch.Tensor]:
-        return self.attention.backward(grad, saved, call.padding, scale, call.tables)
+        q, k, v, out, lse = saved
+        if call.padding is not None and self._differs(q, k, call.padding):
+            several, call = self._of_several(call, call.padding)
+            axes = QUERIES, QUERIES, KEYS, KEYS, QUERIES, QUERIES
+            above, *rest = (_as_one(x, at) for x, at in zip((grad, *saved), axes, strict=True))
+            grads = several.backward(above, rest, call, scale)
+            return [_as_many(x, at, len(q)) for x, at in zip(grads, axes[1:4], strict=True)]
+        # a query without a key has weights 0 whatever its log-sum-exp, as long as it is finite
+        lse = lse.masked_fill(lse == -math.inf, 0.0)
+        into = q.new_zeros(q.shape), *(x.new_zeros(x.shape, dtype=lse.dtype) for x in (k, v))
+        tables = {name: torch.zeros_like(table) for name, table in call.tables.items()}
+        for some, real in self._parts(q, k, call.padding):
+            rows = [x[some].flatten(0, 2) for x in (grad, q, out, lse)]
+            keys = [x[some].flatten(0, 1) for x in (k, v)]
+            targets = [_flat(x[some], lead) for x, lead in zip(into, (3, 2, 2), strict=True)]
+            scores = self._scores(some[1], q.shape[2], call)
+            self._backward_part(rows, keys, targets, real, scale, scores)
+            for name, share in scores.grads.items() if scores is not None else ():
+                tables[name] += share
+        return into[0], into[1].to(k.dtype), into[2].to(v.dtype), *tables.values()
+
+    def _backward_part(
+        self,
+        rows: Sequence[torch.Tensor],
+        keys: Sequence[torch.Tensor],
+        into: Sequence[torch.Tensor],
+        padding: torch.Tensor | None,
+        scale: float,
+        scores: ScoreChanges | None,
+    ) -> None:
+        """Some heads: fills in the gradients of q, k and v, and adds up those of tables."""
+        (grad, q, out, lse), (k, v), (of_q, *targets) = rows, keys, into
+        wide = lse.dtype
+        grad_q = self._summing(of_q, wide, "sums of query gradients")
+        real = None if padding is None else added_by(padding, wide)
+        for step in self.steps:
+            queries, order = step.q_order, step.k_orders[True]
+            k_now, v_now = order.take(keys=k, values=v)
+            sums: Sequence[torch.Tensor] = targets
+            if not order.natural:
+                uses = ("key gradients", "value gradients")
+                sums = [scratch(use, tuple(k_now.shape), wide).zero_() for use in uses]
+            # rows that are not there would add to the gradients of their keys; with what earlier
+            # steps have added
+            *now, q_sums = queries.take(
+                "grad_rows",
+                grad_rows=grad,
+                q_rows=q,
+                out_rows=out,
+                lse_rows=lse,
+                query_gradients=grad_q,
+            )
+            for piece in step.pieces(q.shape[0], q.shape[2], True, scores is not None):
+                parts = _piece_back(piece, now, (k_now, v_now), real, scale, scores)
+                piece.q.add(q_sums, parts[0])
+                piece.k.add_overlapping(sums[0], parts[1])
+                piece.k.add_overlapping(sums[1], parts[2])
+            queries.put((grad_q,), (q_sums,))
+            if not order.natural:
+                for target, share in zip(targets, sums, strict=True):
+                    order.add(target, share)
+        if grad_q is not of_q:
+            of_q.copy_(grad_q)
 
 
 class JoinedSteps(SteppedKernel):
@@ -85,21 +290,19 @@ class JoinedSteps(SteppedKernel):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
         parts = _of_queries(q), _of_heads(k, q.shape[2]), _of_heads(v, q.shape[2])
-        padding = _for_heads(call.padding, q.shape[1] * q.shape[2])
-        out, lse = self.attention.forward(*parts, padding, scale)
+        out, lse = super().forward(*parts, _for_heads(call, q), scale)
         return out.reshape(q.shape), lse.reshape(q.shape[:-1])
 
     def backward(
         self, grad: torch.Tensor, saved: Sequence[torch.Tensor], call: Call, scale: float
     ) -> Sequence[torch.Tensor]:
         q, k, v, out, lse = saved
-        padding = _for_heads(call.padding, q.shape[1] * q.shape[2])
         keys = [_of_heads(x, q.shape[2]) for x in (k, v)]
-        given = (_of_queries(q), *keys, _of_queries(out), lse.reshape(len(q), 1, 1, -1))
-        found = self.attention.backward(_of_queries(grad), given, padding, scale)
+        saved = (_of_queries(q), *keys, _of_queries(out), lse.reshape(len(q), 1, 1, -1))
+        grads = super().backward(_of_queries(grad), saved, _for_heads(call, q), scale)
         shape = (len(q), k.shape[1], q.shape[2], k.shape[2], -1)
-        of_keys = [x.reshape(shape).sum(2) for x in found[1:]]
-        return found[0].reshape(q.shape), of_keys[0], of_keys[1]
+        of_keys = [x.reshape(shape).sum(2) for x in grads[1:]]
+        return grads[0].reshape(q.shape), of_keys[0], of_keys[1]
 
 
 def tables_of_work(work: Work) -> Tables[np.ndarray]:
@@ -117,6 +320,46 @@ def _of_heads(x: torch.Tensor, ratio: int) -> torch.Tensor:
     return x.repeat_interleave(ratio, 1).reshape(len(x), 1, -1, x.shape[-1])
 
 
-def _for_heads(padding: torch.Tensor | None, heads: int) -> torch.Tensor | None:
-    """Padding [B, n] once for every head [B, H n]."""
-    return None if padding is None else padding.repeat(1, heads)
+def _for_heads(call: Call, q: torch.Tensor) -> Call:
+    """The call with its padding [B, n] once for every head [B, H n]."""
+    if call.padding is None:
+        return call
+    return replace(call, padding=call.padding.repeat(1, q.shape[1] * q.shape[2]))
+
+
+def _as_one(x: torch.Tensor, axis: int) -> torch.Tensor:
+    """Samples [B, K, …, n, …] with positions along an axis as one [1, K, …, B n, …]."""
+    return x.movedim(0, axis - 1).flatten(axis - 1, axis)[None]
+
+
+def _as_many(x: torch.Tensor, axis: int, batch: int) -> torch.Tensor:
+    """One sample as the `batch` that it was made of."""
+    return torch.unflatten(x[0], axis - 1, (batch, -1)).movedim(axis - 1, 0)
+
+
+def _flat(x: torch.Tensor, lead: int) -> torch.Tensor:
+    """A tensor to write to with its first dimensions as one."""
+    return x.view(x.shape[:lead].numel(), *x.shape[lead:])
+
+
+def _piece_back(
+    piece: Piece,
+    rows: Sequence[torch.Tensor],
+    keys: Sequence[torch.Tensor],
+    padding: torch.Tensor | None,
+    scale: float,
+    scores: ScoreChanges | None,
+) -> Sequence[torch.Tensor]:
+    """The gradients of a piece's queries, keys and values; those of learned tables are added up."""
+    bias, _ = piece.bias(padding, rows[3].dtype)
+    grad, q, out, lse = piece.q.read(
+        "grad", **dict(zip(("grad", "q", "out", "lse"), rows, strict=True))
+    )
+    k, v = piece.k.read(k=keys[0], v=keys[1])
+    parts = grad, q, k, v, out, lse.contiguous()
+    if scores is not None and (scores.learned or not scores.additive):
+        return scores.backward(parts, bias, scale, scores.of_piece(piece))
+    if scores is not None:
+        bias = scores.added(piece, bias, lse.dtype)
+    grads: Sequence[torch.Tensor] = flash_backward(*parts, 0.0, False, attn_mask=bias, scale=scale)
+    return grads

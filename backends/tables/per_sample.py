@@ -8,8 +8,7 @@ it would cost more, the dense definition computes the call.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import torch
@@ -89,21 +88,20 @@ class ReadingKernel:
         """What runs which part of a call: sample by sample, or everything at once."""
         if is_transformed() or call.dropout_p:
             return [(self.dense, (q, k, v), call)]
-        kernels = [self.kernel_of(call.data, sample) for sample in range(len(q))]
-        if all(kernel is None for kernel in kernels):
+        each = list(self.samples(call, len(q), q.shape[1]))
+        if all(kernel is None for _, kernel, _ in each):
             return [(self.dense, (q, k, v), call)]
-        found = []
-        for sample, kernel in enumerate(kernels):
-            part = slice(sample, sample + 1)
-            one = replace(
-                call,
-                padding=None if call.padding is None else call.padding[part],
-                data={name: values[part] for name, values in call.data.items()},
-                known=call.known and (call.known[0][part], call.known[1][part]),
-                line=call.line + sample * q.shape[1],
-            )
-            found.append((kernel or self.dense, (q[part], k[part], v[part]), one))
-        return found
+        return [
+            (kernel or self.dense, (q[some], k[some], v[some]), mine) for some, kernel, mine in each
+        ]
+
+    def samples(
+        self, call: Call, batch: int, heads: int
+    ) -> Iterator[tuple[slice, Kernel | None, Call]]:
+        """Each sample of a call, what runs its inputs, None for the definition, and its call."""
+        for sample in range(batch):
+            some = slice(sample, sample + 1)
+            yield some, self.kernel_of(call.data, sample), call.of_samples(some, heads)
 
     def kernel_of(self, data: Mapping[str, torch.Tensor], sample: int) -> Kernel | None:
         """What runs one sample's inputs; None for the definition."""

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from attnspec.backends.common.dropping import factor_of, least_of
-from attnspec.backends.common.flash import in_rows
+from attnspec.backends.common.exact import in_rows
 from attnspec.backends.common.score_formula import bucket_table, slopes_of
 from attnspec.backends.decided.tables import Part
 from attnspec.backends.triton import kernels

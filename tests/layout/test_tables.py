@@ -10,8 +10,7 @@ from population import spec_of
 
 from attnspec.backends.common.composed import ComposedTables
 from attnspec.backends.common.masks import with_data
-from attnspec.backends.tables.attend import SteppedAttention
-from attnspec.backends.tables.kernel import tables_of_work
+from attnspec.backends.tables.kernel import SteppedKernel, tables_of_work
 from attnspec.layout.steps import bands_of, natural_tables, stepped_tables
 from attnspec.layout.tables import FULL_TILE, Batch, Tables, Tiled, side_by_side, times
 from attnspec.lower.lower import works_of
@@ -80,8 +79,9 @@ def differing(tables: Tables[np.ndarray], work: Work) -> list[str]:
     q, k, v = torch.randn(2, 1, 1, n_q, 4), torch.randn(2, 1, n_k, 4), torch.randn(2, 1, n_k, 4)
     mask = torch.from_numpy(times(tables) > 0)
     weights = (q[:, :, 0] @ k.mT / 2).masked_fill(~mask, -torch.inf).softmax(-1)
-    steps = SteppedAttention(tables).forward(q, k, v, None, 0.5)[0]
-    plain, _ = ComposedTables(work, (0,), torch.device("cpu"), tables).composed(q, k, v, Call())
+    kernel = work, (0,), torch.device("cpu"), tables
+    steps, _ = SteppedKernel(*kernel).forward(q, k, v, Call(), 0.5)
+    plain, _ = ComposedTables(*kernel).composed(q, k, v, Call())
     found = {"steps": steps, "plain": plain}
     return [
         name

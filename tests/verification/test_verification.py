@@ -288,7 +288,7 @@ def test_tables_of_other_pairs_are_found_by_their_pairs(
     module = spec_of(body).compile("tables")
     if backend != "tables":
         return
-    for group in module.engine.prepare(0, 2, 2, n, n, "cpu").groups:
+    for group in module.engine.prepare(0, *torch.empty(2, 1, 2, n, 1)).groups:
         kernel: Any = group.kernel
         batches = kernel.tables.batches
         object.__setattr__(kernel.tables, "batches", (*batches, batches[0]))

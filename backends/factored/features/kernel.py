@@ -217,7 +217,10 @@ class FeatureKernel:
         tables = {name: table.to(kind) for name, table in call.tables.items()}
         gate: tuple[torch.Tensor, ...] = ()
         if isinstance(declared, Favor | Rbf | Rfa):
-            drawn = declared, self.work.layer, self.heads, call.draw, size
+            # drawn anew every so many calls in training, never where that is 0
+            redraw, (calls, asked) = getattr(declared, "redraw", 0), call.draws
+            draw = calls // redraw + asked if redraw else 0
+            drawn = declared, self.work.layer, self.heads, draw, size
             tables["directions"] = directions(*drawn, kind, q.device)
             k, v = repeated(k, heads), repeated(v, heads)
             if getattr(declared, "gated", False):

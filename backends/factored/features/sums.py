@@ -28,7 +28,7 @@ from attnspec.backends.common.merging import LOWEST
 from attnspec.backends.common.torch_modes import Function, derivatives, is_transformed, unseen
 from attnspec.backends.factored.features.maps import FeatureMap, Features, Tables
 from attnspec.backends.factored.features.quotients import Quotient
-from attnspec.backends.tables.sides import scratch
+from attnspec.backends.tables.blocks import scratch
 from attnspec.ir.mechanisms.declaration import WIDE
 from attnspec.limits import LIMITS
 

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from attnspec.backends.common.flash import in_rows
+from attnspec.backends.common.exact import in_rows
 from attnspec.backends.factored.features.kernel import FeatureKernel, Way
 from attnspec.backends.factored.features.quotients import least_in_frames
 from attnspec.backends.factored.features.sums import Frames as TorchFrames
