@@ -111,7 +111,7 @@ def test_the_future_leaves_causal_rows_alone(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", [each for each in KERNELS if each == "edges"])
-def test_what_a_row_does_not_read_cannot_reach_it(backend: str) -> None:
+def test_keys_that_a_row_does_not_read_cannot_reach_it(backend: str) -> None:
     body = "causal attend powers(base = 3)"
     module, reads = spec_of(body).compile(backend), spec_of(body).mask(70)[:, 0]
     q, k, v = (x.detach() for x in tensors(1, 2, 70, 70))
@@ -314,7 +314,7 @@ def test_heads_of_several_graphs_are_transformed_and_traced() -> None:
 
 @pytest.mark.parametrize("seen", [True, False], ids=["torch", "numpy"])
 @pytest.mark.parametrize("what", ["labels", "padding"])
-def test_what_is_written_to_between_calls_is_read_again(what: str, seen: bool) -> None:
+def test_arguments_written_to_between_calls_are_read_again(what: str, seen: bool) -> None:
     """Also by numpy, whose writing torch does not count."""
     labels, given = what == "labels", tensors(1, 1, 40, 40)
     body = "input d: ids attend where(d(q) - d(k) <= 0)" if labels else "attend window(radius = 9)"
@@ -418,7 +418,7 @@ def test_refusals_are_named() -> None:
 
 
 @pytest.mark.limits(REFUSING)
-def test_what_needs_a_larger_mask_than_is_kept_is_refused() -> None:
+def test_a_mask_larger_than_the_limit_is_refused() -> None:
     for body, refused in (("window(radius = 5)", True), ("full", False)):
         steps = spec_of(f"attend {body}").plan(41).steps[0].candidates
         reasons = {c.backend.name: c.refusal for c in steps}

@@ -63,7 +63,7 @@ def test_backends_compute_what_the_definition_does(body: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("body", ["attend sinkhorn(size = 4)", "attend cluster(of = q, count = 3)"])
-def test_what_is_learned_is_differentiated_twice(body: str) -> None:
+def test_second_derivatives_of_learned_parts_agree(body: str) -> None:
     given, grads = [torch.randn(1, 1, 11, 6).double().requires_grad_() for _ in range(3)], []
     for backend in ("auto", "tables", "dense"):
         module = learner_of(body, 6, backend)

@@ -280,7 +280,7 @@ def test_dropout_is_the_same_and_what_is_drawn_is_not() -> None:
         assert said.startswith("dropout_p must be the same on every rank")
 
 
-def test_what_one_rank_is_refused_all_are() -> None:
+def test_a_call_that_one_rank_refuses_fails_on_all_ranks() -> None:
     assert each_says(Asked(), Asked()) == [""] * 4
     for number, said in enumerate(each_says(Asked(), Asked(values=0))):
         assert ("at least 1" if number == 2 else "rank 2 refused its part of this call") in said
@@ -438,7 +438,7 @@ def test_a_layer_turns_positions_as_the_whole_sequence_has_them(alone: DeviceMes
     torch.testing.assert_close(par.unshard(layer(shard), dim=1), whole)
 
 
-def test_what_is_no_module_or_partition_is_refused(alone: DeviceMesh) -> None:
+def test_parallelize_refuses_other_modules_and_partitions(alone: DeviceMesh) -> None:
     wrong: Any
     spec = spec_of("extra_tokens 2 attend window(radius = 2)")
     layer: Any = attnspec.SelfAttention(spec, 8, 2)
