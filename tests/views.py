@@ -382,7 +382,7 @@ SLOW_KERNELS = {
         *("full", "blocks", "empty rows", "by layer", "documents", "few marked tokens", "length"),
         *("times", "choices", "both", "bias", "softmax1", "several inputs", "five residues"),
         *("linear", "efficient", "taylor", "favor of relus", "window and linear", "random"),
-        *("documents and linear", "stride and taylor", "shifted back", "scattered tokens"),
+        *("documents and linear", "shifted back", "scattered tokens"),
     )
 }
 """Those that are asked for by name, here by an interpreter, and the specs that they run by

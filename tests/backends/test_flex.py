@@ -116,19 +116,8 @@ def traced() -> Iterator[None]:
 
 NAMES = [*population()]
 QUICK = (
-    *(
-        "full",
-        "causal",
-        "window",
-        "blocks",
-        "softmax1",
-        "both",
-        "by layer",
-        "random",
-        "five residues",
-        "shifted",
-    ),
-    *("documents", "few marked tokens", "length", "times", "documents moved"),
+    *("causal", "window", "softmax1", "by layer", "random", "five residues", "shifted"),
+    *("documents", "few marked tokens", "length", "times"),
 )
 
 

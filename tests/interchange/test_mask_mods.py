@@ -196,10 +196,10 @@ def drawn(draw: random.Random, kind: str, depth: int) -> str:
     return re.sub(r"\b[xyrazc]\b", part, form)
 
 
-SLOW = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 200)]
+SLOW = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 200)]
 
 
-@pytest.mark.parametrize("seed", [*range(12), *SLOW])
+@pytest.mark.parametrize("seed", [*range(6), *SLOW])
 def test_a_random_function_has_the_pairs_that_torch_computes(seed: int) -> None:
     mask_mod = function(drawn(random.Random(seed), "a", 3))
     require_pairs(from_mask_mod(mask_mod, heads=3), mask_mod, 9)
