@@ -90,11 +90,8 @@ def test_writing_from_every_cache(family: Family, beams: int) -> None:
     score = score_of(CELLS[family.stem].replace("…", "2.0"))
     with convert(model, *specs_of(family, graph, score).values()):
         wanted = model.generate(ids, use_cache=False, **how)
-        for given in (
-            {},
-            {"past_key_values": SpecCache(model)},
-            *[STATIC] * (beams == 1),
-        ):
+        caches: list[dict[str, Any]] = [{}, {"past_key_values": SpecCache(model)}]
+        for given in [*caches, *[STATIC] * (beams == 1)]:
             assert model.generate(ids, **given, **how).tolist() == wanted.tolist(), given
     assert model.generate(ids, **how).tolist() == before.tolist()
 

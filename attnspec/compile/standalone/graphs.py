@@ -9,10 +9,9 @@ from dataclasses import replace
 from typing import NamedTuple, cast
 
 from attnspec.backends.common.score_formula import thresholds
-from attnspec.backends.factored import text_of_draws
 from attnspec.compile.standalone.expressions import lines
 from attnspec.compile.standalone.formulas import formula_of, number_of
-from attnspec.compile.standalone.lifting import file_of
+from attnspec.compile.standalone.lifting import DRAWS, file_of
 from attnspec.compile.standalone.page import Page, StandaloneError, argument_of
 from attnspec.compile.standalone.sources import graph, module
 from attnspec.ir.crossing import QUERIES
@@ -59,7 +58,7 @@ def graph_module(program: Program, class_name: str, refusal: str = "") -> str:
     names = {"Attention": class_name, "weigh": attend.normalize, "exportable(k)": refusal}
     names |= module.TWO_SEQUENCES if program.cross else {}
     roots = "mask", "mask_mod_of", "attend", "Attention"
-    return file_of(roots, (text_of_draws, graph, module), written, settings, names)
+    return file_of(roots, (DRAWS, graph.__name__, module.__name__), written, settings, names)
 
 
 def _common(program: Program) -> Attend:

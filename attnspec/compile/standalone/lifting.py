@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ast
 import dis
-import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
-from types import CodeType, ModuleType
+from importlib.resources import files
+from types import CodeType
 
 WIDTH = 100
 """The longest line."""
@@ -27,10 +27,13 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import dropout, gelu, layer_norm, pad, scaled_dot_product_attention
 """
 
+DRAWS = "attnspec.backends.factored.text_of_draws"
+"""Taken over by name: to import it loads what traces."""
+
 
 def file_of(
     roots: Sequence[str],
-    modules: tuple[ModuleType, ...],
+    modules: tuple[str, ...],
     written: Mapping[str, str],
     settings: Mapping[str, object],
     names: Mapping[str, str],
@@ -82,11 +85,12 @@ def constant(name: str, value: object) -> str:
 
 
 @cache
-def _definitions(modules: tuple[ModuleType, ...]) -> dict[str, str]:
+def _definitions(modules: tuple[str, ...]) -> dict[str, str]:
     """The text of each function, class and variable; settings are not variables."""
     found = {}
     for module in modules:
-        source = inspect.getsource(module)
+        room, _, name = module.rpartition(".")
+        source = (files(room) / f"{name}.py").read_text(encoding="utf-8")
         lines = source.split("\n")
         for node in ast.parse(source).body:
             match node:
