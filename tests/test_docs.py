@@ -53,7 +53,7 @@ def test_a_page_shows_what_happens(
                 run_python(block, names, f"{page}, block {number}")
 
 
-def test_what_a_page_shows_wrongly_is_noticed(tmp_path: Path) -> None:
+def test_a_wrong_example_on_a_page_is_noticed(tmp_path: Path) -> None:
     (block,) = blocks("```console\n$ echo right\nwrong\n```\n")
     assert replayed(block, tmp_path) != block.text
     with pytest.raises(ValueError, match="Expected"):

@@ -19,7 +19,14 @@ from views import PAIRS, Case, differing
 from attnspec import parse
 
 
-@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.limits("", "tiny"))])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        0,
+        pytest.param(1, marks=pytest.mark.slow),
+        pytest.param(2, marks=pytest.mark.limits("", "tiny")),
+    ],
+)
 def test_random_specs_mean_what_the_contract_says(seed: int) -> None:
     ten(lambda spec, data: soak.ask(spec, data), seed, specs(), st.data())
 

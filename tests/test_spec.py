@@ -160,7 +160,7 @@ def test_a_spec_goes_to_another_process() -> None:
         assert pool.apply(Spec.mask, (parse(BASE), 20)).sum() == parse(BASE).mask(20).sum()
 
 
-def test_what_is_handed_out_is_a_copy() -> None:
+def test_a_spec_hands_out_copies() -> None:
     spec, radii = parse("attention a(r = 3) { input d: ids attend window(radius = r) }"), [1, 2]
     listed: Any = parse("attention a(r = [0, 0]) { attend window(radius = r[1]) }", r=radii)  # type: ignore[arg-type]
     radii[1] = 0
@@ -255,7 +255,7 @@ def test_integers_of_others(integer: Callable[[int], Any]) -> None:
 
 
 @pytest.mark.parametrize("wrong", [True, np.True_, 4.0, np.float32(4), "4", None, [4]])
-def test_what_is_no_integer(wrong: Any) -> None:
+def test_only_integers_are_lengths_layers_and_positions(wrong: Any) -> None:
     spec = parse(NEAR)
     report = spec.analyse(9)
     every: list[Callable[..., Any]] = [*asked(spec), spec.analyse, spec.plan]
@@ -302,7 +302,7 @@ def test_layers_heads_and_positions_have_limits() -> None:
             spec_of(f"layers {layers} attend full")
 
 
-def test_what_is_too_large_is_refused_with_a_way_out() -> None:
+def test_matrices_that_are_too_large_are_refused_with_a_way_out() -> None:
     spec, full = parse(NEAR), spec_of("attend full")
     for n in (LIMITS.mask + 1, 10**6):
         with pytest.raises(AttnSpecError, match=r"up to n = 32,768, got .*: use `adjacency`"):
@@ -329,7 +329,7 @@ def test_no_positions_have_no_pairs_whatever_the_sizes_are_worth(size: str) -> N
     assert not report.per_head
 
 
-def test_what_has_no_pairs_before_it_runs() -> None:
+def test_mechanisms_and_choices_have_no_mask_before_a_call() -> None:
     for body, code in (("topk(keys = 2)", "A706"), ("linear()", "A707")):
         with pytest.raises(SpecError, match=code):
             spec_of(f"attend {body}").mask(4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -15,7 +16,7 @@ from oracle import truth
 from oracle.program import attention_of
 from oracle.scalars import Invalid
 from oracle.tree import Attention
-from population import BODIES, population, spec_of
+from population import BODIES, population, samples, spec_of
 from views import (
     DECIDED,
     FIGURES,
@@ -96,6 +97,31 @@ def call_of(case: Case, turn: int) -> Call:
     return Call(case, shape, dtype, turn % case.spec.layers)
 
 
+def kinds(spec: Spec) -> frozenset[str]:
+    """The words of the language that a spec is made of."""
+    program = spec.program
+    found = patterns(spec) | mechanisms(spec) | {entry.kind for entry in program.inputs}
+    for attend in program.attends:
+        found |= {attend.normalize, *(score.name for score in attend.scores)}
+    several = {"layers": spec.layers > 1, "heads": spec.heads, "grid": program.grid}
+    several["causal"] = program.causal
+    return frozenset(found | {word for word, is_so in several.items() if is_so})
+
+
+def by_default(names: Iterable[str]) -> list[Any]:
+    """Every body and sample, and of the zoo each combination of kinds that none before has; the
+    rest is slow."""
+    seen, params = set[frozenset[str]](), []
+    for name in names:
+        new = kinds(population()[name]) not in seen
+        seen.add(kinds(population()[name]))
+        in_zoo = name not in BODIES and name not in SAMPLED
+        params.append(pytest.param(name, marks=[pytest.mark.slow] * (in_zoo and not new)))
+    return params
+
+
+SAMPLED = dict(samples())
+
 GRAPHS = [name for name in NAMES if not has_mechanism(population()[name], alone=True)]
 WEIGHED = [
     name
@@ -116,7 +142,7 @@ def views_of(spec: Spec) -> dict[str, View]:
     return PAIRS if has_mechanism(spec) else {**PAIRS, **FIGURES}
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", by_default(GRAPHS))
 def test_pairs_and_figures(name: str) -> None:
     case = case_of(name)
     assert differing(case, views_of(case.spec)) == []
@@ -125,7 +151,7 @@ def test_pairs_and_figures(name: str) -> None:
 
 
 @pytest.mark.limits("", "tiny")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", by_default(NAMES))
 def test_kernels(name: str) -> None:
     """What is chosen, and every third backend."""
     turn = NAMES.index(name)
@@ -153,7 +179,7 @@ def test_kernels_that_are_asked_for_by_name(kernel: str, name: str) -> None:
 
 
 @pytest.mark.limits("", "tiny")
-@pytest.mark.parametrize("name", WEIGHED)
+@pytest.mark.parametrize("name", by_default(WEIGHED))
 def test_every_pair_is_weighed_once(name: str) -> None:
     case, turn = case_of(name, 1), NAMES.index(name)
     for kernel in ("auto", *KERNELS[1 + (turn + 1) % 3 :: 3]):
@@ -163,7 +189,9 @@ def test_every_pair_is_weighed_once(name: str) -> None:
 
 
 @pytest.mark.limits("", "tiny")
-@pytest.mark.parametrize("name", [name for name in NAMES if population()[name].program.causal])
+@pytest.mark.parametrize(
+    "name", by_default(name for name in NAMES if population()[name].program.causal)
+)
 def test_steps(name: str) -> None:
     turn = NAMES.index(name)
     case = Case(population()[name], population()[name].program.fixed_length or 33)
@@ -193,7 +221,7 @@ def test_steps(name: str) -> None:
 
 
 @pytest.mark.usefixtures("unverified")
-@pytest.mark.parametrize("name", [name for name in NAMES if ":" in name or name in BODIES])
+@pytest.mark.parametrize("name", by_default(name for name in NAMES if name not in SAMPLED))
 def test_written_modules(name: str) -> None:
     """The emitted class, or the file that needs nothing but torch."""
     turn = NAMES.index(name)

@@ -270,7 +270,7 @@ def test_break_even() -> None:
     assert 0 < 2 * linear < favor < 8192
 
 
-def test_what_comes_of_a_sample_of_tiles_is_an_estimate() -> None:
+def test_figures_from_a_sample_of_tiles_are_estimates() -> None:
     spec = spec_of("attend window(radius = 256) | global(first(64))")
     for length, quality in ((4096, "bound"), (1 << 17, "bound"), (1 << 20, "estimate")):
         report = spec.analyse(length)

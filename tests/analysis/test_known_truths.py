@@ -136,7 +136,7 @@ FAIL = [
 
 
 @pytest.mark.parametrize("case", HOLD, ids=lambda case: f"{case[0]} {case[1]}"[:70])
-def test_what_is_known_holds(case: tuple[str, ...]) -> None:
+def test_known_theorems_hold(case: tuple[str, ...]) -> None:
     assert verdicts(*case) == []
 
 

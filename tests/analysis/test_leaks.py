@@ -67,7 +67,7 @@ def test_a_leak_in_some_head_or_by_some_input_is_shown(body: str, said: str) -> 
         "attend lsh(cut = bucket, share_qk = false) & window(before = 9, after = 0)",
     ],
 )
-def test_what_no_input_can_open_is_proven(body: str) -> None:
+def test_causality_under_every_input_is_proven(body: str) -> None:
     assert claimed(body) == []
 
 

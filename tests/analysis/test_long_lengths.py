@@ -186,7 +186,7 @@ def test_symmetry_of_what_is_too_large_to_compare_pair_by_pair(body: str, symmet
         ("attend window(radius = isqrt(n))", 1 << 23, ("edges", "degree", "density")),
     ],
 )
-def test_what_has_no_closed_form_is_not_known_at_long_lengths(
+def test_figures_without_a_closed_form_are_unknown_at_long_lengths(
     body: str, n: int, figures: tuple[str, ...]
 ) -> None:
     found = spec_of(body).analyse(n).to_dict(figures)["figures"]

@@ -81,7 +81,7 @@ def test_generation_from_sums(mechanism: str, width: int, columns: int) -> None:
         "causal layers 2 attend linear() layer 1 { attend gmlp(max_length = 4) }",
     ],
 )
-def test_what_goes_on_from_no_sums_alone_has_no_cache(text: str) -> None:
+def test_specs_without_a_state_have_no_cache(text: str) -> None:
     report = spec_of(text).analyse(9)
     assert (report.kv_cache, report.kv_cache_bytes) == (None, None)
 
@@ -93,7 +93,7 @@ def test_what_goes_on_from_no_sums_alone_has_no_cache(text: str) -> None:
         ("input marked: tokens attend global(marked)", "its pairs depend on run-time inputs"),
     ],
 )
-def test_what_is_known_at_run_time_alone_says_why(body: str, reason: str) -> None:
+def test_figures_known_only_at_run_time_say_why(body: str, reason: str) -> None:
     report = spec_of(body).analyse(32)
     names = ["edges", "density", "degree", "rows_nonempty", "symmetric", "kv_cache"]
     # what a mechanism lets through is known
@@ -111,7 +111,7 @@ def test_what_is_known_at_run_time_alone_says_why(body: str, reason: str) -> Non
             report.hops(0)
 
 
-def test_what_the_spec_or_the_caller_gets_wrong() -> None:
+def test_analyse_refuses_wrong_arguments() -> None:
     grid = spec_of("sequence grid(3, 4) attend axial")
     with pytest.raises(AttnSpecError, match="12 cells, got n = 11"):
         grid.analyse(11)

@@ -150,7 +150,7 @@ def test_spectra_of_stars_rings_bands_and_expanders() -> None:
 
 
 @pytest.mark.limits(REFUSING)
-def test_what_does_not_settle_is_a_bound() -> None:
+def test_an_eigenvalue_that_does_not_converge_is_a_bound() -> None:
     spec = spec_of("attend strided(stride = 64) require spectral_gap > 0.001 at n = 4096")
     report = spec.analyse(4096)
     assert report.quality["spectral_gap"] == "bound"

@@ -14,6 +14,7 @@ from attention_checks import ALONG, GRAPHS, check_transforms, tensors, with_grad
 from limited import REFUSING
 from package_map import ROOT
 from population import spec_of
+from sweeps import checkered
 from views import KERNELS, SHAPES, Call, Case, check, errors_of, taken
 from zoo import EXAMPLES
 
@@ -55,19 +56,22 @@ def call_of(body: str, n: int, shape: str) -> Call:
 
 @pytest.mark.limits("", "tiny")
 @pytest.mark.parametrize(
-    ("body", "n"),
-    [
-        ("attend full", 40),
-        ("causal attend full score alibi()", 40),
-        ("attend block(size = 8, before = 1) | global(first(2)) normalize softmax1", 70),
-        ("input d: ids attend same(d) & window(radius = 30) | self", 70),
-        # of several orders, whose results are merged
-        ("causal attend window(before = 20, after = 0) | residue(step = 16)", 400),
-        ("attend window(radius = 9) | residue(step = 16) | rows(first(2)) score alibi()", 300),
-    ],
+    ("backend", "asked"),
+    checkered(
+        KERNELS,
+        (
+            ("attend full", 40),
+            ("causal attend full score alibi()", 40),
+            ("attend block(size = 8, before = 1) | global(first(2)) normalize softmax1", 70),
+            ("input d: ids attend same(d) & window(radius = 30) | self", 70),
+            # of several orders, whose results are merged
+            ("causal attend window(before = 20, after = 0) | residue(step = 16)", 400),
+            ("attend window(radius = 9) | residue(step = 16) | rows(first(2)) score alibi()", 300),
+        ),
+    ),
 )
-@every_backend
-def test_calls_of_every_shape(backend: str, body: str, n: int) -> None:
+def test_calls_of_every_shape(backend: str, asked: tuple[str, int]) -> None:
+    body, n = asked
     found = {shape: check(call_of(body, n, shape), backend) for shape in SHAPES}
     assert {shape: faults for shape, faults in found.items() if faults} == {}
 
@@ -111,7 +115,7 @@ def test_the_future_leaves_causal_rows_alone(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", [each for each in KERNELS if each == "edges"])
-def test_what_a_row_does_not_read_cannot_reach_it(backend: str) -> None:
+def test_keys_that_a_row_does_not_read_cannot_reach_it(backend: str) -> None:
     body = "causal attend powers(base = 3)"
     module, reads = spec_of(body).compile(backend), spec_of(body).mask(70)[:, 0]
     q, k, v = (x.detach() for x in tensors(1, 2, 70, 70))
@@ -216,17 +220,20 @@ def test_groups_of_heads_where_torchs_call_takes_the_larger_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
-    [
-        GRAPHS["window"],
-        "causal attend random(keys = 6)",
-        "attend where(k * 3 == q or k + 9 == q)",
-        "heads 2 causal attend strided(stride = 4) score bias(buckets = 8)",
-        "heads 2 attend window(radius = 2) | columns(first(2)) score alibi() normalize softmax1",
-        "heads 2 attend window(radius = 2) score softcap(cap = 2)",
-    ],
+    ("backend", "body"),
+    checkered(
+        KERNELS,
+        (
+            GRAPHS["window"],
+            "causal attend random(keys = 6)",
+            "attend where(k * 3 == q or k + 9 == q)",
+            "heads 2 causal attend strided(stride = 4) score bias(buckets = 8)",
+            "heads 2 attend window(radius = 2) | columns(first(2)) score alibi()"
+            " normalize softmax1",
+            "heads 2 attend window(radius = 2) score softcap(cap = 2)",
+        ),
+    ),
 )
-@every_backend
 def test_derivatives_of_derivatives(backend: str, body: str) -> None:
     module = module_of(body, backend, 9).double()
     for x in module.parameters():
@@ -314,7 +321,7 @@ def test_heads_of_several_graphs_are_transformed_and_traced() -> None:
 
 @pytest.mark.parametrize("seen", [True, False], ids=["torch", "numpy"])
 @pytest.mark.parametrize("what", ["labels", "padding"])
-def test_what_is_written_to_between_calls_is_read_again(what: str, seen: bool) -> None:
+def test_arguments_written_to_between_calls_are_read_again(what: str, seen: bool) -> None:
     """Also by numpy, whose writing torch does not count."""
     labels, given = what == "labels", tensors(1, 1, 40, 40)
     body = "input d: ids attend where(d(q) - d(k) <= 0)" if labels else "attend window(radius = 9)"
@@ -418,7 +425,7 @@ def test_refusals_are_named() -> None:
 
 
 @pytest.mark.limits(REFUSING)
-def test_what_needs_a_larger_mask_than_is_kept_is_refused() -> None:
+def test_a_mask_larger_than_the_limit_is_refused() -> None:
     for body, refused in (("window(radius = 5)", True), ("full", False)):
         steps = spec_of(f"attend {body}").plan(41).steps[0].candidates
         reasons = {c.backend.name: c.refusal for c in steps}

@@ -65,7 +65,9 @@ def test_kernels_of_a_gpu_drop_what_the_counters_say(name: str) -> None:
     assert kept[1].flatten().tolist() == [word >= round(0.4 * 2**31) for word in words]
 
 
-@pytest.mark.parametrize("name", ["strided", "documents", "marks"])
+@pytest.mark.parametrize(
+    "name", ["strided", pytest.param("documents", marks=pytest.mark.slow), "marks"]
+)
 def test_a_module_drops_anew_and_alike_in_all_derivatives(name: str) -> None:
     module, inputs = spec_of(BODIES[name]).compile("triton"), inputs_of(name, 3)
     given = [x.detach() for x in tensors(2, 1, 3, 3, size=2)]

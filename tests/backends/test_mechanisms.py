@@ -85,7 +85,7 @@ def test_features_that_grow_by_powers_of_ten_agree_with_float64() -> None:
 
 
 @pytest.mark.parametrize("body", ["linformer(rank = 4, max_length = 20)", "nystrom(landmarks = 4)"])
-def test_what_is_no_number_stays_none(body: str) -> None:
+def test_nan_in_a_query_stays_nan(body: str) -> None:
     q, k, v = (x.detach() for x in tensors(1, 1, 12, 12, dtype=torch.float32))
     q[0, 0, 5] = math.nan
     assert learner_of(f"attend {body}").float()(q, k, v)[0, 0, 5].isnan().all()
@@ -270,7 +270,7 @@ def test_a_draw_may_be_asked_for_and_is_the_only_state() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
-def test_what_is_computed_again_or_traced_keeps_its_draw() -> None:
+def test_recomputed_and_traced_calls_keep_their_draw() -> None:
     drawn = torch.randn(3, 1, 1, 5, 4, generator=torch.Generator().manual_seed(0))
     given = [x.clone().requires_grad_() for x in drawn]
     found = []
@@ -306,7 +306,7 @@ def test_learned_parts_wait_for_the_size_of_a_head() -> None:
     assert torch.equal(other.get_parameter("rfa_gate"), module.get_parameter("rfa_gate"))
 
 
-def test_what_is_learned_starts_as_in_the_papers() -> None:
+def test_parameters_are_initialised_as_in_the_papers() -> None:
     torch.manual_seed(0)
     (projection,) = spec_of("attend linformer(rank = 64, max_length = 1000)").compile().parameters()
     assert projection.std().item() == pytest.approx(1 / 8, rel=0.02)
@@ -317,7 +317,7 @@ def test_what_is_learned_starts_as_in_the_papers() -> None:
     assert weights.get_parameter("synthesizer_logits").std().item() > 0.7
 
 
-def test_what_is_learned_bounds_the_length() -> None:
+def test_parameters_for_a_maximum_length_bound_the_length() -> None:
     report = spec_of("attend mixer(hidden = 3, max_length = 40)").analyse(41)
     assert report.flops is None
     assert "learned for at most 40 positions" in str(report)

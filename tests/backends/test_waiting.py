@@ -130,7 +130,7 @@ def test_kernels_of_gpus(body: str, backend: str) -> None:
     assert not waits(lambda *x: kernel(*x, call), tensors(2, 300))
 
 
-def test_what_waits_is_seen() -> None:
+def test_the_detector_reports_a_wait_for_the_device() -> None:
     x = torch.ones(3, device=ELSEWHERE, requires_grad=True)
     assert waits(lambda x: x + torch.ones(3).to(ELSEWHERE), [x]) == ["aten._to_copy.default"]
     with pytest.raises(RuntimeError, match="meta tensors"):

@@ -65,7 +65,7 @@ CONTAINED = [
 
 
 @pytest.mark.parametrize(("small", "large"), CONTAINED)
-def test_what_lies_in_what(small: str, large: str) -> None:
+def test_containment_is_proven_one_way_and_refuted_the_other(small: str, large: str) -> None:
     assert verdict(f"attend self require {small} subset {large}").status == "proven"
     assert verdict(f"attend self require {large} subset {small}").status == "refuted"
 

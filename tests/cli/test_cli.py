@@ -233,7 +233,7 @@ def test_compile_writes_over_no_edit(standalone: list[str], folder: Path) -> Non
         ("fsync", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 3),
     ],
 )
-def test_what_stops_a_write_leaves_the_old_file(
+def test_an_interrupted_write_leaves_the_old_file(
     call: str, error: BaseException, status: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(*_: object, **__: object) -> None:
@@ -412,7 +412,7 @@ class Terminal(io.StringIO):
     ("stream", "after", "said"),
     [(Terminal(), 0.0, True), (Terminal(), 60.0, False), (io.StringIO(), 0.0, False)],
 )
-def test_what_takes_long_is_said_on_a_terminal(
+def test_a_long_wait_is_announced_on_a_terminal(
     stream: io.StringIO, after: float, said: bool
 ) -> None:
     with contextlib.redirect_stderr(stream), patience("counting depth", after):

@@ -118,7 +118,7 @@ def test_names_of_classes(name: str, shown: str) -> None:
 
 
 @pytest.mark.usefixtures("unverified")
-def test_what_modules_import_is_checked() -> None:
+def test_imports_of_emitted_modules_are_checked() -> None:
     text = spec_of("attend full").emit()
     check_module(text, standalone=False)
     for line, words in (

@@ -64,7 +64,7 @@ def module_of(body: str) -> torch.nn.Module:
 # --- the zoo -------------------------------------------------------------------------------------
 
 
-def test_what_the_zoo_has_is_said_or_refused_with_the_way_out() -> None:
+def test_standalone_zoo_files_are_refused_with_the_way_out() -> None:
     for path, name in ATTENTIONS:
         if path.stem in REFUSED:
             with pytest.raises(StandaloneError) as raised:
@@ -343,7 +343,7 @@ def test_sums_in_frames_that_are_far_are_numbers_and_elu1_has_a_slope_of_1_at_0(
 @pytest.mark.parametrize(
     "body", ["heads 1 attend full score bias()", "causal attend gmlp(max_length = 9)"]
 )
-def test_what_is_learned_may_be_handed_to_a_call(body: str) -> None:
+def test_parameters_may_be_passed_to_a_functional_call(body: str) -> None:
     module, q = run(spec_of(body))["Sample"](4), torch.randn(1, 1, 9, 4)
     other = {name: torch.randn_like(x) for name, x in module.named_parameters()}
     out = torch.func.functional_call(module, other, (q, q, q))

@@ -95,7 +95,7 @@ def test_scoring_takes_the_products_that_are_counted_and_the_sums_of_blocks(call
         "attend window(radius = 3)",
     ],
 )
-def test_what_an_input_says_is_not_scored(body: str) -> None:
+def test_choices_from_an_input_cost_no_scoring(body: str) -> None:
     assert spec_of(body).analyse(24).scoring_flops == 0
 
 

@@ -93,7 +93,7 @@ def test_buckets_go_by_direction_layer_and_head() -> None:
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_what_is_no_number_is_in_bucket_0(same: bool) -> None:
+def test_nan_hashes_to_bucket_0(same: bool) -> None:
     module = module_of("attend lsh(buckets = 6, rounds = 3, chunk = 4)")
     x = torch.randn(1, 2, 11, 6)
     plain = module.choices(x, x)["lsh"]["buckets"]
@@ -143,7 +143,7 @@ def test_forward_mode_agrees_with_the_gradient(words: str) -> None:
         "attend cluster(count = 3, assign = balanced)",
     ],
 )
-def test_what_is_computed_again_is_the_same(body: str, reentrant: bool) -> None:
+def test_recomputed_choices_are_the_same(body: str, reentrant: bool) -> None:
     """Whatever torch's own numbers are, and though what is kept moves in training."""
     x, _, v = (x.requires_grad_() for x in tensors(27))
     grads = []

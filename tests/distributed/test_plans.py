@@ -342,7 +342,7 @@ def test_plans_share_their_number_only_if_they_say_the_same() -> None:
     assert planned(body, 64, 1).digest == lengths[1].digest
 
 
-def test_what_takes_longer_is_counted_where_rows_travel_while_pairs_are_computed() -> None:
+def test_transfer_and_computation_that_overlap_take_at_least_the_longer() -> None:
     layer = layer_of("attend window(radius = 9)", 1 << 14, 4)
     for link, speed in ((1e6, 2e14), (5e10, 1e6), (5e10, 2e14)):
         found = replace(layer, rates=Rates(link, speed))

@@ -272,7 +272,7 @@ def test_without_the_library_the_way_out_is_named() -> None:
 # --- what could be written --------------------------------------------------------------------
 
 
-def test_what_an_editor_shows(golden: Golden, opened: Editor) -> None:
+def test_the_editor_offers_reports_and_explains_as_approved(golden: Golden, opened: Editor) -> None:
     versions = itertools.count(1000)
 
     def answer(line: str) -> tuple[str, list[str]]:

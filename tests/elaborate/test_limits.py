@@ -100,7 +100,7 @@ def test_large_texts_are_refused_at_once(name: str) -> None:
     assert time.process_time() - started < 10
 
 
-def test_what_the_limits_allow() -> None:
+def test_deep_and_wide_graphs_within_the_limits_are_accepted() -> None:
     nested = doubling("graph g@1 = g@", "graph g0 = self", 60, "g@")
     assert parse(nested).mask(3).sum() == 3
     wide = " | ".join(f"window(before = {i}, after = 0)" for i in range(3000))

@@ -395,7 +395,7 @@ def test_other_boxes_are_offered_with_where(extents: str) -> None:
         "cross attend window(radius = m - n) require rows_nonempty require edges <= m * n",
     ],
 )
-def test_what_has_a_meaning_between_two_sequences(body: str) -> None:
+def test_specs_between_two_sequences_are_accepted(body: str) -> None:
     spec = spec_of(body)
     assert spec.program.cross
     assert same_again(spec)

@@ -173,7 +173,7 @@ def test_figures_are_those_of_the_masks(graph: str) -> None:
     assert spec.analyse(20).edges == spec.analyse(20, m=20).edges
 
 
-def test_what_is_about_one_sequence_is_not_known() -> None:
+def test_figures_of_one_sequence_are_unknown_between_two() -> None:
     report = spec_of("attend full").analyse(9, m=5)
     names = ("causal", "depth", "diameter", "path_length", "spectral_gap", "kv_cache")
     for figure in report.to_dict(names)["figures"].values():

@@ -90,7 +90,7 @@ def test_a_stream_keeps_what_may_be_read(graph: str, kept: int) -> None:
     "graph",
     ["where(q - k > 7)", "where(q % 8 == k % 8)", "columns(y)", "same(x)"],
 )
-def test_what_has_no_bound_is_refused(graph: str) -> None:
+def test_graphs_without_a_bounded_look_back_need_keep_all(graph: str) -> None:
     inputs = {"same(x)": "input x: ids", "columns(y)": "input y: tokens"}.get(graph, "")
     with pytest.raises(ValueError, match="keep_all"):
         keys_kept(f"{inputs} attend {graph}")

@@ -223,7 +223,7 @@ def test_every_type_is_compared_in_one(dtype: torch.dtype) -> None:
     assert spec.compile().pairs(q, q, inputs={"t": values})[0, 0].tolist() == expected
 
 
-def test_what_would_not_be_exact_is_refused() -> None:
+def test_numbers_beyond_exact_arithmetic_are_refused() -> None:
     spec = spec_of("input t: numbers attend where(t(q) * t(k) <= 9)")
     large, q = np.full(4, 2**40), torch.zeros(1, 1, 4, 4)
     with pytest.raises(AttnSpecError, match=r"2\*\*62"):

@@ -150,7 +150,7 @@ def test_the_table_of_a_model_is_read_where_it_is() -> None:
         ("heads 4 attend cluster(count = 3, assign = balanced)", "attnspec.cluster_centroids", 1),
     ],
 )
-def test_what_a_spec_learns_is_a_part_of_the_model(
+def test_learned_parts_belong_to_the_converted_model(
     body: str, name: str, rows: int, tmp_path: Path
 ) -> None:
     spec, ids = attnspec.parse(f"attention l {{ {body} }}"), tokens(2, 9)
@@ -190,7 +190,7 @@ def test_what_a_spec_learns_is_a_part_of_the_model(
     assert set(model.state_dict()) == keys
 
 
-def test_what_is_learnt_needs_a_place() -> None:
+def test_learned_parts_need_a_place_of_their_own() -> None:
     model, spec = llama("eager"), biased("b", "causal", score="bias(buckets = 8)")
     convert(model, spec)
     with pytest.raises(attnspec.AttnSpecError, match=r"`undo\(\)` what it was given before"):

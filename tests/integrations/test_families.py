@@ -18,6 +18,7 @@ from model_families import (
     score_of,
     specs_of,
 )
+from sweeps import in_turn
 from tiny_models import (
     FULL,
     TOLERANCE,
@@ -71,8 +72,8 @@ def test_training_padding_and_saving(family: Family, tmp_path: Path) -> None:
     assert difference(family.hidden(loaded), family.hidden(model)) < TOLERANCE
 
 
-@pytest.mark.parametrize("family", WRITING, ids=str)
-def test_writing_from_every_cache(family: Family) -> None:
+@pytest.mark.parametrize(("family", "beams"), in_turn(WRITING, (1, 2)), ids=str)
+def test_writing_from_every_cache(family: Family, beams: int) -> None:
     # further back than the model's own windows, from a position, and to the first ones
     graph = "window(before = 5, after = 0) | block(size = 8) | columns(first(1))"
     kinds: dict[str, Any] = {"layer_types": ["sliding_attention"] * 2 + ["full_attention"]}
@@ -84,17 +85,15 @@ def test_writing_from_every_cache(family: Family) -> None:
     for layer in model.modules():
         if hasattr(layer, "sinks"):
             torch.nn.init.normal_(layer.sinks)
-    ids, beams = tokens(2, 9), {**GREEDY, "num_beams": 2}
-    before = model.generate(ids, **GREEDY)
+    ids, how = tokens(2, 9), {**GREEDY, "num_beams": beams}
+    before = model.generate(ids, **how)
     score = score_of(CELLS[family.stem].replace("…", "2.0"))
     with convert(model, *specs_of(family, graph, score).values()):
-        wanted = model.generate(ids, use_cache=False, **GREEDY)
-        for given in ({}, STATIC, {"past_key_values": SpecCache(model)}):
-            assert model.generate(ids, **given, **GREEDY).tolist() == wanted.tolist(), given
-        wanted = model.generate(ids, use_cache=False, **beams)
-        for given in ({}, {"past_key_values": SpecCache(model)}):
-            assert model.generate(ids, **given, **beams).tolist() == wanted.tolist()
-    assert model.generate(ids, **GREEDY).tolist() == before.tolist()
+        wanted = model.generate(ids, use_cache=False, **how)
+        caches: list[dict[str, Any]] = [{}, {"past_key_values": SpecCache(model)}]
+        for given in [*caches, *[STATIC] * (beams == 1)]:
+            assert model.generate(ids, **given, **how).tolist() == wanted.tolist(), given
+    assert model.generate(ids, **how).tolist() == before.tolist()
 
 
 # --- models with attention in code of their own -----------------------------------------------

@@ -280,7 +280,7 @@ def test_a_decoder_writes_by_what_joins_it_to_an_encoder(stem: str, body: str) -
         require_written(model, ids, {}, **given, num_beams=2)
 
 
-def test_what_an_encoder_has_is_as_long_as_that_alone() -> None:
+def test_inputs_of_a_cross_spec_have_the_length_of_the_encoder() -> None:
     cross = "attention c { cross input keep: tokens attend columns(keep) }"
     model, done = joined("Bart", cross, "a")
     keep, marked = torch.ones(2, 3, dtype=torch.bool), torch.arange(8).expand(2, 8) % 4 == 0

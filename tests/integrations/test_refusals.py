@@ -63,7 +63,7 @@ NAMES = {
 """What the calls of the file are made of."""
 
 
-def test_what_is_said_and_refused(golden: Golden) -> None:
+def test_conversions_answer_and_refuse_as_approved(golden: Golden) -> None:
     def ask(call: str) -> tuple[str, str]:
         # specs of one name are numbered
         with names_restored():

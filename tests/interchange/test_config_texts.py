@@ -14,7 +14,7 @@ from tiny_models import transformers
 from attnspec import AttnSpecError, from_hf_config
 
 
-def test_what_configs_say(golden: Golden) -> None:
+def test_configs_become_the_approved_specs(golden: Golden) -> None:
     """The text of each config in the file, or why there is none: of a dictionary, of an object of
     transformers, and of what that is saved as."""
 
@@ -38,6 +38,6 @@ def test_a_dictionary_of_a_known_type_needs_transformers(monkeypatch: pytest.Mon
     assert from_hf_config(own, causal=True).layers == 1
 
 
-def test_what_is_no_config_is_refused() -> None:
+def test_only_configs_are_taken() -> None:
     with pytest.raises(TypeError, match="config"):
         from_hf_config(3)

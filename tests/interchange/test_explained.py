@@ -33,7 +33,7 @@ def pairs(*pairs: tuple[int, int], n: int = 61) -> np.ndarray:
     return found
 
 
-def test_what_masks_are_explained_as(golden: Golden) -> None:
+def test_masks_become_the_approved_specs(golden: Golden) -> None:
     """The text that is found for each mask of the file, how near it comes, or why there is none."""
 
     def ask(text: str) -> tuple[str, object]:

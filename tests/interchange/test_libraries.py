@@ -220,7 +220,9 @@ NO_SPEC: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("body", "words"), NO_SPEC)
-def test_what_others_have_is_an_error_that_names_what_there_is(body: str, words: str) -> None:
+def test_names_from_other_libraries_are_errors_that_name_the_equivalent(
+    body: str, words: str
+) -> None:
     with pytest.raises(AttnSpecError, match=words):
         attnspec.parse(f"attention a {{ input distance: ids attend {body} }}")
 

@@ -94,7 +94,7 @@ def function(text: str) -> MaskMod:
     return found
 
 
-def test_what_is_written_and_what_is_refused(golden: Golden) -> None:
+def test_functions_become_the_approved_specs_or_refusals(golden: Golden) -> None:
     """The text of each function in the file and its pairs, or why there is none."""
 
     def ask(text: str) -> tuple[str, str]:
@@ -145,7 +145,7 @@ def test_a_constant_beside_a_captured_tensor_is_rounded_as_torch_does() -> None:
         assert "<= 0.30000001192092896" in spec.source
 
 
-def test_what_is_no_function_of_its_arguments_is_refused() -> None:
+def test_functions_of_anything_but_their_arguments_are_refused() -> None:
     with pytest.raises(TypeError, match=r"a function of .* attnspec.explain_mask looks for"):
         from_mask_mod(np.ones((3, 3), bool))  # type: ignore[arg-type]
     with pytest.raises(AttnSpecError, match="cannot be traced: AttributeError"):
@@ -196,10 +196,10 @@ def drawn(draw: random.Random, kind: str, depth: int) -> str:
     return re.sub(r"\b[xyrazc]\b", part, form)
 
 
-SLOW = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 200)]
+SLOW = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 200)]
 
 
-@pytest.mark.parametrize("seed", [*range(12), *SLOW])
+@pytest.mark.parametrize("seed", [*range(6), *SLOW])
 def test_a_random_function_has_the_pairs_that_torch_computes(seed: int) -> None:
     mask_mod = function(drawn(random.Random(seed), "a", 3))
     require_pairs(from_mask_mod(mask_mod, heads=3), mask_mod, 9)

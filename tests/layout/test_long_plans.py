@@ -58,7 +58,7 @@ def test_few_pairs_are_computed_beside_those_that_count(body: str, most: float) 
 
 
 @pytest.mark.parametrize("backend", ["dense", "edges"])
-def test_what_is_too_large_says_so(backend: str) -> None:
+def test_a_backend_refuses_a_plan_that_is_too_large_with_its_size(backend: str) -> None:
     spec = spec_of("attend where((q * 7 + k * 3) % 11 == 0)")
     with pytest.raises(ValueError, match=r"refuses: .*\d,\d{3}"):
         spec.plan(MILLION, backend=backend)

@@ -13,26 +13,29 @@ import pytest
 import torch
 from attention_checks import module_of, tensors, with_gradients
 from population import spec_of
+from sweeps import checkered
 
 from attnspec.lower.cache import Cache
 
 TIMEOUT = 30
 
 
-@pytest.mark.parametrize("backend", ["auto", "tables", "edges"])
 @pytest.mark.parametrize(
-    "body",
-    [
-        "attend window(radius = n // 10) | columns(last(3))",
-        "attend window(radius = 5) score softcap(cap = n)",
-        "attend global(first(n // 10)) | random(keys = 2) score alibi()",
-        "sequence grid(n // 10, 10) attend neighborhood(3, 3)",
-        "layers 6 heads 2 attend window(radius = 9)"
-        " layer 2, 5 { attend full } layer 4 { head 1 { attend window(radius = layer) } }",
-        "layers 2 attend block(size = 64) | random_blocks(size = 64, blocks = 1)",
-        # what divides has no value at some lengths
-        "causal attend window(before = 2, after = 0) & where(k // (300 - q) >= 0)",
-    ],
+    ("backend", "body"),
+    checkered(
+        ("auto", "tables", "edges"),
+        (
+            "attend window(radius = n // 10) | columns(last(3))",
+            "attend window(radius = 5) score softcap(cap = n)",
+            "attend global(first(n // 10)) | random(keys = 2) score alibi()",
+            "sequence grid(n // 10, 10) attend neighborhood(3, 3)",
+            "layers 6 heads 2 attend window(radius = 9)"
+            " layer 2, 5 { attend full } layer 4 { head 1 { attend window(radius = layer) } }",
+            "layers 2 attend block(size = 64) | random_blocks(size = 64, blocks = 1)",
+            # what divides has no value at some lengths
+            "causal attend window(before = 2, after = 0) & where(k // (300 - q) >= 0)",
+        ),
+    ),
 )
 def test_lengths_layers_and_types_are_told_apart(body: str, backend: str) -> None:
     module = spec_of(body).compile(backend)

@@ -103,7 +103,7 @@ class Malicious:
         ({b"data": np.zeros((1, 3 * PIXELS), np.uint8), b"labels": [10]}, "between 0 and 9"),
     ],
 )
-def test_what_is_no_image_is_refused(
+def test_files_without_images_are_refused(
     content: object, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in (*TRAIN, *TEST):

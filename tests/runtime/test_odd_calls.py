@@ -32,7 +32,7 @@ def given(n: int = 40, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]
 
 
 @pytest.mark.parametrize("body", BODIES[:3])
-def test_what_is_not_a_number_is_never_hidden(body: str) -> None:
+def test_non_finite_numbers_stay_visible_in_every_row_that_reads_them(body: str) -> None:
     """A row that reads it is not a number; a query's own stays in its row. That masked NaN may
     reach other rows, 0 times NaN being NaN, is said where the module is described."""
     module, (q, k, v) = learner_of(body).float(), given()
@@ -132,7 +132,7 @@ def test_tensors_without_numbers_have_shapes() -> None:
         "input time: numbers attend where(time(q) / time(k) > 0.5)",
     ],
 )
-def test_what_stands_at_padding_is_never_read(body: str) -> None:
+def test_inputs_at_padding_are_never_read(body: str) -> None:
     module, parts = spec_of(body).compile(), given(40)
     padding = torch.arange(40) < torch.tensor([[40], [9]])
     time, outs = torch.randint(1, 9, (2, 40)), []
@@ -233,7 +233,7 @@ def test_vmap_over_tensors_and_inputs(mapped: tuple[int | None, int | None]) -> 
 
 
 @pytest.mark.parametrize(("name", "value"), [("q", torch.nan), ("k", torch.inf), ("v", -torch.inf)])
-def test_what_is_not_finite_is_named_where_it_stands(name: str, value: float) -> None:
+def test_check_finite_names_the_place_of_a_non_finite_number(name: str, value: float) -> None:
     module, plain = (spec_of(BODIES[0]).compile(check_finite=check) for check in (True, False))
     q, k, v = given()
     assert torch.equal(module(q, k, v), plain(q, k, v))

@@ -89,7 +89,7 @@ def close(found: Any, meant: Any) -> None:
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("body", [BIASED, HYBRID, LABELLED, "causal attend residue(step = 3)"])
-def test_what_is_kept_may_be_written_over(body: str, padded: bool) -> None:
+def test_steps_in_place_equal_one_call(body: str, padded: bool) -> None:
     """By single positions before and after a long part, of padding anywhere; with log-sum-exps."""
     module, parts, padding = learner_of(body), tensors(50), real_keys(50) if padded else None
     inputs, given = inputs_of(module, 50), {"key_padding_mask": padding, "return_lse": True}

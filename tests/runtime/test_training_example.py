@@ -35,7 +35,7 @@ def test_every_block_has_its_layer() -> None:
         (["--spec", "swin"], "`attnspec zoo swin`, in Python"),
     ],
 )
-def test_what_cannot_be_trained_is_said_without_a_traceback(
+def test_the_training_example_refuses_without_a_traceback(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):

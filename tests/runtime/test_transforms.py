@@ -46,7 +46,7 @@ def test_an_error_of_torch_is_no_refusal() -> None:
     assert outcome(scripted, KINDS[0]) != WORKS
 
 
-def test_what_a_traced_program_refuses_goes_the_ways_that_are_named() -> None:
+def test_the_ways_out_of_a_refused_trace_work() -> None:
     module = spec_of("attend window(radius = 3)").compile().double()
     given = tensors(2, 2, 12, 12)
 

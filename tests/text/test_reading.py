@@ -77,7 +77,7 @@ def test_bytes_that_are_not_utf8_have_their_place(
     assert "UTF-8" in f"{first.message} {first.help}"
 
 
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_paths_that_are_not_readable_files_are_refused_at_once(tmp_path: Path) -> None:
     for name in ("file", "secret"):
         (tmp_path / name).touch(mode=0 if name == "secret" else 0o644)
     os.mkfifo(tmp_path / "pipe")

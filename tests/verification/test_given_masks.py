@@ -39,7 +39,7 @@ CROSS = spec_of("cross attend where(abs(q * n - k * m) <= 2 * m)")
 OTHER = attnspec.parse("attention wider { causal attend window(before = 4, after = 0) }")
 
 
-def test_what_is_said_of_masks(golden: Golden) -> None:
+def test_masks_are_compared_with_specs_as_approved(golden: Golden) -> None:
     """Whether the masks of the file are those of specs, what differs, and what is no such mask."""
 
     def ask(call: str) -> tuple[str, object]:

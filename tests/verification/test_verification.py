@@ -102,7 +102,7 @@ def faults(found: dict[str, Any], what: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize(("body", "n"), VERIFIED)
-def test_what_is_compiled_is_verified(body: str, n: int, asked: Asked) -> None:
+def test_compiled_specs_pass_an_exhaustive_verification(body: str, n: int, asked: Asked) -> None:
     found = asked(body, n)
     assert found["ok"], found
     assert found["exhaustive"]
@@ -393,7 +393,7 @@ def test_every_pair_is_looked_at_up_to_a_length(asked: Asked) -> None:
 # --- what is drawn -------------------------------------------------------------------------------
 
 
-def test_what_is_tried_does_not_depend_on_the_global_generator(asked: Asked) -> None:
+def test_verification_does_not_depend_on_the_global_generator(asked: Asked) -> None:
     found = []
     for seed in (1, 2):
         torch.manual_seed(seed)

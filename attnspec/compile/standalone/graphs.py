@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, cast
 
-from attnspec.backends.factored import text_of_draws
 from attnspec.compile.standalone.expressions import lines
 from attnspec.compile.standalone.formulas import formula_of
-from attnspec.compile.standalone.lifting import file_of
+from attnspec.compile.standalone.lifting import DRAWS, file_of
 from attnspec.compile.standalone.page import Page, StandaloneError, Text, argument_of, page_of
 from attnspec.compile.standalone.scores import score_text
 from attnspec.compile.standalone.sources import graph, module
@@ -48,7 +47,7 @@ def written_file(program: Program, text: Text, roots: Sequence[str]) -> str:
         **{"PARTS": {}, "SIZED": False, "DRAWN": False},
         **text.settings,
     }
-    sources = text_of_draws, graph, module
+    sources = DRAWS, graph.__name__, module.__name__
     return file_of(roots, sources, text.functions, settings, text.names)
 
 

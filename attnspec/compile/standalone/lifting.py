@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ast
 import dis
-import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from types import CodeType, ModuleType
+from functools import cache, lru_cache
+from importlib.resources import files
+from types import CodeType
 
 WIDTH = 100
 """The longest line."""
@@ -27,10 +27,13 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import dropout, gelu, layer_norm, pad, scaled_dot_product_attention
 """
 
+DRAWS = "attnspec.backends.factored.text_of_draws"
+"""Taken over by name: to import it loads what traces."""
+
 
 def file_of(
     roots: Sequence[str],
-    modules: tuple[ModuleType, ...],
+    modules: tuple[str, ...],
     written: Mapping[str, str],
     settings: Mapping[str, object],
     names: Mapping[str, str],
@@ -47,8 +50,8 @@ def file_of(
             text = _decided(sources[name], settings)
             for old, new in names.items():
                 text = re.sub(rf"(?<![\w.\"'`]){re.escape(old)}(?![\w\"'`])", new, text)
-        called = dict.fromkeys(_globals(compile(text, name, "exec")))
-        read.update(called)
+        called = _names_read(text)
+        read.update(dict.fromkeys(called))
         for each in called:
             if each in sources and each not in texts:
                 visit(each)
@@ -82,11 +85,12 @@ def constant(name: str, value: object) -> str:
 
 
 @cache
-def _definitions(modules: tuple[ModuleType, ...]) -> dict[str, str]:
+def _definitions(modules: tuple[str, ...]) -> dict[str, str]:
     """The text of each function, class and variable; settings are not variables."""
     found = {}
     for module in modules:
-        source = inspect.getsource(module)
+        room, _, name = module.rpartition(".")
+        source = (files(room) / f"{name}.py").read_text(encoding="utf-8")
         lines = source.split("\n")
         for node in ast.parse(source).body:
             match node:
@@ -102,16 +106,35 @@ def _definitions(modules: tuple[ModuleType, ...]) -> dict[str, str]:
 
 def _decided(text: str, settings: Mapping[str, object]) -> str:
     """The text without the branches on settings alone."""
+    return _without(
+        text,
+        tuple(
+            (test, bool(eval(test, dict(settings))))
+            for test, read in _tests(text)
+            if read <= settings.keys()
+        ),
+    )
+
+
+@cache
+def _tests(text: str) -> tuple[tuple[str, frozenset[str]], ...]:
+    """The test of each branch, and the names that it reads."""
+    tests = [node.test for node in ast.walk(ast.parse(text)) if isinstance(node, ast.If)]
+    names = [[x.id for x in ast.walk(test) if isinstance(x, ast.Name)] for test in tests]
+    return tuple(zip(map(ast.unparse, tests), map(frozenset, names), strict=True))
+
+
+@cache
+def _without(text: str, answers: tuple[tuple[str, bool], ...]) -> str:
+    """The text without the branches whose tests have answers."""
     lines = text.split("\n")
     for node in ast.walk(ast.parse(text)):
-        if not isinstance(node, ast.If):
-            continue
-        read = {each.id for each in ast.walk(node.test) if isinstance(each, ast.Name)}
-        if not read <= settings.keys():
+        answer = dict(answers).get(ast.unparse(node.test)) if isinstance(node, ast.If) else None
+        if not isinstance(node, ast.If) or answer is None:
             continue
         first, last = node.lineno - 1, node.end_lineno or 0
         middle = node.body[-1].end_lineno or 0
-        if eval(compile(ast.Expression(node.test), "a setting", "eval"), dict(settings)):
+        if answer:
             taken = [line[4:] for line in lines[node.test.end_lineno : middle]]
         else:
             # an `elif` becomes an `if`, what stands behind `else` moves to the left
@@ -122,8 +145,13 @@ def _decided(text: str, settings: Mapping[str, object]) -> str:
         # no two blank lines behind each other
         first -= lines[first - 1] == "" == [*taken, *lines[last:]][0]
         lines[first:last] = taken
-        return _decided("\n".join(lines), settings)
+        return _without("\n".join(lines), answers)
     return text
+
+
+@lru_cache(1024)
+def _names_read(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_globals(compile(text, "a definition", "exec"))))
 
 
 def _globals(code: CodeType) -> Iterator[str]:

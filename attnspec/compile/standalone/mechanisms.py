@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from attnspec.backends.factored import text_of_draws
 from attnspec.backends.factored.definitions import TEXTS, settings_of
-from attnspec.compile.standalone.lifting import file_of
+from attnspec.compile.standalone.lifting import DRAWS, file_of
 from attnspec.compile.standalone.page import StandaloneError
 from attnspec.compile.standalone.sources import module
 from attnspec.graphs.bind import Situation
@@ -56,4 +55,5 @@ def mechanism_module(program: Program, class_name: str, refusal: str = "") -> st
     }
     names |= {"Attention": class_name, "exportable(k)": refusal}
     names |= module.TWO_SEQUENCES if program.cross else {}
-    return file_of(("Attention",), (*TEXTS, text_of_draws, module), {}, settings, names)
+    texts = *(text.__name__ for text in TEXTS), DRAWS, module.__name__
+    return file_of(("Attention",), texts, {}, settings, names)
