@@ -22,7 +22,7 @@ from attnspec.graphs.token_sets import inputs_of
 from attnspec.ir.program import Program
 from attnspec.ir.serial import fingerprint
 from attnspec.lower.lower import Binder
-from attnspec.lower.work import Expression, Work, key_heads
+from attnspec.lower.work import Work, key_heads
 from attnspec.text.diagnostics import AttnSpecError
 
 WORTH = 0.99
@@ -430,11 +430,7 @@ class Planner:
 
 def is_graph(work: Work) -> bool:
     """Whether heads read pairs that are known before a call, or that run-time inputs tell."""
-    return work.mechanism is None and not work.decided and not _scores_by_inputs(work)
-
-
-def _scores_by_inputs(work: Work) -> bool:
-    return any(isinstance(x, Expression) and not x.is_static for x in work.changes)
+    return work.mechanism is None and not work.decided and not work.changes.inputs
 
 
 def _not_rows(works: Works) -> str:
@@ -444,7 +440,7 @@ def _not_rows(works: Works) -> str:
             leaf = work.decided[0]
             who = "inputs" if leaf.by_inputs else "queries and keys"
             return f"{who} decide the pairs of `{leaf.name}`"
-        if _scores_by_inputs(work):
+        if work.changes.inputs:
             return "`score` reads inputs of the whole sequence"
     formula = next(work.mechanism for work, _ in works if work.mechanism is not None)
     return f"`{formula.name}` is a formula of the whole sequence"

@@ -69,7 +69,7 @@ class Region:
 
     def _standing(self, n: int) -> Standing | None:
         """Where positions stand, if a score asks how far apart they are and they say it not."""
-        if not (self.work.needs_distance or self.work.has_expression):
+        if not self.work.changes.placed:
             return None
         moved = self.queries - np.arange(n - len(self.queries), n)
         if (moved == moved[0]).all() and (self.keys - np.arange(len(self.keys)) == moved[0]).all():

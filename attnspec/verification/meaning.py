@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from attnspec.backends.common.score_formula import Formula, scale_of, shares
+from attnspec.backends.common.score_formula import scale_of, shares
+from attnspec.backends.common.scores import ScoreFunction
 from attnspec.backends.factored.definitions import (
     defined,
     divided,
@@ -23,7 +24,7 @@ from attnspec.graphs.relation import Relation, evaluate_pairs
 from attnspec.layout.tables import Tables
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Work
 from attnspec.runtime.module import CompiledAttention
 from attnspec.verification.report import Check
 
@@ -183,11 +184,9 @@ class Meaning:
         n, some = k.shape[1], list(heads)
         scores = q[some][:, rows - self.run.first] * scale_of(self.work, q.shape[2])
         scores = (scores @ k[some].mT)[None, :, None, None]
-        formula = Formula(self.work, tuple(some), torch.device("cpu"))
-        away = (rows[:, None] - torch.arange(n))[None] if formula.needs_distance else None
-        scores = formula.changed(scores, away, Call(tables=self.learned_by(heads, learned)))[
-            0, :, 0, 0
-        ]
+        change = ScoreFunction(self.work.changes, some, self.work.length, torch.device("cpu"))
+        placed = {"q": rows[:, None], "k": torch.arange(n)}
+        scores = change(scores, placed, self.learned_by(heads, learned))[0, :, 0, 0]
         found = shares(scores, torch.from_numpy(self.held[at]), self.work.normalize)
         if steady and found.total is not None:
             found = replace(found, total=found.total.detach())

@@ -33,6 +33,7 @@ class FactoredBackend:
 
     name = "factored"
     runs_decided = True
+    takes_scores = "static"
 
     runs_mechanisms: ClassVar[bool] = True
 

@@ -50,7 +50,7 @@ from attnspec.backends.factored.softmax import check_no_dropout, without_padding
 from attnspec.backends.tables.kernel import SteppedKernel, tables_of_work
 from attnspec.backends.tables.per_sample import ReadingKernel
 from attnspec.limits import LIMITS
-from attnspec.lower.work import Bias, Call, Kernel, Mergeable, Work, graph_of, mechanism_of
+from attnspec.lower.work import Call, Kernel, Mergeable, Work, graph_of, mechanism_of
 
 LIKE_ONE = 64
 """Keys up to which sums of weights of either sign are as exact as if they could not cancel."""
@@ -102,7 +102,7 @@ def pair_by_pair(
     if given.padding is not None:
         mask = mask & given.padding[:, None, None, None]
     if how.causal:
-        mask = mask & (cast(torch.Tensor, blocks.distance) >= 0)
+        mask = mask & (blocks.symbols["q"] >= blocks.symbols["k"])
 
     def of_heads(x: torch.Tensor) -> torch.Tensor:
         return torch.unflatten(x, 2, (given.q.shape[2], -1))
@@ -261,7 +261,7 @@ class HybridKernel:
         self.graph = graph_of(work)
         # keys are of length 1 when it is asked
         self.formula = Formula(replace(self.graph, unit_keys=False), heads, device)
-        self.names = tuple(x.table for x in work.changes if isinstance(x, Bias))
+        self.names = work.changes.tables
         # weights of either sign cancel in the definition, too: its noise goes with the root of n
         self.most = max(1.0, math.sqrt(work.n_k / LIKE_ONE)) if self.quotient.signed else 1.0
         self.lag, self.rest = (0, None) if exact is None else lagged(work)
@@ -408,7 +408,8 @@ class HybridKernel:
         mask = by_key_head(mask, given.k.shape[1])
         if given.padding is not None:
             mask = mask & given.padding[:, None, None, None, None]
-        return Blocks(torch.from_numpy(q - k).to(self.device)[None], mask)
+        symbols = {name: torch.from_numpy(x).to(self.device) for name, x in (("q", q), ("k", k))}
+        return Blocks(mask, symbols=symbols)
 
     def streamed(self, keeper: Keeper) -> HybridStream:
         """What goes on with it from a state."""
@@ -500,8 +501,8 @@ class HybridStream:
         )
         seen = self.keeper.seen(hybrid.graph, given.k, given.v, call, kept)
         at = torch.from_numpy(seen.every.positions).to(given.k.device)
-        distance = torch.arange(seen.every.count, device=at.device)[-k.shape[2] :, None] - at
-        blocks, real = replace(seen.blocks, distance=distance[None]), seen.every.padding
+        now = torch.arange(seen.every.count, device=at.device)[-k.shape[2] :, None]
+        blocks, real = replace(seen.blocks, symbols={"q": now, "k": at}), seen.every.padding
         every = replace(given, k=seen.every.keys, v=seen.every.values, padding=real)
         parts = pair_by_pair(kernel, every, seen.formula, blocks, call.tables)
         out, lse = hybrid.worth(together([*parts, _of_state(kernel, given, sums)], hybrid.quotient))

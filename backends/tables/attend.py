@@ -37,9 +37,8 @@ class SteppedAttention:
         one_more: bool = False,
     ) -> None:
         positions = np.arange(tables.n_k - tables.n_q, tables.n_k), np.arange(tables.n_k)
-        standing = None if changes is None else changes.work.standing
-        if standing is not None:
-            positions = standing.queries, standing.keys
+        if changes is not None:
+            positions = changes.positions[0].numpy(), changes.positions[1].numpy()
         self.tables = tables
         self.steps = [Step(batches, tables.n_q, positions) for batches in tables.steps]
         self.changes, self.one_more = changes, one_more
@@ -133,7 +132,7 @@ class SteppedAttention:
                     piece.k.read(k_now, piece.to, "k"),
                     piece.k.read(v_now, piece.to, "v"),
                 )
-                if scores is None or scores.additive:
+                if scores is None or not scores.scores.bends:
                     bias = _with_added(bias, scores, piece, wide)
                     found, sums = flash(*rows, 0.0, False, attn_mask=bias, scale=scale)
                 else:
@@ -295,7 +294,7 @@ def _piece_back(
         piece.q.read(out, piece.to, "out"),
         piece.q.read(lse, piece.to, "lse").contiguous(),
     ]
-    if scores is not None and (scores.learned or not scores.additive):
+    if scores is not None and (scores.learned or scores.scores.bends):
         return scores.backward(given, bias, scale, scores.of_piece(piece))
     bias = _with_added(bias, scores, piece, lse.dtype)
     grads: Sequence[torch.Tensor] = flash_backward(*given, 0.0, False, attn_mask=bias, scale=scale)

@@ -38,7 +38,7 @@ class ByTables(SoftmaxKernel):
         return self._tables or tables_of_work(self.work)
 
     def build_differentiable(self) -> ByKeyHead:
-        if self.work.reads:
+        if self.work.reads or self.work.changes.inputs:
             return DenseKernel(self.work, self.heads, self.device)
         return ComposedTables(self.work, self.heads, self.device, self.tables)
 

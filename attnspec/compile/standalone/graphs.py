@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, cast
 
-from attnspec.backends.common.score_formula import thresholds
 from attnspec.backends.factored import text_of_draws
 from attnspec.compile.standalone.expressions import lines
 from attnspec.compile.standalone.formulas import formula_of, number_of
@@ -18,6 +17,7 @@ from attnspec.compile.standalone.sources import graph, module
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.program import Attend, Program, Term, inputs_of
 from attnspec.ir.scalars import Apply, Scalar, Symbol, symbols
+from attnspec.ir.scores import thresholds
 from attnspec.limits import LIMITS
 
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e[+-]?\d+)?\b")
