@@ -56,6 +56,17 @@ class Scores:
         """All that is read."""
         return frozenset(name for value in self.statements for name in symbols(value))
 
+    @cached_property
+    def everywhere(self) -> bool:
+        """Whether they are numbers also where no pair is, at any positions."""
+        parts = [part for value in self.statements for part in parts_of(value)]
+        return all(
+            part.op in _FINITE - {"item", "//", "%"} | {"tanh"}
+            or (part.op == "/" and not symbols(part.args[1]))
+            or set(symbols(part)) <= {HEAD.name}
+            for part in parts
+        )
+
     @property
     def placed(self) -> bool:
         """Whether positions are read."""

@@ -119,7 +119,7 @@ class ScoreFunction:
         [G, h, w], and inputs by their symbols; `tables` [heads, m] what is learned."""
         values = self.constants.values(given, tables, heads, scores.shape[1:3])
         for statement in self.statements:
-            found = evaluate(statement, {**values, SCORE: scores}, scores.dtype)
+            found = value_of(statement, {**values, SCORE: scores}, scores.dtype)
             whole = found.shape == scores.shape and found.dtype == scores.dtype
             # a number that reads no pair is that of each
             scores = found if whole else torch.zeros_like(scores) + found
@@ -133,10 +133,8 @@ class ScoreFunction:
         heads: torch.Tensor,
     ) -> torch.Tensor:
         """What is added to all scores, of a type, broadcastable to them."""
-        found: torch.Tensor
         values = self.constants.values(given, tables, heads)
-        found = evaluate(cast(Scalar, self.added), values, kind)
-        return found.to(kind)
+        return value_of(cast(Scalar, self.added), values, kind).to(kind)
 
 
 def _entries(
@@ -145,26 +143,45 @@ def _entries(
     """Reads a table [heads, m] by an index [h, w] or [G, h, w]."""
     if heads is None:
         alike = (1,) * 3
-        return lambda index: table[:, index].view(
-            *by_key_head, *alike[index.dim() :], *index.shape
-        )
+        return lambda index: table[:, index].view(*by_key_head, *alike[index.dim() :], *index.shape)
     return lambda index: table[heads, index]
 
 
-def _item(index: torch.Tensor, *items: Number) -> torch.Tensor:
+def value_of(statement: Scalar, values: Mapping[str, Number], kind: torch.dtype) -> torch.Tensor:
+    """The value of a statement as `evaluate` has it, NaN where a list is read outside."""
+    outside: list[torch.Tensor] = []
+    found: torch.Tensor = evaluate(statement, {**values, _OUTSIDE: outside}, kind)
+    for places in outside:
+        # a place of another pair, which no mask has to tell: no gradient comes of it
+        found = torch.where(places, float("nan"), found)
+    return found
+
+
+def masked(scores: torch.Tensor, bias: torch.Tensor | None, changes: Scores) -> torch.Tensor:
+    """Changed scores with what a mask adds, 0 or as good as -inf; places of no pair may hold
+    anything."""
+    if bias is None:
+        return scores
+    if changes.everywhere:
+        return scores + bias
+    return torch.where(bias < 0, bias, scores)
+
+
+_OUTSIDE = ""
+"""The name of the list of places where a list is read outside."""
+
+
+def _item(outside: list[torch.Tensor], index: torch.Tensor, *items: Number) -> torch.Tensor:
     if index.is_floating_point():
         raise ValueError("a list in `score` is read by whole numbers")
     listed = callable(items[0])
     count = items[1] if listed else len(items)
-    # a place of another pair, which no mask has to tell: it is never read
-    outside = (index < 0) | (index >= count)
+    outside.append((index < 0) | (index >= count))
     if listed:
-        found = items[0](torch.where(outside, 0, index))
-    else:
-        found = reduce(
-            lambda rest, at: torch.where(index == at, items[at], rest), range(1, count), items[0]
-        )
-    return torch.where(outside, float("nan"), found)
+        return cast(torch.Tensor, items[0](torch.where(outside[-1], 0, index)))
+    return reduce(
+        lambda rest, at: torch.where(index == at, items[at], rest), range(1, count), items[0]
+    )
 
 
 def _whole(x: torch.Tensor, rounded: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -186,7 +203,6 @@ _TENSORS: dict[str, Callable[..., Number]] = {
     "or": lambda *values: reduce(torch.logical_or, values),
     "within": lambda x, first, last: (first <= x) & (x <= last),
     "one_of": lambda x, *members: reduce(torch.logical_or, [x == each for each in members], x != x),
-    "item": _item,
     "isqrt": _isqrt,
     "sqrt": torch.sqrt,
     "log2": torch.log2,
@@ -215,11 +231,10 @@ def evaluate(scalar: Scalar, values: Mapping[str, Number], kind: torch.dtype) ->
             if op in _LOGIC:
                 return _TENSORS[op](*parts)
             tensors = [x.long() if getattr(x, "dtype", None) == torch.bool else x for x in parts]
-            if op == "item" and callable(tensors[1]):
-                return _item(*tensors).to(kind)
+            if op == "item":
+                return _item(values[_OUTSIDE], *tensors).to(kind)
             if op in _REAL or any(x.is_floating_point() for x in tensors):
-                skip = 1 if op == "item" else 0
-                tensors[skip:] = [x.to(kind) for x in tensors[skip:]]
+                tensors = [x.to(kind) for x in tensors]
             work = _TENSORS.get(op)
             if work is None:
                 work = OPERATIONS[op] if op in ("+", "-", "*", "neg", *NEGATED) else torch.div

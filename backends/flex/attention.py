@@ -18,7 +18,7 @@ import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from attnspec.backends.common.scores import evaluate
+from attnspec.backends.common.scores import value_of
 from attnspec.backends.flex.steps import BLOCK
 from attnspec.ir.scalars import PAIR, SCORE, Scalar
 from attnspec.ir.scores import TABLE
@@ -224,7 +224,7 @@ def score_mod(kind: Kind, blocks: Blocks, heads: Heads, changes: Changes) -> Mod
         for name, tensors in zip(kind.names, changes, strict=True):
             values[name] = _read(name, tensors, *place)
         for statement in kind.changes:
-            score = evaluate(statement, {**values, SCORE: score}, torch.float32)
+            score = value_of(statement, {**values, SCORE: score}, torch.float32)
         return score
 
     return changed

@@ -21,7 +21,7 @@ from attnspec.backends.common.flash import flash, flash_backward
 from attnspec.backends.common.masks import added_by, samples_of
 from attnspec.backends.common.merging import Partial, with_zero
 from attnspec.backends.common.score_formula import HALF, scale_of, widened
-from attnspec.backends.common.scores import ScoreFunction
+from attnspec.backends.common.scores import ScoreFunction, masked
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.one_block.dense import DenseKernel
 from attnspec.backends.one_block.forms import Form, all_pairs, form_of
@@ -231,7 +231,7 @@ class TorchCallKernel(SoftmaxKernel):
         q, k = (torch.from_numpy(at) for at in self.work.positions)
         heads = torch.arange(len(self.heads)).view(-1, 1, 1)
         more = change.added_to(added.dtype, {"q": q[:, None], "k": k}, {}, heads)
-        return torch.where(added == 0, added + more, added)
+        return masked(more, added, self.work.changes)
 
     # --- where it cannot go --------------------------------------------------------------------
 

@@ -133,7 +133,7 @@ class SteppedAttention:
                     piece.k.read(v_now, piece.to, "v"),
                 )
                 if scores is None or not scores.scores.bends:
-                    bias = _with_added(bias, scores, piece, wide)
+                    bias = bias if scores is None else scores.added(piece, bias, wide)
                     found, sums = flash(*rows, 0.0, False, attn_mask=bias, scale=scale)
                 else:
                     wider = [x.to(wide) for x in rows]
@@ -296,19 +296,9 @@ def _piece_back(
     ]
     if scores is not None and (scores.learned or scores.scores.bends):
         return scores.backward(given, bias, scale, scores.of_piece(piece))
-    bias = _with_added(bias, scores, piece, lse.dtype)
+    bias = bias if scores is None else scores.added(piece, bias, lse.dtype)
     grads: Sequence[torch.Tensor] = flash_backward(*given, 0.0, False, attn_mask=bias, scale=scale)
     return grads
-
-
-def _with_added(
-    bias: torch.Tensor | None, scores: ScoreChanges | None, piece: Piece, kind: torch.dtype
-) -> torch.Tensor | None:
-    """What stands in for a piece's mask: with what additive changes add."""
-    if scores is None:
-        return bias
-    added = scores.added(piece, kind)
-    return added if bias is None else added + bias
 
 
 def _put(

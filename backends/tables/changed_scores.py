@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from attnspec.backends.common.scores import ScoreFunction
+from attnspec.backends.common.scores import ScoreFunction, masked
 from attnspec.backends.tables.blocks import Piece
 from attnspec.ir.scores import Scores
 from attnspec.lower.work import Work
@@ -21,8 +21,8 @@ from attnspec.lower.work import Work
 Learned = Mapping[str, torch.Tensor]
 """Learned tables [heads of the work, buckets] by their names."""
 
-Change = Callable[[torch.Tensor, Learned], torch.Tensor]
-"""What the scaled scores of blocks become, with these tables."""
+Change = Callable[[torch.Tensor, "torch.Tensor | None", Learned], torch.Tensor]
+"""What the scaled scores of blocks become under a mask that is added, with these tables."""
 
 
 @dataclass(eq=False)
@@ -76,8 +76,11 @@ class ScoreChanges:
         """The change of scores [batch, heads, h, w] of a piece."""
         heads, placed = self.heads.view(-1, 1, 1, 1), self._of(piece)
 
-        def change(scores: torch.Tensor, tables: Learned) -> torch.Tensor:
-            return piece.to.arrange(self.function(piece.to.back(scores), placed, tables, heads))
+        def change(
+            scores: torch.Tensor, bias: torch.Tensor | None, tables: Learned
+        ) -> torch.Tensor:
+            scores = piece.to.arrange(self.function(piece.to.back(scores), placed, tables, heads))
+            return masked(scores, bias, self.scores)
 
         return change
 
@@ -85,13 +88,16 @@ class ScoreChanges:
         """The change of scores [G, h, w] of query rows and their heads [G, h] and key rows
         [G, w]."""
         placed, heads = self._placed(q, k), self.heads[heads][..., None]
-        return lambda scores, tables: self.function(scores, placed, tables, heads)
+        return lambda scores, bias, tables: masked(
+            self.function(scores, placed, tables, heads), bias, self.scores
+        )
 
-    def added(self, piece: Piece, kind: torch.dtype) -> torch.Tensor:
-        """What additive changes add to the scores of a piece [batch, heads, h, w]."""
+    def added(self, piece: Piece, bias: torch.Tensor | None, kind: torch.dtype) -> torch.Tensor:
+        """What additive changes and a mask add to the scores of a piece [batch, heads, h, w]."""
         heads, (rows, columns) = self.heads.view(-1, 1, 1, 1), (piece.q.height, piece.k.height)
         added = self.function.added_to(kind, self._of(piece), self.tables, heads)
-        return piece.to.arrange(added.expand(len(heads), piece.q.count, rows, columns))
+        added = piece.to.arrange(added.expand(len(heads), piece.q.count, rows, columns))
+        return masked(added, bias, self.scores)
 
     def backward(
         self,
@@ -107,10 +113,9 @@ class ScoreChanges:
         tables = {name: x.detach().requires_grad_() for name, x in self.tables.items()}
         with torch.enable_grad():
             leaves = [q.detach().requires_grad_(), k.detach().requires_grad_()]
-            scores = change((leaves[0] * scale) @ _for_each(leaves[1], q).mT, tables)
+            scores = change((leaves[0] * scale) @ _for_each(leaves[1], q).mT, bias, tables)
         with torch.no_grad():
-            masked = scores.detach() if bias is None else scores.detach() + bias
-            weights = torch.exp(masked - sums[..., None])
+            weights = torch.exp(scores - sums[..., None])
             of_weights = grad @ _for_each(v, q).mT - (grad * out).sum(-1, keepdim=True)
             asked = [*leaves, *tables.values()]
             of_q, of_k, *shares = torch.autograd.grad(scores, asked, weights * of_weights)
@@ -132,9 +137,7 @@ def scored(
     """Output and log-sum-exps of blocks' queries [..., h, d], keys and values as the flash kernel
     would have them, in the type of `bias`; -inf for a query without a key."""
     q, k, v = rows
-    scores = change((q * scale) @ _for_each(k, q).mT, tables)
-    if bias is not None:
-        scores = scores + bias
+    scores = change((q * scale) @ _for_each(k, q).mT, bias, tables)
     top = scores.amax(-1, keepdim=True)
     weights = torch.exp(scores - top.masked_fill(top == -math.inf, 0.0))
     total = weights.sum(-1, keepdim=True)

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from attnspec.backends.common.dropping import factor_of, least_of
 from attnspec.backends.common.flash import in_rows
-from attnspec.backends.common.scores import Constants, evaluate
+from attnspec.backends.common.scores import Constants, value_of
 from attnspec.backends.decided.tables import Part
 from attnspec.backends.triton import kernels
 from attnspec.backends.triton.blocks import Lists, Look, Rows, Side
@@ -63,7 +63,7 @@ def by_distance(value: Scalar, heads: tuple[int, ...], n: int) -> torch.Tensor:
     constants = Constants(heads, n, host)
     lifted, at = constants.lifted(value), torch.arange(1 - n, n, device=host)
     given = {"q": at, "k": at.new_zeros(1)}
-    found = evaluate(
+    found = value_of(
         lifted, constants.values(given, {}, torch.arange(len(heads))[:, None]), torch.float64
     )
     found = found.expand(*found.shape[:-1], len(at))
