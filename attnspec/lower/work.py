@@ -127,6 +127,11 @@ class Work:
         return few and not (self.decided or self.mechanism or self.changes.inputs)
 
     @property
+    def waits(self) -> bool:
+        """Whether a call decides what is weighed: by inputs, choices, or what scores read."""
+        return bool(self.reads or self.decided or self.changes.inputs)
+
+    @property
     def plain(self) -> bool:
         """Whether the weights are the softmax of the scaled scores, nothing else."""
         return self.mechanism is None and self.normalize == "softmax" and not self.changes

@@ -13,8 +13,19 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from attnspec.ir.scalars import NEGATED, OPERATIONS, SCORE, Apply, Scalar, Symbol, fold, symbols
-from attnspec.ir.scores import TABLE, Scores
+from attnspec.ir.scalars import (
+    NEGATED,
+    OPERATIONS,
+    PAIR,
+    SCORE,
+    Apply,
+    Scalar,
+    Symbol,
+    fold,
+    symbols,
+)
+from attnspec.ir.scores import HEAD, TABLE, Scores
+from attnspec.lower.work import Call
 
 Number = Any
 """A tensor of integers, booleans or of the type of the scores; by its name a function of an index
@@ -26,24 +37,28 @@ _REAL = frozenset(("/", "sqrt", "log2", "tanh", "exp", "log"))
 _LOGIC = frozenset(("and", "or", "not"))
 
 
-class Constants:
-    """Expressions with their numbers as symbols, tensors [], or [heads] of what reads the head
-    alone, or lists [m], on a device; for some heads, in a sequence of a length."""
+class ScoreFunction:
+    """What scores become for some heads in a sequence of a length. In its expressions symbols stand
+    for numbers: tensors [], [heads] of what reads the head alone, or lists [m], on a device."""
 
-    def __init__(self, heads: Sequence[int], length: int, device: torch.device) -> None:
+    def __init__(
+        self, scores: Scores, heads: Sequence[int], length: int, device: torch.device
+    ) -> None:
         self.heads, self.length, self.device = heads, length, device
-        self.tensors: dict[str, torch.Tensor] = {}
+        self.constants: dict[str, torch.Tensor] = {}
+        self.statements = tuple(map(self._lifted, scores.statements))
+        self.added = None if scores.added is None else self._lifted(scores.added)
 
-    def symbol(self, kind: str, values: object) -> Symbol:
+    def _symbol(self, kind: str, values: object) -> Symbol:
         """What stands for numbers: "#" for one, "@" for one of each head, "*" for a list."""
-        name = f"{kind}{len(self.tensors)}"
-        self.tensors[name] = torch.from_numpy(np.array(values)).to(self.device)
+        name = f"{kind}{len(self.constants)}"
+        self.constants[name] = torch.from_numpy(np.array(values)).to(self.device)
         return Symbol(name)
 
-    def lifted(self, value: Scalar) -> Scalar:
-        """The expression."""
-        if set(symbols(value)) == {"head"}:
-            return self.symbol("@", [fold(value, {"head": head}) for head in self.heads])
+    def _lifted(self, value: Scalar) -> Scalar:
+        """An expression without numbers."""
+        if set(symbols(value)) == {HEAD.name}:
+            return self._symbol("@", [fold(value, {HEAD.name: head}) for head in self.heads])
         match value:
             case Symbol():
                 return value
@@ -52,21 +67,19 @@ class Constants:
                 last = max(0, min(self.length - 1, max(cast("list[int]", least), default=0)))
                 count = np.searchsorted(np.array(least, np.int64), np.arange(last + 1), "right")
                 near = Apply("min", (far, last))
-                return Apply("entry", (self.symbol("*", count), self.lifted(near)))
+                return Apply("entry", (self._symbol("*", count), self._lifted(near)))
             case Apply("item", (index, *items)) if not any(map(symbols, items)):
-                listed = self.symbol("*", np.array(items, np.float64))
-                return Apply("item", (self.lifted(index), listed, self.symbol("#", len(items))))
+                listed = self._symbol("*", np.array(items, np.float64))
+                return Apply("item", (self._lifted(index), listed, self._symbol("#", len(items))))
             case Apply(op, args):
-                return Apply(op, tuple(map(self.lifted, args)))
+                return Apply(op, tuple(map(self._lifted, args)))
             case _:
-                return self.symbol("#", value)
+                return self._symbol("#", value)
 
-    def of_heads(self, places: Sequence[int]) -> Constants:
-        """The constants of some of the heads, by their places among them."""
-        some = copy(self)
-        some.tensors = {
-            name: x[list(places)] if name[0] == "@" else x for name, x in self.tensors.items()
-        }
+    def of_heads(self, places: Sequence[int]) -> ScoreFunction:
+        """The function of some of the heads, by their places among them."""
+        some, at = copy(self), list(places)
+        some.constants = {x: y[at] if x[0] == "@" else y for x, y in self.constants.items()}
         return some
 
     def values(
@@ -76,36 +89,15 @@ class Constants:
         heads: torch.Tensor | None,
         by_key_head: Sequence[int] = (),
     ) -> dict[str, Number]:
-        """All values by their names: of heads, int64, or of all, by key head, where they are
-        None."""
+        """All values by their names: of some heads, or of all by key head where they are None."""
         values = dict(given)
-        for name, x in self.tensors.items():
-            if name[0] == "*":
-                values[name] = x.__getitem__
-            elif name[0] == "@":
-                values[name] = x.view(*by_key_head, 1, 1, 1) if heads is None else x[heads]
-            else:
-                values[name] = x
+        for name, x in self.constants.items():
+            if name[0] == "@":
+                x = x.view(*by_key_head, 1, 1, 1) if heads is None else x[heads]
+            values[name] = x.__getitem__ if name[0] == "*" else x
         for name, table in tables.items():
             values[name + TABLE] = _entries(table, heads, by_key_head)
         return values
-
-
-class ScoreFunction:
-    """What scores become for some heads."""
-
-    def __init__(
-        self, scores: Scores, heads: Sequence[int], length: int, device: torch.device
-    ) -> None:
-        self.constants = constants = Constants(heads, length, device)
-        self.statements = tuple(map(constants.lifted, scores.statements))
-        self.added = None if scores.added is None else constants.lifted(scores.added)
-
-    def of_heads(self, places: Sequence[int]) -> ScoreFunction:
-        """The function of some of the heads, by their places among them."""
-        some = copy(self)
-        some.constants = self.constants.of_heads(places)
-        return some
 
     def __call__(
         self,
@@ -117,7 +109,7 @@ class ScoreFunction:
         """What scores [B, K, R, G, h, w] become; of any shape where `heads`, int64, broadcasts to
         it and says which head each of them is of. `given` are positions q and k, broadcastable to
         [G, h, w], and inputs by their symbols; `tables` [heads, m] what is learned."""
-        values = self.constants.values(given, tables, heads, scores.shape[1:3])
+        values = self.values(given, tables, heads, scores.shape[1:3])
         for statement in self.statements:
             found = value_of(statement, {**values, SCORE: scores}, scores.dtype)
             whole = found.shape == scores.shape and found.dtype == scores.dtype
@@ -133,7 +125,7 @@ class ScoreFunction:
         heads: torch.Tensor,
     ) -> torch.Tensor:
         """What is added to all scores, of a type, broadcastable to them."""
-        values = self.constants.values(given, tables, heads)
+        values = self.values(given, tables, heads)
         return value_of(cast(Scalar, self.added), values, kind).to(kind)
 
 
@@ -145,6 +137,27 @@ def _entries(
         alike = (1,) * 3
         return lambda index: table[:, index].view(*by_key_head, *alike[index.dim() :], *index.shape)
     return lambda index: table[heads, index]
+
+
+def inputs_read(
+    changes: Scores, call: Call, n_q: int, rows: slice | torch.Tensor, by_key_head: Sequence[int]
+) -> dict[str, torch.Tensor]:
+    """What scores read of inputs for some of the last n_q queries, by their symbols, broadcastable
+    to [B, K, R, 1, rows, n_k]."""
+    found = {}
+    for name in changes.symbols:
+        called, brackets, sides = name.partition("(")
+        if name.endswith(PAIR):
+            table = call.tables[called].transpose(0, 1)[:, :, rows]
+            heads = by_key_head if table.shape[1] > 1 else (1, 1)
+            found[name] = table.reshape(-1, *heads, 1, *table.shape[2:])
+        elif brackets:
+            x = call.data[called]
+            x = x.reshape(len(x), 1, 1, 1, -1)
+            # of positions those of the last queries, of a length the one number
+            x = x[..., x.shape[-1] - n_q :][..., rows] if sides == "q)" else x
+            found[name] = x[..., None, :] if sides == "k)" else x[..., None]
+    return found
 
 
 def value_of(statement: Scalar, values: Mapping[str, Number], kind: torch.dtype) -> torch.Tensor:

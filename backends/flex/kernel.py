@@ -59,7 +59,7 @@ class FlexKernel(ByTables):
         self.names, self.statements, self.fixed = (), (), {}
         if work.changes or work.scale is not None:
             function = ScoreFunction(work.changes, heads, work.n_k, device)
-            self.fixed = {name: _single(x) for name, x in function.constants.tensors.items()}
+            self.fixed = {name: _single(x) for name, x in function.constants.items()}
             self.statements = function.statements
         if work.scale is not None:
             # as a constant, each would be compiled apart

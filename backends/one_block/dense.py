@@ -18,10 +18,10 @@ from attnspec.backends.common.exact import ByKeyHead, fused
 from attnspec.backends.common.masks import MaskPlan, by_key_head, mask_plan, reading, static
 from attnspec.backends.common.merging import Outputs
 from attnspec.backends.common.score_formula import Blocks, Formula, scale_of
+from attnspec.backends.common.scores import inputs_read
 from attnspec.backends.common.torch_modes import unseen
 from attnspec.backends.decided.choice import mean_of, rounds_of
 from attnspec.backends.one_block.row_keys import row_keys
-from attnspec.ir.scalars import PAIR
 from attnspec.lower.work import Call, Work
 
 
@@ -88,7 +88,10 @@ class DenseKernel(ByKeyHead):
                 torch.arange(x, device=q.device)[None] for x in (q.shape[3], k.shape[2])
             )
             left = kept(call, q.shape[:3], queries, keys)
-        symbols = self._symbols(call, q) if self.work.changes else {}
+        symbols: dict[str, torch.Tensor] = {}
+        if changes := self.work.changes:
+            read = inputs_read(changes, call, q.shape[3], slice(None), q.shape[1:3])
+            symbols = {**self.positions, **read}
         added = None if self.added is None else by_key_head(self.added, q.shape[1])
         blocks = Blocks(mask, counts, factor, left, symbols, added)
         return self.formula.of_block(q, k, v, blocks, call)
@@ -117,22 +120,6 @@ class DenseKernel(ByKeyHead):
         factors = [choice.factor(*self.at) for choice in choices if choice.weight is not None]
         yield by_key_head(torch.stack(counts).sum(0).clamp_min(1), q.shape[1]) if counts else None
         yield by_key_head(reduce(torch.mul, factors), q.shape[1]) if factors else None
-
-    def _symbols(self, call: Call, q: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What scores read, broadcastable to [B, K, R, 1, n_q, n_k]."""
-        rows, heads, values = q.shape[3], q.shape[1:3], dict(self.positions)
-        for name, x in call.data.items():
-            if isinstance(name, str) and x.dim() < 4:
-                per_sample = x.reshape(len(x), 1, 1, 1, -1)
-                # of a length the one number, of positions those of the last queries
-                values[f"{name}()"] = per_sample[..., None]
-                values[f"{name}(q)"] = per_sample[..., -rows:, None]
-                values[f"{name}(k)"] = per_sample[..., None, :]
-        for name in self.work.changes.pairs:
-            table = call.tables[name].transpose(0, 1)
-            shape = heads if table.shape[1] > 1 else (1, 1)
-            values[f"{name}{PAIR}"] = table.reshape(-1, *shape, 1, *table.shape[2:])
-        return values
 
 
 class RowsKernel(DenseKernel):

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from attnspec.backends.common.dropping import factor_of, least_of
 from attnspec.backends.common.flash import in_rows
-from attnspec.backends.common.scores import Constants, value_of
+from attnspec.backends.common.scores import ScoreFunction, value_of
 from attnspec.backends.decided.tables import Part
 from attnspec.backends.triton import kernels
 from attnspec.backends.triton.blocks import Lists, Look, Rows, Side
@@ -60,12 +60,9 @@ def by_distance(value: Scalar, heads: tuple[int, ...], n: int) -> torch.Tensor:
     """What an expression is worth at every distance q - k from -m to m, [2 m + 1], or with a row
     for each head, where what is further away is as at m."""
     host = torch.device("cpu")
-    constants = Constants(heads, n, host)
-    lifted, at = constants.lifted(value), torch.arange(1 - n, n, device=host)
-    given = {"q": at, "k": at.new_zeros(1)}
-    found = value_of(
-        lifted, constants.values(given, {}, torch.arange(len(heads))[:, None]), torch.float64
-    )
+    function, at = ScoreFunction(Scores((value,)), heads, n, host), torch.arange(1 - n, n)
+    given, places = {"q": at, "k": at.new_zeros(1)}, torch.arange(len(heads))[:, None]
+    found = value_of(function.statements[0], function.values(given, {}, places), torch.float64)
     found = found.expand(*found.shape[:-1], len(at))
     ends = torch.where(at < 0, found[..., :1], found[..., -1:])
     differs = at[(found != ends).reshape(-1, len(at)).any(0)].abs()

@@ -137,7 +137,7 @@ def _interprets() -> bool:
 
 def _refuses_mechanism(work: Work, device: str) -> str | None:
     """Why a mechanism is not run, or None."""
-    if work.hybrid and (work.reads or work.decided):
+    if work.hybrid and work.waits:
         return "its graph is decided in a call: `factored` computes both"
     return refuses_scores(work.changes) or FactoredBackend().refuses(work, device)
 

@@ -20,7 +20,7 @@ from attnspec.backends.flex import attention, steps
 from attnspec.backends.flex.backend import FlexBackend
 from attnspec.backends.flex.kernel import FlexKernel
 from attnspec.lower.work import Call as WorkCall
-from attnspec.lower.work import Work
+from attnspec.lower.work import Work, refusal_of
 from attnspec.runtime import CompiledAttention
 
 pytestmark = [
@@ -99,7 +99,7 @@ def on_a_gpu(module: CompiledAttention, call: Call) -> list[OnAGpu]:
     engine, (q, k, _) = module.engine, call.tensors
     sizes = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
     works = engine.binder.works(call.layer, sizes[0], *sizes[2:])
-    if any(FlexBackend().refuses(work, "cuda") for work, _ in works):
+    if any(refusal_of(FlexBackend(), work, "cuda") for work, _ in works):
         return []
     made = [(OnAGpu(work, heads), work, heads) for work, heads in works]
     key = engine.binder.alike(call.layer), *sizes, "cpu", 0
