@@ -192,9 +192,10 @@ def _item(outside: list[torch.Tensor], index: torch.Tensor, *items: Number) -> t
     outside.append((index < 0) | (index >= count))
     if listed:
         return cast(torch.Tensor, items[0](torch.where(outside[-1], 0, index)))
-    return reduce(
+    found: torch.Tensor = reduce(
         lambda rest, at: torch.where(index == at, items[at], rest), range(1, count), items[0]
     )
+    return found
 
 
 def _whole(x: torch.Tensor, rounded: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

@@ -29,7 +29,7 @@ from attnspec.backends.flex.block_lists import FEWEST, runs_of, visited
 from attnspec.backends.flex.steps import BLOCK, LARGEST
 from attnspec.backends.flex.tiles import StepTiles, rows_of
 from attnspec.backends.tables.kernel import ByTables
-from attnspec.ir.scalars import PAIR, Apply, Symbol
+from attnspec.ir.scalars import PAIR, Apply, Scalar, Symbol
 from attnspec.ir.scores import TABLE, S
 from attnspec.layout.axes import Axis
 from attnspec.layout.steps import Banded
@@ -56,7 +56,8 @@ class FlexKernel(ByTables):
         super().__init__(work, heads, device)
         steps = [FlexStep(band, work, device) for band in bands]
         self.steps = [step for step in steps if step.has_pairs]
-        self.names, self.statements, self.fixed = (), (), {}
+        self.statements: tuple[Scalar, ...] = ()
+        self.fixed: dict[str, torch.Tensor] = {}
         if work.changes or work.scale is not None:
             function = ScoreFunction(work.changes, heads, work.n_k, device)
             self.fixed = {name: _single(x) for name, x in function.constants.items()}
@@ -121,7 +122,7 @@ class FlexKernel(ByTables):
 
     def _changes(self, call: Call, samples: int) -> dict[str, tuple[torch.Tensor, ...]]:
         """The tensors behind the names in scores."""
-        found = {name: (x,) for name, x in self.fixed.items()}
+        found: dict[str, tuple[torch.Tensor, ...]] = {x: (y,) for x, y in self.fixed.items()}
         n_q, n_k = self.work.n_q, self.work.n_k
         for name in sorted(self.work.changes.symbols):
             called, brackets, _ = name.partition("[" if name.endswith(TABLE) else "(")

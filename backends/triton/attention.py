@@ -17,7 +17,7 @@ from attnspec.backends.common.scores import ScoreFunction, value_of
 from attnspec.backends.decided.tables import Part
 from attnspec.backends.triton import kernels
 from attnspec.backends.triton.blocks import Lists, Look, Rows, Side
-from attnspec.backends.triton.forms import TABLE, form_of
+from attnspec.backends.triton.forms import TABLE, forms_of
 from attnspec.backends.triton.tables import Programs, Step
 from attnspec.backends.triton.tuning import LEAST, block_of, power
 from attnspec.ir.scalars import Scalar, fold
@@ -27,12 +27,12 @@ from attnspec.lower.work import Work
 
 def looks_of(work: Work, heads: tuple[int, ...], device: torch.device) -> dict[torch.dtype, Look]:
     """What kernels are told of the scores of a work, for sums of each type, before any call."""
-    forms = [form_of(statement) for statement in work.changes.statements]
-    numbers = [[float(fold(x.number, {"head": head})) for head in heads] for x in forms]  # type: ignore
+    forms = forms_of(work.changes) or []
+    numbers = [[cast(float, fold(form.number, {"head": head})) for head in heads] for form in forms]
     buckets, given = torch.zeros(1, dtype=torch.int32), None
     for form, statement in zip(forms, work.changes.statements, strict=True):
-        if form.index is not None:
-            buckets = by_distance(form.index, heads, work.n_k).int()
+        if form.read is not None:
+            buckets = by_distance(form.read, heads, work.n_k).int()
         elif form.digit == TABLE:
             given = by_distance(cast(Scalar, Scores((statement,)).added), heads, work.n_k)
             buckets = torch.arange(given.shape[1], dtype=torch.int32)

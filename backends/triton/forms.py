@@ -17,10 +17,16 @@ class Form(NamedTuple):
 
     digit: int
     number: Scalar = 0.0
-    index: Scalar | None = None
+    read: Scalar | None = None
 
 
-def form_of(statement: Scalar) -> Form | None:
+def forms_of(scores: Scores) -> list[Form] | None:
+    """How a kernel is told of all statements; None where it cannot be told of one."""
+    forms = [each for each in map(_form_of, scores.statements) if each is not None]
+    return forms if len(forms) == len(scores.statements) else None
+
+
+def _form_of(statement: Scalar) -> Form | None:
     """How a kernel is told of a statement; None where it cannot be."""
     match statement:
         case Apply("*", (cap, Apply("tanh", (Apply("/", (over, by)),)))) if over == S and cap == by:
@@ -29,16 +35,16 @@ def form_of(statement: Scalar) -> Form | None:
             if far == Apply("abs", (DISTANCE,)) and set(symbols(slope)) <= {"head"}:
                 return Form(SLOPE, slope)
         case Apply("+", (score, Apply("entry", (Symbol(), index)))) if score == S:
-            return Form(TABLE, index=index) if goes_by_distance(index) else None
+            return Form(TABLE, read=index) if goes_by_distance(index) else None
     scores = Scores((statement,))
     return Form(TABLE) if scores.added is not None and scores.by_distance else None
 
 
 def refuses_scores(scores: Scores) -> str | None:
     """Why the kernels do not compute scores, or None."""
-    forms = [form_of(statement) for statement in scores.statements]
-    if None in forms:
+    forms = forms_of(scores)
+    if forms is None:
         return "its kernels compute a cap, and numbers by q - k that are added, and `score` is more"
-    if sum(form is not None and form.digit == TABLE for form in forms) > 1:
+    if sum(form.digit == TABLE for form in forms) > 1:
         return "scores read two tables, and the kernels one"
     return None

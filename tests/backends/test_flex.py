@@ -143,7 +143,7 @@ def test_outputs_and_log_sum_exps_on_a_gpu(name: str) -> None:
     if not call.case.masks[call.layer].any((1, 2)).all():
         # heads without a pair are composed
         return
-    module = call.learning(spec.compile("dense"))
+    module = call.learning(spec.compile())
     if not on_a_gpu(module, call):
         assert name not in QUICK
         return
