@@ -45,8 +45,9 @@ def from_score_mod(
     for what no spec says.
     """
     if not callable(score_mod):
-        found = type(score_mod).__name__
-        raise TypeError(f"a function of (score, b, h, q, k) is needed, got {found}")
+        raise TypeError(
+            f"a function of (score, b, h, q, k) is needed, got {type(score_mod).__name__}"
+        )
     called, captured = reading_captured(score_mod, name, "score")
     with told(called):
         value = trace_score(score_mod, captured)

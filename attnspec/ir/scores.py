@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from attnspec.ir.scalars import PAIR, SCORE, Apply, Scalar, Symbol, parts_of, symbols
+from attnspec.ir.scalars import NEGATED, PAIR, SCORE, Apply, Scalar, Symbol, parts_of, symbols
 
 S, HEAD, DISTANCE = Symbol(SCORE), Symbol("head"), Apply("-", (Symbol("q"), Symbol("k")))
 
@@ -119,8 +119,8 @@ def goes_by_distance(value: Scalar) -> bool:
     match value:
         case Symbol(name):
             return name not in ("q", "k") and not name.endswith(("(q)", "(k)", PAIR))
-        case Apply("-", (Symbol("q"), Symbol("k")) | (Symbol("k"), Symbol("q"))):
-            return True
+        case Apply(op, (Symbol(one), Symbol(other))) if {one, other} == {"q", "k"}:
+            return op == "-" or op in NEGATED
         case Apply(_, args):
             return all(map(goes_by_distance, args))
         case _:

@@ -35,6 +35,7 @@ def looks_of(work: Work, heads: tuple[int, ...], device: torch.device) -> dict[t
             buckets = by_distance(form.read, heads, work.n_k).int()
         elif form.digit == TABLE:
             given = by_distance(cast(Scalar, Scores((statement,)).added), heads, work.n_k)
+            given = given.expand(len(heads), -1).contiguous()
             buckets = torch.arange(given.shape[1], dtype=torch.int32)
     buckets = buckets.to(device)
     code = sum(form.digit * 4**place for place, form in enumerate(forms))
