@@ -68,11 +68,13 @@ class Region:
         )
 
     def _standing(self, n: int) -> Standing | None:
-        """Where positions stand, if a score asks how far apart they are and they say it not."""
+        """Where positions stand, if a score asks for it and they say it not."""
         if not self.work.changes.placed:
             return None
         moved = self.queries - np.arange(n - len(self.queries), n)
-        if (moved == moved[0]).all() and (self.keys - np.arange(len(self.keys)) == moved[0]).all():
+        alike = (moved == moved[0]).all()
+        alike &= (self.keys - np.arange(len(self.keys)) == moved[0]).all()
+        if alike and (self.work.changes.by_distance or not moved[0]):
             return None
         return Standing(self.queries, np.pad(self.keys, (0, n - len(self.keys))), self.work.n_k)
 
