@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from attnspec.interchange.explained import Explanation, explain_mask
     from attnspec.interchange.hf_configs import from_hf_config
     from attnspec.interchange.mask_mods import from_mask_mod
+    from attnspec.interchange.score_mods import from_score_mod
     from attnspec.interchange.zoo import zoo
     from attnspec.model_check import ModelVerification, verify_model
     from attnspec.runtime.layers import MultiheadAttention, SelfAttention
@@ -43,6 +44,7 @@ __all__ = [
     "explain_mask",
     "from_hf_config",
     "from_mask_mod",
+    "from_score_mod",
     "load",
     "packed",
     "parse",
@@ -61,6 +63,7 @@ _HOMES = {
     "explain_mask": "attnspec.interchange.explained",
     "from_hf_config": "attnspec.interchange.hf_configs",
     "from_mask_mod": "attnspec.interchange.mask_mods",
+    "from_score_mod": "attnspec.interchange.score_mods",
     "zoo": "attnspec.interchange.zoo",
     "ModelVerification": "attnspec.model_check",
     "verify_model": "attnspec.model_check",

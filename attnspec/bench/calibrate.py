@@ -27,13 +27,14 @@ from attnspec.backends.tables.kernel import SteppedKernel
 from attnspec.bench.timing import Timing, machine, turns
 from attnspec.elaborate import elaborate
 from attnspec.ir.program import Program
+from attnspec.ir.scores import Scores, softcap
 from attnspec.layout.orders import NATURAL, Order
 from attnspec.layout.steps import amounts_of, banded, natural_tables, stepped_tables
 from attnspec.layout.tile_layout import parted
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import Amounts, Calibration, Rates, RatesError, shipped, weighed
 from attnspec.lower.lower import works_of
-from attnspec.lower.work import Backend, Call, Kernel, Softcap, Work, refusal_of
+from attnspec.lower.work import Backend, Call, Kernel, Work, refusal_of
 from attnspec.text.decoding import source_of
 
 HEADS, SIZE = 4, 64
@@ -195,7 +196,7 @@ def _on_cpu() -> Iterator[Trial]:
             yield _trial(backend.name, text, work, backend.amounts(work), kernel)
     edges = EdgesBackend()
     for text, n in SCATTERED:
-        for work in (_work(text, n), replace(_work(text, n), changes=(Softcap(50.0),))):
+        for work in (_work(text, n), replace(_work(text, n), changes=Scores((softcap(50.0),)))):
             kernel = edges.build(work, _HEADS, CPU)
             yield _trial("edges", text, work, edges.amounts(work), kernel)
     tiles = TablesBackend()

@@ -157,7 +157,7 @@ class Exchange:
     def moves(self, graph: int, bar: int) -> np.ndarray:
         """The queries of a graph, bool [n], that have at least so many keys and may travel."""
         degrees, work = self.readings[graph].degrees, self.works[graph][0]
-        if degrees is None or work.normalize not in MERGED or work.pair_inputs:
+        if degrees is None or work.normalize not in MERGED or work.changes.pairs:
             return np.zeros(self.partition.n, bool)
         return np.asarray(degrees >= bar)
 

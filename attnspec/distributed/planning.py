@@ -347,7 +347,7 @@ class Planner:
         t, whole = self.tensors, (numbers, self.tensors, self.rates)
         if all(is_graph(work) for work, _ in works):
             rows = self.rows_or_keys(numbers, works, partition)
-            if pairs := dict.fromkeys(name for work, _ in works for name in work.pair_inputs):
+            if pairs := dict.fromkeys(name for work, _ in works for name in work.changes.pairs):
                 names = ", ".join(f"`{name}`" for name in pairs)
                 why = f"keys alone for heads that read {names}, whose rows stay with their queries"
                 return replace(rows, why="; ".join(filter(None, [why, rows.why])))

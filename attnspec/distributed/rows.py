@@ -83,7 +83,7 @@ def weighing_of(
         padding, tables = call.padding, dict(call.tables)
         if padding is not None:
             padding = pad(padding[:, places[1]], (0, more))
-        for name in work.pair_inputs:
+        for name in work.changes.pairs:
             rows_of_keys = tables[name].index_select(2, places[0])[..., places[1]]
             tables[name] = pad(rows_of_keys, (0, more))
         if more:
@@ -102,11 +102,12 @@ def weighing_of(
 def _standing(work: Work, queries: np.ndarray, keys: np.ndarray, n: int) -> Standing | None:
     """Where positions stand, if a score asks for them or how far apart they are, and their numbers
     in a short sequence of n do not say it."""
-    if not (work.needs_distance or work.has_expression):
+    changes = work.changes
+    if not (changes.placed or changes.inputs):
         return None
     moved = queries - np.arange(n - len(queries), n)
     alike = (moved == moved[0]).all() and (keys - np.arange(len(keys)) == moved[0]).all()
-    if alike and not work.has_expression:
+    if alike and not changes.inputs and (changes.by_distance or not moved[0]):
         return None
     return Standing(queries, np.pad(keys, (0, n - len(keys))), work.n_k)
 

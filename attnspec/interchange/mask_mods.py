@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -56,33 +57,22 @@ def from_mask_mod(
             f"a function of (b, h, q, k) is needed, got {type(mask_mod).__name__}"
             + (", whose rule attnspec.explain_mask looks for" if hasattr(mask_mod, "shape") else "")
         )
-    called = name or _name_of(mask_mod)
+    called = name or _name_of(mask_mod, "mask")
     if _arguments(mask_mod) == 5:
         raise AttnSpecError(
             f"`{called}` takes five arguments, as a function of scores does; a mask takes (b, h,"
-            " q, k): what changes scores stands in a spec as `score alibi()`, `score softcap(cap ="
-            " c)` or, learned, `score bias()`; a score of -inf is a pair that no graph has"
+            " q, k): attnspec.from_score_mod reads functions of scores"
         )
     if _arguments(mask_mod) in (1, 2, 3):
         raise AttnSpecError(
             f"`{called}` takes {_arguments(mask_mod)} arguments; a mask takes (b, h, q, k): the"
             " sample, the head and the positions of query and key"
         )
-    given = _captured(mask_mod)
-    captured = Captured(lambda tensor: _input_name(given.get(id(tensor), "")))
-    try:
+    called, captured = reading_captured(mask_mod, name, "mask")
+    with told(called):
         term = graph(trace(mask_mod, captured))
-        _require_positions(term)
-    except UntracedError as error:
-        raise AttnSpecError(f"`{called}` is not a spec: {error}") from None
-    except AttnSpecError:
-        raise
-    except Exception as error:
-        first = str(error).partition("\n")[0]
-        raise AttnSpecError(
-            f"`{called}` cannot be traced: {type(error).__name__}: {first:.200}"
-        ) from error
-    text = _text(called, term, captured.heads if heads is None else heads)
+        require_positions(term)
+    text = text_of(called, term, captured.heads if heads is None else heads)
     try:
         spec = parse(text)
         _hold(spec, mask_mod, captured, constants(term))
@@ -93,7 +83,39 @@ def from_mask_mod(
     return spec
 
 
-def _text(called: str, term: Term, heads: int | None) -> str:
+def reading_captured(
+    function: Callable[..., Any], name: str | None, plain: str
+) -> tuple[str, Captured]:
+    """What a function is called in a spec, `plain` where it has no name, and what it captures."""
+    given = _captured(function)
+    known = Captured(lambda tensor: _input_name(given.get(id(tensor), "")))
+    return name or _name_of(function, plain), known
+
+
+@contextmanager
+def told(called: str) -> Iterator[None]:
+    """Why a function is no spec, in the words of its name."""
+    try:
+        yield
+    except UntracedError as error:
+        raise AttnSpecError(f"`{called}` is not a spec: {error}") from None
+    except AttnSpecError:
+        raise
+    except Exception as error:
+        first = str(error).partition("\n")[0]
+        raise AttnSpecError(
+            f"`{called}` cannot be traced: {type(error).__name__}: {first:.200}"
+        ) from error
+
+
+def text_of(
+    called: str,
+    term: Term,
+    heads: int | None,
+    more: Mapping[str, str] | None = None,
+    score: str = "",
+) -> str:
+    """The text of a spec of a graph, with `more` inputs by their kinds, and a statement."""
     found = named(term)
     refs = [
         ref
@@ -106,12 +128,14 @@ def _text(called: str, term: Term, heads: int | None) -> str:
     read = {ref.name: ref.kind for ref in sorted(refs, key=lambda ref: ref.kind != "numbers")}
     lines = [f"attention {called} {{"]
     lines += [f"    heads {heads}"] if heads is not None else []
+    read = {**(more or {}), **read}
     lines += [f"    input {name}: {kind}" for name, kind in read.items()]
     lines += ["    causal"] if found.causal else []
-    return "\n".join([*lines, f"    attend {found.text}", "}"]) + "\n"
+    lines += [f"    attend {found.text}", *([f"    {score}"] if score else []), "}"]
+    return "\n".join(lines) + "\n"
 
 
-def _require_positions(term: Term) -> None:
+def require_positions(term: Term) -> None:
     """Raise where a predicate asks which sample of the batch it is in."""
     for leaf in leaves(term):
         for _, value in leaf.arguments:
@@ -136,11 +160,11 @@ def _arguments(function: Callable[..., Any]) -> int | None:
     return sum(each.kind in ordered and each.default is each.empty for each in parameters)
 
 
-def _name_of(mask_mod: Callable[..., Any]) -> str:
-    """A name of the language for a function; `mask` where it has none that could be."""
-    text = getattr(mask_mod, "__name__", "mask").strip("_").lower()
+def _name_of(function: Callable[..., Any], plain: str) -> str:
+    """A name of the language for a function; a plain one where it has none that could be."""
+    text = getattr(function, "__name__", plain).strip("_").lower()
     words = text.isascii() and text.isidentifier() and len(text) <= 64
-    return text if words and text not in _TAKEN else "mask"
+    return text if words and text not in _TAKEN else plain
 
 
 def _input_name(text: str) -> str:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from itertools import chain, count, pairwise, product
 from typing import Any, TypeAlias
 
@@ -20,11 +21,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from attnspec.graphs.forms.written import written_scalar
-from attnspec.graphs.predicates.inputs import reading
+from attnspec.graphs.predicates.inputs import pair_reading, reading
 from attnspec.interchange.simplified import applied, negated
 from attnspec.ir.intervals import Bounds, bounds, reach_of
 from attnspec.ir.program import Compound, InputRef, Leaf, Term
 from attnspec.ir.scalars import (
+    SCORE,
+    SCORE_FUNCTIONS,
     TRUTHS,
     Apply,
     Scalar,
@@ -33,6 +36,7 @@ from attnspec.ir.scalars import (
     evaluate,
     symbols,
 )
+from attnspec.ir.scores import HEAD
 from attnspec.text.diagnostics import AttnSpecError
 
 MOST_CASES = 64
@@ -85,6 +89,8 @@ class Captured:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     lengths: dict[str, torch.Tensor] = field(default_factory=dict)
     heads: int | None = None
+    pairs: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Those with a number of each pair, [B or 1, H or 1, n, n]."""
     made: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     """Tensors made of others inside the function, with these; kept, being known by identity."""
 
@@ -206,6 +212,34 @@ def trace(mask_mod: Callable[..., Any], captured: Captured) -> Said:
     return _said(found)
 
 
+_ROUNDS = ContextVar("_ROUNDS", default=False)
+"""Whether what is traced are scores, which are rounded; lists may be read at any whole number."""
+
+
+def trace_score(score_mod: Callable[..., Any], captured: Captured) -> Scalar:
+    """The score that a function of (score, b, h, q, k) makes of one, as `trace`."""
+    own = Traced(Symbol(SCORE), torch.float32)
+    b, h, q, k = (Traced(Symbol(name)) for name in ("b", HEAD.name, "q", "k"))
+    token = _ROUNDS.set(True)
+    try:
+        with Indexing(captured):
+            said = _cases(score_mod(own, b, h, q, k))
+    finally:
+        _ROUNDS.reset(token)
+    each = said.each if isinstance(said, Cases) else ((True, said),)
+    shown = [(when, value) for when, value in each if value != -math.inf]
+    if not shown:
+        raise UntracedError("it hides every pair")
+    if not isinstance(said, Cases):
+        return said
+    hidden = len(shown) < len(each)
+    parts = [x if hidden and len(shown) == 1 else applied("*", (x, when)) for when, x in shown]
+    if hidden:
+        # what is no pair of the softmax has the logarithm of 0
+        parts.append(Apply("log", (applied("or", tuple(when for when, _ in shown)),)))
+    return reduce(lambda one, other: Apply("+", (one, other)), parts)
+
+
 def graph(said: Said) -> Term:
     """A predicate as a graph: what reads inputs is a pattern of its own, as far as conditions are
     joined by `and`, `or` and `not`."""
@@ -300,7 +334,7 @@ def _rounded_to(value: Any, kind: torch.dtype) -> Any:
 def _require_exact(said: Said, kind: torch.dtype, computed: bool = True) -> None:
     """Raise where torch may round a number of a type, or wrap it, and a spec does not; a spec
     computes with reals as float64 does."""
-    if kind in (torch.bool, torch.int64):
+    if kind in (torch.bool, torch.int64) or _ROUNDS.get():
         return
     info = torch.finfo(kind) if kind.is_floating_point else torch.iinfo(kind)
     most = 2 / info.eps if isinstance(info, torch.finfo) else info.max
@@ -633,6 +667,7 @@ _OPERATIONS: dict[str, Callable[..., Traced]] = {
     "remainder": partial(_numeric, "%"),
     "pow": partial(_numeric, "**"),
     "neg": partial(_numeric, "neg"),
+    **{name: partial(_numeric, name) for name in (*SCORE_FUNCTIONS, "sqrt", "log2")},
     "abs": partial(_numeric, "abs"),
     "minimum": partial(_numeric, "min"),
     "maximum": partial(_numeric, "max"),
@@ -706,6 +741,15 @@ def _read(captured: Captured, tensor: Any, parts: tuple[Any, ...]) -> Traced | R
         captured.made[id(row)] = row, tensor
         return _read(captured, row, (*parts[:fixed], *parts[fixed + 1 :]))
     names = [_position(part, count) for part, count in zip(parts, shape, strict=True)]
+    if _ROUNDS.get() and names[-1] not in ("q", "k", "b"):
+        return _listed_at(captured, tensor, parts, names)
+    square = names[-2:] == ["q", "k"] and shape[-1] == shape[-2]
+    if _ROUNDS.get() and square and tensor.dtype.is_floating_point:
+        by = [captured.name_of(tensor) or "pairs", *names[:-2]]
+        axes = [len(tensor) if "b" in by else 1, tensor.shape[-3] if HEAD.name in by else 1]
+        captured.heads = axes[1] if axes[1] > 1 else captured.heads
+        captured.pairs[by[0]] = tensor.reshape(*axes, *shape[-2:])
+        return Traced(pair_reading(by[0]), tensor.dtype)
     if names[-1] in ("q", "k") and names[:-1] in ([], ["b"]):
         return _entry(captured, tensor, names[-1])
     if names == ["b"]:
@@ -752,6 +796,22 @@ def _position(part: Any, count: int) -> str:
     except ScalarError:
         return ""
     return name
+
+
+def _listed_at(
+    captured: Captured, tensor: torch.Tensor, parts: tuple[Any, ...], names: list[str]
+) -> Traced:
+    """An entry of a list, of all heads or one for each, at a whole number."""
+    index = _said(parts[-1])
+    listed = tuple(_listed("a list", tensor))
+    if names[:-1] not in ([], [HEAD.name]) or isinstance(index, Cases) or tensor.is_complex():
+        raise UntracedError("a list of numbers is read at one index, or at [h, index]")
+    if HEAD.name in names:
+        captured.heads = len(tensor)
+    if len(names) == 2:
+        row = Apply("*", (HEAD, tensor.shape[1]))
+        index = Apply("+", (row, index))
+    return Traced(Apply("item", (index, *listed)), tensor.dtype)
 
 
 def _of_head(captured: Captured, tensor: torch.Tensor) -> Traced:

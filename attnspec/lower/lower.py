@@ -33,19 +33,11 @@ from attnspec.ir.program import (
     scalars_of,
 )
 from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol, evaluate, fold, symbols
+from attnspec.ir.scores import Scores, alibi, alibi_slopes, bias, softcap
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.mechanism_sizes import bind_mechanism, symbols_in
-from attnspec.lower.work import (
-    Alibi,
-    BackendError,
-    Bias,
-    Change,
-    Expression,
-    Softcap,
-    Work,
-    alibi_slopes,
-)
+from attnspec.lower.work import BackendError, Work
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
 from attnspec.text.source import Span
 
@@ -239,10 +231,11 @@ def works_of(
 def _asks(attend: Attend, predicates: bool = True) -> set[str]:
     """What the work of an attend depends on: `n`, `grid`, `layer`, `head` and other symbols, those
     of its `predicates` as well."""
-    scalars = [value for score in attend.scores for _, value in score.arguments]
-    if attend.scale is not None:
-        scalars.append(attend.scale)
-    found = {name for scalar in scalars for name in symbols(scalar)}
+    found = set(symbols(attend.scale)) if attend.scale is not None else set()
+    for score in attend.scores:
+        read = {name for _, value in score.arguments for name in symbols(value)}
+        # an expression has a number of each head
+        found |= read - {"head"} if score.name == EXPRESSION else read
     if attend.mechanism is not None:
         found |= symbols_in(attend.mechanism)
         if MECHANISMS_BY_NAME[attend.mechanism.name].drawn:
@@ -274,9 +267,11 @@ def _work(
             n_k=0,
             scale=next((factor for factor in own if factor is not None), scale),
             unit_keys=shares_keys(graph),
-            changes=tuple(
-                _change(score, at, heads, tables.get((place, score), ""), not at.causal)
-                for place, score in enumerate(attend.scores)
+            changes=Scores(
+                tuple(
+                    _statement(score, at, heads, tables.get((place, score), ""))
+                    for place, score in enumerate(attend.scores)
+                )
             ),
             normalize=attend.normalize,
             reads=tuple(sorted(inputs_of(graph))),
@@ -296,7 +291,7 @@ def require_numbers(attend: Attend, at: Situation) -> None:
     if attend.scale is not None:
         _number(attend.scale, at, "scale", attend.span)
     for score in attend.scores:
-        _change(score, at, at.heads or 1, "", not at.causal)
+        _statement(score, at, at.heads or 1, "")
 
 
 def numbers_of(attend: Attend) -> dict[str, Scalar]:
@@ -315,7 +310,7 @@ def _graph(attend: Attend, causal: bool) -> Term:
     return attend.graph
 
 
-def _change(score: Score, at: Situation, heads: int, table: str, two_sided: bool) -> Change:
+def _statement(score: Score, at: Situation, heads: int, table: str) -> Scalar:
     if score.name == EXPRESSION:
         return _expression(score, at)
     values = {
@@ -327,21 +322,21 @@ def _change(score: Score, at: Situation, heads: int, table: str, two_sided: bool
             if not values["cap"] > 0:
                 message = f"`cap` must be above 0, got {values['cap']} at n = {at.n}"
                 raise BindError(message, score.span)
-            return Softcap(values["cap"])
+            return softcap(values["cap"])
         case "alibi":
-            return Alibi(score.slopes or alibi_slopes(heads))
+            return alibi(score.slopes or alibi_slopes(heads))
         case _:
-            return Bias(int(values["buckets"]), int(values["max_distance"]), two_sided, table)
+            return bias(int(values["buckets"]), int(values["max_distance"]), not at.causal, table)
 
 
-def _expression(score: Score, at: Situation) -> Expression:
+def _expression(score: Score, at: Situation) -> Scalar:
     value = dict(score.arguments)["value"]
     try:
-        value = fold(value, at.values)
+        fold(value, at.values)
+        return fold(value, {name: x for name, x in at.values.items() if name != "head"})
     except ScalarError as error:
         message = f"`score` has no value at {at.shown(value)}: {error}"
         raise BindError(message, score.span) from None
-    return Expression(value)
 
 
 def _number(scalar: Scalar, at: Situation, name: str, span: Span | None) -> float:

@@ -9,93 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from attnspec.graphs.predicates.inputs import reads_inputs
 from attnspec.graphs.relation import DataDependent, Relation, decided_in
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
 from attnspec.ir.program import Program
-from attnspec.ir.scalars import PAIR, SCORE, Apply, Scalar, Symbol, parts_of, symbols
+from attnspec.ir.scores import UNCHANGED, Scores
 from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
     import torch
-
-
-@dataclass(frozen=True)
-class Softcap:
-    """`cap * tanh(score / cap)`."""
-
-    cap: float
-
-
-@dataclass(frozen=True)
-class Alibi:
-    """`- slopes[h] * |q - k|` for head h, by the number of heads that there are."""
-
-    slopes: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Bias:
-    """A learned number per head and bucket of q - k; `table` names the table."""
-
-    buckets: int
-    max_distance: int
-    two_sided: bool
-    table: str
-
-
-@dataclass(frozen=True)
-class Expression:
-    """A number that the score becomes: `value` of the score so far, of positions and of inputs."""
-
-    value: Scalar
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The names of the inputs that have a number of each pair."""
-        found = {name.removesuffix(PAIR) for name in symbols(self.value) if name.endswith(PAIR)}
-        return tuple(sorted(found))
-
-    @property
-    def is_static(self) -> bool:
-        """Whether it reads no input."""
-        return not reads_inputs(self.value)
-
-    @property
-    def adds(self) -> bool:
-        """Whether a finite number is added to the score, whatever that is."""
-        parts = {part.op for part in parts_of(self.value)}
-        return parts <= _FINITE and _adds(self.value)
-
-
-_FINITE = frozenset("+ - * // % neg min max abs item isqrt floor ceil == != < <= > >=".split())
-"""Operations of positions that give no infinity."""
-
-
-def _adds(value: Scalar) -> bool:
-    match value:
-        case Symbol(name):
-            return name == SCORE
-        case Apply("+" | "-" as op, (first, second)):
-            if SCORE not in symbols(second):
-                return _adds(first)
-            return op == "+" and SCORE not in symbols(first) and _adds(second)
-        case _:
-            return False
-
-
-def alibi_slopes(heads: int) -> tuple[float, ...]:
-    """The slopes of ALiBi (Press et al. 2021) as its code has them: geometric for a power of two;
-    else those of the power below, then every other one of twice as many."""
-    power = 1 << (heads.bit_length() - 1)
-    eighths = [8 * (head + 1) for head in range(power)]
-    eighths += [8 * head + 4 for head in range(heads - power)]
-    return tuple(2.0 ** (-each / power) for each in eighths)
 
 
 MERGED = ("softmax", "softmax1")
@@ -104,9 +30,6 @@ MERGED = ("softmax", "softmax1")
 
 class BackendError(AttnSpecError):
     """A backend that is unknown, that cannot be had, or that refuses what it is asked to run."""
-
-
-Change: TypeAlias = Softcap | Alibi | Bias | Expression
 
 
 @dataclass(frozen=True)
@@ -168,7 +91,7 @@ class Work:
     n_q: int
     n_k: int
     scale: float | None = None
-    changes: tuple[Change, ...] = ()
+    changes: Scores = UNCHANGED
     normalize: str = "softmax"
     reads: tuple[str, ...] = ()
     mechanism: MechanismDeclaration | None = None
@@ -198,34 +121,15 @@ class Work:
         return self.n_k if self.standing is None else self.standing.length
 
     @property
-    def needs_distance(self) -> bool:
-        """Whether a score change asks how far apart query and key are."""
-        return any(isinstance(change, Alibi | Bias) for change in self.changes)
-
-    @property
-    def pair_inputs(self) -> tuple[str, ...]:
-        """The inputs with a number of each pair that score changes read."""
-        each = (change.reads for change in self.changes if isinstance(change, Expression))
-        return tuple(dict.fromkeys(name for names in each for name in names))
-
-    @property
-    def has_expression(self) -> bool:
-        """Whether scores are changed by an expression of the spec."""
-        return any(isinstance(change, Expression) for change in self.changes)
-
-    @property
     def decodes(self) -> bool:
         """Whether the last few queries read static or given rows, as a step of decoding does."""
         few = self.n_q <= LIMITS.rows_looked_up and self.n_q < self.n_k
-        return few and not (self.decided or self.mechanism or self.has_expression)
+        return few and not (self.decided or self.mechanism or self.changes.inputs)
 
     @property
-    def bends(self) -> bool:
-        """Whether scores are changed by more than numbers that are added."""
-        return any(
-            not change.adds if isinstance(change, Expression) else isinstance(change, Softcap)
-            for change in self.changes
-        )
+    def waits(self) -> bool:
+        """Whether a call decides what is weighed: by inputs, choices, or what scores read."""
+        return bool(self.reads or self.decided or self.changes.inputs)
 
     @property
     def plain(self) -> bool:
@@ -393,11 +297,10 @@ def refusal_of(backend: Backend, work: Work, device: str) -> str | None:
     if work.decided and not getattr(backend, "runs_decided", False):
         return f"queries and keys decide the pairs of `{work.decided[0].name}`"
     if work.standing is not None and not getattr(backend, "takes_standing", False):
-        return "scores change with distances, and it takes positions to be consecutive"
-    takes = getattr(backend, "takes_expressions", "none")
-    for change in work.changes if takes != "all" else ():
-        if isinstance(change, Expression) and not (takes == "static" and change.is_static):
-            return "`score` has an expression, which it does not compute"
+        return "scores change with positions, and it takes these to be consecutive"
+    takes, read = getattr(backend, "takes_scores", "none"), work.changes.inputs
+    if takes != "all" and (read or (work.changes and takes == "none")):
+        return f"`score` reads `{read[0]}`, numbers of a call" if read else "scores are changed"
     if work.mechanism is not None and not runs_mechanisms(backend):
         return f"it runs graphs, and `{work.mechanism.name}` is a mechanism"
     return backend.refuses(work, device)

@@ -44,7 +44,6 @@ from attnspec.lower.work import (
     MERGED,
     Backend,
     BackendError,
-    Bias,
     Call,
     Joining,
     Kernel,
@@ -363,8 +362,7 @@ class Engine:
 
     def tables_of(self, work: Work) -> tuple[tuple[str, str], ...]:
         """What a kernel of the work calls its tables, with the names of the parameters."""
-        biases = [(x.table, x.table) for x in work.changes if isinstance(x, Bias)]
-        biases += [(name, name) for name in work.pair_inputs]
+        biases = [(name, name) for name in (*work.changes.tables, *work.changes.pairs)]
         if work.mechanism is None:
             return tuple(biases)
         name, parts = work.mechanism.name, work.mechanism.parts()

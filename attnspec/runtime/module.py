@@ -392,7 +392,7 @@ class CompiledAttention(Learner):
         if not nothing:
             state = state.with_marked(self.program, data)
             check_exact(self.engine.computed, data, state.position + count)
-        if nothing or any(work.decided or work.has_expression for work, _ in works):
+        if nothing or any(work.decided or work.changes.inputs for work, _ in works):
             # a call of the next queries with all keys
             every: Kept = k, v, padding, inputs or {}
             if not nothing:
@@ -436,7 +436,7 @@ class CompiledAttention(Learner):
         self, layer: int, heads: int, keys: int, device: str, keep_all: bool
     ) -> tuple[Works, Prepared]:
         place, works = torch.device(device), streamed_works(self.engine.binder, layer, heads)
-        if any(work.decided or work.has_expression for work, _ in works):
+        if any(work.decided or work.changes.inputs for work, _ in works):
             # each step is a call with all keys
             return works, Prepared()
 

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from attnspec.backends.common.score_formula import Formula, scale_of, shares
+from attnspec.backends.common.score_formula import scale_of, shares
+from attnspec.backends.common.scores import ScoreFunction
 from attnspec.backends.factored.definitions import (
     defined,
     divided,
@@ -26,7 +27,7 @@ from attnspec.ir.scalars import PAIR
 from attnspec.layout.tables import Tables
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.work import Call, Work
+from attnspec.lower.work import Work
 from attnspec.runtime.module import CompiledAttention
 from attnspec.verification.report import Check
 
@@ -183,13 +184,12 @@ class Meaning:
         if self.held is None:
             given = self._alone(heads[0], q, k, learned)
             return weights_of(self.work, *given, steady=steady)[None, rows - self.run.first]
-        n, some = k.shape[1], list(heads)
+        some = list(heads)
         scores = q[some][:, rows - self.run.first] * scale_of(self.work, q.shape[2])
         scores = (scores @ k[some].mT)[None, :, None, None]
-        formula = Formula(self.work, tuple(some), torch.device("cpu"))
-        away = (rows[:, None] - torch.arange(n))[None] if formula.needs_distance else None
-        call, symbols = Call(tables=self.learned_by(heads, learned)), self._symbols(some, rows)
-        scores = formula.changed(scores, away, call, None, symbols)[0, :, 0, 0]
+        change = ScoreFunction(self.work.changes, some, self.work.length, torch.device("cpu"))
+        symbols, tables = self._symbols(some, rows), self.learned_by(heads, learned)
+        scores = change(scores, symbols, tables)[0, :, 0, 0]
         found = shares(scores, torch.from_numpy(self.held[at]), self.work.normalize)
         if steady and found.total is not None:
             found = replace(found, total=found.total.detach())

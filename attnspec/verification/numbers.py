@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from attnspec.ir.mechanisms.rbf import Rbf
-from attnspec.lower.work import Softcap, Work
+from attnspec.ir.scalars import parts_of
+from attnspec.lower.work import Work
 from attnspec.verification.meaning import SIZE, Meaning, Results
 
 NAMES = ("output", "dq", "dk", "dv")
@@ -34,7 +35,12 @@ def moderate(works: Heads, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
     factors = torch.ones(2, heads, 1, 1, dtype=torch.float64)
     for work, members in works:
         largest = max(1.0, abs(work.scale or 0.0) * math.sqrt(SIZE))
-        caps = [change.cap for change in work.changes if isinstance(change, Softcap)]
+        caps = [
+            abs(part.args[1])
+            for value in work.changes.statements
+            for part in parts_of(value)
+            if part.op == "/" and isinstance(part.args[1], int | float) and part.args[1]
+        ]
         factors[0, list(members)] = _power(min((1.0, *caps)) / largest)
         if isinstance(work.mechanism, Rbf):
             factors[:, list(members)] = _power(min(1.0, work.mechanism.sigma / math.sqrt(SIZE)))

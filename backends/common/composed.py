@@ -219,7 +219,9 @@ class ComposedTables(ByKeyHead):
         if not parts:
             # no query has a key; the formula says so in a way that can be differentiated
             none = q.unsqueeze(3), k[:, :, None, :0], v[:, :, None, :0]
-            out, lse = self.formula.partial(*none, Blocks(None, None), call)
+            queries, keys = self.positions
+            symbols = {"q": queries[:, None], "k": keys[:0]}
+            out, lse = self.formula.partial(*none, Blocks(None, symbols=symbols), call)
             parts = [(out[:, :, :, 0], None if lse is None else lse[:, :, :, 0])]
         out, lse = reduce(merged, parts)  # type: ignore[arg-type]
         if self.work.normalize == "softmax1" and lse is not None:
@@ -244,16 +246,15 @@ class ComposedTables(ByKeyHead):
         return step.pieces(q.shape[:2].numel(), q.shape[2], q.shape[-1])
 
     def blocks(self, piece: Piece, call: Call) -> Blocks:
-        """The distances and the mask of a piece."""
-        distance, mask, symbols = None, piece.mask, {}
-        if self.formula.needs_distance or self.work.has_expression:
+        """The mask of a piece, and what its scores read."""
+        mask, symbols = piece.mask, {}
+        if self.work.changes.placed:
             own, known = self.positions
-            queries, keys = own[piece.queries][..., None], known[piece.keys][:, None]
-            distance, symbols = queries - keys, {"q": queries, "k": keys}
+            symbols = {"q": own[piece.queries][..., None], "k": known[piece.keys][:, None]}
         if call.padding is not None:
             real = call.padding[:, piece.keys][:, None, None, :, None]
             mask = real if mask is None else mask & real
-        return Blocks(distance, mask, symbols=symbols)
+        return Blocks(mask, symbols=symbols)
 
     def _sdpa(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, piece: Piece, call: Call

@@ -193,13 +193,14 @@ class Keeper:
         every = KeyCache(k, v, at, first + len(at), call.padding, data)
         if before is not None:
             every = before.joined(every)
-        mask, distance = self._mask(work, every, at), None
-        formula = self.formula(work, len(at), every.count)
-        if formula.needs_distance:
-            between = (at[:, None] - every.positions)[None]
-            distance = torch.from_numpy(between).to(self.device)
-        blocks = Blocks(distance, mask[:, None, None, None])
+        mask, formula = self._mask(work, every, at), self.formula(work, len(at), every.count)
+        symbols = self.symbols(at[:, None], every.positions) if work.changes.placed else {}
+        blocks = Blocks(mask[:, None, None, None], symbols=symbols)
         return Seen(every, formula, blocks, self._later(every))
+
+    def symbols(self, q: np.ndarray, k: np.ndarray) -> dict[str, torch.Tensor]:
+        """Positions as scores read them."""
+        return {name: torch.from_numpy(x).to(self.device) for name, x in (("q", q), ("k", k))}
 
     def formula(self, work: Work, n_q: int, n_k: int) -> Formula:
         """The formula of a work for so many positions."""
@@ -234,12 +235,12 @@ class Keeper:
 
 class RingRows(NamedTuple):
     """How r = `LIMITS.ring` positions read a ring of w places, the first a multiple of r: masks
-    bool [r, w], whether these are of whole rows, and distances int64 [r, w] where scores ask."""
+    bool [r, w], whether these are of whole rows, and positions int64 [r, …] where scores ask."""
 
     formula: Formula
     masks: torch.Tensor
     whole: list[bool]
-    distances: torch.Tensor | None
+    symbols: dict[str, torch.Tensor]
 
     @staticmethod
     def of(work: Work, keeper: Keeper, number: int) -> RingRows:
@@ -252,11 +253,9 @@ class RingRows(NamedTuple):
         n = int(q[-1, 0]) + 1
         # before a ring is full no row of it is asked for
         held = evaluate_pairs(work.relation, q, k.clip(0), n) & (k >= 0)
-        formula, distances = keeper.formula(work, 1, n), None
-        if formula.needs_distance:
-            distances = torch.from_numpy(q - k).to(keeper.device)
-        masks = torch.from_numpy(held).to(keeper.device)
-        return RingRows(formula, masks, [bool(row.all()) for row in held], distances)
+        symbols = keeper.symbols(q, k) if work.changes.placed else {}
+        masks, whole = torch.from_numpy(held).to(keeper.device), [bool(row.all()) for row in held]
+        return RingRows(keeper.formula(work, 1, n), masks, whole, symbols)
 
     def blocks(self, ring: KeyCache) -> Blocks:
         """How the last position of a ring reads it, as one block."""
@@ -265,8 +264,7 @@ class RingRows(NamedTuple):
         if ring.padding is not None:
             real = ring.padding[:, None, None, None, None]
             mask = real if mask is None else mask & real
-        distance = None if self.distances is None else self.distances[row].view(1, 1, -1)
-        return Blocks(distance, mask)
+        return Blocks(mask, symbols={name: x[row] for name, x in self.symbols.items()})
 
 
 @dataclass(frozen=True, eq=False)

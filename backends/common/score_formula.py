@@ -8,19 +8,16 @@ query heads each and G independent blocks of h queries and w keys.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch.nn import functional
 
 from attnspec.backends.common.dropping import factor_of
-from attnspec.backends.common.score_expression import evaluate
-from attnspec.ir.scalars import SCORE
-from attnspec.lower.work import Alibi, Bias, Call, Change, Expression, Softcap, Work
+from attnspec.backends.common.scores import ScoreFunction
+from attnspec.lower.work import Call, Work
 
 HALF = (torch.float16, torch.bfloat16)
 """Types whose sums are kept in float32."""
@@ -30,14 +27,13 @@ HALF = (torch.float16, torch.bfloat16)
 class Blocks:
     """Where the blocks of a computation lie.
 
-    `distance` is q - k as int64 [G, h, w], `mask` bool, True = attends, both broadcastable to
-    [B, K, R, G, h, w]; None where nothing asks for them. So are `counts`, how often a pair is
-    weighed, `factor`, what its key and value are multiplied with, and `kept`, whether dropout keeps
-    its weight, where that is known, and `added`, what stands on top of the changed scores.
-    `symbols` are the values of what expressions of scores read.
+    `mask` is bool, True = attends, broadcastable to [B, K, R, G, h, w]; None where nothing asks for
+    it. So are `counts`, how often a pair is weighed, `factor`, what its key and value are
+    multiplied with, and `kept`, whether dropout keeps its weight, where that is known, and `added`,
+    what stands on top of the changed scores. `symbols` are what scores read: positions q and k,
+    int64, broadcastable to [G, h, w], and inputs by their symbols.
     """
 
-    distance: torch.Tensor | None
     mask: torch.Tensor | None
     counts: torch.Tensor | None = None
     factor: torch.Tensor | None = None
@@ -58,55 +54,17 @@ def scale_of(work: Work, size: int) -> float:
     return 1.0 / math.sqrt(size) if size else 1.0
 
 
-def slopes_of(changes: Sequence[Change], heads: Sequence[int]) -> dict[Alibi, list[float]]:
-    """The slope of each head for every `alibi` among the changes."""
-    return {
-        change: [change.slopes[head] for head in heads]
-        for change in changes
-        if isinstance(change, Alibi)
-    }
-
-
-def bucket_table(
-    change: Bias, n_k: int, device: torch.device, kind: torch.dtype = torch.int64
-) -> torch.Tensor:
-    """The bucket of every distance q - k from -m to m, shifted by m, [2 m + 1].
-
-    Where one may be further than m = len // 2 away, its bucket is that of m.
-    """
-    last = farthest(change.buckets, change.max_distance, change.two_sided)
-    most = max(0, min(n_k - 1, last))
-    distance = np.arange(-most, most + 1)
-    found = bucket_of(distance, change.buckets, change.max_distance, change.two_sided)
-    # of its type before it is moved: nothing of it runs on the device
-    return torch.from_numpy(found).to(kind).to(device)
-
-
 class Formula:
     """Attention of one work for some heads; holds the constants its score changes need."""
 
     def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
-        self.work = work
-        self.slopes = {
-            change: torch.from_numpy(np.array(slopes)).to(device)
-            for change, slopes in slopes_of(work.changes, heads).items()
-        }
-        self.buckets = {
-            change: bucket_table(change, work.length, device)
-            for change in work.changes
-            if isinstance(change, Bias)
-        }
+        self.work, self.change = work, ScoreFunction(work.changes, heads, work.length, device)
 
     def of_heads(self, places: Sequence[int]) -> Formula:
         """The formula of some of the heads, by their places among them."""
         some = copy(self)
-        some.slopes = {change: slopes[list(places)] for change, slopes in self.slopes.items()}
+        some.change = self.change.of_heads(places)
         return some
-
-    @property
-    def needs_distance(self) -> bool:
-        """Whether a score change asks how far apart query and key are."""
-        return bool(self.slopes or self.buckets)
 
     def of_block(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: Blocks, call: Call
@@ -142,7 +100,8 @@ class Formula:
         if there are any."""
         if blocks.factor is not None:
             scores = scores * blocks.factor
-        scores = self.changed(scores, blocks.distance, call, None, blocks.symbols)
+        if self.work.changes:
+            scores = self.change(scores, blocks.symbols, call.tables)
         if blocks.added is not None:
             scores = scores + blocks.added.to(scores.dtype)
         found = shares(scores, blocks.mask, self.work.normalize, blocks.counts)
@@ -154,41 +113,6 @@ class Formula:
         elif call.dropout_p:
             weights = functional.dropout(weights, call.dropout_p)
         return weights, found.lse
-
-    def changed(
-        self,
-        scores: torch.Tensor,
-        distance: torch.Tensor | None,
-        call: Call,
-        heads: torch.Tensor | None = None,
-        symbols: Mapping[str, torch.Tensor] | None = None,
-    ) -> torch.Tensor:
-        """What scores [B, K, R, G, h, w] become; of any shape where `heads`, int64, broadcasts to
-        it and says which head each of them is of. `symbols` are what expressions read."""
-        for change in self.work.changes:
-            if isinstance(change, Expression):
-                values = {**(symbols or {}), SCORE: scores}
-                found = evaluate(change.value, values, scores)
-                # a number that reads no pair is that of each
-                scores = torch.zeros_like(scores) + found
-            elif isinstance(change, Softcap):
-                scores = change.cap * torch.tanh(scores / change.cap)
-            elif distance is None:
-                continue
-            elif isinstance(change, Alibi):
-                slopes = self.slopes[change].to(scores.dtype)
-                each = slopes.view(*scores.shape[1:3], 1, 1, 1) if heads is None else slopes[heads]
-                scores = scores - each * distance.abs()
-            else:
-                table, buckets = call.tables[change.table], self.buckets[change]
-                most = len(buckets) // 2
-                bucket = buckets[distance.clamp(-most, most) + most]
-                if heads is None:
-                    bias = table[:, bucket].view(*scores.shape[1:3], *bucket.shape)
-                else:
-                    bias = table[heads, bucket]
-                scores = scores + bias.to(scores.dtype)
-        return scores
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:
@@ -260,32 +184,3 @@ def _top(scores: torch.Tensor, least: float) -> torch.Tensor:
         return torch.zeros_like(scores.detach().sum(-1, keepdim=True))
     top = scores.detach().amax(-1, keepdim=True).clamp_min(least)
     return torch.where(top > -torch.inf, top, 0.0)
-
-
-def thresholds(buckets: int, max_distance: int) -> list[int]:
-    """The least distance of every bucket but the first, for one direction."""
-    exact = buckets // 2
-    if exact == 0:
-        return []
-    wide = buckets - exact
-    # in whole numbers the least x with (x / exact)^wide >= (max_distance / exact)^step
-    far = range(exact, max(exact, max_distance))
-    least = [max_distance**step * exact ** (wide - step) for step in range(1, wide)]
-    places = (bisect_left(far, x, key=lambda distance: distance**wide) for x in least)
-    return [*range(1, exact + 1), *(exact + place for place in places)]
-
-
-def farthest(buckets: int, max_distance: int, two_sided: bool) -> int:
-    """The distance from which on all have the same bucket."""
-    return max(thresholds(buckets // 2 if two_sided else buckets, max_distance), default=0)
-
-
-def bucket_of(distance: np.ndarray, buckets: int, max_distance: int, two_sided: bool) -> np.ndarray:
-    """The bucket of each distance q - k, int64; later keys have the upper half if `two_sided`."""
-    side = buckets // 2 if two_sided else buckets
-    steps = np.array(thresholds(side, max_distance), np.int64)
-    far = np.abs(distance) if two_sided else np.maximum(distance, 0)
-    bucket = np.searchsorted(steps, far, side="right")
-    if two_sided:
-        bucket = bucket + side * (distance < 0)
-    return np.asarray(bucket, np.int64)

@@ -23,6 +23,7 @@ class EdgesBackend:
     """Every edge by itself."""
 
     name = "edges"
+    takes_scores = "static"
 
     def refuses(self, work: Work, device: str) -> str | None:
         if work.reads:

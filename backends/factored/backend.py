@@ -33,6 +33,7 @@ class FactoredBackend:
 
     name = "factored"
     runs_decided = True
+    takes_scores = "all"
 
     runs_mechanisms: ClassVar[bool] = True
 
@@ -57,7 +58,7 @@ class FactoredBackend:
             features = features_of(work)
         if work.hybrid and work.device != "cpu":
             seconds = _composed_seconds(work)
-        elif work.hybrid and (work.reads or work.decided):
+        elif work.hybrid and work.waits:
             seconds = reading_seconds(work)
         elif work.hybrid:
             seconds = seconds_of(_bands(work), work.n_q)
@@ -74,7 +75,7 @@ class FactoredBackend:
         found = f"{form}, about {_operations(work):,} operations for a head of size {SIZE}"
         if not work.hybrid:
             return (found,)
-        if work.reads or work.decided:
+        if work.waits:
             return (found, "the graph instead as the data of a call decide")
         if work.device != "cpu":
             return (found, "the graph instead in tiles, in plain tensor operations")
@@ -103,14 +104,14 @@ def _apart(work: Work, mechanism: MechanismDeclaration) -> str | None:
         return "a gate forgets, so that the kernel gives a pair no weight of its own"
     if getattr(mechanism, "normalize", "sum") == "none":
         return "`normalize = none` has no denominator to share"
-    if not (work.reads or work.decided) and not math.isfinite(seconds_of(_bands(work), work.n_q)):
+    if not work.waits and not math.isfinite(seconds_of(_bands(work), work.n_q)):
         return f"its graph at n = {work.n_k:,} is too many tiles"
     return None
 
 
 def _composed_seconds(work: Work) -> float:
     """What the graph takes in plain tensor operations."""
-    if work.reads or work.decided:
+    if work.waits:
         units = {"pair": work.n_q * work.n_k}
         return seconds_for(weighed("dense", units, work.device), work.device)
     return TablesBackend().cost(graph_of(work))

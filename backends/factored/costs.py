@@ -30,7 +30,7 @@ def products_of(work: Work, heads: int, size: int) -> Products:
     """
     # of each step the pairs of one head, and the keys that its blocks read
     mechanism, steps, lag = mechanism_of(work), list[tuple[int, int]](), 0
-    if work.hybrid and (work.reads or work.decided):
+    if work.hybrid and work.waits:
         # laid out for the inputs of every call; never more than all pairs
         steps = [(work.n_q * work.n_k, work.n_k)]
     elif work.hybrid:

@@ -17,7 +17,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from attnspec.backends.common.score_formula import Formula, scale_of
+from attnspec.backends.common.score_formula import scale_of
+from attnspec.backends.common.scores import ScoreFunction
 from attnspec.backends.factored import text_of_matrices, text_of_sums
 from attnspec.backends.factored.features.directions import directions
 from attnspec.graphs.relation import evaluate_pairs
@@ -28,7 +29,7 @@ from attnspec.ir.mechanisms.linear import Linear
 from attnspec.ir.mechanisms.rbf import Rbf
 from attnspec.ir.mechanisms.rfa import Rfa
 from attnspec.ir.mechanisms.taylor import Taylor
-from attnspec.lower.work import Call, Work, mechanism_of
+from attnspec.lower.work import Work, mechanism_of
 
 Tables: TypeAlias = Mapping[str, torch.Tensor]
 
@@ -246,11 +247,11 @@ def exact_weights(
 ) -> torch.Tensor:
     """exp of the scores [n_q, n_k] of q [n_q, d] and k [n_k, d], with their changes."""
     scores = (q @ k.T) * scale_of(work, q.shape[1])
-    formula = Formula(work, (head,), q.device)
-    distance = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))
-    call = Call(tables={name: table[None] for name, table in tables.items()})
-    changed = formula.changed(scores[None, None, None, None], distance[None], call)
-    return torch.exp(changed[0, 0, 0, 0])
+    at = torch.arange(len(k))
+    placed = {"q": at[len(k) - len(q) :, None], "k": at}
+    change = ScoreFunction(work.changes, (head,), len(k), q.device)
+    learned = {name: table[None] for name, table in tables.items()}
+    return torch.exp(change(scores[None, None, None, None], placed, learned)[0, 0, 0, 0])
 
 
 def weights_array(

@@ -6,7 +6,8 @@ The graph is softmax attention by its own kernel. Of a causal window the kernel'
 beside any other graph they run over all keys, and what they gave the pairs of the graph is taken
 away, in the tables of that graph. Both are merged by the logarithms of their denominators. Rows of
 which more is taken away than stays would be noise: every pair of theirs is weighed by itself, as is
-every pair where the data of a call decide the graph, or where torch transforms the call.
+every pair where the data of a call decide the graph or its scores, or where torch transforms the
+call.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from attnspec.backends.common.key_cache import Keeper, KeyCache
 from attnspec.backends.common.masks import by_key_head, mask_plan
 from attnspec.backends.common.merging import LOWEST, Partial, in_one_frame, merged
 from attnspec.backends.common.score_formula import Blocks, Formula, unit, widened
+from attnspec.backends.common.scores import inputs_read
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.factored.features.kernel import FeatureKernel
 from attnspec.backends.factored.features.maps import Features, Tables
@@ -50,7 +52,7 @@ from attnspec.backends.factored.softmax import check_no_dropout, without_padding
 from attnspec.backends.tables.kernel import SteppedKernel, tables_of_work
 from attnspec.backends.tables.per_sample import ReadingKernel
 from attnspec.limits import LIMITS
-from attnspec.lower.work import Bias, Call, Kernel, Mergeable, Work, graph_of, mechanism_of
+from attnspec.lower.work import Call, Kernel, Mergeable, Work, graph_of, mechanism_of
 
 LIKE_ONE = 64
 """Keys up to which sums of weights of either sign are as exact as if they could not cancel."""
@@ -102,7 +104,7 @@ def pair_by_pair(
     if given.padding is not None:
         mask = mask & given.padding[:, None, None, None]
     if how.causal:
-        mask = mask & (cast(torch.Tensor, blocks.distance) >= 0)
+        mask = mask & (blocks.symbols["q"] >= blocks.symbols["k"])
 
     def of_heads(x: torch.Tensor) -> torch.Tensor:
         return torch.unflatten(x, 2, (given.q.shape[2], -1))
@@ -261,7 +263,7 @@ class HybridKernel:
         self.graph = graph_of(work)
         # keys are of length 1 when it is asked
         self.formula = Formula(replace(self.graph, unit_keys=False), heads, device)
-        self.names = tuple(x.table for x in work.changes if isinstance(x, Bias))
+        self.names = (*work.changes.tables, *work.changes.pairs)
         # weights of either sign cancel in the definition, too: its noise goes with the root of n
         self.most = max(1.0, math.sqrt(work.n_k / LIKE_ONE)) if self.quotient.signed else 1.0
         self.lag, self.rest = (0, None) if exact is None else lagged(work)
@@ -385,16 +387,32 @@ class HybridKernel:
             if len(some) < given.q.shape[3]:
                 index = torch.from_numpy(some).to(self.device)
                 rows = replace(given, q=given.q.index_select(3, index))
-            run = partial(self._weighed, formula, self._blocks(given, some, call))
-            tables = (call.tables[name][places] for name in self.names)
+            run = partial(self._weighed, formula, self._blocks(given, some, call), call, some)
+            each = (call.tables[name] for name in self.names)
+            # numbers of pairs may be those of all heads
+            tables = (x if len(x) == 1 else x[places] for x in each)
             parts.append(lean(True, rows, run, *tables))
         sums, log = (torch.cat(x, 3) for x in zip(*parts, strict=True))
         return sums, log.detach()
 
     def _weighed(
-        self, formula: Formula, blocks: Blocks, given: Given, *tables: torch.Tensor
+        self,
+        formula: Formula,
+        blocks: Blocks,
+        call: Call,
+        at: np.ndarray,
+        given: Given,
+        *tables: torch.Tensor,
     ) -> Weighed:
-        learned = dict(zip(self.names, tables, strict=True))
+        learned, rows = dict(zip(self.names, tables, strict=True)), torch.from_numpy(at)
+        read = inputs_read(
+            self.work,
+            replace(call, tables=learned),
+            self.work.n_q,
+            rows.to(self.device),
+            given.q.shape[1:3],
+        )
+        blocks = replace(blocks, symbols={**blocks.symbols, **read})
         return together(pair_by_pair(self.kernel, given, formula, blocks, learned), self.quotient)
 
     def _blocks(self, given: Given, at: np.ndarray, call: Call) -> Blocks:
@@ -408,7 +426,8 @@ class HybridKernel:
         mask = by_key_head(mask, given.k.shape[1])
         if given.padding is not None:
             mask = mask & given.padding[:, None, None, None, None]
-        return Blocks(torch.from_numpy(q - k).to(self.device)[None], mask)
+        symbols = {name: torch.from_numpy(x).to(self.device) for name, x in (("q", q), ("k", k))}
+        return Blocks(mask, symbols=symbols)
 
     def streamed(self, keeper: Keeper) -> HybridStream:
         """What goes on with it from a state."""
@@ -449,9 +468,9 @@ def hybrid_kernel(
     static graph alone, tables where it is None."""
     if not isinstance(kernel, FeatureKernel):
         raise ValueError(f"`{mechanism_of(work).name}` gives no weights to single pairs")
-    if work.reads and not work.decided:
+    if work.reads and not (work.decided or work.changes.inputs):
         return ReadingHybrid(work, heads, device, kernel)
-    if exact is None and not work.decided:
+    if exact is None and not work.waits:
         exact = SteppedKernel(graph_of(work), heads, device)
     return HybridKernel(work, heads, device, kernel, exact)
 
@@ -500,8 +519,8 @@ class HybridStream:
         )
         seen = self.keeper.seen(hybrid.graph, given.k, given.v, call, kept)
         at = torch.from_numpy(seen.every.positions).to(given.k.device)
-        distance = torch.arange(seen.every.count, device=at.device)[-k.shape[2] :, None] - at
-        blocks, real = replace(seen.blocks, distance=distance[None]), seen.every.padding
+        now = torch.arange(seen.every.count, device=at.device)[-k.shape[2] :, None]
+        blocks, real = replace(seen.blocks, symbols={"q": now, "k": at}), seen.every.padding
         every = replace(given, k=seen.every.keys, v=seen.every.values, padding=real)
         parts = pair_by_pair(kernel, every, seen.formula, blocks, call.tables)
         out, lse = hybrid.worth(together([*parts, _of_state(kernel, given, sums)], hybrid.quotient))

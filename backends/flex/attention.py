@@ -18,7 +18,10 @@ import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
+from attnspec.backends.common.scores import value_of
 from attnspec.backends.flex.steps import BLOCK
+from attnspec.ir.scalars import PAIR, SCORE, Scalar
+from attnspec.ir.scores import TABLE
 from attnspec.lower.work import BackendError
 
 RECOMPILES = 32
@@ -37,14 +40,16 @@ Mod = Callable[..., torch.Tensor]
 class Kind(NamedTuple):
     """What is compiled apart.
 
-    `changes` are the kinds of score changes in their order, each with a tuple of tensors in a call;
-    `padded` says that keys may be missing, `labels` how many a pair must have in common; `own` that
-    each sample has masks of its own; `runs` counts those of the keys of each query, 0 where masks
-    are read; `options` is what is proved of the blocks.
+    `changes` are what scores become, one after the other, without numbers, and `names` the symbols
+    in them, each with a tuple of tensors in a call; `padded` says that keys may be missing,
+    `labels` how many a pair must have in common; `own` that each sample has masks of its own;
+    `runs` counts those of the keys of each query, 0 where masks are read; `options` is what is
+    proved of the blocks.
     """
 
     scale: float
-    changes: tuple[str, ...] = ()
+    changes: tuple[Scalar, ...] = ()
+    names: tuple[str, ...] = ()
     padded: bool = False
     labels: int = 0
     own: bool = False
@@ -81,7 +86,10 @@ Heads = tuple[torch.Tensor, torch.Tensor]
 """How many key heads stand beside one another in a sample's place, and query heads for each."""
 
 Changes = tuple[tuple[torch.Tensor, ...], ...]
-"""The tensors of score changes."""
+"""The tensors behind the names in scores: a number; a list; a number of each head; of a table the
+numbers of all heads one after the other, and how many a head has; of inputs the numbers of all
+samples, and how many a sample has; of those of pairs the numbers, the samples, queries and keys,
+the first query, and 1, or 0 where all heads have the same."""
 
 
 def attend(
@@ -149,7 +157,7 @@ def _compiled(kind: Kind) -> Callable[..., Any]:
 def call_of(kind: Kind) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]]:
     """FlexAttention of a kind as a function of tensors."""
     options: dict[str, Any] = dict.fromkeys(kind.options, True)
-    if "bias" in kind.changes:
+    if any(name.endswith((TABLE, PAIR)) for name in kind.names):
         # what is read of a table for every pair leaves no room for keys to be fetched ahead
         options["num_stages"] = 1
 
@@ -162,7 +170,7 @@ def call_of(kind: Kind) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None
             q,
             k,
             v,
-            score_mod(kind.changes, blocks, heads, changes) if kind.changes else None,
+            score_mod(kind, blocks, heads, changes) if kind.changes else None,
             _block_mask(
                 sizes, *blocks.lists, BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=mask_mod(kind, blocks)
             ),
@@ -204,32 +212,49 @@ def mask_mod(kind: Kind, blocks: Blocks) -> Mod:
     return holds
 
 
-def score_mod(kinds: tuple[str, ...], blocks: Blocks, heads: Heads, changes: Changes) -> Mod:
-    """The score of a pair of places with all changes: `scale` has its factor, `softcap` its cap,
-    `alibi` the slopes of all heads, `bias` the bucket of every distance, the farthest of these, and
-    the number of buckets, with the numbers of all heads and buckets."""
+def score_mod(kind: Kind, blocks: Blocks, heads: Heads, changes: Changes) -> Mod:
+    """The score of a pair of places with all changes."""
 
     def changed(
         score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor
     ) -> torch.Tensor:
-        head = (b % heads[0]) * heads[1] + h
-        for kind, tensors in zip(kinds, changes, strict=True):
-            if kind == "scale":
-                score = score * tensors[0]
-                continue
-            if kind == "softcap":
-                score = tensors[0] * torch.tanh(score / tensors[0])
-                continue
-            distance = at(blocks.q_at, q) - at(blocks.k_at, k)
-            if kind == "alibi":
-                score = score - at(tensors[0], head) * distance.abs()
-            else:
-                buckets, most, count, table = tensors
-                near = torch.minimum(torch.maximum(distance, -most), most) + most
-                score = score + at(table, head * count + at(buckets, near))
+        sample, head = b // heads[0], (b % heads[0]) * heads[1] + h
+        values: dict[str, Any] = {"q": at(blocks.q_at, q).long(), "k": at(blocks.k_at, k).long()}
+        place = sample, head, values["q"], values["k"]
+        for name, tensors in zip(kind.names, changes, strict=True):
+            values[name] = _read(name, tensors, *place)
+        for statement in kind.changes:
+            score = value_of(statement, {**values, SCORE: score}, torch.float32)
         return score
 
     return changed
+
+
+def _read(
+    name: str,
+    tensors: tuple[torch.Tensor, ...],
+    sample: torch.Tensor,
+    head: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+) -> Any:
+    """What a name in scores stands for at a pair."""
+    first, *sizes = tensors
+    if name.startswith("*"):
+        return lambda index: at(first, index)
+    if name.startswith("@"):
+        return at(first, head)
+    if name.endswith(TABLE):
+        return lambda index: at(first, head * sizes[0] + index)
+    if name.endswith(PAIR):
+        samples, queries, keys, start, each = sizes
+        # a place without a query has position 0, which need not be one
+        row = (head * each * samples + sample) * queries + (q - start).clamp(min=0)
+        return at(first, row * keys + k)
+    if name.endswith(")"):
+        position = q if name.endswith("(q)") else k if name.endswith("(k)") else 0
+        return at(first, sample * sizes[0] + position)
+    return first
 
 
 def at(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

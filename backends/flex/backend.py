@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from attnspec.backends.flex.steps import BLOCK, LARGEST, MASKED, flex_steps
 from attnspec.layout.steps import READING, amounts_of, seconds_of
 from attnspec.lower.costs import Amounts, seconds_for, weighed
-from attnspec.lower.work import MERGED, Bias, Kernel, Work
+from attnspec.lower.work import MERGED, Kernel, Work
 from attnspec.version import is_older
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class FlexBackend:
     """Disjoint steps in orders, each a call of FlexAttention."""
 
     name = "flex"
-
+    takes_scores = "all"
     on_request = ("cpu",)
 
     def refuses(self, work: Work, device: str) -> str | None:
@@ -43,8 +43,8 @@ class FlexBackend:
             return f"on the CPU it needs torch {TORCH[0]}.{TORCH[1]}, which is not installed"
         if work.normalize not in MERGED:
             return f"results that `{work.normalize}` normalises are not merged by log-sum-exps"
-        if sum(isinstance(change, Bias) for change in work.changes) > 1:
-            return "scores have two learned tables, and it differentiates by one"
+        if len(work.changes.tables) + len(work.changes.pairs) > 1:
+            return "scores read two tensors that have gradients, and it differentiates by one"
         if device == "cpu" and work.normalize != "softmax":
             return f"on the CPU it gives no log-sum-exps, which `{work.normalize}` is made of"
         bands = flex_steps(work, device)
@@ -64,7 +64,7 @@ class FlexBackend:
         if work.device == "cpu":
             return math.inf
         bands = flex_steps(work, work.device)
-        changed = len(work.changes) * sum(band.pairs for band in bands)
+        changed = len(work.changes.statements) * sum(band.pairs for band in bands)
         changes = weighed("flex", {"masked": changed}, work.device)
         seconds = seconds_of(bands, work.n_q, work.copies) + seconds_for(changes, work.device)
         # what inputs leave out is known in a call alone

@@ -21,15 +21,18 @@ from torch.nn import functional
 from attnspec.backends.common.exact import ByKeyHead, grouped, is_plain, rows_of_size
 from attnspec.backends.common.merging import Partial, merged, with_zero
 from attnspec.backends.common.remembered import Remembered
-from attnspec.backends.common.score_formula import bucket_table, scale_of, slopes_of, widened
+from attnspec.backends.common.score_formula import scale_of, widened
+from attnspec.backends.common.scores import ScoreFunction
 from attnspec.backends.flex.attention import Blocks, Changes, Heads, Kind, attend, number_on
 from attnspec.backends.flex.block_lists import FEWEST, runs_of, visited
 from attnspec.backends.flex.steps import BLOCK, LARGEST
 from attnspec.backends.flex.tiles import StepTiles, rows_of
 from attnspec.backends.tables.kernel import ByTables
+from attnspec.ir.scalars import PAIR, Apply, Scalar, Symbol
+from attnspec.ir.scores import TABLE, S
 from attnspec.layout.axes import Axis
 from attnspec.layout.steps import Banded
-from attnspec.lower.work import Alibi, BackendError, Bias, Call, Softcap, Work
+from attnspec.lower.work import BackendError, Call, Work
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What FlexAttention computes in."""
@@ -52,7 +55,16 @@ class FlexKernel(ByTables):
         super().__init__(work, heads, device)
         steps = [FlexStep(band, work, device) for band in bands]
         self.steps = [step for step in steps if step.has_pairs]
-        self.kinds, self.fixed = _changes(work, heads, device)
+        self.statements: tuple[Scalar, ...] = ()
+        self.fixed: dict[str, torch.Tensor] = {}
+        if work.changes or work.scale is not None:
+            function = ScoreFunction(work.changes, heads, work.n_k, device)
+            self.fixed = {name: _single(x) for name, x in function.constants.items()}
+            self.statements = function.statements
+        if work.scale is not None:
+            # as a constant, each would be compiled apart
+            self.fixed["#scale"] = torch.tensor(work.scale, device=device)
+            self.statements = (Apply("*", (S, Symbol("#scale"))), *self.statements)
         self.finds_lse = device.type != "cpu"
 
     def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
@@ -82,23 +94,23 @@ class FlexKernel(ByTables):
         if not q.is_cpu:
             parts = [rows_of_size(x, max(NARROWEST, x.shape[-1])) for x in parts]
         heads = number_on(q.device, keys, "keys"), number_on(q.device, parts[0].shape[1], "repeat")
-        changes = tuple(
-            mine if table is None else (*mine, call.tables[table].flatten())
-            for table, mine in self.fixed
-        )
+        changes = self._changes(call, len(q))
         # both sides are whole blocks, which of lengths that change torch does not know;
         # ROWS_GUARANTEED_SAFE asks for more than rows without empties: a key among the first that a
         # row looks at, as many as a tile of its kernel has
         options = () if q.is_cpu else ("IS_DIVISIBLE",)
         padded = call.padding is not None
-        kind = Kind(scale, self.kinds, padded, lse=self.finds_lse, options=options)
+        kind = Kind(
+            scale, self.statements, tuple(changes), padded, lse=self.finds_lse, options=options
+        )
         if several:
             # gradients of the steps add up in float32
             parts = [widened(x) for x in parts]
         results = []
         for step in self.steps:
             rows = [x.to(q.dtype) for x in parts]
-            out, lse = step(kind, rows, step.blocks(call, len(q)), heads, changes)
+            blocks = step.blocks(call, len(q))
+            out, lse = step(kind, rows, blocks, heads, tuple(changes.values()))
             lse = out.new_zeros(out.shape[:-1]) if lse is None else lse
             # half types would be rounded after every step
             results.append((out.to(lse.dtype) if several else out, lse))
@@ -106,6 +118,29 @@ class FlexKernel(ByTables):
         if self.work.normalize == "softmax1":
             out, lse = with_zero((out, lse))
         return out.to(q.dtype)[..., :out_size].reshape(*shape, out_size), lse.reshape(shape)
+
+    def _changes(self, call: Call, samples: int) -> dict[str, tuple[torch.Tensor, ...]]:
+        """The tensors behind the names in scores."""
+        found: dict[str, tuple[torch.Tensor, ...]] = {x: (y,) for x, y in self.fixed.items()}
+        n_q, n_k = self.work.n_q, self.work.n_k
+        for name in sorted(self.work.changes.symbols):
+            called, brackets, _ = name.partition("[" if name.endswith(TABLE) else "(")
+            if not brackets:
+                continue
+            learned = called in call.tables
+            x = call.tables[called] if learned else _single(call.data[called])
+            sizes = [x[0].numel()]
+            if name.endswith(PAIR):
+                sizes = [samples, n_q, n_k, n_k - n_q, int(len(x) > 1)]
+            # each use has a tensor of its own
+            uses = (number_on(x.device, size, f"{name} {at}") for at, size in enumerate(sizes))
+            found[name] = x.flatten(), *uses
+        return found
+
+
+def _single(x: torch.Tensor) -> torch.Tensor:
+    """Numbers as scores are computed: float32, or whole."""
+    return x.float() if x.is_floating_point() else x.long()
 
 
 class FlexStep:
@@ -198,30 +233,6 @@ class FlexStep:
             return ()
         each = (labels[:, :, x.index + x.first].movedim(1, 0).flatten(1) for x in (self.q, self.k))
         return tuple(zip(*each, strict=True))
-
-
-def _changes(
-    work: Work, heads: tuple[int, ...], device: torch.device
-) -> tuple[tuple[str, ...], list[tuple[str | None, tuple[torch.Tensor, ...]]]]:
-    """What score changes are called, and for each the name of its learned table and the other
-    tensors that it reads. A scale of the spec's own comes first: as a constant, each would be
-    compiled apart."""
-    slopes = slopes_of(work.changes, heads)
-    names: list[str] = []
-    found: list[tuple[str | None, tuple[torch.Tensor, ...]]] = []
-    if work.scale is not None:
-        names.append("scale")
-        found.append((None, (torch.tensor(work.scale, device=device),)))
-    for change in work.changes:
-        names.append(type(change).__name__.lower())
-        if isinstance(change, Bias):
-            buckets = bucket_table(change, work.n_k, device, torch.int32)
-            sizes = (torch.tensor(x, device=device) for x in (len(buckets) // 2, change.buckets))
-            found.append((change.table, (buckets, *sizes)))
-        else:
-            constant = slopes[change] if isinstance(change, Alibi) else cast(Softcap, change).cap
-            found.append((None, (torch.tensor(constant, device=device),)))
-    return tuple(names), found
 
 
 class Ordered:

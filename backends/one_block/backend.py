@@ -14,15 +14,7 @@ from typing import TYPE_CHECKING
 from attnspec.backends.one_block.forms import Form, form_of
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import Amounts, seconds_for, weighed
-from attnspec.lower.work import (
-    MERGED,
-    Alibi,
-    Backend,
-    Kernel,
-    Work,
-    differ_in_pairs_alone,
-    refusal_of,
-)
+from attnspec.lower.work import MERGED, Backend, Kernel, Work, differ_in_pairs_alone, refusal_of
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +37,7 @@ class Dense(_OneBlock):
     name = "dense"
     takes_standing = True
     runs_decided = True
-    takes_expressions = "all"
+    takes_scores = "all"
 
     def refuses(self, work: Work, device: str) -> str | None:
         pairs = work.n_q * work.n_k
@@ -74,14 +66,13 @@ class TorchCall(_OneBlock):
 
     name = "torch"
     runs_decided = True
+    takes_scores = "static"
 
     def refuses(self, work: Work, device: str) -> str | None:
         if work.normalize not in MERGED:
             return f"torch knows no `{work.normalize}`"
-        others = [change for change in work.changes if not isinstance(change, Alibi)]
-        if others:
-            name = type(others[0]).__name__.lower()
-            return f"torch's call adds constants to scores, and `{name}` is none"
+        if work.changes.bends or work.changes.tables:
+            return "torch's call adds constants to scores, and `score` does more"
         if work.unit_keys:
             return "torch's call scores keys as they are, not at unit length"
         for leaf in work.decided:

@@ -18,6 +18,7 @@ from attnspec.backends.common.exact import ByKeyHead, fused
 from attnspec.backends.common.masks import MaskPlan, by_key_head, mask_plan, reading, static
 from attnspec.backends.common.merging import Outputs
 from attnspec.backends.common.score_formula import Blocks, Formula, scale_of
+from attnspec.backends.common.scores import inputs_read
 from attnspec.backends.common.torch_modes import unseen
 from attnspec.backends.decided.choice import mean_of, rounds_of
 from attnspec.backends.one_block.row_keys import row_keys
@@ -47,11 +48,9 @@ class DenseKernel(ByKeyHead):
         if keys is None or work.reads:
             plan = mask_plan(work.relation, q_at, k_at, work.n_k, device)
         self.plan = plan
-        self.distance = None
-        if self.formula.needs_distance:
-            queries, known = work.positions
-            between = queries[:, None] - known[k_at[0]]
-            self.distance = torch.from_numpy(between[None]).to(device)
+        if work.changes:
+            queries, known = (torch.from_numpy(at).to(device) for at in work.positions)
+            self.positions = {"q": queries[:, None], "k": known[k_at[0]]}
         self.at = [torch.from_numpy(at).to(device) for at in (q_at, k_at)] if work.decided else []
         if added is not None:
             if added.dim() == 4 and added.shape[1] > 1:
@@ -89,9 +88,12 @@ class DenseKernel(ByKeyHead):
                 torch.arange(x, device=q.device)[None] for x in (q.shape[3], k.shape[2])
             )
             left = kept(call, q.shape[:3], queries, keys)
-        symbols = self._symbols(call, q) if self.work.has_expression else {}
+        symbols: dict[str, torch.Tensor] = {}
+        if self.work.changes:
+            read = inputs_read(self.work, call, q.shape[3], slice(None), q.shape[1:3])
+            symbols = {**self.positions, **read}
         added = None if self.added is None else by_key_head(self.added, q.shape[1])
-        blocks = Blocks(self.distance, mask, counts, factor, left, symbols, added)
+        blocks = Blocks(mask, counts, factor, left, symbols, added)
         return self.formula.of_block(q, k, v, blocks, call)
 
     def mask(self, call: Call) -> torch.Tensor | None:
@@ -118,27 +120,6 @@ class DenseKernel(ByKeyHead):
         factors = [choice.factor(*self.at) for choice in choices if choice.weight is not None]
         yield by_key_head(torch.stack(counts).sum(0).clamp_min(1), q.shape[1]) if counts else None
         yield by_key_head(reduce(torch.mul, factors), q.shape[1]) if factors else None
-
-    def _symbols(self, call: Call, q: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What expressions of scores read, broadcastable to [B, K, R, 1, n_q, n_k]."""
-        rows, heads = q.shape[3], q.shape[1:3]
-        queries, keys = (torch.from_numpy(x).to(q.device) for x in self.work.positions)
-        values = {"q": queries[:, None], "k": keys}
-        last = slice(-rows, None), slice(None)
-        for name, x in call.data.items():
-            if isinstance(name, str) and x.dim() < 4:
-                per_sample = x.reshape(len(x), 1, 1, 1, -1)
-                # of a length the one number; of positions those of the last queries and all keys,
-                # or where the work says that these stand
-                at = (queries, keys) if self.work.standing and x.dim() == 2 else last
-                values[f"{name}()"] = per_sample[..., None]
-                values[f"{name}(q)"] = per_sample[..., at[0], None]
-                values[f"{name}(k)"] = per_sample[..., None, at[1]]
-        for name in self.work.pair_inputs:
-            table = call.tables[name].transpose(0, 1)
-            shape = heads if table.shape[1] > 1 else (1, 1)
-            values[f"{name}(q, k)"] = table.reshape(-1, *shape, 1, *table.shape[2:])
-        return values
 
 
 class RowsKernel(DenseKernel):
@@ -190,4 +171,4 @@ class OpenKernel(DenseKernel):
         self.plan = reading(work.relation, q, k)
         # tables of a length: that of a long sequence serves all
         self.formula = Formula(replace(work, n_k=_LONG), heads, device)
-        self.distance = (q - k)[None]
+        self.positions = {"q": q, "k": k[0]}

@@ -27,7 +27,8 @@ from attnspec.backends.common.exact import (
 from attnspec.backends.common.masks import added_by
 from attnspec.backends.common.merging import Partial, with_zero
 from attnspec.backends.common.remembered import Remembered
-from attnspec.backends.common.score_formula import HALF, Formula, scale_of, widened
+from attnspec.backends.common.score_formula import HALF, scale_of, widened
+from attnspec.backends.common.scores import ScoreFunction, masked
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.one_block.dense import DenseKernel
 from attnspec.backends.one_block.forms import Form, all_pairs, form_of
@@ -250,10 +251,11 @@ class TorchCallKernel(SoftmaxKernel):
 
     def _sloped(self, added: torch.Tensor) -> torch.Tensor:
         """What is added to scores with their changes, which add constants."""
-        formula = Formula(self.work, self.heads, torch.device("cpu"))
+        change = ScoreFunction(self.work.changes, self.heads, self.work.length, torch.device("cpu"))
         q, k = (torch.from_numpy(at) for at in self.work.positions)
-        scores = added.expand(-1, len(self.heads), -1, -1)[:, :, None, None]
-        return formula.changed(scores, (q[:, None] - k)[None], Call())[:, :, 0, 0]
+        heads = torch.arange(len(self.heads)).view(-1, 1, 1)
+        more = change.added_to(added.dtype, {"q": q[:, None], "k": k}, {}, heads)
+        return masked(more, added, self.work.changes)
 
     # --- where it cannot go --------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class TablesBackend:
     name = "tables"
     runs_decided = True
     takes_standing = True
-    takes_expressions = "static"
+    takes_scores = "static"
 
     def refuses(self, work: Work, device: str) -> str | None:
         if work.decided:
@@ -109,7 +109,7 @@ class TablesBackend:
         where plain operations in natural order do not take less."""
         if device != "cpu" or work.normalize not in MERGED:
             return False
-        if work.reads or not work.bends:
+        if work.reads or not work.changes.bends:
             return True
         return _stepped_seconds(work) <= min(self._costs(work).values(), default=inf)
 
@@ -207,8 +207,8 @@ def refuses_decided(work: Work, device: str) -> str | None:
     for leaf in work.decided:
         if not alone and not leaf.beside(vars(leaf)):
             return f"`{leaf.name}` changes weights, and another graph stands beside it"
-        if leaf.averages and (work.needs_distance or work.has_expression):
-            return "scores change with the distance, and means of queries have none"
+        if leaf.averages and work.changes.placed:
+            return "scores change with positions, and means of queries have none"
     return None
 
 
@@ -223,7 +223,7 @@ def _decided_steps(work: Work) -> tuple[str, ...]:
 def _stepped_seconds(work: Work) -> float:
     bands = bands_of(work.relation, work.n_q, work.n_k)
     seconds = seconds_of(bands, work.n_q, work.copies)
-    if work.bends:
+    if work.changes.bends:
         # scores that are bent are computed one operation after the other
         seconds += seconds_for(weighed("dense", {"pair": sum(band.pairs for band in bands)}))
     return seconds

@@ -1,4 +1,4 @@
-"""Changed scores of blocks: what `alibi`, `bias` and `softcap` make of them, forward and backward.
+"""Changed scores of blocks, forward and backward.
 
 What is only added goes through the flash kernel, as its mask. Where scores are bent, and where the
 gradient of what was added is asked for, a block's own scores are computed, and once more in the
@@ -9,30 +9,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from attnspec.backends.common.score_formula import Formula
+from attnspec.backends.common.scores import ScoreFunction, masked
 from attnspec.backends.tables.blocks import Piece
-from attnspec.lower.work import Call, Work
+from attnspec.ir.scores import Scores
+from attnspec.lower.work import Work
 
 Learned = Mapping[str, torch.Tensor]
 """Learned tables [heads of the work, buckets] by their names."""
 
-Change = Callable[[torch.Tensor, Learned], torch.Tensor]
-"""What the scaled scores of blocks become, with these tables."""
+Change = Callable[[torch.Tensor, "torch.Tensor | None", Learned], torch.Tensor]
+"""What the scaled scores of blocks become under a mask that is added, with these tables."""
 
 
 @dataclass(eq=False)
 class ScoreChanges:
     """The changes of a work's scores, of its heads or, `of` a call, of some of them: then with
-    their learned tables, whose gradients are added up in `grads`. Some only add something."""
+    their learned tables, whose gradients are added up in `grads`."""
 
-    work: Work
-    formula: Formula
+    scores: Scores
+    function: ScoreFunction
     positions: Sequence[torch.Tensor]
-    additive: bool
     heads: torch.Tensor
     tables: Learned
     grads: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -42,21 +42,30 @@ class ScoreChanges:
         """The changes for these heads; None where scores are not changed."""
         if not work.changes:
             return None
+        cpu = torch.device("cpu")
+        function = ScoreFunction(work.changes, heads, work.length, cpu)
         positions = [torch.from_numpy(at) for at in work.positions]
-        formula = Formula(work, heads, torch.device("cpu"))
         return ScoreChanges(
-            work, formula, positions, not work.bends, torch.arange(len(heads), device="cpu"), {}
+            work.changes, function, positions, torch.arange(len(heads), device=cpu), {}
         )
 
     def of(self, heads: Sequence[int], tables: Learned) -> ScoreChanges:
         """The changes for some of the heads, by their places among them."""
         some = torch.tensor(heads, device="cpu")
-        return ScoreChanges(self.work, self.formula, self.positions, self.additive, some, tables)
+        return replace(self, heads=some, tables=tables, grads={})
 
-    def _symbols(self, q: torch.Tensor, k: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What expressions read of query rows [G, h] and key rows [G, w]."""
+    def _placed(self, q: torch.Tensor, k: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The positions of query rows [G, h] and key rows [G, w]."""
         queries, keys = self.positions
         return {"q": queries[q][..., None], "k": keys[k][:, None]}
+
+    def _of(self, piece: Piece) -> dict[str, torch.Tensor]:
+        """The positions of a piece, or what is as far apart, once where that is alike in all of its
+        blocks."""
+        if not self.scores.by_distance:
+            return self._placed(piece.queries, piece.keys)
+        distance = piece.distance
+        return {"q": distance, "k": torch.zeros_like(distance[:1, :1, :1])}
 
     @property
     def learned(self) -> bool:
@@ -65,36 +74,30 @@ class ScoreChanges:
 
     def of_piece(self, piece: Piece) -> Change:
         """The change of scores [batch, heads, h, w] of a piece."""
-        rest = self.heads.view(-1, 1, 1, 1), self._symbols_of(piece)
+        heads, placed = self.heads.view(-1, 1, 1, 1), self._of(piece)
 
-        def change(scores: torch.Tensor, tables: Learned) -> torch.Tensor:
-            scores, call = piece.to.back(scores), Call(tables=tables)
-            return piece.to.arrange(self.formula.changed(scores, piece.distance, call, *rest))
+        def change(
+            scores: torch.Tensor, bias: torch.Tensor | None, tables: Learned
+        ) -> torch.Tensor:
+            scores = piece.to.arrange(self.function(piece.to.back(scores), placed, tables, heads))
+            return masked(scores, bias, self.scores)
 
         return change
-
-    def _symbols_of(self, piece: Piece) -> dict[str, torch.Tensor]:
-        return self._symbols(piece.queries, piece.keys) if self.work.has_expression else {}
 
     def of_places(self, q: torch.Tensor, heads: torch.Tensor, k: torch.Tensor) -> Change:
         """The change of scores [G, h, w] of query rows and their heads [G, h] and key rows
         [G, w]."""
-        symbols, heads = self._symbols(q, k), self.heads[heads][..., None]
-        distance = symbols["q"] - symbols["k"]
-        return lambda scores, tables: self.formula.changed(
-            scores, distance, Call(tables=tables), heads, symbols
+        placed, heads = self._placed(q, k), self.heads[heads][..., None]
+        return lambda scores, bias, tables: masked(
+            self.function(scores, placed, tables, heads), bias, self.scores
         )
 
     def added(self, piece: Piece, bias: torch.Tensor | None, kind: torch.dtype) -> torch.Tensor:
-        """What stands in for the mask of a piece [batch, heads, h, w]: with what additive changes
-        add."""
-        distance, symbols = piece.distance, self._symbols_of(piece)
-        blocks = piece.q.count if symbols else len(distance)
-        none = distance.new_zeros((len(self.heads), blocks, *distance.shape[1:]), dtype=kind)
-        call, heads = Call(tables=self.tables), self.heads.view(-1, 1, 1, 1)
-        scores = self.formula.changed(none, distance, call, heads, symbols)
-        added = piece.to.arrange(scores.expand(-1, piece.q.count, -1, -1))
-        return added if bias is None else added + bias
+        """What additive changes and a mask add to the scores of a piece [batch, heads, h, w]."""
+        heads, (rows, columns) = self.heads.view(-1, 1, 1, 1), (piece.q.height, piece.k.height)
+        added = self.function.added_to(kind, self._of(piece), self.tables, heads)
+        added = piece.to.arrange(added.expand(len(heads), piece.q.count, rows, columns))
+        return masked(added, bias, self.scores)
 
     def backward(
         self,
@@ -110,10 +113,9 @@ class ScoreChanges:
         tables = {name: x.detach().requires_grad_() for name, x in self.tables.items()}
         with torch.enable_grad():
             leaves = [q.detach().requires_grad_(), k.detach().requires_grad_()]
-            scores = change((leaves[0] * scale) @ _for_each(leaves[1], q).mT, tables)
+            scores = change((leaves[0] * scale) @ _for_each(leaves[1], q).mT, bias, tables)
         with torch.no_grad():
-            masked = scores.detach() if bias is None else scores.detach() + bias
-            weights = torch.exp(masked - sums[..., None])
+            weights = torch.exp(scores - sums[..., None])
             of_weights = grad @ _for_each(v, q).mT - (grad * out).sum(-1, keepdim=True)
             asked = [*leaves, *tables.values()]
             of_q, of_k, *shares = torch.autograd.grad(scores, asked, weights * of_weights)
@@ -135,9 +137,7 @@ def scored(
     """Output and log-sum-exps of blocks' queries [..., h, d], keys and values as the flash kernel
     would have them, in the type of `bias`; -inf for a query without a key."""
     q, k, v = rows
-    scores = change((q * scale) @ _for_each(k, q).mT, tables)
-    if bias is not None:
-        scores = scores + bias
+    scores = change((q * scale) @ _for_each(k, q).mT, bias, tables)
     top = scores.amax(-1, keepdim=True)
     weights = torch.exp(scores - top.masked_fill(top == -math.inf, 0.0))
     total = weights.sum(-1, keepdim=True)

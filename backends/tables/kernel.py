@@ -60,7 +60,7 @@ class ByTables(SoftmaxKernel):
         return self._tables or tables_of_work(self.work)
 
     def build_differentiable(self) -> ByKeyHead:
-        if self.work.reads:
+        if self.work.reads or self.work.changes.inputs:
             return DenseKernel(self.work, self.heads, self.device)
         return ComposedTables(self.work, self.heads, self.device, self.tables)
 
@@ -161,7 +161,7 @@ class SteppedKernel(ByTables):
             for piece in step.pieces(q.shape[0], q.shape[2], False, scores is not None):
                 bias, empty = piece.bias(real, wide)
                 rows = (*piece.q.read(q=q_now), *piece.k.read(k=k_now, v=v_now))
-                if scores is None or scores.additive:
+                if scores is None or not scores.scores.bends:
                     if scores is not None:
                         bias = scores.added(piece, bias, wide)
                     part, sums = flash(*rows, 0.0, False, attn_mask=bias, scale=scale)
@@ -357,7 +357,7 @@ def _piece_back(
     )
     k, v = piece.k.read(k=keys[0], v=keys[1])
     parts = grad, q, k, v, out, lse.contiguous()
-    if scores is not None and (scores.learned or not scores.additive):
+    if scores is not None and (scores.learned or scores.scores.bends):
         return scores.backward(parts, bias, scale, scores.of_piece(piece))
     if scores is not None:
         bias = scores.added(piece, bias, lse.dtype)

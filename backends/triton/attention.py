@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 import triton
@@ -13,44 +13,62 @@ import triton.language as tl
 
 from attnspec.backends.common.dropping import factor_of, least_of
 from attnspec.backends.common.exact import in_rows
-from attnspec.backends.common.score_formula import bucket_table, slopes_of
+from attnspec.backends.common.scores import ScoreFunction, value_of
 from attnspec.backends.decided.tables import Part
 from attnspec.backends.triton import kernels
 from attnspec.backends.triton.blocks import Lists, Look, Rows, Side
+from attnspec.backends.triton.forms import TABLE, forms_of
 from attnspec.backends.triton.tables import Programs, Step
 from attnspec.backends.triton.tuning import LEAST, block_of, power
-from attnspec.lower.work import Alibi, Bias, Softcap, Work
-
-DIGITS: Mapping[type, int] = {Softcap: 1, Alibi: 2, Bias: 3}
-"""How a kernel is told of a change of scores."""
+from attnspec.ir.scalars import Scalar, fold
+from attnspec.ir.scores import Scores
+from attnspec.lower.work import Work
 
 
 def looks_of(work: Work, heads: tuple[int, ...], device: torch.device) -> dict[torch.dtype, Look]:
     """What kernels are told of the scores of a work, for sums of each type, before any call."""
-    slopes = slopes_of(work.changes, heads)
-    numbers = [
-        slopes[x] if isinstance(x, Alibi) else [getattr(x, "cap", 0.0)] * len(heads)
-        for x in work.changes
-    ]
-    buckets = torch.zeros(1, dtype=torch.int32, device=device)
-    for change in work.changes:
-        if isinstance(change, Bias):
-            buckets = bucket_table(change, work.n_k, device, torch.int32)
-    code = sum(DIGITS[type(x)] * 4**place for place, x in enumerate(work.changes))
+    forms = forms_of(work.changes) or []
+    numbers = [[cast(float, fold(form.number, {"head": head})) for head in heads] for form in forms]
+    buckets, given = torch.zeros(1, dtype=torch.int32), None
+    for form, statement in zip(forms, work.changes.statements, strict=True):
+        if form.read is not None:
+            buckets = by_distance(form.read, heads, work.n_k).int()
+        elif form.digit == TABLE:
+            given = by_distance(cast(Scalar, Scores((statement,)).added), heads, work.n_k)
+            given = given.expand(len(heads), -1).contiguous()
+            buckets = torch.arange(given.shape[1], dtype=torch.int32)
+    buckets = buckets.to(device)
+    code = sum(form.digit * 4**place for place, form in enumerate(forms))
     looks = {}
     for kind, name in ((torch.float32, tl.float32), (torch.float64, tl.float64)):
         known = torch.tensor(numbers or [[0.0]], dtype=torch.float64).to(device, kind)
+        table = known if given is None else given.to(device, kind)
         looks[kind] = Look(
             tl.constexpr(name),
             tl.constexpr(code),
-            tl.constexpr(len(work.changes)),
+            tl.constexpr(len(forms)),
             known,
             known.shape[1],
             buckets,
             len(buckets) // 2,
-            known,
+            table,
+            table.stride(0),
         )
     return looks
+
+
+def by_distance(value: Scalar, heads: tuple[int, ...], n: int) -> torch.Tensor:
+    """What an expression is worth at every distance q - k from -m to m, [2 m + 1], or with a row
+    for each head, where what is further away is as at m."""
+    host = torch.device("cpu")
+    function, at = ScoreFunction(Scores((value,)), heads, n, host), torch.arange(1 - n, n)
+    given, places = {"q": at, "k": at.new_zeros(1)}, torch.arange(len(heads))[:, None]
+    found = value_of(function.statements[0], function.values(given, {}, places), torch.float64)
+    found = found.expand(*found.shape[:-1], len(at))
+    ends = torch.where(at < 0, found[..., :1], found[..., -1:])
+    differs = at[(found != ends).reshape(-1, len(at)).any(0)].abs()
+    most = min(n - 1, 1 + int(differs.max()) if len(differs) else 1)
+    return found[..., n - 1 - most : n + most].contiguous()
 
 
 LARGE = 227 << 10
@@ -135,7 +153,7 @@ class Launches:
             rows = in_rows(table)
             self.learned = block_of(rows.shape[1]) if back and table.requires_grad else 1
             look = look._replace(table=rows, stride=rows.stride(0))
-        size, gathers = max(q.shape[3], v.shape[3]), bool(call.tables)
+        size, gathers = max(q.shape[3], v.shape[3]), look.farthest > 0
         self.blocks = blocks_for(size, q.dtype, back, gathers, room_on(q.device))
         padding = padding_of(call.padding, q)
         if call.seed is not None:

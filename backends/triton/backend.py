@@ -21,10 +21,11 @@ from attnspec.backends.factored.backend import FactoredBackend, features_of
 from attnspec.backends.factored.lag import lagged
 from attnspec.backends.flex.steps import steps_of
 from attnspec.backends.tables.backend import TablesBackend, refuses_decided
+from attnspec.backends.triton.forms import refuses_scores
 from attnspec.backends.triton.tuning import CHUNK, MAPS, ON_GPU
 from attnspec.layout.steps import READING, amounts_of
 from attnspec.lower.costs import Amounts, seconds_for, together, weighed
-from attnspec.lower.work import MERGED, Bias, Kernel, Work, graph_of, mechanism_of
+from attnspec.lower.work import MERGED, Kernel, Work, graph_of, mechanism_of
 from attnspec.version import is_older
 
 if TYPE_CHECKING:
@@ -37,9 +38,6 @@ INTERPRETED = "TRITON_INTERPRET"
 TRITON, NUMPY = (3, 7), (2, 4)
 """From this numpy on, older interpreters than this Triton's run no kernels."""
 
-TABLES = "scores have two learned tables, and the kernels read one"
-"""Why such a work is refused."""
-
 SIZE = 64
 """The size of the heads that estimates are about."""
 
@@ -50,6 +48,7 @@ class TritonBackend:
     name = "triton"
     runs_decided = True
     runs_mechanisms = True
+    takes_scores = "static"
     on_request = ("cpu",)
 
     def refuses(self, work: Work, device: str) -> str | None:
@@ -67,9 +66,7 @@ class TritonBackend:
             return f"results that `{work.normalize}` normalises are not merged by log-sum-exps"
         if work.decided:
             return _refuses_decided(work)
-        if sum(isinstance(change, Bias) for change in work.changes) > 1:
-            return TABLES
-        return None
+        return refuses_scores(work.changes)
 
     def cost(self, work: Work) -> float:
         if work.device == "cpu" or not _launches(work):
@@ -140,11 +137,9 @@ def _interprets() -> bool:
 
 def _refuses_mechanism(work: Work, device: str) -> str | None:
     """Why a mechanism is not run, or None."""
-    if work.hybrid and (work.reads or work.decided):
+    if work.hybrid and work.waits:
         return "its graph is decided in a call: `factored` computes both"
-    if work.hybrid and sum(isinstance(change, Bias) for change in work.changes) > 1:
-        return TABLES
-    return FactoredBackend().refuses(work, device)
+    return refuses_scores(work.changes) or FactoredBackend().refuses(work, device)
 
 
 def _launches(work: Work) -> bool:

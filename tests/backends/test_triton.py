@@ -63,6 +63,13 @@ def differing(call: Shards, other: str) -> list[str]:
             "factored",
         ),
         ("causal attend (self | columns(first(1))) + linear()", 33, "holes", "factored"),
+        (
+            "heads 2 causal attend window(before = 9, after = 0) score 4 * tanh(s / 4)"
+            " score s + [0.5, -1, 2][min((q - k) // 3, 2)] * (1 + head)",
+            33,
+            "left",
+            "tables",
+        ),
         # chunks of several segments
         *(
             pytest.param(body, n, shape, "factored", marks=SLOW)

@@ -198,7 +198,9 @@ def expressed(node: Node, at: Place, scores: torch.Tensor) -> torch.Tensor:
     operation = str(node.parts[0]) if node.kind == "call" else node.kind
     if operation == "item":
         return torch.stack([torch.broadcast_to(each, x.shape) for each in more]).gather(
-            0, x.long()[None]
+            # outside a list only where no pair is
+            0,
+            x.long().clamp(0, len(more) - 1)[None],
         )[0]
     found: torch.Tensor = _EXPRESSED[operation](x, *more)
     return found.to(torch.float64)

@@ -27,7 +27,7 @@ from attnspec.limits import LIMITS
 from attnspec.lower.costs import dense_seconds
 from attnspec.lower.lower import require_built, works_of
 from attnspec.lower.mechanism_sizes import longest_of
-from attnspec.lower.work import ONE, BackendError, Shape, Softcap, Work, graph_of
+from attnspec.lower.work import ONE, BackendError, Shape, Work, graph_of
 from attnspec.text.diagnostics import AttnSpecError
 
 ELEMENT = 4
@@ -252,7 +252,7 @@ def _dense(work: Work, heads: int, size: int) -> _Amounts:
     pairs = work.n_q * work.n_k
     tensors = 4 * work.n_q * size
     # the mask as booleans, distances in eight bytes
-    mask = pairs + (8 * pairs if work.needs_distance else 0)
+    mask = pairs + (8 * pairs if work.changes.placed else 0)
     # scores are written, changed, weighed, and read for the product with the values; held at one
     # time are scores, masked ones, these less their maxima, and their exponentials
     return _Amounts(pairs, tensors + 8 * pairs, 4 * pairs * heads, mask, False, "exact")
@@ -304,7 +304,7 @@ def _tiles(work: Work, heads: int, size: int) -> _Amounts:
     # keys and values are gathered for every tile: read, written and read again
     gathered = 2 * 3 * tiles * tile * size
     # the formula keeps scores, distances and weights of a piece; a fused kernel its results
-    held = (6 if work.needs_distance else 4) * min(LIMITS.piece, pairs * heads)
+    held = (6 if work.changes.placed else 4) * min(LIMITS.piece, pairs * heads)
     if work.plain:
         held = min(2 * LIMITS.piece, 5 * heads * work.n_q * size // 4)
     masks = tile * tile * min(round(found.undecided), 1 << 12)
@@ -331,7 +331,7 @@ def _bands(work: Work, heads: int, size: int) -> _Amounts:
     # keys in order, and results before they are merged, for as many heads as are computed together
     together = min(heads, max(1, LIMITS.heads_together // max(1, work.n_k * size)))
     held = 3 * min(together * work.n_k * size, LIMITS.piece) // 2 + heads * work.n_q
-    if any(isinstance(change, Softcap) for change in work.changes):
+    if work.changes.bends:
         # scores, what they are changed to step by step, weights
         held += 12 * min(together * pairs, LIMITS.piece)
     return _Amounts(pairs, moved, held, shared, True, quality)

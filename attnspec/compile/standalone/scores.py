@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from attnspec.backends.common.score_formula import thresholds
 from attnspec.compile.standalone.expressions import Expression, Operand, call, lines, tensor_of
 from attnspec.compile.standalone.formulas import number_of, said
 from attnspec.compile.standalone.page import Page, StandaloneError, Text, argument_of, page_of
@@ -14,9 +13,8 @@ from attnspec.graphs.predicates.inputs import READ, inputs_read, pair_reading, r
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.program import EXPRESSION, Attend, Program, Score
 from attnspec.ir.scalars import SCORE, Apply, Scalar, Symbol, fold, symbols
+from attnspec.ir.scores import Scores, alibi_slopes, thresholds
 from attnspec.lower.lower import bias_tables
-from attnspec.lower.work import Expression as Change
-from attnspec.lower.work import alibi_slopes
 
 REALS = ".to(score.dtype)"
 """The method by which what a score reads becomes real."""
@@ -61,8 +59,9 @@ def score_text(program: Program) -> Text:
         change = said(value, values, page)
         statements += [f"{size} = {text}" for size, text in [*page.sizes.items()][known:]]
         statements.append(f"score = {_of_score(change, value, page)}")
-        adds &= Change(value).adds
-        finite &= Change(value).adds or score.name == "softcap"
+        is_added = Scores((value,)).added is not None
+        adds &= is_added
+        finite &= is_added or score.name == "softcap"
     lists = (f"{name} = {made}" for name, made in page.lists.items())
     before = [*_inputs(program, read), *lists, *before]
     functions = {

@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import Compound, InputRef, Leaf, Mechanism, Term, TokenCompound, Tokens
-from attnspec.ir.scalars import FUNCTIONS, Apply, Scalar, Symbol
+from attnspec.ir.scalars import FUNCTIONS, SCORE_FUNCTIONS, Apply, Scalar, Symbol
 
 _LEVELS = (
     ("or",),
@@ -35,7 +35,7 @@ def written_scalar(scalar: Scalar) -> str:
         case Symbol(name):
             # a length has no position that it is read at
             return name.removesuffix("()")
-        case Apply(op, args) if op in FUNCTIONS:
+        case Apply(op, args) if op in FUNCTIONS or op in SCORE_FUNCTIONS:
             return f"{op}({', '.join(map(written_scalar, args))})"
         case Apply("within", (place, first, last)):
             return f"{_part(place, 'within')} in {_part(first, '+')}..{_part(last, '+')}"

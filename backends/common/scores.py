@@ -1,0 +1,260 @@
+"""What scores become in tensor operations: `score` statements for the heads of a kernel.
+
+What reads neither the score nor reals is computed in int64, the rest in the type of the scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from functools import reduce
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from attnspec.ir.scalars import (
+    NEGATED,
+    OPERATIONS,
+    PAIR,
+    SCORE,
+    Apply,
+    Scalar,
+    Symbol,
+    fold,
+    symbols,
+)
+from attnspec.ir.scores import HEAD, TABLE, Scores
+from attnspec.lower.work import Call, Work
+
+Number = Any
+"""A tensor of integers, booleans or of the type of the scores; by its name a function of an index
+where it is a list or a table."""
+
+_REAL = frozenset(("/", "sqrt", "log2", "tanh", "exp", "log"))
+"""What makes reals of whole numbers."""
+
+_LOGIC = frozenset(("and", "or", "not"))
+
+
+class ScoreFunction:
+    """What scores become for some heads in a sequence of a length. In its expressions symbols stand
+    for numbers: tensors [], [heads] of what reads the head alone, or lists [m], on a device."""
+
+    def __init__(
+        self, scores: Scores, heads: Sequence[int], length: int, device: torch.device
+    ) -> None:
+        self.heads, self.length, self.device = heads, length, device
+        self.constants: dict[str, torch.Tensor] = {}
+        self.statements = tuple(map(self._lifted, scores.statements))
+        self.added = None if scores.added is None else self._lifted(scores.added)
+
+    def _symbol(self, kind: str, values: object) -> Symbol:
+        """What stands for numbers: "#" for one, "@" for one of each head, "*" for a list."""
+        name = f"{kind}{len(self.constants)}"
+        self.constants[name] = torch.from_numpy(np.array(values)).to(self.device)
+        return Symbol(name)
+
+    def _lifted(self, value: Scalar) -> Scalar:
+        """An expression without numbers."""
+        if set(symbols(value)) == {HEAD.name}:
+            return self._symbol("@", [fold(value, {HEAD.name: head}) for head in self.heads])
+        match value:
+            case Symbol():
+                return value
+            case Apply("steps", (far, *least)):
+                # distances end with the sequence
+                last = max(0, min(self.length - 1, max(cast("list[int]", least), default=0)))
+                count = np.searchsorted(np.array(least, np.int64), np.arange(last + 1), "right")
+                near = Apply("min", (far, last))
+                return Apply("entry", (self._symbol("*", count), self._lifted(near)))
+            case Apply("item", (index, *items)) if not any(map(symbols, items)):
+                listed = self._symbol("*", np.array(items, np.float64))
+                return Apply("item", (self._lifted(index), listed, self._symbol("#", len(items))))
+            case Apply(op, args):
+                return Apply(op, tuple(map(self._lifted, args)))
+            case _:
+                return self._symbol("#", value)
+
+    def of_heads(self, places: Sequence[int]) -> ScoreFunction:
+        """The function of some of the heads, by their places among them."""
+        some, at = copy(self), list(places)
+        some.constants = {x: y[at] if x[0] == "@" else y for x, y in self.constants.items()}
+        return some
+
+    def values(
+        self,
+        given: Mapping[str, Number],
+        tables: Mapping[str, torch.Tensor],
+        heads: torch.Tensor | None,
+        by_key_head: Sequence[int] = (),
+    ) -> dict[str, Number]:
+        """All values by their names: of some heads, or of all by key head where they are None."""
+        values = dict(given)
+        for name, x in self.constants.items():
+            if name[0] == "@":
+                x = x.view(*by_key_head, 1, 1, 1) if heads is None else x[heads]
+            values[name] = x.__getitem__ if name[0] == "*" else x
+        for name, table in tables.items():
+            values[name + TABLE] = _entries(table, heads, by_key_head)
+        return values
+
+    def __call__(
+        self,
+        scores: torch.Tensor,
+        given: Mapping[str, Number],
+        tables: Mapping[str, torch.Tensor],
+        heads: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """What scores [B, K, R, G, h, w] become; of any shape where `heads`, int64, broadcasts to
+        it and says which head each of them is of. `given` are positions q and k, broadcastable to
+        [G, h, w], and inputs by their symbols; `tables` [heads, m] what is learned."""
+        values = self.values(given, tables, heads, scores.shape[1:3])
+        for statement in self.statements:
+            found = value_of(statement, {**values, SCORE: scores}, scores.dtype)
+            whole = found.shape == scores.shape and found.dtype == scores.dtype
+            # a number that reads no pair is that of each
+            scores = found if whole else torch.zeros_like(scores) + found
+        return scores
+
+    def added_to(
+        self,
+        kind: torch.dtype,
+        given: Mapping[str, Number],
+        tables: Mapping[str, torch.Tensor],
+        heads: torch.Tensor,
+    ) -> torch.Tensor:
+        """What is added to all scores, of a type, broadcastable to them."""
+        values = self.values(given, tables, heads)
+        return value_of(cast(Scalar, self.added), values, kind).to(kind)
+
+
+def _entries(
+    table: torch.Tensor, heads: torch.Tensor | None, by_key_head: Sequence[int]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Reads a table [heads, m] by an index [h, w] or [G, h, w]."""
+    if heads is None:
+        alike = (1,) * 3
+        return lambda index: table[:, index].view(*by_key_head, *alike[index.dim() :], *index.shape)
+    return lambda index: table[heads, index]
+
+
+def inputs_read(
+    work: Work, call: Call, n_q: int, rows: slice | torch.Tensor, by_key_head: Sequence[int]
+) -> dict[str, torch.Tensor]:
+    """What scores read of inputs for some of the last n_q queries, by their symbols, broadcastable
+    to [B, K, R, 1, rows, n_k]; of positions where the work says that queries and keys stand."""
+    found = {}
+    for name in work.changes.symbols:
+        called, brackets, sides = name.partition("(")
+        if name.endswith(PAIR):
+            table = call.tables[called].transpose(0, 1)[:, :, rows]
+            heads = by_key_head if table.shape[1] > 1 else (1, 1)
+            found[name] = table.reshape(-1, *heads, 1, *table.shape[2:])
+        elif brackets:
+            x = call.data[called]
+            x = x.reshape(len(x), 1, 1, 1, -1)
+            if work.standing is not None and sides != ")":
+                side = work.standing.queries if sides == "q)" else work.standing.keys
+                x = x[..., torch.from_numpy(side).to(x.device)]
+            # of positions those of the last queries, of a length the one number
+            x = x[..., x.shape[-1] - n_q :][..., rows] if sides == "q)" else x
+            found[name] = x[..., None, :] if sides == "k)" else x[..., None]
+    return found
+
+
+def value_of(statement: Scalar, values: Mapping[str, Number], kind: torch.dtype) -> torch.Tensor:
+    """The value of a statement as `evaluate` has it, NaN where a list is read outside."""
+    outside: list[torch.Tensor] = []
+    found: torch.Tensor = evaluate(statement, {**values, _OUTSIDE: outside}, kind)
+    for places in outside:
+        # a place of another pair, which no mask has to tell: no gradient comes of it
+        found = torch.where(places, float("nan"), found)
+    return found
+
+
+def masked(scores: torch.Tensor, bias: torch.Tensor | None, changes: Scores) -> torch.Tensor:
+    """Changed scores with what a mask adds, 0 or as good as -inf; places of no pair may hold
+    anything."""
+    if bias is None:
+        return scores
+    if changes.everywhere:
+        return scores + bias
+    return torch.where(bias < 0, bias, scores)
+
+
+_OUTSIDE = ""
+"""The name of the list of places where a list is read outside."""
+
+
+def _item(outside: list[torch.Tensor], index: torch.Tensor, *items: Number) -> torch.Tensor:
+    if index.is_floating_point():
+        raise ValueError("a list in `score` is read by whole numbers")
+    listed = callable(items[0])
+    count = items[1] if listed else len(items)
+    outside.append((index < 0) | (index >= count))
+    if listed:
+        return cast(torch.Tensor, items[0](torch.where(outside[-1], 0, index)))
+    found: torch.Tensor = reduce(
+        lambda rest, at: torch.where(index == at, items[at], rest), range(1, count), items[0]
+    )
+    return found
+
+
+def _whole(x: torch.Tensor, rounded: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    return rounded(x).long() if x.is_floating_point() else x
+
+
+def _isqrt(x: torch.Tensor) -> torch.Tensor:
+    root = x.double().sqrt().floor().long()
+    root = root - (root * root > x).long()
+    return root + ((root + 1) * (root + 1) <= x).long()
+
+
+_TENSORS: dict[str, Callable[..., Number]] = {
+    "//": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "%": torch.remainder,
+    "**": torch.pow,
+    "not": torch.logical_not,
+    "and": lambda *values: reduce(torch.logical_and, values),
+    "or": lambda *values: reduce(torch.logical_or, values),
+    "within": lambda x, first, last: (first <= x) & (x <= last),
+    "one_of": lambda x, *members: reduce(torch.logical_or, [x == each for each in members], x != x),
+    "isqrt": _isqrt,
+    "sqrt": torch.sqrt,
+    "log2": torch.log2,
+    "ceil": lambda x: _whole(x, torch.ceil),
+    "floor": lambda x: _whole(x, torch.floor),
+    "min": lambda *values: reduce(torch.minimum, values),
+    "max": lambda *values: reduce(torch.maximum, values),
+    "abs": torch.abs,
+    "tanh": torch.tanh,
+    "exp": torch.exp,
+    "log": torch.log,
+}
+"""What operations are for tensors, where they are not those of Python's operators."""
+
+
+def evaluate(scalar: Scalar, values: Mapping[str, Number], kind: torch.dtype) -> Number:
+    """The value of an expression without numbers, in a type where it is real. `values` are tensors
+    by the names of its symbols."""
+    match scalar:
+        case Symbol(name):
+            return values[name]
+        case Apply("entry", (Symbol(name), index)):
+            return values[name](evaluate(index, values, kind))
+        case Apply(op, args):
+            parts = [evaluate(each, values, kind) for each in args]
+            if op in _LOGIC:
+                return _TENSORS[op](*parts)
+            tensors = [x.long() if getattr(x, "dtype", None) == torch.bool else x for x in parts]
+            if op == "item":
+                return _item(values[_OUTSIDE], *tensors).to(kind)
+            if op in _REAL or any(x.is_floating_point() for x in tensors):
+                tensors = [x.to(kind) for x in tensors]
+            work = _TENSORS.get(op)
+            if work is None:
+                work = OPERATIONS[op] if op in ("+", "-", "*", "neg", *NEGATED) else torch.div
+            return work(*tensors)
+        case _:
+            raise TypeError("the numbers of an expression are tensors")
