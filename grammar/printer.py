@@ -50,7 +50,7 @@ def print_expression(expression: nodes.Expression) -> str:
     """The expression on one line."""
     match expression:
         case nodes.Integer(value) | nodes.Real(value):
-            # digits as they stand in the text: `4_096` and `1e-3` are not read as well in another spelling
+            # `4_096` and `1e-3` stay as somebody has written them
             return expression.written or repr(value)
         case nodes.Boolean(value):
             return "true" if value else "false"
