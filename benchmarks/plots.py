@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from attnspec.text.diagnostics import time_text
 from benchmarks.cases import ETA_TARGETS
 
 Figures = Mapping[str, Any]
@@ -63,7 +64,8 @@ def _lines(part: Figures) -> Any:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:,.0f}"))
     axes.set_xlabel("n")
-    axes.set_ylabel("seconds, forward")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: time_text(seconds)))
+    axes.set_ylabel("one call, forward")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
