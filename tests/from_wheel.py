@@ -80,8 +80,8 @@ def main(arguments: list[str]) -> int:
         for room in PACKAGE_DIR.values():
             for source in (tree / room).rglob("*.py"):
                 source.unlink()
-        for torch in torches or [None]:
-            python = sys.executable if torch is None else with_torch(torch)
+        for torch in torches or [""]:
+            python = str(with_torch(torch)) if torch else sys.executable
             where = "import attnspec, torch; print(torch.__version__, attnspec.__file__)"
             told = run(python, "-c", where, cwd=tree, path=str(site))
             print("torch", told, end="", flush=True)
