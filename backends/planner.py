@@ -33,7 +33,7 @@ from attnspec.lower.work import (
     refusal_of,
     runs_mechanisms,
 )
-from attnspec.text.diagnostics import ranges
+from attnspec.text.diagnostics import ranges, time_text
 
 AUTO = "auto"
 """Stands in place of a backend's name for the cheapest."""
@@ -446,13 +446,8 @@ def _said(candidate: Candidate, is_estimated: bool) -> str:
 
 
 def shown_seconds(seconds: float) -> str:
-    """A time to three digits, in the unit that suits it."""
-    if not math.isfinite(seconds):
-        return "no estimate"
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
+    """An estimate, if there is one."""
+    return time_text(seconds) if math.isfinite(seconds) else "no estimate"
 
 
 LENGTHS = (1, 64, 4096)

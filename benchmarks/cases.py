@@ -179,4 +179,4 @@ QUICK = Settings(
     first_zoo=12,
     changing=50,
 )
-"""`make bench-quick`: about a minute, sizes at which overheads still weigh."""
+"""`python -m benchmarks --quick`: about a minute, sizes at which overheads still weigh."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from attnspec.text.diagnostics import time_text
 from benchmarks.cases import ETA_TARGETS
 
 Figures = Mapping[str, Any]
@@ -17,8 +18,6 @@ def plots(figures: Figures) -> Iterator[tuple[str, Any]]:
         yield "efficiency", _bars(figures["efficiency"])
     if "growth" in figures:
         yield "growth", _lines(figures["growth"])
-    if "models" in figures:
-        yield "lm", _curves(figures["models"])
 
 
 def _bars(part: Figures) -> Any:
@@ -65,34 +64,10 @@ def _lines(part: Figures) -> Any:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:,.0f}"))
     axes.set_xlabel("n")
-    axes.set_ylabel("seconds, forward")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: time_text(seconds)))
+    axes.set_ylabel("one call, forward")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-    return figure
-
-
-def _curves(models: Figures) -> Any:
-    """Bits per byte of models while they learn, against seconds and against what was read."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 3.5), layout="constrained")
-    units = {"seconds": (1, "seconds of training"), "read": (1e6, "million bytes read")}
-    for axes, (key, (unit, label)) in zip(
-        figure.subplots(1, 2, sharey=True), units.items(), strict=True
-    ):
-        for place, (name, found) in enumerate(models.items()):
-            # before the first step both models are at 8 bits, which would flatten what follows
-            curve = found["curve"][1:]
-            axes.plot(
-                [at[key] / unit for at in curve],
-                [at["bits"] for at in curve],
-                marker="os"[place % 2],
-                label=name,
-            )
-        axes.set_xlabel(label)
-        axes.grid(alpha=0.3)
-    figure.axes[0].set_ylabel("bits per byte, held out")
-    figure.axes[0].legend(frameon=False)
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Writes the measured tables of README.md and docs/ from benchmarks/results, never by hand.
+"""Writes the measured tables of all pages, and the plots, from benchmarks/results, never by hand.
 
 A table stands between `<!-- NAME -->` and `<!-- /NAME -->`, on one page, and comes from the file of
 `results/` that `TABLES` names. `--check` writes nothing and exits with 1 where a page is stale.
@@ -9,60 +9,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from scipy.stats import spearmanr
 
-from benchmarks import exchange
+from benchmarks import exchange, report
 from benchmarks.gpu import TARGETS
+from benchmarks.plots import draw
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
 
 Figures = Mapping[str, Any]
-
-
-def minilm_table(figures: Figures) -> str:
-    """What `minilm.py` found: the check in a sentence or two, then a row per radius."""
-    texts, versions = figures["texts"], figures["versions"]
-    exact = figures["full_graph"]["largest_difference"]
-    dropped = figures["without_mask_function"]["largest_difference"]
-    by_pattern: dict[str, dict[int, Figures]] = {}
-    for row in figures["patterns"]:
-        by_pattern.setdefault(row["pattern"], {})[row["radius"]] = row
-    both, alone = by_pattern["window and global [CLS]"], by_pattern["window alone"]
-    found = (
-        f"{texts['count']} texts of {texts['tokens_least']} to {texts['tokens_most']} tokens in "
-        f"padded batches. With `attend full` in all {figures['model']['layers']} layers the "
-        f"largest difference of an embedding from the original model's is {exact:.1e}. Without "
-        f"the mask function that is registered with it, padding would be attended to and the "
-        f"difference be {dropped:.2f}. "
-        f"Windows, on the {texts['long_count']} texts of {texts['long_from']} tokens or more, at "
-        f"their mean length of {texts['long_mean']}:"
-    )
-    lines = [
-        *textwrap.wrap(found, 100),
-        "",
-        "| radius | edges | density | cosine: mean | least | edges without global "
-        "| cosine: mean | least |",
-        "|--:|--:|--:|--:|--:|--:|--:|--:|",
-    ]
-    for radius in sorted(both, reverse=True):
-        lines.append(f"| {radius} | {_cells(both[radius])} | {_cells(alone[radius], False)} |")
-    lines += [
-        "",
-        f"({_machine(figures['machine'])}; Python {versions['python']}, torch "
-        f"{versions['torch']}, transformers {versions['transformers']}.)",
-    ]
-    return "\n".join(lines)
-
-
-def _cells(row: Figures, density: bool = True) -> str:
-    cells = [f"{row['edges']:,}", f"{row['density']:.1%}"][: 1 + density]
-    return " | ".join([*cells, f"{row['cosine_mean']:.3f}", f"{row['cosine_min']:.3f}"])
 
 
 def _machine(machine: Figures) -> str:
@@ -214,23 +174,6 @@ def _agreement(figures: Figures) -> str:
     return f" Rank correlation with what is published: {', '.join(found)}."
 
 
-def causes_table(figures: Figures) -> str:
-    """Systems trained again with one thing changed, beside what they learned without the change."""
-    lines = [
-        "| system | task | one change | without it | with it |",
-        "|:--|:--|:--|--:|--:|",
-    ]
-    for row in figures["rows"]:
-        lines.append(
-            f"| {row['system']} | {row['task']} | {row['words']} | {100 * row['unchanged']:.1f} % "
-            f"| {100 * row['mean']:.1f} ± {100 * row['spread']:.1f} % |"
-        )
-    seeds = min(len(row["accuracies"]) for row in figures["rows"])
-    told = f"{figures['budget']['steps']:,} steps of {figures['budget']['batch']} sequences"
-    where = f"{_machine(figures['machine'])}; torch {figures['versions']['torch']}"
-    return "\n".join([*lines, "", f"({told} where nothing else is said, {seeds} seeds; {where}.)"])
-
-
 def gpu_table(figures: Figures) -> str:
     """What was found on a GPU, a line for the checks and one for each target; what was not measured
     says so."""
@@ -257,36 +200,6 @@ def _least(rows: Sequence[Figures], mode: str) -> str:
     """The worst of the ratios of some rows, "" where there are none."""
     found = [row[kind][mode] for row in rows for kind in ("ratio", "eta") if kind in row]
     return f"{min(found):.2f}" if found else ""
-
-
-def lm_table(figures: Figures) -> str:
-    """Both models of `lm.py`: what they have learned in the same time, and how they write on."""
-    text, settings, versions = figures["text"], figures["settings"], figures["versions"]
-    lines = [
-        "| attention | keys a query | read, bytes | bytes a second | bits per byte | writes, bytes"
-        " a second | cache | its keys and values | tokens as in one pass | largest difference |",
-        "|:--|--:|--:|--:|--:|--:|:--|--:|--:|--:|",
-    ]
-    for name, found in figures["models"].items():
-        last, made = found["curve"][-1], found["generation"]
-        lines.append(
-            f"| {name} | {found['keys']:,.0f} | {last['read']:,}"
-            f" | {last['read'] / last['seconds']:,.0f} | {last['bits']:.3f}"
-            f" | {made['bytes_per_second']:,.0f} | `{found['cache']}`"
-            f" | {made['cache_bytes'] / 2**20:.2f} MiB"
-            f" | {made['equal_tokens']} of {made['written']} | {made['largest_difference']:.0e} |"
-        )
-    told = (
-        f"{settings['parameters']:,} parameters: {settings['layers']} layers of width"
-        f" {settings['hidden']} with {settings['heads']} heads; a step reads"
-        f" {settings['context']:,} bytes, {settings['seconds']:,.0f} seconds of steps for"
-        f" each model; {text['files']:,} modules of Python {versions['python']},"
-        f" {text['bytes']:,} bytes, of which"
-        f" {text['held_out']:,} are held out and {settings['windows']} windows of them looked at;"
-        f" threads: {figures['machine']['threads']} on {_machine(figures['machine'])}; torch"
-        f" {versions['torch']}, transformers {versions['transformers']}"
-    )
-    return "\n".join([*lines, "", f"({told}.)"])
 
 
 def ranks_table(figures: Figures) -> str:
@@ -357,17 +270,14 @@ NOT_MEASURED = "not measured"
 
 TABLES: dict[str, tuple[str, str, Callable[[Figures], str]]] = {
     "brief": ("README.md", "bench.json", brief_table),
+    "every": ("benchmarks/README.md", "bench.json", report.page),
     "bench": ("docs/speed.md", "bench.json", bench_table),
     "gpu": ("docs/speed.md", "gpu.json", gpu_table),
     "accuracy": ("docs/learning.md", "accuracy.json", accuracy_table),
-    "causes": ("docs/learning.md", "causes.json", causes_table),
-    "minilm": ("docs/learning.md", "minilm.json", minilm_table),
-    "lm": ("benchmarks/README.md", "lm.json", lm_table),
     "exchange": ("attnspec/distributed/README.md", "exchange.json", exchange_table),
     "ranks": ("attnspec/distributed/README.md", "distributed.json", ranks_table),
 }
-"""Where each table stands, the results that it shows, and how; `report.py` writes another one
-between markers of the name `bench`, on its own page."""
+"""Where each table stands, the results that it shows, and how."""
 
 UNMEASURED = "Not measured yet."
 """Stands in place of a table whose figures are missing."""
@@ -407,6 +317,8 @@ def main(arguments: Sequence[str]) -> int:
             stale.append(page)
             if not options.check:
                 path.write_text(wanted, encoding="utf-8")
+    if not options.check:
+        draw(json.loads((RESULTS / "bench.json").read_text(encoding="utf-8")), RESULTS)
     if options.check and stale:
         told = " and ".join(stale)
         print(f"the tables of {told} must be those of benchmarks/results", file=sys.stderr)

@@ -1,29 +1,34 @@
-"""Tables and plots from the figures of a run, and nothing else.
-
-`python -m benchmarks.report` draws `results/growth.svg` and `results/efficiency.svg` from
-`results/bench.json` and fills the tables of benchmarks/README.md between their markers; behind them
-come those of `results/NAME/bench.json`, measured elsewhere.
-"""
+"""The figures of a run as Markdown: all of them, and those of other machines behind them."""
 
 from __future__ import annotations
 
 import json
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attnspec.backends.planner import RENAMED
+from attnspec.text.diagnostics import time_text
 from benchmarks.cases import ETA_TARGETS
 from benchmarks.lengths import CHANGED, MORE, TIMES
-from benchmarks.plots import draw
+from benchmarks.plots import plots
 from benchmarks.shapes import CEILING, MEAN, MODES
 
-HERE = Path(__file__).resolve().parent
-
-MARKERS = "<!-- bench -->", "<!-- /bench -->"
+RESULTS = Path(__file__).resolve().parent / "results"
 
 Figures = Mapping[str, Any]
+
+
+def page(figures: Figures) -> str:
+    """Plots and tables, and the tables of `results/NAME/bench.json`, measured elsewhere."""
+    images = [f"![{name}](results/{name}.svg)" for name, _ in plots(figures)]
+    others = [
+        f"## On another machine: {path.parent.name}\n\n"
+        + tables(json.loads(path.read_text(encoding="utf-8")))
+        for path in sorted(RESULTS.glob("*/bench.json"))
+    ]
+    return "\n\n".join([*images, tables(figures), *others])
 
 
 def tables(figures: Figures) -> str:
@@ -39,11 +44,11 @@ def _efficiency(part: Figures) -> str:
             row["name"],
             f"{row['edges'] / part['n']:,.0f}",
             _backends(row),
-            _time(row["forward"]["median"]),
+            time_text(row["forward"]["median"]),
             f"{row['eta_forward']:.2f}",
-            _time(row["both"]["median"]),
+            time_text(row["both"]["median"]),
             f"{row['eta_both']:.2f}",
-            _time(row["predicted"]),
+            time_text(row["predicted"]),
         ]
         for row in part["rows"]
     ]
@@ -54,8 +59,8 @@ def _efficiency(part: Figures) -> str:
             rows.append([label, "", "", "", f"**{forward}**", "", f"**{both}**", ""])
     return _section(
         f"Edge efficiency, n = {part['n']:,}",
-        f"Dense attention takes {_time(dense['forward']['median'])} forward and "
-        f"{_time(dense['both']['median'])} with gradients. Targets for the geometric mean: "
+        f"Dense attention takes {time_text(dense['forward']['median'])} forward and "
+        f"{time_text(dense['both']['median'])} with gradients. Targets for the geometric mean: "
         f"{ETA_TARGETS['forward']} and {ETA_TARGETS['both']}.",
         "pattern | keys a query | backend | forward | η | with gradients | η | predicted forward",
         rows,
@@ -73,8 +78,8 @@ def _shapes(part: Figures) -> str:
                 cell
                 for mode in MODES
                 for cell in (
-                    _time(row[mode]["ours"]["median"]),
-                    _time(row[mode]["torch"]["median"]),
+                    time_text(row[mode]["ours"]["median"]),
+                    time_text(row[mode]["torch"]["median"]),
                     f"{row[mode]['ratio']:.2f}×",
                 )
             ),
@@ -105,19 +110,20 @@ def _lengths(part: Figures) -> str:
         worst = max(here, key=lambda row: row["first"] - TIMES * row["later"])
         first, later = (statistics.median(row[name] for row in here) for name in ("first", "later"))
         met = sum(row["first"] <= TIMES * row["later"] + MORE for row in here)
-        told = f"{worst['name']}, {_time(worst['first'])} and {_time(worst['later'])}"
-        rows.append([f"{n:,}", _time(first), _time(later), f"{met} of {len(here)}", told])
+        told = f"{worst['name']}, {time_text(worst['first'])} and {time_text(worst['later'])}"
+        rows.append([f"{n:,}", time_text(first), time_text(later), f"{met} of {len(here)}", told])
     changed = [
         [
             *(row["name"], row["mode"], f"{row['calls']:,}", str(row["lengths"])),
-            *(_time(row["whole"]), _time(row["steady"]), _over(row)),
+            *(time_text(row["whole"]), time_text(row["steady"]), _over(row)),
         ]
         for row in part["changing"]
     ]
     kept = "met" if summary["excess"] <= 0 else "missed"
     first_calls = _section(
         "The first call at a new length, specs of the zoo",
-        f"Target, in the median: at most {TIMES:g} times a later call and {_time(MORE)}: {kept}.",
+        f"Target, in the median: at most {TIMES:g} times a later call and {time_text(MORE)}:"
+        f" {kept}.",
         "n | first call, median | later, median | met | farthest from it",
         rows,
     )
@@ -141,7 +147,7 @@ def _growth(part: Figures) -> str:
     rows = []
     for row in part["rows"]:
         seconds = dict(zip(row["lengths"], row["seconds"], strict=True))
-        times = [_time(seconds[n]) if n in seconds else "left out" for n in lengths]
+        times = [time_text(seconds[n]) if n in seconds else "left out" for n in lengths]
         fitted = ("exponent", "exponent_edges", "exponent_gathered")
         exponents = [_exponent(row[key]) for key in fitted]
         rows.append([row["name"], *times, *exponents, f"≤ {row['target']:g}"])
@@ -189,48 +195,9 @@ def _section(title: str, text: str, head: str, rows: Sequence[Sequence[str]]) ->
 
 
 def _backends(row: Figures) -> str:
-    return ", ".join(dict.fromkeys(row["backends"]))
+    # figures are older than some names
+    return ", ".join(dict.fromkeys(RENAMED.get(name, name) for name in row["backends"]))
 
 
 def _exponent(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
-
-
-def _time(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"
-
-
-def filled(text: str, content: str) -> str:
-    """The text with the content between its markers; ValueError unless it has each once."""
-    start, stop = MARKERS
-    if (text.count(start), text.count(stop)) != (1, 1) or text.index(start) > text.index(stop):
-        raise ValueError(f"the text must have `{start}` and then `{stop}`, each once")
-    before, _, rest = text.partition(start)
-    return f"{before}{start}\n{content}\n{stop}{rest.partition(stop)[2]}"
-
-
-def main() -> int:
-    source = HERE / "results" / "bench.json"
-    if not source.exists():
-        print("results/bench.json is needed: `make bench` writes it", file=sys.stderr)
-        return 1
-    figures: Figures = json.loads(source.read_text(encoding="utf-8"))
-    drawn = draw(figures, source.parent)
-    images = [f"![{path.stem}](results/{path.name})" for path in drawn]
-    others = [
-        f"## On another machine: {path.parent.name}\n\n"
-        + tables(json.loads(path.read_text(encoding="utf-8")))
-        for path in sorted(source.parent.glob(f"*/{source.name}"))
-    ]
-    page = HERE / "README.md"
-    text = page.read_text(encoding="utf-8")
-    content = "\n\n".join([*images, tables(figures), *others])
-    page.write_text(filled(text, content), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

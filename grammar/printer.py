@@ -50,7 +50,8 @@ def print_expression(expression: nodes.Expression) -> str:
     """The expression on one line."""
     match expression:
         case nodes.Integer(value) | nodes.Real(value):
-            return repr(value)
+            # `4_096` and `1e-3` stay as somebody has written them
+            return expression.written or repr(value)
         case nodes.Boolean(value):
             return "true" if value else "false"
         case nodes.Name(name):
@@ -72,22 +73,11 @@ def print_expression(expression: nodes.Expression) -> str:
         case nodes.Members(items):
             return "{" + ", ".join(_within(item, _SUM) for item in items) + "}"
         case nodes.List(items):
-            return "[" + ", ".join(map(_as_written, items)) + "]"
+            return "[" + ", ".join(map(print_expression, items)) + "]"
         case nodes.Index(base, index):
             return f"{_within(base, _ATOM)}[{print_expression(index)}]"
         case _:
             assert_never(expression)
-
-
-def _as_written(item: nodes.Expression) -> str:
-    """A number of a list with its digits as they stand in the text."""
-    match item:
-        case nodes.Prefix("-", nodes.Integer() | nodes.Real() as number):
-            return "-" + _as_written(number)
-        case nodes.Integer() | nodes.Real() if item.written:
-            return item.written
-        case _:
-            return print_expression(item)
 
 
 def _level(expression: nodes.Expression) -> int:

@@ -91,7 +91,7 @@ def _thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def _skip_what_needs_another_version(items: list[pytest.Item]) -> None:
-    """What a torch beside the pinned one does not have: `make versions` runs the rest."""
+    """What a torch beside the pinned one does not have: `make wheel` runs the rest."""
     compiles = not is_older(torch.__version__, FLEX)
     with contextlib.suppress(ImportError):
         triton = importlib.import_module("triton").__version__

@@ -24,9 +24,11 @@ import torch
 from population import population, spec_of
 from views import Call, Case, errors, gradients, numbers, shares_keys
 
+import attnspec
 from attnspec.distributed import LostRank, Partition, parallelize
 
 HERE = Path(__file__).parent
+PACKAGE = Path(attnspec.__file__).parents[1]
 WORLD = 4
 LIMIT = 60.0
 
@@ -207,7 +209,7 @@ def run(calls: Sequence[Shards], folder: Path) -> tuple[list[list[Found]], list[
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]),
+        "PYTHONPATH": os.pathsep.join([str(PACKAGE), str(HERE.parent), str(HERE)]),
     }
     command = [sys.executable, "-W", "ignore", str(HERE / "local_ranks.py"), str(folder)]
     # what goes wrong before there are ranks is said by the first

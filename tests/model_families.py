@@ -22,7 +22,7 @@ from attnspec.integrations.transformers import convert, used_by
 from attnspec.testing import assert_attends
 
 N = 13
-PAGE = Path(attnspec.__file__).parent / "integrations" / "README.md"
+PAGE = Path(__file__).resolve().parents[1] / "attnspec" / "integrations" / "README.md"
 OWN_CODE = "no: computes attention in code of its own"
 _numbers = itertools.count()
 

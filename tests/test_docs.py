@@ -105,3 +105,50 @@ def test_golden_files_are_compared_to_the_byte_and_orphans_found(tmp_path: Path)
     assert found == ["test_y", "test_z"]
     # nothing is said about a file whose tests were not collected
     assert [path.stem for path in orphans(folder, [], [])] == ["test_z"]
+
+
+LONGEST_SENTENCE, LONGEST_PARAGRAPH = 30, 600
+"""In words, and in characters: five lines."""
+
+_CODE_AND_LINKS = re.compile(r"(`)[^`]*`|!?\[([^\]]*)\]\([^)]*\)")
+
+
+def paragraphs(text: str) -> list[str]:
+    """The prose of a page: each entry of a list is a paragraph; code, tables and headings are none.
+    Code in a sentence is one word."""
+    text = re.sub(r"^```.*?^```$|<!-- (\w+) -->.*?<!-- /\1 -->", "\n", text, flags=re.M | re.S)
+    found = re.split(r"\n\s*\n|\n(?=\s*(?:[-*] |\d+\. |\|))", text)
+    kept = (part.strip() for part in found if not part.strip().startswith(("|", "#", "<!--")))
+    plain = (_CODE_AND_LINKS.sub(lambda m: "Code" if m[1] else m[2], part) for part in kept)
+    return [" ".join(part.replace("**", "").split()) for part in plain if part]
+
+
+def too_long(text: str) -> list[str]:
+    found = [part for part in paragraphs(text) if len(part) > LONGEST_PARAGRAPH]
+    for part in paragraphs(text):
+        sentences = re.split(r"(?<=[.!?])\s+(?=[A-Z\"(\[])|(?<=:)\s+", part)
+        found += [each for each in sentences if len(each.split()) > LONGEST_SENTENCE]
+    return found
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "attnspec/README.md"])
+def test_sentences_and_paragraphs_are_short(page: str) -> None:
+    assert too_long(read(page)) == []
+
+
+def test_a_long_sentence_and_a_long_paragraph_are_noticed() -> None:
+    words = "one `two three` [four](five.md) " * 11
+    assert too_long(f"# Page\n\n- {words}.\n") != []
+    assert too_long(f"{words}: {words}. " * 9) != []
+    assert too_long(f"```\n{words}\n```\n\n| {words} |\n\n- Short. {words[:60]}.") == []
+
+
+def test_each_example_stands_on_one_page() -> None:
+    places: dict[str, list[str]] = {}
+    for page in PAGES:
+        for block in blocks(read(page)):
+            if block.kind == "attn":
+                body = re.sub(r"#.*|\s+", " ", block.text).strip()
+                places.setdefault(body, []).append(page)
+    assert len(places) > 30
+    assert [pages for pages in places.values() if len(pages) > 1] == []

@@ -18,7 +18,7 @@ from attnspec.limits import LIMITS, Limits
 pytestmark = pytest.mark.xdist_group("limits")
 
 FIRST = ("test_soak.py", "test_views.py", "test_zoo.py")
-"""What is run under tiny limits each time, in part; `make tiny` and the slow tests run all."""
+"""What is run under tiny limits each time, in part; the slow tests run all."""
 
 
 @pytest.mark.parametrize(

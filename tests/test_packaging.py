@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
+import re
 import sys
 import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from from_wheel import built, installed, run
 from package_map import PACKAGE_DIR, ROOT
 
 from attnspec.version import LEAST_TORCH, is_older
@@ -19,27 +18,10 @@ from attnspec.version import LEAST_TORCH, is_older
 pytestmark = pytest.mark.xdist_group("packaging")
 
 
-def run(*arguments: str, cwd: Path) -> str:
-    # no path of this process may help the child to find the sources
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel that was built from the source archive of a copy of the repository."""
-    copy = tmp_path_factory.mktemp("copy") / "repository"
-    made = shutil.ignore_patterns(".*", "build", "dist", "venv", "*.egg-info", "__pycache__")
-    shutil.copytree(ROOT, copy, symlinks=True, ignore=made)
-    out = tmp_path_factory.mktemp("wheel")
-    run("-m", "build", "--no-isolation", "--outdir", str(out), cwd=copy)
-    shutil.rmtree(copy)
-    (built,) = out.glob("*.whl")
-    return built
+    """The wheel of this tree."""
+    return built(tmp_path_factory.mktemp("wheel"))
 
 
 def test_the_wheel_holds_every_module_and_data_file_and_nothing_else(wheel: Path) -> None:
@@ -58,10 +40,10 @@ def test_the_wheel_holds_every_module_and_data_file_and_nothing_else(wheel: Path
 
 def test_the_wheel_works_without_the_sources(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
-    pip = ("-m", "pip", "install", "--quiet", "--no-deps", "--no-index")
-    run(*pip, "--target", str(site), str(wheel), cwd=tmp_path)
+    installed(wheel, site)
     # an editable install in this environment finds the sources by a hook or by a path
     script = f"""
+import re
 import sys
 sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in getattr(f, "__module__", "")
                     and "editable" not in getattr(f, "__name__", "").lower()]
@@ -74,13 +56,14 @@ spec = resources.files("attnspec.examples") / "bigbird.attn"
 print(attnspec.parse(spec.read_text(encoding="utf-8")).name)
 print(*(m.__file__ for n, m in sys.modules.items() if n.partition(".")[0] == "attnspec"), sep="\\n")
 """
-    name, *files = run("-c", script, cwd=tmp_path).splitlines()
+    name, *files = run(sys.executable, "-c", script, cwd=tmp_path).splitlines()
     assert name == "bigbird"
     assert len(files) > len(PACKAGE_DIR)
     assert [file for file in files if not Path(file).is_relative_to(site)] == []
 
 
 OLD = f"""
+import re
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 import torch
@@ -98,8 +81,14 @@ except attnspec.AttnSpecError as error:
 def test_a_torch_that_computes_wrong_gradients_is_refused() -> None:
     least = "{}.{}".format(*LEAST_TORCH)
     wanted = f"[] 45\nattnspec needs torch {least} or newer, got 2.8.0: "
-    assert run("-c", OLD, cwd=ROOT).startswith(wanted)
+    assert run(sys.executable, "-c", OLD, cwd=ROOT).startswith(wanted)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert f"torch>={least}" in project["dependencies"]
+    needed = {re.split("[^a-z]", each)[0] for each in project["dependencies"]}
+    assert needed == {"click", "lark", "networkx", "numpy", "rich", "scipy", "torch"}
+    holding = [
+        x for x, more in project["optional-dependencies"].items() if "matplotlib>=3.8" in more
+    ]
+    assert holding == ["plot", "dev"]
     assert is_older("2.8.1", (2, 9))
     assert not any(is_older(x, (2, 9)) for x in ("2.9.0a0+git1", "2.13.0+cpu", "10.0"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from mkdocs.utils.yaml import yaml_load
 from package_map import ROOT
 
 from attnspec.examples.gallery import pictures
-from benchmarks.readme_tables import TABLES, filled
+from benchmarks.plots import draw
+from benchmarks.readme_tables import RESULTS, TABLES, filled
 
 OWN = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
 """Pages that stand in docs/ themselves."""
@@ -87,6 +89,15 @@ def test_markdown_is_put_as_the_renderer_reads_it() -> None:
 def test_measured_tables_are_current(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     assert filled(page, text) == text
+
+
+def test_plots_are_current(tmp_path: Path) -> None:
+    figures = json.loads((RESULTS / "bench.json").read_text(encoding="utf-8"))
+    drawn = {path.name: path.read_bytes() for path in draw(figures, tmp_path)}
+    assert {path.name: path.read_bytes() for path in RESULTS.glob("*.svg")} == drawn
+    figures["efficiency"]["rows"][0]["eta_forward"] += 0.1
+    (stale, *_) = draw(figures, tmp_path)
+    assert stale.read_bytes() != drawn[stale.name]
 
 
 def test_a_stale_table_and_a_lone_marker_are_noticed() -> None:

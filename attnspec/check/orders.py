@@ -9,6 +9,7 @@ from attnspec.check.places import Place, values
 from attnspec.graphs.stack import Stack, TooMuch
 from attnspec.ir.program import Claim
 from attnspec.ir.scalars import Scalar, evaluate
+from attnspec.text.diagnostics import three_digits
 
 COUNTED = 3
 """Lengths, each four times the one before, at which edges are compared with a bound."""
@@ -43,7 +44,7 @@ def _by_counting(stack: Stack, bounds: dict[Scalar, Place], looked_at: list[int]
     for bound, place in bounds.items():
         parts = [counts[n] / float(evaluate(bound, stack.situation(n).values)) for n in lengths]
         if parts[-1] > 1.1 * parts[-2]:
-            figures = ", ".join(f"{part:.3g}" for part in parts)
+            figures = ", ".join(three_digits(part) for part in parts)
             at = ", ".join(f"{n:,}" for n in lengths)
             return f"edges divided by the bound grow{place.text}: {figures} at n = {at}"
     return None

@@ -16,7 +16,7 @@ from attnspec.cli.specs import length_of, spec_at
 from attnspec.graphs.stack import blamed
 from attnspec.limits import LIMITS
 from attnspec.lower.lower import require_built
-from attnspec.text.diagnostics import hinted
+from attnspec.text.diagnostics import hinted, time_text
 
 if TYPE_CHECKING:
     from attnspec.bench.bench import Row
@@ -248,12 +248,12 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         f"{row.n:,}",
         row.subject,
-        console.duration(row.timing.median),
-        console.duration(row.timing.least),
-        console.duration(row.timing.most),
+        time_text(row.timing.median),
+        time_text(row.timing.least),
+        time_text(row.timing.most),
         "" if row.ratio is None else f"{row.ratio:.2f}×",
         "" if row.eta is None else f"{row.eta:.2f}",
-        "" if row.predicted is None else console.duration(row.predicted),
+        "" if row.predicted is None else time_text(row.predicted),
         ", ".join(row.backends),
     )
 

@@ -21,7 +21,7 @@ from attnspec.compile.emit import class_name, is_as_emitted
 from attnspec.lower.mechanism_sizes import longest_of
 from attnspec.lower.work import BackendError
 from attnspec.spec import Spec
-from attnspec.text.diagnostics import AttnSpecError, SpecError, ranges
+from attnspec.text.diagnostics import AttnSpecError, SpecError, ranges, time_text
 
 SUFFIX = "_attn.py"
 
@@ -190,8 +190,8 @@ def costs(plan: Plan) -> str:
                 together += times * candidate.seconds
     told = []
     if len({step.chosen.name for step in plan.steps}) > 1 and math.isfinite(together):
-        told.append(f"together {console.duration(together)}")
+        told.append(f"together {time_text(together)}")
     able = [name for name, s in seconds.items() if name not in refusing and math.isfinite(s)]
     ranked = sorted((seconds[name], name) for name in able)
-    told += [f"{name} {console.duration(s)}" for s, name in ranked] or ["no backend runs all heads"]
+    told += [f"{name} {time_text(s)}" for s, name in ranked] or ["no backend runs all heads"]
     return ", ".join(told)

@@ -62,11 +62,6 @@ def result(text: str) -> None:
     _write(sys.stdout, text)
 
 
-def duration(seconds: float) -> str:
-    """`1.23 s` or `45.6 ms`."""
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
-
-
 def result_json(value: object) -> None:
     """Write one JSON value to standard output."""
     result(as_json(value))

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from attnspec.text.diagnostics import three_digits
+
 SHADES = " ░▒▓█"
 """No byte, and ever more of them, up to the fullest link."""
 
@@ -105,7 +107,7 @@ def _bytes(count: float) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"
+    return f"{three_digits(1e3 * seconds)} ms"
 
 
 def _ratio(value: float | None) -> str:

@@ -126,7 +126,10 @@ def figure(
     if layer is not None:
         footer.extend(other_layers(spec, layer))
     grid = extents_of(spec.program, n) if n and not spec.program.extra_tokens else ()
-    return Figure(*header(spec, n, layer, head), terms, tuple(plots), grid, tuple(footer))
+    name, about = header(spec, n, layer, head)
+    if rest:
+        about += f" · {len(groups)} different graphs, {most} of them drawn"
+    return Figure(name, about, terms, tuple(plots), grid, tuple(footer))
 
 
 def _plot(

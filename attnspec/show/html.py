@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from html import escape
 from importlib import resources
 
 import numpy as np
 
+from attnspec.check.verdicts import Verdict
 from attnspec.show.drawing import COLOURS, MAKER, Cells, Key, legend, one_plot, scale
 from attnspec.show.figure import Figure, Plot
 from attnspec.show.svg import svg
+
+FEW = 3
+"""The most plots that are drawn at their full size from the start."""
+
+POINT = "Point at a cell, or go to a picture with Tab and use the arrow keys, to read what it is."
+ENLARGE = "A click, or Enter, enlarges a picture and puts it back."
 
 LATER, NONE = -2, -1
 """What stands in place of a set of terms where a cell has no pairs."""
 
 
-def html(found: Figure) -> str:
-    """The whole page, which needs nothing outside itself."""
+def html(found: Figure, verdicts: Iterable[Verdict]) -> str:
+    """The whole page, which needs nothing outside itself; `verdicts` are those on the claims."""
+    many = len(found.plots) > FEW
     template = resources.files("attnspec.show").joinpath("page.html").read_text(encoding="utf-8")
     parts = {
         "maker": MAKER,
         "title": escape(found.name),
         "about": escape(found.about),
+        "claims": "\n".join(map(_claim, verdicts)),
+        "many": ' class="many"' if many else "",
+        "help": f"{POINT} {ENLARGE}" if many else POINT,
         "plots": "\n".join(_figure(found, plot) for plot in found.plots),
         "legend": "\n".join(_key(key) for key in legend(found)),
         "notes": "\n".join(f"<p>{escape(t)}</p>" for t in (scale(found), *found.footer) if t),
@@ -35,10 +47,21 @@ def html(found: Figure) -> str:
 
 def _figure(found: Figure, plot: Plot) -> str:
     heading = f"<h2>{escape(plot.where)}</h2>" if plot.where else ""
-    lines = "<br>".join(escape(line) for line in plot.lines)
+    lines = "".join(f"<span>{escape(line)}</span>" for line in plot.lines)
     title = f"{found.name}, {plot.where}" if plot.where else found.name
-    picture = svg(one_plot(plot), title, ", ".join(plot.lines))
-    return f"<figure>\n<figcaption>{heading}{lines}</figcaption>\n{picture}\n</figure>"
+    drawn = one_plot(plot)
+    picture = svg(drawn, title, ", ".join(plot.lines))
+    size = f"--wide: {drawn.width:g}; --high: {drawn.height:g}"
+    caption = f"<figcaption>{heading}{lines}</figcaption>"
+    return f'<figure style="{size}">\n{caption}\n{picture}\n</figure>'
+
+
+def _claim(verdict: Verdict) -> str:
+    mark = {"proven": "✓", "checked": "✓", "refuted": "✗"}.get(verdict.status, "?")
+    # what stands below a message's first line points into the text, which the page does not show
+    messages = [found.message for found in verdict.diagnostics] or [str(verdict)]
+    text = re.sub("`([^`]*)`", r"<code>\1</code>", escape(" ".join(messages)))
+    return f"<li>{mark} {text}</li>"
 
 
 def _key(key: Key) -> str:

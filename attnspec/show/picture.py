@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.text import Text
 
+from attnspec.check.verdicts import judge
 from attnspec.elaborate import Elaborated
 from attnspec.graphs.stack import decides
 from attnspec.ir.crossing import crossed
@@ -109,7 +110,7 @@ class Picture:
             return png(drawing.sheet(self.figure), self.figure.name, self._about)
         if suffix == ".svg":
             return f"<!-- {drawing.MAKER} -->\n{self._repr_svg_()}\n"
-        return html(self.figure)
+        return html(self.figure, judge(self.spec.program))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a .png, .svg or .html file, in place of what is there.

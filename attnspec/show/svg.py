@@ -18,7 +18,8 @@ def svg(drawing: Drawing, title: str, about: str) -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
-            f' width="{width}" height="{height}" font-family="{FONT}" role="img">',
+            f' width="{width}" height="{height}" font-family="{FONT}"'
+            ' style="max-width:100%;height:auto" role="img">',
             f"<title>{escape(title)}</title>",
             f"<desc>{escape(about)}</desc>",
             *(line for item in drawing.items for line in _item(item)),

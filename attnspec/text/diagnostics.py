@@ -144,6 +144,20 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(f"{a}" if a == b else f"{a}..{b}" for a, b in parts)
 
 
+def three_digits(number: float) -> str:
+    """A number to three digits, or whole where it has more before the point."""
+    rounded = float(f"{number:.3g}")
+    return f"{number:,.0f}" if abs(rounded) >= 1000 else f"{number:.3g}"
+
+
+def time_text(seconds: float) -> str:
+    """A time to three digits, in the unit that suits it."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{three_digits(seconds / size)} {unit}"
+    return f"{three_digits(seconds * 1e6)} us"
+
+
 def in_order(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Sorted by place, without repetitions."""
     unique = {

@@ -19,6 +19,7 @@ from attnspec.layout.tables import Tables
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
 from attnspec.runtime.call_checks import check_inputs, taken_apart
+from attnspec.text.diagnostics import time_text
 from attnspec.verification.meaning import Known, Meaning, Results, Run, Works, gradients, results
 from attnspec.verification.numbers import EXACT, ROUNDINGS, SMALLEST, moderate, numbers_fault
 from attnspec.verification.report import Check
@@ -167,8 +168,8 @@ class Trial:
             return True
         said = (
             f"weights, outputs and gradients: {run.heads} heads of {run.n:,} positions, estimated"
-            f" to take {seconds:,.3g} s (up to {LIMITS.positions_computed:,} positions of all"
-            f" heads, and {RUN:,.3g} s, are run)"
+            f" to take {time_text(seconds)} (up to {LIMITS.positions_computed:,} positions of all"
+            f" heads, and {time_text(RUN)}, are run)"
         )
         if all(part.tables is None for part in self.parts):
             raise TooMuch(f"n = {run.n:,} is too long for {said}")
@@ -308,5 +309,5 @@ def _require_affordable(work: Work, name: str, seconds: float) -> None:
     if not seconds <= LAID_OUT:
         raise TooMuch(
             f"n = {work.n_k:,} is too long for the backend {name}: a head is estimated to take"
-            f" {seconds:,.3g} s, and {LAID_OUT:,.3g} s are allowed"
+            f" {time_text(seconds)}, and {time_text(LAID_OUT)} are allowed"
         )

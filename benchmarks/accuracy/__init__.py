@@ -1,1 +1,1 @@
-"""Small real tasks, trained in minutes with every system on one budget: `make accuracy`."""
+"""Small real tasks, every system on one budget: `python -m benchmarks.accuracy`."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-import attnspec
-from benchmarks import gpu, lm, measuring, report
+from benchmarks import gpu, measuring, report
 from benchmarks.__main__ import PARTS, measure
 from benchmarks.cases import (
     BANDED,
@@ -31,7 +29,7 @@ from benchmarks.gpu import TARGETS
 from benchmarks.masks import predicate
 from benchmarks.measuring import exponent, geometric_mean
 from benchmarks.plots import draw
-from benchmarks.readme_tables import bench_table, gpu_table, lm_table
+from benchmarks.readme_tables import bench_table, gpu_table
 
 # one worker measures, once
 pytestmark = [
@@ -103,8 +101,6 @@ def test_settings_name_what_exists_and_figures_are_numbers(tmp_path: Path) -> No
     with pytest.raises(ValueError, match="JSON"):
         measuring.write(tmp_path / "figures.json", {"seconds": float("nan")})
     assert [*tmp_path.iterdir()] == []
-    with pytest.raises(ValueError, match="each once"):
-        report.filled("<!-- /bench --><!-- bench -->", "new")
 
 
 @pytest.mark.slow
@@ -146,30 +142,3 @@ def test_a_process_that_ends_is_followed_by_the_next(tmp_path: Path) -> None:
     assert [*json.loads(path.read_text())["times"]] == ["is killed", "ends", "is well"]
     # one that gets no further is not begun for ever
     assert gpu.attended(tmp_path / "none.json", 300.0, [*command, "import sys; sys.exit(9)"]) == 9
-
-
-@pytest.mark.slow
-def test_the_dry_run_of_the_model_goes_to_its_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, ticks = tmp_path / "lm.json", count()
-    # a clock by which every step takes as long, on a busy machine too
-    monkeypatch.setattr(lm, "perf_counter", lambda: next(ticks) / 64)
-    assert lm.main(["--dry-run", "--results", str(path)]) == 0
-    figures = json.loads(path.read_text())
-    assert lm_table(figures) in capsys.readouterr().out
-    full, sparse = figures["models"].values()
-    for model in (full, sparse):
-        assert model["curve"][0]["bits"] == pytest.approx(8, abs=0.1), "nothing learned"
-        assert model["curve"][-1]["bits"] < model["curve"][0]["bits"] - 1
-        # with a cache it writes what it would write without
-        made = model["generation"]
-        assert made["equal_tokens"] == made["written"] == lm.DRY.written
-        assert made["largest_difference"] < 1e-4
-    assert sparse["keys"] < full["keys"] == (lm.DRY.context + 1) / 2
-    assert sparse["generation"]["cache_bytes"] < full["generation"]["cache_bytes"]
-    assert attnspec.parse(figures["spec"]) == lm.DRY.spec()
-    assert attnspec.load(lm.SPEC).check() == []
-    assert lm.main(["--dry-run"]) == lm.main(["--minutes", "nan"]) == 2
-    wrong = {"wrong": {"generation": {"largest_difference": float("nan")}}}
-    assert len(lm.differing({"models": {**figures["models"], **wrong}})) == 1

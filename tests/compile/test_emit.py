@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from population import BODIES, spec_of
 
+import attnspec
 from attnspec import InternalError, parse
 from attnspec.compile.emit import check_module
 
@@ -42,7 +43,11 @@ def test_the_bytes_do_not_depend_on_hashes_or_places(tmp_path: Path) -> None:
         check=False,
         cwd=tmp_path,
         # the hashes of this process are others
-        env={**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": str(ROOT)},
+        env={
+            **os.environ,
+            "PYTHONHASHSEED": "77",
+            "PYTHONPATH": str(Path(attnspec.__file__).parents[1]),
+        },
     )
     assert run.returncode == 0, run.stderr
     here = [spec_of(body).emit(standalone=alone) for body in bodies for alone in (False, True)]

@@ -258,10 +258,21 @@ def test_a_page_asks_for_nothing_and_can_be_heard(tmp_path: Path) -> None:
     assert not re.search(r"src=|href=|url\(|@import|fetch\(", page)
     assert set(re.findall(r"https?://[^\"' ]+", page)) == {"http://www.w3.org/2000/svg"}
     assert "default-src 'none'" in page
-    assert page.count('role="img"') == page.count("<desc>") == page.count("<figure>") == 2
+    assert page.count('role="img"') == page.count("<desc>") == page.count("<figure ") == 2
     assert "{{" not in page
     page = page_of(spec_of("attend where(q < k and k <= q + 3) | self"), 9, tmp_path)
     assert "where(q &lt; k and k &lt;= q + 3)" in page
+
+
+def test_claims_and_a_count_stand_above_many_small_pictures(tmp_path: Path) -> None:
+    many = "causal layers 3 heads 8 attend window(before = layer * 8 + head, after = 0)"
+    page = page_of(spec_of(f"{many} require causal require depth <= 2"), 9, tmp_path)
+    top, pictures = page.split("<main class", 1)
+    assert "24 different graphs, 12 of them drawn" in top
+    assert "<li>✓ <code>causal</code> is proven for every n</li>" in top
+    assert "<li>✗ <code>depth &lt;= 2</code> does not hold at n = 64" in top
+    assert pictures.count("<figure ") == 12
+    assert "<main>" in page_of(spec_of(STACK), 9, tmp_path)
 
 
 def contrast(one: str, other: str) -> float:
@@ -278,7 +289,7 @@ def contrast(one: str, other: str) -> float:
 
 def test_words_can_be_read_by_day_and_by_night(tmp_path: Path) -> None:
     page = page_of(spec_of(STACK), 9, tmp_path)
-    assert "svg { max-width: 100%; height: auto; }" in page
+    assert "svg { display: block; width: min(100%, " in page
     begin, end = page.index("@media (prefers-color-scheme: dark)"), page.index("@media print")
     drawn = dict(re.findall(r'class="(\w+)" (?:fill|stroke)="(#\w+)"', page))
     by_night = dict(re.findall(r"\.(\w+) \{ fill: (#\w+)", page[begin:end]))
@@ -296,7 +307,7 @@ def test_words_can_be_read_by_day_and_by_night(tmp_path: Path) -> None:
 NODE = """
 const [page, cells] = [require("fs").readFileSync(0, "utf8"), JSON.parse(process.argv[1])];
 const data = page.match(/id="data">(.*?)<\\/script>/s)[1], said = {}, handlers = {};
-const width = Number(page.match(/<figure>[^]*?viewBox="0 0 ([0-9.]+) /)[1]);
+const width = Number(page.match(/<figure [^]*?viewBox="0 0 ([0-9.]+) /)[1]);
 const svg = {
   viewBox: { baseVal: { width } },
   getBoundingClientRect: () => ({ left: 10, top: 20, width: width / 2 }),
@@ -307,6 +318,7 @@ globalThis.document = {
   getElementById: name => name === "said" ? said : { textContent: data },
   createElementNS: () => ({ setAttribute: () => {} }),
   querySelectorAll: () => [{ querySelector: () => svg }],
+  querySelector: () => null,
 };
 new Function(page.match(/<script>([^]*?)<\\/script>/)[1])();
 const [left, top, size] = JSON.parse(data).plots[0].square;
