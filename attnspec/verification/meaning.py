@@ -230,8 +230,10 @@ class Meaning:
     def _alone(
         self, head: int, q: torch.Tensor, k: torch.Tensor, learned: Learned
     ) -> tuple[int, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """A head, with its queries, keys and what it has learned."""
+        """A head, with its queries, keys, and what it has learned and its scores read."""
         tables = {name: x[0] for name, x in self.learned_by([head], learned).items()}
+        if self.work.changes.inputs:
+            tables |= self._symbols([head], torch.arange(self.run.first, self.run.n))
         return head, q[head], k[head, : self.run.keys], tables
 
     def cancelled(self, head: int, q: torch.Tensor, k: torch.Tensor, learned: Learned) -> float:

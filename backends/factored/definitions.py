@@ -245,12 +245,14 @@ def exact_pairs(work: Work, n_q: int, n_k: int) -> torch.Tensor:
 def exact_weights(
     work: Work, head: int, q: torch.Tensor, k: torch.Tensor, tables: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:
-    """exp of the scores [n_q, n_k] of q [n_q, d] and k [n_k, d], with their changes."""
+    """exp of the scores [n_q, n_k] of q [n_q, d] and k [n_k, d], with their changes; `tables` also
+    has the inputs that scores read, by their symbols."""
     scores = (q @ k.T) * scale_of(work, q.shape[1])
     at = torch.arange(len(k))
     placed = {"q": at[len(k) - len(q) :, None], "k": at}
+    placed |= {name: x for name, x in tables.items() if name in work.changes.symbols}
     change = ScoreFunction(work.changes, (head,), len(k), q.device)
-    learned = {name: table[None] for name, table in tables.items()}
+    learned = {name: tables[name][None] for name in work.changes.tables}
     return torch.exp(change(scores[None, None, None, None], placed, learned)[0, 0, 0, 0])
 
 
