@@ -28,14 +28,14 @@ class _Awaited(MetaPathFinder):
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
         specs = (finder.find_spec(name, *rest) for finder in others)
-        found = next((spec for spec in specs if spec is not None), None)
-        if found is not None and found.loader is not None:
-            execute = found.loader.exec_module
+        module_spec = next((spec for spec in specs if spec is not None), None)
+        if module_spec is not None and module_spec.loader is not None:
+            execute = module_spec.loader.exec_module
 
             def execute_both(module: Any) -> None:
                 execute(module)
                 sys.meta_path.remove(self)
                 self.act()
 
-            found.loader.exec_module = execute_both  # type: ignore[method-assign]
-        return found
+            module_spec.loader.exec_module = execute_both  # type: ignore[method-assign]
+        return module_spec

@@ -158,12 +158,12 @@ class Limits:
     def of(cls, text: str) -> Limits:
         """The limits of `tiny`, `NAME=NUMBER`, or several of them with commas between."""
         chosen: dict[str, Any] = {}
-        known: Mapping[str, Any] = {each.name: each.metadata for each in fields(cls)}
+        metadata: Mapping[str, Any] = {each.name: each.metadata for each in fields(cls)}
         for word in filter(None, text.split(",")):
             name, _, number = word.partition("=")
             if word == "tiny":
-                chosen |= {name: each["tiny"] for name, each in known.items() if "tiny" in each}
-            elif name in known and number.isdecimal():
+                chosen |= {name: each["tiny"] for name, each in metadata.items() if "tiny" in each}
+            elif name in metadata and number.isdecimal():
                 chosen[name] = int(number)
             else:
                 raise ValueError(f"ATTNSPEC_LIMITS: `tiny` or NAME=NUMBER, got {word!r}")

@@ -235,8 +235,8 @@ class Spec:
         for m of another spec.
         """
         stack, length = self._crossed(n, m, inputs)
-        found = stack.adjacency(length, layer, head)
-        return found[stack.queries(length), : length_of(n)] if self.program.cross else found
+        adjacency = stack.adjacency(length, layer, head)
+        return adjacency[stack.queries(length), : length_of(n)] if self.program.cross else adjacency
 
     def _crossed(self, n: int, m: int | None, inputs: Sample | None) -> tuple[Stack, int]:
         """All layers and heads for m queries, and the length that holds these and n keys."""
@@ -335,8 +335,10 @@ class Spec:
 
             if n is None:
                 raise ValueError("two specs are compared at a length: `compare(spec, n)`")
-            found = compare(self.elaborated, other.elaborated, n, inputs, m)
-            return Difference(found.a, found.b, found.n, found.compared, found.notes)
+            difference = compare(self.elaborated, other.elaborated, n, inputs, m)
+            return Difference(
+                difference.a, difference.b, difference.n, difference.compared, difference.notes
+            )
         from attnspec.verification.given_masks import compare_mask
 
         return compare_mask(self.program, inputs, other, n, layer, head, m)
@@ -374,13 +376,13 @@ class Spec:
             return Report(self.elaborated, n, inputs, m=m, shape=shape)
         # raises where m is given
         crossed(self.program, n, m)
-        found = self._decided(n, inputs, tensors)
-        if found is None:
+        report = self._decided(n, inputs, tensors)
+        if report is None:
             return Report(self.elaborated, n, inputs, shape=shape)
         from attnspec.compile.decided import told_apart
 
-        of_each = told_apart(self.elaborated, max(head for _, head in found) + 1)
-        return Report(of_each, n, inputs, found, shape=shape)
+        of_each = told_apart(self.elaborated, max(head for _, head in report) + 1)
+        return Report(of_each, n, inputs, report, shape=shape)
 
     def _decided(
         self, n: int, inputs: Sample | None, tensors: tuple[npt.ArrayLike, npt.ArrayLike] | None

@@ -136,10 +136,10 @@ class Plan:
         if not self.steps:
             return f"{start}: nothing to run"
         rows = self.rows()
-        told = [row for row in rows if row.heads]
+        listed = [row for row in rows if row.heads]
         widths = [
-            max(len(row.layers) for row in told),
-            max(len(row.heads) for row in told),
+            max(len(row.layers) for row in listed),
+            max(len(row.heads) for row in listed),
             max(len(row.backend) for row in rows),
         ]
         lines = [f"{start}; {self.about}", *self._summary()]
@@ -220,8 +220,8 @@ class Plan:
         if len(self.steps) <= MOST_GROUPS:
             return []
         seconds = sum(_seconds(step.candidates[0]) * len(step.layers) for step in self.steps)
-        known = self._estimate(seconds)
-        every = "" if known is None else f", {shown_seconds(known)} in all"
+        estimate = self._estimate(seconds)
+        every = "" if estimate is None else f", {shown_seconds(estimate)} in all"
         return [f"{len(self.steps)} different groups of heads{every}; `--json` lists each"]
 
     def _estimate(self, seconds: float) -> float | None:
@@ -269,13 +269,13 @@ class Plan:
 
     def _shared_refusals(self) -> dict[tuple[str, str], list[str]]:
         """What a backend says to several groups alike, by its name and reason, with the groups."""
-        found: dict[tuple[str, str], list[str]] = {}
+        slots: dict[tuple[str, str], list[str]] = {}
         for step in self.steps:
             for candidate in step.candidates:
                 if candidate.refusal is not None:
-                    said = found.setdefault((candidate.backend.name, candidate.refusal), [])
-                    said.append(" ".join(step.where))
-        return {refusal: groups for refusal, groups in found.items() if len(groups) > 1}
+                    words = slots.setdefault((candidate.backend.name, candidate.refusal), [])
+                    words.append(" ".join(step.where))
+        return {refusal: groups for refusal, groups in slots.items() if len(groups) > 1}
 
 
 def _seconds(candidate: Candidate) -> float:
@@ -351,11 +351,11 @@ def plan(
 
 def check_backend(name: str) -> None:
     """Raises BackendError unless there is a backend of this name."""
-    known = [AUTO, *[backend.name for backend in BACKENDS], *installed_names()]
-    if name in RENAMED and name not in known:
+    names = [AUTO, *[backend.name for backend in BACKENDS], *installed_names()]
+    if name in RENAMED and name not in names:
         raise BackendError(f"the backend `{name}` is called `{RENAMED[name]}` now")
-    if name not in known:
-        raise BackendError(f"the backend must be one of {', '.join(known)}, got {name!r}")
+    if name not in names:
+        raise BackendError(f"the backend must be one of {', '.join(names)}, got {name!r}")
 
 
 def _located_works(
@@ -386,30 +386,30 @@ def candidates(
     work = _planned(work, device)
     # estimates are for heads of 64 numbers
     times = shape.batch * work.copies * shape.head_dim / 64
-    found = []
+    listed = []
     for each in (*BACKENDS, *installed()):
         is_asked = each.name == backend or not is_on_request(each, device)
         refusal = refusal_of(each, work, device) if is_asked else ON_REQUEST
-        found.append(Candidate(each, None if refusal else times * each.cost(work), refusal))
+        listed.append(Candidate(each, None if refusal else times * each.cost(work), refusal))
 
     def rank(candidate: Candidate) -> tuple[bool, bool, bool, float]:
         named, decodes = candidate.backend.name == backend, candidate.backend is TABLES
         first = decodes and work.decodes
         return not named, candidate.refusal is not None, not first, candidate.seconds or 0.0
 
-    found.sort(key=rank)
-    chosen = found[0]
+    listed.sort(key=rank)
+    chosen = listed[0]
     if chosen.refusal is not None and backend == AUTO:
         able = [
             c
-            for c in found
+            for c in listed
             if c.refusal != ON_REQUEST and (work.mechanism is None or runs_mechanisms(c.backend))
         ]
         reasons = "; ".join(f"{c.backend.name}, {c.refusal}" for c in able)
         raise BackendError(f"no backend runs this: {reasons}")
     if chosen.refusal is not None:
         raise BackendError(f"the backend {chosen.backend.name} refuses: {chosen.refusal}")
-    return tuple(found)
+    return tuple(listed)
 
 
 def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
@@ -467,7 +467,7 @@ def require_willing(program: Program, name: str, devices: Sequence[str] = DEVICE
         devices = DEVICES[:1]
     backend = None if name == AUTO else backend_of(name)
     lengths = LENGTHS if program.fixed_length is None else (program.fixed_length,)
-    works = [found for n in lengths if (found := _works(program, n))]
+    works = [bound for n in lengths if (bound := _works(program, n))]
     if backend is not None and len(works) < min(2, len(lengths)):
         # one length says nothing of the others
         return
@@ -488,8 +488,10 @@ def require_willing(program: Program, name: str, devices: Sequence[str] = DEVICE
         raise BackendError(*reasons.values())
     if reasons:
         distinct = dict.fromkeys(reasons.values())
-        told = [*distinct] if len(distinct) == 1 else [f"on {d}, {r}" for d, r in reasons.items()]
-        raise BackendError(f"the backend {name} refuses: {'; '.join(told)}")
+        reasons_given = (
+            [*distinct] if len(distinct) == 1 else [f"on {d}, {r}" for d, r in reasons.items()]
+        )
+        raise BackendError(f"the backend {name} refuses: {'; '.join(reasons_given)}")
 
 
 def _refusal(backend: Backend | None, work: Work, device: str) -> str | None:

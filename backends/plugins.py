@@ -40,14 +40,14 @@ def installed() -> tuple[Backend, ...]:
 
 def owner_of(name: str) -> str:
     """The distribution that a backend comes from, with its version."""
-    found = _offered().get(name)
-    return "attnspec" if found is None else _owner(found)
+    point = _offered().get(name)
+    return "attnspec" if point is None else _owner(point)
 
 
 @cache
 def _offered() -> Mapping[str, EntryPoint]:
     """The entry points of other distributions by the name of their backend."""
-    owners = {RESERVED: "attnspec", **{own.name: "attnspec" for own in BACKENDS}}
+    owners = {RESERVED: "attnspec", **{backend.name: "attnspec" for backend in BACKENDS}}
     found: dict[str, EntryPoint] = {}
     # in an order that does not depend on the file system; a folder named twice counts once
     points = {
@@ -76,11 +76,11 @@ def _loaded(name: str, point: EntryPoint) -> Backend:
         ) from error
     missing = [each for each in _NEEDED if not hasattr(backend, each)]
     if isinstance(backend, type) or missing:
-        found = f"the class {backend.__name__}" if isinstance(backend, type) else repr(backend)
+        kind = f"the class {backend.__name__}" if isinstance(backend, type) else repr(backend)
         lacks = f" without {', '.join(missing)}" if missing else ", whose instance is meant"
         raise BackendError(
             f"{start} must be an object like attnspec.lower.work.Backend,"
-            f" got {found:.80}{lacks} at {point.value}"
+            f" got {kind:.80}{lacks} at {point.value}"
         )
     if backend.name != name:
         raise BackendError(f"{start} calls itself {backend.name!r}: both names must be one")
@@ -88,5 +88,9 @@ def _loaded(name: str, point: EntryPoint) -> Backend:
 
 
 def _owner(point: EntryPoint) -> str:
-    found = point.dist
-    return "a distribution without a name" if found is None else f"{found.name} {found.version}"
+    distribution = point.dist
+    return (
+        "a distribution without a name"
+        if distribution is None
+        else f"{distribution.name} {distribution.version}"
+    )

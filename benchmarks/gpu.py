@@ -88,7 +88,7 @@ UNINTERRUPTED = (
     DOCUMENTS,
     "causal input document: ids attend where(document(q) - document(k) <= 2)",
 )
-"""Specs whose calls leave the host free. Lists that the data decide are as long as the longest, for
+"""Specs whose calls leave the host free. Data-dependent lists are as long as the longest, for
 which the host waits."""
 
 BESIDE_FLEX = {
@@ -179,7 +179,7 @@ def timings(at: Settings) -> Iterator[tuple[str, Callable[[], Row]]]:
 
 
 def able(spec: Spec, n: int, at: Settings) -> list[str]:
-    """Every backend that refuses no layer; all pairs of a long sequence are no backend for it."""
+    """Every backend that refuses no layer, but that of all pairs for a long sequence."""
     try:
         steps = spec.plan(n, at.device).steps
     except ValueError:
@@ -190,8 +190,8 @@ def able(spec: Spec, n: int, at: Settings) -> list[str]:
 
 def checked(at: Settings, spec: Spec, n: int, dtype: torch.dtype, backend: str) -> Row:
     """The largest errors of values and gradients in parts of what is allowed: ok up to 1. Held
-    against the definition in float64; what the data decide and mechanisms, beyond the lengths of
-    which every pair is looked at, against themselves."""
+    against the definition in float64; data-dependent graphs and mechanisms, beyond the lengths of
+    which every pair is compared, against themselves."""
     torch.manual_seed(0)
     heads, size = spec.program.heads or 4, 64
     data = {name: x.to(at.device) for name, x in sample_inputs(spec.program, n).items()}
@@ -448,7 +448,7 @@ def run(path: Path, at: Settings, seconds: float, only: str | None) -> bool:
             if part == "times":
                 break
             continue
-        # what ends the process is not tried again, and what raises is no less wrong than what errs
+        # what ends the process is not tried again, and what raises is as wrong as what errs
         wrong: Row = {"ok": False} if part == "checks" else {}
         figures[part][name] = {"reason": UNENDED, **wrong}
         write(path, figures)

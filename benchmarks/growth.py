@@ -2,7 +2,7 @@
 
 Graphs whose pairs lie anywhere read rows of keys from memory in no order, which is slower the less
 of them fits into the caches. Their rows are also timed alone, gathered edge by edge: the growth of
-that is no attention's to change.
+that attention does not change.
 """
 
 from __future__ import annotations

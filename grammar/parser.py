@@ -185,10 +185,10 @@ class _Run:
         """Whether the parser waits for the end of a bracket that was opened inside the body."""
         first = self.starts[body] if body >= 0 else -1
         return any(
-            isinstance(held, Token)
-            and held.value in ("(", "{", "[")
-            and (held.start_pos or 0) > first
-            for held in self.parser.parser_state.value_stack
+            isinstance(item, Token)
+            and item.value in ("(", "{", "[")
+            and (item.start_pos or 0) > first
+            for item in self.parser.parser_state.value_stack
         )
 
     def _resumption(self, stopped: int) -> tuple[int, int | None]:

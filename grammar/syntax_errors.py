@@ -66,10 +66,10 @@ ALONE = ("causal", "cross")
 
 
 def empty_file(scan: Scan) -> Diagnostic:
-    found = "only comments" if scan.comments else "an empty file"
+    content = "only comments" if scan.comments else "an empty file"
     return Diagnostic(
         "A130",
-        f"no attention defined: expected `attention NAME {{ … }}`, found {found}",
+        f"no attention defined: expected `attention NAME {{ … }}`, found {content}",
         Span(scan.source, 0, 0),
     )
 

@@ -112,8 +112,8 @@ def loaded(tables: Mapping[str, Any]) -> Lark:
     }
     data = {**data, "parser": {**data["parser"], "parser": numbered}}
     of_lark: Any = Lark
-    found: Lark = of_lark._load_from_dict(data, dict(enumerate(tables["memo"])))
-    return found
+    parser: Lark = of_lark._load_from_dict(data, dict(enumerate(tables["memo"])))
+    return parser
 
 
 def main() -> None:

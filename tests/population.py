@@ -205,7 +205,7 @@ DECIDED = [
     f"causal attend topk(blocks = 3, size = 4, {ALWAYS})",
     "attend topk(blocks = 3, size = 2, queries = 3)",
     "causal attend topk(blocks = 4, size = 3, queries = 5)",
-    # a block that is not over is no candidate, and nothing forces the own one here
+    # a block that is not over is not a candidate, and nothing forces the own one here
     "causal attend topk(blocks = 2, size = 4, queries = 1, always = columns(first(2)))",
     "attend topk(above = 0.1, size = 3, queries = 2, always = columns(first(2)))",
     f"causal attend topk(keys = 3, {WITHIN})",

@@ -85,7 +85,7 @@ def _all_to_all(
 ) -> Round:
     assert async_op
     mine = group.network.sent[group.number]
-    # what is sent later must not change it, and what is read too early is no number
+    # what is sent later must not change it, and what is read too early is NaN
     mine.append(list(torch.split(flat.detach().clone(), sent)))
     out.fill_(torch.nan if out.is_floating_point() else 99)
     group.network.turn.notify_all()

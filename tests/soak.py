@@ -35,7 +35,7 @@ SECONDS = 240
 """A spec that takes longer, at its small lengths, is wrong."""
 
 CHECKED = Counter[str]()
-"""How often what was looked at."""
+"""How often each thing was examined."""
 
 
 class Finding(AssertionError):
@@ -144,7 +144,7 @@ def _views(spec: Attention, n: int) -> dict[str, Any]:
 
 
 LONGEST = 257
-"""Where claims about every n are looked at, as far as brute force can."""
+"""Where claims about every n are examined, as far as brute force can."""
 
 
 def _verdicts(case: Case) -> list[str]:

@@ -44,7 +44,7 @@ def lost(text: str, images: set[str]) -> list[str]:
     """The links of a page's text, as it is on the site, that lead to no page."""
     pages = {*OWN, *hooks.taken(), *images}
     pages |= {f"zoo/{path.stem}.md" for path in (ROOT / "examples").glob("*.attn")}
-    # code is no place for links
+    # code has no links
     prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", text, flags=re.MULTILINE | re.DOTALL)
     links = re.findall(r"\]\(([^)#\s]+)", prose)
     return [link for link in links if "://" not in link and link not in pages]

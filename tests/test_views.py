@@ -278,7 +278,7 @@ ELSEWHERE = {
         "analysis/test_cost.py: what torch counts and allocates",
     ),
 }
-"""Figures that are no matter of the pairs at one length, and what they are held against."""
+"""Figures that do not depend on the pairs at one length, and what they are held against."""
 
 
 def test_no_figure_is_left_out() -> None:

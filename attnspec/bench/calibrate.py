@@ -182,10 +182,10 @@ def _on_gpu(device: str) -> Iterator[Trial]:
         name = backend.name
         try:
             kernel = backend.build(work, tuple(range(GPU_HEADS)), place)
-            found = _trial(name, text, work, amounts, kernel, place)
+            trial = _trial(name, text, work, amounts, kernel, place)
         except Exception as error:  # no memory, or no kernel: others may have both
-            found = Trial(_title(name, text, work), amounts, lambda: None, _reason(error))
-        yield found
+            trial = Trial(_title(name, text, work), amounts, lambda: None, _reason(error))
+        yield trial
 
 
 def _on_cpu() -> Iterator[Trial]:
@@ -250,10 +250,10 @@ def _trial(
 
     def run() -> object:
         with torch.no_grad():
-            found = kernel(q, k, v, call)
+            output = kernel(q, k, v, call)
         if not on_cpu:
             torch.cuda.synchronize(place)
-        return found
+        return output
 
     return Trial(_title(name, text, work), amounts, run)
 
@@ -310,8 +310,8 @@ def calibrate(
     rates = fitted([x.amounts for x in done], [x.seconds for x in done], shipped(device))
     for trial in done:
         trial.expected = rates.seconds(trial.amounts)
-    found = Calibration(rates, torch.get_num_threads(), torch.__version__, machine(device))
-    return found, done, failed
+    calibration = Calibration(rates, torch.get_num_threads(), torch.__version__, machine(device))
+    return calibration, done, failed
 
 
 def _timed(
@@ -322,8 +322,8 @@ def _timed(
     steps = len(runs) * (rounds + 1)
     timed: dict[str, Timing] = {}
     start = perf_counter()
-    for done, (name, known) in enumerate(turns(runs, rounds, SECONDS), 1):
-        timed = known
+    for done, (name, timing) in enumerate(turns(runs, rounds, SECONDS), 1):
+        timed = timing
         show(max(done / steps, min(1.0, (perf_counter() - start) / SECONDS)), name)
     return timed
 
@@ -342,5 +342,5 @@ def fitted(amounts: Sequence[Amounts], seconds: Sequence[float], known: Rates) -
     right = np.concatenate([np.ones(len(rows)), np.full(len(names), TIE)])
     shares, _ = nnls(np.concatenate([rows, tied]), right)
     values = np.maximum(shares, LEAST * slower) * before
-    found = {name: float(f"{x:.4g}") for name, x in zip(names, values, strict=True)}
-    return Rates(**found)
+    rates = {name: float(f"{x:.4g}") for name, x in zip(names, values, strict=True)}
+    return Rates(**rates)

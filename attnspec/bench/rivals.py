@@ -144,14 +144,14 @@ class Problem:
     def backends(self, name: str) -> list[Backend]:
         """The backend of that name, or the planner's choice, for each group of heads; raises
         Refused."""
-        found = []
+        backends = []
         for work, _ in self.works:
             backend = choose(work, "cpu") if name == AUTO else backend_of(name)
             refusal = backend.refuses(work, "cpu")
             if refusal is not None:
                 raise Refused(refusal)
-            found.append(backend)
-        return found
+            backends.append(backend)
+        return backends
 
     def predicted(self, rival: str) -> float | None:
         """Estimated seconds of a rival or backend for all heads, forward, None where there is no
@@ -223,8 +223,8 @@ def _masked(problem: Problem) -> Attention:
     inputs = {name: x.numpy() for name, x in problem.sample.items()}
     masks = torch.empty(len(problem.works), n, n, dtype=torch.bool)
     for mask, (_, heads) in zip(masks, problem.works, strict=True):
-        held = problem.spec.mask(n, problem.setting.layer, heads[0], inputs)
-        mask.copy_(torch.from_numpy(held))
+        dense = problem.spec.mask(n, problem.setting.layer, heads[0], inputs)
+        mask.copy_(torch.from_numpy(dense))
     # with four dimensions torch keeps to its fast kernel
     chosen = masks[None] if len(masks) == 1 else masks[None, _groups(problem)]
     return lambda q, k, v: functional.scaled_dot_product_attention(
@@ -259,8 +259,8 @@ def _flex(problem: Problem) -> Attention:
         raise Refused(f"it cannot be compiled here: {_reason(error)}") from None
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = compiled(q, k, v, block_mask=mask, scale=scale)
-        return found
+        output: torch.Tensor = compiled(q, k, v, block_mask=mask, scale=scale)
+        return output
 
     return run
 

@@ -48,8 +48,8 @@ def alternate(subjects: Subjects, rounds: int) -> dict[str, Timing]:
 
     Every subject is called twice before; short ones several times in a round.
     """
-    *_, (_, known) = turns(subjects, rounds)
-    return known
+    *_, (_, timings) = turns(subjects, rounds)
+    return timings
 
 
 def turns(
@@ -95,9 +95,9 @@ def _garbage_kept() -> Iterator[None]:
 
 def _timings(times: Mapping[str, list[float]]) -> dict[str, Timing]:
     return {
-        name: Timing(statistics.median(found), min(found), max(found), len(found))
-        for name, found in times.items()
-        if found
+        name: Timing(statistics.median(timing), min(timing), max(timing), len(timing))
+        for name, timing in times.items()
+        if timing
     }
 
 
@@ -118,10 +118,10 @@ def machine(device: str = "cpu") -> dict[str, Plain]:
 
 def versions(packages: Iterable[str] = ("torch", "numpy")) -> dict[str, Plain]:
     """The versions of Python, of this package, and of those packages that are installed."""
-    found: dict[str, Plain] = {"python": platform.python_version(), "attnspec": __version__}
+    names: dict[str, Plain] = {"python": platform.python_version(), "attnspec": __version__}
     for name in packages:
         try:
-            found[name] = version(name)
+            names[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return names

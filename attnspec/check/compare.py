@@ -120,8 +120,8 @@ class Comparison:
     def equal(self) -> bool | None:
         """Whether all compared heads have the same pairs at n, and the same mechanisms beside
         them; None where some are not known."""
-        found = {one.equal if one.same_mechanism else False for one in self.compared}
-        return False if False in found else None if None in found else True
+        equal = {one.equal if one.same_mechanism else False for one in self.compared}
+        return False if False in equal else None if None in equal else True
 
     @property
     def proven(self) -> bool:
@@ -139,19 +139,19 @@ class Comparison:
         return self._only([one.only_in_b for one in self.compared])
 
     def _only(self, sides: Sequence[Pairs | None]) -> Pairs:
-        found = [
+        counts = [
             (pairs, len(one.slots))
             for pairs, one in zip(sides, self.compared, strict=True)
             if pairs
         ]
-        if not found:
+        if not counts:
             return Pairs()
         return Pairs(
-            count=sum(pairs.count * heads for pairs, heads in found),
-            queries=sum(pairs.queries * heads for pairs, heads in found),
-            first=min(pairs.first for pairs, _ in found if pairs.first is not None),
-            last=max(pairs.last for pairs, _ in found if pairs.last is not None),
-            examples=found[0][0].examples[:EXAMPLES],
+            count=sum(pairs.count * heads for pairs, heads in counts),
+            queries=sum(pairs.queries * heads for pairs, heads in counts),
+            first=min(pairs.first for pairs, _ in counts if pairs.first is not None),
+            last=max(pairs.last for pairs, _ in counts if pairs.last is not None),
+            examples=counts[0][0].examples[:EXAMPLES],
         )
 
     def to_dict(self) -> dict[str, object]:
@@ -203,15 +203,17 @@ def _inputs(a: Elaborated, b: Elaborated, inputs: Sample | None) -> tuple[Sample
     """What each spec declares of the inputs given."""
     if inputs is not None and not isinstance(inputs, Mapping):
         raise TypeError(f"inputs must map names to arrays, got {type(inputs).__name__}")
-    given = dict(inputs or {})
+    arrays = dict(inputs or {})
     declared = [entry.name for spec in (a, b) for entry in spec.program.inputs]
-    for name in given:
+    for name in arrays:
         if name not in declared:
             theirs = ", ".join(declared) or "none"
             message = f"neither spec declares an input `{name}`, their inputs are {theirs}"
             raise AttnSpecError(hinted(message, str(name), declared))
-    known = [{entry.name for entry in spec.program.inputs} for spec in (a, b)]
-    first, second = ({name: x for name, x in given.items() if name in own} for own in known)
+    names = [{entry.name for entry in spec.program.inputs} for spec in (a, b)]
+    first, second = (
+        {name: x for name, x in arrays.items() if name in declared} for declared in names
+    )
     return first, second
 
 
@@ -229,13 +231,13 @@ def _slots(a: Elaborated, b: Elaborated) -> list[tuple[Slot, ...]]:
         [stack.differs(at) or _asks(attend) for at, attend in enumerate(stack.program.attends)]
         for stack in stacks
     ]
-    found: dict[tuple[object, ...], list[Slot]] = {}
+    groups: dict[tuple[object, ...], list[Slot]] = {}
     for slot in product(range(layers), range(heads)):
         numbers = tuple(_attend_number(spec, *slot) for spec in (a, b))
-        own = any(here[number] for here, number in zip(differs, numbers, strict=True))
-        found.setdefault((*numbers, slot if own else None), []).append(slot)
-        require_supported(0, len(found))
-    return [tuple(slots) for slots in found.values()]
+        differs_here = any(here[number] for here, number in zip(differs, numbers, strict=True))
+        groups.setdefault((*numbers, slot if differs_here else None), []).append(slot)
+        require_supported(0, len(groups))
+    return [tuple(slots) for slots in groups.values()]
 
 
 def _asks(attend: Attend) -> bool:
@@ -258,8 +260,8 @@ def _compared(
     mechanisms = mechanisms_of(a, b, n, layer, head)
     if one.graph is None or other.graph is None:
         return _of_formulas(slots, one, other, mechanisms)
-    found = _of_graphs(a, b, n, slots, samples)
-    return replace(found, mechanisms=mechanisms)
+    comparison = _of_graphs(a, b, n, slots, samples)
+    return replace(comparison, mechanisms=mechanisms)
 
 
 def _of_graphs(

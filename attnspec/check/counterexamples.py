@@ -34,20 +34,20 @@ LONGEST_DRAWN = 4
 
 def causal(stack: Stack, n: int) -> str | None:
     """Against `causal`: a position that learns of a later one."""
-    found = leak(stack, n)
-    if found.value is None:
-        if found.quality != "exact":
-            raise TooMuch(found.note)
+    figure = leak(stack, n)
+    if figure.value is None:
+        if figure.quality != "exact":
+            raise TooMuch(figure.note)
         return None
-    layer, head, key = found.value.steps[0]
-    where = f", where {found.value.where}" if found.value.where else ""
+    layer, head, key = figure.value.steps[0]
+    where = f", where {figure.value.where}" if figure.value.where else ""
     place = slot_text(stack, layer, head)
-    if found.value.choice:
+    if figure.value.choice:
         return (
-            f"pairs: yes, choice: no: the choice of position {found.value.query}{place} may change"
-            f" with the later position {key}, for {found.value.choice}"
+            f"pairs: yes, choice: no: the choice of position {figure.value.query}{place} may change"
+            f" with the later position {key}, for {figure.value.choice}"
         )
-    return f"position {found.value.query} reads the later position {key}{place}{where}"
+    return f"position {figure.value.query} reads the later position {key}{place}{where}"
 
 
 def stable(stack: Stack, n: int) -> str | None:
@@ -56,22 +56,24 @@ def stable(stack: Stack, n: int) -> str | None:
     if choice is not None:
         layer, head, fault = choice
         return f"the same tokens are chosen otherwise{slot_text(stack, layer, head)}; {fault}"
-    found = difference(stack.program, n)
-    if found is None:
+    change = difference(stack.program, n)
+    if change is None:
         return None
-    return f"{found.what}{slot_text(stack, found.layer, found.head)}; {found.fault}"
+    return f"{change.what}{slot_text(stack, change.layer, change.head)}; {change.fault}"
 
 
 def reaches(stack: Stack, n: int, layers: int) -> str | None:
     """Against `reach(layers = L)`: the first query and key that are not joined, and their path."""
-    found = reach.spread_in_layers(stack, n, layers)
-    missing, pair = found.after(layers)
+    spread = reach.spread_in_layers(stack, n, layers)
+    missing, pair = spread.after(layers)
     if pair is None:
-        if found.sampled:
-            raise TooMuch(f"{found.sampled} queries have read all they may, the others are unknown")
+        if spread.sampled:
+            raise TooMuch(
+                f"{spread.sampled} queries have read all they may, the others are unknown"
+            )
         return None
     query, key = pair
-    count = f" ({missing:,} such pairs)" if not found.sampled else ""
+    count = f" ({missing:,} such pairs)" if not spread.sampled else ""
     steps = reach.path(stack, n, query, key)
     how = "no layer ever joins them"
     if steps is not None:
@@ -82,15 +84,15 @@ def reaches(stack: Stack, n: int, layers: int) -> str | None:
 
 def compared(stack: Stack, n: int, name: str, compare: str, value: float) -> str | None:
     """Against a comparison of `depth`, `diameter` or `path_length`: what it is, and a pair."""
-    found: Distance = _FIGURES[name](stack, n)
-    if found.value is None:
-        return f"{found.note}, through any number of layers"
-    if found.quality == "estimate":
-        return _by_estimate(stack, n, name, compare, value, found.value, found.note)
-    if COMPARE[compare](found.value, value):
+    distance: Distance = _FIGURES[name](stack, n)
+    if distance.value is None:
+        return f"{distance.note}, through any number of layers"
+    if distance.quality == "estimate":
+        return _by_estimate(stack, n, name, compare, value, distance.value, distance.note)
+    if COMPARE[compare](distance.value, value):
         return None
-    pair = _pair(stack, n, name, compare, value, found.value)
-    return missed(name, found.value, compare, value, pair)
+    pair = _pair(stack, n, name, compare, value, distance.value)
+    return missed(name, distance.value, compare, value, pair)
 
 
 def missed(
@@ -99,8 +101,8 @@ def missed(
     """What a figure is and must be, `least` if it may be more, with an example that shows it."""
     verb = "are" if figure in ("edges", "flops", "bytes") else "is"
     least_of = "at least " if least else ""
-    said = f"{figure} {verb} {least_of}{shown(found)}, must be {compare} {shown(value)}"
-    return f"{said}; for example {example}" if example else said
+    text = f"{figure} {verb} {least_of}{shown(found)}, must be {compare} {shown(value)}"
+    return f"{text}; for example {example}" if example else text
 
 
 def _by_estimate(

@@ -22,10 +22,10 @@ def against_stable(program: Program) -> str | None:
     """Why rows are others where more queries come after them, None where no graph reads m."""
     if not reads_m(program):
         return None
-    found = next(_changed(program), None)
-    if found is None:
+    change = next(_changed(program), None)
+    if change is None:
         return "a graph reads m, the number of queries"
-    m, n, query, key, reads = found
+    m, n, query, key, reads = change
     at, other = (m + 1, m) if reads else (m, m + 1)
     return f"query {query} reads key {key} of n = {n} at m = {at}, but not at m = {other}"
 

@@ -91,7 +91,7 @@ def layer_forms(stack: Stack) -> list[Form] | None:
     A mechanism is left out: it only adds to what is joined.
     """
     program = stack.program
-    known: dict[tuple[object, ...], Form] = {}
+    forms: dict[tuple[object, ...], Form] = {}
     layers: list[Form] = []
     for layer, row in enumerate(program.slots):
         parts: dict[Form, None] = {}
@@ -99,14 +99,14 @@ def layer_forms(stack: Stack) -> list[Form] | None:
             graph = program.attends[number].graph
             if graph is None:
                 continue
-            own = (layer, head) if stack.differs(number) else None
-            if (number, own) not in known:
-                if len(known) == LIMITS.proofs:
+            slot = (layer, head) if stack.differs(number) else None
+            if (number, slot) not in forms:
+                if len(forms) == LIMITS.proofs:
                     return None
-                found = form_of(graph, place_of(program, layer, head))
+                form = form_of(graph, place_of(program, layer, head))
                 # of a form that is not known no pair is used
-                known[number, own] = frozenset() if found is None else found
-            parts[known[number, own]] = None
+                forms[number, slot] = frozenset() if form is None else form
+            parts[forms[number, slot]] = None
         try:
             layers.append(merged(joined(list(parts))))
         except TooMany:
@@ -146,14 +146,14 @@ def _steps(upper: Form, lower: Form, causal: bool) -> Iterator[tuple[Form, Form]
     """Two graphs, one for the upper and one for the lower layer, that join all pairs in two
     steps; for the conditions that occur in these layers."""
     for one in _conditions(upper):
-        own = frozenset([frozenset([one])])
+        itself = frozenset([frozenset([one])])
         match one:
             case Among("k", members, True) if not causal and _never_empty(members):
-                yield own, frozenset([frozenset([Among("q", members)])])
+                yield itself, frozenset([frozenset([Among("q", members)])])
             case Among("k", Ends(stride, cells), True) if causal and _is_least(cells, 1):
-                yield own, band(0, 0, stride)
+                yield itself, band(0, 0, stride)
             case Multiple(step, True) if _is_least(step, 0):
-                yield own, band(plus(step, -1), plus(step, -1))
+                yield itself, band(plus(step, -1), plus(step, -1))
             case _:
                 pass
     for one in _conditions(lower):

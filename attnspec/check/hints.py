@@ -57,8 +57,8 @@ def _hint(spec: Elaborated, failed: Verdict, verdicts: Sequence[Verdict]) -> str
     if not used:
         return None
     index = max(used, key=used.count)
-    span, own = program.attends[index].span, spec.program.attends[index].span
-    if span is None or own is None or program.attends[index].mechanism is not None:
+    span, place = program.attends[index].span, spec.program.attends[index].span
+    if span is None or place is None or program.attends[index].mechanism is not None:
         return None
     text = base.source
     if not program.causal and leak(Stack(influence(program)), failed.failed_at or 0).value is None:
@@ -69,7 +69,7 @@ def _hint(spec: Elaborated, failed: Verdict, verdicts: Sequence[Verdict]) -> str
         ("powers", "residue(step = isqrt(n))") if program.causal else ("global(first(1))",)
     ):
         line = f"{' '.join(text[span.start : span.end].split())} | {extra}"
-        words = f"`{line}` in place of the `attend` of line {own.line}"
+        words = f"`{line}` in place of the `attend` of line {place.line}"
         changed = text[: span.start] + line + text[span.end :]
         hint = _tried(program, changed, words, failed, verdicts)
         if hint is not None:

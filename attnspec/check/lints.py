@@ -36,12 +36,12 @@ def rows_without_keys(stack: Stack, checked: tuple[int, ...], advice: str) -> It
                 if attend.span is None or attend.span.start in reported:
                     continue
                 slot = slot_text(stack, layer, head)
-                found = _empty_rows(relation, n, attend.span, slot, n == lengths[-1])
-                if found is not None and found.code == "A901":
-                    found = replace(found, help=advice)
-                if found is not None:
+                rows = _empty_rows(relation, n, attend.span, slot, n == lengths[-1])
+                if rows is not None and rows.code == "A901":
+                    rows = replace(rows, help=advice)
+                if rows is not None:
                     reported.add(attend.span.start)
-                    yield found
+                    yield rows
         except TooMuch:
             continue
 
@@ -66,17 +66,17 @@ def heads_not_declared(program: Program) -> Iterator[Diagnostic]:
 def choices(program: Program, n: int) -> Iterator[Diagnostic]:
     """Warnings of choices among earlier keys that later ones may change, and of sizes that leave
     them nothing to choose at n positions."""
-    found = looks_ahead(program)
-    if found is not None:
-        yield ahead_of(program, found)
+    choice = looks_ahead(program)
+    if choice is not None:
+        yield ahead_of(program, choice)
     for attend in dict.fromkeys(program.attends):
         for leaf in () if attend.graph is None else leaves(attend.graph):
             if not issubclass(BY_NAME[leaf.pattern], DataDependent):
                 continue
             bound = bound_choice(program, leaf, n)
-            said = "" if bound is None else bound.doubt(n)
-            if said:
-                message = f"`{leaf.pattern}` {said} at n = {n:,}"
+            doubt = "" if bound is None else bound.doubt(n)
+            if doubt:
+                message = f"`{leaf.pattern}` {doubt} at n = {n:,}"
                 yield Diagnostic("A906", message, leaf.span, "warning")
 
 

@@ -62,8 +62,8 @@ def _shape(spec: Elaborated) -> str:
     grid = spec.program.grid
     if grid is None:
         return "a line"
-    known = " x ".join(str(x) if isinstance(x, int) else "…" for x in grid)
-    return f"a grid of {known}"
+    extents = " x ".join(str(x) if isinstance(x, int) else "…" for x in grid)
+    return f"a grid of {extents}"
 
 
 _ASIDE = {
@@ -76,13 +76,13 @@ _ASIDE = {
 
 def _computed(a: Elaborated, b: Elaborated, slots: Sequence[tuple[int, int]]) -> list[str]:
     """What is done with the pairs, where that differs."""
-    found: dict[str, None] = {}
+    readers: dict[str, None] = {}
     for slot in slots:
         first, second = (spec.program.attend(*slot) for spec in (a, b))
         for name, words in _ASIDE.items():
             if getattr(first, name) != getattr(second, name):
-                found[words] = None
-    return [f"what is done with the pairs differs: {', '.join(found)}"] if found else []
+                readers[words] = None
+    return [f"what is done with the pairs differs: {', '.join(readers)}"] if readers else []
 
 
 @dataclass(frozen=True)
@@ -149,11 +149,11 @@ def kind_of(attend: Attend) -> str:
 def _options(mechanism: MechanismDeclaration, spec: Elaborated) -> dict[str, str]:
     """The options by name, those that are left out by their defaults, and whether the causal form
     is asked for."""
-    found = {
+    options = {
         entry.name: _shown(getattr(mechanism, entry.name))
         for entry in fields(mechanism)  # type: ignore[arg-type]
     }
-    return {**found, "causal": _shown(spec.program.causal)}
+    return {**options, "causal": _shown(spec.program.causal)}
 
 
 def _shown(value: object) -> str:

@@ -112,9 +112,9 @@ def values(claim: Claim, stack: Stack) -> dict[Scalar, Place]:
         raise TooMuch(unknown)
     found: dict[Scalar, Place] = {}
     for place in places(claim, stack):
-        known = {"layer": place.layer or 0, "head": place.head or 0}
+        numbers = {"layer": place.layer or 0, "head": place.head or 0}
         with _told(place):
-            found.setdefault(fold(claim.value or 0, known), place)
+            found.setdefault(fold(claim.value or 0, numbers), place)
     return found
 
 
@@ -131,10 +131,10 @@ def cases(claim: Claim, stack: Stack, n: int) -> Iterator[tuple[Place, Claim, St
 
 def hardest(claim: Claim, numbers: Iterable[float]) -> list[float]:
     """Those of the numbers that a figure is compared with that decide."""
-    given = set(numbers)
+    lengths = set(numbers)
     # a claim without a comparison is `reach`, which more layers only make easier
     choose = _HARDEST.get(claim.compare or "<=")
-    return sorted({one(given) for one in choose} if choose else given)
+    return sorted({one(lengths) for one in choose} if choose else lengths)
 
 
 def _named(claim: Claim) -> set[str]:
@@ -170,19 +170,19 @@ def _of_graphs(claim: Claim, stack: Stack, n: int) -> Iterator[tuple[Place, Clai
 
 
 def _of_figures(claim: Claim, stack: Stack, n: int) -> Iterator[tuple[Place, Claim, Stack]]:
-    own = _OWN.get(claim.kind, frozenset())
+    figures = _OWN.get(claim.kind, frozenset())
     alike: dict[object, dict[float, Place]] = {}
     for place in places(claim, stack):
         at = stack.situation(n, place.layer or 0, place.head or 0)
         with _told(place):
             value = evaluate(claim.value or 0, at.values)
         number = value.item() if isinstance(value, np.ndarray) else value
-        pairs = own and _pairs(claim, stack, place.only(own), n)
+        pairs = figures and _pairs(claim, stack, place.only(figures), n)
         alike.setdefault(pairs, {}).setdefault(number, place)
     for numbers in alike.values():
         for number in hardest(claim, numbers):
-            part = numbers[number].only(own)
-            about = Part(stack, part.layer, part.head) if own else stack
+            part = numbers[number].only(figures)
+            about = Part(stack, part.layer, part.head) if figures else stack
             yield numbers[number], replace(claim, value=number), about
 
 

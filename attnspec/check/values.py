@@ -196,6 +196,6 @@ def _parameter(owner: Leaf, name: str) -> Parameter:
     """What the language accepts for a scalar of a pattern, or of its token sets."""
     for entry in fields(BY_NAME[owner.pattern]):  # type: ignore[arg-type]
         if entry.name == name:
-            found: Parameter = entry.metadata["parameter"]
-            return found
+            parameter: Parameter = entry.metadata["parameter"]
+            return parameter
     return Parameter("integer", "", least=int(name == "step"))

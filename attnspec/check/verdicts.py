@@ -116,8 +116,8 @@ def _on_stable(claim: Claim, program: Program) -> Verdict:
     domain, looked_at = _domain(claim, Stack(evened(program)), program.attends), list[int]()
     if domain.everywhere:
         return Verdict(claim, "proven")
-    found = tuple(_at_lengths(claim, Stack(evened(program)), domain, True, looked_at))
-    return Verdict(claim, "unchecked" if found else "checked", tuple(looked_at), None, found)
+    problems = tuple(_at_lengths(claim, Stack(evened(program)), domain, True, looked_at))
+    return Verdict(claim, "unchecked" if problems else "checked", tuple(looked_at), None, problems)
 
 
 # --- claims -----------------------------------------------------------------------------------
@@ -135,22 +135,22 @@ class Domain:
 
 def verdict_on(claim: Claim, stack: Stack) -> Verdict:
     """What is known of one claim."""
-    own = stack.program
+    program = stack.program
     # a mechanism has pairs as far as it lets something through
     felt = Stack(influence(stack.program), stack.inputs) if has_mechanism(stack.program) else stack
     if claim.kind in _OF_REACH:
         stack = felt
-    domain = _domain(claim, felt, own.attends)
+    domain = _domain(claim, felt, program.attends)
     lengths = domain.lengths
     followed = _follows(claim, stack) and (domain.everywhere or claim.kind not in GRAPHS)
     looked_at: list[int] = []
-    found = tuple(dict.fromkeys(_claim(claim, stack, domain, followed, looked_at)))
-    codes = {d.code for d in found}
+    problems = tuple(dict.fromkeys(_claim(claim, stack, domain, followed, looked_at)))
+    codes = {d.code for d in problems}
     if codes - {"A609"}:
         failed = looked_at[-1] if looked_at and "A606" in codes else None
-        return Verdict(claim, "refuted", lengths, failed, found)
+        return Verdict(claim, "refuted", lengths, failed, problems)
     if codes:
-        return Verdict(claim, "unchecked", lengths, None, found)
+        return Verdict(claim, "unchecked", lengths, None, problems)
     if (followed and domain.everywhere) or (claim.kind == "order" and not looked_at):
         return Verdict(claim, "proven")
     return Verdict(claim, "checked", tuple(looked_at))
@@ -259,11 +259,11 @@ def _at_lengths(
             yield domain.faults[n]
             return
         looked_at.append(n)
-        found = tuple(_at_length(claim, stack, n, followed))
-        if any(one.code == "A606" for one in found):
-            found = _with_way_out(claim, stack, n, lengths, found)
-        yield from found
-        if any(one.code != "A609" for one in found):
+        problems = tuple(_at_length(claim, stack, n, followed))
+        if any(one.code == "A606" for one in problems):
+            problems = _with_way_out(claim, stack, n, lengths, problems)
+        yield from problems
+        if any(one.code != "A609" for one in problems):
             return
 
 
@@ -300,7 +300,7 @@ def _at_length(claim: Claim, stack: Stack, n: int, followed: bool) -> Iterator[D
     """The same at one length: in the first layer and head in which there is anything."""
     doubt = None
     try:
-        # graphs that have no size at some length are no graphs there, whatever follows for others
+        # graphs that have no size at some length do not exist there, whatever follows for others
         for place, one, part in cases(claim, stack, n):
             if followed:
                 continue
@@ -438,12 +438,12 @@ def _about_graphs(claim: Claim, stack: Stack, n: int) -> str | None:
 
 def _figure(claim: Claim, stack: Stack, n: int) -> str | None:
     value = _value(claim, stack, n)
-    found = FIGURES[claim.kind](stack, n)
-    if COMPARE[claim.compare or "=="](found, value):
+    counterexample = FIGURES[claim.kind](stack, n)
+    if COMPARE[claim.compare or "=="](counterexample, value):
         return None
     too_many = claim.kind == "degree" and claim.compare in ("<", "<=")
     row = _longest_row(stack, n) if too_many else ""
-    return counterexamples.missed(claim.kind, found, claim.compare or "==", value, row)
+    return counterexamples.missed(claim.kind, counterexample, claim.compare or "==", value, row)
 
 
 def _longest_row(stack: Stack, n: int) -> str:

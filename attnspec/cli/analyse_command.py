@@ -85,10 +85,10 @@ def command(
                 raise LimitReached(
                     f"lengths up to {min(LIMITS.length, LIMITS.positions):,} are analysed"
                 )
-            given = None
+            arrays = None
             needed = needed_inputs(loaded, range(loaded.layers))
             if inputs:
-                given = read_inputs(loaded, inputs, needed, n)
+                arrays = read_inputs(loaded, inputs, needed, n)
             else:
                 advice = advice or " ".join(
                     filter(None, (example_of(loaded.inputs[each], n) for each in sorted(needed)))
@@ -96,7 +96,7 @@ def command(
             with fitting():
                 reports.append(
                     loaded.analyse(
-                        n, given, batch=batch, heads=heads, head_dim=head_size, m=queries
+                        n, arrays, batch=batch, heads=heads, head_dim=head_size, m=queries
                     )
                 )
     if len(reports) > MOST_REPORTS:

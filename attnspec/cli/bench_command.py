@@ -42,10 +42,10 @@ def lengths(ctx: click.Context, param: click.Parameter, text: str | None) -> lis
         plain = text.replace(",", "")
         message = f"lengths separated by commas are required, got {text!r}: write {plain}"
         raise click.BadParameter(message, ctx, param)
-    found = list(options.lengths(ctx, param, [text]))
-    if 0 in found:
+    values = list(options.lengths(ctx, param, [text]))
+    if 0 in values:
         raise click.BadParameter("there is nothing to time at n = 0", ctx, param)
-    return found
+    return values
 
 
 def rivals(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
@@ -53,13 +53,13 @@ def rivals(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
     from attnspec.backends.plugins import installed_names
     from attnspec.bench.rivals import RIVALS
 
-    known = (*RIVALS, *installed_names())
-    found = [part.strip() for part in text.split(",") if part.strip()]
-    for name in found:
-        if name not in known:
-            message = hinted(f"there is no rival {name!r}", name, known)
-            raise click.BadParameter(f"{message}\nthe rivals are {', '.join(known)}", ctx, param)
-    return list(dict.fromkeys(found))
+    names = (*RIVALS, *installed_names())
+    words = [part.strip() for part in text.split(",") if part.strip()]
+    for name in words:
+        if name not in names:
+            message = hinted(f"there is no rival {name!r}", name, names)
+            raise click.BadParameter(f"{message}\nthe rivals are {', '.join(names)}", ctx, param)
+    return list(dict.fromkeys(words))
 
 
 @click.command("bench")

@@ -93,24 +93,24 @@ def _measure(path: str, device: str, as_json: bool) -> None:
     console.say("measuring takes about half a minute; leave the machine alone as far as you can")
     try:
         with progress_bar() as show:
-            found, measured, failed = calibrate(device, show=show)
+            fitted, measured, failed = calibrate(device, show=show)
     except RatesError as error:
         raise FailedTrials(f"no trial ran, and no rates are written: {error}") from error
     for one in failed:
         console.say(f"warning: left out, {one.name}: {one.reason}")
-    replace_file(Path(path), json.dumps(found.data(), indent=2) + "\n")
+    replace_file(Path(path), json.dumps(fitted.data(), indent=2) + "\n")
     calibration.cache_clear()
     if as_json:
         kept = ("name", "seconds", "median", "expected")
         trials = [{name: getattr(one, name) for name in kept} for one in measured]
         console.result_json(
             {
-                **{"ok": True, "file": shown_path(path), **found.data(), "trials": trials},
+                **{"ok": True, "file": shown_path(path), **fitted.data(), "trials": trials},
                 "failed": [{"name": one.name, "reason": one.reason} for one in failed],
             }
         )
         return
-    console.result(table(found, device))
+    console.result(table(fitted, device))
     console.say(f"{fit(measured)}\nwrote {shown_path(path)}")
     spread = statistics.median(one.median / one.seconds for one in measured)
     if spread > BUSY:
@@ -131,22 +131,24 @@ def _require_gpu() -> None:
 
 
 def _show(path: str | None, device: str, as_json: bool) -> None:
-    found = None
+    calibration = None
     if path is not None:
         try:
-            found = read(path, device)
+            calibration = read(path, device)
         except FileNotFoundError:
-            found = None
+            calibration = None
         except RatesError as error:
             raise DamagedRates(f"{shown_path(path)}: {error}; {cures(device)}") from None
     if as_json:
-        rates = shipped(device) if found is None else found.rates
-        data = {"rates": asdict(rates)} if found is None else found.data()
+        rates = shipped(device) if calibration is None else calibration.rates
+        data = {"rates": asdict(rates)} if calibration is None else calibration.data()
         file = None if path is None else shown_path(path)
-        console.result_json({"ok": True, "file": file, "calibrated": found is not None, **data})
+        console.result_json(
+            {"ok": True, "file": file, "calibrated": calibration is not None, **data}
+        )
         return
-    console.result(table(found, device))
-    if found is None:
+    console.result(table(calibration, device))
+    if calibration is None:
         where = "no file is read" if path is None else f"there is no {shown_path(path)}"
         console.say(f"these are the default rates: {where}")
     else:

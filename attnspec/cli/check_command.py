@@ -53,13 +53,13 @@ class Checked:
             else:
                 continue
             how[where] = how.get(where, 0) + 1
-        held = sum(how.values())
-        if held:
-            said = f"{_counted(held, 'claim')} {'holds' if held == 1 else 'hold'}"
+        total = sum(how.values())
+        if total:
+            text = f"{_counted(total, 'claim')} {'holds' if total == 1 else 'hold'}"
             if len(how) == 1:
-                yield f"{said} {next(iter(how))}"
+                yield f"{text} {next(iter(how))}"
             else:
-                yield f"{said}: " + "; ".join(f"{count} {where}" for where, count in how.items())
+                yield f"{text}: " + "; ".join(f"{count} {where}" for where, count in how.items())
 
     def to_dict(self, strict: bool) -> dict[str, object]:
         return {
@@ -98,20 +98,20 @@ def command(
     Example: attnspec check bigbird.attn --set block=32
     """
     checked = [check_file(spec, name, parameters) for spec in specs]
-    found = [d for one in checked for d in one.diagnostics]
-    status = status_of(found, strict)
+    diagnostics = [d for one in checked for d in one.diagnostics]
+    status = status_of(diagnostics, strict)
     if as_json:
         console.result_json(
             {
                 "ok": status == 0,
                 "status": status,
                 "files": [one.to_dict(strict) for one in checked],
-                "diagnostics": [d.to_dict() for d in found],
+                "diagnostics": [d.to_dict() for d in diagnostics],
             }
         )
     else:
-        if found:
-            console.diagnose(found)
+        if diagnostics:
+            console.diagnose(diagnostics)
         for one in checked:
             console.say(one.summary())
     ctx.exit(status)
@@ -121,27 +121,27 @@ def check_file(spec: str, name: str | None, parameters: Mapping[str, str]) -> Ch
     """Check one attention of a file, or all where none is named."""
     shown = "<stdin>" if spec == "-" else shown_path(spec)
     names: list[str] = []
-    found: list[Diagnostic] = []
+    diagnostics: list[Diagnostic] = []
     verdicts: list[Verdict] = []
     try:
         source = source_at(spec)
-        known = attention_names(source)
-        names = [one for one in known if name in (None, one)]
+        attentions = attention_names(source)
+        names = [one for one in attentions if name in (None, one)]
         # a file without any gets the message that says so
         chosen: Sequence[str | None] = names or [name]
         for one in chosen:
             try:
                 loaded = Spec(source, name=one, parameters=dict(parameters))
-                found.extend(loaded.check())
+                diagnostics.extend(loaded.check())
                 verdicts.extend(loaded.verdicts)
             except SpecError as error:
-                found.extend(error.diagnostics)
+                diagnostics.extend(error.diagnostics)
     except SpecError as error:
-        found.extend(error.diagnostics)
+        diagnostics.extend(error.diagnostics)
     except Exception as error:
         error.add_note(f"while checking {shown}")
         raise
-    return Checked(shown, tuple(names), tuple(verdicts), tuple(in_order(found)))
+    return Checked(shown, tuple(names), tuple(verdicts), tuple(in_order(diagnostics)))
 
 
 def _counted(number: int, what: str) -> str:

@@ -70,9 +70,9 @@ def command(
         # before the work, not after it
         require_folder(output)
     loaded = spec_at(spec, name, parameters)
-    found = loaded.check()
-    if status_of(found):
-        raise SpecError(found)
+    diagnostics = loaded.check()
+    if status_of(diagnostics):
+        raise SpecError(diagnostics)
     if output == "":
         raise click.UsageError("a file's name is required after -o, or - to print")
     target = output if output is not None else default_output(spec, loaded)
@@ -88,14 +88,14 @@ def command(
                 "file": None if target == "-" else shown_path(target),
                 "name": loaded.name,
                 "fingerprint": loaded.fingerprint,
-                "diagnostics": [d.to_dict() for d in found],
+                "diagnostics": [d.to_dict() for d in diagnostics],
             }
         )
         return
     if target == "-":
         console.result(text.removesuffix("\n"))
-    if found:
-        console.diagnose(found)
+    if diagnostics:
+        console.diagnose(diagnostics)
     console.say("\n".join(lines))
 
 
@@ -188,10 +188,10 @@ def costs(plan: Plan) -> str:
             seconds[name] = seconds.get(name, 0.0) + times * candidate.seconds
             if candidate is step.candidates[0]:
                 together += times * candidate.seconds
-    told = []
+    sentences = []
     if len({step.chosen.name for step in plan.steps}) > 1 and math.isfinite(together):
-        told.append(f"together {time_text(together)}")
+        sentences.append(f"together {time_text(together)}")
     able = [name for name, s in seconds.items() if name not in refusing and math.isfinite(s)]
     ranked = sorted((seconds[name], name) for name in able)
-    told += [f"{name} {time_text(s)}" for s, name in ranked] or ["no backend runs all heads"]
-    return ", ".join(told)
+    sentences += [f"{name} {time_text(s)}" for s, name in ranked] or ["no backend runs all heads"]
+    return ", ".join(sentences)

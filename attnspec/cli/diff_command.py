@@ -67,12 +67,12 @@ def command(
     first, second = specs(a, b, names, parameters)
     n = _length(first, second, length)
     with fitting():
-        found = diff(first, second, n, _inputs((first, second), inputs, n), queries)
+        difference = diff(first, second, n, _inputs((first, second), inputs, n), queries)
     if as_json:
-        console.result_json({"ok": True, **found.to_dict()})
+        console.result_json({"ok": True, **difference.to_dict()})
     else:
-        console.result(console.styled(page(found, labels=(_label(a), _label(b)))))
-    ctx.exit(1 if exit_code and found.equal is not True else 0)
+        console.result(console.styled(page(difference, labels=(_label(a), _label(b)))))
+    ctx.exit(1 if exit_code and difference.equal is not True else 0)
 
 
 def specs(a: str, b: str, names: Sequence[str], parameters: Mapping[str, str]) -> tuple[Spec, Spec]:
@@ -81,17 +81,17 @@ def specs(a: str, b: str, names: Sequence[str], parameters: Mapping[str, str]) -
         raise click.UsageError(f"--name is given once, or once for each spec, got {len(names)}")
     sources = source_at(a), source_at(b)
     chosen = _names(sources, names)
-    known = [parameter_names(*pair) for pair in zip(sources, chosen, strict=True)]
+    allowed = [parameter_names(*pair) for pair in zip(sources, chosen, strict=True)]
     for name in parameters:
-        every = dict.fromkeys(known[0] + known[1])
+        every = dict.fromkeys(allowed[0] + allowed[1])
         if name not in every:
             they = ", ".join(f"`{one}`" for one in every) or "none"
             message = f"neither spec has a parameter `{name}` (they have {they})"
             raise click.UsageError(hinted(message, name, every))
-    taken = [{key: text for key, text in parameters.items() if key in has} for has in known]
+    taken = [{key: text for key, text in parameters.items() if key in has} for has in allowed]
     first, second = (
-        Spec(source, name=name, parameters=own)
-        for source, name, own in zip(sources, chosen, taken, strict=True)
+        Spec(source, name=name, parameters=parameters)
+        for source, name, parameters in zip(sources, chosen, taken, strict=True)
     )
     return first, second
 
@@ -122,12 +122,14 @@ def _inputs(
     if not texts:
         return None
     declared = {name for spec in both for name in spec.inputs}
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for spec in both:
         # an input that neither declares is refused by the first
-        own = {x: text for x, text in texts.items() if x in spec.inputs or x not in declared}
-        found |= read_inputs(spec, own, (), n)
-    return found
+        texts_of_spec = {
+            x: text for x, text in texts.items() if x in spec.inputs or x not in declared
+        }
+        arrays |= read_inputs(spec, texts_of_spec, (), n)
+    return arrays
 
 
 def _label(spec: str) -> str:

@@ -33,14 +33,14 @@ def command(ctx: click.Context, specs: Sequence[str], only_check: bool, to_stdou
     """
     if only_check and to_stdout:
         raise click.UsageError("--check and --stdout contradict each other")
-    found: list[Diagnostic] = []
+    diagnostics: list[Diagnostic] = []
     differing: list[str] = []
     for spec in specs:
         try:
             source = source_at(spec)
             text = canonical(source)
         except SpecError as error:
-            found.extend(error.diagnostics)
+            diagnostics.extend(error.diagnostics)
             continue
         if only_check:
             if not is_canonical(source, text):
@@ -52,9 +52,9 @@ def command(ctx: click.Context, specs: Sequence[str], only_check: bool, to_stdou
             console.say(f"formatted {shown_path(spec)}")
     if differing:
         console.result("\n".join(differing))
-    if found:
-        console.diagnose(found)
-    ctx.exit(max(status_of(found), WRONG_SPEC if differing else 0))
+    if diagnostics:
+        console.diagnose(diagnostics)
+    ctx.exit(max(status_of(diagnostics), WRONG_SPEC if differing else 0))
 
 
 def is_canonical(source: Source, text: str) -> bool:

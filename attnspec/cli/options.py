@@ -55,7 +55,7 @@ def _meant(text: str) -> str:
 
 def settings(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> dict[str, str]:
     """The `name=value` texts of a repeatable option as a mapping; each name once."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for text in texts:
         name, _, value = (part.strip() for part in text.partition("="))
         if not (name and value):
@@ -64,10 +64,10 @@ def settings(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -
                 ctx,
                 param,
             )
-        if name in found:
+        if name in values:
             raise click.BadParameter(f"`{name}` is set twice", ctx, param)
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 _SETTING = {"parameters": "block=32", "inputs": "important=0,5,9"}

@@ -88,25 +88,27 @@ def command(
         from attnspec.distributed.planning import Rates
 
         rates = Rates(link or Rates.link, speed or Rates.speed)
-        given = read_inputs(loaded, inputs, inputs, n) if inputs else None
+        arrays = read_inputs(loaded, inputs, inputs, n) if inputs else None
         if queries is not None:
             raise click.UsageError(
                 "-m is about two sequences, and --devices cuts one: leave one out"
             )
         with fitting():
-            found = loaded.distribute(n, devices, batch, heads, head_size, key_heads, given, rates)
+            distribution = loaded.distribute(
+                n, devices, batch, heads, head_size, key_heads, arrays, rates
+            )
         if as_json:
-            console.result_json({"ok": True, **found.to_dict()})
+            console.result_json({"ok": True, **distribution.to_dict()})
         else:
-            console.result(str(found))
+            console.result(str(distribution))
         return
-    for option, said in (
+    for option, value in (
         ("--key-heads", key_heads),
         ("--input", inputs),
         ("--link", link),
         ("--speed", speed),
     ):
-        if said:
+        if value:
             raise click.UsageError(f"{option} is about what travels: give --devices, too")
     with fitting():
         plan = loaded.plan(n, device, batch, heads, head_size, backend, queries)

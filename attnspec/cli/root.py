@@ -59,8 +59,8 @@ class Root(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        known = (*COMMANDS, *ALIASES)
-        if args and args[0] not in known and not args[0].startswith("-"):
+        names = (*COMMANDS, *ALIASES)
+        if args and args[0] not in names and not args[0].startswith("-"):
             message = hinted(f"there is no command `{args[0]}`", args[0], COMMANDS)
             ctx.fail(f"{message}\nthe commands are {', '.join(COMMANDS)}")
         return super().resolve_command(ctx, args)
@@ -74,19 +74,19 @@ class Root(click.Group):
         **extra: object,
     ) -> object:
         """Run one command and leave with its status; nothing escapes as a traceback."""
-        given = list(sys.argv[1:] if args is None else args)
+        words = list(sys.argv[1:] if args is None else args)
         status: object
         try:
             with console.plain_warnings(), rare_collections():
                 status = super().main(
-                    given, prog_name or self.name, complete_var, standalone_mode=False, **extra
+                    words, prog_name or self.name, complete_var, standalone_mode=False, **extra
                 )
         except console.StreamClosed:
             status = _hush()
         except Exception as error:
-            if "--debug" in given and not isinstance(error, click.ClickException):
+            if "--debug" in words and not isinstance(error, click.ClickException):
                 traceback.print_exc()
-            status = _report(failure_of(error), given)
+            status = _report(failure_of(error), words)
         code = status if isinstance(status, int) else 0
         if standalone_mode:
             sys.exit(code)

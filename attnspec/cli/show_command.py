@@ -90,8 +90,8 @@ def picture_of(
     """The picture of what the command line names; raises click.UsageError for inputs that are
     missing or do not fit."""
     layers = range(spec.layers) if layer is None else [layer]
-    given = read_inputs(spec, inputs, needed_inputs(spec, layers, head), n)
-    return Picture(spec.elaborated, n, layer, head, given, m)
+    arrays = read_inputs(spec, inputs, needed_inputs(spec, layers, head), n)
+    return Picture(spec.elaborated, n, layer, head, arrays, m)
 
 
 def printed(found: Picture) -> str:

@@ -31,8 +31,8 @@ def source_at(spec: str) -> Source:
     if spec.endswith(".py") and os.path.isfile(spec):
         name = shown_path(spec)
         message = f"a spec is required, {name} is a Python module"
-        known = f"`attnspec verify {name}` takes a compiled module"
-        raise SpecError(Diagnostic("A182", message, None, help=known))
+        hint = f"`attnspec verify {name}` takes a compiled module"
+        raise SpecError(Diagnostic("A182", message, None, help=hint))
     if spec == "-":
         return _standard_input()
     # a file goes first, and only a bare name is looked up

@@ -106,12 +106,12 @@ def command(
         verify_running(ctx, factory, loaded, n, inputs, seconds, as_json)
     if inputs:
         raise click.UsageError("--input is for --model: inputs of a SPEC alone are drawn")
-    found = _verified(spec, name, parameters, backend, length, queries)
+    verification = _verified(spec, name, parameters, backend, length, queries)
     if as_json:
-        console.result_json(found.to_dict())
+        console.result_json(verification.to_dict())
     else:
-        console.result(str(found))
-    ctx.exit(0 if found.ok else WRONG_SPEC)
+        console.result(str(verification))
+    ctx.exit(0 if verification.ok else WRONG_SPEC)
 
 
 def _verified(
@@ -141,8 +141,8 @@ def _verified(
         raise click.UsageError(f"there is nothing to verify at {name} = 0")
     names = [backend]
     if backend == EVERY:
-        own = [each.name for each in BACKENDS if not is_on_request(each, "cpu")]
-        names = [*own, *installed_names()]
+        backends = [each.name for each in BACKENDS if not is_on_request(each, "cpu")]
+        names = [*backends, *installed_names()]
     with fitting(), blamed(Stack(program), n):
         if module is None:
             return verify_each(program, n, names, queries)
@@ -188,8 +188,8 @@ def _standing_alone(module: ModuleType, shown: str) -> tuple[Program, torch.nn.M
 
     text = module.__doc__ or ""
     _, _, behind = text.partition(SPEC)
-    found = re.match(r"\n*((?: {4}.*\n|\n)*)", behind)
-    spec = parse("" if found is None else dedent(found[1]))
+    match = re.match(r"\n*((?: {4}.*\n|\n)*)", behind)
+    spec = parse("" if match is None else dedent(match[1]))
     if f": {spec.fingerprint}\n" not in text:
         raise AttnSpecError(f"{shown} was edited: its spec has another fingerprint than it states")
     return spec.program, Alone(spec.program, getattr(module, class_name(spec.name)))

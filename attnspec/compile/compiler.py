@@ -61,7 +61,7 @@ OWN = tuple(backend.name for backend in BACKENDS if not is_on_request(backend, "
 is verified."""
 
 WHOLE = 257
-"""A spec that has one length only is verified in full if it is no longer than this, else by its
+"""A spec that has one length only is verified in full up to this length, else by its
 pairs and by the values of some queries."""
 
 LONGEST = 1024
@@ -81,8 +81,8 @@ def compile_program(
     """
     ahead = looks_ahead(program)
     if ahead is not None:
-        found = ahead_of(program, ahead)
-        warnings.warn(f"{found.code}: `{program.name}`: {found.message}", stacklevel=3)
+        module = ahead_of(program, ahead)
+        warnings.warn(f"{module.code}: `{program.name}`: {module.message}", stacklevel=3)
     if device is None:
         require_willing(program, backend)
         return CompiledAttention(plan_data(program, backend), head_size)
@@ -145,16 +145,16 @@ def _verified_alone(spec: Elaborated, body: str) -> str:
     space: dict[str, Any] = {"__name__": "standalone"}
     exec(compile(body, "standalone", "exec"), space)
     program, fixed = spec.program, spec.program.fixed_length
-    n, told = _small(program), []
+    n, lines = _small(program), []
     if n <= LONGEST:
         try:
             found = verify_alone(program, n, space[class_name(program.name)])
         except BindError as error:
             return f"Not verified when it was compiled: {error}."
         _require_ok(found, AUTO)
-        told.append("every pair, values and gradients")
+        lines.append("every pair, values and gradients")
     far = max(TILED, beyond(program)) if fixed is None else fixed
-    if "mask_mod_of" in space and (far > n or not told):
+    if "mask_mod_of" in space and (far > n or not lines):
         try:
             queries, fault = mask_alone(program, far, space["mask_mod_of"])
         except (AttnSpecError, ValueError):
@@ -162,10 +162,10 @@ def _verified_alone(spec: Elaborated, body: str) -> str:
             queries, fault = 0, None
         if fault is not None:
             raise InternalError(f"the mask differs from the spec at n = {far}: {fault}")
-        told += [f"at n = {far:,} the pairs of {queries:,} queries"] if queries else []
-    if not told:
+        lines += [f"at n = {far:,} the pairs of {queries:,} queries"] if queries else []
+    if not lines:
         return f"Not verified when it was compiled: it has one length, {n:,}."
-    return f"Verified at n = {n:,} when it was compiled: {'; '.join(told)}."
+    return f"Verified at n = {n:,} when it was compiled: {'; '.join(lines)}."
 
 
 def _small(program: Program) -> int:
@@ -203,24 +203,24 @@ def _verified(spec: Elaborated, backend: str) -> str:
         values = _tried(programs, names, n, "values")[0] if n <= LONGEST else ()
         if not pairs and not values:
             return f"Not verified when it was compiled: it has one length, {n:,}."
-        told = [f"every pair of {', '.join(pairs)}"] if pairs else []
+        lines = [f"every pair of {', '.join(pairs)}"] if pairs else []
         some = f"values and gradients of {LIMITS.queries_sampled} queries of"
-        told.append(f"{some} {', '.join(values)}" if values else "no values")
-        return f"Verified at n = {n:,}, its one length, when it was compiled, {'; '.join(told)}."
+        lines.append(f"{some} {', '.join(values)}" if values else "no values")
+        return f"Verified at n = {n:,}, its one length, when it was compiled, {'; '.join(lines)}."
     whole, last, refused = _tried(programs, names, n, "once")
     parts = (whole, ": every pair, values and gradients"), (last, ": the same of the last queries")
-    told = [
+    lines = [
         f"by the backend{'s' if len(those) > 1 else ''} {', '.join(those)}{what}"
         for those, what in parts
         if those
     ]
-    if not told:
+    if not lines:
         return f"Not verified when it was compiled: {refused}."
     if program.fixed_length is None:
         pairs = _tried(programs, whole, TILED, "pairs")[0]
-        told += [f"at n = {TILED} every pair of {', '.join(pairs)}"] if pairs else []
+        lines += [f"at n = {TILED} every pair of {', '.join(pairs)}"] if pairs else []
     apart = ", graphs and mechanisms apart" if len(programs) > 1 else ""
-    return f"Verified at n = {n} when it was compiled{apart}, {'; '.join(told)}."
+    return f"Verified at n = {n} when it was compiled{apart}, {'; '.join(lines)}."
 
 
 def _tried(
@@ -228,20 +228,20 @@ def _tried(
 ) -> tuple[tuple[str, ...], tuple[str, ...], str]:
     """The backends that were verified, those of which no more than the last queries were, and why
     one refused."""
-    known: Known = Cache(LIMITS.answers)
+    answers: Known = Cache(LIMITS.answers)
     whole: dict[str, None] = {}
     last: dict[str, None] = {}
     refused = ""
     for program, name in product(programs, names):
         try:
-            found = verify(program, n, backend=name, depth=depth, known=known)
+            verification = verify(program, n, backend=name, depth=depth, known=answers)
         except (BackendError, BindError) as error:
             # what it does at this length it is not asked for
             refused = str(error)
             continue
-        _require_ok(found, name)
-        every = all(check.asked == n for check in found.checks)
-        if found.exhaustive if depth == "once" else found.checks and every:
+        _require_ok(verification, name)
+        every = all(check.asked == n for check in verification.checks)
+        if verification.exhaustive if depth == "once" else verification.checks and every:
             whole[name] = None
         else:
             last[name] = None

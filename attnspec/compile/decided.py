@@ -46,8 +46,8 @@ def decided_pairs(
     sides = [_of_one(name, x, n) for name, x in zip("qk", tensors or (), strict=False)]
     graphs = [attend.graph for attend in program.attends if attend.mechanism is None]
     decided = [graph for graph in graphs if graph is not None and decides(graph)]
-    given = {name: torch.as_tensor(np.asarray(x))[None] for name, x in (inputs or {}).items()}
-    if not decided or not n or any(x.shape[1:2] == (0,) for x in given.values()):
+    data = {name: torch.as_tensor(np.asarray(x))[None] for name, x in (inputs or {}).items()}
+    if not decided or not n or any(x.shape[1:2] == (0,) for x in data.values()):
         return None
     if tensors is None:
         chosen = [leaf for graph in decided for leaf in leaves(graph)]
@@ -59,11 +59,11 @@ def decided_pairs(
         if not all(one is not None and one.given_choice for one in bound):
             return None
         # no query and key decides anything
-        heads = max([x.shape[1] for x in given.values() if x.ndim == 4], default=1)
+        heads = max([x.shape[1] for x in data.values() if x.ndim == 4], default=1)
         q = k = torch.zeros(1, program.heads or heads, n, 1)
     else:
         q, k = sides
-    return _pairs(program, range(program.layer_count), q, k, given)
+    return _pairs(program, range(program.layer_count), q, k, data)
 
 
 def sample_pairs(
@@ -85,15 +85,15 @@ def sample_pairs(
     q = torch.randn(1, heads, n, SIZE, generator=draws)
     # neighbours are alike, as tokens are
     q = q + 0.5 * q.cumsum(2)
-    given = {name: torch.as_tensor(np.asarray(x))[None] for name, x in inputs.items()}
+    data = {name: torch.as_tensor(np.asarray(x))[None] for name, x in inputs.items()}
     for entry in program.inputs:
-        if entry.name not in given and entry.kind in PER_HEAD:
-            given[entry.name] = _drawn_input(entry, n, draws)
+        if entry.name not in data and entry.kind in PER_HEAD:
+            data[entry.name] = _drawn_input(entry, n, draws)
     bare = tuple(
         attend if attend.graph is None else replace(attend, mechanism=None)
         for attend in program.attends
     )
-    return _pairs(replace(program, attends=bare), layers, q, q, given)
+    return _pairs(replace(program, attends=bare), layers, q, q, data)
 
 
 def _drawn_input(entry: Input, n: int, draws: torch.Generator) -> torch.Tensor:
@@ -124,30 +124,30 @@ def _pairs(
         # what is learned starts the same every time
         torch.manual_seed(0)
         module = compile_program(program, head_size=q.shape[3]).eval()
-    found: dict[tuple[int, int], Relation] = {}
+    pairs: dict[tuple[int, int], Relation] = {}
     for layer in layers:
         attends = [program.attend(layer, head) for head in range(q.shape[1])]
         graphs = [None if one.mechanism is not None else one.graph for one in attends]
         heads = [head for head, graph in enumerate(graphs) if graph is not None and decides(graph)]
         if heads:
             masks = module.pairs(q, k, layer=layer, inputs=inputs or None)[0].numpy()
-            found.update({(layer, head): WrittenPairs(masks[head]) for head in heads})
-    return found
+            pairs.update({(layer, head): WrittenPairs(masks[head]) for head in heads})
+    return pairs
 
 
 def _of_one(name: str, given: npt.ArrayLike, n: int) -> torch.Tensor:
     """Queries or keys of one sample, [1, H, n, d]."""
     try:
-        found = torch.as_tensor(given).detach().cpu()
+        tensor = torch.as_tensor(given).detach().cpu()
     except (TypeError, ValueError, RuntimeError):
         kind = type(given).__name__
         raise TypeError(f"{name} of `tensors` must be an array, got {kind}") from None
-    if found.dim() != 3 or found.shape[1] != n or not found.is_floating_point():
+    if tensor.dim() != 3 or tensor.shape[1] != n or not tensor.is_floating_point():
         raise AttnSpecError(
             f"`tensors` are q and k of one sample, real [H, {n}, d], got {name} with the shape"
-            f" {list(found.shape)} of {found.dtype}"
+            f" {list(tensor.shape)} of {tensor.dtype}"
         )
-    return found[None]
+    return tensor[None]
 
 
 def told_apart(spec: Elaborated, heads: int) -> Elaborated:

@@ -217,11 +217,11 @@ def check_module(text: str, standalone: bool) -> None:
         raise InternalError(f"the emitted module does not parse: {error}") from error
     allowed = ALONE if standalone else {"attnspec"}
     for node in ast.walk(tree):
-        found = []
+        problems = []
         if isinstance(node, ast.Import):
-            found = [alias.name for alias in node.names]
+            problems = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            found = [node.module or "."]
-        for module in found:
+            problems = [node.module or "."]
+        for module in problems:
             if module.partition(".")[0] not in allowed:
                 raise InternalError(f"the emitted module imports {module}")

@@ -67,8 +67,8 @@ class Mesh:
         each = [len(numbers)] * self.ranks
         out, work = self.swap(mine, each, each)
         self.finish(work)
-        found: list[list[int]] = out.view(self.ranks, -1).tolist()
-        return found
+        values: list[list[int]] = out.view(self.ranks, -1).tolist()
+        return values
 
     def agreed(
         self, numbers: Sequence[int], wrong: Exception | None, device: torch.device
@@ -78,10 +78,10 @@ class Mesh:
         every = self.everyones([wrong is None, *numbers], device)
         if wrong is not None:
             raise wrong
-        bad = [rank for rank, said in enumerate(every) if not said[0]]
+        bad = [rank for rank, answer in enumerate(every) if not answer[0]]
         if bad:
             raise ValueError(f"rank {bad[0]} refused its part of this call: its own error says why")
-        return [said[1:] for said in every]
+        return [answer[1:] for answer in every]
 
 
 class _Travel(torch.autograd.Function):

@@ -102,13 +102,13 @@ class Reading:
         relation = self.relation
         if self.n > LISTED and is_scattered(relation):
             relation = possible(relation, is_scattered)
-        found: list[Neighbours | None] = []
+        sides: list[Neighbours | None] = []
         for each in (relation, transpose_of(relation)):
             try:
-                found.append(neighbours([each], self.n))
+                sides.append(neighbours([each], self.n))
             except TooMuch:
-                found.append(None)
-        return found[0], found[1]
+                sides.append(None)
+        return sides[0], sides[1]
 
     def mark(self, some: np.ndarray, into: np.ndarray, readers: bool = False) -> None:
         """Set `into`, bool [n], at the keys of some queries (ascending), or at the `readers` of
@@ -121,9 +121,9 @@ class Reading:
 
     def readers(self, keys: np.ndarray) -> np.ndarray:
         """The queries, bool [n], that read one of some keys, at least."""
-        found = np.zeros(self.n, bool)
-        self.mark(np.sort(keys), found, readers=True)
-        return found
+        readers = np.zeros(self.n, bool)
+        self.mark(np.sort(keys), readers, readers=True)
+        return readers
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,11 +163,11 @@ class Exchange:
 
     def marked(self, reader: int, bar: int) -> np.ndarray:
         """The keys, bool [n], that queries of a rank below the bar read."""
-        own = np.sort(self.partition.positions(reader))
-        found = np.zeros(self.partition.n, bool)
+        local = np.sort(self.partition.positions(reader))
+        marks = np.zeros(self.partition.n, bool)
         for graph, reading in enumerate(self.readings):
-            reading.mark(own[~self.moves(graph, bar)[own]], found)
-        return found
+            reading.mark(local[~self.moves(graph, bar)[local]], marks)
+        return marks
 
     @cached_property
     def links(self) -> tuple[np.ndarray, np.ndarray]:
@@ -200,9 +200,9 @@ class Exchange:
             sums = partition.sums(degrees * self.moves(graph, bar))
             away += sums[:, None] * (lengths / max(1, partition.n)) * (self.bars == bar)
         here = partition.sums(degrees) - away.sum(1)
-        own = self.keys.diagonal() / np.maximum(1, self.keys.sum(1))
+        local = self.keys.diagonal() / np.maximum(1, self.keys.sum(1))
         heads = len(self.works[graph][1])
-        return heads * np.stack([here * own, away.sum(0), here * (1 - own)])
+        return heads * np.stack([here * local, away.sum(0), here * (1 - local)])
 
 
 @lru_cache(maxsize=4)
@@ -246,13 +246,13 @@ def exchange_of(
 
 def _bars(exchange: Exchange) -> list[int]:
     """Numbers of keys above which few enough queries lie to be worth a try, the largest first."""
-    n, found, before = exchange.partition.n, list[int](), 0
+    n, bars, before = exchange.partition.n, list[int](), 0
     graphs = range(len(exchange.works))
     for bar in (n >> halvings for halvings in range(1, n.bit_length() - 1)):
         above = sum(int(np.count_nonzero(exchange.moves(graph, bar))) for graph in graphs)
         if above > before:
-            found.append(bar)
+            bars.append(bar)
         before = above
-        if len(found) == BARS or 2 * above > n * len(graphs):
+        if len(bars) == BARS or 2 * above > n * len(graphs):
             break
-    return found
+    return bars

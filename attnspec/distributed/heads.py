@@ -30,8 +30,8 @@ class HeadsHere:
         self.order = order_of(plan.partition, device)
         self.back = torch.from_numpy(plan.partition.order).to(device)
         works = engine.binder.works(layer, self.tensors.heads, plan.n, plan.n)
-        own = self._of("q", mesh.rank)
-        some = [(work, tuple(head for head in of if head in own)) for work, of in works]
+        local = self._of("q", mesh.rank)
+        some = [(work, tuple(head for head in of if head in local)) for work, of in works]
         self.works = [(work, of) for work, of in some if of]
         self.ready = self._prepared() if self.works else None
         self.decides = any(work.decided for work, _ in works)
@@ -51,20 +51,20 @@ class HeadsHere:
 
     def _prepared(self) -> Prepared:
         """The kernels of own heads, which there are; what draws goes by the numbers of heads."""
-        own, keys = (self._of(name, self.mesh.rank) for name in "qk")
+        local, keys = (self._of(name, self.mesh.rank) for name in "qk")
         kind, kernels = self.device.type, list[Built]()
         for work, heads in self.works:
             work = replace(work, copies=len(heads), device=kind)
             kernel = choose(work, kind, self.engine.backend).build(work, heads, self.device)
-            kernels.append((kernel, work, tuple(head - own.start for head in heads)))
-        ready = self.engine.together(kernels, len(own), len(keys), self.device)
+            kernels.append((kernel, work, tuple(head - local.start for head in heads)))
+        ready = self.engine.together(kernels, len(local), len(keys), self.device)
         return replace(
             ready,
             groups=tuple(
-                replace(group, heads=tuple(own.start + head for head in group.heads))
+                replace(group, heads=tuple(local.start + head for head in group.heads))
                 for group in ready.groups
             ),
-            decisions=tuple(replace(x, first=own.start) for x in decisions_of(self.works)),
+            decisions=tuple(replace(x, first=local.start) for x in decisions_of(self.works)),
             layer=self.layer,
         )
 
@@ -94,7 +94,7 @@ class HeadsHere:
 
     def _computed(self, parts: Parts, call: Call, return_lse: bool) -> Outputs:
         """Own heads at all positions, in order; raises on every rank where one cannot decide."""
-        (q, _, v), own = parts, self._of("q", self.mesh.rank)
+        (q, _, v), local = parts, self._of("q", self.mesh.rank)
         out, lse = q.new_zeros(len(q), 0, q.shape[2], v.shape[-1]), None
         if return_lse:
             lse = out.sum(-1).to(torch.promote_types(q.dtype, torch.float32))
@@ -106,7 +106,7 @@ class HeadsHere:
                 side = "q" if x.shape[1] == self.tensors.heads else "k"
                 data[name] = self._part(side, self.mesh.rank, x)
         tables = {
-            name: x.narrow(1, own.start, len(own)) if x.shape[1] > 1 else x
+            name: x.narrow(1, local.start, len(local)) if x.shape[1] > 1 else x
             for name, x in call.tables.items()
         }
         mine = replace(call, data=data, tables=tables)

@@ -242,8 +242,8 @@ class ParallelAttention(torch.nn.Module):
             "inputs": inputs,
             "return_lse": return_lse,
         }
-        found, n = self._called(q, k, v, more)
-        return found if like is None else _as_dtensors(found, like, n)
+        plan, n = self._called(q, k, v, more)
+        return plan if like is None else _as_dtensors(plan, like, n)
 
     @in_type_of_autocast
     def _called(
@@ -393,15 +393,15 @@ class ParallelAttention(torch.nn.Module):
         **_: object,
     ) -> dict[str, Any]:
         """The padding and the inputs of the whole sequence; of pairs those of own queries."""
-        padding, found = key_padding_mask, None if inputs is None else dict(inputs)
+        padding, arrays = key_padding_mask, None if inputs is None else dict(inputs)
         if padding is not None:
             padding = self._gathered(padding, partition, 1)
         for entry in self._apart.inputs:
             # what has no positions is given whole
             axis = POSITIONS.get(entry.kind)
-            if axis is not None and found is not None and entry.name in found:
-                found[entry.name] = self._gathered(found[entry.name].detach(), partition, axis)
-        return {"key_padding_mask": padding, "inputs": found}
+            if axis is not None and arrays is not None and entry.name in arrays:
+                arrays[entry.name] = self._gathered(arrays[entry.name].detach(), partition, axis)
+        return {"key_padding_mask": padding, "inputs": arrays}
 
 
 _ALIKE = (

@@ -2,7 +2,7 @@
 
 A partition is plain: for each rank some runs of positions, all with one step. A rank's tensors have
 its runs one behind the other. Candidates are made for a relation and held against each other by
-`attnspec.distributed.planning`; none of them looks at a single position in Python.
+`attnspec.distributed.planning`; none of them visits a single position in Python.
 """
 
 from __future__ import annotations
@@ -129,10 +129,10 @@ def free_cuts(relation: Relation, n: int, longest: float) -> np.ndarray | None:
     first, last = np.arange(n), np.arange(n)
     for at, closed in relation.closed_rows(n):
         rows = np.arange(at, at + (0 if closed is None else np.broadcast(*closed).shape[0]))
-        found = _reached(rows, closed, n)
-        if found is None:
+        reached = _reached(rows, closed, n)
+        if reached is None:
             return None
-        first[rows], last[rows] = found
+        first[rows], last[rows] = reached
     reach = np.maximum.accumulate(last)
     back = np.minimum.accumulate(first[::-1])[::-1]
     cuts = np.arange(1, n)
@@ -147,10 +147,10 @@ def _reached(
     if closed is None:
         return None
     start, stop, step = np.broadcast_arrays(*closed)
-    held = stop > start
+    nonempty = stop > start
     end = start + np.maximum(stop - 1 - start, 0) // step * step
-    first = np.minimum(rows, np.where(held, start, n).min(-1, initial=n))
-    return first, np.maximum(rows, np.where(held, end, -1).max(-1, initial=-1))
+    first = np.minimum(rows, np.where(nonempty, start, n).min(-1, initial=n))
+    return first, np.maximum(rows, np.where(nonempty, end, -1).max(-1, initial=-1))
 
 
 def candidates(
@@ -165,9 +165,9 @@ def candidates(
     # steps whose residue classes bring pairs together, and what they have in common
     steps = {step for each in relations for pair in each.strides(n) for step in pair if step > 1}
     for step in sorted({*steps, gcd(*steps)} if steps else ()):
-        found = by_residue(n, ranks, step) if 1 < step < min(n, MOST_RUNS + 1) else None
-        if found is not None:
-            yield found
+        partition = by_residue(n, ranks, step) if 1 < step < min(n, MOST_RUNS + 1) else None
+        if partition is not None:
+            yield partition
     if not works:
         yield head_tail(n, ranks)
         return
@@ -230,16 +230,16 @@ def _dealt(
     total = np.concatenate([np.zeros(1), np.cumsum(work, dtype=np.float64)])
     weights = [float(total[b] - total[a]) for a, b in ends]
     mine: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
-    held, load, room = [0] * ranks, [0.0] * ranks, ROOM * len(work) / ranks
+    counts, load, room = [0] * ranks, [0.0] * ranks, ROOM * len(work) / ranks
     for index in sorted(range(len(ends)), key=lambda i: (-weights[i], i)):
         size = ends[index][1] - ends[index][0]
-        fit = [rank for rank in range(ranks) if held[rank] + size <= room]
+        fit = [rank for rank in range(ranks) if counts[rank] + size <= room]
         if fit:
             rank = min(fit, key=load.__getitem__)
         else:
-            rank = min(range(ranks), key=lambda rank: (held[rank], load[rank]))
+            rank = min(range(ranks), key=lambda rank: (counts[rank], load[rank]))
         mine[rank].append(ends[index])
-        held[rank] += size
+        counts[rank] += size
         load[rank] += weights[index]
     return tuple(_joined(sorted(runs)) for runs in mine)
 

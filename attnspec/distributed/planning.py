@@ -325,15 +325,15 @@ class Planner:
     def kinds(self, layers: Sequence[int]) -> Kinds:
         """Layers that do the same, with their works; graphs are those that inputs make, if they are
         there."""
-        found: dict[tuple[tuple[Work, tuple[int, ...]], ...], list[int]] = {}
+        kinds: dict[tuple[tuple[Work, tuple[int, ...]], ...], list[int]] = {}
         for layer in layers if self.n else ():
             works = []
             for work, of in self.binder.works(layer, self.tensors.heads, self.n, self.n):
                 if self.stack is not None and is_graph(work) and work.reads:
                     work = replace(work, relation=self.stack.relation(self.n, layer, of[0]))
                 works.append((replace(work, layer=0), of))
-            found.setdefault(tuple(works), []).append(layer)
-        return [(tuple(numbers), works) for works, numbers in found.items()]
+            kinds.setdefault(tuple(works), []).append(layer)
+        return [(tuple(numbers), works) for works, numbers in kinds.items()]
 
     def reading(self, work: Work) -> Reading:
         """What the queries of a graph read."""
@@ -403,7 +403,7 @@ class Planner:
     def exchanges(self, works: Works, partition: Partition, queries: bool) -> tuple[Exchange, ...]:
         """One for each set of graphs that share key heads: a key row is sent once for all heads
         that read it."""
-        t, found = self.tensors, []
+        t, exchanges = self.tensors, []
         sharing: dict[tuple[int, ...], set[int]] = {}
         for key in range(t.key_heads):
             reading = [at for at, (_, of) in enumerate(works) if key in {h // t.ratio for h in of}]
@@ -414,20 +414,20 @@ class Planner:
                 for at in members
             )
             readings = [self.reading(work) for work, _ in graphs]
-            found.append(exchange_of(graphs, readings, len(keys), partition, t, queries))
-        return tuple(found)
+            exchanges.append(exchange_of(graphs, readings, len(keys), partition, t, queries))
+        return tuple(exchanges)
 
     def pairs_by_heads(self, works: Works, ranks: int) -> np.ndarray | None:
         """The pairs of each rank's heads; None where counting them is too much."""
-        t, found = self.tensors, np.zeros((3, ranks))
+        t, pairs = self.tensors, np.zeros((3, ranks))
         owner = {h: r for r in range(ranks) for h in dealt(r, ranks, t.key_heads)}
         for work, heads in works:
             degrees = self.reading(work).degrees
             if degrees is None:
                 return None
             for head in heads:
-                found[0, owner[head // t.ratio]] += degrees.sum(dtype=np.float64)
-        return found
+                pairs[0, owner[head // t.ratio]] += degrees.sum(dtype=np.float64)
+        return pairs
 
 
 def is_graph(work: Work) -> bool:

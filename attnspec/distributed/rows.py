@@ -133,7 +133,7 @@ class GroupHere:
         # keys travel once for all graphs that read them
         self.brings = graph == 0
         there = exchange.partition.positions
-        own, others = there(rank), [r for r in range(exchange.partition.ranks) if r != rank]
+        local, others = there(rank), [r for r in range(exchange.partition.ranks) if r != rank]
         self.sent_keys = {r: exchange.sent_keys(r, rank) for r in others}
         self.sent_queries = {r: exchange.sent_queries(rank, r, graph) for r in others}
         # positions of what comes
@@ -145,18 +145,20 @@ class GroupHere:
         ) -> Weighing:
             return weighing_of(work, self.heads, queries, keys, rows, device, backend)
 
-        guests, every = np.concatenate([own[:0], *self.got_keys.values()]), np.arange(len(own))
+        guests, every = np.concatenate([local[:0], *self.got_keys.values()]), np.arange(len(local))
         # own rows whose queries may read keys that come
-        self.reading = np.flatnonzero(exchange.readings[graph].readers(guests)[own])
+        self.reading = np.flatnonzero(exchange.readings[graph].readers(guests)[local])
         # what cannot be merged is weighed once, over all keys
-        self.at_home = weighing(own, own if self.merges else np.append(own, guests), every)
-        self.reads = weighing(own[self.reading], guests[: len(guests) * self.merges], self.reading)
+        self.at_home = weighing(local, local if self.merges else np.append(local, guests), every)
+        self.reads = weighing(
+            local[self.reading], guests[: len(guests) * self.merges], self.reading
+        )
         # queries that come are weighed over own keys, but those that their rank is sent
         self.kept = {
             r: np.setdiff1d(every, x, assume_unique=True) for r, x in self.sent_keys.items()
         }
         self.for_guests = {
-            r: weighing(self.got_queries[r], own[rows]) for r, rows in self.kept.items()
+            r: weighing(self.got_queries[r], local[rows]) for r, rows in self.kept.items()
         }
 
     def over_guests(
@@ -204,17 +206,21 @@ class RowsHere:
         # gradients from several ranks add up
         q, k, v = (widened(x) if grads and x.requires_grad else x for x in parts)
         asked, arrived = self._sent((q, k, v), kind)
-        own: list[Own] = []
+        parts_here: list[Own] = []
         for here, group in zip(self.groups, self.ready.groups, strict=True):
             mine = group.parts(q, k, v)
             tables = self.engine.tables(group, self.layer, call.tables)
             of_group = replace(call, tables=tables)
-            own.append((here, (mine[0].to(kind), mine[1].to(kind), mine[2].to(kind)), of_group))
-        outs = [here.at_home(*mine, some) if here.merges else None for here, mine, some in own]
+            parts_here.append(
+                (here, (mine[0].to(kind), mine[1].to(kind), mine[2].to(kind)), of_group)
+            )
+        outs = [
+            here.at_home(*mine, some) if here.merges else None for here, mine, some in parts_here
+        ]
         came = arrived()
-        answered, arrived = self._answered((q, k, v), own, came)
+        answered, arrived = self._answered((q, k, v), parts_here, came)
         guests: list[torch.Tensor] = []
-        for number, (here, mine, some) in enumerate(own):
+        for number, (here, mine, some) in enumerate(parts_here):
             if here.brings:
                 none = [x[:, here.key_heads, :0].to(kind) for x in (k, v)]
                 guests = [
@@ -247,8 +253,8 @@ class RowsHere:
             keys = here.key_heads, here.sent_keys[r], here.got_keys[r]
             queries = [*here.heads], here.sent_queries[r], here.got_queries[r]
             moving = [("k", k, *keys), ("v", v, *keys)] if here.brings else []
-            for name, x, heads, own, got in [*moving, *[("q", q, *queries)] * here.merges]:
-                sent[r][number, name] = _rows(x[:, heads], own)
+            for name, x, heads, rows, got in [*moving, *[("q", q, *queries)] * here.merges]:
+                sent[r][number, name] = _rows(x[:, heads], rows)
                 shapes[r][number, name] = len(x), len(heads), len(got), x.shape[3]
         return travel(self.mesh, sent, shapes, kind, parts)
 

@@ -59,9 +59,9 @@ class StatesHere:
             padding=None if padding is None else padding.index_select(1, self.own),
             tables=self.engine.tables(group, self.layer, call.tables),
         )
-        own, left = kernel.key_sums(*parts, call, self.own)
+        sums, left = kernel.key_sums(*parts, call, self.own)
         tie = [*parts, *call.tables.values()]
-        before, came = self._exchanged(own, left, tie, group.work.causal)
+        before, came = self._exchanged(sums, left, tie, group.work.causal)
         out: torch.Tensor = kernel.onward(*parts, call, before)
         return tied(out, came)
 
@@ -87,7 +87,7 @@ class StatesHere:
             bases = bases.detach()
         ready = merged(parts, bases, row, causal, left is not None)
         shapes = [{"sums": (len(d), width)} for d in deals]
-        flat, arrived = travel(mesh, [{"sums": found} for found, _ in ready], shapes, sums.dtype)
+        flat, arrived = travel(mesh, [{"sums": sums} for sums, _ in ready], shapes, sums.dtype)
         found = torch.cat([share["sums"] for share in arrived()])
         frame = None if own.base is None else ready[mesh.rank][1].view(own.base.shape)
         return State(found.view(own.sums.shape), frame), flat

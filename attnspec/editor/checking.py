@@ -12,7 +12,7 @@ from attnspec.text.diagnostics import Diagnostic, SpecError, in_order
 def diagnostics(document: Document, claims: bool) -> list[Diagnostic]:
     """What is wrong with all attentions of a text, in its order; lints and claims too if `claims`,
     which takes longer."""
-    found: list[Diagnostic] = []
+    problems: list[Diagnostic] = []
     try:
         source = document.checked()
         names: list[str | None] = [*attention_names(source)]
@@ -22,12 +22,12 @@ def diagnostics(document: Document, claims: bool) -> list[Diagnostic]:
         for name in names:
             try:
                 spec = Spec(source, name=name)
-                found += spec.check() if claims else spec.elaborated.warnings
+                problems += spec.check() if claims else spec.elaborated.warnings
             except SpecError as error:
-                found += error.diagnostics
+                problems += error.diagnostics
     except SpecError as error:
-        found += error.diagnostics
-    return in_order(found)
+        problems += error.diagnostics
+    return in_order(problems)
 
 
 def formatted(document: Document) -> str | None:

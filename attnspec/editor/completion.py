@@ -58,8 +58,8 @@ def offers(document: Document, offset: int) -> list[Offer]:
         accepted = expected(Source(document.name, document.source.text[:start]))
     except SpecError:
         return []
-    found = document.scan.words
-    before = sum(1 for word in found if word.end <= start)
+    words = document.scan.words
+    before = sum(1 for word in words if word.end <= start)
     inside = document.scan.enclosing[before] if before < len(document.scan.enclosing) else -1
     spot = Spot(document, before, inside)
     offered = list(_named(spot)) if "NAME" in accepted else []
@@ -93,7 +93,7 @@ def _named(spot: Spot) -> Iterator[Offer]:
     if last == ".":
         yield from _of("coordinate")
     elif spot.text(3) == "input" and last == ":":
-        yield from (Offer(kind, "input", said) for kind, (said, _) in INPUTS.items())
+        yield from (Offer(kind, "input", text) for kind, (text, _) in INPUTS.items())
     elif last == "normalize":
         yield from _of("normalizer")
     elif last == "score":
@@ -174,16 +174,16 @@ def _in_call(spot: Spot, callee: str, opener: int) -> Iterator[Offer]:
         # of two sequences the inputs belong to the keys
         yield from (x for x in sides if x.label == "k" or not _crosses(spot))
         return
-    own = [i for i in range(opener + 1, spot.before) if scan.enclosing[i] == opener]
-    commas = [i for i in own if scan.words[i].text == ","]
-    started = [i for i in own if i > (commas[-1] if commas else opener)]
+    inside = [i for i in range(opener + 1, spot.before) if scan.enclosing[i] == opener]
+    commas = [i for i in inside if scan.words[i].text == ","]
+    started = [i for i in inside if i > (commas[-1] if commas else opener)]
     parameters = _parameters(spot.document, callee)
     if _keyword(spot) == "input" and callee in INPUTS:
         parameters = INPUTS[callee][1]
-    given = {scan.words[i - 1].text for i in own if scan.words[i].text == "="}
+    names = {scan.words[i - 1].text for i in inside if scan.words[i].text == "="}
     if not started:
         for name, parameter in parameters.items():
-            if name not in given and not parameter.positional:
+            if name not in names and not parameter.positional:
                 yield Offer(name, "argument", meaning(parameter), f"{name} = ")
     named = len(started) > 1 and scan.words[started[1]].text == "="
     if named:
@@ -200,8 +200,8 @@ def _in_call(spot: Spot, callee: str, opener: int) -> Iterator[Offer]:
 
 def _is_reading(spot: Spot, callee: str) -> bool:
     """Whether an input is read at a position, as `time(q)`."""
-    found = [each.name for each in _inputs(spot, set(READ))]
-    return callee in found and _in_predicate(spot)
+    names = [each.name for each in _inputs(spot, set(READ))]
+    return callee in names and _in_predicate(spot)
 
 
 def _in_predicate(spot: Spot) -> bool:
@@ -300,8 +300,10 @@ def _own(spot: Spot, kinds: Iterable[str]) -> Iterator[Offer]:
     for each in spot.document.symbols.visible(spot.before):
         late = each.kind in ("parameter", "let") and each.word >= spot.before
         # what is being defined does not define itself
-        own = statement == each.word - 1 or (spot.text(1) == "=" and each.word == spot.before - 2)
-        if each.kind in kinds and not late and not own:
+        itself = statement == each.word - 1 or (
+            spot.text(1) == "=" and each.word == spot.before - 2
+        )
+        if each.kind in kinds and not late and not itself:
             yield _defined(spot.document, each)
 
 
@@ -331,8 +333,8 @@ def _files(document: Document) -> list[Offer]:
     if document.path is None:
         return []
     folder = document.path.parent
-    found = [path for path in specs_below(folder) if path != document.path]
-    names = [path.relative_to(folder).as_posix() for path in found]
+    paths = [path for path in specs_below(folder) if path != document.path]
+    names = [path.relative_to(folder).as_posix() for path in paths]
     return [Offer(f'"{name}"', "file") for name in names]
 
 

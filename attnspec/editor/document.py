@@ -77,20 +77,20 @@ class Document:
 
     def word_at(self, offset: int) -> int | None:
         """The number of the word that a place touches, the later one of two; None between words."""
-        found = self.scan.words
-        after = bisect_left(found, offset, key=lambda word: word.end)
+        words = self.scan.words
+        after = bisect_left(words, offset, key=lambda word: word.end)
         near = [
             number
             for number in (after, after + 1)
-            if number < len(found) and found[number].start <= offset <= found[number].end
+            if number < len(words) and words[number].start <= offset <= words[number].end
         ]
-        named = [number for number in near if found[number].kind in ("name", "string")]
+        named = [number for number in near if words[number].kind in ("name", "string")]
         return named[-1] if named else near[-1] if near else None
 
     def ends(self, word: int) -> tuple[int, int]:
         """The first character of a word and the one behind its last."""
-        found = self.scan.words[word]
-        return found.start, found.end
+        entry = self.scan.words[word]
+        return entry.start, entry.end
 
     def imported(self, word: int) -> Document | None:
         """The file that the string of an import names, as it is on the disk, if there is one."""
@@ -111,13 +111,13 @@ class Document:
 def specs_below(folder: Path) -> list[Path]:
     """The specs of a folder and of those below it, in order; none of hidden folders and of those
     that hold packages of others."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for number, (at, folders, files) in enumerate(os.walk(folder)):
         folders[:] = sorted(name for name in folders if name[0] not in "._" and name not in _OTHERS)
-        found += [Path(at, name) for name in sorted(files) if name.endswith(".attn")]
-        if number >= MOST_FOLDERS or len(found) >= MOST_FILES:
+        paths += [Path(at, name) for name in sorted(files) if name.endswith(".attn")]
+        if number >= MOST_FOLDERS or len(paths) >= MOST_FILES:
             break
-    return found[:MOST_FILES]
+    return paths[:MOST_FILES]
 
 
 _OTHERS = ("node_modules", "site-packages")

@@ -40,8 +40,8 @@ def ways(declaration: type) -> list[str]:
 
 def page_of(declaration: type) -> str:
     """The docstring that has the source: that of the class, or of the file that is about it."""
-    own = inspect.getdoc(declaration) or ""
-    return own if "Source:" in own else sys.modules[declaration.__module__].__doc__ or ""
+    text = inspect.getdoc(declaration) or ""
+    return text if "Source:" in text else sys.modules[declaration.__module__].__doc__ or ""
 
 
 def formula_and_source(page: str) -> tuple[str, str]:
@@ -96,8 +96,8 @@ def _shown(default: object) -> str:
 def definition_at(document: Document, offset: int) -> int | None:
     """The word of this text that defines the one at a place; for what is imported its import."""
     word = document.word_at(offset)
-    found = None if word is None else document.symbols.resolve(word)
-    return None if found is None else found.word
+    definition = None if word is None else document.symbols.resolve(word)
+    return None if definition is None else definition.word
 
 
 def hover(document: Document, offset: int) -> tuple[str, int] | None:
@@ -106,14 +106,14 @@ def hover(document: Document, offset: int) -> tuple[str, int] | None:
     if word is None or document.is_comment(offset):
         return None
     symbols = document.symbols
-    found = symbols.resolve(word)
-    if found is not None:
-        return f"```attn\n{symbols.text(found)}\n```\n\n{found.kind}", word
+    definition = symbols.resolve(word)
+    if definition is not None:
+        return f"```attn\n{symbols.text(definition)}\n```\n\n{definition.kind}", word
     callee = symbols.argument_of(word)
     name = document.scan.words[word if callee is None else callee].text
     if name in INPUTS and symbols.declares(word if callee is None else callee):
-        said, takes = INPUTS[name]
+        text, takes = INPUTS[name]
         rest = "".join(f"\n- `{each}`: {meaning(parameter)}" for each, parameter in takes.items())
-        return f"```attn\ninput x: {name}\n```\n\n{said}\n{rest}".strip(), word
+        return f"```attn\ninput x: {name}\n```\n\n{text}\n{rest}".strip(), word
     declaration = declaration_of(name)
     return None if declaration is None else (markdown(declaration), word)

@@ -90,14 +90,14 @@ async def changed(params: types.DidChangeTextDocumentParams) -> None:
     """A text is being written: once it rests, its mistakes are said, its claims not yet tried."""
     uri, version = params.text_document.uri, params.text_document.version
     await asyncio.sleep(PAUSE)
-    known = server.workspace.text_documents.get(uri)
-    if known is not None and known.version == version:
+    document = server.workspace.text_documents.get(uri)
+    if document is not None and document.version == version:
         await _publish(uri, claims=False)
 
 
 @server.feature(types.TEXT_DOCUMENT_DID_CLOSE)
 def closed(params: types.DidCloseTextDocumentParams) -> None:
-    """A text is no longer shown, and nothing said of it."""
+    """A text was closed; its diagnostics are withdrawn."""
     server.text_document_publish_diagnostics(
         types.PublishDiagnosticsParams(params.text_document.uri, [])
     )
@@ -106,11 +106,11 @@ def closed(params: types.DidCloseTextDocumentParams) -> None:
 async def _publish(uri: str, claims: bool) -> None:
     """Say what is wrong with a text, unless it has changed or closed since that was asked."""
     version, document = server.workspace.get_text_document(uri).version, _opened(uri)
-    found = await asyncio.to_thread(checking.diagnostics, document, claims)
-    known = server.workspace.text_documents.get(uri)
-    if known is None or known.version != version:
+    problems = await asyncio.to_thread(checking.diagnostics, document, claims)
+    opened = server.workspace.text_documents.get(uri)
+    if opened is None or opened.version != version:
         return
-    messages = [_message(document, each, uri) for each in found]
+    messages = [_message(document, each, uri) for each in problems]
     server.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, messages, version))
 
 
@@ -194,10 +194,10 @@ def explain(params: types.HoverParams) -> types.Hover | None:
 def define(params: types.DefinitionParams) -> types.Location | None:
     """Where in this text the word at a place is defined."""
     document, offset = _at(params.text_document, params.position)
-    found = definition_at(document, offset)
-    if found is None:
+    place = definition_at(document, offset)
+    if place is None:
         return None
-    return types.Location(params.text_document.uri, _range(document, *document.ends(found)))
+    return types.Location(params.text_document.uri, _range(document, *document.ends(place)))
 
 
 @server.feature(types.TEXT_DOCUMENT_FORMATTING)

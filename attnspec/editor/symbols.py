@@ -48,12 +48,12 @@ class Symbols:
     def __init__(self, scan: Scan) -> None:
         self.scan = scan
         self.items = tuple(self._items())
-        found = [each for number in range(len(self.items)) for each in self._defined(number)]
-        self.definitions = tuple(found)
-        self._by_word = {each.word: each for each in found}
-        self._by_name = {(each.home, each.name): each for each in reversed(found)}
+        definitions = [each for number in range(len(self.items)) for each in self._defined(number)]
+        self.definitions = tuple(definitions)
+        self._by_word = {each.word: each for each in definitions}
+        self._by_name = {(each.home, each.name): each for each in reversed(definitions)}
         # an attention is never meant by its name, so a graph may have the same
-        graphs = [each for each in reversed(found) if each.kind in ("graph", "import")]
+        graphs = [each for each in reversed(definitions) if each.kind in ("graph", "import")]
         self._graphs = {each.name: each for each in graphs}
 
     # --- what there is -------------------------------------------------------------------------
@@ -122,10 +122,10 @@ class Symbols:
             return None if graph is None else self._by_name.get((self._item_of(graph), word.text))
         if word.first and self._starts(index):
             return None
-        own = self._by_name.get((self.home(index), word.text))
+        definition = self._by_name.get((self.home(index), word.text))
         graph = self._graphs.get(word.text)
         called = self._text(index + 1) == "("
-        return (graph or own) if called else (own or graph)
+        return (graph or definition) if called else (definition or graph)
 
     def _item_of(self, definition: Definition) -> int:
         """The item that a graph is; what is imported is none of this file."""

@@ -74,17 +74,17 @@ def elaborate(
         for statement in attention.body
         if isinstance(statement, nodes.Setting) and statement.keyword in ("layers", "heads")
     }
-    work, said = Work(collector, BY_NAME, mechanisms, pending), Statements()
+    work, statements = Work(collector, BY_NAME, mechanisms, pending), Statements()
     work.cross = cross_of(attention)
     scope = Scope(work, module)
-    given: dict[str, nodes.Expression] = {}
+    values: dict[str, nodes.Expression] = {}
     shown: dict[str, ParameterValue] = {}
     slots: list[tuple[Attend, ...]] = []
     try:
-        given, shown = _parameters(said, attention, dict(overrides or {}), scope)
-        said.body(attention, scope)
-        slots = slots_of(said.rulings, attention, work)
-        _note_unused(said, attention, scope)
+        values, shown = _parameters(statements, attention, dict(overrides or {}), scope)
+        statements.body(attention, scope)
+        slots = slots_of(statements.rulings, attention, work)
+        _note_unused(statements, attention, scope)
     except Stopped:
         pass
     if collector.has_errors():
@@ -101,13 +101,13 @@ def elaborate(
         grid=work.grid,
         extra_tokens=work.extra_tokens,
         inputs=tuple(work.inputs.values()),
-        claims=tuple(said.claims),
+        claims=tuple(statements.claims),
         cross=work.cross is not None,
     )
     index = {attend: number for number, attend in enumerate(program.attends)}
     numbers = {key: tuple(index[attend] for attend in row) for key, row in rows.items()}
     program = replace(program, slots=tuple(numbers[id(row)] for row in slots))
-    file = inlined(attention, given, work.used_graphs, module)
+    file = inlined(attention, values, work.used_graphs, module)
     return Elaborated(normalise(program), shown, file, tuple(in_order(collector.diagnostics)))
 
 
@@ -163,15 +163,15 @@ def _parameters(
     """Bind the parameters in order; a default may use those before it."""
     collector, names = scope.work.collector, [each.name for each in attention.parameters]
     for unknown in [name for name in overrides if name not in names]:
-        known = ", ".join(f"`{name}`" for name in names) or "none"
+        declared = ", ".join(f"`{name}`" for name in names) or "none"
         collector.add(
             "A216",
             f"`{attention.name}` has no parameter `{unknown}`",
             attention.name_span,
-            notes=(f"its parameters: {known}",),
+            notes=(f"its parameters: {declared}",),
             help=did_you_mean(unknown, names),
         )
-    given: dict[str, nodes.Expression] = {}
+    values: dict[str, nodes.Expression] = {}
     shown: dict[str, ParameterValue] = {}
     for parameter in attention.parameters:
         name, node = parameter.name, parameter.default
@@ -186,11 +186,11 @@ def _parameters(
                 advice = f"give it a default, or set it: `--set {name}=…`"
                 scope.fail("A217", message, parameter.span, help=advice)
             said.define(name, parameter.name_span, scope, value)
-            given[name] = node
+            values[name] = node
             shown[name] = value if isinstance(value, int | float) else print_expression(node)
         except Failed:
             scope.names.setdefault(name, None)
-    return given, shown
+    return values, shown
 
 
 def _note_unused(said: Statements, attention: nodes.Attention, scope: Scope) -> None:

@@ -172,34 +172,34 @@ def _require_signature(
     values: Mapping[str, ArgumentValue],
 ) -> None:
     """Refuse arguments that are those of none of the forms of a pattern that has several."""
-    given = {name for name in values if any(name in s for s in signatures or ())}
-    if signatures is None or any(given == set(s) for s in signatures):
+    present = {name for name in values if any(name in s for s in signatures or ())}
+    if signatures is None or any(present == set(s) for s in signatures):
         return
     forms = [", ".join(f"{argument} = …" for argument in s) for s in signatures]
     ways = " or ".join(f"`{node.name}({form})`" for form in forms)
-    nearest = next((s for s in signatures if given and given < set(s)), None)
+    nearest = next((s for s in signatures if present and present < set(s)), None)
     if nearest:
-        missing = ", ".join(f"`{name}`" for name in nearest if name not in given)
+        missing = ", ".join(f"`{name}`" for name in nearest if name not in present)
         message = f"`{node.name}` needs {missing} as well"
         scope.fail("A303", message, node.span, help=f"write {ways}")
-    found = " and ".join(f"`{name}`" for name in values) or "nothing"
-    scope.fail("A303", f"`{node.name}` takes {ways}, got {found}", node.span)
+    listed = " and ".join(f"`{name}`" for name in values) or "nothing"
+    scope.fail("A303", f"`{node.name}` takes {ways}, got {listed}", node.span)
 
 
 def _wrong(scope: Scope, declaration: type, values: Mapping[str, ArgumentValue]) -> str | None:
     """What a declaration itself says against its arguments, where all of them are known."""
-    given: dict[str, object] = dict(values)
+    settings: dict[str, object] = dict(values)
     if any(entry.metadata["parameter"].context == "causal" for entry in fields(declaration)):
-        given["causal"] = scope.work.causal is not None
+        settings["causal"] = scope.work.causal is not None
     for name, value in values.items():
         if isinstance(value, InputRef):
-            given[name] = Data(None, scope.work.inputs[value.name].size)
+            settings[name] = Data(None, scope.work.inputs[value.name].size)
         elif isinstance(value, Leaf | Compound):
-            given[name] = Relation()
+            settings[name] = Relation()
         elif not isinstance(value, int | float | str):
             return None
     try:
-        declaration(**given)
+        declaration(**settings)
     except RelationError as error:
         return error.message
     return None
@@ -254,14 +254,14 @@ def _named(node: nodes.Expression, kind: str, scope: Scope) -> Value:
 
 def _input(parameter: Parameter, name: str, node: nodes.Expression, scope: Scope) -> ArgumentValue:
     """An input of the kind that an argument asks for; `prefix` takes a count as well."""
-    found = _named(node, parameter.kind, scope)
+    entry = _named(node, parameter.kind, scope)
     needed = f"an input of kind `{parameter.kind}`"
-    if isinstance(found, InputRef):
-        if found.kind != parameter.kind:
-            message = f"{needed} is needed, got one of kind `{found.kind}`"
+    if isinstance(entry, InputRef):
+        if entry.kind != parameter.kind:
+            message = f"{needed} is needed, got one of kind `{entry.kind}`"
             scope.fail("A313", message, node.span)
-        return found
-    if parameter.kind == "length" and kind_of(found) == "scalar":
+        return entry
+    if parameter.kind == "length" and kind_of(entry) == "scalar":
         value = integer(node, scope, f"`{name}`")
         if isinstance(value, int) and value < 0:
             scope.fail("A306", f"`{name}` must be at least 0, got {value}", node.span)
@@ -282,18 +282,18 @@ def _choice(
     parameter: Parameter, name: str, node: nodes.Expression, scope: Scope
 ) -> str | InputRef:
     word = node.name if isinstance(node, nodes.Name) else None
-    known = scope.names.get(word or "")
-    if isinstance(known, InputRef) and parameter.input and word in parameter.choices:
+    value = scope.names.get(word or "")
+    if isinstance(value, InputRef) and parameter.input and word in parameter.choices:
         message = f"`{name} = {word}` may mean the option or the input of that name"
         scope.fail("A309", message, node.span, help="give the input another name")
     if word in parameter.choices:
         return word
-    if isinstance(known, InputRef) and parameter.input:
+    if isinstance(value, InputRef) and parameter.input:
         return _input(replace(parameter, kind=parameter.input), name, node, scope)  # type: ignore[return-value]
-    found = word or "an expression"
+    text = word or "an expression"
     either = f", or an input of kind `{parameter.input}`" if parameter.input else ""
     advice = did_you_mean(word, parameter.choices) if word else None
-    message = f"`{name}` is one of {', '.join(parameter.choices)}{either}, got {found}"
+    message = f"`{name}` is one of {', '.join(parameter.choices)}{either}, got {text}"
     scope.fail("A309", message, node.span, help=advice)
 
 

@@ -35,12 +35,12 @@ _ANY = Parameter("any", "", positional=True)
 def call(node: nodes.Call, scope: Scope, bare: bool = False) -> Value:
     """What a call stands for; `bare` where the text has the word alone."""
     name, work, graphs = node.name, scope.work, scope.module.graphs
-    given = scope.names.get(name)
+    binding = scope.names.get(name)
     if scope.score and name in SCORE_FUNCTIONS:
         require_free(node, scope)
         return _function(node, scope)
-    if isinstance(given, InputRef) and (scope.predicate or name not in _words(scope)):
-        return input_read(node, given, scope)
+    if isinstance(binding, InputRef) and (scope.predicate or name not in _words(scope)):
+        return input_read(node, binding, scope)
     if name in scope.module.broken:
         raise Failed
     if name in graphs:
@@ -95,11 +95,11 @@ def _function(node: nodes.Call, scope: Scope) -> Scalar:
 
 def _token_set(node: nodes.Call, scope: Scope) -> Tokens:
     parameters = TOKEN_SETS[node.name]
-    given, _ = values_of(node, scope, parameters)
+    settings, _ = values_of(node, scope, parameters)
     first, *_ = parameters
-    if first not in given:
+    if first not in settings:
         scope.fail("A303", f"`{node.name}` needs its `{first}`", node.span)
-    return Tokens(node.name, tuple(given.get(name, 0) for name in parameters))  # type: ignore[misc]
+    return Tokens(node.name, tuple(settings.get(name, 0) for name in parameters))  # type: ignore[misc]
 
 
 def _positions(node: nodes.Call, scope: Scope) -> Tokens:
@@ -159,11 +159,11 @@ def _pattern(node: nodes.Call, scope: Scope) -> Term:
     complete(node, scope, pattern, values, spans)
     if getattr(pattern, "needs_grid", False) and scope.work.grid is None:
         _needs_grid(node, scope)
-    found = terms.leaf(node.name, values, spans, node.span, scope)
+    leaf = terms.leaf(node.name, values, spans, node.span, scope)
     variable = next((n for n, p in parameters.items() if p.kind == "predicate"), None)
     if variable is None or not reads_inputs(values[variable]):  # type: ignore[arg-type]
-        return found
-    return _of_inputs(found, values[variable], node, scope)  # type: ignore[arg-type]
+        return leaf
+    return _of_inputs(leaf, values[variable], node, scope)  # type: ignore[arg-type]
 
 
 def _of_inputs(leaf: Leaf, predicate: Scalar, node: nodes.Call, scope: Scope) -> Term:
@@ -172,9 +172,9 @@ def _of_inputs(leaf: Leaf, predicate: Scalar, node: nodes.Call, scope: Scope) ->
     refs = {name: InputRef(name, entry.kind) for name, entry in scope.work.inputs.items()}
     # tokens before a grid have no cell, and meet no predicate that asks for one, whatever it says
     whole = scope.work.extra_tokens > 0 and any("." in name for name in symbols(predicate))
-    found = parted(predicate, refs, whole, leaf)
-    terms.spend(scope.work.weights.of(found).size, node.span, scope.work)
-    return found
+    parts = parted(predicate, refs, whole, leaf)
+    terms.spend(scope.work.weights.of(parts).size, node.span, scope.work)
+    return parts
 
 
 def _extents(node: nodes.Call, scope: Scope, parameter: Parameter) -> tuple[Scalar, ...]:
@@ -263,10 +263,10 @@ def _named_graph(node: nodes.Call, scope: Scope) -> Term:
         scope.fail("A197", message, node.name_span)
     scope.work.used_graphs[(id(home), definition.name)] = (definition, home)
     parameters = dict.fromkeys((each.name for each in definition.parameters), _ANY)
-    given, _ = matched(node, scope, parameters, lambda name, value: meaning(value, scope))
-    inner = Scope(scope.work, home, dict(given), expanding=(*scope.expanding, definition))
+    settings, _ = matched(node, scope, parameters, lambda name, value: meaning(value, scope))
+    inner = Scope(scope.work, home, dict(settings), expanding=(*scope.expanding, definition))
     for parameter in definition.parameters:
-        if parameter.name not in given and parameter.default is not None:
+        if parameter.name not in settings and parameter.default is not None:
             inner.names[parameter.name] = meaning(parameter.default, inner)
     missing = [name for name in parameters if name not in inner.names]
     if missing:

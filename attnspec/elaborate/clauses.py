@@ -88,10 +88,10 @@ def _since(node: nodes.Expression, scope: Scope) -> int:
 def _layers(node: nodes.Call, scope: Scope) -> Scalar:
     if len(node.arguments) != 1 or node.arguments[0].name != "layers":
         scope.fail("A602", "`reach` takes `layers = L`", node.span)
-    given = node.arguments[0].value
-    value = integer(given, scope, "`layers`")
+    count = node.arguments[0].value
+    value = integer(count, scope, "`layers`")
     if isinstance(value, int) and value < 0:
-        scope.fail("A306", f"`layers` must be at least 0, got {value}", given.span)
+        scope.fail("A306", f"`layers` must be at least 0, got {value}", count.span)
     return value
 
 
@@ -169,13 +169,13 @@ def score_of(node: nodes.Expression, scope: Scope) -> Score:
     if not isinstance(node, nodes.Call | nodes.Name) or not _is_change(node, scope):
         return _expression(node, scope)
     if not isinstance(node, nodes.Call) or node.name not in SCORES:
-        found = node.name
-        message = f"a score change is {', '.join(SCORES)} or an expression of `s`, got `{found}`"
-        if found in SCORES:
-            message = f"`{found}` needs its brackets"
+        text = node.name
+        message = f"a score change is {', '.join(SCORES)} or an expression of `s`, got `{text}`"
+        if text in SCORES:
+            message = f"`{text}` needs its brackets"
         span = node.name_span if isinstance(node, nodes.Call) else node.span
-        bare = f"write `score {found}(…)`" if found in SCORES else None
-        scope.fail("A317", message, span, help=bare or did_you_mean(found, SCORES))
+        bare = f"write `score {text}(…)`" if text in SCORES else None
+        scope.fail("A317", message, span, help=bare or did_you_mean(text, SCORES))
     name, parameters = node.name, SCORES[node.name]
     require_score(name, node.span, scope)
     if name == "bias":
@@ -185,14 +185,14 @@ def score_of(node: nodes.Expression, scope: Scope) -> Score:
         read = _slopes if argument == "slopes" else _argument
         return read(argument, parameters[argument], value, scope)
 
-    given, _ = matched(node, scope, parameters, value_of)
+    settings, _ = matched(node, scope, parameters, value_of)
     for argument in parameters:
-        if argument not in given:
+        if argument not in settings:
             if argument not in SCORE_DEFAULTS:
                 scope.fail("A303", f"`{name}` needs `{argument}`", node.span)
-            given[argument] = SCORE_DEFAULTS[argument]
-    slopes = given.pop("slopes", ())
-    return Score(name, tuple(sorted(given.items())), slopes, node.span)
+            settings[argument] = SCORE_DEFAULTS[argument]
+    slopes = settings.pop("slopes", ())
+    return Score(name, tuple(sorted(settings.items())), slopes, node.span)
 
 
 def _is_change(node: nodes.Call | nodes.Name, scope: Scope) -> bool:
@@ -269,6 +269,6 @@ def normalizer_of(node: nodes.Expression, scope: Scope) -> str:
     """What a `normalize` statement says."""
     if isinstance(node, nodes.Name) and node.name in NORMALIZERS:
         return node.name
-    found = node.name if isinstance(node, nodes.Name | nodes.Call) else "an expression"
-    message = f"`normalize` is one of {', '.join(NORMALIZERS)}, got {found}"
-    scope.fail("A309", message, node.span, help=did_you_mean(found, NORMALIZERS))
+    text = node.name if isinstance(node, nodes.Name | nodes.Call) else "an expression"
+    message = f"`normalize` is one of {', '.join(NORMALIZERS)}, got {text}"
+    scope.fail("A309", message, node.span, help=did_you_mean(text, NORMALIZERS))

@@ -27,8 +27,8 @@ _DISTANT = ("alibi", "bias")
 
 def cross_of(attention: nodes.Attention) -> Span | None:
     """Where an attention says that queries and keys are two sequences."""
-    said = (each for each in attention.body if isinstance(each, nodes.Setting))
-    return next((each.keyword_span for each in said if each.keyword == "cross"), None)
+    settings = (each for each in attention.body if isinstance(each, nodes.Setting))
+    return next((each.keyword_span for each in settings if each.keyword == "cross"), None)
 
 
 def require_one_sequence(statement: nodes.Setting, scope: Scope) -> None:

@@ -63,12 +63,12 @@ def word(node: nodes.Name, scope: Scope) -> Value:
         return Symbol(SCORE)
     if name in scope.names:
         scope.used.add(name)
-        found = scope.names[name]
-        if found is None:
+        value = scope.names[name]
+        if value is None:
             raise Failed
-        if scope.predicate and isinstance(found, InputRef) and found.kind == "length":
-            return reading(found.name, "")
-        return found
+        if scope.predicate and isinstance(value, InputRef) and value.kind == "length":
+            return reading(value.name, "")
+        return value
     if name in SCALARS:
         return _scalar_word(node, scope)
     if name == QUERIES and work.cross is not None:
@@ -91,12 +91,12 @@ def word(node: nodes.Name, scope: Scope) -> Value:
         if not scope.numbers and not scope.wanted:
             words += [*work.callable, *module.graphs, *work.mechanisms]
         # a name of the spec itself is nearer than a word of another system
-        own = scope.numbers or nearest(name, scope.names) is not None
-        said = None if own else meant(name, scope)
-        advice = said or did_you_mean(name, words)
-        if scope.wanted and (said or advice is None):
+        similar = scope.numbers or nearest(name, scope.names) is not None
+        hint = None if similar else meant(name, scope)
+        advice = hint or did_you_mean(name, words)
+        if scope.wanted and (hint or advice is None):
             declared = f"declare it: `input {name}: {scope.wanted}`"
-            advice = f"{said}; or {declared}" if said else declared
+            advice = f"{hint}; or {declared}" if hint else declared
     if name == QUERIES:
         counts = "`m` counts queries in a spec that says `cross`"
         advice = counts if advice is None else f"{advice}; {counts}"
@@ -166,8 +166,8 @@ def prefix(node: nodes.Prefix, scope: Scope) -> Value:
     kind, stands = kind_of(operand), f"what `{node.operator}` stands before"
     if node.operator == "~":
         if kind in ("tokens", "input"):
-            held = terms.as_tokens(operand, span, scope)
-            return terms.token_compound("~", (held,), node.span, scope)
+            tokens = terms.as_tokens(operand, span, scope)
+            return terms.token_compound("~", (tokens,), node.span, scope)
         term = _graph(operand, span, scope, stands)
         terms.known_now(term, node.span, scope, "under `~`")
         return terms.compound("~", (term,), node.span, scope)
@@ -247,10 +247,10 @@ def _hybrid(node: nodes.Chain, operands: Sequence[Value], scope: Scope) -> Hybri
             pass
         case _:
             meant = regrouped(node, operands)
-            found = " and ".join(ARTICLES[kind_of(operand)] for operand in operands)
+            kinds = " and ".join(ARTICLES[kind_of(operand)] for operand in operands)
             message = (
                 "a mechanism stands alone or as `GRAPH + MECHANISM`,"
-                f" got {found} with `{node.operators[0]}`"
+                f" got {kinds} with `{node.operators[0]}`"
             )
             advice = _ALONE.get(node.operators[0]) if meant is None else meant.help
             scope.fail("A701", message, span if meant is None else meant.span, help=advice)

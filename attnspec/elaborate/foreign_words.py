@@ -53,9 +53,11 @@ def meant(name: str, scope: Scope) -> str | None:
         return f"it changes scores, not pairs: the statement `score {low}(…)` beside `attend`"
     if low in NORMALIZERS:
         return f"it normalises scores: the statement `normalize {low}` beside `attend`"
-    found = _MEANT.get(_ALIASES.get(low, low))
-    if found is None and name in scope.module.attentions:
-        found = f"`{name}` is an attention: `graph {name}(…) = …` names a graph for others to use"
-    if found is None and low in SYSTEMS:
-        found = f"a system is a whole spec: `attnspec zoo` has some, by names like `{low}`"
-    return found
+    sentence = _MEANT.get(_ALIASES.get(low, low))
+    if sentence is None and name in scope.module.attentions:
+        sentence = (
+            f"`{name}` is an attention: `graph {name}(…) = …` names a graph for others to use"
+        )
+    if sentence is None and low in SYSTEMS:
+        sentence = f"a system is a whole spec: `attnspec zoo` has some, by names like `{low}`"
+    return sentence

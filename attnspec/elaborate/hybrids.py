@@ -28,14 +28,14 @@ def regrouped(node: nodes.Chain, operands: Sequence[Value]) -> Regrouped | None:
     (at,) = others
     match operands[at]:
         case Hybrid(_, called):
-            found = _of_hybrid(node, at, called)
+            hybrid = _of_hybrid(node, at, called)
         case Mechanism():
-            found = _of_mechanism(node, at)
+            hybrid = _of_mechanism(node, at)
         case _:
             return None
-    if found is None:
+    if hybrid is None:
         return None
-    graphs, operators, mechanism = found
+    graphs, operators, mechanism = hybrid
     if len(graphs) < 2:
         return None
     # between graphs `+` is `|`

@@ -60,13 +60,13 @@ def _fresh_names(attention: nodes.Attention, used: Used) -> dict[tuple[int, str]
 
 
 def _defined(body: Collection[nodes.Statement]) -> set[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     for statement in body:
         if isinstance(statement, nodes.Let | nodes.Input):
-            found.add(statement.name)
+            names.add(statement.name)
         elif isinstance(statement, nodes.Scope):
-            found |= _defined(statement.body)
-    return found
+            names |= _defined(statement.body)
+    return names
 
 
 def _parameters(

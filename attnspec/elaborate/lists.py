@@ -61,9 +61,9 @@ def _read_by_position(node: nodes.Index, scope: Scope) -> None:
     name = node.base.name if isinstance(node.base, nodes.Name) else ""
     if not name or name in ("n", *POSITIONS) or isinstance(scope.names.get(name), Numbers):
         return
-    known = scope.names.get(name)
-    if isinstance(known, InputRef):
-        advice = readings(known)
+    value = scope.names.get(name)
+    if isinstance(value, InputRef):
+        advice = readings(value)
     elif name in scope.names:
         return
     else:
@@ -159,4 +159,4 @@ def _inexact(value: Scalar) -> str | None:
         return "a power needs an exponent from 0 to 8"
     if op == "item":
         return "a list takes an index of `layer`, `head` and `n`"
-    return next((found for part in args if (found := _inexact(part))), None)
+    return next((reason for part in args if (reason := _inexact(part))), None)

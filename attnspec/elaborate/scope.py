@@ -40,9 +40,9 @@ class Weights:
             return _sum([self.of(part) for part in item])
         if not isinstance(item, Apply | Compound | Leaf | Tokens | TokenCompound):
             return Weight(0, 0)
-        known = self._known.get(id(item))
-        if known is not None:
-            return known[1]
+        cached = self._known.get(id(item))
+        if cached is not None:
+            return cached[1]
         parts = _sum([self.of(part) for part in _parts(item)])
         weight = Weight(parts.size + 1, parts.depth + 1)
         self._known[id(item)] = (item, weight)

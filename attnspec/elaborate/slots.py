@@ -133,8 +133,8 @@ def resolve(
                 )
                 clashes += 1
         table[cells] = number
-    found = [*rulings, None]
-    return [[found[number] for number in row] for row in table.tolist()]
+    candidates = [*rulings, None]
+    return [[candidates[number] for number in row] for row in table.tolist()]
 
 
 def _require_covered(
@@ -184,8 +184,8 @@ def _attend(
         if factor is not None:
             factor = fold(factor, dict(place))
     except ScalarError as error:
-        said = work.collector.diagnostics
-        if not any(one.code == "A308" and one.span == ruling.span for one in said):
+        diagnostics = work.collector.diagnostics
+        if not any(one.code == "A308" and one.span == ruling.span for one in diagnostics):
             # once, for the first layer and head
             message = f"an expression has no value at {where}: {error}"
             work.collector.add("A308", message, ruling.span)
@@ -208,15 +208,17 @@ def _attend(
 
 def _check_governed(graph: Term, work: Work, scale: Ruling[Scalar] | None) -> None:
     """Of graphs that govern all that is attended: one scale, one kind of keys."""
-    found = [leaf for leaf in leaves(graph) if getattr(work.patterns[leaf.pattern], "governs", ())]
-    if not found:
+    governed = [
+        leaf for leaf in leaves(graph) if getattr(work.patterns[leaf.pattern], "governs", ())
+    ]
+    if not governed:
         return
-    first, name = found[0], found[0].pattern
+    first, name = governed[0], governed[0].pattern
     related = (("the hash", first.span),) if first.span else ()
     if scale is not None:
         message = f"`{name}` says by its own `scale` what scores are multiplied by"
         work.collector.add("A708", message, scale.span, related=related)
-    mean = [leaf for leaf in found if dict(leaf.arguments)["combine"] == "mean"]
+    mean = [leaf for leaf in governed if dict(leaf.arguments)["combine"] == "mean"]
     if len(mean) > 1:
         message = (
             f"the outputs of rounds are averaged for all that is attended, so of one `{name}` alone"
@@ -224,7 +226,7 @@ def _check_governed(graph: Term, work: Work, scale: Ruling[Scalar] | None) -> No
         work.collector.add("A708", message, mean[1].place("combine"))
     related = (("the other one", first.span),) if first.span else ()
     for argument in work.patterns[name].governs:  # type: ignore[attr-defined]
-        for other in found[1:]:
+        for other in governed[1:]:
             if dict(other.arguments)[argument] != dict(first.arguments)[argument]:
                 message = (
                     f"`{argument}` holds for all that is attended, and another `{name}` differs"
@@ -234,9 +236,9 @@ def _check_governed(graph: Term, work: Work, scale: Ruling[Scalar] | None) -> No
 
 def _check(leaf: Leaf, where: str, work: Work) -> None:
     """Ranges of arguments that layer and head have made known."""
-    given = dict(leaf.arguments)
+    arguments = dict(leaf.arguments)
     for entry in fields(work.patterns[leaf.pattern]):  # type: ignore[arg-type]
-        value = given.get(entry.name)
+        value = arguments.get(entry.name)
         if isinstance(value, int | float):
             wrong = check_value(entry.metadata["parameter"], entry.name, value)
             if wrong:

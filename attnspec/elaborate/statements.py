@@ -150,15 +150,15 @@ class Statements:
                 help=did_you_mean(kind, INPUT_KINDS),
             )
         takes = INPUTS[kind][1]
-        given: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for argument in statement.arguments:
-            if argument.name is None or argument.name not in takes or given:
+            if argument.name is None or argument.name not in takes or sizes:
                 message = "an input takes `at_most`, for `tokens`, or `size`, for `choices` and"
                 scope.fail("A302", f"{message} `scores`, and that only once", argument.span)
             name, least = argument.name, takes[argument.name].least or 0
-            given[name] = count(argument.value, scope, f"`{name}`", least, 2**31 - 1)
+            sizes[name] = count(argument.value, scope, f"`{name}`", least, 2**31 - 1)
         self.define(statement.name, statement.name_span, scope, InputRef(statement.name, kind))
-        scope.work.inputs[statement.name] = Input(statement.name, kind, **given)
+        scope.work.inputs[statement.name] = Input(statement.name, kind, **sizes)
 
     # --- statements about the whole attention --------------------------------------------------
 
@@ -239,11 +239,11 @@ def _grid(value: nodes.Expression, scope: Scope) -> tuple[Scalar, ...]:
         )
 
     def extent(argument: nodes.Argument) -> Scalar:
-        found = integer(argument.value, scope, "an extent")
-        if isinstance(found, int) and not 1 <= found < 2**31:
-            message = f"an extent must be at least 1 and below 2**31, got {found}"
+        length = integer(argument.value, scope, "an extent")
+        if isinstance(length, int) and not 1 <= length < 2**31:
+            message = f"an extent must be at least 1 and below 2**31, got {length}"
             scope.fail("A306", message, argument.value.span)
-        return found
+        return length
 
     return tuple(each(value.arguments, extent))
 
@@ -297,20 +297,20 @@ def _chosen(block: nodes.Scope, scope: Scope, count: int) -> frozenset[int]:
 
 def _every(node: nodes.Call, kind: str, scope: Scope, count: int) -> frozenset[int]:
     """The layers or heads of `every(3, offset = 1)`."""
-    given, spans = values_of(node, scope, TOKEN_SETS["every"])
-    if "step" not in given:
+    settings, spans = values_of(node, scope, TOKEN_SETS["every"])
+    if "step" not in settings:
         scope.fail("A303", "`every` needs its `step`: `every(3)`", node.span)
-    for name, value in given.items():
+    for name, value in settings.items():
         if not isinstance(value, int):
             message = f"a {kind} must be known when the spec is compiled, `{name}` reads a symbol"
             scope.fail("A315", message, spans[name])
-    found = frozenset(range(given.get("offset", 0), count, given["step"]))  # type: ignore[arg-type]
-    if not found:
+    layers = frozenset(range(settings.get("offset", 0), count, settings["step"]))  # type: ignore[arg-type]
+    if not layers:
         message = (
-            f"`every` from {given['offset']} on names no {kind}: the spec says `{kind}s {count}`"
+            f"`every` from {settings['offset']} on names no {kind}: the spec says `{kind}s {count}`"
         )
         scope.fail("A403", message, node.span, notes=("they count from 0",))
-    return found
+    return layers
 
 
 def meant_as_range(item: nodes.Expression) -> str | None:

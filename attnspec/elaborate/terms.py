@@ -115,13 +115,13 @@ def typed(value: Scalar, wanted: str, operator: str, span: Span, scope: Scope) -
         # there a comparison counts 1 or 0
         return
     if is_boolean != (wanted == "boolean"):
-        found = "a comparison" if is_boolean else "a number"
+        kind = "a comparison" if is_boolean else "a number"
         needed = "comparisons" if wanted == "boolean" else "numbers"
-        scope.fail("A314", f"`{operator}` works on {needed}, got {found}", span)
+        scope.fail("A314", f"`{operator}` works on {needed}, got {kind}", span)
 
 
 def known_now(term: Term, span: Span, scope: Scope, where: str, by_inputs: bool = False) -> None:
-    """Fail if the data decide a part of a term; with `by_inputs` inputs alone may."""
+    """Fail if a part of a term is data-dependent; with `by_inputs` inputs alone may."""
     for leaf in leaves(term):
         pattern = scope.work.patterns[leaf.pattern]
         if issubclass(pattern, DataDependent) and not (by_inputs and pattern.by_inputs):
@@ -177,9 +177,9 @@ def leaf(
 ) -> Leaf:
     """A pattern with its arguments."""
     places = tuple(sorted(spans.items(), key=lambda pair: pair[0]))
-    found = Leaf(name, tuple(sorted(arguments.items())), span, places)
-    _limit(found, LIMITS.term_size, "patterns and operators of one graph", span, scope)
-    return found
+    result = Leaf(name, tuple(sorted(arguments.items())), span, places)
+    _limit(result, LIMITS.term_size, "patterns and operators of one graph", span, scope)
+    return result
 
 
 def spend(size: int, span: Span | None, work: Work) -> None:

@@ -49,17 +49,17 @@ def bound_value(parameter: nodes.Parameter, node: nodes.Expression, scope: Scope
     """What a value stands for; Failed where its default says that another kind is needed."""
     wanted = kind_of_default(parameter)
     with explained(parameter, scope.work.collector):
-        found = meaning(node, scope.child(numbers=wanted is not None))
-        kind = kind_of(found)
+        value = meaning(node, scope.child(numbers=wanted is not None))
+        kind = kind_of(value)
         if wanted is None and _is_list(parameter) and kind != "list":
             message = f"the value of `{parameter.name}` must be a list, got {ARTICLES[kind]}"
             scope.fail("A218", message, node.span, help="for example `[8, 16, 32]`")
-        is_truth = kind == "scalar" and type_of(found) == "boolean"  # type: ignore[arg-type]
+        is_truth = kind == "scalar" and type_of(value) == "boolean"  # type: ignore[arg-type]
         if wanted is not None and (kind != "scalar" or is_truth != (wanted == _TRUTH)):
             got = "a boolean" if is_truth else ARTICLES[kind]
             message = f"the value of `{parameter.name}` must be {wanted}, got {got}"
             scope.fail("A218", message, node.span)
-    return found
+    return value
 
 
 @contextmanager

@@ -55,8 +55,8 @@ class Across(Relation):
         return max(self.crossing.m, self.crossing.keys)
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
-        inside, own, known = self.places(q, k)
-        return inside & self.term.holds(own, known, self.length)
+        inside, query, present = self.places(q, k)
+        return inside & self.term.holds(query, present, self.length)
 
     def places(
         self, q: Elementwise, k: Elementwise
@@ -64,9 +64,9 @@ class Across(Relation):
         """Whether these are a query and a key, and their numbers in their own sequences; of others
         some number."""
         low, stop = self.ends
-        real, known = (q >= low) & (q < stop), k < self.crossing.keys
-        own = (q - low + self.crossing.start) * real + self.crossing.start * (real ^ True)
-        return real & known, own, k * known
+        real, present = (q >= low) & (q < stop), k < self.crossing.keys
+        query = (q - low + self.crossing.start) * real + self.crossing.start * (real ^ True)
+        return real & present, query, k * present
 
     def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
         (low, end), first = self.ends, self.crossing.start
@@ -84,8 +84,8 @@ class Across(Relation):
             # far into the queries the term would look at more keys than there are
             return super().rows(first, max(first, last), n)
         q, k = self.term.rows(first - low, last - low, self.length)
-        known = k < self.crossing.keys
-        return q[known] + low, k[known]
+        present = k < self.crossing.keys
+        return q[present] + low, k[present]
 
     def parts(self) -> tuple[Relation, ...] | None:
         parts = self.term.parts()
@@ -107,10 +107,10 @@ class Across(Relation):
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         outside = (q.last < self.ends[0]) | (q.start >= self.ends[1])
         outside = outside | (k.start >= self.crossing.keys)
-        known = self.term.cover(self._queries(q), self._keys(k), self.length)
+        counts = self.term.cover(self._queries(q), self._keys(k), self.length)
         # a tile of which a part is outside is never full; empty it is where all the rest is
-        rest = np.where(self._whole(q) & (known == EMPTY), EMPTY, SOME)
-        answer = np.where(outside, EMPTY, np.where(self._inside(q, k), known, rest))
+        rest = np.where(self._whole(q) & (counts == EMPTY), EMPTY, SOME)
+        answer = np.where(outside, EMPTY, np.where(self._inside(q, k), counts, rest))
         return answer.astype(np.uint8)
 
     @property

@@ -300,15 +300,15 @@ def _ends(value: object) -> bool:
 def _bound(leaf: Leaf, at: Situation, length: int | None = None) -> Relation:
     """A pattern, its token sets as they are in a sequence of that length if it is given."""
     pattern = at.patterns[leaf.pattern]
-    given = dict(leaf.arguments)
+    arguments = dict(leaf.arguments)
     bound: dict[str, object] = {}
     for entry in fields(pattern):  # type: ignore[arg-type]
         parameter: Parameter = entry.metadata["parameter"]
         if parameter.kind == "context":
             bound[entry.name] = getattr(at, parameter.context)
-        elif entry.name in given:
+        elif entry.name in arguments:
             bound[entry.name] = _bind_argument(
-                parameter, entry.name, given[entry.name], at, leaf.place(entry.name)
+                parameter, entry.name, arguments[entry.name], at, leaf.place(entry.name)
             )
             if parameter.kind == "tokens" and length is not None:
                 bound[entry.name] = Within(cast(TokenSet, bound[entry.name]), length)
@@ -332,9 +332,9 @@ def _bind_argument(
         case "predicate":
             # at every length n is filled in anew, unless the sequence that is bound has another
             open_ = "n" if at.apart is None else ""
-            known = {name: value for name, value in at.values.items() if name != open_}
+            values = {name: value for name, value in at.values.items() if name != open_}
             try:
-                return fold(given, known)  # type: ignore[arg-type]
+                return fold(given, values)  # type: ignore[arg-type]
             except ScalarError as error:
                 where = f"layer {at.layer}, head {at.head}"
                 raise BindError(f"`where` has no value at {where}: {error}", span) from None

@@ -179,15 +179,15 @@ def _distinct(stream: Stream, row: np.ndarray, population: np.ndarray, count: in
     large = ~small
     top = population[large] - count + np.arange(count)[:, None]
     drawn = bounded_array(stream, row[large], top + 1)
-    found = np.sort(drawn.T.astype(np.int32), axis=1)
+    columns = np.sort(drawn.T.astype(np.int32), axis=1)
     # no number is taken already in a row whose draws all differ
-    again = (found[:, 1:] == found[:, :-1]).any(axis=1)
+    again = (columns[:, 1:] == columns[:, :-1]).any(axis=1)
     drawn, top = drawn[:, again], top[:, again]
     for t in range(1, count):
         taken = (drawn[:t] == drawn[t]).any(axis=0)
         drawn[t] = np.where(taken, top[t], drawn[t])
-    found[again] = np.sort(drawn.T, axis=1)
-    table[large] = found
+    columns[again] = np.sort(drawn.T, axis=1)
+    table[large] = columns
     return table
 
 
@@ -208,5 +208,5 @@ def normals(stream: Stream, row: np.ndarray, count: int) -> np.ndarray:
     words = philox_array(row[:, None], np.arange(-(-count // 4)), stream).astype(np.float64)
     length = np.sqrt(-2 * np.log((words[::2] + 1) / 2**32))
     angle = 2 * np.pi / 2**32 * words[1::2]
-    found = np.stack([length * np.cos(angle), length * np.sin(angle)], axis=-1)
-    return found.transpose(1, 2, 0, 3).reshape(len(row), -1)[:, :count]
+    pairs = np.stack([length * np.cos(angle), length * np.sin(angle)], axis=-1)
+    return pairs.transpose(1, 2, 0, 3).reshape(len(row), -1)[:, :count]

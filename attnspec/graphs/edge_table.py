@@ -101,7 +101,7 @@ class EdgeTable:
         end = begin + k_count.ravel()
         order = np.argsort(member, axis=None, kind="stable")
         bounds = np.searchsorted(member.ravel()[order], np.arange(len(tiles) + 1))
-        found = np.empty(size.size, np.int64)
+        counts = np.empty(size.size, np.int64)
         for index, tile in enumerate(tiles):
             first, last = divmod(int(tile), self.n)
             rows, keys = self.rows(first, last + 1)
@@ -109,8 +109,8 @@ class EdgeTable:
             places = np.sort(keys % k.step * width + keys // k.step)
             here = order[bounds[index] : bounds[index + 1]]
             ends = np.searchsorted(places, end[here])
-            found[here] = ends - np.searchsorted(places, begin[here])
-        count = found.reshape(size.shape)
+            counts[here] = ends - np.searchsorted(places, begin[here])
+        count = counts.reshape(size.shape)
         return covered(count == size, count > 0)
 
     def _sorted_out(self, q: Tiles, k: Tiles) -> np.ndarray | None:
@@ -156,13 +156,13 @@ class EdgeTable:
         high: int,
     ) -> np.ndarray:
         """The edges in tiles of at most `high` queries and of consecutive keys, row by row."""
-        found = np.zeros(q_start.shape, np.int64)
+        counts = np.zeros(q_start.shape, np.int64)
         for row in range(high):
             q = q_start + row * step
             code = q * self.n + k_start
             ends = np.searchsorted(self.codes, code + k_count)
-            found += np.where(q <= q_last, ends - np.searchsorted(self.codes, code), 0)
-        return found
+            counts += np.where(q <= q_last, ends - np.searchsorted(self.codes, code), 0)
+        return counts
 
 
 def table_from(drawn: np.ndarray) -> EdgeTable:
@@ -223,5 +223,5 @@ class Drawn(Relation):
         sure = (expected > _MANY) & (density < 0.5)
         if sure.all():
             return np.full(sure.shape, SOME, np.uint8)
-        found = table_of(self, n).cover(q, k)
-        return np.where(sure, SOME, found).astype(np.uint8)
+        counts = table_of(self, n).cover(q, k)
+        return np.where(sure, SOME, counts).astype(np.uint8)

@@ -86,15 +86,15 @@ class Gathered(Relation):
     numpy_only: ClassVar = True
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
-        real, own, known = self.places(q, k)
-        return real & self.term.holds(own, known, self.length)
+        real, query, present = self.places(q, k)
+        return real & self.term.holds(query, present, self.length)
 
     def places(self, q: Elementwise, k: Elementwise) -> tuple[Elementwise, np.ndarray, np.ndarray]:
         """Whether these are a query and a key, and their positions in the long sequence; of others
         some position."""
         real = (q >= self.first) & (k < len(self.keys))
-        own = self.queries.positions[np.maximum(q - self.first, 0)]
-        return real, own, self.keys.positions[np.minimum(k, len(self.keys) - 1)]
+        query = self.queries.positions[np.maximum(q - self.first, 0)]
+        return real, query, self.keys.positions[np.minimum(k, len(self.keys) - 1)]
 
     def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
         starts, stops, before = self.keys.runs
@@ -128,11 +128,11 @@ class Gathered(Relation):
 
     def strides(self, n: int) -> tuple[tuple[int, int], ...]:
         sides = self.queries.step, self.keys.step
-        found = (
+        pairs = (
             tuple(step // np.gcd(step, side).item() for step, side in zip(pair, sides, strict=True))
             for pair in self.term.strides(self.length)
         )
-        return tuple(dict.fromkeys((q, k) for q, k in found if max(q, k) > 1))
+        return tuple(dict.fromkeys((q, k) for q, k in pairs if max(q, k) > 1))
 
     def listing(self, n: int) -> tuple[np.ndarray | None, np.ndarray | None]:
         q, k = self.term.listing(self.length)
@@ -141,24 +141,24 @@ class Gathered(Relation):
         return q, None if k is None else np.flatnonzero(np.isin(self.keys.positions, k))
 
     def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
-        (in_q, own), (in_k, known) = self._queries(q), self._keys(k)
+        (in_q, query), (in_k, present) = self._queries(q), self._keys(k)
         inside = in_q & in_k
-        within = phase_of(self.term, own, known, self.length)
+        within = phase_of(self.term, query, present, self.length)
         outside = [np.where(inside, -1, tiles.start) for tiles in (q, k)]
         return [*(np.where(inside, part, 0) for part in within), *outside]
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
-        (in_q, own), (in_k, known) = self._queries(q), self._keys(k)
+        (in_q, query), (in_k, present) = self._queries(q), self._keys(k)
         none = (q.last < self.first) | (k.start >= len(self.keys))
         inside = in_q & in_k
-        found = self.term.cover(own, known, self.length)
+        counts = self.term.cover(query, present, self.length)
         if not inside.all():
             # of positions that are not a run, what holds of a range around them
             ranges = self._range(q, self.queries, self.first), self._range(k, self.keys, 0)
             about = self.term.cover(*ranges, self.length)
             whole = (q.start >= self.first) & (k.last < len(self.keys))
-            found = np.where(inside, found, np.where(whole | (about == EMPTY), about, SOME))
-        return np.where(none, EMPTY, found).astype(np.uint8)
+            counts = np.where(inside, counts, np.where(whole | (about == EMPTY), about, SOME))
+        return np.where(none, EMPTY, counts).astype(np.uint8)
 
     def _queries(self, tiles: Tiles) -> tuple[np.ndarray, Tiles]:
         return _moved(tiles, self.queries, self.first)

@@ -43,22 +43,22 @@ def look_back(relation: Relation, promised: frozenset[str] = frozenset()) -> Loo
     a bounded number of tokens; None where it has no bound that shows in how it is written."""
     if isinstance(relation, Union):
         parts = [look_back(term, promised) for term in relation.terms]
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts):
+        bounded = [part for part in parts if part is not None]
+        if len(bounded) < len(parts):
             return None
         return LookBack(
-            max((part.first for part in known), default=0),
-            max((part.before for part in known), default=0),
-            tuple(dict.fromkeys(tokens for part in known for tokens in part.marked)),
+            max((part.first for part in bounded), default=0),
+            max((part.before for part in bounded), default=0),
+            tuple(dict.fromkeys(tokens for part in bounded for tokens in part.marked)),
         )
     if isinstance(relation, Intersection):
         # the pairs of all terms must hold at every length, one of them bounds them
-        found = [look_back(term, promised) for term in relation.terms]
-        others = [t for t, f in zip(relation.terms, found, strict=True) if f is None]
-        known = [part for part in found if part is not None]
-        if not known or any(not is_steady(term) for term in others):
+        bounds = [look_back(term, promised) for term in relation.terms]
+        others = [t for t, f in zip(relation.terms, bounds, strict=True) if f is None]
+        bounded = [part for part in bounds if part is not None]
+        if not bounded or any(not is_steady(term) for term in others):
             return None
-        return min(known, key=lambda part: part._order)
+        return min(bounded, key=lambda part: part._order)
     if isinstance(relation, Shift):
         inner = look_back(relation.term, promised)
         if inner is None or relation.by < 0 or inner.marked:
@@ -102,11 +102,11 @@ def _of_columns(tokens: TokenSet, promised: frozenset[str]) -> LookBack | None:
             return LookBack(0, 0, (tokens,))
         case TokenUnion(terms):
             parts = [_of_columns(term, promised) for term in terms]
-            known = [part for part in parts if part is not None]
-            if len(known) < len(parts):
+            bounded = [part for part in parts if part is not None]
+            if len(bounded) < len(parts):
                 return None
-            first = max((part.first for part in known), default=0)
-            return LookBack(first, 0, tuple(each for part in known for each in part.marked))
+            first = max((part.first for part in bounded), default=0)
+            return LookBack(first, 0, tuple(each for part in bounded for each in part.marked))
         case TokenIntersection(terms) if _are_steady(tokens):
             bounds = [_of_columns(term, promised) for term in terms]
             return min((part for part in bounds if part), key=lambda x: x._order, default=None)

@@ -200,12 +200,12 @@ class Shift(Relation):
 
         if high <= low:
             return np.full(np.broadcast_shapes(outside.shape), EMPTY, np.uint8)
-        known = self.term.cover(
+        counts = self.term.cover(
             moved(q, (q.start >= low) & (q.last < high)),
             moved(k, (k.start >= low) & (k.last < high)),
             n,
         )
-        answer = np.where(outside, EMPTY, np.where(inside, known, SOME))
+        answer = np.where(outside, EMPTY, np.where(inside, counts, SOME))
         return answer.astype(np.uint8)
 
     def rows(self, first: int, last: int, n: int) -> Edges:
@@ -237,8 +237,8 @@ def _termwise(
     kind: type[Union] | type[Intersection], terms: tuple[Relation, ...]
 ) -> Relation | None:
     turned = [term.transposed() for term in terms]
-    known = tuple(term for term in turned if term is not None)
-    return kind(known) if len(known) == len(turned) else None
+    bounded = tuple(term for term in turned if term is not None)
+    return kind(bounded) if len(bounded) == len(turned) else None
 
 
 @lru_cache(maxsize=256)

@@ -15,11 +15,11 @@ BEYOND = 1 << 31
 
 def union_progressions(parts: Sequence[Progressions | None]) -> Progressions | None:
     """The union of parts, each with disjoint progressions per row; None where there is no form."""
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
+    present = [part for part in parts if part is not None]
+    if len(present) < len(parts):
         return None
-    ranges = [part for part in known if np.all(np.equal(part[2], 1))]
-    stepped = [part for part in known if not np.all(np.equal(part[2], 1))]
+    ranges = [part for part in present if np.all(np.equal(part[2], 1))]
+    stepped = [part for part in present if not np.all(np.equal(part[2], 1))]
     if len(stepped) > 1:
         return None
     width = sum(_width(part) for part in ranges)
@@ -27,7 +27,7 @@ def union_progressions(parts: Sequence[Progressions | None]) -> Progressions | N
         return None
     if not ranges:
         return stepped[0]
-    rows = max(len(part[0]) for part in known)
+    rows = max(len(part[0]) for part in present)
     start = np.concatenate([np.broadcast_to(p[0], (rows, _width(p))) for p in ranges], axis=1)
     stop = np.concatenate([np.broadcast_to(p[1], (rows, _width(p))) for p in ranges], axis=1)
     start, stop = _separated(start, stop)
@@ -124,8 +124,8 @@ def _inverses(numbers: np.ndarray, modulus: np.ndarray) -> np.ndarray:
     if (modulus == 1).all():
         return answer
     for value in np.unique(modulus).tolist():
-        held = modulus == value
-        wanted, place = np.unique(numbers[held], return_inverse=True)
-        found = [pow(number, -1, value) for number in wanted.tolist()]
-        answer[held] = np.array(found, np.int64)[place.ravel()]
+        same = modulus == value
+        wanted, place = np.unique(numbers[same], return_inverse=True)
+        inverses = [pow(number, -1, value) for number in wanted.tolist()]
+        answer[same] = np.array(inverses, np.int64)[place.ravel()]
     return answer

@@ -175,7 +175,7 @@ class Relation:
         """EMPTY, SOME or FULL for each pair of tiles, uint8 of the broadcast shape.
 
         EMPTY and FULL are always right; SOME may also be said of a tile that is neither examined
-        nor decided by a formula. The default looks into every pair and is exact.
+        nor decided by a formula. The default evaluates every pair and is exact.
         """
         return exact_cover(self, q, k, n)
 
@@ -187,7 +187,7 @@ class Relation:
         """
         parts = self.parts()
         if parts is not None:
-            return [found for part in parts for found in phase_of(part, q, k, n)]
+            return [phase for part in parts for phase in phase_of(part, q, k, n)]
         return [q.start + 0 * k.start, k.start + 0 * q.start]
 
     def parts(self) -> tuple[Relation, ...] | None:
@@ -296,8 +296,8 @@ class Relation:
             return float(np.mean(lengths(closed)))
         if len(sample) * n <= LIMITS.pairs_sampled and type(self).holds is not DataDependent.holds:
             # one look at all keys of all samples, where tiles would be looked for row by row
-            held = evaluate_pairs(self, sample[:, None], np.arange(n)[None], n)
-            return float(held.sum(axis=1).mean())
+            mask = evaluate_pairs(self, sample[:, None], np.arange(n)[None], n)
+            return float(mask.sum(axis=1).mean())
         return float(np.mean([len(self.rows(int(q), int(q) + 1, n)[0]) for q in sample]))
 
 
@@ -468,20 +468,20 @@ def exact_cover(relation: Relation, q: Tiles, k: Tiles, n: int) -> np.ndarray:
     answer = np.empty(starts[0].shape, np.uint8)
     for index in np.ndindex(answer.shape):
         q_start, q_stop, k_start, k_stop = (int(a[index]) for a in starts)
-        held = evaluate_pairs(
+        mask = evaluate_pairs(
             relation,
             np.arange(q_start, q_stop, q.step)[:, None],
             np.arange(k_start, k_stop, k.step)[None, :],
             n,
         )
-        answer[index] = FULL if held.all() else SOME if held.any() else EMPTY
+        answer[index] = FULL if mask.all() else SOME if mask.any() else EMPTY
     return answer
 
 
 def evaluate_pairs(relation: Relation, q: np.ndarray, k: np.ndarray, n: int) -> np.ndarray:
     """`holds` on arrays of positions, bool of the broadcast shape."""
-    held = np.asarray(relation.holds(q, k, n), dtype=bool)
-    return np.broadcast_to(held, np.broadcast_shapes(q.shape, k.shape, held.shape))
+    mask = np.asarray(relation.holds(q, k, n), dtype=bool)
+    return np.broadcast_to(mask, np.broadcast_shapes(q.shape, k.shape, mask.shape))
 
 
 # --- the arguments of a pattern are the fields of its dataclass ----------------------------------
@@ -513,13 +513,13 @@ Value = TypeVar("Value")
 
 def heads_in(value: object) -> set[int]:
     """The heads that a relation, or a part of it, draws for."""
-    found: set[int] = set()
+    heads: set[int] = set()
     for part in value if isinstance(value, tuple) else ():
-        found |= heads_in(part)
+        heads |= heads_in(part)
     for entry in fields(value) if is_dataclass(value) else ():
         content, parameter = getattr(value, entry.name), entry.metadata.get("parameter")
-        found |= {content} if parameter and parameter.context == "head" else heads_in(content)
-    return found
+        heads |= {content} if parameter and parameter.context == "head" else heads_in(content)
+    return heads
 
 
 def with_head(value: Value, head: int | None) -> Value:
@@ -539,24 +539,24 @@ def with_head(value: Value, head: int | None) -> Value:
 
 
 def _parts(value: object) -> list[object]:
-    found: list[object] = []
+    leaves: list[object] = []
     if is_dataclass(value):
         for entry in fields(value):
             content = getattr(value, entry.name)
-            found.extend(content if isinstance(content, tuple) else [content])
-    return found
+            leaves.extend(content if isinstance(content, tuple) else [content])
+    return leaves
 
 
 def decided_in(value: object) -> tuple[DataDependent, ...]:
     """The different parts of a relation that tensors decide, those of its arguments first."""
-    found: dict[DataDependent, None] = {}
+    choices: dict[DataDependent, None] = {}
     for part in _parts(value):
         # a predicate may be a long expression, and has no graph in it
         if isinstance(part, Relation):
-            found.update(dict.fromkeys(decided_in(part)))
+            choices.update(dict.fromkeys(decided_in(part)))
     if isinstance(value, DataDependent):
-        found[value] = None
-    return tuple(found)
+        choices[value] = None
+    return tuple(choices)
 
 
 def probes(n: int, count: int = 9) -> np.ndarray:
@@ -588,7 +588,7 @@ def rows_by_cover(relation: Relation, first: int, last: int, n: int) -> Edges:
         size //= LIMITS.fanout
         q, k = np.repeat(q, LIMITS.fanout), (k[:, None] + size * np.arange(LIMITS.fanout)).ravel()
         q, k = q[k < n], k[k < n]
-    found = [(none, none)]
+    edges = [(none, none)]
     # often a single query is asked for
     down, across = np.arange(min(LIMITS.side, last - first)), np.arange(LIMITS.side)
     step = LIMITS.pairs_at_once // (len(down) * LIMITS.side)
@@ -596,9 +596,9 @@ def rows_by_cover(relation: Relation, first: int, last: int, n: int) -> Edges:
         part = np.s_[low : low + step]
         q_at, k_at = q[part, None, None] + down[:, None], k[part, None, None] + across
         real = (q_at < last) & (k_at < n)
-        held = evaluate_pairs(relation, np.minimum(q_at, last - 1), np.minimum(k_at, n - 1), n)
-        tile, row, key = np.nonzero(held & real)
-        found.append((q[part][tile] + row, k[part][tile] + key))
+        mask = evaluate_pairs(relation, np.minimum(q_at, last - 1), np.minimum(k_at, n - 1), n)
+        tile, row, key = np.nonzero(mask & real)
+        edges.append((q[part][tile] + row, k[part][tile] + key))
     return sort_edges(
-        np.concatenate([part[0] for part in found]), np.concatenate([part[1] for part in found])
+        np.concatenate([part[0] for part in edges]), np.concatenate([part[1] for part in edges])
     )

@@ -146,11 +146,11 @@ class Stack:
     @property
     def unknown(self) -> str | None:
         """Why the pairs are not known before run time, or None."""
-        known = {self.program.slots[layer][head] for layer, head in self.known}
+        slots = {self.program.slots[layer][head] for layer, head in self.known}
         for index, attend in enumerate(self.program.attends):
             if attend.mechanism is not None:
                 return f"`{attend.mechanism.name}` is a mechanism"
-            if attend.graph is None or index in known:
+            if attend.graph is None or index in slots:
                 continue
             if inputs_of(attend.graph) - set(self.inputs or ()):
                 return "its pairs depend on run-time inputs"
@@ -273,8 +273,10 @@ class Stack:
         """Whether nothing but the queries and keys of a call, or inputs that are not given, say
         which pairs a pattern has."""
         pattern = BY_NAME[leaf.pattern]
-        known = issubclass(pattern, DataDependent) and pattern.by_inputs
-        return pattern.data_dependent and not (known and inputs_of(leaf) <= set(self.inputs or ()))
+        deferred = issubclass(pattern, DataDependent) and pattern.by_inputs
+        return pattern.data_dependent and not (
+            deferred and inputs_of(leaf) <= set(self.inputs or ())
+        )
 
     def _sampled(self, name: str, lengths: Crossing, head: int) -> Data:
         entry = self.declared[name]
@@ -322,10 +324,10 @@ class Stack:
             except TooMuch as error:
                 # that, too, is found once; the error itself would keep all that led to it
                 self._bound[n] = str(error)
-        found = self._bound[n]
-        if isinstance(found, str):
-            raise TooMuch(found)
-        return found
+        relations = self._bound[n]
+        if isinstance(relations, str):
+            raise TooMuch(relations)
+        return relations
 
     def bound_or_too_much(self, n: int) -> None:
         """Raise what is wrong with the spec at n positions, but not TooMuch."""
@@ -339,7 +341,7 @@ class Stack:
         if n == 0 or (self.program.crossing is not None and self.program.crossing.empty):
             extents_of(self.program, n)
             return Bound((), (), ())
-        found: dict[Relation, tuple[int, int, int]] = {}
+        bound: dict[Relation, tuple[int, int, int]] = {}
         everywhere: dict[int, int] = {}
         # of layers that say the same, unless it asks which layer it is
         alike: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -354,17 +356,17 @@ class Stack:
                 index = everywhere.get(attend)
                 if index is None:
                     relation = self.relation(n, layer, head)
-                    index = found.setdefault(relation, (len(found), layer, head))[0]
+                    index = bound.setdefault(relation, (len(bound), layer, head))[0]
                     if not self.differs(attend):
                         everywhere[attend] = index
-                require_supported(n, len(found))
+                require_supported(n, len(bound))
                 indices.append(index)
             chosen.append(tuple(indices))
             if everywhere.keys() >= set(slots):
                 alike[slots] = chosen[-1]
         counted = {indices: dict(Counter(indices)) for indices in set(chosen)}
         return Bound(
-            tuple((layer, head, relation) for relation, (_, layer, head) in found.items()),
+            tuple((layer, head, relation) for relation, (_, layer, head) in bound.items()),
             tuple(counted[indices] for indices in chosen),
             tuple(chosen),
         )
@@ -389,7 +391,7 @@ class Stack:
             try:
                 closed = relation.progressions(sample, n) is not None
             except RelationError:
-                # whoever looks at the pairs says what is wrong with them
+                # whoever reads the pairs says what is wrong with them
                 closed = False
             pairs = patterns * n * (1 if closed else n)
             work += pairs
@@ -417,11 +419,11 @@ def blamed(stack: Stack, n: int) -> Iterator[None]:
     except SpecError as error:
         if any(diagnostic.span is not None for diagnostic in error.diagnostics):
             raise
-        known = frozenset(stack.inputs or ())
+        inputs = frozenset(stack.inputs or ())
         for layer, row in enumerate(program.slots):
             for head, index in enumerate(row):
                 graph = program.attends[index].graph
-                if graph is not None and inputs_of(graph) <= known:
+                if graph is not None and inputs_of(graph) <= inputs:
                     # pairs that have no value say so with their place
                     deque(stack.pairs(n, layer, head), 0)
         raise

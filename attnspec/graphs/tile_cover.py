@@ -38,8 +38,8 @@ def values_of(tiles: Tiles, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     single, which = np.unique(ends, axis=0, return_inverse=True)
     once = Tiles(single[:, 0], single[:, 1], tiles.step)
     steps = np.arange(int(np.max(once.count, initial=1))) * tiles.step
-    found = values[np.minimum(once.start[:, None] + steps, once.last[:, None])]
-    return found, which.reshape(start.shape)
+    listed = values[np.minimum(once.start[:, None] + steps, once.last[:, None])]
+    return listed, which.reshape(start.shape)
 
 
 def covered(full: np.ndarray, some: np.ndarray) -> np.ndarray:

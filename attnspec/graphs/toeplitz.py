@@ -30,20 +30,20 @@ class Toeplitz(Relation):
         start, stop = q[:, None] - last, np.minimum(q[:, None] - first + 1, n)
         if (step == 1).all():
             return np.maximum(start, 0), stop, 1
-        # the first of the keys that is no earlier than the sequence
+        # the first of the keys that is not before the sequence
         start = np.where(start < 0, start % step, start)
         return start, stop, int(step[0]) if len(step) == 1 else step[None]
 
     def edges(self, n: int) -> int:
-        found = 0
+        total = 0
         for first, last, step in self.diagonals(n):
             after = max(first, first % step), last
             before = max(-last, step - first % step), -first
             # at d positions after, or before, the key there are n - d queries
             for low, high in (after, before):
                 count = max(0, (min(high, n - 1) - low) // step + 1)
-                found += count * (n - low) - step * (count * (count - 1) // 2)
-        return found
+                total += count * (n - low) - step * (count * (count - 1) // 2)
+        return total
 
     def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
         return [q.start - k.start]
@@ -56,10 +56,10 @@ class Toeplitz(Relation):
         # all distances of a pair of tiles are members of this progression; where both steps are the
         # same, they are all of its members
         step = gcd(q.step, k.step)
-        held = np.zeros(np.shape(least), np.int64)
+        counts = np.zeros(np.shape(least), np.int64)
         for each in self.diagonals(n):
-            held += shared(least, most, step, *each)
-        return covered(held == (most - least) // step + 1, held > 0)
+            counts += shared(least, most, step, *each)
+        return covered(counts == (most - least) // step + 1, counts > 0)
 
 
 def shared(

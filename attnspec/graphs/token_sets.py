@@ -49,16 +49,16 @@ class TokenSet:
         """EMPTY, SOME or FULL for each tile; SOME also where nothing is decided."""
         if tiles.step == 1:
             before = _members_before(self, n)
-            found = before[np.minimum(tiles.stop, n)] - before[np.minimum(tiles.start, n)]
+            counts = before[np.minimum(tiles.stop, n)] - before[np.minimum(tiles.start, n)]
             count = tiles.stop - tiles.start
         else:
             position = tiles.start[..., None] + np.arange(int(np.max(tiles.count, initial=1))) * (
                 tiles.step
             )
             real = position < tiles.stop[..., None]
-            held = np.asarray(self.contains(np.where(real, position, 0), n), dtype=bool)
-            found, count = (held & real).sum(-1), tiles.count
-        return np.where(found == count, FULL, np.where(found > 0, SOME, EMPTY)).astype(np.uint8)
+            inside = np.asarray(self.contains(np.where(real, position, 0), n), dtype=bool)
+            counts, count = (inside & real).sum(-1), tiles.count
+        return np.where(counts == count, FULL, np.where(counts > 0, SOME, EMPTY)).astype(np.uint8)
 
     def phase(self, tiles: Tiles, n: int) -> np.ndarray:
         """Integers for each tile, equal where equally many positions are in the set at the same
@@ -68,13 +68,15 @@ class TokenSet:
             tiles.start.ravel()[first],
             np.broadcast_to(tiles.stop, tiles.start.shape).ravel()[first],
         )
-        held = np.zeros((len(start), -(-int(np.max(stop - start, initial=0)) // tiles.step)), bool)
-        for low in range(0, len(start), max(1, LIMITS.pairs_at_once // max(1, held.shape[1]))):
-            part = np.s_[low : low + max(1, LIMITS.pairs_at_once // max(1, held.shape[1]))]
-            at = start[part, None] + np.arange(held.shape[1]) * tiles.step
+        inside = np.zeros(
+            (len(start), -(-int(np.max(stop - start, initial=0)) // tiles.step)), bool
+        )
+        for low in range(0, len(start), max(1, LIMITS.pairs_at_once // max(1, inside.shape[1]))):
+            part = np.s_[low : low + max(1, LIMITS.pairs_at_once // max(1, inside.shape[1]))]
+            at = start[part, None] + np.arange(inside.shape[1]) * tiles.step
             real = at < stop[part, None]
-            held[part] = np.asarray(self.contains(np.where(real, at, 0), n), dtype=bool) & real
-        _, alike = np.unique(np.packbits(held, axis=1), axis=0, return_inverse=True)
+            inside[part] = np.asarray(self.contains(np.where(real, at, 0), n), dtype=bool) & real
+        _, alike = np.unique(np.packbits(inside, axis=1), axis=0, return_inverse=True)
         return np.asarray(alike.ravel()[number].reshape(tiles.start.shape), np.int64)
 
     def runs(self, n: int) -> Runs | None:
@@ -186,10 +188,10 @@ class Positions(TokenSet):
         return member("positions", tuple(chain.from_iterable(self.ranges)), i)
 
     def contains(self, i: Elementwise, n: int) -> Elementwise:
-        held = i != i
+        inside = i != i
         for first, last in self.merged:
-            held = held | ((i >= first) & (i <= last))
-        return held
+            inside = inside | ((i >= first) & (i <= last))
+        return inside
 
     @cached_property
     def merged(self) -> tuple[tuple[int, int], ...]:
@@ -226,8 +228,8 @@ class Within(TokenSet):
     def contains(self, i: Elementwise, n: int) -> Elementwise:
         if self.length == 0:
             return i != i
-        known = i < self.length
-        return known & self.term.contains(i * known, self.length)
+        inside = i < self.length
+        return inside & self.term.contains(i * inside, self.length)
 
     def runs(self, n: int) -> Runs | None:
         if n >= self.length:
@@ -243,17 +245,17 @@ class TokenUnion(TokenSet):
         return combined("|", [term.predicate(i) for term in self.terms])
 
     def contains(self, i: Elementwise, n: int) -> Elementwise:
-        held = self.terms[0].contains(i, n)
+        inside = self.terms[0].contains(i, n)
         for term in self.terms[1:]:
-            held = held | term.contains(i, n)
-        return held
+            inside = inside | term.contains(i, n)
+        return inside
 
     def runs(self, n: int) -> Runs | None:
         parts = [_ranges(term, n) for term in self.terms]
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts):
+        present = [part for part in parts if part is not None]
+        if len(present) < len(parts):
             return None
-        return _clipped(_merged(each for part in known for each in part), n)
+        return _clipped(_merged(each for part in present for each in part), n)
 
     def cover(self, tiles: Tiles, n: int) -> np.ndarray:
         return np.asarray(np.maximum.reduce([term.cover(tiles, n) for term in self.terms]))
@@ -267,10 +269,10 @@ class TokenIntersection(TokenSet):
         return combined("&", [term.predicate(i) for term in self.terms])
 
     def contains(self, i: Elementwise, n: int) -> Elementwise:
-        held = self.terms[0].contains(i, n)
+        inside = self.terms[0].contains(i, n)
         for term in self.terms[1:]:
-            held = held & term.contains(i, n)
-        return held
+            inside = inside & term.contains(i, n)
+        return inside
 
     def runs(self, n: int) -> Runs | None:
         return TokenComplement(TokenUnion(tuple(map(TokenComplement, self.terms)))).runs(n)
@@ -303,15 +305,15 @@ class TokenComplement(TokenSet):
 
 def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Ranges, ends included, in ascending order; those that touch are one, empty ones left out."""
-    found: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if last < first:
             continue
-        if found and first <= found[-1][1] + 1:
-            found[-1] = found[-1][0], max(last, found[-1][1])
+        if runs and first <= runs[-1][1] + 1:
+            runs[-1] = runs[-1][0], max(last, runs[-1][1])
         else:
-            found.append((first, last))
-    return found
+            runs.append((first, last))
+    return runs
 
 
 def _clipped(ranges: Iterable[tuple[int, int]], n: int) -> Runs:
@@ -357,14 +359,14 @@ def member(kind: str, values: Sequence[Scalar], i: Symbol) -> Scalar:
 
 def combined(op: str, parts: Sequence[Scalar | None]) -> Scalar | None:
     """`| & - ~` between predicates; None where one is not known."""
-    known = tuple(part for part in parts if part is not None)
-    if len(known) < len(parts):
+    present = tuple(part for part in parts if part is not None)
+    if len(present) < len(parts):
         return None
     if op == "~":
-        return Apply("not", known)
+        return Apply("not", present)
     if op == "-":
-        return Apply("and", (known[0], *(Apply("not", (part,)) for part in known[1:])))
-    return Apply("or" if op == "|" else "and", known)
+        return Apply("and", (present[0], *(Apply("not", (part,)) for part in present[1:])))
+    return Apply("or" if op == "|" else "and", present)
 
 
 @lru_cache(maxsize=32)
@@ -471,7 +473,7 @@ def inputs_in(value: object) -> tuple[str, ...]:
 
 def reads_data(value: object) -> bool:
     """Whether a relation, or a part of one, is known once there are tensors: it stands on a
-    run-time input, or the data decide it."""
+    run-time input, or is data-dependent."""
     if isinstance(value, StandIn) or getattr(value, "data_dependent", False):
         return True
     if isinstance(value, tuple):

@@ -88,13 +88,13 @@ def require_rows_done(
             raise _unfinished(program, "its pairs are data-dependent")
         of_samples = [x for x in (*inputs.values(), padding) if x is not None]
         for sample in range(max(map(len, of_samples), default=1)):
-            own = {name: x[sample % len(x)].cpu().numpy() for name, x in inputs.items()}
+            arrays = {name: x[sample % len(x)].cpu().numpy() for name, x in inputs.items()}
             real = None if padding is None else padding[sample % len(padding)].cpu().numpy()
             first, n = positions
             if real is not None and real_alone:
-                own = {name: x[real] if x.ndim else x for name, x in own.items()}
+                arrays = {name: x[real] if x.ndim else x for name, x in arrays.items()}
                 first, n, real = int(real[:first].sum()), int(real.sum()), None
-            data = {name: Data(x) for name, x in own.items()}
+            data = {name: Data(x) for name, x in arrays.items()}
             relation = bind_attended(
                 attend.graph, situation_of(program, n, layer, head, inputs=data)
             )

@@ -123,8 +123,8 @@ class Conversion:
         lines = [str(self.layers), *self._replaced]
         for part, attention in self._parts:
             for entry in attention.entries:
-                known = length_of(part, entry.program) if n is None else n
-                lines += _read(entry.program, known)
+                length = length_of(part, entry.program) if n is None else n
+                lines += _read(entry.program, length)
         return "\n".join(lines)
 
     def record(self, words: dict[str, Any], backend: str) -> None:
@@ -163,12 +163,12 @@ class Conversion:
             places = self._places(part, before, attention, chosen)
             kept = any(place.own and not place.crosses for place in places.values())
             self._without_windows(changed, chosen if kept else None)
-            held: dict[tuple[object, nn.Module | None], CompiledAttention] = {}
+            modules: dict[tuple[object, nn.Module | None], CompiledAttention] = {}
             for module, place in places.items():
-                own = attention.for_place(place) if place.own is None else None
-                if own is not None:
+                compiled = attention.for_place(place) if place.own is None else None
+                if compiled is not None:
                     place = replace(place, causal=self.causal, real=self.real)
-                    place = self._placed(part, module, place, own, held)
+                    place = self._placed(part, module, place, compiled, modules)
                 self._put(module, place, kept)
             if self.causal is not None:
                 readers = [module for module, place in places.items() if place.own is None]
@@ -265,12 +265,12 @@ class Conversion:
                 " some: `undo()` what it was given before"
             )
         plan = plan_data(own.program, own.module.backend)
-        found = CompiledAttention(plan, _head_size(module))
-        found.check_finite = own.module.check_finite
+        compiled = CompiledAttention(plan, _head_size(module))
+        compiled.check_finite = own.module.check_finite
         reference = next(base.parameters())
-        base.add_module(HELD, found.to(reference.device, reference.dtype).train(base.training))
+        base.add_module(HELD, compiled.to(reference.device, reference.dtype).train(base.training))
         self._back.append(lambda: base._modules.pop(HELD))
-        return found
+        return compiled
 
     def _require_used(self, part: nn.Module, name: str, modules: set[nn.Module]) -> None:
         layers, kind, inside = used_by(part), type(part).__name__, dict(part.named_modules())
@@ -318,8 +318,8 @@ def _require_bias(program: Program, module: nn.Module) -> None:
         getattr(module, "relative_attention_max_distance", None),
     )
     for attend in program.attends:
-        found = [dict(score.arguments) for score in attend.scores if score.name == "bias"]
-        sizes = [(each.get("buckets"), each.get("max_distance")) for each in found]
+        biases = [dict(score.arguments) for score in attend.scores if score.name == "bias"]
+        sizes = [(each.get("buckets"), each.get("max_distance")) for each in biases]
         if len(attend.scores) != 1 or sizes != [wanted]:
             raise AttnSpecError(
                 f"the bias of `{program.name}` must be the model's: {of_bias(module)}"
@@ -393,8 +393,8 @@ def module_heads(module: nn.Module) -> int:
 def _head_size(module: nn.Module) -> int | None:
     """The size of a head, None where the module does not say; it is seen when it is called."""
     names = ("head_dim", "attention_head_size", "key_value_proj_dim")
-    found = (getattr(module, name, None) for name in names)
-    return next((size for size in found if isinstance(size, int)), None)
+    sizes = (getattr(module, name, None) for name in names)
+    return next((size for size in sizes if isinstance(size, int)), None)
 
 
 def length_of(model: Any, program: Program) -> int:
@@ -407,8 +407,8 @@ def length_of(model: Any, program: Program) -> int:
         extra = max((place.extra for *_, place in places_in(model)), default=0)
         return (size // patch) ** 2 + extra
     names = (_WRITTEN, *_LENGTHS) if has_cross(model) and not program.cross else _LENGTHS
-    found = (getattr(config, name, None) for name in names)
-    return next((length for length in found if isinstance(length, int)), 512)
+    lengths = (getattr(config, name, None) for name in names)
+    return next((length for length in lengths if isinstance(length, int)), 512)
 
 
 def _read(program: Program, n: int) -> Iterator[str]:
@@ -423,10 +423,10 @@ def _read(program: Program, n: int) -> Iterator[str]:
         bound = stack.bound(length)
         for index, (_, _, relation) in enumerate(bound.found):
             rows = [[slot == index for slot in row] for row in bound.slots]
-            found = head_counts(relation, length, program.crossing)
+            counts = head_counts(relation, length, program.crossing)
             yield (
-                f"  {slots_words(rows)}: {found.edges:,} pairs, at most {found.degree:,} keys of a"
-                f" query, {found.density:.3g} of all"
+                f"  {slots_words(rows)}: {counts.edges:,} pairs, at most {counts.degree:,} keys of"
+                f" a query, {counts.density:.3g} of all"
             )
     except (RelationError, TooMuch) as error:
         yield f"  not counted: {error}"

@@ -46,8 +46,8 @@ PACKED = (
 def of_terms(terms: Mapping[str, object], module: nn.Module) -> str:
     """What to do about keywords that a layer passes, with their values; empty if nothing is
     known."""
-    known = [_of_term(name, value, module) for name, value in terms.items()]
-    return "; ".join(filter(None, known))
+    sentences = [_of_term(name, value, module) for name, value in terms.items()]
+    return "; ".join(filter(None, sentences))
 
 
 def _of_term(name: str, value: object, module: nn.Module) -> str:

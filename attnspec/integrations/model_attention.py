@@ -167,12 +167,12 @@ class ModelAttention:
             settings["keys"] = mask.offset + mask.q_length
         if cached is not None:
             self._require_no_dropout(dropout)
-            found = cached.of(module).go_on(running, (query, key, value), mask, inputs, settings)
+            output = cached.of(module).go_on(running, (query, key, value), mask, inputs, settings)
         else:
             self._require_within(module, mask, *of, lists is not None)
             settings |= {"dropout_p": dropout, "inputs": inputs}
-            found = self._called(running, (query, key, value), mask, settings)
-        out = found if sink is None else with_sink(found[0], found[1], sink)
+            output = self._called(running, (query, key, value), mask, settings)
+        out = output if sink is None else with_sink(output[0], output[1], sink)
         return out.transpose(1, 2).contiguous(), None
 
     def _require_meant(
@@ -223,13 +223,13 @@ class ModelAttention:
     ) -> tuple[CompiledAttention, Mapping[str, torch.Tensor] | None]:
         """What computes at a place of a model, its pairs cut to lists that the model chose, and the
         run-time inputs with these, without slots of a cache from `end` on, which are empty."""
-        own = self.module_of(place)
+        module = self.module_of(place)
         if lists is None and not sink:
-            return own, inputs
+            return module, inputs
         key = None if lists is None else lists[0], sink
-        untraced(self, "_make_variant", own, *key)
-        cut = own.variants[key]
-        cut.check_finite, cut.training = own.check_finite, own.training
+        untraced(self, "_make_variant", module, *key)
+        cut = module.variants[key]
+        cut.check_finite, cut.training = module.check_finite, module.training
         return cut, self._with_lists(inputs, lists, end)
 
     def _counting(
@@ -269,8 +269,8 @@ class ModelAttention:
         layer = self.layer_of(module)
         self.refuse(module, dict(own_terms(module)), layer)
         self.require_held(place_of(module))
-        known = attribute_of(module, "num_attention_heads")
-        heads = known if isinstance(known, int) else self.program.heads or 1
+        declared = attribute_of(module, "num_attention_heads")
+        heads = declared if isinstance(declared, int) else self.program.heads or 1
         self.require_heads(heads)
         if must_read_back(place_of(module), reads_back(module)):
             try:
@@ -411,12 +411,13 @@ class ModelAttention:
                 f"an attention without learned parts is needed, `{name}` has some:"
                 " `convert(model, spec)` has the model hold them, so that it trains and saves them"
             )
-        own = 0 if place is None else place.extra
-        if extra != own and (extra or self.program.grid):
+        added = 0 if place is None else place.extra
+        if extra != added and (extra or self.program.grid):
             raise AttnSpecError(
                 f"as many extra tokens as the model has of its own are needed (class tokens and"
-                f" registers), `{name}` has {extra}, the model {own}: write `extra_tokens {own}`"
-                if own
+                f" registers), `{name}` has {extra}, the model {added}:"
+                f" write `extra_tokens {added}`"
+                if added
                 else f"an attention without extra tokens is needed, `{name}` has {extra}: the model"
                 " has no rows for them"
             )
@@ -435,12 +436,12 @@ class ModelAttention:
         """Raise unless a cache that begins at a later position holds all that the queries read."""
         if not mask.kv_offset:
             return
-        found = [
+        windows = [
             None if work.mechanism is not None else look_back(work.relation)
             for work, _ in works_of(self.program, layer, heads, mask.q_length, mask.end)
         ]
         room = mask.q_offset - mask.kv_offset
-        bounded = all(x is not None and not x.first and x.before <= room for x in found)
+        bounded = all(x is not None and not x.first and x.before <= room for x in windows)
         if chosen or self._absolute or not bounded:
             raise self._needs_its_past(module, f"this one starts at position {mask.kv_offset}")
 
@@ -524,14 +525,14 @@ class ModelAttention:
             raise AttnSpecError(self._asks_for(given.kind, module))
         short = given.kv_offset + kv_length < given.end and not hasattr(key, CACHED)
         if given.q_length != q_length or short:
-            found = (
+            model_mask = (
                 f"the mask was made for {given.q_length} queries and {given.end} keys, "
                 f"got {q_length} and {kv_length}"
             )
             raise (
-                self._needs_its_past(module, found)
+                self._needs_its_past(module, model_mask)
                 if given.q_offset and short
-                else AttnSpecError(found)
+                else AttnSpecError(model_mask)
             )
         return given
 
@@ -547,9 +548,9 @@ class ModelAttention:
         if self._same:
             return 0
         place = place_of(module)
-        layer, known = getattr(module, "layer_idx", None), layers_in(module)
+        layer, count = getattr(module, "layer_idx", None), layers_in(module)
         if place is not None:
-            layer, known = place.layer, place.layers
+            layer, count = place.layer, place.layers
         layers = self.program.layers
         if layers is None:
             return int(layer or 0)
@@ -561,15 +562,15 @@ class ModelAttention:
                 + (", or `convert(model, spec)`, which numbers them" if place is None else "")
             )
         if layer is not None and layer >= layers:
-            wanted = known or layer + 1
+            wanted = count or layer + 1
             raise AttnSpecError(
                 f"`{self.program.name}` has {layers} layers, the model asks for layer {layer}: "
                 f"write `layers {wanted}`"
             )
-        if known is not None and known < layers:
+        if count is not None and count < layers:
             raise AttnSpecError(
-                f"`{self.program.name}` has {layers} layers, the model {known}, so that the last "
-                f"would never run: write `layers {known}`"
+                f"`{self.program.name}` has {layers} layers, the model {count}, so that the last "
+                f"would never run: write `layers {count}`"
             )
         return int(layer or 0)
 
@@ -612,19 +613,19 @@ class ModelAttention:
         if not (taken or first):
             return given
         name = self.program.name
-        found = documents(position_ids.expand(batch, -1), mask.padding)
-        if first and bool(found.any()):
-            count = f"`position_ids` show up to {int(found.max()) + 1} packed documents a sample"
+        labels = documents(position_ids.expand(batch, -1), mask.padding)
+        if first and bool(labels.any()):
+            count = f"`position_ids` show up to {int(labels.max()) + 1} packed documents a sample"
             if taken:
                 # just what is meant: nothing to warn of
-                own = self.program.inputs[0].name
-                _LOG.info("%s; they are the input `%s` of `%s`", count, own, name)
+                documents_input = self.program.inputs[0].name
+                _LOG.info("%s; they are the input `%s` of `%s`", count, documents_input, name)
             else:
                 words = f"{count}, which read each other by `{name}`: {PACKED}"
                 self.warn_once("packed documents", words)
         if not traced:
             self._looked_at = weakref.ref(position_ids)
-        return {self.program.inputs[0].name: found} if taken else given
+        return {self.program.inputs[0].name: labels} if taken else given
 
     def inputs_of(
         self,
@@ -771,8 +772,8 @@ def own_attention(
     eager = inspect.unwrap(type(module).forward).__globals__.get("eager_attention_forward")
     attend = import_module("transformers").AttentionInterface().get_interface(name, eager)
     kept = {key: value for key, value in settings.items() if value is not None}
-    found: tuple[torch.Tensor, torch.Tensor | None] = attend(module, *tensors, own_mask, **kept)
-    return found
+    output: tuple[torch.Tensor, torch.Tensor | None] = attend(module, *tensors, own_mask, **kept)
+    return output
 
 
 def _is_same(scale: float, other: float) -> bool:

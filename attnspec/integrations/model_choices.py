@@ -68,8 +68,8 @@ def chooses(module: torch.nn.Module) -> bool:
 
 def own_input(program: Program) -> Input | None:
     """The input of a program that takes choices, if it declares just one."""
-    found = [entry for entry in program.inputs if entry.kind == "choices"]
-    return found[0] if len(found) == 1 else None
+    entries = [entry for entry in program.inputs if entry.kind == "choices"]
+    return entries[0] if len(entries) == 1 else None
 
 
 def variant(module: CompiledAttention, size: int | None, sink: bool) -> CompiledAttention:

@@ -118,9 +118,9 @@ def _words_in(kind: Any, path: Any, settings: dict[str, Any]) -> Any:
     if config is not None and not isinstance(config, str | Path):
         return getattr(config, FIELD, None)
     hub = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
-    known = {name: settings[name] for name in hub if name in settings}
+    present = {name: settings[name] for name in hub if name in settings}
     try:
-        words, _ = kind.config_class.get_config_dict(config or path, **known)
+        words, _ = kind.config_class.get_config_dict(config or path, **present)
     except Exception:
         # transformers says by itself what is wrong with a path
         return None

@@ -85,13 +85,13 @@ def places_in(model: nn.Module) -> Iterator[tuple[str, nn.Module, Place]]:
 
 def _number(module: nn.Module, number: int, found: int) -> tuple[int | None, int | None]:
     """The layer of a module, one of so many in its stack, and how many layers there are."""
-    index, known = getattr(module, "layer_idx", None), layers_in(module)
+    index, layers = getattr(module, "layer_idx", None), layers_in(module)
     if getattr(getattr(module, "config", None), "is_encoder_decoder", False):
         return number, found
     if index is not None:
-        return index, known
+        return index, layers
     # where there are fewer modules than layers, some run more than once
-    return (None, None) if found < (known or 0) else (number, found)
+    return (None, None) if found < (layers or 0) else (number, found)
 
 
 def _own_tokens(model: nn.Module, path: str) -> int:
@@ -142,7 +142,7 @@ def keeps_its_own(kind: type, root: type) -> list[str]:
     Beside it are those of its own module and of its bases', up to `root`, transformers' own base.
     """
     modules = {base.__module__ for base in kind.__mro__ if issubclass(base, root)}
-    found = [
+    classes = [
         entry
         for name in sorted(modules - {root.__module__})
         for entry in vars(sys.modules.get(name, object)).values()
@@ -151,7 +151,7 @@ def keeps_its_own(kind: type, root: type) -> list[str]:
         and issubclass(entry, nn.Module)
         and _is_attention(entry)
     ]
-    return [] if any(looks_up(entry) for entry in found) else [e.__name__ for e in found]
+    return [] if any(looks_up(entry) for entry in classes) else [e.__name__ for e in classes]
 
 
 def _crosses_at(path: str, module: nn.Module) -> bool:
@@ -197,9 +197,9 @@ def layers_in(module: nn.Module) -> int | None:
 def attribute_of(module: nn.Module, name: str) -> Any:
     """What an attention module, or else its config, holds under a name."""
     missing = object()
-    own = getattr(module, name, missing)
-    if own is not missing:
-        return own
+    value = getattr(module, name, missing)
+    if value is not missing:
+        return value
     return setting_of(getattr(module, "config", None), name, getattr(module, "layer_idx", None))
 
 

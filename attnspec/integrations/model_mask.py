@@ -165,7 +165,7 @@ def model_mask(**asked: Any) -> ModelMask | torch.Tensor:
     static, slots = isinstance(at, torch.Tensor), None
     if static and padding is not None:
         slots = _whole(attention_mask, asked["kv_length"])
-    found = ModelMask(
+    mask = ModelMask(
         kind=kind,
         q_length=q_length,
         q_offset=offset,
@@ -179,7 +179,7 @@ def model_mask(**asked: Any) -> ModelMask | torch.Tensor:
         offset=at.clone() if static else None,
         slots=slots,
     )
-    return written_out(found) if indexed and found.kind == "causal" else found
+    return written_out(mask) if indexed and mask.kind == "causal" else mask
 
 
 COMPILING = (2, 11)
@@ -200,7 +200,7 @@ _WRITTEN = "and_masks.<locals>.and_mask"
 
 
 def _traced(asked: dict[str, Any]) -> ModelMask:
-    """The facts in a traced program, which can neither read numbers nor look into a function. What
+    """The facts in a traced program, which can neither read numbers nor enter a function. What
     a function is called is known, and it is asked whether queries read the key before: where models
     are traced, transformers takes every sequence for several packed ones."""
     require_compilable()
@@ -252,10 +252,10 @@ class WrittenMask(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        found = super().__torch_function__(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]
-        if isinstance(found, WrittenMask) and args and isinstance(args[0], WrittenMask):
-            found.facts = args[0].facts
-        return found
+        result = super().__torch_function__(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        if isinstance(result, WrittenMask) and args and isinstance(args[0], WrittenMask):
+            result.facts = args[0].facts
+        return result
 
 
 def written_out(facts: ModelMask) -> WrittenMask:
@@ -271,9 +271,9 @@ def written_out(facts: ModelMask) -> WrittenMask:
     else:
         batch = facts.arguments.get("batch_size")
         mask = mask.expand(batch if isinstance(batch, int) else 1, -1, -1)
-    found = mask[:, None].clone().as_subclass(WrittenMask)
-    found.facts = facts
-    return found
+    written = mask[:, None].clone().as_subclass(WrittenMask)
+    written.facts = facts
+    return written
 
 
 def part_of_padding(padding: torch.Tensor | None, keys: slice) -> torch.Tensor | None:

@@ -68,15 +68,15 @@ class CrossAttention(ModelAttention):
             )
         self.layer_of(module)
         self.require_held(place_of(module))
-        known = attribute_of(module, "num_attention_heads")
-        self.require_heads(known if isinstance(known, int) else self.program.heads or 1)
+        heads = attribute_of(module, "num_attention_heads")
+        self.require_heads(heads if isinstance(heads, int) else self.program.heads or 1)
 
     def _padding(self, mask: ModelMask | torch.Tensor | None, keys: int) -> torch.Tensor | None:
         """Which keys are real, bool [B, n], None where all are."""
         if isinstance(mask, torch.Tensor) or (mask is not None and mask.kind != "bidirectional"):
-            found = list(mask.shape) if isinstance(mask, torch.Tensor) else f"a {mask.kind} one"
+            shape = list(mask.shape) if isinstance(mask, torch.Tensor) else f"a {mask.kind} one"
             raise AttnSpecError(
-                f"a padding mask [batch, length] of the encoder is needed, got {found}: which query"
+                f"a padding mask [batch, length] of the encoder is needed, got {shape}: which query"
                 f" reads which key is said by `{self.program.name}`"
             )
         if mask is None or mask.padding is None:

@@ -29,8 +29,8 @@ class Layer:
     @property
     def stack(self) -> str:
         """The list of layers that it is in; the module itself where it is in none."""
-        found = re.match(r"(.+?)\.\d+(\.|$)", self.path)
-        return found[1] if found else self.path
+        match = re.match(r"(.+?)\.\d+(\.|$)", self.path)
+        return match[1] if match else self.path
 
     @property
     def asks(self) -> bool:

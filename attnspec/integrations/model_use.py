@@ -63,9 +63,9 @@ def used_by(model: nn.Module) -> ModelUse:
     What only a call shows, its masks for example, is refused when it is called.
     """
     # whoever calls from outside may hand in anything
-    given: object = model
-    if not isinstance(given, nn.Module):
-        raise TypeError(f"a model is needed, got {type(given).__name__}")
+    value: object = model
+    if not isinstance(value, nn.Module):
+        raise TypeError(f"a model is needed, got {type(value).__name__}")
     return ModelUse(_use(path, module) for path, module in attention_layers(model))
 
 
@@ -96,8 +96,8 @@ def registered(name: object) -> SidesAttention | None:
     """The attention that `register` put under a name; None for any other."""
     if not isinstance(name, str):
         return None
-    found = import_module("transformers").AttentionInterface().get(name)
-    return found if isinstance(found, SidesAttention) else None
+    attention = import_module("transformers").AttentionInterface().get(name)
+    return attention if isinstance(attention, SidesAttention) else None
 
 
 def own_config(model: Any, name: str, layers: Collection[nn.Module]) -> Before:
@@ -164,9 +164,9 @@ def guard() -> None:
     """Have every model refuse a spec that its layers would never ask for; done once."""
     model = import_module("transformers").PreTrainedModel
     for method in ("get_correct_attn_implementation", "set_attn_implementation"):
-        given = getattr(model, method)
-        if not hasattr(given, "_guarded_by_attnspec"):
-            setattr(model, method, _guarded(given))
+        original = getattr(model, method)
+        if not hasattr(original, "_guarded_by_attnspec"):
+            setattr(model, method, _guarded(original))
 
 
 def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -190,12 +190,12 @@ def _require_look_up(model: Any, attention: SidesAttention) -> None:
     # a model that is about to be built has no modules yet, but its class
     within = model.modules() if "_modules" in vars(model) else (model,)
     for part in within:
-        own = keeps_its_own(type(part), pretrained) if isinstance(part, pretrained) else []
-        if own:
+        methods = keeps_its_own(type(part), pretrained) if isinstance(part, pretrained) else []
+        if methods:
             rest = "" if part is model else ", `convert` the parts that do ask"
             raise AttnSpecError(
                 f"a model whose layers ask transformers for their attention is needed, "
-                f"{type(part).__name__} computes it in code of its own ({', '.join(own)}) and "
+                f"{type(part).__name__} computes it in code of its own ({', '.join(methods)}) and "
                 f"would not use `{attention.program.name}`: load it with its own attention{rest}, "
                 f"or take a model that asks, {PAGE} lists families"
             )

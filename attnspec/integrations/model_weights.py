@@ -109,10 +109,10 @@ def _other(model: Any, old: str, new: str) -> Any:
     kind = getattr(transformers, name.replace(old, new), None)
     if kind is None or not name.startswith(old):
         raise AttnSpecError(f"a {old} model is needed, got {name}")
-    known = model.config.to_dict()
-    for own in ("model_type", "architectures", "attention_window", "attention_type"):
-        known.pop(own, None)
-    return kind(getattr(transformers, f"{new}Config")(**known))
+    settings = model.config.to_dict()
+    for field in ("model_type", "architectures", "attention_window", "attention_type"):
+        settings.pop(field, None)
+    return kind(getattr(transformers, f"{new}Config")(**settings))
 
 
 def _filled(made: Any, model: Any, prefix: str, state: Mapping[str, torch.Tensor]) -> Any:

@@ -67,8 +67,8 @@ class RealRunning:
             if len(queries):
                 part = _input_part(self.program, inputs, rows, keys, queries, real)
                 tensors = _taken(q, rows, queries), _taken(k, rows, keys), _taken(v, rows, keys)
-                found = self.running(*tensors, key_padding_mask=None, inputs=part, **settings)
-                parts.append((rows, queries, found))
+                output = self.running(*tensors, key_padding_mask=None, inputs=part, **settings)
+                parts.append((rows, queries, output))
         return _joined(parts, q, v, bool(settings.get("return_lse")))
 
     def _sorted(self, tensors: Any, real: torch.Tensor, inputs: Inputs, settings: Any) -> Any:
@@ -76,7 +76,7 @@ class RealRunning:
         order = (~real).to(torch.uint8).argsort(dim=1, stable=True)
         moved = [x.gather(2, order[:, None, :, None].expand_as(x)) for x in tensors]
         part = _input_sorted(self.program, inputs, order, real)
-        found = self.running(
+        output = self.running(
             *moved, key_padding_mask=real.gather(1, order), inputs=part, **settings
         )
         back = order.argsort(dim=1)
@@ -85,7 +85,7 @@ class RealRunning:
             index = back.reshape(len(back), 1, -1, *[1] * (x.ndim - 3)).expand_as(x)
             return x.gather(2, index)
 
-        return tuple(map(put_back, found)) if isinstance(found, tuple) else put_back(found)
+        return tuple(map(put_back, output)) if isinstance(output, tuple) else put_back(output)
 
     def step(
         self,
@@ -107,17 +107,17 @@ class RealRunning:
         for rows, before in groups:
             for at, row in _alike(here[list(rows)]):
                 samples, new = [rows[index] for index in at], row.nonzero()[:, 0]
-                own = before
+                earlier = before
                 if before is not None and len(at) < len(rows):
-                    own = before.selected(torch.tensor(at))
+                    earlier = before.selected(torch.tensor(at))
                 if len(new):
                     part = _input_part(self.program, inputs, samples, new, new, self.real)
                     mine, keys, values = (_taken(x, samples, new) for x in (q, k, v))
-                    found, own = self.running.step(
-                        mine, keys, values, own, key_padding_mask=None, inputs=part, **settings
+                    output, earlier = self.running.step(
+                        mine, keys, values, earlier, key_padding_mask=None, inputs=part, **settings
                     )
-                    parts.append((samples, new, found))
-                after.append((tuple(samples), own))
+                    parts.append((samples, new, output))
+                after.append((tuple(samples), earlier))
         out = _joined(parts, q, v, bool(settings.get("return_lse")))
         return out, RealState(tuple(after))
 
@@ -167,13 +167,13 @@ def _joined(
     wholes = [v.new_zeros(*q.shape[:3], v.shape[-1])]
     if with_lse:
         wholes.append(v.new_full(q.shape[:3], -torch.inf, dtype=torch.float32))
-    for rows, queries, found in parts:
+    for rows, queries, output in parts:
         samples, heads = (torch.tensor(x, device=v.device) for x in (rows, range(q.shape[1])))
         index = samples[:, None, None], heads[:, None], queries.to(v.device)
-        found = found if with_lse else (found,)
+        output = output if with_lse else (output,)
         wholes = [
             whole.index_put(index, x.to(whole.dtype))
-            for whole, x in zip(wholes, found, strict=True)
+            for whole, x in zip(wholes, output, strict=True)
         ]
     return tuple(wholes) if with_lse else wholes[0]
 
@@ -215,8 +215,8 @@ def _input_part(
     if inputs is None:
         return None
     # one sample may stand for all
-    own = {name: x[[0] * len(rows) if len(x) == 1 else list(rows)] for name, x in inputs.items()}
-    return along_positions(program, own, part)
+    arrays = {name: x[[0] * len(rows) if len(x) == 1 else list(rows)] for name, x in inputs.items()}
+    return along_positions(program, arrays, part)
 
 
 def _input_sorted(

@@ -93,8 +93,8 @@ and inputs."""
 def _stepped(step: Step, state: StreamState | RealState | None) -> tuple[Any, Any]:
     """The outputs of a step, and the state after it."""
     run, tensors, padding, inputs = step
-    found: tuple[Any, Any] = run(*tensors, state, key_padding_mask=padding, inputs=inputs)
-    return found
+    result: tuple[Any, Any] = run(*tensors, state, key_padding_mask=padding, inputs=inputs)
+    return result
 
 
 def _first(step: Step, program: Program, count: int) -> Step:
@@ -175,10 +175,10 @@ class SpecLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def kept(self) -> list[torch.Tensor]:
         """The tensors that are held."""
-        found = [] if self.state is None else list(self.state.kept())
+        parts = [] if self.state is None else list(self.state.kept())
         if self._base is not None:
-            found += self._base.kept()
-        return found + [x for (_, tensors, *_), _ in self._steps for x in tensors]
+            parts += self._base.kept()
+        return parts + [x for (_, tensors, *_), _ in self._steps for x in tensors]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.position + query_length, 0

@@ -95,11 +95,11 @@ def register(
     """
     _transformers()
     module = _compiled(spec, backend)
-    own = ModelAttention(module)
-    own.require_held(None)
-    own.require_one_sequence()
+    attention = ModelAttention(module)
+    attention.require_held(None)
+    attention.require_one_sequence()
     name = _default(module.program.name) if name is None else name
-    _enter(name, SidesAttention(own), (spec, backend), override)
+    _enter(name, SidesAttention(attention), (spec, backend), override)
     return name
 
 
@@ -180,8 +180,8 @@ def from_pretrained(path: str | PathLike[str], kind: Any = None, **settings: Any
 
 def _sides(spec: Given | None, name: str | None, *sides: Given | None) -> dict[str, Given]:
     """One spec, or those of the sides of a model that has two, by the arguments of `convert`."""
-    given = dict(zip(("encoder", "decoder", "cross"), sides, strict=True))
-    specs = {side: each for side, each in given.items() if each is not None}
+    by_side = dict(zip(("encoder", "decoder", "cross"), sides, strict=True))
+    specs = {side: each for side, each in by_side.items() if each is not None}
     if specs and (spec is not None or name is not None):
         raise AttnSpecError(
             "either one spec, or some of `encoder`, `decoder` and `cross` are needed; each goes by"
@@ -196,11 +196,11 @@ def _sides(spec: Given | None, name: str | None, *sides: Given | None) -> dict[s
 
 def _texts_of(specs: Mapping[str, Given]) -> dict[str, str]:
     """What a config can hold of specs: their texts, or the name of one that is not a Spec."""
-    for given in specs.values():
-        if not isinstance(given, Spec):
-            kind = given if isinstance(given, type) else type(given)
+    for spec in specs.values():
+        if not isinstance(spec, Spec):
+            kind = spec if isinstance(spec, type) else type(spec)
             return {COMPILED: kind.__name__}
-    return {side: given.source for side, given in specs.items() if isinstance(given, Spec)}
+    return {side: spec.source for side, spec in specs.items() if isinstance(spec, Spec)}
 
 
 def roberta_from_longformer(
@@ -247,19 +247,19 @@ def with_inputs(name: str | Conversion, inputs: Mapping[str, torch.Tensor]) -> I
     raise for tensors that do not fit.
     """
     if isinstance(name, Conversion):
-        given = [each for attention in name.attentions for each in attention.entries]
+        entries = [each for attention in name.attentions for each in attention.entries]
     else:
         attention = registered(name)
-        given = [] if attention is None else list(attention.entries)
-    if not given:
+        entries = [] if attention is None else list(attention.entries)
+    if not entries:
         raise AttnSpecError(f"the name of a registered spec is needed, got {name!r}")
-    before = [each.standing for each in given]
-    for each in given:
+    before = [each.standing for each in entries]
+    for each in entries:
         each.standing = inputs
     try:
         yield
     finally:
-        for each, kept in zip(given, before, strict=True):
+        for each, kept in zip(entries, before, strict=True):
             each.standing = kept
 
 
@@ -334,11 +334,11 @@ def _compiled(spec: Given, backend: str) -> CompiledAttention:
 
     if isinstance(spec, Spec):
         return spec.compile(backend=backend)
-    given = spec if isinstance(spec, type) else type(spec)
-    if not issubclass(given, CompiledAttention):
+    kind = spec if isinstance(spec, type) else type(spec)
+    if not issubclass(kind, CompiledAttention):
         raise TypeError(
             "a Spec (`attnspec.parse(text)`, `attnspec.load(path)`), or the class that `attnspec"
-            f" compile` wrote (without `--standalone`), is needed, got {given.__name__}"
+            f" compile` wrote (without `--standalone`), is needed, got {kind.__name__}"
         )
     if backend != "auto":
         raise AttnSpecError(
@@ -350,9 +350,9 @@ def _compiled(spec: Given, backend: str) -> CompiledAttention:
 
 def _check_name(name: str) -> None:
     # whoever calls from outside may hand in anything
-    given: object = name
-    if not isinstance(given, str):
-        raise TypeError(f"a name must be a text, got {type(given).__name__}")
+    value: object = name
+    if not isinstance(value, str):
+        raise TypeError(f"a name must be a text, got {type(value).__name__}")
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
         raise AttnSpecError(
             f"a name must be a letter, then letters, digits and underscores, got {name!r}"

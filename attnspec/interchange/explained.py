@@ -64,9 +64,9 @@ class Explanation:
 
     def __str__(self) -> str:
         if self.exact:
-            said = f"the {self.pairs:,} pairs of the mask at n = {self.n:,}; True = attends"
+            text = f"the {self.pairs:,} pairs of the mask at n = {self.n:,}; True = attends"
         else:
-            said = (
+            text = (
                 f"nothing shorter than the mask is equal to it; nearest, at n = {self.n:,}:"
                 f" {self.only_in_spec.count:,} pairs too many and"
                 f" {self.only_in_mask.count:,} too few, of {self.pairs:,}; True = attends"
@@ -76,8 +76,8 @@ class Explanation:
             ("only in the mask", self.only_in_mask),
         ):
             if side:
-                said += f"\n{title}: " + ", ".join(f"({q}, {k})" for q, k in side.examples)
-        return f"{said}\n\n{self.spec.source}"
+                text += f"\n{title}: " + ", ".join(f"({q}, {k})" for q, k in side.examples)
+        return f"{text}\n\n{self.spec.source}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,13 +136,20 @@ def explain_mask(mask: object, *, name: str = "explained") -> Explanation:
             f"one head of one sample is explained at a time, got {list(shape)}: `mask[{first}]`"
         )
     heads = given_mask(mask, (n, n), 1)
-    held = np.asarray(heads[0])
-    found = _shortest(held)
-    spec = parse("\n".join([f"attention {name} {{", *(f"    {x}" for x in found.lines), "}", ""]))
-    inputs = dict(found.inputs)
-    relation, given = spec.relation(n, inputs=inputs or None), WrittenPairs(held)
+    pairs = np.asarray(heads[0])
+    shortest = _shortest(pairs)
+    spec = parse(
+        "\n".join([f"attention {name} {{", *(f"    {x}" for x in shortest.lines), "}", ""])
+    )
+    inputs = dict(shortest.inputs)
+    relation, written = spec.relation(n, inputs=inputs or None), WrittenPairs(pairs)
     return Explanation(
-        n, spec, inputs, only_in(relation, given, n), only_in(given, relation, n), int(held.sum())
+        n,
+        spec,
+        inputs,
+        only_in(relation, written, n),
+        only_in(written, relation, n),
+        int(pairs.sum()),
     )
 
 
@@ -157,14 +164,14 @@ def _shortest(mask: np.ndarray) -> _Candidate:
         searches = [_Search(mask, one) for one in restrictions if bool(one.inputs) is inputs]
         for count in (1, 2, 3):
             for search in searches:
-                found = list(search.of(count))
-                exact = [one for one in found if (one.mask == mask).all()]
+                candidates = list(search.of(count))
+                exact = [one for one in candidates if (one.mask == mask).all()]
                 if exact:
                     return min(exact, key=lambda one: one.rank)
-                nearest += found
+                nearest += candidates
             turned = [one for search in searches if count == 1 for one in search.left_out()]
             if turned:
-                # the shortest text: `causal` beside it is no further graph
+                # the shortest text: `causal` beside it adds no graph
                 return min(turned, key=lambda one: one.rank[1:])
     for candidate in _on_grids(mask):
         if (candidate.mask == mask).all():
@@ -241,12 +248,12 @@ class _Search:
     def differences(self) -> Iterator[_Candidate]:
         """One graph without another: those that are equal to the mask."""
         for atom in self.around[::-1][:MOST_CUT]:
-            held = atom.mask & self.restriction.mask
-            for cut in Fit(held & ~self.mask, held).inside():
-                if (held & ~cut.mask == self.mask).all():
+            inside = atom.mask & self.restriction.mask
+            for cut in Fit(inside & ~self.mask, inside).inside():
+                if (inside & ~cut.mask == self.mask).all():
                     whole = Atom(f"{atom.text} - {cut.text}", self.mask)
-                    found = _joined(self.restriction, (whole,), "|", self.mask)
-                    yield replace(found, graphs=found.graphs + 1)
+                    candidate = _joined(self.restriction, (whole,), "|", self.mask)
+                    yield replace(candidate, graphs=candidate.graphs + 1)
 
     def left_out(self) -> Iterator[_Candidate]:
         """The complements of single graphs that are equal to the mask under the restriction."""
@@ -285,8 +292,8 @@ def _combined(
 def _of(restriction: _Restriction, op: str, atoms: Sequence[Atom]) -> _Candidate:
     """Graphs joined under a restriction, with their mask."""
     join = np.logical_or if op == "|" else np.logical_and
-    held = join.reduce([atom.mask for atom in atoms]) & restriction.mask
-    return _joined(restriction, atoms, op, held)
+    mask = join.reduce([atom.mask for atom in atoms]) & restriction.mask
+    return _joined(restriction, atoms, op, mask)
 
 
 def _bits(mask: np.ndarray) -> int:
@@ -326,8 +333,8 @@ def _on_grids(mask: np.ndarray) -> Iterator[_Candidate]:
             continue
         reach = [int(np.where(mask, part, 0).max()) for part in (rows, columns)]
         near = f"abs(q.row - k.row) <= {reach[0]} and abs(q.col - k.col) <= {reach[1]}"
-        held = (rows <= reach[0]) & (columns <= reach[1])
-        yield _Candidate((sequence, f"attend where({near})"), held, 1)
+        inside = (rows <= reach[0]) & (columns <= reach[1])
+        yield _Candidate((sequence, f"attend where({near})"), inside, 1)
         sizes = _box(mask, height, width)
         if sizes is not None:
             graph = f"neighborhood({sizes[0]}, {sizes[1]})"
@@ -355,9 +362,9 @@ def _rough(mask: np.ndarray) -> Iterator[_Candidate]:
                 continue
             search = _Search(smooth, restriction)
             for count in (1, 2, 3):
-                found = list(search.of(count))
-                yield from found
-                if any((one.mask == smooth).all() for one in found):
+                candidates = list(search.of(count))
+                yield from candidates
+                if any((one.mask == smooth).all() for one in candidates):
                     break
 
 
@@ -365,10 +372,10 @@ def _smoothed(mask: np.ndarray, care: np.ndarray) -> np.ndarray:
     """The diagonals, rows and columns of which a mask has most pairs that count."""
     n, position = len(mask), np.arange(len(mask))
     shift = position[:, None] - position[None] + n - 1
-    counted, held = (np.bincount(shift[x], minlength=2 * n - 1) for x in (care, mask & care))
-    smooth = (held > MOST_OF * counted)[shift]
+    counted, present = (np.bincount(shift[x], minlength=2 * n - 1) for x in (care, mask & care))
+    smooth = (present > MOST_OF * counted)[shift]
     for axis in (0, 1):
-        counted, held = care.sum(axis), (mask & care).sum(axis)
-        often = held > MOST_OF * counted
+        counted, present = care.sum(axis), (mask & care).sum(axis)
+        often = present > MOST_OF * counted
         smooth |= often[None] if axis == 0 else often[:, None]
     return np.asarray(smooth & care)

@@ -46,10 +46,10 @@ class Fit:
     def _diagonals(self) -> tuple[np.ndarray, np.ndarray]:
         """For q - k = 1 - n … n - 1: whether all pairs that count are held, and whether any is."""
         shift = (self.q - self.k + self.n - 1).ravel()
-        counted, held = (
+        counted, present = (
             np.bincount(shift[x.ravel()], minlength=2 * self.n - 1) for x in (self.care, self.mask)
         )
-        return held == counted, held > 0
+        return present == counted, present > 0
 
     @property
     def full(self) -> np.ndarray:
@@ -66,14 +66,14 @@ class Fit:
 
     def inside(self) -> list[Atom]:
         """Patterns whose pairs, as far as they count, are all held: for unions."""
-        found = [*self._windows(), *self._steps(), *self._tokens(True), *self._blocks(True)]
-        found += self._columns_by_residue()
-        return self._distinct(found, lambda atom: not (atom.mask & self.care & ~self.mask).any())
+        atoms = [*self._windows(), *self._steps(), *self._tokens(True), *self._blocks(True)]
+        atoms += self._columns_by_residue()
+        return self._distinct(atoms, lambda atom: not (atom.mask & self.care & ~self.mask).any())
 
     def around(self) -> list[Atom]:
         """Patterns that hold all pairs of the mask: for intersections."""
-        found = [*self._hulls(), *self._tokens(False), *self._blocks(False)]
-        return self._distinct(found, lambda atom: not (self.mask & ~atom.mask).any())
+        atoms = [*self._hulls(), *self._tokens(False), *self._blocks(False)]
+        return self._distinct(atoms, lambda atom: not (self.mask & ~atom.mask).any())
 
     def _distinct(self, found: Sequence[Atom], fits: Callable[[Atom], bool]) -> list[Atom]:
         """Those that fit, the shortest of each that says the same, most pairs first."""
@@ -169,19 +169,19 @@ class Fit:
         """Rows and columns: those that are full, or all that are touched."""
         every = {}
         for name, axis in (("columns", 0), ("rows", 1)):
-            counted, held = self.care.sum(axis), self.mask.sum(axis)
-            every[name] = (held == counted) & (counted > 0) if inside else held > 0
+            counted, present = self.care.sum(axis), self.mask.sum(axis)
+            every[name] = (present == counted) & (counted > 0) if inside else present > 0
         both = every["columns"] & every["rows"]
         for name, members in (*every.items(), ("global", both)):
             if name == "global" and not inside:
                 continue
             for text, chosen in self._sets(members):
-                held = {
+                present = {
                     "columns": np.broadcast_to(chosen[None], self.mask.shape),
                     "rows": np.broadcast_to(chosen[:, None], self.mask.shape),
                     "global": chosen[None] | chosen[:, None],
                 }
-                yield Atom(f"{name}({text})", held[name])
+                yield Atom(f"{name}({text})", present[name])
 
     def _sets(self, members: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         """Sets of positions inside `members`: all of them, the first and the last run of them, what
@@ -218,8 +218,8 @@ class Fit:
 
     def _columns_by_residue(self) -> Iterator[Atom]:
         """The last cells of every stride."""
-        counted, held = self.care.sum(0), self.mask.sum(0)
-        members, position = held == counted, np.arange(self.n)
+        counted, present = self.care.sum(0), self.mask.sum(0)
+        members, position = present == counted, np.arange(self.n)
         for stride in range(2, self.n // 2 + 1):
             by_residue = [bool(members[r::stride].all()) for r in range(stride)]
             cells = stride if all(by_residue) else int(np.argmin(by_residue[::-1]))
@@ -227,8 +227,8 @@ class Fit:
                 chosen = position % stride >= stride - cells
                 sizes, columns = f"stride = {stride}, cells = {cells}", chosen[None]
                 yield Atom(f"summary({sizes})", np.broadcast_to(columns, self.mask.shape))
-                own = self.q // stride == self.k // stride
-                yield Atom(f"fixed({sizes})", own | columns)
+                same_block = self.q // stride == self.k // stride
+                yield Atom(f"fixed({sizes})", same_block | columns)
                 return
 
     # --- blocks ----------------------------------------------------------------------------------
@@ -246,16 +246,16 @@ class Fit:
             if reach is None:
                 continue
             before, after = reach
-            held = (q - k <= before) & (k - q <= after)
+            near = (q - k <= before) & (k - q <= after)
             # a window has blocks of every size inside; those of a mask move with it
-            moved = np.zeros_like(held)
-            moved[1:, 1:] = held[:-1, :-1]
+            moved = np.zeros_like(near)
+            moved[1:, 1:] = near[:-1, :-1]
             if inside and not (moved[1:, 1:] & self.care[1:, 1:] & ~self.mask[1:, 1:]).any():
                 continue
             sizes += 1
             tail = f", before = {before}" if before else ""
             tail += f", after = {after}" if after else ""
-            yield Atom(f"block(size = {size}{tail})", held)
+            yield Atom(f"block(size = {size}{tail})", near)
 
     def _may_have_blocks(self, size: int, inside: bool) -> bool:
         """Whether blocks of a size are worth a look: inside, whether the corners of the first are
@@ -271,11 +271,11 @@ class Fit:
         not held, or nothing is left out."""
         most = int(gap.max())
         shift = (gap + most).ravel()
-        counted, held = (
+        counted, present = (
             np.bincount(shift[x.ravel()], minlength=2 * most + 1) for x in (self.care, self.mask)
         )
         if inside:
-            full = held == counted
+            full = present == counted
             if not full[most]:
                 return None
             before = int(np.argmin(np.append(full[most:], False))) - 1
@@ -283,7 +283,7 @@ class Fit:
             # what does not count is free, and not worth a word
             after = after if counted[:most].any() else 0
             return before, after
-        at = np.flatnonzero(held) - most
+        at = np.flatnonzero(present) - most
         if len(at) == 0:
             return None
         before, after = max(0, int(at.max())), max(0, -int(at.min()))

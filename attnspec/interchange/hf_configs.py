@@ -91,8 +91,10 @@ class Refused:
         value = config.get(self.name)
         if value is None or value in self.harmless or within in self.unless:
             return False
-        known = config.kind in _KNOWN or self.why is _UNREAD
-        return not self.kinds or not known or bool({config.kind, within}.intersection(self.kinds))
+        supported = config.kind in _KNOWN or self.why is _UNREAD
+        return (
+            not self.kinds or not supported or bool({config.kind, within}.intersection(self.kinds))
+        )
 
 
 _INDEXER = (
@@ -190,8 +192,11 @@ class Config:
             return bool(fields.get("per_layer_config"))
         if not getattr(fields, "is_heterogeneous", False):
             return False
-        own = set().union(*fields.to_dict()["per_layer_config"].values())
-        return self.kind != "gemma4_text" or not own <= {"head_dim", "num_key_value_heads"}
+        fields_of_layers = set().union(*fields.to_dict()["per_layer_config"].values())
+        return self.kind != "gemma4_text" or not fields_of_layers <= {
+            "head_dim",
+            "num_key_value_heads",
+        }
 
 
 @dataclass(frozen=True)
@@ -512,24 +517,24 @@ def _big_bird(config: Config) -> Layers:
 
 def _gpt_neo(config: Config) -> Layers:
     types = config.get("attention_layers", ())
-    known = {
+    layouts = {
         "global": "full",
         "local": f"window(before = {_size(config, 'window_size') - 1}, after = 0)",
     }
     for kind in types:
-        if kind not in known:
+        if kind not in layouts:
             raise AttnSpecError(f"GPT-Neo's layers are global or local, got {kind!r}")
     # it does not scale its scores
-    return Layers(tuple(known[kind] for kind in types), True, (), ("scale 1",))
+    return Layers(tuple(layouts[kind] for kind in types), True, (), ("scale 1",))
 
 
 def _reformer(config: Config) -> Layers:
-    known = {"local": _chunks, "lsh": _hashed_chunks}
+    layouts = {"local": _chunks, "lsh": _hashed_chunks}
     types = config.get("attn_layers", ())
     for kind in types:
-        if kind not in known:
+        if kind not in layouts:
             raise AttnSpecError(f"Reformer's layers are local or lsh, got {kind!r}")
-    attends = tuple(known[kind](config) for kind in types)
+    attends = tuple(layouts[kind](config) for kind in types)
     return Layers(attends, bool(config.get("is_decoder", False)))
 
 

@@ -78,8 +78,8 @@ def from_mask_mod(
         _hold(spec, mask_mod, captured, constants(term))
     except SpecError as error:
         # its places are in a text that nobody wrote
-        said = "; ".join(each.message for each in error.diagnostics)
-        raise AttnSpecError(f"`{called}` is not a spec: {said}, in {text.strip()!r}") from None
+        reasons = "; ".join(each.message for each in error.diagnostics)
+        raise AttnSpecError(f"`{called}` is not a spec: {reasons}, in {text.strip()!r}") from None
     return spec
 
 
@@ -178,18 +178,18 @@ def _input_name(text: str) -> str:
 def _captured(function: Any) -> dict[int, str]:
     """The names of the tensors that a function has in its closure, its defaults or an object whose
     method it is, or that of functions and objects in it; in a list that of the list."""
-    found, waiting, seen = {}, deque([(function, "")]), set()
+    names, waiting, seen = {}, deque([(function, "")]), set()
     while waiting:
         value, name = waiting.popleft()
         if id(value) in seen or isinstance(value, str | bytes | int | float):
             continue
         seen.add(id(value))
         if isinstance(value, torch.Tensor):
-            found[id(value)] = name
-        for own, part in _parts_of(value).items():
-            known = own if isinstance(own, str) else f"{name}_{own}" if own else name
-            waiting.append((part, known))
-    return found
+            names[id(value)] = name
+        for key, part in _parts_of(value).items():
+            path = key if isinstance(key, str) else f"{name}_{key}" if key else name
+            waiting.append((part, path))
+    return names
 
 
 def _parts_of(value: Any) -> Mapping[Any, Any]:

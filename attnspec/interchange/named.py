@@ -116,13 +116,13 @@ def _parts(term: Term, candidates: dict[Form | None, str], level: int, causal: b
 
 def _global(texts: list[str]) -> list[str]:
     """The operands of a union, the rows and columns of one token set as `global`."""
-    found = list(texts)
+    groups = list(texts)
     for text in texts:
         inner = text.removeprefix("rows")
-        if inner != text and f"columns{inner}" in found:
-            found[found.index(text)] = f"global{inner}"
-            found.remove(f"columns{inner}")
-    return found
+        if inner != text and f"columns{inner}" in groups:
+            groups[groups.index(text)] = f"global{inner}"
+            groups.remove(f"columns{inner}")
+    return groups
 
 
 _LEVELS = {"|": 1, "&": 2, "~": 3, "": 0}
@@ -142,8 +142,8 @@ def _apart(term: Term) -> tuple[str, list[Term]]:
 
 def _operands(term: Term, op: str) -> list[Term]:
     """The operands of a chain of one operator."""
-    own, parts = _apart(term)
-    return parts if own == op != "~" else [term]
+    operand, parts = _apart(term)
+    return parts if operand == op != "~" else [term]
 
 
 def _less_causal(term: Term) -> tuple[Term, bool]:
@@ -164,8 +164,8 @@ def _less_causal(term: Term) -> tuple[Term, bool]:
 
 def _candidates(term: Term) -> Iterator[Candidate]:
     """Patterns with the numbers of a graph and their neighbours."""
-    own = {number for number in constants(term) if number < 2**31 - 1}
-    near = sorted(own) + sorted({c + move for c in own for move in (-1, 1)} - own)
+    values = {number for number in constants(term) if number < 2**31 - 1}
+    near = sorted(values) + sorted({c + move for c in values for move in (-1, 1)} - values)
     numbers = [number for number in near if number > 0][:MOST_NUMBERS]
     texts = [*_PLAIN, *(text.format(number) for text in _ONE for number in numbers)]
     few = numbers[:MOST_OF_TWO]

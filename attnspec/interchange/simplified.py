@@ -66,8 +66,8 @@ def _joined(op: str, args: tuple[Scalar, ...]) -> Scalar:
     parts = dict.fromkeys(part for part in _spanned(op, list(parts)) if part is not unit)
     if (not unit) in parts or any(negated(part) in parts for part in parts):
         return not unit
-    found = tuple(parts)
-    return Apply(op, found) if len(found) > 1 else found[0] if found else unit
+    terms = tuple(parts)
+    return Apply(op, terms) if len(terms) > 1 else terms[0] if terms else unit
 
 
 def _parts(op: str, scalar: Scalar) -> Iterator[Scalar]:
@@ -80,7 +80,7 @@ def _spanned(op: str, parts: list[Scalar]) -> list[Scalar]:
     for at, part in enumerate(parts):
         if (span := _span(part)) is not None:
             bounded.setdefault(span[0], []).append((at, *span[1:]))
-    found: dict[int, Scalar | None] = dict(enumerate(parts))
+    places: dict[int, Scalar | None] = dict(enumerate(parts))
     for number, spans in bounded.items():
         ends = sorted(span[1:] for span in spans)
         joined = ends[:1]
@@ -93,10 +93,10 @@ def _spanned(op: str, parts: list[Scalar]) -> list[Scalar]:
             else:
                 joined.append((low, high))
         if len(joined) < len(ends):
-            said = [_within(number, low, high) for low, high in joined]
-            found |= {span[0]: None for span in spans}
-            found |= zip((span[0] for span in spans), said, strict=False)
-    return [part for part in found.values() if part is not None]
+            ranges = [_within(number, low, high) for low, high in joined]
+            places |= {span[0]: None for span in spans}
+            places |= zip((span[0] for span in spans), ranges, strict=False)
+    return [part for part in places.values() if part is not None]
 
 
 def _span(condition: Scalar) -> tuple[Scalar, float, float] | None:

@@ -102,12 +102,14 @@ class Captured:
 
     def read(self, tensor: torch.Tensor, side: str) -> Entry:
         """What stands at a side; "" is the sample."""
-        own, others = (self.tensors, self.lengths) if side else (self.lengths, self.tensors)
+        same_kind, others = (self.tensors, self.lengths) if side else (self.lengths, self.tensors)
         plain = "marked" if tensor.dtype == torch.bool else "document" if side else "lengths"
         base = self.name_of(tensor) or ("times" if tensor.dtype.is_floating_point else plain)
         names = chain([base], (f"{base}_{at}" for at in count(1)))
-        name = next(x for x in names if x not in others and _alike(own.get(x, tensor), tensor))
-        own.setdefault(name, tensor)
+        name = next(
+            x for x in names if x not in others and _alike(same_kind.get(x, tensor), tensor)
+        )
+        same_kind.setdefault(name, tensor)
         values = tensor.double() if tensor.numel() else torch.zeros(1)
         ends = values.amin().numpy(), values.amax().numpy()
         return Entry(reading(name, side).name, tensor.dtype, ends)
@@ -159,11 +161,11 @@ class Traced(torch.Tensor):
         name = called.removesuffix("_")
         if name not in _OPERATIONS:
             raise UntracedError(_REFUSED.get(name, f"it computes `torch.{name}`"))
-        found = _OPERATIONS[name](*args, **(kwargs or {}))
+        result = _OPERATIONS[name](*args, **(kwargs or {}))
         if called == name or called.startswith("__"):
-            return found
+            return result
         changed: Traced = args[0]
-        changed.said = found.said
+        changed.said = result.said
         return changed
 
 
@@ -185,12 +187,12 @@ class Indexing(TorchFunctionMode):
                 parts = before + parts
             if any(isinstance(part, Traced) for part in parts):
                 return _read(self.captured, tensor, parts)
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         source = args[0] if args else None
-        if isinstance(found, torch.Tensor) and isinstance(source, torch.Tensor):
-            if found is not source and not isinstance(found, Traced):
-                self.captured.made[id(found)] = found, source
-        return found
+        if isinstance(result, torch.Tensor) and isinstance(source, torch.Tensor):
+            if result is not source and not isinstance(result, Traced):
+                self.captured.made[id(result)] = result, source
+        return result
 
 
 def trace(mask_mod: Callable[..., Any], captured: Captured) -> Said:
@@ -200,16 +202,16 @@ def trace(mask_mod: Callable[..., Any], captured: Captured) -> Said:
     """
     b, h, q, k = (Traced(Symbol(name)) for name in ("b", "head", "q", "k"))
     with Indexing(captured):
-        found = mask_mod(b, h, q, k)
-    if isinstance(found, bool):
-        return found
-    if not isinstance(found, torch.Tensor) or found.dtype != torch.bool or found.dim():
-        tensor = isinstance(found, torch.Tensor)
-        what = f"{found.dtype} {list(found.shape)}" if tensor else type(found).__name__
-        score = tensor and found.dtype.is_floating_point and not found.dim()
+        result = mask_mod(b, h, q, k)
+    if isinstance(result, bool):
+        return result
+    if not isinstance(result, torch.Tensor) or result.dtype != torch.bool or result.dim():
+        tensor = isinstance(result, torch.Tensor)
+        what = f"{result.dtype} {list(result.shape)}" if tensor else type(result).__name__
+        score = tensor and result.dtype.is_floating_point and not result.dim()
         hint = "; of numbers that are added to scores, return `… == 0`" if score else ""
         raise UntracedError(f"it must return one boolean for a pair, and returns {what}{hint}")
-    return _said(found)
+    return _said(result)
 
 
 _ROUNDS = ContextVar("_ROUNDS", default=False)
@@ -286,15 +288,15 @@ def _prefix(predicate: Scalar) -> Term | None:
             return None
     if length.side:
         return None
-    found: Term = Leaf("prefix", (("length", InputRef(length.source, "length")),))
-    found = Compound("transpose", (found,)) if side == "q" else found
-    return found if op == "<" else Compound("~", (found,))
+    term: Term = Leaf("prefix", (("length", InputRef(length.source, "length")),))
+    term = Compound("transpose", (term,)) if side == "q" else term
+    return term if op == "<" else Compound("~", (term,))
 
 
 def _entries(scalar: Scalar) -> tuple[Entry, ...]:
     """What a scalar reads of captured tensors."""
     if isinstance(scalar, Apply):
-        return tuple(found for arg in scalar.args for found in _entries(arg))
+        return tuple(entry for arg in scalar.args for entry in _entries(arg))
     return (scalar,) if isinstance(scalar, Entry) else ()
 
 
@@ -363,15 +365,15 @@ CHECKED = 65_536
 
 def _ranges(scalar: Scalar) -> dict[str, Bounds]:
     """Bounds of what a scalar asks for, up to such a length."""
-    known: dict[str, Bounds] = {
+    ranges: dict[str, Bounds] = {
         name: (np.asarray(0), np.asarray(CHECKED)) for name in symbols(scalar)
     }
-    return known | {entry.name: entry.ends for entry in _entries(scalar)}
+    return ranges | {entry.name: entry.ends for entry in _entries(scalar)}
 
 
 def _never_negative(value: Any) -> bool:
-    said = _cases(value)
-    each = said.each if isinstance(said, Cases) else ((True, said),)
+    cases = _cases(value)
+    each = cases.each if isinstance(cases, Cases) else ((True, cases),)
     return all(bounds(number, _ranges(number))[0] >= 0 for _, number in each)
 
 
@@ -386,21 +388,21 @@ def _places(scalar: Scalar) -> int | None:
             return 0
         case Apply(op, args):
             parts = [_places(arg) for arg in args]
-            known = [part for part in parts if part is not None]
-            if len(known) < len(parts):
+            places = [part for part in parts if part is not None]
+            if len(places) < len(parts):
                 return None
             match op, args[-1]:
                 case "/", int() | float() as by:
                     fraction, exponent = math.frexp(by)
-                    return known[0] + max(0, exponent - 1) if abs(fraction) == 0.5 else None
+                    return places[0] + max(0, exponent - 1) if abs(fraction) == 0.5 else None
                 case "/", _:
                     return None
                 case "**", int() as times:
-                    return known[0] * times
+                    return places[0] * times
                 case "*", _:
-                    return sum(known)
+                    return sum(places)
                 case _:
-                    return max(known)
+                    return max(places)
         case _:
             return 0
 
@@ -417,10 +419,10 @@ def _numeric(op: str, *args: Any) -> Traced:
         kind = torch.get_default_dtype()
     sides: list[tuple[tuple[Scalar, Scalar], ...]] = []
     for arg in args:
-        said = _cases(_rounded_to(arg, kind))
+        cases = _cases(_rounded_to(arg, kind))
         if asked:
-            _require_exact(said, kind, computed=False)
-        sides.append(said.each if isinstance(said, Cases) else ((True, said),))
+            _require_exact(cases, kind, computed=False)
+        sides.append(cases.each if isinstance(cases, Cases) else ((True, cases),))
     if math.prod(map(len, sides)) > MOST_CASES**2:
         raise UntracedError(f"a number has more than {MOST_CASES} cases")
     if asked:
@@ -447,23 +449,23 @@ def _holds(
     case of one side stands once, beside all those of the next that it goes with."""
     if not sides:
         return applied(op, values)
-    found = []
+    rows = []
     for when, value in sides[0]:
         both = applied("and", (where, when))
         if both is not False:
             rest = _holds(op, sides[1:], both, (*values, value))
-            found.append(applied("and", (when, rest)))
-    return applied("or", tuple(found))
+            rows.append(applied("and", (when, rest)))
+    return applied("or", tuple(rows))
 
 
 def _cases(value: Any) -> Scalar | Cases:
     """A number, traced or not; a condition, about none, is 1 or 0."""
-    said = _said(value)
-    if isinstance(said, bool):
-        return int(said)
+    cases = _said(value)
+    if isinstance(cases, bool):
+        return int(cases)
     if _is_condition(value):
-        return Cases(((said, 1), (negated(said), 0)))  # type: ignore[arg-type]
-    return said
+        return Cases(((cases, 1), (negated(cases), 0)))  # type: ignore[arg-type]
+    return cases
 
 
 def _compared(op: str, first: Any, second: Any) -> Traced:
@@ -540,11 +542,11 @@ def _where(condition: Any, first: Any, second: Any) -> Traced:
 
 
 def _clamp(x: Any, low: Any = None, high: Any = None) -> Traced:
-    found = x
+    clamped = x
     for bound, op in ((low, "max"), (high, "min")):
         if bound is not None:
-            found = _numeric(op, found, bound)
-    return found  # type: ignore[no-any-return]
+            clamped = _numeric(op, clamped, bound)
+    return clamped  # type: ignore[no-any-return]
 
 
 def _divided(first: Any, second: Any, rounding_mode: str | None = None) -> Traced:
@@ -587,12 +589,12 @@ def _listed(what: str, tensor: Any) -> list[int | float]:
 
 def _isin(x: Any, members: Any, *, invert: bool = False, **rest: Any) -> Traced:
     numbers = sorted(set(_listed("torch.isin", members)))
-    found = _numeric("one_of", x, *numbers) if numbers else Traced(False, torch.bool)
-    return _not(found) if invert else found
+    member = _numeric("one_of", x, *numbers) if numbers else Traced(False, torch.bool)
+    return _not(member) if invert else member
 
 
 def _bucketed(x: Any, limits: Any, right: bool = False, **rest: Any) -> Traced:
-    """How many of some ascending numbers lie below a number, or with `right` are no greater."""
+    """How many of some ascending numbers lie below a number, or with `right` at or below it."""
     numbers = _listed("torch.bucketize", limits)
     if x.dtype.is_floating_point or not all(isinstance(number, int) for number in numbers):
         passed = [_compared("<=" if right else "<", number, x) for number in numbers]
@@ -604,10 +606,10 @@ def _bucketed(x: Any, limits: Any, right: bool = False, **rest: Any) -> Traced:
             place = _numeric("//", _numeric("-", x, offset), step)
             return _clamp(_numeric("+", place, 1 - before), 0, len(firsts))
         passed = [_compared(">=", x, first) for first in firsts]
-    held = [True, *(each.said for each in passed), False]
+    conditions = [True, *(each.said for each in passed), False]
     cases = enumerate(
         applied("and", (low, negated(high)))  # type: ignore[arg-type]
-        for low, high in pairwise(held)
+        for low, high in pairwise(conditions)
     )
     return Traced(Cases(tuple((when, count) for count, when in cases if when is not False)))
 
@@ -779,10 +781,10 @@ def _shown(part: Any) -> str:
 def _position(part: Any, count: int) -> str:
     """The name of the position, sample or head that an index is, wherever an axis of so many
     entries has one: also behind a clamp that changes nothing there."""
-    said = part.said if isinstance(part, Traced) else part
-    if isinstance(said, Symbol) and not isinstance(said, Entry):
-        return said.name
-    each = said.each if isinstance(said, Cases) else ((True, said),)
+    index = part.said if isinstance(part, Traced) else part
+    if isinstance(index, Symbol) and not isinstance(index, Entry):
+        return index.name
+    each = index.each if isinstance(index, Cases) else ((True, index),)
     scalars = [scalar for pair in each for scalar in pair]
     asked = {name for scalar in scalars for name in symbols(scalar)}
     if not isinstance(part, Traced) or len(asked) != 1 or any(map(_entries, scalars)):
@@ -790,8 +792,8 @@ def _position(part: Any, count: int) -> str:
     (name,), places = asked, np.arange(count)
     try:
         for condition, value in each:
-            held = np.broadcast_to(evaluate(condition, {name: places}), count)
-            if (np.asarray(evaluate(value, {name: places})) != places)[held].any():
+            holds = np.broadcast_to(evaluate(condition, {name: places}), count)
+            if (np.asarray(evaluate(value, {name: places})) != places)[holds].any():
                 return ""
     except ScalarError:
         return ""
@@ -823,8 +825,8 @@ def _of_head(captured: Captured, tensor: torch.Tensor) -> Traced:
     captured.heads, head = len(tensor), Symbol("head")
     table = [(Apply("==", (head, at)), value) for at, value in enumerate(tensor.tolist())]
     if tensor.dtype == torch.bool:
-        held = tuple(condition for condition, value in table if value)
-        return Traced(applied("or", held), torch.bool)
+        conditions = tuple(condition for condition, value in table if value)
+        return Traced(applied("or", conditions), torch.bool)
     return Traced(Cases(tuple(table)), tensor.dtype)
 
 

@@ -57,9 +57,9 @@ def zoo(
 def zoo_texts() -> dict[str, str]:
     """The text of each spec by name, in the order of the alphabet."""
     files = resources.files("attnspec.examples").iterdir()
-    found = {
+    texts = {
         file.name.removesuffix(SUFFIX): file.read_text(encoding="utf-8")
         for file in files
         if file.name.endswith(SUFFIX)
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(texts.items()))

@@ -85,8 +85,8 @@ def of_head(name: str, values: np.ndarray, head: int, heads: int | None) -> np.n
     index = 0 if count == 1 else head if heads is None else head // (heads // count)
     if not index < count:
         raise AttnSpecError(f"`{name}` has {count} heads, and head {head} is asked for")
-    found: np.ndarray = values[index]
-    return found
+    row: np.ndarray = values[index]
+    return row
 
 
 def _marked(name: str, values: npt.NDArray[np.integer], n: int) -> npt.NDArray[np.bool_]:

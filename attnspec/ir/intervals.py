@@ -48,10 +48,10 @@ def bounds(scalar: Scalar, values: Mapping[str, Bounds]) -> Bounds:
 def reach_of(scalar: Scalar, ranges: Mapping[str, Bounds]) -> float:
     """A bound of the absolute value of every number met on the way to a scalar's value."""
     low, high = bounds(scalar, ranges)
-    own = float(np.max(np.maximum(np.abs(low), np.abs(high)), initial=0))
+    largest = float(np.max(np.maximum(np.abs(low), np.abs(high)), initial=0))
     if isinstance(scalar, Apply):
-        return max(own, *(reach_of(arg, ranges) for arg in scalar.args))
-    return own
+        return max(largest, *(reach_of(arg, ranges) for arg in scalar.args))
+    return largest
 
 
 def _outward(a: Bounds) -> Bounds:
@@ -200,9 +200,9 @@ def _are_whole(a: np.ndarray) -> bool:
 def _remainder(a: Bounds, b: Bounds) -> Bounds:
     """A remainder lies between 0 and the divisor; within one turn it grows with the dividend."""
     size = b[0]
-    known = (b[0] == b[1]) & (size > 0)
+    constant = (b[0] == b[1]) & (size > 0)
     turns = _floored(a[0], size), _floored(a[1], size)
-    one_turn = known & (turns[0] == turns[1])
+    one_turn = constant & (turns[0] == turns[1])
     if all(map(_are_whole, (size, *a))):
         rest = a[0] - turns[0] * size, a[1] - turns[1] * size
     else:

@@ -27,9 +27,9 @@ class Combination:
     @property
     def distance(self) -> int | None:
         """The factor f where the sum is f (q - k) + rest, else None; n is part of the rest."""
-        found = dict(self.plain.factors)
-        same = found.keys() == {Q, K} and found[Q] == -found[K]
-        return found[Q] if same else None
+        factors = dict(self.plain.factors)
+        same = factors.keys() == {Q, K} and factors[Q] == -factors[K]
+        return factors[Q] if same else None
 
     @property
     def plain(self) -> Combination:
@@ -47,10 +47,10 @@ def product(first: Scalar, *others: Scalar) -> Scalar:
 
 def combination(scalar: Scalar) -> Combination | None:
     """A scalar as a sum; None where it is none."""
-    found = _factors(scalar)
-    if found is None:
+    pair = _factors(scalar)
+    if pair is None:
         return None
-    factors, rest = found
+    factors, rest = pair
     kept = sorted(((each, by) for each, by in factors.items() if by), key=repr)
     return Combination(tuple(kept), rest)
 
@@ -68,10 +68,10 @@ def _factors(scalar: Scalar) -> tuple[dict[Scalar, int], Scalar] | None:
     op, args = scalar.op, scalar.args
     if op in ("+", "-", "neg"):
         parts = [_factors(arg) for arg in args]
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts):
+        present = [part for part in parts if part is not None]
+        if len(present) < len(parts):
             return None
-        left, right = known if op != "neg" else (({}, 0), known[0])
+        left, right = present if op != "neg" else (({}, 0), present[0])
         sign = 1 if op == "+" else -1
         names = {**left[0], **right[0]}
         factors = {name: left[0].get(name, 0) + sign * right[0].get(name, 0) for name in names}
@@ -91,8 +91,8 @@ def _factors(scalar: Scalar) -> tuple[dict[Scalar, int], Scalar] | None:
 
 def minus(left: Scalar, right: Scalar) -> Scalar:
     """The difference of two scalars, as short as that is plain."""
-    found = combination(Apply("-", (left, right)))
-    return _sum(left, right, "-") if found is None or found.factors else found.rest
+    difference = combination(Apply("-", (left, right)))
+    return _sum(left, right, "-") if difference is None or difference.factors else difference.rest
 
 
 def _sum(left: Scalar, right: Scalar, op: str = "+") -> Scalar:

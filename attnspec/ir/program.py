@@ -253,11 +253,11 @@ def leaves(term: Term) -> Iterator[Leaf]:
 
 def inputs_of(term: Term) -> set[str]:
     """The names of the run-time inputs that a term reads."""
-    found: set[str] = set()
+    names: set[str] = set()
 
     def tokens(value: object) -> None:
         if isinstance(value, InputRef):
-            found.add(value.name)
+            names.add(value.name)
         elif isinstance(value, TokenCompound):
             for part in value.terms:
                 tokens(part)
@@ -268,7 +268,7 @@ def inputs_of(term: Term) -> set[str]:
     for leaf in leaves(term):
         for _, value in leaf.arguments:
             tokens(value)
-    return found
+    return names
 
 
 def scalars_of(term: Term) -> Iterator[tuple[Leaf | Compound, str, Scalar]]:

@@ -250,12 +250,12 @@ def evaluate(scalar: Scalar, values: Mapping[str, Value]) -> Value:
         case Symbol(name):
             return values[name]
         case Apply(op, args):
-            found = [evaluate(arg, values) for arg in args]
-            if not _is_array(*found):
-                return _checked(OPERATIONS[op](*found))
+            operands = [evaluate(arg, values) for arg in args]
+            if not _is_array(*operands):
+                return _checked(OPERATIONS[op](*operands))
             # what is too large is refused by whoever reads the array, in the words of the language
             with np.errstate(over="ignore", invalid="ignore"):
-                return OPERATIONS[op](*found)
+                return OPERATIONS[op](*operands)
         case _:
             return scalar
 
@@ -267,12 +267,12 @@ def evaluate_exactly(scalar: Scalar, values: Mapping[str, Value]) -> Value:
             value = values[name]
             return value.astype(object) if isinstance(value, np.ndarray) else value
         case Apply(op, args):
-            found = [evaluate_exactly(arg, values) for arg in args]
+            operands = [evaluate_exactly(arg, values) for arg in args]
             work = OPERATIONS[op]
-            if _is_array(*found) and op not in OPERATORS:
-                work = np.frompyfunc(work, len(found), 1)
+            if _is_array(*operands) and op not in OPERATORS:
+                work = np.frompyfunc(work, len(operands), 1)
             with np.errstate(over="ignore", invalid="ignore"):
-                result = work(*found)
+                result = work(*operands)
             if not isinstance(result, np.ndarray):
                 return _checked(result)
             if result.dtype == object:

@@ -41,10 +41,10 @@ class Axis:
     def positions(self) -> np.ndarray:
         """The position of every place of every tile, int64 [count * size]; -1 beyond short ones."""
         if isinstance(self.side, Listed):
-            found = np.full(self.count * self.size, -1, np.int64)
+            positions = np.full(self.count * self.size, -1, np.int64)
             chosen = _listed_in(self.side, self.first, self.last)
-            found[: len(chosen)] = chosen
-            return found
+            positions[: len(chosen)] = chosen
+            return positions
         if isinstance(self.tiles, Boxes):
             return _cells_of(self.tiles, self.first, self.last, self.size)
         at = self.tiles.start[:, None] + np.arange(self.size) * self.tiles.step

@@ -42,8 +42,8 @@ def edges_of(relation: Relation, n_q: int, n_k: int) -> float:
     sample = n_k - n_q + spread_out(n_q, count)
     if scattered:
         sample = np.minimum(sample, n_k - RUN)
-        found = sum(len(relation.rows(int(q), int(q) + RUN, n_k)[0]) for q in sample)
-        return found * n_q / (RUN * count)
+        pairs = sum(len(relation.rows(int(q), int(q) + RUN, n_k)[0]) for q in sample)
+        return pairs * n_q / (RUN * count)
     return _keys(relation, sample, n_k) * n_q / max(1, count)
 
 
@@ -68,7 +68,7 @@ def _covered(relation: Relation, queries: np.ndarray, n: int) -> float:
         size *= LIMITS.fanout
     q = np.repeat(queries, -(-n // size))
     k = np.tile(np.arange(0, n, size), len(queries))
-    found, weight = 0.0, 1.0
+    pairs, weight = 0.0, 1.0
     most = LIMITS.tiles_followed
     while True:
         if len(q) > most:
@@ -77,12 +77,12 @@ def _covered(relation: Relation, queries: np.ndarray, n: int) -> float:
             q, k = q[chosen], k[chosen]
         stop = np.minimum(k + size, n)
         kinds = relation.cover(Tiles(q, q + 1), Tiles(k, stop), n)
-        found += weight * float((stop - k)[kinds == FULL].sum())
+        pairs += weight * float((stop - k)[kinds == FULL].sum())
         q, k = q[kinds == SOME], k[kinds == SOME]
         if size == LIMITS.side:
             at = k[:, None] + np.arange(size)
-            held = evaluate_pairs(relation, q[:, None], np.minimum(at, n - 1), n) & (at < n)
-            return found + weight * float(held.sum())
+            mask = evaluate_pairs(relation, q[:, None], np.minimum(at, n - 1), n) & (at < n)
+            return pairs + weight * float(mask.sum())
         size //= LIMITS.fanout
         k = (k[:, None] + size * np.arange(LIMITS.fanout)).ravel()
         q = np.repeat(q, LIMITS.fanout)

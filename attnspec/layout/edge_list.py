@@ -86,9 +86,9 @@ class EdgeLayout:
         new = (np.diff(self.keys, prepend=none) != 0) | (np.diff(self.queries, prepend=none) != 0)
         place = np.flatnonzero(new).astype(np.int32)
         # places go up inside a key because the sort is stable
-        found = place[np.argsort(self.keys[place], kind="stable")]
-        starts = np.searchsorted(self.keys[found], np.arange(self.n_k + 1)).astype(np.int32)
-        return starts, self.queries[found], found
+        order = place[np.argsort(self.keys[place], kind="stable")]
+        starts = np.searchsorted(self.keys[order], np.arange(self.n_k + 1)).astype(np.int32)
+        return starts, self.queries[order], order
 
 
 def edge_layout(relation: Relation, n_q: int, n_k: int) -> EdgeLayout:
@@ -102,8 +102,8 @@ def edge_layout(relation: Relation, n_q: int, n_k: int) -> EdgeLayout:
         count = degrees[order[first:last]]
         width = int(count.max())
         if width:
-            held = None if (count == width).all() else np.arange(width) < count[:, None]
-            rows.append(Rows(first, last, width, held))
+            mask = None if (count == width).all() else np.arange(width) < count[:, None]
+            rows.append(Rows(first, last, width, mask))
             widths[first:last] = width
     offsets = np.concatenate([[0], np.cumsum(widths)])
     if offsets[-1] > np.iinfo(np.int32).max:
@@ -149,8 +149,8 @@ def _listed_parts(relation: Relation, n_q: int, n_k: int) -> Iterator[Edges]:
     degree = edges_of(relation, n_q, n_k) / max(1, n_q)
     step = max(LIMITS.rows_least, int(LIMITS.listed_at_once / max(1.0, degree)))
     for first in range(n_k - n_q, n_k, step):
-        counts, found = _listed(relation, first, min(first + step, n_k), n_k)
-        yield counts, found.astype(np.int32, copy=False)
+        counts, edges = _listed(relation, first, min(first + step, n_k), n_k)
+        yield counts, edges.astype(np.int32, copy=False)
 
 
 def _listed(relation: Relation, first: int, last: int, n: int) -> tuple[np.ndarray, np.ndarray]:

@@ -64,9 +64,9 @@ def _strips(layout: StepLayout, tallest: int) -> list[Strip]:
     """The strips of a layout; query tiles without a key are in none. A tall block has at most
     `tallest` query tiles."""
     lengths = np.diff(layout.starts)
-    found: list[Strip] = []
+    strips: list[Strip] = []
     for rows in _neighbours(layout, lengths, tallest):
-        found.append(_tall(layout, rows))
+        strips.append(_tall(layout, rows))
         lengths[rows] = 0
     for wide in np.unique(lengths[lengths > 0]):
         rows = np.flatnonzero(lengths == wide)
@@ -74,28 +74,28 @@ def _strips(layout: StepLayout, tallest: int) -> list[Strip]:
         columns, kinds = layout.keys[entry], layout.kinds[entry]
         for blocks in _blocks(columns, tallest):
             # every query tile of a block reads the same key tiles
-            found.extend(_alike(rows[blocks], columns[blocks[:, 0]], kinds[blocks]))
-    return found
+            strips.extend(_alike(rows[blocks], columns[blocks[:, 0]], kinds[blocks]))
+    return strips
 
 
 def _neighbours(layout: StepLayout, lengths: np.ndarray, tallest: int) -> list[np.ndarray]:
     """Runs of query tiles, two at least, that are like no others and read nearly the same tiles."""
     lone = np.flatnonzero((lengths > 0) & (np.bincount(lengths)[lengths] <= LONE))
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     read, tiles = np.zeros(0, np.int64), 0
     for row in lone.tolist():
         keys = layout.keys[layout.starts[row] : layout.starts[row + 1]]
-        if found and found[-1][-1] == row - 1 and len(found[-1]) < tallest:
+        if groups and groups[-1][-1] == row - 1 and len(groups[-1]) < tallest:
             together = np.union1d(read, keys)
-            area = (len(found[-1]) + 1) * len(together)
+            area = (len(groups[-1]) + 1) * len(together)
             numbers = area * layout.q.size * layout.k.size
             if area <= WASTED * (tiles + len(keys)) and numbers <= LIMITS.mask_kept:
-                found[-1].append(row)
+                groups[-1].append(row)
                 read, tiles = together, tiles + len(keys)
                 continue
-        found.append([row])
+        groups.append([row])
         read, tiles = keys, len(keys)
-    return [np.array(rows) for rows in found if len(rows) > 1]
+    return [np.array(rows) for rows in groups if len(rows) > 1]
 
 
 def _tall(layout: StepLayout, rows: np.ndarray) -> Strip:

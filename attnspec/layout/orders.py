@@ -94,8 +94,8 @@ def terms_of(relation: Relation) -> tuple[Relation, ...]:
     if parts is not None:
         relation = Union(parts)
     if isinstance(relation, Union):
-        found = tuple(dict.fromkeys(t for term in relation.terms for t in terms_of(term)))
-        return found if len(found) <= LIMITS.parts else (relation,)
+        terms = tuple(dict.fromkeys(t for term in relation.terms for t in terms_of(term)))
+        return terms if len(terms) <= LIMITS.parts else (relation,)
     if isinstance(relation, Intersection):
         factors = [terms_of(term) for term in relation.terms]
         count = 1
@@ -116,23 +116,23 @@ def _intersection(terms: tuple[Relation, ...]) -> Relation:
 
 def orders_of(term: Relation, n: int) -> tuple[Order, ...]:
     """The orders worth trying for a term of `terms_of`, the natural one first."""
-    found = {NATURAL: None}
+    orders = {NATURAL: None}
     leaves = term.terms if isinstance(term, Intersection) else (term,)
     steps = [step for leaf in leaves for step in leaf.strides(n)]
     if steps:
         # an intersection of residues is a residue of the least common multiple
         queries, keys = zip(*steps, strict=True)
         steps = [(lcm(*queries), lcm(*keys)), *steps]
-    found |= {Order(q, k): None for q, k in steps if max(q, k) <= LIMITS.classes}
+    orders |= {Order(q, k): None for q, k in steps if max(q, k) <= LIMITS.classes}
     rows, columns = zip(*(leaf.listing(n) for leaf in leaves), strict=True)
-    found[Order(_listed(rows), _listed(columns))] = None
+    orders[Order(_listed(rows), _listed(columns))] = None
     by_label = _by_label(term, [known for leaf in leaves if (known := leaf.classes(n)) is not None])
-    found[Order(by_label, by_label)] = None
+    orders[Order(by_label, by_label)] = None
     for grid in filter(None, (leaf.boxes() for leaf in leaves)):
         keys_of = Boxed(*grid, _box(grid[0], 2 ** len(grid[0])))
         for cells in BOXES:
-            found[Order(Boxed(*grid, _box(grid[0], cells)), keys_of)] = None
-    return tuple(found)[: LIMITS.orders]
+            orders[Order(Boxed(*grid, _box(grid[0], cells)), keys_of)] = None
+    return tuple(orders)[: LIMITS.orders]
 
 
 def _box(extents: tuple[int, ...], cells: int) -> tuple[int, ...]:
@@ -150,10 +150,10 @@ def _box(extents: tuple[int, ...], cells: int) -> tuple[int, ...]:
 def _listed(sets: Sequence[np.ndarray | None]) -> Side:
     """The positions that stand in all the sets that there are; natural order where these are
     many."""
-    known = [positions for positions in sets if positions is not None]
-    if not known:
+    listed = [positions for positions in sets if positions is not None]
+    if not listed:
         return 1
-    common = reduce(np.intersect1d, known)
+    common = reduce(np.intersect1d, listed)
     return 1 if len(common) > LIMITS.tokens_ordered else Listed(common)
 
 

@@ -152,8 +152,8 @@ def bands_of(relation: Relation, n_q: int, n_k: int, means: Means = BANDS) -> tu
     all heads that draw alike."""
     first, head = drawn_alike(relation)
     if head is not None:
-        found = bands_of(first, n_q, n_k, means)
-        return tuple(replace(x, relation=with_head(x.relation, head)) for x in found)
+        bands = bands_of(first, n_q, n_k, means)
+        return tuple(replace(x, relation=with_head(x.relation, head)) for x in bands)
     lengths = n_q, n_k
     whole = _best(relation, lengths, (NATURAL,), means)
     orders = {
@@ -207,14 +207,14 @@ def natural_tables(relation: Relation, n_q: int, n_k: int, tile: int) -> Tables[
 
 def _best(relation: Relation, lengths: Lengths, orders: tuple[Order, ...], means: Means) -> Banded:
     """A relation as the one step that takes least."""
-    found: list[Banded] = []
+    best: list[Banded] = []
     for order in orders:
         for target in (*means.targets, *means.large):
             band = banded(relation, *lengths, order, target, means)
-            found.append(band)
+            best.append(band)
             if target >= means.targets[-1] and not band.endless:
                 break
-    return min(found, key=lambda band: band.seconds)
+    return min(best, key=lambda band: band.seconds)
 
 
 def banded(

@@ -85,9 +85,9 @@ def unfolded(tiles: np.ndarray, kinds: np.ndarray) -> np.ndarray:
     """The masks of blocks from those of their tiles: [G, a, b] -> bool [G, h, w]."""
     groups, tall, wide = kinds.shape
     height, width = tiles.shape[1:]
-    held, mixed = np.zeros((*kinds.shape, height, width), bool), kinds >= 0
-    held[mixed], held[kinds == FULL_TILE] = tiles[kinds[mixed]], True
-    return np.asarray(held.swapaxes(2, 3).reshape(groups, tall * height, wide * width))
+    mask, mixed = np.zeros((*kinds.shape, height, width), bool), kinds >= 0
+    mask[mixed], mask[kinds == FULL_TILE] = tiles[kinds[mixed]], True
+    return np.asarray(mask.swapaxes(2, 3).reshape(groups, tall * height, wide * width))
 
 
 def side_by_side(parts: Sequence[Tables[np.ndarray]]) -> Tables[np.ndarray]:

@@ -67,8 +67,8 @@ def _short(
     if not short.any():
         return kinds, masks
     lengths, which = np.unique(counts[short], return_inverse=True)
-    held = np.arange(k.size) < lengths[:, None]
-    more = np.broadcast_to(held[:, None], (len(lengths), *masks.shape[1:]))
+    mask = np.arange(k.size) < lengths[:, None]
+    more = np.broadcast_to(mask[:, None], (len(lengths), *masks.shape[1:]))
     kinds = kinds.copy()
     kinds[short] = len(masks) + which
     return kinds, np.concatenate([masks, more])
@@ -125,11 +125,11 @@ def _looked_into(
         part = np.s_[low : low + step]
         queries, keys = q_at[rows[part]][:, :, None], k_at[columns[part]][:, None, :]
         real = (queries >= 0) & (keys >= 0)
-        held = evaluate_pairs(relation, np.maximum(queries, 0), np.maximum(keys, 0), n) & real
-        full = (held == real).all(axis=(1, 2))
-        some = held.any(axis=(1, 2)) & ~full
+        mask = evaluate_pairs(relation, np.maximum(queries, 0), np.maximum(keys, 0), n) & real
+        full = (mask == real).all(axis=(1, 2))
+        some = mask.any(axis=(1, 2)) & ~full
         found = np.where(full, FULL_TILE, EMPTY_TILE)
-        packed = np.packbits(held[some].reshape(-1, pairs), axis=1)
+        packed = np.packbits(mask[some].reshape(-1, pairs), axis=1)
         found[some] = [numbers.setdefault(row.tobytes(), len(numbers)) for row in packed]
         kinds[part] = found
     packed = np.frombuffer(b"".join(numbers), np.uint8).reshape(-1, -(-pairs // 8))

@@ -111,11 +111,11 @@ def survey(relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[in
             sizes = _coarser(sizes)
     levels = _levels(relation, n_q, n_k, order, sizes)
     level = levels[-1]
-    found = [(each, each.full) for each in levels] + [(level, level.undecided)]
-    parts = [_spread((each.q, each.k), fine, *pairs) for each, pairs in found]
+    with_pairs = [(each, each.full) for each in levels] + [(level, level.undecided)]
+    parts = [_spread((each.q, each.k), fine, *pairs) for each, pairs in with_pairs]
     counts = [
         each.weight * float((end - begin).sum())
-        for (each, _), (_, begin, end) in zip(found, parts, strict=True)
+        for (each, _), (_, begin, end) in zip(with_pairs, parts, strict=True)
     ]
     full, undecided = sum(counts[:-1]), counts[-1]
     if level.q.size != fine[0].size and undecided:

@@ -125,10 +125,10 @@ def weighed(kind: str, units: Mapping[str, float], device: str = "cpu", copies: 
     """How much of each rate units of a kind of kernel are, for one of the heads, `copies` in all,
     that share a call."""
     weights = WEIGHTS["cpu" if device == "cpu" else "cuda"][kind]
-    found = dict.fromkeys(NAMES, 0.0)
+    seconds = dict.fromkeys(NAMES, 0.0)
     for name, count in units.items():
-        found[UNITS[name]] += count * weights[name] / (copies if name in SHARED else 1)
-    return found
+        seconds[UNITS[name]] += count * weights[name] / (copies if name in SHARED else 1)
+    return seconds
 
 
 def together(*parts: Amounts) -> Amounts:
@@ -174,19 +174,19 @@ def shipped(device: str = "cpu") -> Rates:
 def current(device: str = "cpu") -> Rates:
     """The rates that estimates for a type of device are made with: this machine's, or those that
     ship."""
-    found = calibration(device)
-    return shipped(device) if found is None else found.rates
+    fitted = calibration(device)
+    return shipped(device) if fitted is None else fitted.rates
 
 
 def origin(device: str) -> str:
     """Whose rates these are, as a plan says it."""
-    found = calibration(device)
-    if found is None:
+    fitted = calibration(device)
+    if fitted is None:
         whose = "two CPU threads" if device == "cpu" else "NVIDIA H200"
         return f"by default rates ({whose})"
     if device == "cpu":
-        return f"by this machine's rates ({found.threads} CPU thread{'s' * (found.threads != 1)})"
-    return f"by this machine's rates ({found.machine.get('accelerator')})"
+        return f"by this machine's rates ({fitted.threads} CPU thread{'s' * (fitted.threads != 1)})"
+    return f"by this machine's rates ({fitted.machine.get('accelerator')})"
 
 
 @cache

@@ -48,7 +48,7 @@ def stand_ins(program: Program) -> dict[str, StandIn]:
 
 
 def decided_leaves(program: Program) -> list[Leaf]:
-    """The patterns of a program whose pairs the data decide."""
+    """The data-dependent patterns of a program."""
     return [
         leaf
         for attend in program.attends
@@ -93,13 +93,13 @@ def bias_tables(program: Program) -> dict[tuple[int, Score], str]:
 
     Layers and heads with the same score in the same place share a table, each with its own rows.
     """
-    found = dict.fromkeys(
+    tables = dict.fromkeys(
         (place, score)
         for attend in program.attends
         for place, score in enumerate(attend.scores)
         if score.name == "bias"
     )
-    return {entry: f"bias_{index}" for index, entry in enumerate(found)}
+    return {entry: f"bias_{index}" for index, entry in enumerate(tables)}
 
 
 def pair_inputs(program: Program) -> tuple[str, ...]:
@@ -162,8 +162,8 @@ class Binder:
                     f"`{work.mechanism.name}` is learned for at most max_length = {longest}"
                     f" positions, got n = {n_k}"
                 )
-            held = n_k if crossing is None or work.mechanism is not None else crossing.length
-            groups.setdefault(replace(work, n_q=n_q, n_k=held), []).extend(members)
+            length = n_k if crossing is None or work.mechanism is not None else crossing.length
+            groups.setdefault(replace(work, n_q=n_q, n_k=length), []).extend(members)
         return [(work, tuple(sorted(members))) for work, members in groups.items()]
 
     def open_works(self, layer: int, heads: int) -> list[tuple[Work, tuple[int, ...]]]:
@@ -192,9 +192,9 @@ class Binder:
         """
         if not self.program.cross:
             return None
-        found = self.program.crossing or Crossing(n_q, n_k, query_start)
-        first = found.keys if self._decides else max(0, found.keys - found.queries)
-        return replace(found, first=first)
+        crossing = self.program.crossing or Crossing(n_q, n_k, query_start)
+        first = crossing.keys if self._decides else max(0, crossing.keys - crossing.queries)
+        return replace(crossing, first=first)
 
     def _work(
         self,
@@ -231,24 +231,24 @@ def works_of(
 def _asks(attend: Attend, predicates: bool = True) -> set[str]:
     """What the work of an attend depends on: `n`, `grid`, `layer`, `head` and other symbols, those
     of its `predicates` as well."""
-    found = set(symbols(attend.scale)) if attend.scale is not None else set()
+    names = set(symbols(attend.scale)) if attend.scale is not None else set()
     for score in attend.scores:
         read = {name for _, value in score.arguments for name in symbols(value)}
         # an expression has a number of each head
-        found |= read - {"head"} if score.name == EXPRESSION else read
+        names |= read - {"head"} if score.name == EXPRESSION else read
     if attend.mechanism is not None:
-        found |= symbols_in(attend.mechanism)
+        names |= symbols_in(attend.mechanism)
         if MECHANISMS_BY_NAME[attend.mechanism.name].drawn:
-            found.add("layer")
+            names.add("layer")
     if attend.graph is not None:
         for _, argument, scalar in scalars_of(attend.graph):
             if predicates or argument != "predicate":
-                found.update(symbols(scalar))
+                names.update(symbols(scalar))
         for leaf in leaves(attend.graph):
             entries = fields(BY_NAME[leaf.pattern])  # type: ignore[arg-type]
             parameters = (entry.metadata["parameter"] for entry in entries)
-            found.update(each.context for each in parameters)
-    return found
+            names.update(each.context for each in parameters)
+    return names
 
 
 def _work(
@@ -259,13 +259,13 @@ def _work(
     try:
         # a mechanism takes queries and keys as they are
         relation = bind_attended(graph, at if mechanism is None else replace(at, crossing=None))
-        own = (pattern.own_scale(arguments) for pattern, arguments in _governing(graph))
+        scales = (pattern.own_scale(arguments) for pattern, arguments in _governing(graph))
         scale = None if attend.scale is None else _number(attend.scale, at, "scale", attend.span)
         return Work(
             relation=relation,
             n_q=0,
             n_k=0,
-            scale=next((factor for factor in own if factor is not None), scale),
+            scale=next((factor for factor in scales if factor is not None), scale),
             unit_keys=shares_keys(graph),
             changes=Scores(
                 tuple(

@@ -23,12 +23,12 @@ TRIED = (256, 1024)
 def bind_mechanism(mechanism: Mechanism, at: Situation) -> MechanismDeclaration:
     """The mechanism with its arguments; raises BindError for one that has no admissible value."""
     declaration = MECHANISMS_BY_NAME[mechanism.name]
-    given = dict(mechanism.arguments)
+    arguments = dict(mechanism.arguments)
     bound: dict[str, object] = {}
     for entry in fields(declaration):  # type: ignore[arg-type]
-        if entry.name not in given:
+        if entry.name not in arguments:
             continue
-        value = given[entry.name]
+        value = arguments[entry.name]
         if isinstance(value, Symbol | Apply):
             try:
                 value = cast("int | float | bool", evaluate(value, at.values))
@@ -49,7 +49,7 @@ def bind_mechanism(mechanism: Mechanism, at: Situation) -> MechanismDeclaration:
 
 def longest_of(program: Program) -> int | None:
     """The longest sequence that all mechanisms of a program are for, None where any length is."""
-    found = []
+    lengths = []
     for learner, layer, head in _learners(program):
         if isinstance(learner, Leaf):
             continue
@@ -59,8 +59,8 @@ def longest_of(program: Program) -> int | None:
             # a length that the spec does not have
             continue
         if declaration.longest is not None:
-            found.append(declaration.longest)
-    return min(found, default=None)
+            lengths.append(declaration.longest)
+    return min(lengths, default=None)
 
 
 def symbols_in(mechanism: Mechanism) -> set[str]:
@@ -82,21 +82,21 @@ def learned_parts(program: Program) -> dict[tuple[str, Part], str]:
     found: dict[tuple[str, Part], None] = {}
     for learner, layer, head in _learners(program):
         name = learner.name if isinstance(learner, Mechanism) else learner.pattern
-        known = set()
+        seen = set()
         for n in TRIED:
             try:
                 at = situation_of(program, n, layer, head, grid=())
-                known.add(_parts_at(learner, at))
+                seen.add(_parts_at(learner, at))
             except BindError:
                 # a length that the spec does not have
                 continue
-        if len(known) > 1:
+        if len(seen) > 1:
             raise BindError(
                 f"what `{name}` learns has one shape at every length, and its arguments change"
                 " with n",
                 learner.span,
             )
-        for parts in known:
+        for parts in seen:
             found.update(((name, part), None) for part in parts)
     names: dict[str, list[tuple[str, Part]]] = {}
     for name, part in found:

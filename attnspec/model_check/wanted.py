@@ -96,8 +96,8 @@ class Wanted:
 
     def _inputs(self, inputs: Named) -> dict[str, torch.Tensor]:
         """The run-time inputs; missing documents are taken from `position_ids`."""
-        own = self.arguments.get("attnspec_inputs")
-        every = {**(own if isinstance(own, Mapping) else {}), **inputs}
+        arrays = self.arguments.get("attnspec_inputs")
+        every = {**(arrays if isinstance(arrays, Mapping) else {}), **inputs}
         missing = {x.name: x.kind for x in self.program.inputs if x.name not in every}
         if self.documents is not None and list(missing.values()) == ["ids"]:
             every |= dict.fromkeys(missing, self.documents)

@@ -68,22 +68,22 @@ def refuse_unknown(
 ) -> None:
     """Raises TypeError for keywords that a function does not take, with what to do instead."""
     parameters = signature(function).parameters.values()
-    known = [each.name for each in parameters if each.kind is Parameter.KEYWORD_ONLY]
+    names = [each.name for each in parameters if each.kind is Parameter.KEYWORD_ONLY]
     for name in unknown:
         message = f"`{function.__name__}` takes no `{name}`"
         if name in [entry.name for entry in program.inputs]:
             raise TypeError(f"{message}: it is an input of the spec, `inputs={{{name!r}: tensor}}`")
         if name in _INSTEAD:
             raise TypeError(f"{message}: {_INSTEAD[name]}")
-        hint = did_you_mean(name, known)
-        raise TypeError(f"{message}: {hint or 'it takes ' + ', '.join(known)}")
+        hint = did_you_mean(name, names)
+        raise TypeError(f"{message}: {hint or 'it takes ' + ', '.join(names)}")
 
 
 def check_layer(program: Program, layer: int) -> int:
     """The layer as an integer that the program has."""
     # whoever calls from outside may hand in anything
-    given: object = layer
-    if type(given) is not int:
+    number: object = layer
+    if type(number) is not int:
         layer = index_of("layer", layer)
     if layer < 0 or (program.layers is not None and layer >= program.layers):
         allowed = "at least 0" if program.layers is None else f"between 0 and {program.layers - 1}"
@@ -93,8 +93,8 @@ def check_layer(program: Program, layer: int) -> int:
 
 def check_tensors(program: Program, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """Raises TypeError or ValueError unless q, k and v fit each other and the program."""
-    given: tuple[object, ...] = q, k, v
-    for name, x in zip("qkv", given, strict=True):
+    tensors: tuple[object, ...] = q, k, v
+    for name, x in zip("qkv", tensors, strict=True):
         if not isinstance(x, torch.Tensor) or x.layout != torch.strided or x.is_nested:
             _check_strided(name, x)
     if not q.dim() == k.dim() == v.dim() == 4:
@@ -217,32 +217,34 @@ def check_inputs(
     """The inputs of q [B, H, n_q, d] and k [B, H_kv, n_k, d] as patterns take them: [B, n_k],
     numbers as int64 or float64, one of a token at padding [B, n_k]; a length [B, 1, 1]; what is
     about heads as it is given."""
-    given = check_names(program, inputs)
-    found = {}
+    tensors = check_names(program, inputs)
+    checked = {}
     for entry in program.inputs:
-        if entry.name not in given:
+        if entry.name not in tensors:
             _, kind, axes = _KINDS[entry.kind]
             raise ValueError(
                 f"`{program.name}` needs its input `{entry.name}`: pass"
                 f" inputs={{{entry.name!r}: tensor}}, {kind} {axes}"
             )
-        found[entry.name] = _input(entry, given[entry.name], q, k, padding)
-    return found
+        checked[entry.name] = _input(entry, tensors[entry.name], q, k, padding)
+    return checked
 
 
 def check_names(
     program: Program, inputs: Mapping[str, torch.Tensor] | None
 ) -> Mapping[str, torch.Tensor]:
     """The inputs by name, empty for None; raises unless the program declares each."""
-    given = {} if inputs is None else inputs
-    if not isinstance(given, Mapping):
-        raise TypeError(f"inputs must be a mapping of names to tensors, got {type(given).__name__}")
+    tensors = {} if inputs is None else inputs
+    if not isinstance(tensors, Mapping):
+        raise TypeError(
+            f"inputs must be a mapping of names to tensors, got {type(tensors).__name__}"
+        )
     declared = [entry.name for entry in program.inputs]
-    for name in given:
+    for name in tensors:
         if name not in declared:
-            known = ", ".join(declared) or "none"
-            raise ValueError(f"`{program.name}` has no input {name!r}; its inputs: {known}")
-    return given
+            names = ", ".join(declared) or "none"
+            raise ValueError(f"`{program.name}` has no input {name!r}; its inputs: {names}")
+    return tensors
 
 
 def _input(
@@ -287,8 +289,8 @@ def _without_padding(numbers: torch.Tensor, padding: torch.Tensor) -> torch.Tens
     if not numbers.numel():
         return numbers
     first = padding.flatten().to(torch.uint8).argmax().view(1)
-    known = torch.where(padding.any(), numbers.flatten().gather(0, first), 1)
-    return torch.where(padding, numbers, known.to(numbers.dtype))
+    filled = torch.where(padding.any(), numbers.flatten().gather(0, first), 1)
+    return torch.where(padding, numbers, filled.to(numbers.dtype))
 
 
 def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tuple[Parts, Call]:

@@ -340,11 +340,11 @@ class Engine:
         _require_numbers(decisions[0], q, k)
 
         def tables(each: Decision) -> dict[str, torch.Tensor]:
-            found = {}
+            tables = {}
             for part in each.learned:
                 table = call.tables[self._parts[each.leaf.name, part]]
-                found[part.name] = rows_of(table, layer, each.heads)
-            return found
+                tables[part.name] = rows_of(table, layer, each.heads)
+            return tables
 
         count = keys if self.program.cross else None
         return decided(decisions, q, k, call.padding, call.data, tables, count)
@@ -354,11 +354,11 @@ class Engine:
     ) -> dict[str, torch.Tensor]:
         """What a group's heads have learned, [heads of the group or 1, …], in float32 at least:
         gradients of tables are sums over all pairs."""
-        found = {}
+        tables = {}
         for called, name in group.tables:
             rows = rows_of(learned[name], layer, group.queries)
-            found[called] = rows.to(torch.promote_types(rows.dtype, torch.float32))
-        return found
+            tables[called] = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        return tables
 
     def tables_of(self, work: Work) -> tuple[tuple[str, str], ...]:
         """What a kernel of the work calls its tables, with the names of the parameters."""
@@ -376,9 +376,9 @@ class Engine:
         """Kernels that have all heads between them, with their works and their heads."""
         groups = []
         for kernel, work, members in kernels:
-            own = selection(members, heads, device)
+            rows = selection(members, heads, device)
             read = selection(key_heads(members, heads // keys), keys, device)
-            groups.append(Group(kernel, work, members, own, read, self.tables_of(work)))
+            groups.append(Group(kernel, work, members, rows, read, self.tables_of(work)))
         flat = [head for group in groups for head in group.heads]
         order = selection(sorted(range(heads), key=flat.__getitem__), heads, device)
         decisions = decisions_of([(group.work, group.heads) for group in groups])
@@ -466,17 +466,17 @@ def text_of(plan: Mapping[str, object]) -> str:
 
 def engine_of(text: str) -> Engine:
     """The engine of a plan that was written down; ValueError for a plan of another format."""
-    found = _living.get(text)
-    return found or _kept.get(text, lambda: Engine(json.loads(text)))
+    engine = _living.get(text)
+    return engine or _kept.get(text, lambda: Engine(json.loads(text)))
 
 
 def require_log_sum_exps(program: Program, layer: int) -> None:
     """Raises ValueError where what a head of the layer divides by has no logarithm."""
     for head in range(program.heads or 1):
         attend = program.attend(layer, head)
-        found, positive = attend.mechanism, attend.normalize in MERGED
-        if found is not None:
-            positive = MECHANISMS_BY_NAME[found.name].positive(dict(found.arguments))
+        mechanism, positive = attend.mechanism, attend.normalize in MERGED
+        if mechanism is not None:
+            positive = MECHANISMS_BY_NAME[mechanism.name].positive(dict(mechanism.arguments))
         for leaf in () if attend.graph is None else leaves(attend.graph):
             # a mean over rounds is not a softmax
             positive = positive and dict(leaf.arguments).get("combine") != "mean"
@@ -504,7 +504,7 @@ def _reuses(kernel: Kernel, q: torch.Tensor) -> bool:
 
 
 def _require_numbers(first: Decision, q: torch.Tensor, k: torch.Tensor) -> None:
-    """Raises ValueError where there are no numbers by which something could be decided."""
+    """Raises ValueError where the call has no tensors that a choice could be made of."""
     for x in (q, k):
         if is_transformed() and is_recorded(x):
             raise ValueError(

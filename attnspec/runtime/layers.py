@@ -139,18 +139,18 @@ class SelfAttention(_OneLayer):
         """The heads of keys and values: as many as of queries where no number is given."""
         if count is None:
             return self.num_heads
-        found = size_of("num_kv_heads", count)
-        if self.num_heads % found:
+        key_heads = size_of("num_kv_heads", count)
+        if self.num_heads % key_heads:
             raise ValueError(
-                f"num_kv_heads must divide num_heads, got {found} and {self.num_heads}"
+                f"num_kv_heads must divide num_heads, got {key_heads} and {self.num_heads}"
             )
-        if found < self.num_heads and (self.shared or self.read != "qkv"):
+        if key_heads < self.num_heads and (self.shared or self.read != "qkv"):
             why = "keys are its queries" if self.shared else "it has no queries, keys and values"
             raise ValueError(
                 f"`{self.attention.program.name}` has no fewer heads of keys, {why}: leave"
-                f" num_kv_heads = {found} out"
+                f" num_kv_heads = {key_heads} out"
             )
-        return found
+        return key_heads
 
     def _checked_rotary(self, rotary: object) -> Rotary | None:
         if rotary is None:
@@ -518,15 +518,15 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         )
         bias: torch.Tensor | None = self.in_proj_bias
         biases = (None,) * 3 if bias is None else bias.chunk(3)
-        found = []
+        heads = []
         for x, weight, bias in zip(parts, weights, biases, strict=True):
             x = functional.linear(x, weight, bias)
             if x.dim() == 2:
                 x = x[None]
             elif not self.batch_first:
                 x = x.transpose(0, 1)
-            found.append(_split(x, self.num_heads))
-        q, k, v = found
+            heads.append(_split(x, self.num_heads))
+        q, k, v = heads
         return q, self._with_shared(q, k), v
 
     def _extra_keys(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -565,13 +565,13 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
             "return_lse": extra is not None,
         }
         v = seen[:, :, :n_k]
-        found = self._in_turn(q, k, v, added, rest)
+        output = self._in_turn(q, k, v, added, rest)
         if extra is None:
-            return cast(torch.Tensor, found)
-        scores = extra[0].to(found[1].dtype)
+            return cast(torch.Tensor, output)
+        scores = extra[0].to(output[1].dtype)
         weights = functional.dropout(functional.softmax(scores, -1), dropout).to(seen.dtype)
         more = weights @ seen[:, :, n_k:], torch.logsumexp(scores, -1)
-        return merged(found, more)[0]
+        return merged(output, more)[0]
 
     def _in_turn(
         self,
@@ -589,10 +589,10 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
             rows: Sequence[torch.Tensor | None] = [None] * len(each)
             if added is not None:
                 rows = torch.split(added.expand(-1, -1, n_q, -1), n_k, 2)
-            found = [self._in_turn(x, k, v, y, rest) for x, y in zip(each, rows, strict=True)]
+            outputs = [self._in_turn(x, k, v, y, rest) for x, y in zip(each, rows, strict=True)]
             if not rest["return_lse"]:
-                return torch.cat(found, 2)
-            return tuple(torch.cat(part, 2) for part in zip(*found, strict=True))
+                return torch.cat(outputs, 2)
+            return tuple(torch.cat(part, 2) for part in zip(*outputs, strict=True))
         if added is None:
             return self.attention(q, k, v, **rest)
         return self.attention.masked(q, k, v, added, **rest)
@@ -788,14 +788,14 @@ def program_of(spec: HasProgram) -> Program:
     # whoever calls from outside may hand in anything
     program: object = getattr(spec, "program", None)
     if not isinstance(program, Program):
-        given: object = spec
+        value: object = spec
         more = {
             str: ": `attnspec.parse(text)` makes one of a text, `attnspec.zoo(name)` of a name",
             int: ": the spec comes first, then the sizes",
         }
         raise TypeError(
             f"spec must be a Spec, as attnspec.load and attnspec.parse return, got"
-            f" {type(given).__name__}{more.get(type(given), '')}"
+            f" {type(value).__name__}{more.get(type(value), '')}"
         )
     return program
 
@@ -824,13 +824,13 @@ def _turned(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What `rotary` makes of queries and keys; raises unless it keeps their shapes."""
     # whoever writes a callable may return anything
-    found: object = rotary(q, k, positions)
-    if not isinstance(found, tuple | list) or len(found) != 2:
-        raise TypeError(f"rotary must return q and k, got {type(found).__name__}")
-    for name, one, other in zip("qk", found, (q, k), strict=True):
+    result: object = rotary(q, k, positions)
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise TypeError(f"rotary must return q and k, got {type(result).__name__}")
+    for name, one, other in zip("qk", result, (q, k), strict=True):
         if not isinstance(one, torch.Tensor) or one.shape != other.shape:
             what = list(one.shape) if isinstance(one, torch.Tensor) else type(one).__name__
             raise ValueError(
                 f"rotary must keep the shape of {name}, {list(other.shape)}, got {what}"
             )
-    return found[0], found[1]
+    return result[0], result[1]

@@ -112,7 +112,7 @@ class CompiledAttention(Learner):
 
     def _run_by(self, engine: Engine) -> None:
         self.engine, self.backend, self.program = engine, engine.backend, engine.program
-        # a trace could not look into the program
+        # a trace could not enter the program
         self._reads_m = reads_m(self.program)
         self._streams: Cache[tuple[object, ...], tuple[Works, Prepared]] = Cache(LIMITS.layouts)
         # what `replanned` returned, by the text of its plan or by what else tells it
@@ -218,9 +218,9 @@ class CompiledAttention(Learner):
         # ONNX has no operator of ours
         if watched and not (torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export()):
             seed = torch.randint(1 << 62, ()) if dropout_p else None
-            given = self.engine.text, [*learned.values()], [*data.values()], padding
+            arguments = self.engine.text, [*learned.values()], [*data.values()], padding
             out, lse = torch.ops.attnspec.attention(
-                *parts, *given, layer, dropout_p, seed, *draws, return_lse, start, keys
+                *parts, *arguments, layer, dropout_p, seed, *draws, return_lse, start, keys
             )
         else:
             call = NOTHING
@@ -297,7 +297,7 @@ class CompiledAttention(Learner):
             return
         if _is_operator(q, self.program) or is_transformed():
             raise ValueError(
-                "`check_finite` looks at numbers, which a program that is traced or transformed has"
+                "`check_finite` reads numbers, which a program that is traced or transformed has"
                 " none of: set `module.check_finite = False` for it"
             )
         check_finite(self.program, q, k, v, data)
@@ -305,14 +305,14 @@ class CompiledAttention(Learner):
     def _learned(self, q: torch.Tensor, v: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """What is learned, by name, for a call with these queries and values."""
         self.check_sizes(q, v)
-        found = {name: self.learned(name) for name in self.engine.own}
-        for name, table in found.items():
+        tables = {name: self.learned(name) for name in self.engine.own}
+        for name, table in tables.items():
             check_table(name, table, q.device)
         if self._before and again():
             for (name, row), rows in self._before.items():
                 place = torch.tensor([row], device=rows.device)
-                found[name] = found[name].index_copy(0, place, rows[None])
-        return found
+                tables[name] = tables[name].index_copy(0, place, rows[None])
+        return tables
 
     def masked(
         self,
@@ -543,8 +543,8 @@ class CompiledAttention(Learner):
                 heads = list(each.heads) if len(rows) > 1 else [0]
                 # what a call was computed with, should it be computed again for its backward
                 self._before[name, row] = rows.clone()
-                given = each.given(q, k, padding, {}, {part.name: rows[heads]})
-                self.learned(name)[row, heads] = moved_centroids(given)
+                context = each.given(q, k, padding, {}, {part.name: rows[heads]})
+                self.learned(name)[row, heads] = moved_centroids(context)
 
 
 def _require_static(program: Program) -> None:
@@ -570,7 +570,7 @@ def _first_keys(
 
 
 def _is_operator(q: torch.Tensor, program: Program) -> bool:
-    """Whether torch traces a call, or looks at its operators one by one: then it sees one. What is
+    """Whether torch traces a call, or records its operators one by one: then it sees one. What is
     transformed otherwise, or must be composed, consists of operations that can be."""
     watched = is_watched(q)
     if watched and torch.compiler.is_dynamo_compiling():

@@ -1,6 +1,6 @@
 """`torch.ops.attnspec.attention`: a compiled attention as one operator of torch.
 
-What traces a program, or looks at operators one by one, sees a call of it: one graph serves every
+What traces a program, or records operators one by one, sees a call of it: one graph serves every
 length, and an exported program runs wherever this package is imported. It returns the output of a
 module and its log-sum-exps, which are for `return_lse` and for derivatives and else mean nothing.
 
@@ -139,12 +139,12 @@ def _derivatives(*given: Any) -> list[Tensor]:
     grad, of_lse, out, lse, asks = given[:ABOVE]
     at = Given(*given[ABOVE:])
     with at.modes():
-        found = at.engine.derivatives(*at.call((out, lse)), (grad, of_lse), asks)
+        grads = at.engine.derivatives(*at.call((out, lse)), (grad, of_lse), asks)
     every = (*at.parts, *at.learned)
     above = [x for x in (grad, of_lse) if x is not None]
     return [
         _own(_of_all_keys(y, x), above) if ask else x.new_empty(0)
-        for x, y, ask in zip(every, found, asks, strict=True)
+        for x, y, ask in zip(every, grads, asks, strict=True)
     ]
 
 
@@ -225,16 +225,16 @@ class _Followed(_SingleLevelFunction):
 
     @staticmethod
     def forward(ctx: Any, keys: Any, given: tuple[Any, ...], *_: Tensor) -> Any:
-        found = _within(_attention, keys, given)
+        result = _within(_attention, keys, given)
         at = Given(*given)
         tensors = *at.parts, *at.learned, at.key_padding_mask, at.seed, at.keys, *at.inputs
-        ctx.save_for_backward(*found, *tensors)
+        ctx.save_for_backward(*result, *tensors)
         ctx.set_materialize_grads(False)
         if not at.return_lse:
-            ctx.mark_non_differentiable(found[1])
+            ctx.mark_non_differentiable(result[1])
         at = at._replace(q=None, k=None, v=None, key_padding_mask=None, seed=None, keys=None)
         ctx.at = at._replace(inputs=(), learned=(None,) * len(at.learned))
-        return found
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, of_lse: Tensor | None) -> tuple[Any, ...]:
@@ -244,19 +244,19 @@ class _Followed(_SingleLevelFunction):
         at = ctx.at._replace(q=q, k=k, v=v, learned=learned, inputs=inputs)
         at = at._replace(key_padding_mask=padding, seed=seed, keys=keys)
         asks = [*ctx.needs_input_grad[2 : 5 + count]]
-        found: Sequence[Tensor | None] = [None] * len(asks)
+        grads: Sequence[Tensor | None] = [None] * len(asks)
         if grad is not None or of_lse is not None:
             if torch.is_grad_enabled() and active_fake_mode() is None and not _each_decides(at):
                 # derivatives of derivatives: those of plain operations
                 with at.modes():
                     call = at.call(transformed=True)
-                    found = at.engine.derivatives(*call, (grad, of_lse), asks, again=True)
-                pairs = zip((*at.parts, *learned), found, strict=True)
-                found = [y if y is None else _of_all_keys(y, x) for x, y in pairs]
+                    grads = at.engine.derivatives(*call, (grad, of_lse), asks, again=True)
+                pairs = zip((*at.parts, *learned), grads, strict=True)
+                grads = [y if y is None else _of_all_keys(y, x) for x, y in pairs]
             else:
                 every = _attention_backward(grad, of_lse, out, lse, asks, *at)
-                found = [x if ask else None for x, ask in zip(every, asks, strict=True)]
-        return None, None, *found, *[None] * (len(ctx.needs_input_grad) - 2 - len(asks))
+                grads = [x if ask else None for x, ask in zip(every, asks, strict=True)]
+        return None, None, *grads, *[None] * (len(ctx.needs_input_grad) - 2 - len(asks))
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> Any:
@@ -349,20 +349,20 @@ def _batched(operator: Callable[..., Any], above: int) -> Callable[..., Any]:
         alone = asked or at.seed is not None or at.keys is not None
         if alone or any(dim is not None for dim in dims.learned):
             calls = [_each(partial(_picked, at=i), given, in_dims) for i in range(size)]
-            found = [
+            outs = [
                 torch.stack(parts) for parts in zip(*(operator(*x) for x in calls), strict=True)
             ]
-            return _alike(operator, found), _alike(operator, [0] * len(found))
+            return _alike(operator, outs), _alike(operator, [0] * len(outs))
         folded = _each(partial(_folded, size=size), given, in_dims)
         folded[above + 4] = at.learned
         batch = len(folded[above]) // size
-        found, out_dims = [], []
+        outs, out_dims = [], []
         for x in operator(*folded):
             # a gradient that nobody asked for has one axis
             real = x.dim() != 1
-            found.append(x.unflatten(0, (size, batch)) if real else x)
+            outs.append(x.unflatten(0, (size, batch)) if real else x)
             out_dims.append(0 if real else None)
-        return _alike(operator, found), _alike(operator, out_dims)
+        return _alike(operator, outs), _alike(operator, out_dims)
 
     return rule
 

@@ -61,9 +61,9 @@ def packed(
 
     Raises TypeError or ValueError, with the shapes, for tensors that do not fit.
     """
-    given: object = module
-    if not isinstance(given, CompiledAttention):
-        raise TypeError(f"module must be what spec.compile() returns, got {type(given).__name__}")
+    value: object = module
+    if not isinstance(value, CompiledAttention):
+        raise TypeError(f"module must be what spec.compile() returns, got {type(value).__name__}")
     if torch.compiler.is_dynamo_compiling():
         # documents are counted before anything runs, which a traced program cannot
         outside = torch.compiler.disable(packed)  # type: ignore[no-untyped-call]
@@ -236,11 +236,11 @@ def _check(*given: torch.Tensor, alike: bool) -> None:
 
 def _ends(offsets: torch.Tensor, tokens: int, name: str) -> list[int]:
     """Where documents begin and end; raises unless that is from 0 up to the number of tokens."""
-    given: object = offsets
-    if not isinstance(given, torch.Tensor) or given.dtype not in INTEGERS or given.dim() != 1:
-        what = type(given).__name__
-        if isinstance(given, torch.Tensor):
-            what = f"{given.dtype} {list(given.shape)}"
+    value: object = offsets
+    if not isinstance(value, torch.Tensor) or value.dtype not in INTEGERS or value.dim() != 1:
+        what = type(value).__name__
+        if isinstance(value, torch.Tensor):
+            what = f"{value.dtype} {list(value.shape)}"
         raise TypeError(f"{name} must be a tensor of integers [documents + 1], got {what}")
     ends: list[int] = offsets.tolist()
     if not ends or ends[0] != 0 or ends[-1] != tokens or ends != sorted(ends):
@@ -255,17 +255,17 @@ def _check_inputs(
     program: Program, inputs: Mapping[str, torch.Tensor] | None, tokens: int, documents: int
 ) -> Mapping[str, torch.Tensor]:
     """The inputs by name, [T] and [B]; what is about pairs or heads is refused."""
-    given = check_names(program, inputs)
+    tensors = check_names(program, inputs)
     for entry in program.inputs:
         if entry.kind in PER_HEAD:
             raise ValueError(
                 f"the input `{entry.name}` is about heads of one sequence, and has no packed form:"
                 " call the module for each document"
             )
-        if entry.name in given:
+        if entry.name in tensors:
             shape = [documents] if entry.kind == "length" else [tokens]
-            found: object = given[entry.name]
-            if not isinstance(found, torch.Tensor) or list(found.shape) != shape:
-                got = list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+            value: object = tensors[entry.name]
+            if not isinstance(value, torch.Tensor) or list(value.shape) != shape:
+                got = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
                 raise ValueError(f"the input `{entry.name}` must have the shape {shape}, got {got}")
-    return given
+    return tensors

@@ -35,12 +35,12 @@ class Learner(nn.Module):
         for (_, score), name in bias_tables(program).items():
             self.register_parameter(name, nn.Parameter(torch.empty(*rows, buckets_of(score))))
         for (_, part), name in self._parts.items():
-            known = head_size is not None or not {"d", "d_v"} & set(part.shape)
+            sized = head_size is not None or not {"d", "d_v"} & set(part.shape)
             table = torch.empty(self._shape(part, head_size or 0, head_size or 0))
             if part.kept:
-                self.register_buffer(name, table if known else UninitializedBuffer())
+                self.register_buffer(name, table if sized else UninitializedBuffer())
             else:
-                learned = nn.Parameter(table) if known else UninitializedParameter()
+                learned = nn.Parameter(table) if sized else UninitializedParameter()
                 self.register_parameter(name, cast(nn.Parameter, learned))
         self._waits = any(True for _ in self._waiting())
         self.reset_parameters()
@@ -73,10 +73,10 @@ class Learner(nn.Module):
 
     def check_sizes(self, q: torch.Tensor, v: torch.Tensor | None) -> None:
         """Raises ValueError for heads of another size than what is learned was made for."""
-        given = {"d": ("q", q), "d_v": ("v", v)}
+        sides = {"d": ("q", q), "d_v": ("v", v)}
         for (owner, part), name in self._parts.items():
             for entry, size in zip(part.shape, self.learned(name).shape[2:], strict=False):
-                called, tensor = given.get(str(entry), ("", None))
+                called, tensor = sides.get(str(entry), ("", None))
                 if tensor is not None and tensor.shape[3] != size:
                     raise ValueError(
                         f"`{owner}` has learned `{name}` for heads of {size} numbers: {called} must"
@@ -98,9 +98,9 @@ class Learner(nn.Module):
     def _waiting(self) -> Iterator[tuple[str, UninitializedParameter | UninitializedBuffer]]:
         for name, parameter in [*self._parameters.items(), *self._buffers.items()]:
             # its class derives from that of parameters at run time alone
-            given: object = parameter
-            if isinstance(given, UninitializedParameter | UninitializedBuffer):
-                yield name, given
+            value: object = parameter
+            if isinstance(value, UninitializedParameter | UninitializedBuffer):
+                yield name, value
 
     def _load_from_state_dict(
         self, state_dict: dict[str, torch.Tensor], prefix: str, *rest: Any

@@ -1,4 +1,4 @@
-"""Going on with a causal attention: what is kept of the positions before, and what runs then."""
+"""Decoding with a causal attention: what is kept of the positions before, and what runs then."""
 
 from __future__ import annotations
 
@@ -177,8 +177,8 @@ def streamed_works(binder: Binder, layer: int, heads: int) -> Works:
     fault = unsteady_layer(binder.program, layer, heads)
     if fault is not None:
         raise ValueError(must_be_stable(name, fault))
-    found = binder.works(layer, heads, 1, 1)
-    reads = {each for work, _ in found for each in work.reads}
+    works = binder.works(layer, heads, 1, 1)
+    reads = {each for work, _ in works for each in work.reads}
     for entry in binder.program.inputs:
         if entry.kind == "length" and entry.name in reads:
             raise ValueError(
@@ -186,13 +186,13 @@ def streamed_works(binder: Binder, layer: int, heads: int) -> Works:
                 " is not known before the end: where it is, call the module with the last queries"
                 " and all keys"
             )
-    for work, _ in found:
+    for work, _ in works:
         if work.decided and work.mechanism is not None:
             raise ValueError(
                 f"`{work.decided[0].name}` beside a mechanism has no state to go on from: a step"
                 " takes it alone, or beside other graphs"
             )
-    return found
+    return works
 
 
 def promised_inputs(program: Program) -> frozenset[str]:
@@ -221,11 +221,11 @@ def stream_kernel(
             raise ValueError(f"`{work.mechanism.name}` has no state of constant size to go on from")
         return kernel
     promised = promised_inputs(program)
-    found = look_back(work.relation, promised)
+    bound = look_back(work.relation, promised)
     lag = lag_of_data(work.relation)
-    if (found is None or (found.marked and lag)) and keep_all:
-        found = LookBack(0, _EVERY)
-    if found is None or (found.marked and lag):
+    if (bound is None or (bound.marked and lag)) and keep_all:
+        bound = LookBack(0, _EVERY)
+    if bound is None or (bound.marked and lag):
         term = cast(Term, program.attend(layer, heads[0]).graph)
         graph = work.relation.terms[0] if isinstance(work.relation, Intersection) else None
         raise ValueError(
@@ -236,7 +236,7 @@ def stream_kernel(
             " every key, in a state that grows, and a call takes the last queries with all keys"
         )
     # an input that is read at earlier positions is kept with their keys
-    keeper = Keeper(replace(found, before=found.before + lag), heads, device)
+    keeper = Keeper(replace(bound, before=bound.before + lag), heads, device)
     if work.mechanism is None:
         return cast(Kernel, InPieces(GraphStream(work, keeper)))
     kernel = choose(work, device.type, backend).build(work, heads, device)

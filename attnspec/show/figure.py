@@ -109,14 +109,14 @@ def figure(
         room = room_for(n, width)
         side = side_for(n, room if n <= room else min(room, MOST_LINES))
         united = [[("", group.relation)] for group in drawn]
-    terms = tuple(dict.fromkeys(text for found in united for text, _ in found))
+    terms = tuple(dict.fromkeys(text for texts in united for text, _ in texts))
     plots = []
-    for group, found in zip(drawn, united, strict=True):
+    for group, texts in zip(drawn, united, strict=True):
         with located(spec.program.attend(*group.slots[0]).span):
-            plots.append(_plot(spec, n, side, group, found, terms, _where(group, every)))
+            plots.append(_plot(spec, n, side, group, texts, terms, _where(group, every)))
     footer = [
-        f"{_named(places(found, every))}`{name}` is a formula and has no pairs"
-        for name, found in without.items()
+        f"{_named(places(reason, every))}`{name}` is a formula and has no pairs"
+        for name, reason in without.items()
     ]
     rest = [slot for group in groups[most:] for slot in group.slots]
     if rest:
@@ -141,12 +141,12 @@ def _plot(
     terms: Sequence[str],
     where: str,
 ) -> Plot:
-    said = spec.program.causal, spec.program.crossing
-    whole = tally(group.relation, n, side, *said)
+    changes = spec.program.causal, spec.program.crossing
+    whole = tally(group.relation, n, side, *changes)
     own = list(dict.fromkeys(text for text, _ in found))
     shares = np.zeros((*whole.density.shape, len(own)))
     for text, relation in found:
-        counted = whole if len(found) == 1 else tally(relation, n, side, *said)
+        counted = whole if len(found) == 1 else tally(relation, n, side, *changes)
         shares[..., own.index(text)] += counted.density
     numbers = np.array([terms.index(text) for text in own])
     leading = np.where(whole.density > 0, numbers[shares.argmax(axis=-1)], -1)

@@ -39,9 +39,9 @@ def picture_of(
     ):
         if number is not None and not 0 <= number < most:
             raise AttnSpecError(f"{what} must be between 0 and {most - 1}, got {number}")
-    found = Picture(spec, length_of(n), layer, head, dict(inputs or {}), m)
-    _ = found.figure
-    return found
+    picture = Picture(spec, length_of(n), layer, head, dict(inputs or {}), m)
+    _ = picture.figure
+    return picture
 
 
 def drawing_of(spec: Elaborated) -> tuple[str | None, str]:

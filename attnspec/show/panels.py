@@ -87,8 +87,8 @@ def grouped(
         first = next(iter(without.values()))[0]
         # says what a mechanism lacks, with its place in the text
         stack.relation(n, *first)
-    found = [Group(relation, name, tuple(slots)) for (relation, name), slots in groups.items()]
-    return found, without
+    members = [Group(relation, name, tuple(slots)) for (relation, name), slots in groups.items()]
+    return members, without
 
 
 def of_samples(groups: Iterable[Group]) -> list[str]:
@@ -140,10 +140,10 @@ def facts(counted: Tally) -> list[str]:
     most = counted.queries * counted.n
     if most == 0:
         return ["0 pairs"]
-    found = f"{counted.edges:,}"
+    text = f"{counted.edges:,}"
     if counted.sampled:
-        found = f"≈ {min(most, int(float(f'{counted.edges:.3g}'))):,}"
-    pairs = f"{found} of {most:,} pairs ({_percent(counted.edges / most)})"
+        text = f"≈ {min(most, int(float(f'{counted.edges:.3g}'))):,}"
+    pairs = f"{text} of {most:,} pairs ({_percent(counted.edges / most)})"
     keys = f"{counted.least:,}"
     if counted.most != counted.least:
         keys = f"{counted.least:,} to {counted.most:,}"

@@ -58,12 +58,12 @@ class Picture:
         if layer is None:
             layers = range(self.spec.program.layers or 1)
             layer = next((one for one in layers if has_graph(self.spec.program, one)), 0)
-        found = self._figure(layer, width)
-        return found, draw(found.plots, width, signs)
+        figure = self._figure(layer, width)
+        return figure, draw(figure.plots, width, signs)
 
     def __str__(self) -> str:
-        found, body = self.text()
-        return "\n".join([found.name, found.about, "", body.plain, *found.footer])
+        figure, body = self.text()
+        return "\n".join([figure.name, figure.about, "", body.plain, *figure.footer])
 
     @cached_property
     def figure(self) -> Figure:
@@ -119,8 +119,8 @@ class Picture:
         """
         suffix = Path(path).suffix.lower()
         if suffix not in SUFFIXES:
-            known = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
-            raise ValueError(f"a picture is saved as {known}, got {os.fspath(path)!r}")
+            suffixes = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+            raise ValueError(f"a picture is saved as {suffixes}, got {os.fspath(path)!r}")
         content = self.content(suffix)
         data = content if isinstance(content, bytes) else content.encode("utf-8")
         try:

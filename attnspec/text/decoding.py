@@ -91,8 +91,8 @@ def _read_bytes(path: str | os.PathLike[str], name: str) -> bytes:
 def _require_regular(mode: int, name: str) -> None:
     if stat.S_ISREG(mode):
         return
-    found = next((words for test, words in _KINDS if test(mode)), "something else")
-    raise SpecError(Diagnostic("A182", f"a file of text is required, {name} is {found}", None))
+    kind = next((words for test, words in _KINDS if test(mode)), "something else")
+    raise SpecError(Diagnostic("A182", f"a file of text is required, {name} is {kind}", None))
 
 
 def _unreadable(error: OSError | ValueError, name: str) -> Diagnostic:
@@ -120,10 +120,10 @@ def _unreadable(error: OSError | ValueError, name: str) -> Diagnostic:
 
 
 def _too_large(name: str, size: int | None) -> Diagnostic:
-    found = "more" if size is None else f"{size:,}"
+    size_text = "more" if size is None else f"{size:,}"
     return Diagnostic(
         "A190",
-        f"a text of at most {LIMITS.text_size:,} bytes is required, {name} has {found}",
+        f"a text of at most {LIMITS.text_size:,} bytes is required, {name} has {size_text}",
         None,
         help="split the spec into files and import them",
     )
@@ -261,20 +261,20 @@ def _named(text: str) -> str:
 def _problem(kind: str, span: Span) -> Diagnostic:
     """What is wrong with the characters at `span`; `kind` is their group in `_SUSPECT`."""
     text = span.source.text
-    found = _named(span.text)
+    character = _named(span.text)
     match kind:
         case "control":
             wide = "\0" in span.text and text.count("\0") * 3 > len(text)
             return Diagnostic(
                 "A102",
-                f"expected text, found the control character {found}",
+                f"expected text, found the control character {character}",
                 span,
                 help="the file looks like UTF-16: save it as UTF-8" if wide else "delete it",
             )
         case "bidirectional":
             return Diagnostic(
                 "A103",
-                f"expected text that reads as it is shown, found {found}",
+                f"expected text that reads as it is shown, found {character}",
                 span,
                 help="delete it: it changes the order in which text is shown, also in comments",
             )
@@ -282,7 +282,7 @@ def _problem(kind: str, span: Span) -> Diagnostic:
             space = unicodedata.category(span.text[0]) == "Zs"
             return Diagnostic(
                 "A104",
-                f"expected a space or a line end between words, found {found}",
+                f"expected a space or a line end between words, found {character}",
                 span,
                 help="write a plain space" if space else "delete it",
             )
@@ -292,18 +292,18 @@ def _problem(kind: str, span: Span) -> Diagnostic:
 
 def _foreign(span: Span) -> Diagnostic:
     """What is wrong with a sign, letter or digit outside comments that is not ASCII."""
-    found = _named(span.text[0])
+    shown = _named(span.text[0])
     meant = "".join(_plain(character) for character in span.text)
     if meant.isascii():
         return Diagnostic(
             "A105",
-            f"expected plain ASCII characters, found {found}",
+            f"expected plain ASCII characters, found {shown}",
             span,
             help=f"did you mean `{meant}`?",
         )
     return Diagnostic(
         "A106",
-        f"expected a name of the letters a to z, digits and underscores, found {found}",
+        f"expected a name of the letters a to z, digits and underscores, found {shown}",
         span,
         help="other characters may stand in comments",
     )

@@ -82,10 +82,10 @@ def mask_alone(program: Program, n: int, mask_mod_of: Callable[..., Any]) -> tup
     axes = torch.arange(1), torch.arange(heads), torch.as_tensor(rows), torch.arange(n)
     at = [each.view(*[1] * axis, -1, *[1] * (3 - axis)) for axis, each in enumerate(axes)]
     for layer in range(layers):
-        held = mask_mod_of(layer, (1, heads, n, n), "cpu", data)(*at).expand(1, heads, -1, n)
+        mask = mask_mod_of(layer, (1, heads, n, n), "cpu", data)(*at).expand(1, heads, -1, n)
         for head in range(heads):
             meant = held_rows(stack.relation(n, layer, head), rows, n)
-            wrong = np.flatnonzero((held[0, head].numpy() != meant).any(1))
+            wrong = np.flatnonzero((mask[0, head].numpy() != meant).any(1))
             if len(wrong):
                 return len(rows), f"layer {layer}, head {head}, query {rows[wrong[0]]}"
     return len(rows), None

@@ -44,23 +44,23 @@ def _pairs_fault(
     """With the unit vectors as values, the output is the weights themselves."""
     v = torch.eye(run.n, dtype=torch.float64).expand(1, run.heads, -1, -1)
     read = run(q, k, v)[0].detach() != 0
-    held = meant.module.pairs(q, k, layer=run.layers[0], inputs=run.data)[0]
+    pairs = meant.module.pairs(q, k, layer=run.layers[0], inputs=run.data)[0]
     for work, heads in works:
         for head in heads:
-            few = read[head] & ~held[head]
-            wrong = few if work.normalize == "relu" else read[head] != held[head]
+            few = read[head] & ~pairs[head]
+            wrong = few if work.normalize == "relu" else read[head] != pairs[head]
             if bool(wrong.any()):
                 at, key = (int(x) for x in wrong.nonzero()[0])
-                said = "is read" if bool(read[head, at, key]) else "is not read"
-                return f"head {head}: key {key} {said} by query {at + max(0, run.first)}"
+                verb = "is read" if bool(read[head, at, key]) else "is not read"
+                return f"head {head}: key {key} {verb} by query {at + max(0, run.first)}"
     return None
 
 
 def _numbers_fault(run: Run, meant: Run, q: torch.Tensor, k: torch.Tensor) -> str | None:
     v, grad = run.drawn(run.n), run.drawn(run.n_q)
-    found = [x.differentiated((q, k, v), grad, x.module.parameters()) for x in (run, meant)]
+    grads = [x.differentiated((q, k, v), grad, x.module.parameters()) for x in (run, meant)]
     names = [*NAMES, *(name for name, _ in meant.module.named_parameters())]
-    for name, one, other in zip(names, *found, strict=True):
+    for name, one, other in zip(names, *grads, strict=True):
         size = max(1.0, float(other.abs().max())) if other.numel() else 1.0
         apart = float((one - other).abs().max()) if other.numel() else 0.0
         if not apart <= CLOSE * size:

@@ -47,8 +47,8 @@ class HeadDifference:
             firsts += [] if pairs.first is None else [pairs.first]
         lines.append(f"  in both           {self.in_both:,}")
         here, there = (row_text(relation, min(firsts), n) for relation in self.relations)
-        said = f"  query {min(firsts):,} reads {here} in the spec, {there} in the mask"
-        return [*lines, said]
+        line = f"  query {min(firsts):,} reads {here} in the spec, {there} in the mask"
+        return [*lines, line]
 
     def to_dict(self) -> dict[str, object]:
         """As plain data."""
@@ -148,7 +148,7 @@ def compare_mask(
         raise AttnSpecError(f"masks are compared up to n = {LIMITS.mask:,}, got {length:,}")
     of_mask, declared = shape[-3] if len(shape) > 2 else None, program.heads
     wanted = [*range(declared or of_mask or 1)] if head is None else [index_of("head", head)]
-    found = given_mask(mask, (sides.queries, sides.keys), max(wanted) + 1)
+    masks = given_mask(mask, (sides.queries, sides.keys), max(wanted) + 1)
     if declared is not None and of_mask not in (
         None,
         declared,
@@ -161,10 +161,13 @@ def compare_mask(
         )
     stack, heads = Stack(whole, inputs), []
     for each in wanted:
-        relation, own = stack.relation(length, layer, each), found[each if len(found) > 1 else 0]
-        other = WrittenPairs(np.pad(own, [(0, length - side) for side in own.shape]))
+        relation, mask_here = (
+            stack.relation(length, layer, each),
+            masks[each if len(masks) > 1 else 0],
+        )
+        other = WrittenPairs(np.pad(mask_here, [(0, length - side) for side in mask_here.shape]))
         sides_of = only_in(relation, other, length), only_in(other, relation, length)
-        in_both = int(own.sum()) - sides_of[1].count
+        in_both = int(mask_here.sum()) - sides_of[1].count
         heads.append(HeadDifference(each, *sides_of, in_both, (relation, other)))
     pairs, queries = sides.queries * sides.keys, sides.queries if program.cross else None
     turned = pairs > 0 and all(
@@ -207,28 +210,28 @@ def of_function(mask_mod: Callable[..., Any], sides: tuple[int, int], heads: int
     """
     if 0 in sides:
         return np.zeros((heads, *sides), bool)
-    found: np.ndarray = _of_batch(mask_mod, 1, sides, heads)[0]
+    mask: np.ndarray = _of_batch(mask_mod, 1, sides, heads)[0]
     try:
         second = _of_batch(mask_mod, 2, sides, heads)[1]
     except AttnSpecError:
         # what it captures has one sample, so no other could be asked for
-        return found
-    if (second != found).any():
-        head, query, key = np.argwhere(second != found)[0].tolist()
+        return mask
+    if (second != mask).any():
+        head, query, key = np.argwhere(second != mask)[0].tolist()
         raise AttnSpecError(
             "pairs of the mask function depend on the number of the sample in the batch: samples 0"
             f" and 1 differ in head {head} at ({query}, {key}); compare one of them:"
             " `lambda b, h, q, k: mask_mod(b * 0, h, q, k)` is sample 0"
         )
-    return found
+    return mask
 
 
 def _require_lists(mask: Any, found: np.ndarray) -> None:
     """Raises where the block lists of a BlockMask and its function, bool [heads, m, n], have other
     pairs: compiled, FlexAttention goes by both, and uncompiled by the function alone."""
     if tuple(mask.seq_lengths) != found.shape[1:]:
-        own, (m, n) = list(mask.seq_lengths), found.shape[1:]
-        raise AttnSpecError(f"the BlockMask must be of [{m}, {n}], got one of {own}")
+        lengths, (m, n) = list(mask.seq_lengths), found.shape[1:]
+        raise AttnSpecError(f"the BlockMask must be of [{m}, {n}], got one of {lengths}")
     some = _blocks(mask, mask.kv_num_blocks, mask.kv_indices)
     every = np.zeros_like(some)
     if mask.full_kv_num_blocks is not None:
@@ -257,13 +260,13 @@ def _of_batch(
     from torch.nn.attention.flex_attention import create_mask
 
     try:
-        found: np.ndarray = create_mask(mask_mod, batch, heads, *sides, device="cpu").numpy()
+        mask: np.ndarray = create_mask(mask_mod, batch, heads, *sides, device="cpu").numpy()
     except Exception as error:
         first = str(error).partition("\n")[0]
         raise AttnSpecError(
             f"the mask function fails at n = {sides[1]}: {type(error).__name__}: {first:.200}"
         ) from error
-    return found
+    return mask
 
 
 def _mod(mask: object) -> Callable[..., Any] | None:

@@ -116,7 +116,7 @@ class Results:
 @dataclass(frozen=True, eq=False)
 class Meaning:
     """Heads of one work of a layer, which a backend computes: its relation is the graph with the
-    inputs that are tried. Looked at are the positions `rows` [r] of a run. `learned` are what the
+    inputs that are tried. Compared are the positions `rows` [r] of a run. `learned` are what the
     formula calls what is learned, and the names of the parameters. `tables`, if there are any, are
     what a kernel holds, these heads the `place`-th in them; `seconds` is the estimate for one head,
     0 for a sequence short enough to try."""
@@ -140,10 +140,10 @@ class Meaning:
     def read(self, rows: np.ndarray) -> np.ndarray:
         """What some queries read by the definition, bool [rows, n]."""
         key = self.work.relation, rows.tobytes(), self.run.n
-        found: np.ndarray = self.known.get(
+        rows_read: np.ndarray = self.known.get(
             key, lambda: held_rows(self.work.relation, rows, self.run.n)
         )
-        return found
+        return rows_read
 
     @property
     def weighs(self) -> bool:
@@ -163,11 +163,11 @@ class Meaning:
 
     def learned_by(self, heads: Sequence[int], learned: Learned) -> dict[str, torch.Tensor]:
         """What some heads have learned, [h or 1, …], by what the formula calls it."""
-        found = {}
+        parameters = {}
         for called, name in self.learned:
             rows = learned[name][self.run.layers[0] if len(learned[name]) > 1 else 0]
-            found[called] = rows[list(heads)] if len(rows) > 1 else rows
-        return found
+            parameters[called] = rows[list(heads)] if len(rows) > 1 else rows
+        return parameters
 
     def weights(
         self,
@@ -182,18 +182,18 @@ class Meaning:
         constants, as far as gradients are concerned."""
         rows = torch.from_numpy(self.rows[at])
         if self.held is None:
-            given = self._alone(heads[0], q, k, learned)
-            return weights_of(self.work, *given, steady=steady)[None, rows - self.run.first]
+            parts = self._alone(heads[0], q, k, learned)
+            return weights_of(self.work, *parts, steady=steady)[None, rows - self.run.first]
         some = list(heads)
         scores = q[some][:, rows - self.run.first] * scale_of(self.work, q.shape[2])
         scores = (scores @ k[some].mT)[None, :, None, None]
         change = ScoreFunction(self.work.changes, some, self.work.length, torch.device("cpu"))
         symbols, tables = self._symbols(some, rows), self.learned_by(heads, learned)
         scores = change(scores, symbols, tables)[0, :, 0, 0]
-        found = shares(scores, torch.from_numpy(self.held[at]), self.work.normalize)
-        if steady and found.total is not None:
-            found = replace(found, total=found.total.detach())
-        return found.weights
+        row_shares = shares(scores, torch.from_numpy(self.held[at]), self.work.normalize)
+        if steady and row_shares.total is not None:
+            row_shares = replace(row_shares, total=row_shares.total.detach())
+        return row_shares.weights
 
     def _symbols(self, heads: list[int], rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """What expressions of scores read, broadcastable to [1, h, 1, 1, rows, n]."""
@@ -241,8 +241,8 @@ class Meaning:
         negative; 1 at least."""
         if self.held is not None or not self.weighs:
             return 1.0
-        given = self._alone(head, q, k, learned)
-        sizes, total = magnitudes_of(self.work, *given), totals_of(self.work, *given)
+        weights = self._alone(head, q, k, learned)
+        sizes, total = magnitudes_of(self.work, *weights), totals_of(self.work, *weights)
         return max(1.0, divided(self.work, sizes, total).abs().sum(-1).max().item())
 
 
@@ -286,9 +286,9 @@ def _swept(
     out = torch.zeros_like(grad)
     for meaning in meanings:
         for heads, at in meaning.chunks():
-            found = meaning.outputs(heads, at, leaves, parameters, steady)
-            out[heads, at] = found.detach()
-            total = (found * grad[heads, at]).sum()
+            outs = meaning.outputs(heads, at, leaves, parameters, steady)
+            out[heads, at] = outs.detach()
+            total = (outs * grad[heads, at]).sum()
             if total.requires_grad:
                 total.backward()  # type: ignore[no-untyped-call]
     grads = [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
@@ -312,9 +312,9 @@ def gradients(
 
 def held_rows(relation: Relation, rows: np.ndarray, n: int) -> np.ndarray:
     """The definition for all keys of some queries, bool [rows, n]."""
-    found = np.empty((len(rows), n), bool)
+    mask = np.empty((len(rows), n), bool)
     step = max(1, LIMITS.pairs_at_once // max(1, n))
     for low in range(0, len(rows), step):
         part = rows[low : low + step]
-        found[low : low + step] = evaluate_pairs(relation, part[:, None], np.arange(n)[None], n)
-    return found
+        mask[low : low + step] = evaluate_pairs(relation, part[:, None], np.arange(n)[None], n)
+    return mask

@@ -20,23 +20,23 @@ DOCUMENTS = 5
 def sample_inputs(program: Program, n: int, n_q: int | None = None) -> dict[str, torch.Tensor]:
     """Inputs for a batch of one and the last n_q of n positions, or all: a tenth of the tokens,
     documents of unequal lengths, half, random numbers and choices."""
-    found = {}
+    data = {}
     for entry in program.inputs:
         if entry.kind == "tokens":
             marked = torch.rand(1, n) < 0.1
             if entry.at_most is not None:
                 marked &= marked.cumsum(1) <= entry.at_most
-            found[entry.name] = marked
+            data[entry.name] = marked
         elif entry.kind == "ids":
-            found[entry.name] = (torch.rand(1, n) < DOCUMENTS / n).cumsum(1)
+            data[entry.name] = (torch.rand(1, n) < DOCUMENTS / n).cumsum(1)
         elif entry.kind == "numbers":
             # whole, because a predicate may divide them, and some equal
-            found[entry.name] = torch.randint(0, max(2, n // 2), (1, n))
+            data[entry.name] = torch.randint(0, max(2, n // 2), (1, n))
         elif entry.kind in PER_HEAD:
-            found[entry.name] = _about_heads(entry, n, n if n_q is None else n_q)
+            data[entry.name] = _about_heads(entry, n, n if n_q is None else n_q)
         else:
-            found[entry.name] = torch.tensor([n // 2])
-    return found
+            data[entry.name] = torch.tensor([n // 2])
+    return data
 
 
 def _about_heads(entry: Input, n: int, n_q: int) -> torch.Tensor:
@@ -56,22 +56,22 @@ def _about_heads(entry: Input, n: int, n_q: int) -> torch.Tensor:
 
 def words_of(program: Program, inputs: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
     """What such inputs are, in words, each with its name."""
-    found = []
+    words = []
     for entry in program.inputs:
-        given = inputs[entry.name]
+        value = inputs[entry.name]
         match entry.kind:
             case "tokens":
-                what = f"{int(given.sum()):,} of {given.shape[1]:,} tokens"
+                what = f"{int(value.sum()):,} of {value.shape[1]:,} tokens"
             case "ids":
-                what = f"{len(torch.unique(given)):,} labels"
+                what = f"{len(torch.unique(value)):,} labels"
             case "numbers":
-                what = f"{int(given.min()):,} to {int(given.max()):,}"
+                what = f"{int(value.min()):,} to {int(value.max()):,}"
             case "length":
-                what = f"{int(given):,}"
+                what = f"{int(value):,}"
             case _:
-                what = f"random {entry.kind} {list(given.shape)}"
-        found.append(f"`{entry.name}` {what}")
-    return tuple(found)
+                what = f"random {entry.kind} {list(value.shape)}"
+        words.append(f"`{entry.name}` {what}")
+    return tuple(words)
 
 
 def sample_rows(count: int, most: int, first: int = 0) -> np.ndarray:

@@ -97,7 +97,7 @@ def _count(batch: Batch[np.ndarray], at: np.ndarray, into: np.ndarray) -> None:
 
 def _codes(tables: Tables[np.ndarray], at: np.ndarray, n: int) -> np.ndarray:
     """The pairs of the queries that stand somewhere, query * n + key, ascending, int64."""
-    found = [np.zeros(0, np.int64)]
+    codes = [np.zeros(0, np.int64)]
     for batch in tables.batches:
         for low, high in _chunks(batch):
             position = np.where(batch.q[low:high] >= 0, at[batch.q[low:high]], -1)
@@ -105,7 +105,7 @@ def _codes(tables: Tables[np.ndarray], at: np.ndarray, n: int) -> np.ndarray:
             some = np.flatnonzero((position >= 0).any(0))
             if len(some):
                 position, k = position[:, some], batch.k[low:high]
-                held = mask_of(batch, low, high)[:, some] & (position >= 0)[:, :, None]
-                block, row, column = np.nonzero(held & (k >= 0)[:, None])
-                found.append(position[block, row] * n + k[block, column] % n)
-    return np.sort(np.concatenate(found))
+                mask = mask_of(batch, low, high)[:, some] & (position >= 0)[:, :, None]
+                block, row, column = np.nonzero(mask & (k >= 0)[:, None])
+                codes.append(position[block, row] * n + k[block, column] % n)
+    return np.sort(np.concatenate(codes))

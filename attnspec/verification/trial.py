@@ -143,16 +143,16 @@ class Trial:
         exact = self._meant(meanings, drawn, learned)
         kinds = {"pairs": (torch.float64,), "values": (torch.float32,)}
         for kind in kinds.get(depth, (torch.float64, torch.float32)):
-            given, rough = [x.to(kind) for x in drawn], None
+            tensors, rough = [x.to(kind) for x in drawn], None
             if kind == torch.float32:
                 rough = self._meant(
-                    meanings, given, {name: x.to(kind) for name, x in parameters.items()}
+                    meanings, tensors, {name: x.to(kind) for name, x in parameters.items()}
                 )
-            found = self._found(given[:3], given[3])
+            results = self._found(tensors[:3], tensors[3])
             for each in meanings:
                 if rough is None and not each.weighs:
                     continue
-                fault = numbers_fault(each, found, exact, rough)
+                fault = numbers_fault(each, results, exact, rough)
                 text = None if fault is None else fault[2]
                 if fault is not None and rough is None:
                     text = self._pair_fault(each, fault, drawn[0], drawn[1], learned) or text
@@ -166,14 +166,14 @@ class Trial:
         many = run.n * run.heads > LIMITS.positions_computed
         if run.n <= LIMITS.every_pair or not (seconds > RUN or many):
             return True
-        said = (
+        reason = (
             f"weights, outputs and gradients: {run.heads} heads of {run.n:,} positions, estimated"
             f" to take {time_text(seconds)} (up to {LIMITS.positions_computed:,} positions of all"
             f" heads, and {time_text(RUN)}, are run)"
         )
         if all(part.tables is None for part in self.parts):
-            raise TooMuch(f"n = {run.n:,} is too long for {said}")
-        self.skipped.append(said)
+            raise TooMuch(f"n = {run.n:,} is too long for {reason}")
+        self.skipped.append(reason)
         return False
 
     def _table_checks(self) -> Iterator[Check]:
@@ -181,8 +181,8 @@ class Trial:
         few = sample_rows(run.n_q, LIMITS.queries_sampled, run.first)
         for part in self.parts:
             if part.tables is not None:
-                given = part.tables, part.place, run.n_q, part.work.relation, run.n, few
-                queries, fault = tables_fault(*given)
+                arguments = part.tables, part.place, run.n_q, part.work.relation, run.n, few
+                queries, fault = tables_fault(*arguments)
                 what = "each pair lies once in its tables, no other pair"
                 yield run.check(part.heads, part.backend, what, queries, fault)
                 if queries < run.n_q:
@@ -207,7 +207,7 @@ class Trial:
 
     def _meanings(self) -> list[Meaning]:
         """What is compared of numbers."""
-        found, run = [], self.run
+        meanings, run = [], self.run
         for part in self.parts:
             formula, dense = part.work.mechanism is not None, part.backend == "dense"
             if formula and run.n > LIMITS.every_pair:
@@ -217,8 +217,8 @@ class Trial:
                 continue
             if self.depth != "pairs" or not (dense or (formula and not part.work.hybrid)):
                 # the definition evaluates every pair, and a formula has none
-                found.append(part)
-        return found
+                meanings.append(part)
+        return meanings
 
     def _drawn(self, meanings: Sequence[Meaning]) -> tuple[torch.Tensor, ...]:
         """Random q, k and v, and the gradient of the outputs that are examined."""
@@ -256,9 +256,9 @@ class Trial:
         """Outputs and gradients of the module; of what is learned in float32 alone."""
         single = grad.dtype == torch.float32
         learned = dict(self.run.module.named_parameters()) if single else {}
-        out, *found = self.run.differentiated(given, grad, learned.values())
-        heads = out[0][:, self._at], *(x[0] for x in found[:3])
-        return Results(heads, dict(zip(learned, found[3:], strict=True)))
+        out, *grads = self.run.differentiated(given, grad, learned.values())
+        heads = out[0][:, self._at], *(x[0] for x in grads[:3])
+        return Results(heads, dict(zip(learned, grads[3:], strict=True)))
 
     def _pair_fault(
         self,
@@ -282,17 +282,17 @@ class Trial:
         some = meaning.weights([head], slice(place, place + 1), q[0], k[0], learned)[0, 0].detach()
         meant[: len(some)] = some
         missing = found.eq(0) & (meant > SMALLEST)
-        held = meant.ne(0) if meaning.held is None else torch.from_numpy(meaning.held[place])
+        mask = meant.ne(0) if meaning.held is None else torch.from_numpy(meaning.held[place])
         other = ~((found - meant).abs() <= ROUNDINGS * EXACT * meant.abs().max().clamp(min=1.0))
         # a pair too many or too few changes the weights of all others in its row
-        for wrong, said in (
-            (found.ne(0) & ~held, "reads key {}, which is not a pair"),
+        for wrong, verb in (
+            (found.ne(0) & ~mask, "reads key {}, which is not a pair"),
             (missing, "does not read key {}"),
             (other, "weighs key {} with {:.6g}, not {:.6g}"),
         ):
             if wrong.any():
                 key = int(wrong.nonzero()[0, 0])
-                return f"query {row} {said.format(key, found[key], meant[key])}"
+                return f"query {row} {verb.format(key, found[key], meant[key])}"
         return None
 
 

@@ -55,8 +55,8 @@ def verify(
     it is too long for what would run it; BackendError for a backend that refuses.
     """
     forced = module is None and backend == TablesBackend.name
-    own = CompiledAttention(plan_data(program, backend)) if module is None else module
-    attention = cast(CompiledAttention, own)
+    compiled = CompiledAttention(plan_data(program, backend)) if module is None else module
+    attention = cast(CompiledAttention, compiled)
     # an empty one is kept, too
     meant = Cache(LIMITS.layouts) if known is None else known
     program, _ = crossed(program, n, m)
@@ -78,19 +78,19 @@ def verify_each(
 ) -> Verification:
     """The same with each of these backends; those that refuse, or that n is too long for, are
     named in the report. Raises BackendError or TooMuch where all of them are."""
-    found: list[Verification] = []
+    verifications: list[Verification] = []
     refused: list[tuple[str, str]] = []
     last: BackendError | TooMuch | None = None
-    known: Known = Cache(LIMITS.layouts)
+    answers: Known = Cache(LIMITS.layouts)
     for backend in backends:
         try:
-            found.append(verify(program, n, backend=backend, known=known, m=m))
+            verifications.append(verify(program, n, backend=backend, known=answers, m=m))
         except (BackendError, TooMuch) as error:
             refused.append((backend, str(error)))
             last = error
-    if last is not None and not found:
+    if last is not None and not verifications:
         raise last
-    return together(found, refused)
+    return together(verifications, refused)
 
 
 def _verified(
@@ -128,9 +128,9 @@ def _verified(
         skipped.extend(trial.skipped)
         exhaustive &= trial.exhaustive
     asked = None if sides is None else n_q
-    said = tuple(dict.fromkeys(skipped))
+    reasons = tuple(dict.fromkeys(skipped))
     drawn = words_of(program, data)
-    return Verification(program.name, n, exhaustive, tuple(checks), said, m=asked, inputs=drawn)
+    return Verification(program.name, n, exhaustive, tuple(checks), reasons, m=asked, inputs=drawn)
 
 
 def _distinct(

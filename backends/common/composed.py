@@ -33,9 +33,9 @@ def on_device(tiled: Tiled[np.ndarray], device: torch.device) -> Tiled[torch.Ten
 def unfolded(tiled: Tiled[torch.Tensor], blocks: slice, tall: slice = slice(None)) -> torch.Tensor:
     """The masks of some blocks, of the `tall` tiles above one another in each: bool [G, h, w]."""
     kinds = tiled.kinds[blocks, tall]
-    held = tiled.tiles[kinds.clamp(min=0)] | (kinds == FULL_TILE)[..., None, None]
-    held = held & (kinds >= FULL_TILE)[..., None, None]
-    return held.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+    mask = tiled.tiles[kinds.clamp(min=0)] | (kinds == FULL_TILE)[..., None, None]
+    mask = mask & (kinds >= FULL_TILE)[..., None, None]
+    return mask.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 
 @dataclass(frozen=True)
@@ -62,19 +62,19 @@ class Piece:
     def mask(self) -> torch.Tensor | None:
         """The pairs, bool [h, w] or [blocks, h, w]; None where every pair is an edge."""
         batch, rows = self.batch, slice(self.first, self.last)
-        held = batch.shared
-        if held is not None:
-            held = held[rows]
+        mask = batch.shared
+        if mask is not None:
+            mask = mask[rows]
         elif batch.tiled is not None:
             tall = batch.tiled.tiles.shape[1]
             above = self.first // tall
             blocks, tiles = slice(self.low, self.high), slice(above, -(-self.last // tall))
-            held = unfolded(batch.tiled, blocks, tiles)
-            held = held[:, self.first - above * tall : self.last - above * tall]
+            mask = unfolded(batch.tiled, blocks, tiles)
+            mask = mask[:, self.first - above * tall : self.last - above * tall]
         if batch.real is not None:
             real = batch.real[self.low : self.high, None]
-            held = real if held is None else held & real
-        return held
+            mask = real if mask is None else mask & real
+        return mask
 
     def of_queries(self, x: torch.Tensor) -> torch.Tensor:
         """[B, K, R, n_q, d] -> [B, K, R, blocks, h, d]."""
@@ -249,8 +249,8 @@ class ComposedTables(ByKeyHead):
         """The mask of a piece, and what its scores read."""
         mask, symbols = piece.mask, {}
         if self.work.changes.placed:
-            own, known = self.positions
-            symbols = {"q": own[piece.queries][..., None], "k": known[piece.keys][:, None]}
+            query, present = self.positions
+            symbols = {"q": query[piece.queries][..., None], "k": present[piece.keys][:, None]}
         if call.padding is not None:
             real = call.padding[:, piece.keys][:, None, None, :, None]
             mask = real if mask is None else mask & real
@@ -267,7 +267,7 @@ class ComposedTables(ByKeyHead):
             real = call.padding[:, piece.keys][:, None, :, None]
             mask = real if mask is None else mask & real
             mask = mask.expand(batch, keys, blocks, repeat * height, -1).flatten(0, 1)
-        found = functional.scaled_dot_product_attention(
+        output = functional.scaled_dot_product_attention(
             q.transpose(2, 3).reshape(batch * keys, blocks, repeat * height, size),
             k.flatten(0, 1),
             v.flatten(0, 1),
@@ -275,5 +275,5 @@ class ComposedTables(ByKeyHead):
             dropout_p=call.dropout_p,
             scale=scale_of(self.work, size),
         )
-        found = found.view(batch, keys, blocks, repeat, height, v.shape[-1])
-        return found.transpose(2, 3)
+        output = output.view(batch, keys, blocks, repeat, height, v.shape[-1])
+        return output.transpose(2, 3)

@@ -190,9 +190,9 @@ class SoftmaxKernel(ByKeyHead):
     ) -> Sequence[torch.Tensor]:
         """`derivatives` of what `of_heads` was given and returned."""
         q, k, v, out, lse = saved
-        given = grouped(q, k), k, v, grouped(out, k), grouped(lse, k)
+        tensors = grouped(q, k), k, v, grouped(out, k), grouped(lse, k)
         above = grouped(grad, k), None if of_lse is None else grouped(of_lse, k)
-        of_q, *others = self.derivatives(given, *above, call, scale)
+        of_q, *others = self.derivatives(tensors, *above, call, scale)
         return of_q.flatten(1, 2), *others
 
 
@@ -204,8 +204,8 @@ class Several(ByKeyHead):
         self.each = each
 
     def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
-        found = [kernel.composed(*parts, call) for kernel, parts in self._parts(q, k, v)]
-        out, lse = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+        partials = [kernel.composed(*parts, call) for kernel, parts in self._parts(q, k, v)]
+        out, lse = (torch.cat(parts, 1) for parts in zip(*partials, strict=True))
         return out.view(*q.shape[:-1], -1), lse.view(q.shape[:-1])
 
     def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
@@ -252,10 +252,10 @@ class _Differentiable(Function):
         kernel, call, scale, sizes, names = ctx.given
         q, k, v, out, lse, *tables = ctx.saved_tensors
         call = _with_tables(call, names, tables)
-        given, asks = (q, k, v, *tables), ctx.needs_input_grad[5:]
+        tensors, asks = (q, k, v, *tables), ctx.needs_input_grad[5:]
         grads: Sequence[torch.Tensor | None]
         if torch.is_grad_enabled():
-            grads = _again(kernel, call, sizes, given, asks, (grad, of_lse))
+            grads = _again(kernel, call, sizes, tensors, asks, (grad, of_lse))
         elif grad is None and of_lse is None:
             grads = [None] * len(asks)
         else:
@@ -299,8 +299,8 @@ def has_numbers(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
 def _with_tables(call: Call, names: Sequence[str], tables: Sequence[torch.Tensor]) -> Call:
     if not names:
         return call
-    found: Mapping[str, torch.Tensor] = dict(zip(names, tables, strict=True))
-    return replace(call, tables=found)
+    tables_by_name: Mapping[str, torch.Tensor] = dict(zip(names, tables, strict=True))
+    return replace(call, tables=tables_by_name)
 
 
 def fused(

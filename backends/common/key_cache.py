@@ -1,4 +1,4 @@
-"""Going on with a causal graph of bounded look-back: the keys that later positions may read.
+"""Decoding with a causal graph of bounded look-back: the keys that later positions may read.
 
 Once the look-back is full, a step that may write over its state keeps them in a ring: the key of
 each new position takes the place of one that no later position reads.
@@ -221,9 +221,9 @@ class Keeper:
         if self.reach.marked:
             placed, index = self._placed(every), torch.from_numpy(at).to(self.device)
             for tokens in self.reach.marked:
-                held = cast(torch.Tensor, with_data(tokens, placed).contains(index, every.count))
+                member = cast(torch.Tensor, with_data(tokens, placed).contains(index, every.count))
                 # samples that mark others keep those, too: their masks tell them apart
-                later |= held.reshape(-1, len(at)).any(0).cpu().numpy()
+                later |= member.reshape(-1, len(at)).any(0).cpu().numpy()
         return later
 
     def _placed(self, every: KeyCache) -> dict[str, Placed]:
@@ -252,9 +252,9 @@ class RingRows(NamedTuple):
         k = np.where(place < first, place, q - (q - place) % turn)
         n = int(q[-1, 0]) + 1
         # before a ring is full no row of it is asked for
-        held = evaluate_pairs(work.relation, q, k.clip(0), n) & (k >= 0)
+        pairs = evaluate_pairs(work.relation, q, k.clip(0), n) & (k >= 0)
         symbols = keeper.symbols(q, k) if work.changes.placed else {}
-        masks, whole = torch.from_numpy(held).to(keeper.device), [bool(row.all()) for row in held]
+        masks, whole = torch.from_numpy(pairs).to(keeper.device), [bool(row.all()) for row in pairs]
         return RingRows(keeper.formula(work, 1, n), masks, whole, symbols)
 
     def blocks(self, ring: KeyCache) -> Blocks:

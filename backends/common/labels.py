@@ -63,11 +63,11 @@ def _bound(relation: Relation, most: bool, unknown: Callable[[Relation], bool]) 
     match relation:
         case Union(terms) | Intersection(terms):
             decides, idle = (ALL, NONE) if isinstance(relation, Union) else (NONE, ALL)
-            some = [found for x in terms if (found := _bound(x, most, unknown)) != idle]
+            some = [bound for x in terms if (bound := _bound(x, most, unknown)) != idle]
             return decides if decides in some else joined(type(relation), some, idle)
         case Complement(term):
-            found = _bound(term, not most, unknown)
-            return {ALL: NONE, NONE: ALL}.get(found) or Complement(found)
+            bound = _bound(term, not most, unknown)
+            return {ALL: NONE, NONE: ALL}.get(bound) or Complement(bound)
         case Transpose(term) | Shift(term) | Across(term):
             return replace(relation, term=_bound(term, most, unknown))
         case _:
@@ -103,9 +103,9 @@ def reading_of(relation: Relation) -> Reading:
     terms = relation.terms if isinstance(relation, Intersection) else (relation,)
     read = [term for term in terms if reads_data(term)]
     parts: list[Relation] = []
-    found = tuple(_condition(term, (), parts) for term in read)
+    conditions = tuple(_condition(term, (), parts) for term in read)
     static = joined(Intersection, (term for term in terms if term not in read), ALL)
-    return Reading(static, joined(Intersection, found, None), tuple(parts))
+    return Reading(static, joined(Intersection, conditions, None), tuple(parts))
 
 
 def is_askable(relation: Relation) -> bool:
@@ -124,10 +124,10 @@ def _condition(
     that are brought to its leaves, so that every part is one of the sequence as it is."""
     match term:
         case _ if not reads_data(term):
-            found = _within(term, around)
-            if found not in parts:
-                parts.append(found)
-            return Part(parts.index(found))
+            condition = _within(term, around)
+            if condition not in parts:
+                parts.append(condition)
+            return Part(parts.index(condition))
         case Union(terms) | Intersection(terms):
             still = tuple(each for each in terms if not reads_data(each))
             mine = [_condition(each, around, parts) for each in terms if reads_data(each)]
@@ -135,11 +135,11 @@ def _condition(
                 mine.append(_condition(joined(type(term), still, ALL), around, parts))
             return replace(term, terms=tuple(mine))
         case Complement(inner):
-            found = Complement(_condition(inner, around, parts))
+            condition = Complement(_condition(inner, around, parts))
             if not around:
-                return found
+                return condition
             # what an operator puts nothing at is not in the complement either
-            return Intersection((_condition(ALL, around, parts), found))
+            return Intersection((_condition(ALL, around, parts), condition))
         case Transpose(inner) | Shift(inner) | Across(inner):
             return _condition(inner, (*around, term), parts)
         case Gathered():

@@ -55,10 +55,10 @@ def filling(value: Part) -> Callable[[Mapping[Any, Any]], Part]:
         parts, kind = [filling(part) for part in value], type(value)
         return lambda data: kind(part(data) for part in parts)
     if is_dataclass(value) and not isinstance(value, type) and reads_data(value):
-        known = {entry.name: getattr(value, entry.name) for entry in fields(value)}
-        read = {name: filling(part) for name, part in known.items() if reads_data(part)}
+        constants = {entry.name: getattr(value, entry.name) for entry in fields(value)}
+        read = {name: filling(part) for name, part in constants.items() if reads_data(part)}
         made = type(value)
-        return lambda data: made(**known | {name: fill(data) for name, fill in read.items()})
+        return lambda data: made(**constants | {name: fill(data) for name, fill in read.items()})
     return lambda data: value
 
 
@@ -95,12 +95,12 @@ def reading(relation: Relation, q: torch.Tensor, k: torch.Tensor) -> MaskPlan:
         batch = max([q.shape[0], k.shape[0], *(len(x) for x in inputs.values())])
         heads = max(q.shape[1], k.shape[1])
         rows, keys = (x.expand(batch, heads, *x.shape[2:]) for x in (q, k))
-        found = []
+        masks = []
         for sample in range(batch):
             mine = filled({name: x[sample, 0] for name, x in inputs.items()})
             pairs = zip(rows[sample], keys[sample], strict=True)
-            found.append(torch.stack([mine.holds(*each, n) for each in pairs]))
-        return torch.stack(found)
+            masks.append(torch.stack([mine.holds(*each, n) for each in pairs]))
+        return torch.stack(masks)
 
     if q.dim() >= 4 and not isinstance(relation, DataDependent):
         return sample_by_sample
@@ -135,10 +135,10 @@ def mask_plan(
             bounds = static(torch.from_numpy(inside).to(device))
             return joined(and_, [bounds, mask_plan(term, moved[0], moved[1], n, device)])
         case Gathered(term) | Across(term):
-            inside, own, known = relation.places(q, k)
+            inside, query, present = relation.places(q, k)
             bounds = static(torch.from_numpy(np.asarray(inside)).to(device))
             length = relation.length
-            longer = mask_plan(term, own, known, length, device)
+            longer = mask_plan(term, query, present, length, device)
             return joined(and_, [bounds, lambda data, n: longer(data, length)])
         case _:
             at = [torch.from_numpy(np.array(x)).to(device) for x in (q, k)]
@@ -152,9 +152,9 @@ def mask_of(work: Work, data: Mapping[Any, Any], device: torch.device) -> torch.
     if work.hybrid:
         relation = Causal() if work.causal else Full()
     q, k = np.arange(n_k - work.n_q, n_k)[:, None], np.arange(n_k)[None]
-    held = mask_plan(relation, q, k, n_k, device)(data, n_k)
-    # inputs of graphs that no data decide have no axis of heads
-    return held[:, None] if held.dim() == 3 else held
+    mask = mask_plan(relation, q, k, n_k, device)(data, n_k)
+    # inputs of graphs that are not data-dependent have no axis of heads
+    return mask[:, None] if mask.dim() == 3 else mask
 
 
 def added_by(mask: torch.Tensor, kind: torch.dtype) -> torch.Tensor:

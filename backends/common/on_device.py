@@ -27,7 +27,7 @@ def table_of(values: tuple[int | float, ...], device: torch.device) -> torch.Ten
 def pairs_at(relation: Relation, q: torch.Tensor, k: torch.Tensor, n: int) -> torch.Tensor:
     """Whether a static relation holds of positions that broadcast, bool."""
     if not q.is_cpu and takes_tensors(relation):
-        held: torch.Tensor = relation.holds(q, k, n) & (q == q) & (k == k)
-        return held
-    held = torch.from_numpy(evaluate_pairs(relation, q.cpu().numpy(), k.cpu().numpy(), n).copy())
-    return held.to(q.device)
+        pairs: torch.Tensor = relation.holds(q, k, n) & (q == q) & (k == k)
+        return pairs
+    pairs = torch.from_numpy(evaluate_pairs(relation, q.cpu().numpy(), k.cpu().numpy(), n).copy())
+    return pairs.to(q.device)

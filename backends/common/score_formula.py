@@ -80,7 +80,7 @@ class Formula:
         """The output blocks and their log-sum-exps [B, K, R, G, h] in float32 at least, -inf where
         a query has no key; None for weights that are not softmax."""
         batch, keys, repeat, groups, rows, _ = q.shape
-        given = q.dtype
+        dtype = q.dtype
         q, k, v = widened(q), widened(k), widened(v)
         if self.work.unit_keys:
             k = unit(k)
@@ -91,7 +91,7 @@ class Formula:
         weights, lse = self.weights(scores, blocks, call)
         weights = weights.transpose(2, 3).reshape(batch, keys, groups, repeat * rows, k.shape[-2])
         out = (weights @ v).view(batch, keys, groups, repeat, rows, v.shape[-1])
-        return out.transpose(2, 3).to(given), lse
+        return out.transpose(2, 3).to(dtype), lse
 
     def weights(
         self, scores: torch.Tensor, blocks: Blocks, call: Call

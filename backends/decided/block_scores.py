@@ -85,12 +85,12 @@ class Rows:
             row = self.first_row[:, None] + torch.arange(low, high, device=real.device)
             q_at = row[..., None] * self.queries + torch.arange(self.queries, device=real.device)
             q_at = q_at + self.start[:, None, None]
-            own = (q_at >= self.given.first_query) & (q_at < self.given.n_k)
+            present = (q_at >= self.given.first_query) & (q_at < self.given.n_k)
             q_at = q_at.clamp(self.given.first_query, self.given.n_k - 1)
-            own = own & real.gather(1, q_at.flatten(1)).view(q_at.shape)
-            first = torch.where(own, q_at, self.given.n_k).amin(-1)
-            first = torch.where(own.any(-1), first, -1)
-            yield Part(slice(low, high), q_at, own, first)
+            present = present & real.gather(1, q_at.flatten(1)).view(q_at.shape)
+            first = torch.where(present, q_at, self.given.n_k).amin(-1)
+            first = torch.where(present.any(-1), first, -1)
+            yield Part(slice(low, high), q_at, present, first)
 
     def mean_query(self, part: Part) -> torch.Tensor:
         """The mean of the real queries of rows, float32 [B, H, rows, d]."""
@@ -99,13 +99,13 @@ class Rows:
             return q[:, :, part.index].float()
         at = part.q_at - self.given.first_query
         size = q.shape[1], q.shape[3]
-        found = q.gather(2, at.flatten(1)[:, None, :, None].expand(-1, size[0], -1, size[1]))
-        found = found.float().view(len(q), size[0], *at.shape[1:], size[1])
-        own = part.own[:, None, ..., None]
+        rows = q.gather(2, at.flatten(1)[:, None, :, None].expand(-1, size[0], -1, size[1]))
+        rows = rows.float().view(len(q), size[0], *at.shape[1:], size[1])
+        present = part.own[:, None, ..., None]
         if self.queries == 1:
-            return found[..., 0, :]
-        total = found.masked_fill(~own, 0.0).sum(3)
-        return total / own.sum(3).clamp_min(1)
+            return rows[..., 0, :]
+        total = rows.masked_fill(~present, 0.0).sum(3)
+        return total / present.sum(3).clamp_min(1)
 
     def visible(self, part: Part, causal: bool) -> torch.Tensor:
         """Which slots rows see, bool [B, 1, rows, slots]."""
@@ -144,7 +144,7 @@ class Rows:
 class Scores:
     """The scores by one rule of the blocks of a call, rows after rows.
 
-    `pooled` is what stands for blocks where that is found once for all rows; else each row looks at
+    `pooled` is what stands for blocks where that is found once for all rows; else each row reads
     the keys that it sees.
     """
 
@@ -188,25 +188,25 @@ class Scores:
         self, scores: torch.Tensor, seen: torch.Tensor, scales: torch.Tensor
     ) -> torch.Tensor:
         """From scores of keys [B, H, rows, slots] to those of blocks."""
-        blocks, own = self.rows.in_blocks(scores), self.rows.in_blocks(seen)
+        blocks, present = self.rows.in_blocks(scores), self.rows.in_blocks(seen)
         match self.scorer:
             case "dot":
                 return scores
             case "max":
-                return blocks.masked_fill(~own, -torch.inf).amax(-1)
+                return blocks.masked_fill(~present, -torch.inf).amax(-1)
             case "mean":
-                return blocks.masked_fill(~own, 0.0).sum(-1) / own.sum(-1)
+                return blocks.masked_fill(~present, 0.0).sum(-1) / present.sum(-1)
             case _:
                 return self.rows.in_blocks(softmax(scores * scales, seen)).sum(-1)
 
     def _bound(self, q: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
         """The sum over channels of max(q min k, q max k)."""
         groups = q.shape[1] // self.keys.shape[1]
-        own = self.rows.in_blocks(seen)[..., None]
+        present = self.rows.in_blocks(seen)[..., None]
         heads = []
         for head in range(q.shape[1]):
             k = torch.unflatten(self.keys[:, head // groups], 1, (self.rows.blocks, self.rows.size))
-            mine = own[:, head if own.shape[1] > 1 else 0]
+            mine = present[:, head if present.shape[1] > 1 else 0]
             least = k[:, None].masked_fill(~mine, torch.inf).amin(3)
             most = k[:, None].masked_fill(~mine, -torch.inf).amax(3)
             at = q[:, head, :, None]

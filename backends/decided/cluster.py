@@ -71,8 +71,8 @@ def drawn(
     def build(population: np.ndarray) -> torch.Tensor:
         row = np.zeros(len(population), np.int64)
         streams = [Stream(seed, CENTROIDS, layer, head) for head in heads]
-        found = np.stack([distinct(each, row, population, count) for each in streams], 1)
-        return torch.from_numpy(np.sort(found, axis=-1)).to(device, torch.int64)
+        rows = np.stack([distinct(each, row, population, count) for each in streams], 1)
+        return torch.from_numpy(np.sort(rows, axis=-1)).to(device, torch.int64)
 
     if points.every:
         size = points.real.shape[1]
@@ -154,8 +154,8 @@ class QueryClusters(Choice):
         """What each cluster has, x [B, H, count, e], for its queries [B, H, n_q, e]; `none` for
         padding."""
         label = self.labels[..., None]
-        found = x.gather(2, label.clamp_min(0).expand(-1, -1, -1, x.shape[3]))
-        return found.masked_fill(label < 0, none)
+        taken = x.gather(2, label.clamp_min(0).expand(-1, -1, -1, x.shape[3]))
+        return taken.masked_fill(label < 0, none)
 
     @property
     def lists(self) -> Mapping[str, torch.Tensor]:

@@ -78,5 +78,5 @@ class Given:
         """The first real key of each sample, int64 [B]; n_k where there is none."""
         if self.padding is None:
             return torch.zeros(len(self.q), dtype=torch.int64, device=self.q.device)
-        found = self.padding.to(torch.int64).argmax(-1)
-        return torch.where(self.padding.any(-1), found, self.n_k)
+        first = self.padding.to(torch.int64).argmax(-1)
+        return torch.where(self.padding.any(-1), first, self.n_k)

@@ -33,10 +33,10 @@ class LabelChoice(Choice):
 
     def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         first, *others = self._ways
-        held = self._match(*first, q, k)
+        pairs = self._match(*first, q, k)
         for way in others:
-            held = held | self._match(*way, q, k)
-        return held
+            pairs = pairs | self._match(*way, q, k)
+        return pairs
 
     def layouts(self) -> tuple[TileLists, ...]:
         """One layout for each label of a query and each of a key, sorted by them."""
@@ -53,10 +53,10 @@ class LabelChoice(Choice):
         return TileLists(q_order, k_order, TILE, TILE, lists, partial(self._first, number))
 
     def _first(self, number: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        held = self._match(*self._ways[number], q, k)
+        pairs = self._match(*self._ways[number], q, k)
         for way in self._ways[:number]:
-            held = held & ~self._match(*way, q, k)
-        return held
+            pairs = pairs & ~self._match(*way, q, k)
+        return pairs
 
     @property
     def lists(self) -> Mapping[str, torch.Tensor]:

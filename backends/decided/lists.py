@@ -70,8 +70,8 @@ class ListChoice(Choice):
         inside = (row >= 0) & (row < rows) & (block >= 0)
         if not self.blocks.numel():
             return inside & False
-        held = inside & self._read(row.clamp(0, rows - 1), block.clamp(0, count - 1))
-        return held if self.within is None else held & self.within.holds(q, k)
+        pairs = inside & self._read(row.clamp(0, rows - 1), block.clamp(0, count - 1))
+        return pairs if self.within is None else pairs & self.within.holds(q, k)
 
     @property
     def count(self) -> int:
@@ -90,14 +90,14 @@ class ListChoice(Choice):
                 # all pairs of some rows and blocks: what is looked up one by one takes ten times
                 # as long
                 lead = max(batch, len(row)), heads
-                held = self._table.expand(*lead, -1, -1)
-                held = held.gather(2, row.expand(*lead, -1, self.count))
-                return held.gather(3, block.expand(*lead, held.shape[2], -1))
+                table = self._table.expand(*lead, -1, -1)
+                table = table.gather(2, row.expand(*lead, -1, self.count))
+                return table.gather(3, block.expand(*lead, table.shape[2], -1))
             return self._table[sample, head, row, block]
         # every list has numbers of its own, so that all of them are one ascending list
         wide = self.count + 1
-        own = torch.arange(batch * heads * rows, device=row.device)[:, None] * wide
-        codes = (own + self.blocks.view(-1, self.blocks.shape[3]) + 1).flatten()
+        start = torch.arange(batch * heads * rows, device=row.device)[:, None] * wide
+        codes = (start + self.blocks.view(-1, self.blocks.shape[3]) + 1).flatten()
         wanted = ((sample * heads + head) * rows + row) * wide + block + 1
         place = torch.searchsorted(codes, wanted.contiguous()).clamp_max(len(codes) - 1)
         return codes[place] == wanted

@@ -120,9 +120,9 @@ class LshChoice(Choice):
 
     def _near(self, turn: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         """Which pairs one round finds, without the rule of pairs with oneself."""
-        own = look_up(self.q.code[:, :, turn], q - (self.n_k - self.n_q))
+        code = look_up(self.q.code[:, :, turn], q - (self.n_k - self.n_q))
         other = look_up(self.k.code[:, :, turn], k)
-        return reaches(own, other, self.leaf.look)
+        return reaches(code, other, self.leaf.look)
 
     def _may_read(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         """Whether a pair is of two positions, or of one that reads itself."""
@@ -133,10 +133,10 @@ class LshChoice(Choice):
         return torch.where(at, -1, q).int() != k.int()
 
     def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        held = self._near(0, q, k)
+        pairs = self._near(0, q, k)
         for turn in range(1, self.turns):
-            held = held | self._near(turn, q, k)
-        return held & self._may_read(q, k)
+            pairs = pairs | self._near(turn, q, k)
+        return pairs & self._may_read(q, k)
 
     @property
     def turns(self) -> int:
@@ -205,13 +205,13 @@ class LshChoice(Choice):
     def _first(self, turn: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         """The pairs that a round finds and none before it: of those with oneself, which every
         round finds, only the first one need be asked."""
-        held = self._near(turn, q, k)
+        pairs = self._near(turn, q, k)
         if not turn:
-            held = held & self._may_read(q, k)
+            pairs = pairs & self._may_read(q, k)
         for before in range(turn):
             # held and not near, in one step
-            held = held > self._near(before, q, k)
-        return held
+            pairs = pairs > self._near(before, q, k)
+        return pairs
 
     @property
     def lists(self) -> Mapping[str, torch.Tensor]:
@@ -239,8 +239,8 @@ def decide(leaf: Lsh, given: Given) -> Choice:
         k = Sorted.of(of_keys, given.real, leaf, given.n_k)
         q = k.last(given.n_q)
         if not leaf.share_qk:
-            own = buckets_of(leaf, given.q, given.heads, count)
-            q = Sorted.of(own, given.real[:, given.first_query :], leaf, given.n_k)
+            buckets = buckets_of(leaf, given.q, given.heads, count)
+            q = Sorted.of(buckets, given.real[:, given.first_query :], leaf, given.n_k)
     alone = None
     if leaf.share_qk:
         alone = ~has_other(k, leaf)[..., -given.n_q :]
@@ -253,15 +253,15 @@ def _require_shared(given: Given) -> None:
             "`lsh` hashes keys that are the queries, so that k has as many heads as q, got"
             f" {given.q.shape[1]} and {given.k.shape[1]}: `share_qk = false` hashes both"
         )
-    own = given.k[:, :, given.first_query :]
-    if own.is_cpu and own.is_set_to(given.q):
+    shared_keys = given.k[:, :, given.first_query :]
+    if shared_keys.is_cpu and shared_keys.is_set_to(given.q):
         return
     wanted = (
         "`lsh` hashes keys that are the queries, and k is not q, or has not q as its last rows:"
         " call it with k = q, or write `lsh(share_qk = false)`"
     )
     # what is not a number is alike in both
-    alike = (own == given.q) | (own != own) & (given.q != given.q)
+    alike = (shared_keys == given.q) | (shared_keys != shared_keys) & (given.q != given.q)
     if not bool(alike.all()):
         raise ValueError(wanted)
 
@@ -269,37 +269,37 @@ def _require_shared(given: Given) -> None:
 def has_other(side: Sorted, leaf: Lsh) -> torch.Tensor:
     """Which positions find a key that is another one in some round, bool [B, H or 1, n]."""
     chunk = side.chunk.gather(-1, side.order)
-    found = _near(side, leaf) if leaf.bucket_mask else _in_chunks(side, chunk, leaf)
-    found = found & (chunk != NOWHERE)
-    return torch.zeros_like(found).scatter_(-1, side.order, found).any(2)
+    other = _near(side, leaf) if leaf.bucket_mask else _in_chunks(side, chunk, leaf)
+    other = other & (chunk != NOWHERE)
+    return torch.zeros_like(other).scatter_(-1, side.order, other).any(2)
 
 
 def _near(side: Sorted, leaf: Lsh) -> torch.Tensor:
     """In the sorted order: whether a neighbour is of the same bucket, and near."""
     code = side.code.gather(-1, side.order)
-    found = torch.zeros_like(code, dtype=torch.bool)
+    near = torch.zeros_like(code, dtype=torch.bool)
     # those before it in its bucket are earlier positions
-    found[..., 1:] = reaches(code[..., 1:], code[..., :-1], leaf.look)
+    near[..., 1:] = reaches(code[..., 1:], code[..., :-1], leaf.look)
     if not leaf.causal:
-        found[..., :-1] |= code[..., 1:] == code[..., :-1]
-    return found
+        near[..., :-1] |= code[..., 1:] == code[..., :-1]
+    return near
 
 
 def _in_chunks(side: Sorted, chunk: torch.Tensor, leaf: Lsh) -> torch.Tensor:
     """In the sorted order: whether the chunks that are examined have another key."""
     n = chunk.shape[-1]
     counted = -(-n // leaf.chunk)
-    own = chunk.clamp_min(0)
+    chunks = chunk.clamp_min(0)
     late = torch.full_like(chunk[..., :1], n).expand(*chunk.shape[:-1], counted)
     real = chunk != NOWHERE
-    first = late.scatter_reduce(-1, own, torch.where(real, side.order, n), "amin")
-    many = torch.zeros_like(late).scatter_add_(-1, own, real.to(late.dtype))
+    first = late.scatter_reduce(-1, chunks, torch.where(real, side.order, n), "amin")
+    many = torch.zeros_like(late).scatter_add_(-1, chunks, real.to(late.dtype))
     for _ in range(min(leaf.look, counted)):
         first[..., 1:] = torch.minimum(first[..., 1:], first[..., :-1].clone())
         many[..., 1:] = torch.maximum(many[..., 1:], 2 * (many[..., :-1] > 0).to(many.dtype))
     if leaf.causal:
-        return first.gather(-1, own) < side.order
-    return many.gather(-1, own) > 1
+        return first.gather(-1, chunks) < side.order
+    return many.gather(-1, chunks) > 1
 
 
 # --- hashes --------------------------------------------------------------------------------------
@@ -318,8 +318,8 @@ def rotations(wanted: Wanted, device: torch.device) -> torch.Tensor:
         seed, layer, heads, rounds, size, columns = wanted
         rows = np.arange(rounds * size)
         drawn = [normals(Stream(seed, HASHES, layer, head), rows, columns) for head in heads]
-        found = np.stack(drawn).reshape(len(heads), rounds, size, columns)
-        return torch.from_numpy(found).transpose(2, 3).to(device, torch.float32).contiguous()
+        matrices = np.stack(drawn).reshape(len(heads), rounds, size, columns)
+        return torch.from_numpy(matrices).transpose(2, 3).to(device, torch.float32).contiguous()
 
     key = wanted, str(device)
     found = _kept.kept.get(key)
@@ -334,7 +334,7 @@ def buckets_of(leaf: Lsh, x: torch.Tensor, heads: tuple[int, ...], count: int) -
     drawn = rotations((leaf.seed, leaf.layer, heads, leaf.rounds, size, columns), x.device)
     turns = min(leaf.rounds, max(1, LIMITS.columns // max(1, columns)))
     together = max(1, LIMITS.product // max(1, turns * columns))
-    found = x.new_empty(batch, len(heads), leaf.rounds, n, dtype=torch.int64)
+    buckets = x.new_empty(batch, len(heads), leaf.rounds, n, dtype=torch.int64)
     room = x.new_empty(min(n, together) * turns * columns, dtype=torch.float32)
     parts = product(range(batch), range(len(heads)), range(0, leaf.rounds, turns))
     for sample, head, first in parts:
@@ -347,8 +347,8 @@ def buckets_of(leaf: Lsh, x: torch.Tensor, heads: tuple[int, ...], count: int) -
             y = torch.mm(sides, rows.T, out=None if is_transformed() else y)
             y = y.view(*some.shape[:2], -1)
             mine = _side(y) if leaf.hash == "hyperplanes" else farthest(y)
-            found[sample, head, first : first + turns, low : low + together] = mine
-    return found
+            buckets[sample, head, first : first + turns, low : low + together] = mine
+    return buckets
 
 
 def _side(y: torch.Tensor) -> torch.Tensor:
@@ -361,8 +361,8 @@ def farthest(y: torch.Tensor) -> torch.Tensor:
     none; y is written over."""
     top, most = _first_greatest(y)
     bottom, least = _first_greatest(y.neg_())
-    found = torch.where(top >= bottom, most, least + y.shape[1])
-    return found.masked_fill_(top.isnan(), 0)
+    code = torch.where(top >= bottom, most, least + y.shape[1])
+    return code.masked_fill_(top.isnan(), 0)
 
 
 def _first_greatest(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -372,6 +372,6 @@ def _first_greatest(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     # pooling over channels that lie together is torch's one search for a place in vectors: a
     # seventh of the time
     images = y[:, :, None].permute(0, 3, 1, 2)
-    found = torch.ops.aten.max_pool2d_with_indices(images, [y.shape[1], 1])
-    top, most = (x.flatten(1) for x in found)
+    greatest = torch.ops.aten.max_pool2d_with_indices(images, [y.shape[1], 1])
+    top, most = (x.flatten(1) for x in greatest)
     return top, most

@@ -28,9 +28,9 @@ def ranks(scores: torch.Tensor, forced: torch.Tensor | None) -> torch.Tensor:
     # below every number, and above what is none
     ordered = torch.where(scores.isnan(), 1 - (1 << 31), ordered)
     below = scores.shape[-1] - 1 - torch.arange(scores.shape[-1], device=scores.device)
-    found = ordered * (1 << 31) + below
-    found = torch.where(scores == -torch.inf, NONE, found)
-    return found if forced is None else torch.where(forced, FORCED + below, found)
+    rank = ordered * (1 << 31) + below
+    rank = torch.where(scores == -torch.inf, NONE, rank)
+    return rank if forced is None else torch.where(forced, FORCED + below, rank)
 
 
 def best(scores: torch.Tensor, forced: torch.Tensor | None, budget: int) -> torch.Tensor:
@@ -48,8 +48,8 @@ def best(scores: torch.Tensor, forced: torch.Tensor | None, budget: int) -> torc
     if not bool(unclear.any()):
         return _put_back(listed(_taken(few, least)), places)
     lists = _put_back(listed(_taken(few, least) & ~unclear[..., None]), places)
-    own = None if forced is None else forced.expand_as(scores)[unclear]
-    exact = _ranked_best(ranks(scores[unclear], own), budget)
+    forced_here = None if forced is None else forced.expand_as(scores)[unclear]
+    exact = _ranked_best(ranks(scores[unclear], forced_here), budget)
     width = max(lists.shape[-1], exact.shape[-1])
     lists, exact = (functional.pad(x, (width - x.shape[-1], 0), value=-1) for x in (lists, exact))
     lists[unclear] = exact
@@ -99,8 +99,8 @@ def _put_back(lists: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
     """Ascending lists [..., r] of what stands at places [..., c]."""
     if places is None:
         return lists
-    found = places.gather(-1, lists.clamp_min(0))
-    return torch.where(lists >= 0, found, -1).sort(-1).values
+    positions = places.gather(-1, lists.clamp_min(0))
+    return torch.where(lists >= 0, positions, -1).sort(-1).values
 
 
 def rising(numbers: torch.Tensor, count: int) -> torch.Tensor:
@@ -155,9 +155,9 @@ def listed(table: torch.Tensor) -> torch.Tensor:
     most = int(short.max()) if short.numel() else 0
     # every number stands behind those before it, and what their lists and its own have too few
     short = (most - short).cumsum(0)
-    found = numbers.new_full((count * most,), -1)
-    found[torch.arange(len(numbers), device=found.device) + short[rows]] = numbers
-    return found.view(*lead, most)
+    lists = numbers.new_full((count * most,), -1)
+    lists[torch.arange(len(numbers), device=lists.device) + short[rows]] = numbers
+    return lists.view(*lead, most)
 
 
 def _places(table: torch.Tensor) -> torch.Tensor:

@@ -37,12 +37,12 @@ class MatchChoice(Choice):
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """For each place in the rows of queries, whether it names the blocks of keys, and its
         factors."""
-        own, block = (self._block_of(position) for position in (q, k))
-        row = own.clamp(0, self.blocks.shape[2] - 1)
+        query_block, block = (self._block_of(position) for position in (q, k))
+        row = query_block.clamp(0, self.blocks.shape[2] - 1)
         weight = torch.ones_like(self.blocks) if self.weight is None else self.weight
         for blocks, factor in zip(self.blocks.unbind(-1), weight.unbind(-1), strict=True):
-            held = (look_up(blocks, row) == block) & (own >= 0) & (block >= 0)
-            yield held, look_up(factor, row)
+            matched = (look_up(blocks, row) == block) & (query_block >= 0) & (block >= 0)
+            yield matched, look_up(factor, row)
 
     def _block_of(self, position: torch.Tensor) -> torch.Tensor:
         """The block of positions, with the axes of samples and heads; -1 before the first."""
@@ -51,11 +51,11 @@ class MatchChoice(Choice):
         return (position - start).div(self.size, rounding_mode="floor").clamp_min(-1)
 
     def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return reduce(torch.logical_or, (held for held, _ in self._read(q, k)))
+        return reduce(torch.logical_or, (matched for matched, _ in self._read(q, k)))
 
     def factor(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         # a block that several rows have counts once, and trains all of them
-        shares = (torch.where(held, factor - 1, 0.0) for held, factor in self._read(q, k))
+        shares = (torch.where(matched, factor - 1, 0.0) for matched, factor in self._read(q, k))
         return 1 + reduce(torch.add, shares)
 
     @property
@@ -67,16 +67,18 @@ class MatchChoice(Choice):
     def layouts(self) -> tuple[TileLists, ...]:
         """Tiles of one block: the own one and the matched one, or those of all rows."""
         first = self.n_k - self.n_q
-        own, lists = torch.arange(-(-self.n_k // self.size), device=self.start.device), self._once
+        block, lists = torch.arange(-(-self.n_k // self.size), device=self.start.device), self._once
         if self.cut:
-            lists = lists.expand(-1, -1, len(own), -1)
-        lists = functional.pad(lists, (0, 0, 0, len(own) - lists.shape[2]), value=-1)
+            lists = lists.expand(-1, -1, len(block), -1)
+        lists = functional.pad(lists, (0, 0, 0, len(block) - lists.shape[2]), value=-1)
         # blocks before the first query ask for nothing
-        idle = self.start[:, None] + (own + 1) * self.size <= first
+        idle = self.start[:, None] + (block + 1) * self.size <= first
         lists = lists.masked_fill(idle[..., None], -1)
         q_order = k_order = None
         if bool(self.start.any()):
-            order = (self.start + torch.arange(len(own) * self.size, device=own.device))[:, None]
+            order = (self.start + torch.arange(len(block) * self.size, device=block.device))[
+                :, None
+            ]
             k_order = torch.where(order < self.n_k, order, -1)
             q_order = torch.where(k_order >= first, k_order, -1)
         return (TileLists(q_order, k_order, self.size, self.size, lists, self.holds, whole=True),)
@@ -113,8 +115,8 @@ def decide(leaf: Sinkhorn, given: Given) -> Choice:
     chosen = balance.gather(-1, matched.clamp_min(0)[..., None])[..., 0]
     factor = 1 + chosen - chosen.detach()
     if leaf.cut is None:
-        own = torch.arange(blocks, device=matched.device).expand_as(matched)
-        matched = torch.stack([own, matched], -1)
+        block = torch.arange(blocks, device=matched.device).expand_as(matched)
+        matched = torch.stack([block, matched], -1)
         factor = torch.stack([torch.ones_like(factor), factor], -1)
     else:
         matched, factor = (x[:, :, None, : leaf.cut] for x in (matched, factor))
@@ -126,11 +128,11 @@ def block_sums(leaf: Sinkhorn, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
     """What stands for each block, [B, H, blocks, d], and bool [B, blocks], which have a real key:
     the sum of its keys, under `causal` that of all keys before it and of its first one."""
     k = rows.given.keys_by_head
-    own = rows.in_slots(k.to(torch.promote_types(k.dtype, torch.float32)))
-    own = torch.unflatten(own, 2, (rows.blocks, rows.size))
-    sums, some = own.sum(3), rows.in_blocks(rows.seen).any(2)
+    slots = rows.in_slots(k.to(torch.promote_types(k.dtype, torch.float32)))
+    slots = torch.unflatten(slots, 2, (rows.blocks, rows.size))
+    sums, some = slots.sum(3), rows.in_blocks(rows.seen).any(2)
     if leaf.causal:
-        sums = sums.cumsum(2) - sums + own[:, :, :, 0]
+        sums = sums.cumsum(2) - sums + slots[:, :, :, 0]
     return sums, some
 
 
@@ -141,10 +143,10 @@ def balanced(
     under `causal` sums over a column run over the rows up to the current one. 0 where not
     allowed."""
     low = torch.finfo(logits.dtype).min / 4
-    found = logits.masked_fill(~allowed, low)
+    weights = logits.masked_fill(~allowed, low)
     for _ in range(iterations):
-        found = found - found.logsumexp(-1, keepdim=True)
-        found = found.masked_fill(~allowed, low)
-        total = found.logcumsumexp(-2) if causal else found.logsumexp(-2, keepdim=True)
-        found = (found - total).masked_fill(~allowed, low)
-    return torch.where(allowed, found, -torch.inf).exp()
+        weights = weights - weights.logsumexp(-1, keepdim=True)
+        weights = weights.masked_fill(~allowed, low)
+        total = weights.logcumsumexp(-2) if causal else weights.logsumexp(-2, keepdim=True)
+        weights = (weights - total).masked_fill(~allowed, low)
+    return torch.where(allowed, weights, -torch.inf).exp()

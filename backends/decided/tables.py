@@ -209,22 +209,22 @@ class Placed:
         tiles = self.lists[:, :, low:high].gather(3, slots).clamp_(min=0)
         q = self.q.places[:, :, low:high, :, None, None].clamp(min=self.first)
         k = of_tiles(self.k.places, tiles)[:, :, :, None]
-        held, k, bias = k >= 0, k.clamp(min=0), None
+        mask, k, bias = k >= 0, k.clamp(min=0), None
         each = [] if self.layout.whole else [self.layout.holds]
         if self.padding is not None:
             padding, at = self.padding, torch.arange(self.batch, device=k.device)
             each.append(lambda q, k: padding[at.view(-1, *(1,) * 5), k])
         for condition in (*each, *self.each):
-            said = condition(q, k)
-            if said.dtype == torch.bool:
-                held = held & said
+            pairs = condition(q, k)
+            if pairs.dtype == torch.bool:
+                mask = mask & pairs
             else:
-                bias = said if bias is None else bias + said
+                bias = pairs if bias is None else bias + pairs
         if bias is not None:
-            held = torch.where(held, bias, -math.inf)
+            mask = torch.where(mask, bias, -math.inf)
         size = high - low, self.repeat, self.q.size, slots.shape[3], self.k.size
-        held = held.unsqueeze(3).expand(self.batch, self.heads, *size)
-        return held.flatten(3, 4).flatten(0, 1)
+        mask = mask.unsqueeze(3).expand(self.batch, self.heads, *size)
+        return mask.flatten(3, 4).flatten(0, 1)
 
 
 def of_tiles(x: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:

@@ -156,14 +156,14 @@ class Chooser:
         """Which blocks are taken first, bool [B, 1 or H, rows, blocks]; None for none."""
         leaf = self.leaf
         if leaf.always is not None:
-            held = self._any_pair(part, leaf.always, cut=leaf.causal)
-            held = held & self.rows.seen[:, None, None]
-            return self.rows.in_blocks(held).any(-1)
+            forced = self._any_pair(part, leaf.always, cut=leaf.causal)
+            forced = forced & self.rows.seen[:, None, None]
+            return self.rows.in_blocks(forced).any(-1)
         if not leaf.causal or leaf.block == 1:
             return None
-        own = (part.q_at - self.rows.start[:, None, None]).div(leaf.block, rounding_mode="floor")
-        own = torch.where(part.own, own, -1).clamp_min(-1)
-        return marked(own, self.rows.blocks)[:, None]
+        block = (part.q_at - self.rows.start[:, None, None]).div(leaf.block, rounding_mode="floor")
+        block = torch.where(part.own, block, -1).clamp_min(-1)
+        return marked(block, self.rows.blocks)[:, None]
 
     def _any_pair(self, part: Part, graph: Relation, cut: bool = False) -> torch.Tensor:
         """Which slots have a pair of a graph with a query of a row, bool [B, 1 or H, rows, slots];
@@ -172,7 +172,7 @@ class Chooser:
         k_at = self.rows.at[:, None, None, None]
         inside, k_at = k_at < n, k_at.clamp_max(n - 1)
         q_at = part.q_at[:, None, ..., None]
-        held = self.pairs(graph).holds(q_at, k_at) & inside & part.own[:, None, ..., None]
+        pairs = self.pairs(graph).holds(q_at, k_at) & inside & part.own[:, None, ..., None]
         if cut:
-            held = held & (k_at <= q_at)
-        return held.any(3)
+            pairs = pairs & (k_at <= q_at)
+        return pairs.any(3)

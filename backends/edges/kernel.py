@@ -92,10 +92,10 @@ class EdgesKernel(ByKeyHead):
                 keys, values = (_flat(x[sample, head], wide) for x in (k, v))
                 for index in range(q.shape[2]):
                     at = sample, head, index
-                    found = products.scores(_flat(q[at], wide), keys, scale, into)
+                    scores = products.scores(_flat(q[at], wide), keys, scale, into)
                     for places, piece, drop in groups:
                         shape = piece.high, piece.batch.width
-                        part, share = (x[places].view(shape) for x in (found, weights))
+                        part, share = (x[places].view(shape) for x in (scores, weights))
                         if drop is not None:
                             part.masked_fill_(drop, -torch.inf)
                         torch.softmax(part, -1, out=share)
@@ -120,10 +120,10 @@ class EdgesKernel(ByKeyHead):
         [B, K, R, n_q], if there are any; with `softmax` weights are torch's, without these."""
         kept = q.dtype
         q, k, v = widened(q), widened(k), widened(v)
-        found = product(products, None, q * scale_of(self.work, q.shape[-1]), k)
+        scores = product(products, None, q * scale_of(self.work, q.shape[-1]), k)
         weights, sums = [], []
         sizes = [places.stop - places.start for places, _, _ in self.groups]
-        parts = torch.split(found, sizes, -1)
+        parts = torch.split(scores, sizes, -1)
         for (_, piece, drop), part in zip(self.groups, parts, strict=True):
             part = torch.unflatten(part, -1, (piece.high, piece.batch.width))
             if softmax:

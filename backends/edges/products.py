@@ -49,13 +49,13 @@ class EdgeProducts:
         self, a: torch.Tensor, b: torch.Tensor, scale: float, into: torch.Tensor
     ) -> torch.Tensor:
         """scale a . b for every place, [places]: a [n_q, d], b [n_k, d]."""
-        found = into.values()
+        scores = into.values()
         # what stands there is multiplied by 0, and must be finite for that
-        found.zero_()
+        scores.zero_()
         if self.order is not None:
             a = a.index_select(0, self.order)
         torch.sparse.sampled_addmm(into, a, b.t(), beta=0.0, alpha=scale, out=into)
-        return found
+        return scores
 
     def to_queries(self, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """Sums [n_q, d] of w [places] times b [n_k, d] over the keys of each query."""
@@ -73,23 +73,23 @@ class EdgeProducts:
 def _sums(
     offsets: torch.Tensor, columns: torch.Tensor, w: torch.Tensor, x: torch.Tensor
 ) -> torch.Tensor:
-    found: torch.Tensor
+    sums: torch.Tensor
     if x.dtype == torch.float32:
-        found = torch.embedding_bag(x, columns, offsets, False, 0, False, w, True)[0]
+        sums = torch.embedding_bag(x, columns, offsets, False, 0, False, w, True)[0]
     else:
         # a bag is fast for float32 alone
         shape = (len(offsets) - 1, len(x))
         table = torch.sparse_csr_tensor(offsets, columns, w, shape, device=w.device)
-        found = torch.sparse.mm(table, x, "sum")
-    return found
+        sums = torch.sparse.mm(table, x, "sum")
+    return sums
 
 
 def product(products: EdgeProducts, *three: torch.Tensor | None) -> torch.Tensor:
     """The derivative of f = sum of w (a . b) over places by the one of w, a and b that is None:
     scores [B, K, R, places] of a [B, K, R, n_q, d] and b [B, K, n_k, d], sums [B, K, R, n_q, d] of
     w [B, K, R, places] times b, or those [B, K, n_k, d] of w times a."""
-    found: torch.Tensor = _Product.apply(products, *three)  # type: ignore[no-untyped-call]
-    return found
+    sums: torch.Tensor = _Product.apply(products, *three)  # type: ignore[no-untyped-call]
+    return sums
 
 
 class _Product(Function):

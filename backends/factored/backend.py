@@ -72,14 +72,14 @@ class FactoredBackend:
 
     def steps(self, work: Work) -> tuple[str, ...]:
         form = "causal form" if work.causal else "all positions"
-        found = f"{form}, about {_operations(work):,} operations for a head of size {SIZE}"
+        text = f"{form}, about {_operations(work):,} operations for a head of size {SIZE}"
         if not work.hybrid:
-            return (found,)
+            return (text,)
         if work.waits:
-            return (found, "the graph instead as the data of a call decide")
+            return (text, "the graph instead as the data of a call decide")
         if work.device != "cpu":
-            return (found, "the graph instead in tiles, in plain tensor operations")
-        return (found, *(f"the graph instead in {band}" for band in _bands(work)))
+            return (text, "the graph instead in tiles, in plain tensor operations")
+        return (text, *(f"the graph instead in {band}" for band in _bands(work)))
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.factored.kernels import kernel_of

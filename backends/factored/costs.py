@@ -43,7 +43,7 @@ def products_of(work: Work, heads: int, size: int) -> Products:
     flops = mechanism.forward_flops(n, size, work.causal)
     backward = mechanism.backward_flops(n, size, work.causal)
     moved = 4 * at.tensor + (2 * mechanism.between(at) if n else 0)
-    held = mechanism.held(at) if n else 0
+    elements = mechanism.held(at) if n else 0
     # rows, whose features a backward pass makes again where they are many
     features = (work.n_q + work.n_k) * mechanism.row_flops(size)
     again = 2 if mechanism.feature_width(size) > WIDE * size else 1
@@ -55,15 +55,15 @@ def products_of(work: Work, heads: int, size: int) -> Products:
         # the weight again, and the gradients of both
         backward += 3 * pairs + again * features
         moved += 2 * sum(parts) + 2 * count
-        held = max(held, sum(min(LIMITS.product, heads * part) for part in parts))
+        elements = max(elements, sum(min(LIMITS.product, heads * part) for part in parts))
     if not work.hybrid:
-        return Products(flops, backward, moved, held)
+        return Products(flops, backward, moved, elements)
     # sums of some heads that pairs are taken from, and what is kept of all of them
     sums = work.n_q * (size + 1)
     beside = 4 * heads * work.n_q
     if steps:
         beside += min(heads, max(2, LIMITS.product // max(1, sums))) * sums
-    return Products(flops, backward, moved + 3 * sums, held + beside)
+    return Products(flops, backward, moved + 3 * sums, elements + beside)
 
 
 def pair_flops(mechanism: MechanismDeclaration, size: int) -> int:

@@ -90,17 +90,17 @@ def text_of(work: Work, head: int, **changes: object) -> dict[str, Any]:
     if work.hybrid:
         # no exact weight is too small to be divided by
         settings |= {"ADDED": 0.0, "LEAST": settings["LEAST"] if _cancels(declared) else 0.0}
-    found: dict[str, Any] = {}
+    space: dict[str, Any] = {}
     for text in map(vars, TEXTS):
         for name, x in text.items():
-            own = isinstance(x, FunctionType) and x.__globals__ is text
-            found[name] = FunctionType(x.__code__, found, name, x.__defaults__) if own else x
-    found |= {called: found[name] for called, name in names.items()}
-    found["directions"] = lambda x, layer: directions(
+            from_text = isinstance(x, FunctionType) and x.__globals__ is text
+            space[name] = FunctionType(x.__code__, space, name, x.__defaults__) if from_text else x
+    space |= {called: space[name] for called, name in names.items()}
+    space["directions"] = lambda x, layer: directions(
         declared, layer, (head,), 0, x.shape[-1], x.dtype, x.device
     )
-    found |= {**settings, **changes}
-    return found
+    space |= {**settings, **changes}
+    return space
 
 
 def _cancels(declared: MechanismDeclaration) -> bool:
@@ -153,8 +153,8 @@ def undivided(
     """The weights [n_q, n_k] of all pairs before they are divided."""
     weights = _pairs(work, head, q, k, tables)
     if work.hybrid:
-        held = exact_pairs(work, len(q), len(k))
-        weights = torch.where(held, exact_weights(work, head, q, k, tables), weights)
+        pairs = exact_pairs(work, len(q), len(k))
+        weights = torch.where(pairs, exact_weights(work, head, q, k, tables), weights)
     return weights
 
 
@@ -166,8 +166,10 @@ def divided(work: Work, weights: torch.Tensor, total: torch.Tensor) -> torch.Ten
     if not (work.hybrid or text["ADDED"] or text["LEAST"]):
         # of weights above 0 that are too small for their type nothing is known
         total = total.masked_fill(total == 0, torch.nan)
-    found: torch.Tensor = text["divided"](torch.cat([weights, total], 1), torch.zeros_like(total))
-    return found
+    quotient: torch.Tensor = text["divided"](
+        torch.cat([weights, total], 1), torch.zeros_like(total)
+    )
+    return quotient
 
 
 def magnitudes_of(
@@ -175,12 +177,12 @@ def magnitudes_of(
 ) -> torch.Tensor:
     """How large the numbers are whose sums are the weights [n_q, n_k] before they are divided, and
     which may cancel."""
-    found = _pairs(work, head, q, k, tables, sized=_cancels(mechanism_of(work))).abs()
+    sizes = _pairs(work, head, q, k, tables, sized=_cancels(mechanism_of(work))).abs()
     if work.hybrid:
         # what the kernel gave a pair of the graph is taken away again
-        held = exact_pairs(work, len(q), len(k))
-        found = found + exact_weights(work, head, q, k, tables).masked_fill(~held, 0.0)
-    return found
+        pairs = exact_pairs(work, len(q), len(k))
+        sizes = sizes + exact_weights(work, head, q, k, tables).masked_fill(~pairs, 0.0)
+    return sizes
 
 
 def _pairs(
@@ -226,8 +228,8 @@ def _mixed(
 ) -> torch.Tensor:
     """The output of one head by its text."""
     parts = (x[None, None] for x in (q, k, v))
-    found: torch.Tensor = text["mix"](*parts, work.layer, None, _learned(work, tables))
-    return found[0, 0]
+    output: torch.Tensor = text["mix"](*parts, work.layer, None, _learned(work, tables))
+    return output[0, 0]
 
 
 def _learned(work: Work, tables: Tables) -> dict[str, torch.Tensor]:
@@ -238,8 +240,8 @@ def _learned(work: Work, tables: Tables) -> dict[str, torch.Tensor]:
 def exact_pairs(work: Work, n_q: int, n_k: int) -> torch.Tensor:
     """bool [n_q, n_k]: the pairs of the graph."""
     rows, columns = np.arange(n_k - n_q, n_k)[:, None], np.arange(n_k)[None]
-    held = evaluate_pairs(work.relation, rows, columns, n_k)
-    return torch.from_numpy(np.broadcast_to(held, (n_q, n_k)).copy())
+    pairs = evaluate_pairs(work.relation, rows, columns, n_k)
+    return torch.from_numpy(np.broadcast_to(pairs, (n_q, n_k)).copy())
 
 
 def exact_weights(

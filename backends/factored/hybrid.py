@@ -156,10 +156,10 @@ def of_pieces(
                 target.index_add_(axis, index.reshape(-1), share.flatten(axis, axis + 1))
         return *into, None, None
 
-    found: Sequence[torch.Tensor] = Derived.apply(  # type: ignore[no-untyped-call]
+    outs: Sequence[torch.Tensor] = Derived.apply(  # type: ignore[no-untyped-call]
         run, lambda *x: (run(*x), (), None), gradients, *tensors
     )
-    return found
+    return outs
 
 
 def _read(
@@ -202,13 +202,13 @@ def _of_share(
     (f_values, f_log), (g_values, g_log) = _in_frames(f), _in_frames(g)
     rows = f_log.view(shape) - frames.to(q.dtype)
     tensors = f_values.view(*shape, -1), g_values, values, rows[..., None], g_log[..., None]
-    found = values.new_zeros(*shape, values.shape[-1] + 1)
+    share = values.new_zeros(*shape, values.shape[-1] + 1)
     for step in steps:
         pieces = list(step.pieces(g_log.shape[:2].numel(), shape[2], g_values.shape[-1]))
         # what the steps before have taken may be all there is
         if pieces:
-            found = found + step.ordered(of_pieces(of_piece, pieces, *tensors))
-    return (found,)
+            share = share + step.ordered(of_pieces(of_piece, pieces, *tensors))
+    return (share,)
 
 
 def _of_piece(
@@ -239,8 +239,8 @@ def _of_piece(
     sizes = torch.zeros_like(weights[..., :1])
     if not torch.is_grad_enabled():
         sizes = weights.abs() @ w[..., -1:]
-    found = torch.cat([weights @ w, sizes], -1)
-    return torch.unflatten(found, 3, (repeat, -1)).transpose(2, 3)
+    sums = torch.cat([weights @ w, sizes], -1)
+    return torch.unflatten(sums, 3, (repeat, -1)).transpose(2, 3)
 
 
 # --- the kernel ----------------------------------------------------------------------------------
@@ -300,13 +300,13 @@ class HybridKernel:
             k = unit(k)
         if q.is_cpu:
             q, k, v = widened(q), widened(k), widened(v)
-        given = self.kernel.given(q, k, v, call)
+        request = self.kernel.given(q, k, v, call)
         if self.exact is None or (self.rest is not None and is_transformed()):
-            out, lse = self.worth(self._some(given, np.arange(q.shape[2]), 0, call))
+            out, lse = self.worth(self._some(request, np.arange(q.shape[2]), 0, call))
         else:
             tables = {name: call.tables[name] for name in self.names}
-            found = self.exact.partial(q, k, v, replace(call, tables=tables))
-            out, lse = self._by_sums(given, cast(Partial, found), call)
+            partial = self.exact.partial(q, k, v, replace(call, tables=tables))
+            out, lse = self._by_sums(request, cast(Partial, partial), call)
         return out.to(kept).flatten(1, 2), None if lse is None else lse.flatten(1, 2)
 
     def worth(self, found: Weighed) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -344,8 +344,8 @@ class HybridKernel:
         again = bool(lost.any())
         if again:
             sums = sums.masked_fill(lost[:, :, None, :, None], 0.0)
-        found = together([weighed, (sums, frames)], self.quotient)
-        return self.worth(self._again(given, call, found, lost) if again else found)
+        joined = together([weighed, (sums, frames)], self.quotient)
+        return self.worth(self._again(given, call, joined, lost) if again else joined)
 
     def _lost(self, lse: torch.Tensor, others: Weighed, sizes: torch.Tensor) -> torch.Tensor:
         """The rows of which more was taken away than stays, bool [B, K, n_q]."""
@@ -420,7 +420,7 @@ class HybridKernel:
         n_k = self.work.n_k
         q, k = at[:, None] + n_k - self.work.n_q, np.arange(n_k)[None]
         mask = mask_plan(self.work.relation, q, k, n_k, self.device)(call.data, n_k)
-        # inputs of graphs that no data decide have no axis of heads
+        # inputs of graphs that are not data-dependent have no axis of heads
         mask = mask[:, None] if mask.dim() == 3 else mask
         # the kernel may give each query head keys of its own
         mask = by_key_head(mask, given.k.shape[1])
@@ -513,22 +513,24 @@ class HybridStream:
         them."""
         hybrid, kernel = self.hybrid, self.hybrid.kernel
         check_no_dropout(f"a graph with `{kernel.name}`", call.dropout_p)
-        given = kernel.given(q, k, v, call)
+        request = kernel.given(q, k, v, call)
         sums, kept = cast(
-            "tuple[State, KeyCache | None]", state or (no_keys(kernel.how, given), None)
+            "tuple[State, KeyCache | None]", state or (no_keys(kernel.how, request), None)
         )
-        seen = self.keeper.seen(hybrid.graph, given.k, given.v, call, kept)
-        at = torch.from_numpy(seen.every.positions).to(given.k.device)
+        seen = self.keeper.seen(hybrid.graph, request.k, request.v, call, kept)
+        at = torch.from_numpy(seen.every.positions).to(request.k.device)
         now = torch.arange(seen.every.count, device=at.device)[-k.shape[2] :, None]
         blocks, real = replace(seen.blocks, symbols={"q": now, "k": at}), seen.every.padding
-        every = replace(given, k=seen.every.keys, v=seen.every.values, padding=real)
+        every = replace(request, k=seen.every.keys, v=seen.every.values, padding=real)
         parts = pair_by_pair(kernel, every, seen.formula, blocks, call.tables)
-        out, lse = hybrid.worth(together([*parts, _of_state(kernel, given, sums)], hybrid.quotient))
+        out, lse = hybrid.worth(
+            together([*parts, _of_state(kernel, request, sums)], hybrid.quotient)
+        )
         out = out.to(q.dtype).flatten(1, 2)
         left = seen.left
         if len(left.positions):
             some = Given(
-                given.q[:, :, :, :0], left.keys, left.values, left.padding, (), given.tables
+                request.q[:, :, :, :0], left.keys, left.values, left.padding, (), request.tables
             )
             sums = absorbed(kernel.how, some, sums)
         return (out, None if lse is None else lse.flatten(1, 2)), (sums, seen.kept)

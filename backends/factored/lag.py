@@ -27,11 +27,11 @@ def lagged(work: Work) -> tuple[int, Relation | None]:
 
 @lru_cache(maxsize=64)
 def _lagged(relation: Relation, n_q: int, n_k: int) -> tuple[int, Relation | None]:
-    found = [_latest(term, n_q, n_k) for term in terms_of(relation)]
-    count, every = max(found, default=(0, False))
+    lags = [_latest(term, n_q, n_k) for term in terms_of(relation)]
+    count, every = max(lags, default=(0, False))
     if not count:
         return 0, relation
-    if every and len(found) == 1:
+    if every and len(lags) == 1:
         return count, None
     return count, without(relation, (Window(before=count - 1, after=0),))
 
@@ -45,9 +45,9 @@ def _latest(term: Relation, n_q: int, n_k: int) -> tuple[int, bool]:
         return 0, False
     shape = np.broadcast_shapes(*(np.shape(x) for x in closed))
     start, stop, step = (np.broadcast_to(x, shape) for x in closed)
-    own = (start <= q[:, None]) & (q[:, None] < stop) & (step == 1)
-    if not own.any(axis=1).all():
+    itself = (start <= q[:, None]) & (q[:, None] < stop) & (step == 1)
+    if not itself.any(axis=1).all():
         return 0, False
-    first = np.where(own, start, n_k).min(axis=1)
+    first = np.where(itself, start, n_k).min(axis=1)
     count = int((q - first + 1)[first > 0].min(initial=n_k))
     return count, bool((lengths(closed) == np.minimum(q + 1, count)).all())

@@ -185,8 +185,8 @@ def _through_landmarks(
     if padding is not None:
         # where each landmark is a position, or empty, its value needs no inverse
         few = padding.sum(-1) <= count
-        own = repeated(segment_means(v, count, padding), q.shape[1])
-        values = torch.where(few[:, None, None, None], own, values)
+        segments = repeated(segment_means(v, count, padding), q.shape[1])
+        values = torch.where(few[:, None, None, None], segments, values)
         mask = occupied(padding, count)[:, None, None]
     return attend(q, keys, values, scale, mask=mask)
 
@@ -224,8 +224,8 @@ def along(x: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
     band = band.view(len(kernels), 1, rows, rows + width - 1)
     if batch * heads == 1:
         # as one batch of matrices, so that the band is not copied for each
-        found = torch.bmm(band[0].expand(windows.shape[2], -1, -1), windows[0, 0])
-        return found.view(1, 1, -1, size)[:, :, :n]
+        product = torch.bmm(band[0].expand(windows.shape[2], -1, -1), windows[0, 0])
+        return product.view(1, 1, -1, size)[:, :, :n]
     return (band @ windows).reshape(batch, heads, -1, size)[:, :, :n]
 
 

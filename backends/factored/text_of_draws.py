@@ -75,8 +75,8 @@ def drawn(head, layer, size):
     a time, with the lengths of other Gaussian rows."""
     if ORTHOGONAL:
         z = normals(-(-FEATURES // size) * size, 2 * size, SEED, (2**31, layer, head))
-        found, upper = torch.linalg.qr(z[:, :size].unflatten(0, (-1, size)))
-        rows = found * torch.sign(torch.diagonal(upper, dim1=1, dim2=2))[:, None]
+        orthogonal, upper = torch.linalg.qr(z[:, :size].unflatten(0, (-1, size)))
+        rows = orthogonal * torch.sign(torch.diagonal(upper, dim1=1, dim2=2))[:, None]
         lengths = torch.linalg.vector_norm(z[:, size:], dim=1, keepdim=True)
         return (rows.mT.flatten(0, 1) * lengths)[:FEATURES]
     else:

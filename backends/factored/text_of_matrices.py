@@ -80,9 +80,9 @@ def mix_linformer(q, k, v, layer, real, x):
         # segments of the real positions are pooled
         count, n = min(RANK, k.shape[2]), k.shape[2]
         segment = segments(n, count, real, k.device)
-        held = (segment[:, None] == torch.arange(count, device=k.device)[:, None]).any(-1)
+        member = (segment[:, None] == torch.arange(count, device=k.device)[:, None]).any(-1)
         k, v = (pool_of(each, segment.expand(len(k), -1), count) for each in (k, v))
-        return attention(q, k, v, held[:, None, None], scale)
+        return attention(q, k, v, member[:, None, None], scale)
 
 
 def inverse(a):
@@ -116,8 +116,8 @@ def through_landmarks(q, k, v, real):
         return attention(q, keys, values, None, scale)
     # where each landmark is a position, or empty, its value needs no inverse
     few, count = real.sum(-1), torch.arange(LANDMARKS, device=q.device)
-    own = means(v, segment, LANDMARKS)
-    values = torch.where((few <= LANDMARKS)[:, None, None, None], own, values)
+    averages = means(v, segment, LANDMARKS)
+    values = torch.where((few <= LANDMARKS)[:, None, None, None], averages, values)
     return attention(q, keys, values, (count < few[:, None])[:, None, None], scale)
 
 

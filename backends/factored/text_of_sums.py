@@ -41,10 +41,10 @@ def mix_sums(q, k, v, layer, real, x):
     else:
         g, top = together(*feature_of(k, layer, x), real)
         if CAUSAL:
-            found = causal_sums(f, g, w)
+            output = causal_sums(f, g, w)
         else:
-            found = f @ (g.mT @ w)
-        return divided(found, log + top)
+            output = f @ (g.mT @ w)
+        return divided(output, log + top)
 
 
 def divided(sums, log):
@@ -77,20 +77,20 @@ def together(g, log, real):
 def causal_sums(f, g, w):
     """f_i . sum_j g_j w_j over j <= i, the queries being the last positions; some at a time."""
     state, first = g.new_zeros(*g.shape[:2], g.shape[3], w.shape[3]), w.shape[2] - f.shape[2]
-    found = []
+    outs = []
     for low in range(0, w.shape[2], 128):
         some, more = g[:, :, low : low + 128], w[:, :, low : low + 128]
         rows = f[:, :, max(0, low - first) : max(0, low + 128 - first)]
         before = max(0, first - low)
-        found.append(rows @ state + (rows @ some.mT).tril(before) @ more)
+        outs.append(rows @ state + (rows @ some.mT).tril(before) @ more)
         state = state + some.mT @ more
-    return torch.cat(found, 2)
+    return torch.cat(outs, 2)
 
 
 def gated_sums(f, g, w, gate):
     """f_i . S_i with S_i = a_i S_(i-1) + (1 - a_i) g_i w_i and a = sigmoid(gate) [B, H, n, 1]."""
     state, first = g.new_zeros(*g.shape[:2], g.shape[3], w.shape[3]), w.shape[2] - f.shape[2]
-    found = []
+    outs = []
     g, kept = g * torch.sigmoid(-gate), torch.nn.functional.logsigmoid(gate)
     for low in range(0, w.shape[2], 128):
         some, more = g[:, :, low : low + 128], w[:, :, low : low + 128]
@@ -100,10 +100,10 @@ def gated_sums(f, g, w, gate):
         mine = left[:, :, left.shape[2] - rows.shape[2] :]
         before = max(0, first - low)
         decay = torch.exp((mine - left.mT).tril(before)).tril(before)
-        found.append(rows * torch.exp(mine) @ state + (rows @ some.mT * decay) @ more)
+        outs.append(rows * torch.exp(mine) @ state + (rows @ some.mT * decay) @ more)
         end = left[:, :, -1:]
         state = state * torch.exp(end) + (some * torch.exp(end - left)).mT @ more
-    return torch.cat(found, 2)
+    return torch.cat(outs, 2)
 
 
 # --- features ------------------------------------------------------------------------------------

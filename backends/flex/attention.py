@@ -106,8 +106,8 @@ def attend(
     Raises BackendError where torch does not compile it: uncompiled, it would compute every score.
     """
     try:
-        found: tuple[torch.Tensor, torch.Tensor | None]
-        found = _compiled(kind)(*parts, *blocks, heads, changes)
+        result: tuple[torch.Tensor, torch.Tensor | None]
+        result = _compiled(kind)(*parts, *blocks, heads, changes)
     except FailOnRecompileLimitHit:
         raise BackendError(
             f"the backend flex refuses: FlexAttention was compiled {RECOMPILES} times for other"
@@ -119,7 +119,7 @@ def attend(
         raise BackendError(
             f"the backend flex refuses: torch does not compile FlexAttention here: {reason:.300}"
         ) from error
-    return found
+    return result
 
 
 @lru_cache(maxsize=1 << 10)
@@ -148,8 +148,8 @@ def _compiled(kind: Kind) -> Callable[..., Any]:
         limits = {"recompile_limit": RECOMPILES, "isolate_recompiles": True}
     else:
         # before 2.13 torch counts for each code object, at most 8
-        own = compiled.__code__.replace()
-        compiled = FunctionType(own, globals(), closure=compiled.__closure__)
+        code = compiled.__code__.replace()
+        compiled = FunctionType(code, globals(), closure=compiled.__closure__)
     # with `fullgraph` torch raises where it would go on uncompiled
     return torch.compile(compiled, fullgraph=True, dynamic=True, **limits)
 
@@ -166,7 +166,7 @@ def call_of(kind: Kind) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         blocks, (heads, changes) = Blocks(*given[:-2]), given[-2:]
         sizes = q.shape[2], k.shape[2]
-        found = _flex(
+        result = _flex(
             q,
             k,
             v,
@@ -179,7 +179,7 @@ def call_of(kind: Kind) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None
             kernel_options=options or None,
             return_aux=AuxRequest(lse=True) if kind.lse else None,
         )
-        return (found[0], found[1].lse) if kind.lse else (found, None)
+        return (result[0], result[1].lse) if kind.lse else (result, None)
 
     return run
 
@@ -196,18 +196,18 @@ def mask_mod(kind: Kind, blocks: Blocks) -> Mod:
         return ((word >> (k & 31)) & 1) != 0
 
     def by_runs(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        found = (k >= at(runs[0], q)) & (k < at(runs[1], q))
+        mask = (k >= at(runs[0], q)) & (k < at(runs[1], q))
         for low, high in zip(runs[2::2], runs[3::2], strict=True):
-            found = found | ((k >= at(low, q)) & (k < at(high, q)))
-        return found
+            mask = mask | ((k >= at(low, q)) & (k < at(high, q)))
+        return mask
 
     def holds(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        found = by_runs(q, k) if kind.runs else by_bit(b, q, k)
+        mask = by_runs(q, k) if kind.runs else by_bit(b, q, k)
         if kind.padded:
-            found = found & at(blocks.real, b * wide * BLOCK + k)
+            mask = mask & at(blocks.real, b * wide * BLOCK + k)
         for of_q, of_k in blocks.labels:
-            found = found & (at(of_q, b * tall * BLOCK + q) == at(of_k, b * wide * BLOCK + k))
-        return found
+            mask = mask & (at(of_q, b * tall * BLOCK + q) == at(of_k, b * wide * BLOCK + k))
+        return mask
 
     return holds
 

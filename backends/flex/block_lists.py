@@ -26,8 +26,8 @@ def visited(some: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, ...]
     [samples, q blocks, k blocks]: of each side how many of the other side each has, and which,
     ascending, contiguous, as its kernels read them whatever their strides are."""
     lists = []
-    for held in (some & ~whole, some & whole):
-        for each in (held[:, None], held.mT[:, None]):
+    for blocks in (some & ~whole, some & whole):
+        for each in (blocks[:, None], blocks.mT[:, None]):
             order = torch.argsort(~each, dim=-1, stable=True).to(torch.int32)
             lists.append((each.sum(-1, dtype=torch.int32).contiguous(), order.contiguous()))
     return tuple(x for at in (0, 2, 1, 3) for x in lists[at])

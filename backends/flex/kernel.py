@@ -97,7 +97,7 @@ class FlexKernel(ByTables):
         changes = self._changes(call, len(q))
         # both sides are whole blocks, which of lengths that change torch does not know;
         # ROWS_GUARANTEED_SAFE asks for more than rows without empties: a key among the first that a
-        # row looks at, as many as a tile of its kernel has
+        # row reads, as many as a tile of its kernel has
         options = () if q.is_cpu else ("IS_DIVISIBLE",)
         padded = call.padding is not None
         kind = Kind(
@@ -243,16 +243,16 @@ class Ordered:
         blocks[: side.count, : side.size] = rows_of(side)
         positions = blocks.ravel()
         self.first, self.count, self.places = first, count, len(positions)
-        held = positions >= 0
+        present = positions >= 0
         # where none stands, the last one before it, so that a block tells of its own
-        known = np.maximum.accumulate(np.where(held, np.arange(self.places), 0))
+        latest = np.maximum.accumulate(np.where(present, np.arange(self.places), 0))
         self.is_natural = np.array_equal(positions[:count], first + np.arange(count))
         self.at = torch.from_numpy(np.maximum(positions, 0).astype(np.int32)).to(device)
-        self.held = torch.from_numpy(held).to(device)
-        self.index = torch.from_numpy(np.maximum(positions[known] - first, 0)).to(device)
+        self.held = torch.from_numpy(present).to(device)
+        self.index = torch.from_numpy(np.maximum(positions[latest] - first, 0)).to(device)
         # the place of every position, one behind the last where it has none
         back = np.full(count, self.places)
-        back[positions[held] - first] = np.flatnonzero(held)
+        back[positions[present] - first] = np.flatnonzero(present)
         self.back = torch.from_numpy(back).to(device)
         self.is_complete = bool((back < self.places).all())
 

@@ -93,11 +93,11 @@ class StepTiles:
     def _labelled(self, data: Data, batch: int) -> Masks:
         """The tiles in which a pair may have all labels in common."""
         labels = torch.stack([data[x].long().expand(batch, -1) for x in self.labels], 1)
-        known, ends = torch.iinfo(labels.dtype), []
+        limits, ends = torch.iinfo(labels.dtype), []
         for places, tile in zip(self.places, self.entries, strict=True):
             there, each = places >= 0, labels[:, :, places.clamp(min=0)]
-            ends.append(torch.where(there, each, known.max).amin(-1)[:, :, tile])
-            ends.append(torch.where(there, each, known.min).amax(-1)[:, :, tile])
+            ends.append(torch.where(there, each, limits.max).amin(-1)[:, :, tile])
+            ends.append(torch.where(there, each, limits.min).amax(-1)[:, :, tile])
         q_low, q_high, k_low, k_high = ends
         some = ((q_low <= k_high) & (k_low <= q_high)).all(1)
         alike = ((q_low == q_high) & (k_low == k_high) & (q_low == k_low)).all(1)
@@ -140,10 +140,10 @@ class StepTiles:
         for low in range(0, count, step):
             part = slice(low, min(low + step, count))
             into = slice(low + 1, part.stop + 1)
-            held, real = self._held(part, inputs, batch)
-            bits[:, into] = self._packed(held)
-            some[:, into] = held.any(-1).any(-1)
-            full[:, into] &= (held | ~real).all(-1).all(-1)
+            mask, real = self._held(part, inputs, batch)
+            bits[:, into] = self._packed(mask)
+            some[:, into] = mask.any(-1).any(-1)
+            full[:, into] &= (mask | ~real).all(-1).all(-1)
         first = torch.arange(batch, device=self.device)[:, None] * (count + 1) + 1
         named = self.numbers
         return Masks(first + named, some[:, named], full[:, named], masks.flatten())
@@ -159,8 +159,8 @@ class StepTiles:
         q = self.places[0][self.looked[0][part]][:, :, None]
         k = self.places[1][self.looked[1][part]][:, None, :]
         real = (q >= 0) & (k >= 0)
-        held = real & self._of(self.condition, part, data, (q.clamp(min=0), k.clamp(min=0)))
-        return held.expand(batch, *real.shape), q >= 0
+        mask = real & self._of(self.condition, part, data, (q.clamp(min=0), k.clamp(min=0)))
+        return mask.expand(batch, *real.shape), q >= 0
 
     def _of(
         self,
@@ -180,8 +180,8 @@ class StepTiles:
             case Complement(term):
                 return ~self._of(term, part, data, at)
             case _:
-                held: torch.Tensor = with_data(relation, data).holds(*at, self.n)
-                return held
+                mask: torch.Tensor = with_data(relation, data).holds(*at, self.n)
+                return mask
 
     # --- what is static ------------------------------------------------------------------------
 
@@ -207,8 +207,8 @@ class StepTiles:
         numbers, bits = static
         words = bits.view(-1, self.shape[0], -(-self.shape[1] // 32))[numbers[part]]
         places = torch.arange(32, dtype=torch.int32, device=words.device)
-        held = ((words[..., None] >> places) & 1).flatten(2) != 0
-        return held[:, : self.places[0].shape[1], : self.places[1].shape[1]]
+        mask = ((words[..., None] >> places) & 1).flatten(2) != 0
+        return mask[:, : self.places[0].shape[1], : self.places[1].shape[1]]
 
     def _brought(self, x: np.ndarray, kind: type[np.generic] = np.int64) -> torch.Tensor:
         """An array on the device."""

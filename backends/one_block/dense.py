@@ -49,8 +49,8 @@ class DenseKernel(ByKeyHead):
             plan = mask_plan(work.relation, q_at, k_at, work.n_k, device)
         self.plan = plan
         if work.changes:
-            queries, known = (torch.from_numpy(at).to(device) for at in work.positions)
-            self.positions = {"q": queries[:, None], "k": known[k_at[0]]}
+            queries, present = (torch.from_numpy(at).to(device) for at in work.positions)
+            self.positions = {"q": queries[:, None], "k": present[k_at[0]]}
         self.at = [torch.from_numpy(at).to(device) for at in (q_at, k_at)] if work.decided else []
         if added is not None:
             if added.dim() == 4 and added.shape[1] > 1:
@@ -128,8 +128,8 @@ class RowsKernel(DenseKernel):
 
     def __init__(self, work: Work, heads: tuple[int, ...], device: torch.device) -> None:
         keys = row_keys(work)
-        held = None if keys.held is None else static(torch.from_numpy(keys.held).to(device))
-        super().__init__(work, heads, device, keys.positions, held)
+        mask = None if keys.held is None else static(torch.from_numpy(keys.held).to(device))
+        super().__init__(work, heads, device, keys.positions, mask)
         self.fuses = work.plain and keys.count > 0
         self.ranges, self.whole = keys.ranges, keys.ranges == (range(work.n_k),)
         if self.ranges is None:

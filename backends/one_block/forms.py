@@ -35,10 +35,10 @@ def _form(relation: Relation, n_q: int, n_k: int) -> Form:
     if n_q * n_k > LIMITS.pairs_short:
         return _closed_form(relation, n_q, n_k)
     # by the definition, which raises RelationError where it has no value
-    held = all_pairs(relation, n_q, n_k)
-    if held.all():
+    pairs = all_pairs(relation, n_q, n_k)
+    if pairs.all():
         return Form.NOTHING
-    causal = n_q == n_k and np.array_equal(held, np.tri(n_k, dtype=bool))
+    causal = n_q == n_k and np.array_equal(pairs, np.tri(n_k, dtype=bool))
     return Form.CAUSAL if causal else Form.MASK
 
 

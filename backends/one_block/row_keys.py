@@ -47,8 +47,8 @@ def row_keys(work: Work) -> RowKeys:
 def _row_keys(relation: Relation, n_q: int, n_k: int, reads: bool) -> RowKeys:
     rows = np.stack([_row(relation, q, n_k) for q in range(n_k - n_q, n_k)])
     keys = np.flatnonzero(rows.any(0))
-    held = None if reads or n_q == 1 else rows[:, keys]
-    return RowKeys(keys, _ranges(keys), None if held is None or held.all() else held)
+    mask = None if reads or n_q == 1 else rows[:, keys]
+    return RowKeys(keys, _ranges(keys), None if mask is None or mask.all() else mask)
 
 
 def _row(relation: Relation, q: int, n: int) -> np.ndarray:
@@ -61,22 +61,22 @@ def _row(relation: Relation, q: int, n: int) -> np.ndarray:
         case Complement(term):
             return ~_row(term, q, n)
         case Shift(term, by):
-            held, low, high = np.zeros(n, bool), max(0, by), min(n, n + by)
+            mask, low, high = np.zeros(n, bool), max(0, by), min(n, n + by)
             if low <= q < high:
-                held[low:high] = _row(term, q - by, n)[low - by : high - by]
-            return held
+                mask[low:high] = _row(term, q - by, n)[low - by : high - by]
+            return mask
     closed = relation.progressions(np.array([q]), n)
     listed = type(relation).rows is not Relation.rows and not isinstance(relation, Transpose)
     if closed is None and not listed:
         return evaluate_pairs(relation, np.array([q]), np.arange(n), n)
-    held = np.zeros(n, bool)
+    mask = np.zeros(n, bool)
     if closed is None:
-        held[relation.row_keys(q, q + 1, n)] = True
-        return held
+        mask[relation.row_keys(q, q + 1, n)] = True
+        return mask
     for start, stop, step in np.broadcast(*closed):
         if start < stop:
-            held[start:stop:step] = True
-    return held
+            mask[start:stop:step] = True
+    return mask
 
 
 def _ranges(keys: np.ndarray) -> tuple[range, ...] | None:

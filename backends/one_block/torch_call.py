@@ -156,10 +156,10 @@ class TorchCallKernel(SoftmaxKernel):
             rows = [part.of_rows(x) for x in (grad, q)]
             keys = [part.of_keys(x) for x in (k, v)]
             sums = [part.of_rows(out), part.of_rows(lse).contiguous()]
-            found = part.differentiated((*rows, *keys, *sums), scale)
-            part.of_rows(grad_q).copy_(found[0])
-            part.of_keys(grad_k).add_(found[1])
-            part.of_keys(grad_v).add_(found[2])
+            grads = part.differentiated((*rows, *keys, *sums), scale)
+            part.of_rows(grad_q).copy_(grads[0])
+            part.of_keys(grad_k).add_(grads[1])
+            part.of_keys(grad_v).add_(grads[2])
         return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype)
 
     def _parts(self, q: torch.Tensor, call: Call) -> tuple[Part, ...]:
@@ -170,11 +170,11 @@ class TorchCallKernel(SoftmaxKernel):
         if call.padding is None or bool(call.padding.all()):
             return self._unpadded(kind)
         padding = call.padding
-        found = self._padded.get(
+        parts = self._padded.get(
             [padding], lambda: apart(lambda: self._of_padding(padding, kind)), kind
         )
         # masks as large as this are not kept
-        return self._masked(padding, kind) if found is None else found
+        return self._masked(padding, kind) if parts is None else parts
 
     def _of_inputs(self, call: Call, kind: torch.dtype) -> tuple[Part, ...]:
         """One call with the mask that inputs make, kept while the same ones come again."""
@@ -311,19 +311,19 @@ def _mask_of(work: Work, kind: torch.dtype) -> Bias:
     key = work.relation, work.n_q, work.n_k, kind
     mask = _masks.get(key)
     if mask is None:
-        held = torch.from_numpy(np.array(all_pairs(work.relation, work.n_q, work.n_k)))
-        mask = _masks[key] = Bias(added_by(held[None, None], kind))
+        pairs = torch.from_numpy(np.array(all_pairs(work.relation, work.n_q, work.n_k)))
+        mask = _masks[key] = Bias(added_by(pairs[None, None], kind))
     return mask
 
 
 def _ranges(padding: torch.Tensor) -> list[tuple[slice, slice]] | None:
     """Samples that follow one another and have the same range of real keys, with that range; None
     where one has its keys in several."""
-    found = []
+    ranges = []
     for samples, real in samples_of(len(padding), padding):
         at = torch.arange(padding.shape[1]) if real is None else real.nonzero()[:, 0]
         first, last = (int(at[0]), int(at[-1]) + 1) if len(at) else (0, 0)
         if last - first != len(at):
             return None
-        found.append((samples, slice(first, last)))
-    return found
+        ranges.append((samples, slice(first, last)))
+    return ranges

@@ -120,23 +120,23 @@ class TablesBackend:
 
     def _costs(self, work: Work) -> dict[int, float]:
         """The seconds in natural order in tiles of every size that does not make too many."""
-        found = {}
+        costs = {}
         for tile in (*TILES, *LARGE):
             tiles = survey(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile)).tiles
             if tiles <= LIMITS.tiles:
-                found[tile] = seconds_for(self.amounts(work, tile), work.device)
+                costs[tile] = seconds_for(self.amounts(work, tile), work.device)
                 if tile >= TILES[-1]:
                     break
-        return found
+        return costs
 
     def amounts(self, work: Work, tile: int | None = None) -> Amounts:
         """What the work takes in natural order in tiles of a size, by default the cheapest."""
         tile = self.tile(work) if tile is None else tile
-        found = survey(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile))
-        full, undecided = found.area
+        tiling = survey(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile))
+        full, undecided = tiling.area
         pairs = min(full + undecided, work.n_q * work.n_k)
         gathered = pairs / min(tile, TILES[-1])
-        units = {"row": found.q.count, "pair": pairs, "gather": gathered, "masked": undecided}
+        units = {"row": tiling.q.count, "pair": pairs, "gather": gathered, "masked": undecided}
         return weighed("tiles", {"call": 1, **units}, work.device, work.copies)
 
     def steps(self, work: Work) -> tuple[str, ...]:

@@ -168,16 +168,16 @@ class DecidedTables(SoftmaxKernel):
             out[of], lse[of] = kernel.forward(q[of], k[of], v[of], its, scale)
         for part in self.parts_of(q, call):
             mine, keys = part.of_q(q).to(wide), [part.of_k(x).to(wide) for x in (k, v)]
-            known = None
+            sums = None
             if self.rest is not None:
                 flat = part.of_q(out).reshape(-1, out.shape[-1])
-                known = Results(flat, part.of_q(lse).reshape(-1))
+                sums = Results(flat, part.of_q(lse).reshape(-1))
             scores = self._scores(part, call)
             for some in self._together(part):
-                known = _merged(known, some, mine, keys, scale, scores)
-            if known is not None and known.lse is not None:
-                part.of_q(out).copy_(known.outs.view(mine.shape))
-                part.of_q(lse).copy_(known.lse.view(mine.shape[:-1]))
+                sums = _merged(sums, some, mine, keys, scale, scores)
+            if sums is not None and sums.lse is not None:
+                part.of_q(out).copy_(sums.outs.view(mine.shape))
+                part.of_q(lse).copy_(sums.lse.view(mine.shape[:-1]))
         if self.work.normalize == "softmax1":
             out, lse = with_zero((out, lse), in_place=True)
         return out.to(q.dtype), lse
@@ -217,8 +217,8 @@ class DecidedTables(SoftmaxKernel):
                 tables[name] += share
         if weight is not None and of_weight is not None:
             tables[WEIGHT] = of_weight.to(weight.dtype)
-        given = zip(grads, (q, k, v), strict=True)
-        return *(x.to(y.dtype) for x, y in given), *tables.values()
+        pairs = zip(grads, (q, k, v), strict=True)
+        return *(x.to(y.dtype) for x, y in pairs), *tables.values()
 
     def _scores(self, part: Part, call: Call) -> ScoreChanges | None:
         """The changes of scores for the query heads of a part."""
@@ -282,9 +282,9 @@ def _gradients(
         if tiles.of_factors is not None:
             factors.append(tiles.of_factors.view(placed.lists.shape))
         first += count
-    own = torch.stack(by_keys, 1)
+    stacked = torch.stack(by_keys, 1)
     of_q = into.combined(torch.stack(by_queries, 1)).outs
-    return [of_q, *(summed(x, own) for x in of_keys)], factors
+    return [of_q, *(summed(x, stacked) for x in of_keys)], factors
 
 
 class MeansKernel:

@@ -262,8 +262,8 @@ class Chunk:
                 slots = torch.sort((~masked).to(torch.int8), dim=1, stable=True)[1][:, :count]
             slots = slots.view(len(lists), high - low, -1)
             # the masks [L, h, s, w], and which of a row's an entry has
-            held = tiles.placed.held(low, high, slots).flatten(0, 1)
-            self.masks = held, (masked.cumsum(1) - 1).flatten()
+            mask = tiles.placed.held(low, high, slots).flatten(0, 1)
+            self.masks = mask, (masked.cumsum(1) - 1).flatten()
 
     def rows(self, x: torch.Tensor) -> torch.Tensor:
         """The rows of the chunk's query tiles: [N, T, h, …] -> [L, h …]."""
@@ -273,21 +273,21 @@ class Chunk:
         """What is added to the scores of a batch [G, M h, C w], in a buffer, or None."""
         if self.masks is None or not batch.masked:
             return None
-        held, which = self.masks
+        mask, which = self.masks
         count, rows, columns = batch.entries.shape
         if self.batches.slots is not None:
-            held = _ascending(held, batch.rows[:, 0])[:, :, :columns]
+            mask = _ascending(mask, batch.rows[:, 0])[:, :, :columns]
         else:
-            held = held[batch.rows[..., None], :, which[batch.entries]].transpose(2, 3)
+            mask = mask[batch.rows[..., None], :, which[batch.entries]].transpose(2, 3)
         shape = count, rows * self.tiles.height, columns * self.tiles.placed.k.size
         into = scratch("masks of scores", shape, dtype)
-        held = held.reshape(shape)
-        if held.dtype != torch.bool:
-            return into.copy_(held).clamp_(min=LOWEST)
+        mask = mask.reshape(shape)
+        if mask.dtype != torch.bool:
+            return into.copy_(mask).clamp_(min=LOWEST)
         # bits as those of integers: to choose number by number takes up to ten times as long
         whole = torch.int32 if dtype == torch.float32 else torch.int64
         least = torch.full((), LOWEST, dtype=dtype, device="cpu").view(whole)
-        into.view(whole).copy_(held.view(torch.int8).sub(1)).bitwise_and_(least)
+        into.view(whole).copy_(mask.view(torch.int8).sub(1)).bitwise_and_(least)
         return into
 
     @cached_property
@@ -444,14 +444,14 @@ class ListedTiles:
             # rows that fill up weigh nothing; these may be the numbers of real ones
             real = batch.real[..., None].expand(-1, -1, self.height)
             lse = lse.masked_fill(~real.flatten(1), math.inf)
-        bias, given = chunk.bias(batch, q.dtype), (grad, q, *keys, out, lse.contiguous())
+        bias, tensors = chunk.bias(batch, q.dtype), (grad, q, *keys, out, lse.contiguous())
         if self.scores is None:
             mask, scale = _mask(bias), self.scale
-            grads = flash_backward(*_alone(*given), 0.0, False, attn_mask=mask, scale=scale)
+            grads = flash_backward(*_alone(*tensors), 0.0, False, attn_mask=mask, scale=scale)
             of_q, *shares = (x[:, 0] for x in grads)
         else:
             change = chunk.change(batch, self.scores)
-            of_q, *shares = self.scores.backward(given, bias, self.scale, change)
+            of_q, *shares = self.scores.backward(tensors, bias, self.scale, change)
         if self.of_factors is not None:
             products = sum((x * y).sum(-1) for x, y in zip(shares, keys, strict=True))
             each = torch.unflatten(products, 1, (batch.tiles.shape[1], -1)).sum(-1)

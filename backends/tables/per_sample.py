@@ -73,14 +73,14 @@ class ReadingKernel:
 
     def partial(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
         """The output and its log-sum-exps [B, H, n_q]; None where a kernel has none."""
-        found = [
+        partials = [
             kernel.partial(*parts, one) if isinstance(kernel, Mergeable) else (q, None)
             for kernel, parts, one in self._samples(q, k, v, call)
         ]
-        sums = [lse for _, lse in found if lse is not None]
-        if len(sums) < len(found):
+        sums = [lse for _, lse in partials if lse is not None]
+        if len(sums) < len(partials):
             return q, None
-        return torch.cat([out for out, _ in found]), torch.cat(sums)
+        return torch.cat([out for out, _ in partials]), torch.cat(sums)
 
     def _samples(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call

@@ -41,14 +41,14 @@ def looks_of(work: Work, heads: tuple[int, ...], device: torch.device) -> dict[t
     code = sum(form.digit * 4**place for place, form in enumerate(forms))
     looks = {}
     for kind, name in ((torch.float32, tl.float32), (torch.float64, tl.float64)):
-        known = torch.tensor(numbers or [[0.0]], dtype=torch.float64).to(device, kind)
-        table = known if given is None else given.to(device, kind)
+        tables = torch.tensor(numbers or [[0.0]], dtype=torch.float64).to(device, kind)
+        table = tables if given is None else given.to(device, kind)
         looks[kind] = Look(
             tl.constexpr(name),
             tl.constexpr(code),
             tl.constexpr(len(forms)),
-            known,
-            known.shape[1],
+            tables,
+            tables.shape[1],
             buckets,
             len(buckets) // 2,
             table,
@@ -84,8 +84,8 @@ def room_on(device: torch.device) -> int:
     if device.type != "cuda":
         return LARGE
     # what triton itself holds a kernel against
-    known = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
-    room: int = known["max_shared_mem"]
+    properties = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
+    room: int = properties["max_shared_mem"]
     return room
 
 
@@ -230,24 +230,24 @@ class Launches:
     ) -> None:
         """Runs a kernel for the tiles of a side. What the programs of long lists find goes to
         slots, and from there to its place."""
-        (programs, spans, slots), own, of_side = work, sides[side], look
+        (programs, spans, slots), this, of_side = work, sides[side], look
         if side == 1:
             # a program takes all query heads that share a key head
             of_side = look._replace(groups=look.groups // look.ratio, group=1)
         targets = rooms = tuple(map(rows_of, into))
         if slots:
-            rows = slots * own.parts * own.count.value
+            rows = slots * this.parts * this.count.value
             shapes = ((self.batch, of_side.groups, rows, *x.shape[3:]) for x in into)
             rooms = tuple(rows_of(self.q.new_empty(x, dtype=self.kind)) for x in shapes)
-        heads = self.batch * of_side.groups * own.parts
+        heads = self.batch * of_side.groups * this.parts
         self._launch(
             kernel, programs, heads, *self.tensors, *more, targets, rooms, sides, programs, look
         )
         if slots and kernel is kernels.attend:
-            self._launch(kernels.merge, spans, heads, targets, rooms, own, spans, of_side)
+            self._launch(kernels.merge, spans, heads, targets, rooms, this, spans, of_side)
         elif slots:
             for each in zip(targets, rooms, strict=True):
-                self._launch(kernels.add_up, spans, heads, *each, own, spans, of_side)
+                self._launch(kernels.add_up, spans, heads, *each, this, spans, of_side)
 
     def _launch(self, kernel: Any, work: Lists, heads: int, *arguments: object) -> None:
         """Runs a kernel for its programs, each of them for so many heads and blocks."""

@@ -84,8 +84,8 @@ class TritonBackend:
         if not bands:
             units = {"call": 1, "pair": READING * work.n_q * work.n_k}
             return weighed("triton", units, work.device, work.copies)
-        found = amounts_of(bands, work.n_q, work.copies)
-        return {name: READING * x if work.reads else x for name, x in found.items()}
+        amounts = amounts_of(bands, work.n_q, work.copies)
+        return {name: READING * x if work.reads else x for name, x in amounts.items()}
 
     def steps(self, work: Work) -> tuple[str, ...]:
         if not _launches(work):
@@ -94,9 +94,9 @@ class TritonBackend:
             form = f"chunks of {CHUNK}" if work.causal else "all positions"
             if work.hybrid and lagged(work)[1] is not None:
                 form = "tables of the graph, in tensor products"
-            found = f"sums of features in {form}, {_operations(work):,} operations"
+            text = f"sums of features in {form}, {_operations(work):,} operations"
             graph = self.steps(graph_of(work)) if work.hybrid else ()
-            return (found, *(f"the graph instead in {line}" for line in graph))
+            return (text, *(f"the graph instead in {line}" for line in graph))
         if work.decided:
             return TablesBackend().steps(work)
         lines = tuple(str(band) for band in steps_of(work, ON_GPU))
@@ -151,20 +151,20 @@ def _launches(work: Work) -> bool:
 def _operations(work: Work) -> int:
     """Those of the kernels, for one head."""
     mechanism = mechanism_of(work)
-    found = mechanism.forward_flops(work.n_k, SIZE, work.causal)
+    operations = mechanism.forward_flops(work.n_k, SIZE, work.causal)
     # features of both sides are made before
-    return found - 2 * work.n_k * mechanism.row_flops(SIZE)
+    return operations - 2 * work.n_k * mechanism.row_flops(SIZE)
 
 
 def _of_sums(work: Work) -> Amounts:
     """What sums of features take: a pair is 4 operations for every channel."""
     units = {"call": 1, "pair": _operations(work) / (4 * SIZE)}
-    found = weighed("sums", units, work.device, work.copies)
+    amounts = weighed("sums", units, work.device, work.copies)
     if getattr(mechanism_of(work), "feature", None) in MAPS:
-        return found
+        return amounts
     # torch makes the features
     units = {"call": 1, "pair": features_of(work)}
-    return together(found, weighed("dense", units, work.device, work.copies))
+    return together(amounts, weighed("dense", units, work.device, work.copies))
 
 
 def _beside(work: Work) -> Amounts:

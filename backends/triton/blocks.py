@@ -170,8 +170,8 @@ def product(a, b, kind: tl.constexpr):
 def held_in(look, number, q_at, k_at):
     """Whether a mask holds the pairs of places of both sides, bool [m, n]."""
     line = (number.to(tl.int64) * look.height + q_at) * look.width
-    known = (q_at < look.height)[:, None] & (k_at // 32 < look.width)[None, :]
-    words = tl.load(look.words + line[:, None] + (k_at // 32)[None, :], mask=known, other=0)
+    inside = (q_at < look.height)[:, None] & (k_at // 32 < look.width)[None, :]
+    words = tl.load(look.words + line[:, None] + (k_at // 32)[None, :], mask=inside, other=0)
     return ((words >> (k_at % 32)[None, :]) & 1) != 0
 
 
@@ -228,13 +228,13 @@ def keys_of(side, tile, part, look, sample):
 @triton.jit
 def are_alike(look, sample, q_rows, k_rows):
     """Whether pairs of rows [m] and [n] have all labels in common, bool [m, n]."""
-    held = q_rows[2][:, None] & k_rows[2][None, :]
+    mask = q_rows[2][:, None] & k_rows[2][None, :]
     for label in tl.static_range(look.alike):
         of_q = numbers_at(look.labels, sample, sample * 0 + label, q_rows[1] + look.first)
         of_k = numbers_at(look.labels, sample, sample * 0 + label, k_rows[1])
         of_q, of_k = tl.load(of_q, mask=q_rows[2], other=0), tl.load(of_k, mask=k_rows[2], other=0)
-        held = held & (of_q[:, None] == of_k[None, :])
-    return held
+        mask = mask & (of_q[:, None] == of_k[None, :])
+    return mask
 
 
 @triton.jit
@@ -250,12 +250,12 @@ def scores_of(q, k, q_rows, k_rows, heads, look, sample, number, masked: tl.cons
     else:
         scores = scores * (look.scale * LOG2E)
     if masked or look.padded or look.alike > 0 or not look.whole:
-        held = k_rows[2][None, :]
+        mask = k_rows[2][None, :]
         if look.alike > 0:
-            held = are_alike(look, sample, q_rows, k_rows)
+            mask = are_alike(look, sample, q_rows, k_rows)
         if masked:
-            held = held & held_in(look, number, q_rows[0], k_rows[0])
-        scores = tl.where(held, scores, float("-inf"))
+            mask = mask & held_in(look, number, q_rows[0], k_rows[0])
+        scores = tl.where(mask, scores, float("-inf"))
     return scores, slope, since
 
 

@@ -140,14 +140,14 @@ class TritonKernel(Launching, ByTables):
 
     def _of_sample(self, read: Mapping[str, torch.Tensor], sample: int) -> list[Step]:
         """The steps of one sample, kept for the last few inputs."""
-        own = [x[sample] for x in read.values()]
+        arrays = [x[sample] for x in read.values()]
 
         def build() -> list[Step]:
-            known = of_sample(self.work, own)
-            bands = bands_of(known.relation, known.n_q, known.n_k, ON_GPU)
-            return [step_of(StepTiles(band, known, HOST), self.device) for band in bands]
+            work = of_sample(self.work, arrays)
+            bands = bands_of(work.relation, work.n_q, work.n_k, ON_GPU)
+            return [step_of(StepTiles(band, work, HOST), self.device) for band in bands]
 
-        return self.samples.get(own, lambda: apart(build))
+        return self.samples.get(arrays, lambda: apart(build))
 
 
 def is_taken(q: torch.Tensor) -> bool:

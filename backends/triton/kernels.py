@@ -126,10 +126,10 @@ def attend(q, k, v, into, slots, sides, lists, look):
             entry = entry_of(lists, place, parts, masked)
             state = seen(state, rows, k, v, queries, entry, ids, sides, look, masked)
     some, sums = finished(state[0], state[1])
-    found = state[2] / some[:, None]
-    put(into[0], sample, q_heads, q_rows[1], own, found)
+    out = state[2] / some[:, None]
+    put(into[0], sample, q_heads, q_rows[1], own, out)
     tl.store(numbers_at(into[1], sample, q_heads, q_rows[1]), sums, mask=own)
-    put(slots[0], sample, s_heads, s_rows[1], s_rows[2], found)
+    put(slots[0], sample, s_heads, s_rows[1], s_rows[2], out)
     tl.store(numbers_at(slots[1], sample, s_heads, s_rows[1]), sums, mask=s_rows[2])
 
 
@@ -139,7 +139,7 @@ def merge(into, slots, side, spans, look):
     other; `spans` are as `Lists`, with slots in place of entries."""
     sample, group, tile, part, span, _ = task_of(spans, look.groups, side)
     q_rows, q_heads = queries_of(side, look, group, tile, part)
-    top, total, found = begun(into[0], into[1], sample, q_rows, q_heads, q_rows[2], look)
+    top, total, values = begun(into[0], into[1], sample, q_rows, q_heads, q_rows[2], look)
     for slot in range(span[0], span[2]):
         s_rows, s_heads = in_slot(slot * side.parts + part, group, side.count)
         one = begun(slots[0], slots[1], sample, s_rows, s_heads, s_rows[2], look)
@@ -147,9 +147,9 @@ def merge(into, slots, side, spans, look):
         shift = tl.where(higher == float("-inf"), 0.0, higher)
         share, more = tl.exp2(top - shift), tl.exp2(one[0] - shift) * one[1]
         top, total = higher, total * share + more
-        found = found * share[:, None] + one[2] * more[:, None]
+        values = values * share[:, None] + one[2] * more[:, None]
     some, sums = finished(top, total)
-    put(into[0], sample, q_heads, q_rows[1], q_rows[2], found / some[:, None])
+    put(into[0], sample, q_heads, q_rows[1], q_rows[2], values / some[:, None])
     tl.store(numbers_at(into[1], sample, q_heads, q_rows[1]), sums, mask=q_rows[2])
 
 
@@ -158,11 +158,11 @@ def add_up(into, slots, side, spans, look):
     """Adds what the slots of long lists hold, one after the other, to the rows of their tiles."""
     sample, group, tile, part, span, _ = task_of(spans, look.groups, side)
     rows, at = queries_of(side, look, group, tile, part)
-    found = taken(into, sample, at, rows[1], rows[2]).to(look.kind)
+    sums = taken(into, sample, at, rows[1], rows[2]).to(look.kind)
     for slot in range(span[0], span[2]):
         s_rows, s_heads = in_slot(slot * side.parts + part, group, side.count)
-        found += taken(slots, sample, s_heads, s_rows[1], s_rows[2])
-    put(into, sample, at, rows[1], rows[2], found)
+        sums += taken(slots, sample, s_heads, s_rows[1], s_rows[2])
+    put(into, sample, at, rows[1], rows[2], sums)
 
 
 # --- gradients ------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def weighed(q, k, v, above, queries, k_rows, look, sample, number, masked: tl.co
 @triton.jit
 def queries_back(state, rows, k, v, above, queries, entry, ids, sides, look, masked: tl.constexpr):
     """The gradients of queries, and of a bias by buckets, after one more block of keys."""
-    found, buckets = state
+    sums, buckets = state
     sample, key_head = ids
     k_rows = keys_of(sides[1], entry[0], entry[1], look, sample)
     keys = taken(k, sample, key_head, k_rows[1], k_rows[2])
@@ -216,7 +216,7 @@ def queries_back(state, rows, k, v, above, queries, entry, ids, sides, look, mas
         for bucket in range(tl.min(which), tl.max(which) + 1):
             share = tl.sum(tl.where(which == bucket, of_bias, 0.0))
             buckets += tl.where(numbers == bucket, share, 0.0)
-    return found + product(of_scores.to(keys.dtype), keys, look.kind), buckets
+    return sums + product(of_scores.to(keys.dtype), keys, look.kind), buckets
 
 
 @triton.jit
@@ -235,10 +235,10 @@ def of_queries(q, k, v, tensors, shares, into, slots, sides, lists, look):
         for place in range(span[masked] * parts, span[masked + 1] * parts):
             entry = entry_of(lists, place, parts, masked)
             state = queries_back(state, rows, k, v, above, queries, entry, ids, sides, look, masked)
-    found = state[0] * look.scale
+    gradient = state[0] * look.scale
     s_rows, s_heads = in_slot(slot, group, sides[0].count)
-    added(into[0], sample, q_heads, q_rows[1], q_rows[2] & (s_rows[1] < 0), found)
-    put(slots[0], sample, s_heads, s_rows[1], s_rows[2], found)
+    added(into[0], sample, q_heads, q_rows[1], q_rows[2] & (s_rows[1] < 0), gradient)
+    put(slots[0], sample, s_heads, s_rows[1], s_rows[2], gradient)
     if look.learned > 1:
         place = tl.program_id(0).to(tl.int64) * look.learned
         tl.store(shares + place + numbers, state[1])

@@ -64,10 +64,10 @@ class Step:
 
     def _lists(self, side: int) -> Programs:
         count = len(self.q.firsts) if side == 0 else len(self.k.firsts)
-        own, other, cut = self.tiles[side], self.tiles[1 - side], self.cuts[side]
+        this, other, cut = self.tiles[side], self.tiles[1 - side], self.cuts[side]
         masks, device = self.masks, self.q.firsts.device
         # those with masks behind the others of their tile
-        code = torch.where(masks.some, 2 * own + (~masks.full).long(), 2 * count)
+        code = torch.where(masks.some, 2 * this + (~masks.full).long(), 2 * count)
         code, order = torch.sort(code, dim=1, stable=True)
         entries = order + torch.arange(len(code), device=order.device)[:, None] * order.shape[1]
         numbers = masks.numbers.expand(len(code), -1).flatten()[entries.flatten()]

@@ -67,7 +67,7 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         found = _Data(io.BytesIO(path.read_bytes()), encoding="bytes").load()
     except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path.name} is no file of CIFAR-10: {error}") from None
+        raise ValueError(f"{path.name} is not a file of CIFAR-10: {error}") from None
     if not isinstance(found, dict) or not {b"data", b"labels"} <= set(found):
         raise ValueError(f"{path.name} must hold `data` and `labels`")
     data, labels = np.asarray(found[b"data"]), np.asarray(found[b"labels"])

@@ -100,14 +100,14 @@ FAIL = [
     # dilation alone splits parity
     ("layers 12 attend dilated(radius = 16, step = 2)", "diameter < 9999", "query 0 never reads 1"),
     (DILATIONS, "reach(layers = 99) at n = 64", "query 0 has not read 1"),
-    # a later token is no way round: it cannot be read by those before it
+    # a later token is not a way round: it cannot be read by those before it
     ("causal attend global(last(1)) | self", "diameter <= 2 at n = 64", ""),
     # summaries are read before they have read their block
     (BLOCK_FIRST.format(1, 0), "reach(layers = 2) at n = 64", "query 8 has not read 0"),
     ("causal attend summary(stride = 8, cells = 2)", "rows_nonempty", "query 0 has no key"),
     # not so where heads are told apart
     ("causal attend self", f"{PAPER[:30]} == {CODE[:30]}", ""),
-    # a lower triangle of blocks is no lower triangle of tokens
+    # a lower triangle of blocks is not a lower triangle of tokens
     ("attend block(size = 16, before = 3)", "causal", "position 0 reads the later position 1"),
     # a last window that is shorter, taken from its end, reads blocks that come later
     ("attend causal | where(q // 16 == 5 and k // 16 == 7)", "causal at n = 128",

@@ -48,7 +48,7 @@ def test_graph_heads_are_counted_and_mechanisms_reach_every_position(seed: int) 
             )
 
         report = parse(f"attention a {{ {stack(chosen)} }}").analyse(N)
-        # what stands beside a mechanism is no graph head
+        # what stands beside a mechanism is not a graph head
         meant = Case(spec_of(stack([x if x in GRAPHS else "full" for x in chosen])), N)
         held = [x for at, x in enumerate(meant.masks.reshape(-1, N, N)) if chosen[at] in GRAPHS]
         assert report.edges is None
@@ -106,7 +106,7 @@ def test_a_mechanism_reaches_what_gradients_reach(body: str) -> None:
         grads: Any = torch.autograd.grad(
             out[0, 0, query].sin().sum(), leaves, retain_graph=True, allow_unused=True
         )
-        # a query's own row is no key
+        # a query's own row is not a key
         reached = {int(x) for g in grads if g is not None for x in g[0, 0].abs().sum(-1).nonzero()}
         read = np.flatnonzero(report.hops(query) >= 0)
         assert reached | {query} == {int(x) for x in read}

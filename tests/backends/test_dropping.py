@@ -51,7 +51,7 @@ def test_kernels_of_a_gpu_drop_what_the_counters_say(name: str) -> None:
         dropped, plain = module(q, k, v, inputs=given, dropout_p=0.4), module(q, k, v, inputs=given)
         kept.append(torch.where(plain > 0, dropped > 0, True))
         torch.testing.assert_close(dropped, plain * kept[-1] / 0.6, rtol=1e-4, atol=1e-5)
-    # what is no pair of the graph counts as kept
+    # what is not a pair of the graph counts as kept
     assert not (~kept[0] & kept[1]).any()
     torch.manual_seed(5)
     seed = int(torch.randint(1 << 62, (1,)))

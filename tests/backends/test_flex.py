@@ -72,7 +72,7 @@ def check_lists(mask: BlockMask, n_q: int, n_k: int) -> None:
 
 
 class OnAGpu(FlexKernel):
-    """FlexAttention in the steps of a GPU; the lists of its calls are looked at."""
+    """FlexAttention in the steps of a GPU; the lists of its calls are examined."""
 
     def __init__(self, work: Work, heads: tuple[int, ...]) -> None:
         super().__init__(work, heads, torch.device("cpu"), steps.flex_steps(work, "cuda"))

@@ -149,7 +149,7 @@ def test_no_bit_of_a_row_depends_on_the_future(body: str) -> None:
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_derivatives_of_derivatives(name: str) -> None:
     if "maxima" in name:
-        pytest.skip("differences across the corners of a maximum are no derivatives")
+        pytest.skip("differences across the corners of a maximum are not derivatives")
     module = learner_of(BODIES[name], 2)
     given = tensors(1, spec_of(BODIES[name]).heads or 1, 5, 5, size=2)
     assert torch.autograd.gradgradcheck(module, given, fast_mode=True, rtol=1e-4, atol=1e-6)

@@ -1,4 +1,4 @@
-"""What the language, a spec and a module say of graphs that the data decide."""
+"""What the language, a spec and a module say of data-dependent graphs."""
 
 from __future__ import annotations
 

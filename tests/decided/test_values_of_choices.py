@@ -37,7 +37,7 @@ def test_ties_go_to_the_lower_position_and_nan_is_last(kind: torch.dtype) -> Non
 
 @pytest.mark.parametrize("width", [4, 40, 1200])
 def test_infinities_are_no_candidates(width: int) -> None:
-    """However many there are to choose from, in which case groups of them are looked at first."""
+    """However many there are to choose from, in which case groups of them are compared first."""
     module = module_of("input s: scores attend topk(keys = 3, score = s)")
     q, scores = torch.zeros(1, 1, width, 2), torch.full((width, width), -torch.inf)
     first = [torch.nan, 1.0, -3e38, -torch.inf], [-torch.inf] * 4, [0.0, -0.0, 0.0, 0.0]

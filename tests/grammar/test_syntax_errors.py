@@ -1,4 +1,4 @@
-"""Texts that are no specs: limits, and mistakes that make no others."""
+"""Texts that are not specs: limits, and mistakes that make no others."""
 
 from __future__ import annotations
 

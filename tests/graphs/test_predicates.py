@@ -17,7 +17,7 @@ from views import FIGURES, PAIRS, Case, differing, times_weighed
 
 from attnspec import AttnSpecError, Spec, parse
 
-# what is looked at pair by pair, and what is decided of a block as a whole
+# what is examined pair by pair, and what is decided of a block as a whole
 NAMES = (
     "mask",
     "adjacency",

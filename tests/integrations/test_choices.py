@@ -124,7 +124,7 @@ def test_hashed_attention_of_reformer(rounds: int, look: int, causal: bool) -> N
     past = "causal" if causal else ""
     spec = attnspec.parse(f"attention r {{ input h: buckets {past} attend lsh(h, {text}) }}")
     found = spec.compile()(q, q, v, inputs={"h": buckets})
-    # their first chunk of a round looks at the last one of the round before, ours at none
+    # their first chunk of a round reads the last one of the round before, ours at none
     compared = torch.ones(2, 2, N, dtype=torch.bool)
     if look:
         compared = (buckets.argsort(dim=-1, stable=True).argsort(dim=-1) >= CHUNK).all(2)

@@ -1,5 +1,5 @@
-"""What the data decide, in plain loops and float64, straight from the language: one sample and head
-at a time. Positions are lists of numbers, pairs are sets."""
+"""Data-dependent graphs, in plain loops and float64, straight from the language: one sample and
+head at a time. Positions are lists of numbers, pairs are sets."""
 
 from __future__ import annotations
 
@@ -326,7 +326,7 @@ def options(node: Node, at: Place) -> dict[str, Any]:
 
 
 def held(node: Node, at: Place, graph: Callable[[Node, Place], np.ndarray]) -> np.ndarray:
-    """bool [n, n], False for positions that are no queries of the call."""
+    """bool [n, n], False for positions that are not queries of the call."""
     found = np.zeros((at.n, at.n), bool)
     if not any(at.sample.real):
         return found

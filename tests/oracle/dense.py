@@ -126,7 +126,7 @@ def _decided(
     call: Call,
     head: int,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Under pairs that the data decide, some of which change what they weigh."""
+    """Under data-dependent pairs, some of which change what they weigh."""
     first, factor, how = len(k) - len(q), torch.ones(len(k), dtype=q.dtype), does.normalize
     leaf = next(
         (x for x in does.attend.walk() if x.parts[0] in ("lsh", "cluster", "sinkhorn")), None

@@ -1,6 +1,6 @@
 """Mechanisms that mix positions by whole matrices, by their papers' formulas, one head at a time.
 
-A position of padding is no position of the sequence; where weights are learned for positions, it
+A position of padding is not a position of the sequence; where weights are learned for positions, it
 stands there with the value 0.
 """
 

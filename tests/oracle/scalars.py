@@ -250,7 +250,7 @@ def pairs_where(node: Node, at: Place) -> np.ndarray:
     positions = np.arange(at.n)
     inside = replace(at, pair=(positions[:, None], positions[None, :]))
     held = np.broadcast_to(np.asarray(predicate(node, inside), bool), (at.n, at.n)).copy()
-    # a position that is no cell of the grid has no coordinates
+    # a position that is not a cell of the grid has no coordinates
     cells = positions >= at.spec.extra_tokens
     asked = {str(each.parts[0]) for each in node.walk() if each.kind == "name"}
     if any(each.startswith("q.") for each in asked):

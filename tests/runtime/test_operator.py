@@ -97,7 +97,7 @@ def test_dropout_in_a_graph() -> None:
     out = compiled(q, k, v, dropout_p=0.5)
     assert not torch.equal(out, compiled(q, k, v, dropout_p=0.5))
     assert abs(out.mean().item() - 1) < 0.1
-    # the same weights are dropped on the way back: values are read linearly
+    # the same weights are dropped in the backward pass: values are read linearly
     (grad,) = torch.autograd.grad(out.sum(), v)
     torch.testing.assert_close(grad.sum() / out.sum(), torch.tensor(1.0))
     assert torch.equal(module(q, k, v), compiled(q, k, v, dropout_p=0.0))

@@ -40,7 +40,7 @@ OTHER = attnspec.parse("attention wider { causal attend window(before = 4, after
 
 
 def test_masks_are_compared_with_specs_as_approved(golden: Golden) -> None:
-    """Whether the masks of the file are those of specs, what differs, and what is no such mask."""
+    """Whether the masks of the file are those of specs, what differs, and what is not a mask."""
 
     def ask(call: str) -> tuple[str, object]:
         found = eval(call, globals())

@@ -111,16 +111,16 @@ class _Task:
     def errors(self, estimate: Callable[[int], np.ndarray], draws: int = DRAWS) -> Figures:
         """The relative errors of weights [n, n], over several draws of them."""
         exact = self.weights @ self.v
-        found = []
+        figures = []
         for draw in range(draws):
             weights = estimate(draw)
-            found.append(
+            figures.append(
                 [
                     np.linalg.norm(weights - self.weights) / np.linalg.norm(self.weights),
                     np.linalg.norm(weights @ self.v - exact) / np.linalg.norm(exact),
                 ]
             )
-        means, spread = np.mean(found, axis=0), np.std(found, axis=0)
+        means, spread = np.mean(figures, axis=0), np.std(figures, axis=0)
         names = ("weight_error", "output_error")
         if draws == 1:
             return {name: Figure(float(mean)) for name, mean in zip(names, means, strict=True)}
@@ -143,8 +143,8 @@ def _require_fitting(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
 
 def _only_lsh(relation: object) -> object:
     parts = getattr(relation, "terms", (relation,))
-    found = [part for part in parts if isinstance(part, Lsh)]
-    return found[0] if len(found) == 1 else None
+    choices = [part for part in parts if isinstance(part, Lsh)]
+    return choices[0] if len(choices) == 1 else None
 
 
 # --- random features ------------------------------------------------------------------------------
@@ -159,16 +159,16 @@ def _rbf(method: Rbf, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
     # -|x - y|^2 / 2 but for what a whole row has in common
     along = np.column_stack([x, np.ones(len(x))]), np.column_stack([y, -(y**2).sum(1) / 2])
     kernel = softmax_weights(*along, task.held, 1.0)
-    own: list[float] = []
+    variances: list[float] = []
 
     def estimate(draw: int) -> np.ndarray:
         weights = task.defined(replace(method, seed=draw))
-        own.append(float(np.linalg.norm(weights - kernel) / np.linalg.norm(kernel)))
+        variances.append(float(np.linalg.norm(weights - kernel) / np.linalg.norm(kernel)))
         return weights
 
     yield from task.errors(estimate).items()
-    note = f"against the Gaussian kernel itself, the mean of {len(own)} draws"
-    yield "kernel_error", Figure(float(np.mean(own)), "estimate", note)
+    note = f"against the Gaussian kernel itself, the mean of {len(variances)} draws"
+    yield "kernel_error", Figure(float(np.mean(variances)), "estimate", note)
 
 
 # --- low rank -------------------------------------------------------------------------------------
@@ -208,8 +208,8 @@ def _lsh(method: Lsh, task: _Task) -> Iterator[tuple[str, Figure[Any]]]:
     lengths = np.linalg.norm(task.q, axis=1, keepdims=True)
     unit = task.q / np.where(lengths == 0, 1.0, lengths)
     scale = task.scale if method.scale == "root" else 1.0
-    held = task.held & ~np.eye(n, dtype=bool)
-    exact = softmax_weights(task.q, unit, held, scale)
+    pairs = task.held & ~np.eye(n, dtype=bool)
+    exact = softmax_weights(task.q, unit, pairs, scale)
     total = float(exact.sum())
     shares = []
     for _ in range(DRAWS):
@@ -246,5 +246,5 @@ def softmax_weights(
     top = scores.max(1, keepdims=True, initial=-np.inf)
     weights = np.exp(scores - np.where(np.isfinite(top), top, 0.0))
     sums = weights.sum(1, keepdims=True)
-    found: np.ndarray = weights / np.where(sums == 0, 1.0, sums)
-    return found
+    normalised: np.ndarray = weights / np.where(sums == 0, 1.0, sums)
+    return normalised

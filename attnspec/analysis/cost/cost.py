@@ -98,13 +98,13 @@ def steps_of(
     if longest is not None and n > longest:
         raise NotBuilt(f"{stack.unknown}, learned for at most {longest:,} positions")
     heads = shape.heads_of(program)
-    found: dict[tuple[Work, tuple[int, ...]], list[int]] = {}
+    by_step: dict[tuple[Work, tuple[int, ...]], list[int]] = {}
     for layer in stack.layers:
         for group in works_of(program, layer, heads, n, n) if n else ():
-            found.setdefault(group, []).append(layer)
+            by_step.setdefault(group, []).append(layer)
     return tuple(
         _step(stack, work, tuple(layers), mine, shape, element)
-        for (work, mine), layers in found.items()
+        for (work, mine), layers in by_step.items()
     )
 
 
@@ -164,10 +164,10 @@ def _step(
     element: int,
 ) -> StepCost:
     size, count, pairs = shape.head_dim, shape.batch * len(heads), None
-    backend, graph, own = _amounts(replace(work, copies=len(heads)), size, AUTO, shape.batch)
+    backend, graph, kernel = _amounts(replace(work, copies=len(heads)), size, AUTO, shape.batch)
     if work.mechanism is None:
         pairs = _useful(stack, work, layers[0], heads)
-    flops, backward = _operations(graph, own, size)
+    flops, backward = _operations(graph, kernel, size)
     whole = graph.quality == "bound" and pairs == graph.executed
     return StepCost(
         layers=layers,
@@ -178,8 +178,8 @@ def _step(
         flops=flops * count,
         useful_flops=None if pairs is None else 4 * size * pairs * count,
         backward_flops=backward * count,
-        bytes=element * (graph.moved + own.moved) * count + graph.shared,
-        memory=element * max(graph.held, own.held) + graph.shared,
+        bytes=element * (graph.moved + kernel.moved) * count + graph.shared,
+        memory=element * max(graph.held, kernel.held) + graph.shared,
         quality="exact" if whole else graph.quality,
     )
 
@@ -187,8 +187,8 @@ def _step(
 def operations_of(work: Work, size: int, backend: str, batch: int) -> tuple[int, int]:
     """The operations of so many samples of all copies of a work on the CPU, forward and backward,
     with heads of a size; NotBuilt where they are not known."""
-    _, graph, own = _amounts(work, size, backend, batch)
-    forward, backward = _operations(graph, own, size)
+    _, graph, kernel = _amounts(work, size, backend, batch)
+    forward, backward = _operations(graph, kernel, size)
     return forward * work.copies * batch, backward * work.copies * batch
 
 
@@ -231,10 +231,10 @@ def _amounts(work: Work, size: int, backend: str, batch: int) -> tuple[str, _Amo
 
 
 def _useful(stack: Stack, work: Work, layer: int, heads: tuple[int, ...]) -> int | None:
-    known = [stack.known[layer, head] for head in heads if (layer, head) in stack.known]
-    if known:
+    counts = [stack.known[layer, head] for head in heads if (layer, head) in stack.known]
+    if counts:
         # their mean, where tensors decided for each head
-        return sum(edges_of(relation, work.n_k) for relation in known) // len(known)
+        return sum(edges_of(relation, work.n_k) for relation in counts) // len(counts)
     if stack.unknown is not None and work.decided:
         return None
     try:
@@ -272,8 +272,8 @@ def _torch(work: Work, heads: int, size: int) -> _Amounts:
     # a mask is kept from call to call, and read by every head
     masks = pairs if work.changes or form is Form.MASK else 0
     # scores of a part of the queries and keys at a time
-    held = min(256, work.n_q) * min(512, work.n_k)
-    return _Amounts(pairs, 4 * work.n_q * size + masks, held, 0, True, "exact")
+    elements = min(256, work.n_q) * min(512, work.n_k)
+    return _Amounts(pairs, 4 * work.n_q * size + masks, elements, 0, True, "exact")
 
 
 def _rows(work: Work, heads: int, size: int) -> _Amounts:
@@ -298,18 +298,20 @@ def _tiles(work: Work, heads: int, size: int) -> _Amounts:
     from attnspec.backends.tables.backend import TablesBackend
 
     tile = TablesBackend().tile(work)
-    found = survey(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile))
-    tiles = round(found.tiles)
+    tiling = survey(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile))
+    tiles = round(tiling.tiles)
     pairs = min(tiles * tile * tile, work.n_q * work.n_k)
     # keys and values are gathered for every tile: read, written and read again
     gathered = 2 * 3 * tiles * tile * size
     # the formula keeps scores, distances and weights of a piece; a fused kernel its results
-    held = (6 if work.changes.placed else 4) * min(LIMITS.piece, pairs * heads)
+    elements = (6 if work.changes.placed else 4) * min(LIMITS.piece, pairs * heads)
     if work.plain:
-        held = min(2 * LIMITS.piece, 5 * heads * work.n_q * size // 4)
-    masks = tile * tile * min(round(found.undecided), 1 << 12)
+        elements = min(2 * LIMITS.piece, 5 * heads * work.n_q * size // 4)
+    masks = tile * tile * min(round(tiling.undecided), 1 << 12)
     moved = 2 * work.n_q * size + gathered
-    return _Amounts(pairs, moved, held, masks, work.plain, "estimate" if found.sampled else "bound")
+    return _Amounts(
+        pairs, moved, elements, masks, work.plain, "estimate" if tiling.sampled else "bound"
+    )
 
 
 def _bands(work: Work, heads: int, size: int) -> _Amounts:
@@ -320,9 +322,9 @@ def _bands(work: Work, heads: int, size: int) -> _Amounts:
     quality: Quality = "bound"
     bands = bands_of(work.relation, work.n_q, work.n_k)
     for index, band in enumerate(bands):
-        found = band.tiles
-        quality = "estimate" if found.sampled else quality
-        full, undecided = map(round, found.area)
+        tiles = band.tiles
+        quality = "estimate" if tiles.sampled else quality
+        full, undecided = map(round, tiles.area)
         pairs += full + undecided
         moved += 2 * work.n_q * size + 2 * (full + undecided) // max(1, band.sizes[0]) * size
         moved += 3 * work.n_q * size if index else 0
@@ -330,11 +332,11 @@ def _bands(work: Work, heads: int, size: int) -> _Amounts:
         shared += 4 * min(undecided, 32 * band.sizes[0] * band.sizes[1])
     # keys in order, and results before they are merged, for as many heads as are computed together
     together = min(heads, max(1, LIMITS.heads_together // max(1, work.n_k * size)))
-    held = 3 * min(together * work.n_k * size, LIMITS.piece) // 2 + heads * work.n_q
+    elements = 3 * min(together * work.n_k * size, LIMITS.piece) // 2 + heads * work.n_q
     if work.changes.bends:
         # scores, what they are changed to step by step, weights
-        held += 12 * min(together * pairs, LIMITS.piece)
-    return _Amounts(pairs, moved, held, shared, True, quality)
+        elements += 12 * min(together * pairs, LIMITS.piece)
+    return _Amounts(pairs, moved, elements, shared, True, quality)
 
 
 def _edges(work: Work, heads: int, size: int) -> _Amounts:

@@ -50,19 +50,19 @@ def cache_of(relation: Relation, n: int) -> KeyCache:
     last = last_readers(relation, n)
     position = np.arange(n)
     # a key is held from its own position on, and until its last reader is answered
-    held = last >= position
+    cached = last >= position
     change = np.zeros(n + 1, np.int64)
-    change[:n] += held
-    np.subtract.at(change, last[held] + 1, 1)
+    change[:n] += cached
+    np.subtract.at(change, last[cached] + 1, 1)
     return KeyCache(last, np.cumsum(change[:n]))
 
 
 def last_readers(relation: Relation, n: int) -> np.ndarray:
     """The last query that reads each key, int64 [n], -1 for none; raises TooMuch."""
     turned = relation.transposed()
-    found = None if turned is None else _last_keys(turned, n)
-    if found is not None:
-        return found
+    last = None if turned is None else _last_keys(turned, n)
+    if last is not None:
+        return last
     if isinstance(relation, Union):
         parts = [last_readers(term, n) for term in relation.terms]
         return np.asarray(np.maximum.reduce(parts))
@@ -77,32 +77,32 @@ def last_readers(relation: Relation, n: int) -> np.ndarray:
 
 def _last_keys(turned: Relation, n: int) -> np.ndarray | None:
     """The largest member of each row of the reversed relation."""
-    found = np.full(n, -1)
+    last = np.full(n, -1)
     for first, part in turned.closed_rows(n, LIMITS.listed_at_once):
         if part is None:
             return None
         start, stop, step = part
         members = np.where(stop > start, start + (stop - 1 - start) // step * step, -1)
-        found[first : first + len(members)] = members.max(axis=-1)
-    return found
+        last[first : first + len(members)] = members.max(axis=-1)
+    return last
 
 
 def _listed(relation: Relation, n: int) -> np.ndarray:
-    found = np.full(n, -1)
+    last_at = np.full(n, -1)
     require_listable(relation, n)
     if lists_rows(relation, n):
         for first, last in relation.chunks(n):
             q, k = relation.rows(first, last, n)
             # ascending queries: the last assignment is the largest
-            found[k] = q
-        return found
+            last_at[k] = q
+        return last_at
     step = max(1, LIMITS.listed_at_once // max(1, n))
     for first in range(0, n, step):
         rows = np.arange(first, min(n, first + step))
-        held = evaluate_pairs(relation, rows[:, None], np.arange(n)[None], n)
-        read = held.any(axis=0)
-        found[read] = rows[-1] - held[::-1].argmax(axis=0)[read]
-    return found
+        mask = evaluate_pairs(relation, rows[:, None], np.arange(n)[None], n)
+        read = mask.any(axis=0)
+        last_at[read] = rows[-1] - mask[::-1].argmax(axis=0)[read]
+    return last_at
 
 
 # --- rules in words -------------------------------------------------------------------------------

@@ -174,9 +174,9 @@ class Turned:
 
 def shared(relations: tuple[Relation, ...], n: int) -> Conjunction:
     """The pairs that all of some relations have; TooMuch where they cannot be listed."""
-    found = quickly_shared(relations, n)
-    if found is not None:
-        return found
+    conjunction = quickly_shared(relations, n)
+    if conjunction is not None:
+        return conjunction
     return Listed(relations[0] if len(relations) == 1 else Intersection(relations), n)
 
 

@@ -68,9 +68,9 @@ def weighted(relation: Relation, n: int, weights: np.ndarray | None) -> np.ndarr
         return np.zeros(0, np.int64)
     for way in _ways(relation, n):
         with suppress(TooMuch):
-            found = way(relation, n, weights)
-            if found is not None:
-                return found
+            sums = way(relation, n, weights)
+            if sums is not None:
+                return sums
     require_listable(relation, n)
     return (_listed if lists_rows(relation, n) else _looked)(relation, n, weights)
 
@@ -97,7 +97,7 @@ def _is_wide(relation: Relation, n: int) -> bool:
 def _from_closed(relation: Relation, n: int, weights: np.ndarray | None) -> np.ndarray | None:
     """The counts where every row, or every row of the transpose, is known as progressions, else
     None."""
-    found = np.zeros(n, np.int64)
+    sums = np.zeros(n, np.int64)
     turned = isinstance(relation, Transpose)
     closed = relation.term if isinstance(relation, Transpose) else relation
     # what is counted for keys costs a pass over all of them in each part
@@ -108,15 +108,15 @@ def _from_closed(relation: Relation, n: int, weights: np.ndarray | None) -> np.n
             return None
         if weights is None and not turned:
             counts = lengths(part)
-            found[first : first + len(counts)] = counts
+            sums[first : first + len(counts)] = counts
             continue
         for group in grouped(part, n):
             group.row = group.row + first
             if turned:
-                found += group.tally(weights)
+                sums += group.tally(weights)
             elif weights is not None:
-                found += np.bincount(group.row, group.sums(weights), n).astype(np.int64)
-    return found
+                sums += np.bincount(group.row, group.sums(weights), n).astype(np.int64)
+    return sums
 
 
 Counting: TypeAlias = "Callable[[Relation, int, np.ndarray | None], np.ndarray | None]"
@@ -146,11 +146,11 @@ def _by_inclusion(
                         return None
                     counted[place] = _Counted(common, term.rows)
                 counted[place].add(term.columns, (-1) ** (size + 1) * sign)
-    found = np.zeros(n, np.int64)
+    totals = np.zeros(n, np.int64)
     for part in counted.values():
         sums = part.common.sums(part.values(n, weights))
-        found += sums if part.rows is None else sums * part.rows
-    return found
+        totals += sums if part.rows is None else sums * part.rows
+    return totals
 
 
 @dataclass
@@ -172,8 +172,8 @@ class _Counted:
 
     def values(self, n: int, weights: np.ndarray | None) -> np.ndarray:
         """What each key counts, int64 [n], with its weight."""
-        found = np.full(n, self.times) + self.more
-        return found if weights is None else found * weights
+        counts = np.full(n, self.times) + self.more
+        return counts if weights is None else counts * weights
 
 
 # --- what must be listed -------------------------------------------------------------------------
@@ -184,15 +184,15 @@ def _listed(relation: Relation, n: int, weights: np.ndarray | None) -> np.ndarra
     turned = isinstance(relation, Transpose)
     whole = relation.term if isinstance(relation, Transpose) else relation
     closed, listed = _parted(whole, n)
-    found = np.zeros(n, np.int64)
+    sums = np.zeros(n, np.int64)
     if closed is not None:
-        found += weighted(Transpose(closed) if turned else closed, n, weights)
+        sums += weighted(Transpose(closed) if turned else closed, n, weights)
         listed = Intersection((listed, Complement(closed)))
     for first, last in listed.chunks(n):
         q, k = listed.rows(first, last, n)[:: -1 if turned else 1]
         each = None if weights is None else weights[k]
-        found += np.bincount(q, each, n).astype(np.int64, copy=False)
-    return found
+        sums += np.bincount(q, each, n).astype(np.int64, copy=False)
+    return sums
 
 
 def _parted(relation: Relation, n: int) -> tuple[Relation | None, Relation]:
@@ -204,10 +204,10 @@ def _parted(relation: Relation, n: int) -> tuple[Relation | None, Relation]:
         if len(unions) == 1:
             others = tuple(term for term in relation.terms if term is not unions[0])
             parts = tuple(Intersection((*others, term)) for term in unions[0].terms)
-    known = [part.progressions(np.zeros(1, np.int64), n) is not None for part in parts]
-    if all(known) or not any(known):
+    progressive = [part.progressions(np.zeros(1, np.int64), n) is not None for part in parts]
+    if all(progressive) or not any(progressive):
         return None, relation
-    pairs = list(zip(parts, known, strict=True))
+    pairs = list(zip(parts, progressive, strict=True))
     closed, listed = (
         Union(tuple(part for part, is_known in pairs if is_known == wanted))
         for wanted in (True, False)
@@ -217,13 +217,13 @@ def _parted(relation: Relation, n: int) -> tuple[Relation | None, Relation]:
 
 def _looked(relation: Relation, n: int, weights: np.ndarray | None) -> np.ndarray:
     """The counts by the definition, pair by pair."""
-    found = np.zeros(n, np.int64)
+    sums = np.zeros(n, np.int64)
     weights = np.ones(n, np.int64) if weights is None else weights
     step = max(1, LIMITS.listed_at_once // n)
     for first in range(0, n, step):
         rows = np.arange(first, min(n, first + step))
-        found[rows] = evaluate_pairs(relation, rows[:, None], np.arange(n)[None], n) @ weights
-    return found
+        sums[rows] = evaluate_pairs(relation, rows[:, None], np.arange(n)[None], n) @ weights
+    return sums
 
 
 def most_keys(relation: Relation, n: int) -> np.ndarray:

@@ -49,10 +49,10 @@ def _of_layer(name: str) -> Callable[[Stack, int], float]:
         from attnspec.analysis.cost.cost import NotBuilt, layer_cost
 
         try:
-            found: int = getattr(layer_cost(stack, n), name)
+            figure: int = getattr(layer_cost(stack, n), name)
         except NotBuilt as error:
             raise TooMuch(str(error)) from None
-        return found
+        return figure
 
     return of
 
@@ -62,10 +62,10 @@ def spectral_gap(stack: Stack, n: int) -> float:
     TooMuch where no more than a bound is found."""
     from attnspec.analysis.spectrum import spectrum
 
-    found = spectrum.spectral_gap(stack, n)
-    if found.quality == "bound":
-        raise TooMuch(f"the spectral gap at n = {n:,} is not found in time: {found.note}")
-    return found.value
+    gap = spectrum.spectral_gap(stack, n)
+    if gap.quality == "bound":
+        raise TooMuch(f"the spectral gap at n = {n:,} is not found in time: {gap.note}")
+    return gap.value
 
 
 def _counted(name: str) -> Callable[[Stack, int], float]:

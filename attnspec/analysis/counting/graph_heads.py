@@ -63,7 +63,7 @@ def distinct(report: Inquiry) -> list[tuple[str, HeadCounts]]:
     for slot, index in report.indices.items():
         slots.setdefault(index, set()).add(slot)
     program = report.program
-    return [(slots_words(_rows(program, found)), counts[min(found)]) for found in slots.values()]
+    return [(slots_words(_rows(program, group)), counts[min(group)]) for group in slots.values()]
 
 
 def _rows(program: Program, slots: set[tuple[int, int]]) -> list[list[bool]]:
@@ -78,16 +78,16 @@ def slots_words(rows: Sequence[Sequence[bool]]) -> str:
     layer which of its heads are meant."""
     heads: dict[tuple[int, ...], list[int]] = {}
     for layer, row in enumerate(rows):
-        own = tuple(head for head, meant in enumerate(row) if meant)
-        if own:
-            heads.setdefault(own, []).append(layer)
+        distinct_heads = tuple(head for head, meant in enumerate(row) if meant)
+        if distinct_heads:
+            heads.setdefault(distinct_heads, []).append(layer)
     parts = []
-    for own, layers in heads.items():
+    for distinct_heads, layers in heads.items():
         words = []
         if len(rows) > 1 and len(layers) < len(rows):
             words.append(f"layer {ranges(layers)}")
         if len(rows[0]) > 1:
-            every = len(own) == len(rows[layers[0]])
-            words.append("every head" if every else f"head {ranges(own)}")
+            every = len(distinct_heads) == len(rows[layers[0]])
+            words.append("every head" if every else f"head {ranges(distinct_heads)}")
         parts.append(" ".join(words) or "every layer")
     return ", ".join(parts)

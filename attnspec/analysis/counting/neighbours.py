@@ -46,12 +46,12 @@ class Reading:
         if self.columns is None and self.plain is not None:
             return self.plain.mark(queries, into)
         if self.plain is not None:
-            found = np.zeros(self.n, bool)
-            self.plain.mark(queries, found)
+            marked = np.zeros(self.n, bool)
+            self.plain.mark(queries, marked)
         else:
             tallies = [sign * part.tally(queries) for sign, part in self.counted]
-            found = np.sum(tallies, axis=0) > 0
-        into |= found if self.columns is None else found & self.columns
+            marked = np.sum(tallies, axis=0) > 0
+        into |= marked if self.columns is None else marked & self.columns
         return 0, self.n
 
 
@@ -73,9 +73,9 @@ class Neighbours:
 
     def read(self, frontier: np.ndarray) -> np.ndarray:
         """The keys, bool [n], that a set of queries (bool [n]) reads."""
-        found = np.zeros(self.n, bool)
-        self.mark(np.flatnonzero(frontier), found)
-        return found
+        reached = np.zeros(self.n, bool)
+        self.mark(np.flatnonzero(frontier), reached)
+        return reached
 
 
 def neighbours(relations: Sequence[Relation], n: int) -> Neighbours:

@@ -57,11 +57,11 @@ class Group:
 
     def natural(self, values: np.ndarray) -> np.ndarray:
         """Values of the places in the order of the positions, [n]."""
-        found = values.reshape(self.step, self.width).T.reshape(-1)[: self.n]
+        ordered = values.reshape(self.step, self.width).T.reshape(-1)[: self.n]
         if self.order is None:
-            return np.asarray(found)
-        placed = np.empty_like(found)
-        placed[self.order] = found
+            return np.asarray(ordered)
+        placed = np.empty_like(ordered)
+        placed[self.order] = ordered
         return placed
 
     def tally(self, weights: np.ndarray | None = None) -> np.ndarray:
@@ -124,19 +124,21 @@ def grouped(part: Progressions, n: int) -> Iterator[Group]:
     rows = np.broadcast_to(np.arange(len(start))[:, None], start.shape)
     if steps.size == 1 and steps.item() == 1:
         count = stop - start
-        held = count > 0
-        if held.all():
+        nonempty = count > 0
+        if nonempty.all():
             yield Group(n, 1, rows.ravel(), start.ravel(), count.ravel())
-        elif held.any():
-            yield Group(n, 1, rows[held], start[held], count[held])
+        elif nonempty.any():
+            yield Group(n, 1, rows[nonempty], start[nonempty], count[nonempty])
         return
     count = -((start - stop) // step)
     single = count == 1
     for value in np.unique(steps).tolist():
-        held = (count > 1) & (step == value) if value > 1 else (count > 0) & (step == 1) | single
-        if held.all():
+        nonempty = (
+            (count > 1) & (step == value) if value > 1 else (count > 0) & (step == 1) | single
+        )
+        if nonempty.all():
             yield Group(n, value, rows.ravel(), start.ravel(), count.ravel())
-        elif held.any():
-            yield Group(n, value, rows[held], start[held], count[held])
+        elif nonempty.any():
+            yield Group(n, value, rows[nonempty], start[nonempty], count[nonempty])
     if (steps > 1).all() and single.any():
         yield Group(n, 1, rows[single], start[single], count[single])

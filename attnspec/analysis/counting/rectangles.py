@@ -54,8 +54,8 @@ class Term:
 @lru_cache(maxsize=16)
 def terms_of(relation: Relation, n: int) -> tuple[Term, ...]:
     """Terms whose union is the relation."""
-    found = _split(_pushed(relation, n), n, True)
-    return (Term(held=(relation,)),) if found is None else tuple(found)
+    split = _split(_pushed(relation, n), n, True)
+    return (Term(held=(relation,)),) if split is None else tuple(split)
 
 
 def _split(relation: Relation, n: int, wanted: bool) -> list[Term] | None:

@@ -58,8 +58,8 @@ def _leaf(leaf: Leaf, causal: bool) -> Growth:
     if predicate is not None:
         return predicate_growth(Apply("and", (predicate, BEHIND)) if causal else predicate)
     order = BY_NAME[leaf.pattern].order(arguments_of(leaf))
-    found = None if order is None or "tokens" in dict(leaf.arguments) else size_growth(order)
-    return QUADRATIC if found is None else found
+    growth = None if order is None or "tokens" in dict(leaf.arguments) else size_growth(order)
+    return QUADRATIC if growth is None else growth
 
 
 def arguments_of(leaf: Leaf) -> dict[str, Any]:

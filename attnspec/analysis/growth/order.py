@@ -99,8 +99,8 @@ def _reads(stack: Stack) -> str:
 def _factors(term: Term | None) -> list[str]:
     """What is left out of the order of data-dependent patterns."""
     every = () if term is None else leaves(term)
-    found = (BY_NAME[leaf.pattern].factors(arguments_of(leaf)) for leaf in every)
-    return [words for words in found if words]
+    factors = (BY_NAME[leaf.pattern].factors(arguments_of(leaf)) for leaf in every)
+    return [words for words in factors if words]
 
 
 def _mechanism_factors(attend: Attend) -> list[str]:
@@ -152,9 +152,9 @@ def nearest(
                 columns.append(_values(lower, lengths))
         # relative errors: every length counts alike
         matrix = np.array(columns).T / edges[:, None]
-        found = np.linalg.lstsq(matrix, np.ones(len(lengths)), rcond=None)[0]
-        share = found[0] * matrix[-1, 0]
-        away = float(np.abs(matrix @ found - 1).max())
+        weights = np.linalg.lstsq(matrix, np.ones(len(lengths)), rcond=None)[0]
+        share = weights[0] * matrix[-1, 0]
+        away = float(np.abs(matrix @ weights - 1).max())
         return away if share > SHARE else math.inf
 
     # what fits alike within the noise of floating point is the slowest
@@ -170,29 +170,29 @@ def nearest(
 def _values(growth: Growth, lengths: np.ndarray) -> np.ndarray:
     """n**a log(n)**b at some lengths."""
     power, logs = map(float, growth)
-    found: np.ndarray = lengths**power * np.log(lengths) ** logs
-    return found
+    terms: np.ndarray = lengths**power * np.log(lengths) ** logs
+    return terms
 
 
 def counted(stack: Stack) -> dict[int, int]:
     """The edges at long lengths, as far as rows have a closed form there, else at those where pairs
     are examined; raises TooMuch where counting takes too long at the shortest."""
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for lengths in (LONG, LOOKED_INTO):
         for n in lengths:
             try:
                 beyond = lengths is LONG or _looks(stack, n) > LIMITS.looks_grown
                 if not beyond or _is_quick(stack, n):
-                    found[n] = total_edges(stack, n)
+                    counts[n] = total_edges(stack, n)
             except TooMuch:
-                if not found and lengths is LOOKED_INTO:
+                if not counts and lengths is LOOKED_INTO:
                     raise
                 break
             except AttnSpecError:
                 continue
-        if len(found) >= ENOUGH:
+        if len(counts) >= ENOUGH:
             break
-    return found
+    return counts
 
 
 def _looks(stack: Stack, n: int) -> int:
@@ -215,7 +215,7 @@ def _grown_grids(elaborated: Elaborated, n: int) -> dict[int, int]:
         for name, size in elaborated.parameters.items()
         if isinstance(size, int) and _is_extent(elaborated, name, size)
     }
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for quarters in (1, 2, 4, 6, 8, 12, 16):
         if any(size * quarters % 4 for size in extents.values()):
             continue
@@ -223,14 +223,14 @@ def _grown_grids(elaborated: Elaborated, n: int) -> dict[int, int]:
             sizes = {name: size * quarters // 4 for name, size in extents.items()}
             grown = Stack(elaborated.resized(sizes).program)
             length = grown.program.fixed_length
-            if length is None or length in found:
+            if length is None or length in counts:
                 break
             if length > (LIMITS.cells_grown if _is_quick(grown, length) else LOOKED_INTO[-1]):
                 break
-            found[length] = total_edges(grown, length)
+            counts[length] = total_edges(grown, length)
         except AttnSpecError:
             continue
-    return found
+    return counts
 
 
 def _is_extent(elaborated: Elaborated, name: str, size: int) -> bool:

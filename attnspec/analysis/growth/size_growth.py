@@ -17,8 +17,8 @@ QUADRATIC: Growth = (Fraction(2), Fraction(0))
 
 def size_growth(scalar: Scalar) -> Growth | None:
     """The growth that a size does not exceed, a constant at least; None where it is not known."""
-    found = _growth(scalar)
-    return None if found is None else max(found, CONSTANT)
+    growth = _growth(scalar)
+    return None if growth is None else max(growth, CONSTANT)
 
 
 def divisor_growth(scalar: Scalar) -> Growth | None:
@@ -43,34 +43,34 @@ def _applied(op: str, args: tuple[Scalar, ...]) -> Growth | None:
             return None
         power = Fraction(args[1]).limit_denominator(1000)
         return base[0] * power, base[1] * power
-    found = [_growth(arg) for arg in args]
-    known = [growth for growth in found if growth is not None]
-    if len(known) < len(found):
+    growths = [_growth(arg) for arg in args]
+    sizes = [growth for growth in growths if growth is not None]
+    if len(sizes) < len(growths):
         return None
     match op:
         case "+" | "max":
-            return max(known)
+            return max(sizes)
         case "min":
-            return min(known)
+            return min(sizes)
         case "*":
             # nothing grows as no times something
             none = any(not isinstance(arg, Symbol | Apply) and arg <= 0 for arg in args)
-            return None if none else times(*known)
+            return None if none else times(*sizes)
         case "-":
             # of two sizes that grow alike nothing may be left
-            return known[0] if known[0] > known[1] or known == [CONSTANT, CONSTANT] else None
+            return sizes[0] if sizes[0] > sizes[1] or sizes == [CONSTANT, CONSTANT] else None
         case "/" | "//":
-            return None if divisor_growth(args[1]) is None else over(*known)
+            return None if divisor_growth(args[1]) is None else over(*sizes)
         case "isqrt" | "sqrt":
-            return known[0][0] / 2, known[0][1] / 2
+            return sizes[0][0] / 2, sizes[0][1] / 2
         case "log2":
-            if known[0] == CONSTANT:
+            if sizes[0] == CONSTANT:
                 return CONSTANT
-            return (Fraction(0), Fraction(1)) if known[0][0] > 0 else None
+            return (Fraction(0), Fraction(1)) if sizes[0][0] > 0 else None
         case "ceil":
-            return max(known[0], CONSTANT)
+            return max(sizes[0], CONSTANT)
         case "floor" | "abs":
-            return known[0]
+            return sizes[0]
         case _:
             return None
 

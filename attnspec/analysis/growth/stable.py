@@ -142,12 +142,12 @@ def difference(program: Program, longest: int) -> Difference | None:
         if head_is_stable(program, layer, head):
             continue
         try:
-            found = difference_of(program, layer, head, longest)
+            change = difference_of(program, layer, head, longest)
         except TooMuch as error:
             doubt = doubt or str(error)
             continue
-        if found is not None:
-            return found
+        if change is not None:
+            return change
     if doubt:
         raise TooMuch(doubt)
     return None
@@ -230,8 +230,8 @@ def _cause(
 
 def _changed(term: Term, place: Place, at: tuple[Situation, ...], pair: tuple[int, int]) -> Fault:
     if isinstance(term, Leaf):
-        found = unsteady_leaf(term, place)
-        return found or Fault(written(term), "changes with n", "write numbers as its sizes")
+        fault = unsteady_leaf(term, place)
+        return fault or Fault(written(term), "changes with n", "write numbers as its sizes")
     q, k = pair[::-1] if term.op == "transpose" else pair
     if term.op == "shift":
         by = vars(bind(term, at[0]))["by"]
@@ -240,8 +240,8 @@ def _changed(term: Term, place: Place, at: tuple[Situation, ...], pair: tuple[in
     for part in term.terms if inside else ():
         if _holds(part, at[0], q, k) != _holds(part, at[1], q, k):
             return _changed(part, place, at, (q, k))
-    found = unsteady_shift(term, place)
-    return found or Fault(written(term), "changes with n", "write numbers as its sizes")
+    fault = unsteady_shift(term, place)
+    return fault or Fault(written(term), "changes with n", "write numbers as its sizes")
 
 
 def _holds(term: Term, at: Situation, q: int, k: int) -> bool:
@@ -295,8 +295,8 @@ def _sample(entry: Input, n: int) -> np.ndarray:
 def unstable(program: Program, layer: int, heads: int) -> Fault | None:
     """What makes a layer that goes on from earlier positions contradict them; None where nothing
     does at the lengths that were examined."""
-    found = _first_fault(program, layer, heads, whole=True)
-    return found or counting_queries(program, layer, heads)
+    fault = _first_fault(program, layer, heads, whole=True)
+    return fault or counting_queries(program, layer, heads)
 
 
 def changed_by_padding(program: Program, layer: int, heads: int) -> Fault | None:
@@ -319,10 +319,10 @@ def _first_fault(program: Program, layer: int, heads: int, *, whole: bool) -> Fa
         if proven(program, layer, head):
             continue
         try:
-            found = difference_of(program, layer, head, LIMITS.every_length, whole=whole)
+            change = difference_of(program, layer, head, LIMITS.every_length, whole=whole)
         except TooMuch:
             # neither proven nor refuted: an input or the data might show it
             return fault_of(program, layer, head, whole=whole)
-        if found is not None:
-            return found.fault
+        if change is not None:
+            return change.fault
     return None

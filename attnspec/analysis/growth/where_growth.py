@@ -85,8 +85,8 @@ def _counts(facts: Iterable[_Fact], side: str) -> list[Growth]:
 
 
 def _size(limit: Scalar) -> Growth:
-    found = size_growth(limit)
-    return LINEAR if found is None else found
+    growth = size_growth(limit)
+    return LINEAR if growth is None else growth
 
 
 # --- what the parts say ---------------------------------------------------------------------------
@@ -121,16 +121,16 @@ def _facts(part: Scalar) -> list[_Fact]:
 
 def _below(left: Scalar, right: Scalar, strict: bool) -> list[_Fact]:
     """What left <= right says."""
-    found = combination(Apply("-", (left, right)))
-    if found is None:
+    linear = combination(Apply("-", (left, right)))
+    if linear is None:
         return []
-    limit = minus(0, found.plain.rest)
+    limit = minus(0, linear.plain.rest)
     if strict:
         limit = fold(Apply("-", (limit, 1)), {})
-    factor = found.distance
+    factor = linear.distance
     if factor in (1, -1):
         return [_Near(factor < 0, limit)]
-    return _blocks(found.plain, limit) or _few(found, strict)
+    return _blocks(linear.plain, limit) or _few(linear, strict)
 
 
 def _blocks(found: Combination, limit: Scalar) -> list[_Fact]:
@@ -175,16 +175,16 @@ def _remainder(left: Apply, op: str, right: Scalar) -> list[_Fact]:
     number, step = left.args
     if isinstance(right, Apply) and right.op == "%" and right.args[1] == step and op == "==":
         number, right = Apply("-", (number, right.args[0])), 0
-    found, gap = combination(number), divisor_growth(step)
-    if asks_positions(step) or asks_positions(right) or found is None or gap is None:
+    linear, gap = combination(number), divisor_growth(step)
+    if asks_positions(step) or asks_positions(right) or linear is None or gap is None:
         return []
     cells = {"==": 1, "<": right, "<=": right, ">": minus(step, right), ">=": minus(step, right)}
     many = size_growth(cells[op])
     many = gap if many is None else min(many, gap)
-    if found.distance is not None:
+    if linear.distance is not None:
         return [_Steps(gap, many)]
-    positions = [each for each, factor in found.factors if factor in (1, -1)]
-    if len(found.factors) != 1 or positions[:1] not in ([Q], [K]):
+    positions = [each for each, factor in linear.factors if factor in (1, -1)]
+    if len(linear.factors) != 1 or positions[:1] not in ([Q], [K]):
         return []
     share = max(times(over(LINEAR, gap), many), CONSTANT)
     return [_Few("q" if positions[0] == Q else "k", share)]
@@ -196,10 +196,12 @@ def _listed(number: Scalar, members: tuple[Scalar, ...]) -> list[_Fact]:
         return []
     if isinstance(number, Apply) and number.op == "abs":
         (number,) = number.args
-    found = combination(number)
-    if found is None or not isinstance(found.rest, int):
+    linear = combination(number)
+    if linear is None or not isinstance(linear.rest, int):
         return []
-    if found.distance in (1, -1):
+    if linear.distance in (1, -1):
         return [_Listed()]
-    sides = [("q" if position == Q else "k") for position, _ in found.factors if position in (Q, K)]
-    return [_Few(sides[0], CONSTANT)] if len(sides) == len(found.factors) == 1 else []
+    sides = [
+        ("q" if position == Q else "k") for position, _ in linear.factors if position in (Q, K)
+    ]
+    return [_Few(sides[0], CONSTANT)] if len(sides) == len(linear.factors) == 1 else []

@@ -37,15 +37,15 @@ def levels(chain: Chain, most: int) -> list[Level]:
     n = chain.n
     words = -(-n // 64)
     wide = max(1, LIMITS.words // max(1, n))
-    found: list[Level] = [Level(0, None)]
+    reached: list[Level] = [Level(0, None)]
     for begin in range(0, words, wide):
         part = list(_block(chain, begin, min(words, begin + wide), most))
-        longer = max(len(found), len(part))
-        found = [
-            _together(found[min(i, len(found) - 1)], part[min(i, len(part) - 1)])
+        longer = max(len(reached), len(part))
+        reached = [
+            _together(reached[min(i, len(reached) - 1)], part[min(i, len(part) - 1)])
             for i in range(longer)
         ]
-    return found
+    return reached
 
 
 def _together(one: Level, other: Level) -> Level:
@@ -112,15 +112,15 @@ def _read_through(reading: Reading, read: np.ndarray, grown: np.ndarray) -> None
         if reading.rows is None:
             _ranges(band, source, grown)
         else:
-            found = np.zeros_like(read)
-            _ranges(band, source, found)
-            grown[rows] |= found[rows]
+            union = np.zeros_like(read)
+            _ranges(band, source, union)
+            grown[rows] |= union[rows]
         return
-    found = np.zeros_like(read) if reading.rows is not None else grown
-    _gathered(*_listed(reading), read, found)
+    union = np.zeros_like(read) if reading.rows is not None else grown
+    _gathered(*_listed(reading), read, union)
     if reading.rows is not None:
         rows = np.flatnonzero(reading.rows)
-        grown[rows] |= found[rows]
+        grown[rows] |= union[rows]
 
 
 # --- progressions ---------------------------------------------------------------------------------
@@ -151,14 +151,14 @@ def _tables(band: Banded) -> tuple[Table, ...]:
         by_size = np.lexsort((group.row, size))
         lookups: list[list[Lookups]] = [[] for _ in range(int(size.max()) + 1)]
         for j in range(len(lookups)):
-            held = by_size[slice(*np.searchsorted(size[by_size], (j, j + 1)))]
-            while len(held):
+            members = by_size[slice(*np.searchsorted(size[by_size], (j, j + 1)))]
+            while len(members):
                 # a row may have several ranges: each goes to a lookup of its own
-                fresh = np.diff(group.row[held], prepend=-1) > 0
-                now = held[fresh]
+                fresh = np.diff(group.row[members], prepend=-1) > 0
+                now = members[fresh]
                 low = group.place[now]
                 lookups[j].append(Lookups(group.row[now], low, low + group.count[now] - (1 << j)))
-                held = held[~fresh]
+                members = members[~fresh]
         made.append(Table(group, tuple(map(tuple, lookups))))
     return tuple(made)
 

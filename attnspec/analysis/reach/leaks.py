@@ -5,8 +5,8 @@ since the residual stream carries a position through the other layers. So a stac
 when a head of some layer reads a later key, or chooses among earlier keys by later ones, and the
 shortest leaking path is one step.
 
-What run-time inputs and data decide is tried, not proven: a leak is exact, because the sample that
-shows it is admissible; none found is an estimate.
+What depends on run-time inputs or data is tried, not proven: a leak is exact, because the
+sample that shows it is admissible; no leak is an estimate.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ def leak(stack: Stack, n: int) -> Figure[Leak | None]:
 
     Raises TooMuch where that means looking at too many pairs, BindError where a size has no value.
     """
-    found = Figure[Leak | None](None) if stack.program.causal else _by_pairs(stack, n)
-    if found.value is not None:
-        return found
+    figure = Figure[Leak | None](None) if stack.program.causal else _by_pairs(stack, n)
+    if figure.value is not None:
+        return figure
     ahead, words = _by_choice(stack, n)
     if ahead is not None:
         return Figure(ahead)
-    notes = [words, found.note] if found.quality == "exact" else [found.note]
-    return replace(found, note="; ".join(note for note in notes if note))
+    notes = [words, figure.note] if figure.quality == "exact" else [figure.note]
+    return replace(figure, note="; ".join(note for note in notes if note))
 
 
 def looks_ahead(program: Program) -> Leak | None:
@@ -174,12 +174,12 @@ def later_pair(relation: Relation, n: int) -> tuple[int, int] | None:
 
 
 def _situation(stack: Stack, n: int, layer: int, head: int) -> Situation:
-    given = {
+    inputs = {
         name: Data(sampled(entry, stack.inputs or {}, n, n, stack.program.name), entry.size)
         for name, entry in stack.declared.items()
         if name in (stack.inputs or {})
     }
-    return replace(stack.situation(n, layer, head), inputs=given)
+    return replace(stack.situation(n, layer, head), inputs=inputs)
 
 
 def _samples(inputs: list[Input], n: int) -> Iterator[tuple[Mapping[str, Data], list[str]]]:
@@ -191,8 +191,8 @@ def _samples(inputs: list[Input], n: int) -> Iterator[tuple[Mapping[str, Data], 
     for marks in ("all", "none", "first", "last"):
         data, words = {}, []
         for entry in inputs:
-            data[entry.name], said = _sample(entry, marks, n)
-            words.append(f"`{entry.name}` {said}")
+            data[entry.name], description = _sample(entry, marks, n)
+            words.append(f"`{entry.name}` {description}")
         yield data, words
 
 

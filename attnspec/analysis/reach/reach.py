@@ -64,8 +64,8 @@ def path_in_union(stack: Stack, n: int, query: int, key: int) -> Steps | None:
     reads = walks.walk(union_of(stack, n), query, key)
     if reads is None:
         return None
-    found = stack.bound(n).found
-    return tuple((*_slot(found, read, n), read.key) for read in reads)
+    relations = stack.bound(n).found
+    return tuple((*_slot(relations, read, n), read.key) for read in reads)
 
 
 def spread_in_layers(stack: Stack, n: int, most: int | None = None) -> Spread:
@@ -91,11 +91,11 @@ def diameter(stack: Stack, n: int) -> Figure[int | None]:
 def path_length(stack: Stack, n: int) -> Figure[float | None]:
     """The mean shortest path between allowed pairs of different positions in the union, None if
     some pair has none; 0.0 where there are no such pairs."""
-    found = spread(union_of(stack, n))
-    if found.layers is None:
-        return Figure(None, note=_never(found))
-    mean = sum(found.missing) / max(1, found.pairs - found.own)
-    return _graded(mean, found)
+    figure = spread(union_of(stack, n))
+    if figure.layers is None:
+        return Figure(None, note=_never(figure))
+    mean = sum(figure.missing) / max(1, figure.pairs - figure.own)
+    return _graded(mean, figure)
 
 
 def eccentricity(stack: Stack, n: int, position: int) -> Figure[int | None]:
@@ -103,11 +103,11 @@ def eccentricity(stack: Stack, n: int, position: int) -> Figure[int | None]:
     never reads one of them."""
     _require_position(n, position)
     chain = union_of(stack, n)
-    found = walks.hops(chain, position)[: chain.allowed(position)]
-    never = np.flatnonzero(found < 0)
+    layers = walks.hops(chain, position)[: chain.allowed(position)]
+    never = np.flatnonzero(layers < 0)
     if len(never):
         return Figure(None, note=f"query {position} never reads {never[0]}")
-    return Figure(int(found.max()))
+    return Figure(int(layers.max()))
 
 
 # --- helpers --------------------------------------------------------------------------------------
@@ -119,14 +119,16 @@ def _longest(chain: Chain, unit: str) -> Figure[int | None]:
         if spans is not None:
             needed = layers_needed(chain, spans)
             return Figure(needed, note="" if needed is not None else _someone(chain))
-    found = spread(chain)
-    if found.layers is None:
-        return Figure(None, note=_never(found))
-    if not found.sampled or found.layers == _at_most(chain):
-        return Figure(found.layers)
-    query, key = found.first[-2] or (0, 0)
-    note = f"{found.sampled} queries were followed; {query} reads {key} after {found.layers} {unit}"
-    return Figure(found.layers, "estimate", f"{note}, so it is no less")
+    figure = spread(chain)
+    if figure.layers is None:
+        return Figure(None, note=_never(figure))
+    if not figure.sampled or figure.layers == _at_most(chain):
+        return Figure(figure.layers)
+    query, key = figure.first[-2] or (0, 0)
+    note = (
+        f"{figure.sampled} queries were followed; {query} reads {key} after {figure.layers} {unit}"
+    )
+    return Figure(figure.layers, "estimate", f"{note}, so it is a lower bound")
 
 
 def _someone(chain: Chain) -> str:

@@ -61,13 +61,13 @@ def themselves(n: int, step: int) -> Spans:
 @lru_cache(maxsize=8)
 def spans_of(chain: Chain) -> tuple[Spans, ...] | None:
     """The spans of all layers of a chain, None where some query reads anything else."""
-    found: list[Spans] = []
+    unions: list[Spans] = []
     for relations in chain.layers:
         spans = _layer(relations, chain.n)
-        if spans is None or (found and spans.step != found[0].step):
+        if spans is None or (unions and spans.step != unions[0].step):
             return None
-        found.append(spans)
-    return tuple(found)
+        unions.append(spans)
+    return tuple(unions)
 
 
 @lru_cache(maxsize=16)
@@ -116,8 +116,8 @@ def _spans(relation: Relation, queries: np.ndarray, n: int) -> Spans | None:
     low = np.minimum(queries, np.where(some, start, n).min(axis=1))
     high = np.maximum(queries, last.max(axis=1))
     # the keys are disjoint: they fill the span if they are as many as it holds, but for the query
-    own = ((start <= queries[:, None]) & (queries[:, None] <= last)).any(axis=1)
-    if (count.sum(axis=1) + ~own != (high - low) // width + 1).any():
+    reads_itself = ((start <= queries[:, None]) & (queries[:, None] <= last)).any(axis=1)
+    if (count.sum(axis=1) + ~reads_itself != (high - low) // width + 1).any():
         return None
     return Spans(width, low, high)
 

@@ -30,8 +30,8 @@ def period(chain: Chain) -> int | None:
     if not chain.causal:
         return None
     periods = [_period(relation, chain.n) for relations in chain.layers for relation in relations]
-    known = [one for one in periods if one is not None]
-    return lcm(*known) if len(known) == len(periods) else None
+    present = [one for one in periods if one is not None]
+    return lcm(*present) if len(present) == len(periods) else None
 
 
 def _period(relation: Relation, n: int) -> int | None:
@@ -39,8 +39,8 @@ def _period(relation: Relation, n: int) -> int | None:
         return _period(relation.term, n)
     if isinstance(relation, Union | Intersection):
         parts = [_period(term, n) for term in relation.terms]
-        known = [part for part in parts if part is not None]
-        return lcm(*known) if len(known) == len(parts) else None
+        present = [part for part in parts if part is not None]
+        return lcm(*present) if len(present) == len(parts) else None
     predicate = predicate_of(relation)
     if predicate is None:
         return relation.moves_by
@@ -51,8 +51,8 @@ def _of_predicate(predicate: Scalar) -> int | None:
     if not set(symbols(predicate)) <= {"q", "k"}:
         # a grid has rows and columns, and so no such period
         return None
-    found = [period_of(each).both for each in comparisons(predicate)]
-    return lcm(*found) if all(found) else None
+    periods = [period_of(each).both for each in comparisons(predicate)]
+    return lcm(*periods) if all(periods) else None
 
 
 SAMPLED = 8
@@ -87,7 +87,7 @@ class Spread:
 
 
 def spread(chain: Chain, most: int | None = None) -> Spread:
-    """The spread over up to `most` layers; raises TooMuch where a graph is too large to look into.
+    """The spread over up to `most` layers; raises TooMuch where a graph is too large to search.
 
     Exact up to n = `LIMITS.every_pair`, and beyond for causal graphs that repeat themselves.
     """
@@ -108,9 +108,9 @@ def spread(chain: Chain, most: int | None = None) -> Spread:
 
 
 def _by_bits(chain: Chain, most: int) -> Spread:
-    found = bitsets.levels(chain, most)
-    missing = tuple(level.missing for level in found)
-    return Spread(chain.pairs, chain.n, missing, tuple(level.first for level in found))
+    steps = bitsets.levels(chain, most)
+    missing = tuple(level.missing for level in steps)
+    return Spread(chain.pairs, chain.n, missing, tuple(level.first for level in steps))
 
 
 def _by_spans(chain: Chain, spans: tuple[Spans, ...], most: int) -> Spread:
@@ -147,34 +147,34 @@ def _by_queries(
     """The spread of some queries, each with the period by which its pairs may be moved back; with n
     it stands for itself."""
     n = chain.n
-    pairs = own = never = 0
+    pairs = itself = never = 0
     counts = np.zeros(1, np.int64)
     least = np.full(1, n * n)
     never_first = n * n
     for query, repeats in queries:
         key = np.arange(chain.allowed(query))
-        found = hops(chain, query, most)[: len(key)]
+        layers = hops(chain, query, most)[: len(key)]
         moves = key // repeats
         weight = moves + 1
         code = (query - moves * repeats) * n + key - moves * repeats
-        joined = found >= 0
-        size = max(len(counts), int(found.max()) + 1)
+        joined = layers >= 0
+        size = max(len(counts), int(layers.max()) + 1)
         counts = np.pad(counts, (0, size - len(counts)))
         least = np.pad(least, (0, size - len(least)), constant_values=n * n)
         # as floats these are exact, below 2 ** 53
-        counts += np.bincount(found[joined], weight[joined], size).astype(np.int64)
-        np.minimum.at(least, found[joined], code[joined])
+        counts += np.bincount(layers[joined], weight[joined], size).astype(np.int64)
+        np.minimum.at(least, layers[joined], code[joined])
         never += int(weight[~joined].sum())
         never_first = min(never_first, int(code[~joined].min(initial=n * n)))
         pairs += int(weight.sum())
-        own += int(weight[query])
+        itself += int(weight[query])
     # after L layers those are missing that take more than L
     later = np.append(np.cumsum(counts[::-1])[::-1][1:], 0) + never
     first = np.append(np.minimum.accumulate(least[::-1])[::-1][1:], n * n)
     codes = np.minimum(first, never_first)
     return Spread(
         pairs,
-        own,
+        itself,
         tuple(later.tolist()),
         tuple(divmod(code, n) if code < n * n else None for code in codes.tolist()),
         sampled,

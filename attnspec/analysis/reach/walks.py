@@ -31,11 +31,11 @@ def entered(chain: Chain, query: int, most: int | None = None) -> list[np.ndarra
     [n] with -1 for never, or not within `most`."""
     n, distinct = chain.n, chain.distinct
     times = [np.full(n, NEVER, np.int32) for _ in range(distinct)]
-    known = [np.zeros(n, bool) for _ in range(distinct)]
+    reached = [np.zeros(n, bool) for _ in range(distinct)]
     # no mark is left in it between two reads
     marks = np.zeros(n, bool)
     start = np.array([query])
-    times[0][query], known[0][query] = 0, True
+    times[0][query], reached[0][query] = 0, True
     joined, layers, below = 1, 0, start
     while joined < chain.allowed(query) and (layers < distinct or len(below)) and layers != most:
         layers += 1
@@ -43,7 +43,7 @@ def entered(chain: Chain, query: int, most: int | None = None) -> list[np.ndarra
         # on top of the distinct layers, the last reads what was new below it one layer ago
         fresh = start if layers <= distinct else below
         for layer in range(top, -1, -1):
-            fresh = _read(chain, layer, fresh, known[layer], marks)
+            fresh = _read(chain, layer, fresh, reached[layer], marks)
             times[layer][fresh] = layers
             if layer == top:
                 below = fresh
@@ -60,8 +60,8 @@ def told(chain: Chain, key: int) -> np.ndarray:
     fresh, layers = np.array([key]), 0
     while layers < back.distinct or len(fresh):
         # a layer of its own may be the first to read what has been known for long
-        known = times >= 0 if layers < back.distinct else times == layers
-        fresh = np.flatnonzero(back.graph(layers).read(known) & (times < 0))
+        marked = times >= 0 if layers < back.distinct else times == layers
+        fresh = np.flatnonzero(back.graph(layers).read(marked) & (times < 0))
         layers += 1
         times[fresh] = layers
     return times
@@ -89,15 +89,15 @@ def _by_spans(spans: tuple[Spans, ...], query: int, n: int, most: int | None) ->
     every = {each: _ends(each, query) for each in set(spans)}
     ends = [every[each] for each in spans]
     step, distinct = spans[0].step, len(spans)
-    residue, own = query % step, query // step
-    low, high = [own], [own]
-    below, above = own, own
+    residue, cell = query % step, query // step
+    low, high = [cell], [cell]
+    below, above = cell, cell
     layers = 0
     while layers != most:
         layers += 1
         top = min(layers, distinct) - 1
         if layers <= distinct:
-            below, above = own, own
+            below, above = cell, cell
         first, last = ends[top]
         moved = first[below], last[above]
         if layers > distinct and moved == (below, above):
@@ -110,13 +110,13 @@ def _by_spans(spans: tuple[Spans, ...], query: int, n: int, most: int | None) ->
         high.append(up)
         if down == 0 and up == len(first) - 1:
             break
-    found = np.full(n, NEVER, np.int64)
+    steps = np.full(n, NEVER, np.int64)
     reached = np.empty(high[-1] - low[-1] + 1, np.int64)
     levels = np.arange(len(low))
-    reached[: own - low[-1] + 1] = np.repeat(levels, -np.diff(low, prepend=own + 1))[::-1]
-    reached[own - low[-1] :] = np.repeat(levels, np.diff(high, prepend=own - 1))
-    found[residue::step][low[-1] : high[-1] + 1] = reached
-    return found
+    reached[: cell - low[-1] + 1] = np.repeat(levels, -np.diff(low, prepend=cell + 1))[::-1]
+    reached[cell - low[-1] :] = np.repeat(levels, np.diff(high, prepend=cell - 1))
+    steps[residue::step][low[-1] : high[-1] + 1] = reached
+    return steps
 
 
 def _ends(spans: Spans, query: int) -> tuple[list[int], list[int]]:
@@ -146,7 +146,7 @@ def walk(chain: Chain, query: int, key: int) -> list[Read] | None:
     layers = int(times[0][key])
     if layers < 0:
         return None
-    found: list[Read] = []
+    steps: list[Read] = []
     at, time, position = 0, layers, key
     while time:
         top = min(time, chain.distinct) - 1
@@ -160,9 +160,9 @@ def walk(chain: Chain, query: int, key: int) -> list[Read] | None:
             before, time = np.flatnonzero(times[at] == time - 1), time - 1
         reader = _reader(chain, layer, before, position)
         if reader != position:
-            found.append(Read(layer, reader, position))
+            steps.append(Read(layer, reader, position))
         position = reader
-    return found[::-1]
+    return steps[::-1]
 
 
 def _reader(chain: Chain, layer: int, queries: np.ndarray, key: int) -> int:
@@ -170,10 +170,10 @@ def _reader(chain: Chain, layer: int, queries: np.ndarray, key: int) -> int:
     if (queries == key).any():
         return key
     # of any relation: a set has another order in each process
-    held = np.zeros(queries.shape, bool)
+    reads = np.zeros(queries.shape, bool)
     for relation in chain.at(layer):
-        held |= np.asarray(relation.holds(queries, np.int64(key), chain.n))
-    return int(queries[np.flatnonzero(held)[0]])
+        reads |= np.asarray(relation.holds(queries, np.int64(key), chain.n))
+    return int(queries[np.flatnonzero(reads)[0]])
 
 
 def _greedy(spans: Spans, query: int, key: int) -> list[Read] | None:

@@ -36,16 +36,16 @@ def most(name: str, report: Inquiry) -> Figure[Any]:
 
 def _rows(report: Inquiry, of: Any) -> list[Any]:
     """What is found of the graph of each layer and head."""
-    known: dict[Any, Any] = {}
+    by_key: dict[Any, Any] = {}
     rows = []
     for layer, row in enumerate(report.program.slots):
         for head in range(len(row)):
             relation = report.unbound.get((layer, head))
             if relation is None:
                 relation = report.stack.relation(report.length, layer, head)
-            if relation not in known:
-                known[relation] = of(relation)
-            rows.append(known[relation])
+            if relation not in by_key:
+                by_key[relation] = of(relation)
+            rows.append(by_key[relation])
     return rows
 
 
@@ -75,9 +75,9 @@ def scoring_flops(report: Inquiry) -> Figure[Any]:
     )
     words = set()
     for (layer, _), leaves in report.choices.items():
-        found = [leaf.scoring(n, d) for leaf in leaves]
-        layers[layer] = layers.get(layer, 0) + copies * sum(count for count, _ in found)
-        words |= {word for _, word in found} - {""}
+        operations = [leaf.scoring(n, d) for leaf in leaves]
+        layers[layer] = layers.get(layer, 0) + copies * sum(count for count, _ in operations)
+        words |= {word for _, word in operations} - {""}
     most = max(layers.values(), default=0)
     return Figure(most, "bound", "; ".join(["at most", *sorted(words)])) if most else Figure(0)
 

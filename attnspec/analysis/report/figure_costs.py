@@ -33,12 +33,12 @@ def cost(name: str) -> Callable[[Inquiry], Figure[Any]]:
         _require_running(report)
         from attnspec.analysis.cost.cost import layer_cost_of
 
-        found = getattr(
+        amount = getattr(
             layer_cost_of(report.stack, report.length, report.steps, *_sizes(report)), name
         )
-        if found is None:
+        if amount is None:
             raise Unknown(report.stack.unknown or "too many pairs to count")
-        return Figure(found, *_cost_quality(report, name))
+        return Figure(amount, *_cost_quality(report, name))
 
     return of
 
@@ -83,8 +83,8 @@ def break_even(report: Inquiry) -> Figure[Any]:
     _require_running(report)
     if report.program.grid is not None:
         raise Unknown("positions on a grid have one length")
-    found = costs.break_even(Stack(evened(report.program)))
-    if found is None:
+    length = costs.break_even(Stack(evened(report.program)))
+    if length is None:
         raise Unknown(
             "dense attention is estimated to be cheaper up to"
             f" n = {costs.longest_break(report.program):,}"
@@ -92,7 +92,7 @@ def break_even(report: Inquiry) -> Figure[Any]:
     note = "by the rates of the cost model, forward"
     if _mechanisms(report):
         note = "by its products, at the rate of those of dense attention, forward"
-    return Figure(found, "estimate", note)
+    return Figure(length, "estimate", note)
 
 
 # --- generation -----------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def _caches(report: Inquiry) -> list[Any]:
 def _state(report: Inquiry) -> int | None:
     """The numbers that sums of features hold in all heads and layers, None unless every head has a
     mechanism that goes on from such sums."""
-    program, n, held = report.program, max(1, report.length), 0
+    program, n, size = report.program, max(1, report.length), 0
     if not program.causal or any(
         attend.mechanism is None
         or attend.graph is not None
@@ -126,8 +126,8 @@ def _state(report: Inquiry) -> int | None:
             width = mechanism.feature_width(report.shape.head_dim)
             # behind the sums of values that of the weights, unless nothing is divided
             divided = getattr(mechanism, "normalize", "sum") != "none"
-            held += len(heads) * width * (report.shape.head_dim + divided)
-    return held
+            size += len(heads) * width * (report.shape.head_dim + divided)
+    return size
 
 
 def kv_cache(report: Inquiry) -> Figure[Any]:
@@ -150,8 +150,8 @@ def kv_cache_bytes(report: Inquiry) -> Figure[Any]:
         live += (
             sum(row.get(index, 0) for row in report.stack.bound(report.length).rows) * cache.live
         )
-    held = int(live.max(initial=0)) * 2 * report.shape.head_dim * report.element
-    return Figure(held, "exact", "every head with keys and values of its own")
+    size = int(live.max(initial=0)) * 2 * report.shape.head_dim * report.element
+    return Figure(size, "exact", "every head with keys and values of its own")
 
 
 def eviction(report: Inquiry) -> Figure[Any]:

@@ -78,18 +78,18 @@ def causal(report: Inquiry) -> Figure[Any]:
 
     if not report.length:
         return Figure(True)
-    found = leak(report.stack, report.length)
-    if found.value is None:
-        return Figure(True, found.quality, found.note)
-    if found.value.choice:
+    figure = leak(report.stack, report.length)
+    if figure.value is None:
+        return Figure(True, figure.quality, figure.note)
+    if figure.value.choice:
         note = (
-            f"pairs: yes, choice: no: that of query {found.value.query} may change with token"
-            f" {found.value.key}, {found.value.choice}"
+            f"pairs: yes, choice: no: that of query {figure.value.query} may change with token"
+            f" {figure.value.key}, {figure.value.choice}"
         )
-        return Figure(False, found.quality, note)
-    where = f", where {found.value.where}" if found.value.where else ""
-    note = f"query {found.value.query} reads the later key {found.value.key}{where}"
-    return Figure(False, found.quality, note)
+        return Figure(False, figure.quality, note)
+    where = f", where {figure.value.where}" if figure.value.where else ""
+    note = f"query {figure.value.query} reads the later key {figure.value.key}{where}"
+    return Figure(False, figure.quality, note)
 
 
 def stable(report: Inquiry) -> Figure[Any]:
@@ -109,11 +109,11 @@ def stable(report: Inquiry) -> Figure[Any]:
     if choice is not None:
         return Figure(False, note=str(choice[2]))
     longest = min(max(report.length, LIMITS.every_length), LIMITS.longest_stable)
-    found = difference(program, longest)
-    if found is None:
+    change = difference(program, longest)
+    if change is None:
         return Figure(True, "estimate", f"not proven, the same at lengths up to {longest:,}")
-    term = found.fault.term
-    return Figure(False, note=f"{found.what}: `{term if len(term) <= 32 else term[:31] + '…'}`")
+    term = change.fault.term
+    return Figure(False, note=f"{change.what}: `{term if len(term) <= 32 else term[:31] + '…'}`")
 
 
 def symmetric(report: Inquiry) -> Figure[Any]:
@@ -143,8 +143,8 @@ def order(report: Inquiry) -> Figure[Any]:
     from attnspec.analysis.growth import order as orders
 
     _require_positions(report)
-    found = orders.order(_at_every_length(report), _counted_length(report), report.elaborated)
-    return _or_unknown(report, found)
+    growth = orders.order(_at_every_length(report), _counted_length(report), report.elaborated)
+    return _or_unknown(report, growth)
 
 
 def _counted_length(report: Inquiry) -> int:
@@ -187,12 +187,12 @@ def reach(name: str) -> Callable[[Inquiry], Figure[Any]]:
             raise Unknown(report.influence.unknown)
         if not report.length:
             return Figure(0)
-        found: Figure[Any] = getattr(reaches, name)(report.influence, report.length)
-        notes = [found.note, graph_heads.mechanism_note(report)]
+        figure: Figure[Any] = getattr(reaches, name)(report.influence, report.length)
+        notes = [figure.note, graph_heads.mechanism_note(report)]
         if report.undecided:
             notes.append("at least, as if tensors could choose any pair that is allowed")
-            found = replace(found, quality="bound")
-        return replace(found, note="; ".join(note for note in notes if note))
+            figure = replace(figure, quality="bound")
+        return replace(figure, note="; ".join(note for note in notes if note))
 
     return of
 

@@ -92,12 +92,12 @@ class Entry(Generic[T]):
     def __get__(self, report: Inquiry | None, owner: type) -> Entry[T] | T | None:
         if report is None:
             return self
-        found = report.figure(self.name)
-        if not isinstance(found, Unknown):
-            value: T = found.value
+        figure = report.figure(self.name)
+        if not isinstance(figure, Unknown):
+            value: T = figure.value
             return value
-        if self.promised and found.limit is not None:
-            raise found.limit
+        if self.promised and figure.limit is not None:
+            raise figure.limit
         return None
 
 
@@ -199,14 +199,14 @@ class Inquiry:
     @cached_property
     def choices(self) -> dict[tuple[int, int], tuple[DataDependent, ...]]:
         """What tensors decide in each layer and head, where there is something."""
-        found = {slot: decided_in(relation) for slot, relation in self.unbound.items()}
-        return {slot: leaves for slot, leaves in found.items() if leaves}
+        choices = {slot: decided_in(relation) for slot, relation in self.unbound.items()}
+        return {slot: leaves for slot, leaves in choices.items() if leaves}
 
     @cached_property
     def unbound(self) -> dict[tuple[int, int], Relation]:
         """The graph of each layer and head, with what stands for tensors, where it has a value and
         tensors decide something."""
-        found: dict[tuple[int, int], Relation] = {}
+        relations: dict[tuple[int, int], Relation] = {}
         made: dict[int, Relation] = {}
         for layer, row in enumerate(self.program.slots):
             for head, index in enumerate(row):
@@ -218,8 +218,8 @@ class Inquiry:
                         self.program, self.length, layer, head, inputs=stand_ins(self.program)
                     )
                     made[index] = bind_attended(graph, at)
-                found[layer, head] = made[index]
-        return found
+                relations[layer, head] = made[index]
+        return relations
 
     @property
     def undecided(self) -> bool:

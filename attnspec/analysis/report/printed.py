@@ -47,15 +47,15 @@ def page(report: Inquiry, names: Sequence[str] | None = None) -> Text:
     text.append(f"  {_about(report)}\n")
     for group, title in GROUPS.items():
         entries = [e for e in report.entries.values() if e.group == group and e.name in chosen]
-        found = [(entry, report.figure(entry.name)) for entry in entries]
-        reasons = {f.reason for _, f in found if isinstance(f, Unknown)}
-        if not found or (group == "generation" and reasons == {"the spec is not causal"}):
+        figures = [(entry, report.figure(entry.name)) for entry in entries]
+        reasons = {f.reason for _, f in figures if isinstance(f, Unknown)}
+        if not figures or (group == "generation" and reasons == {"the spec is not causal"}):
             continue
         text.append(f"\n{title}\n", _TITLE)
-        if len(reasons) == 1 and all(isinstance(f, Unknown) for _, f in found):
+        if len(reasons) == 1 and all(isinstance(f, Unknown) for _, f in figures):
             text.append(f"  not known: {reasons.pop()}\n", _UNKNOWN)
             continue
-        _append_group(text, found, report)
+        _append_group(text, figures, report)
     if names is None:
         _append_graphs(text, report)
         if report.on_request:

@@ -35,8 +35,8 @@ class Qualities(Mapping[str, "Quality | None"]):
         self._report = report
 
     def __getitem__(self, name: str) -> Quality | None:
-        found = self._report.figure(name)
-        return None if isinstance(found, Unknown) else found.quality
+        figure = self._report.figure(name)
+        return None if isinstance(figure, Unknown) else figure.quality
 
     def __iter__(self) -> Iterator[str]:
         return iter(NAMES)

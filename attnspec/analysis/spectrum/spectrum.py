@@ -81,7 +81,7 @@ def edges_both_ways(stack: Stack, n: int) -> csr_array:
 
 def _by_iterations(matrix: csr_array, first: np.ndarray) -> tuple[float, bool]:
     """The slowest eigenvalue of N with its first eigenvector, and whether the iterations have
-    settled on it; if not, the most that a product lengthened a vector, which is no more."""
+    settled on it; if not, the most that a product lengthened a vector, which is a lower bound."""
     from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
     n, longest = len(first), 0.0

@@ -39,10 +39,10 @@ class BlockRows:
         """The same pairs, bool [queries, n]."""
         down, size = len(self.indptr) - 1, self.size
         along = -(-self.n // size)
-        found = np.zeros((down, size, along, size), bool)
+        mask = np.zeros((down, size, along, size), bool)
         rows = np.repeat(np.arange(down), np.diff(self.indptr))
-        found[rows, :, self.indices] = self.mask
-        return found.reshape(down * size, along * size)[: self.queries, : self.n]
+        mask[rows, :, self.indices] = self.mask
+        return mask.reshape(down * size, along * size)[: self.queries, : self.n]
 
 
 def block_rows(relation: Relation, n: int, size: int, m: int | None = None) -> BlockRows:
@@ -103,5 +103,5 @@ def masks_of(
         at = blocks[first : first + step]
         q, k = (at[:, axis, None] * size + np.arange(size) for axis in (0, 1))
         q, k = q[:, :, None], k[:, None, :]
-        held = evaluate_pairs(relation, np.minimum(q, n - 1), np.minimum(k, n - 1), n)
-        yield at, held & (q < n) & (k < n)
+        mask = evaluate_pairs(relation, np.minimum(q, n - 1), np.minimum(k, n - 1), n)
+        yield at, mask & (q < n) & (k < n)

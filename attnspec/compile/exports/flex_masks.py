@@ -181,7 +181,7 @@ class FlexMask:
             for side, edge in ((sides.queries, cover[-1:]), (sides.keys, cover[:, -1:])):
                 edge[(edge == FULL) & (side % BLOCK > 0)] = SOME
             some[sample, head], every[sample, head] = cover == SOME, cover == FULL
-        lists = [part.to(self.device) for held in (some, every) for part in _listed(held)]
+        lists = [part.to(self.device) for blocks in (some, every) for part in _listed(blocks)]
         return BlockMask.from_kv_blocks(
             lists[0],
             lists[1],
@@ -206,8 +206,8 @@ class FlexMask:
         """The relation of each sample and head."""
         program = replace(self.program, crossing=sides) if self.program.cross else self.program
         for sample in range(self._blocks(sides)[0]):
-            own = {name: tensor[sample].cpu().numpy() for name, tensor in self.inputs.items()}
-            stack = Stack(program, own)
+            arrays = {name: tensor[sample].cpu().numpy() for name, tensor in self.inputs.items()}
+            stack = Stack(program, arrays)
             for head in range(self.heads):
                 yield sample, head, stack.relation(sides.length, self.layer, head)
 
@@ -270,7 +270,7 @@ def flex_mask(
             f"`{program.name}` needs its inputs {', '.join(sorted(needed)) or 'none'}, got"
             f" {', '.join(sorted(inputs or {})) or 'none'}"
         )
-    given = {
+    tensors = {
         name: _batched(name, kinds[name], value).to(device)
         for name, value in (inputs or {}).items()
         if name in kinds
@@ -278,24 +278,24 @@ def flex_mask(
     if program.heads is not None and heads not in (None, program.heads):
         raise AttnSpecError(f"`{program.name}` has {program.heads} heads, got heads = {heads}")
     count, length = program.heads or heads or 1, None if n is None else length_of(n)
-    found = FlexMask(single, layer, length, count, given, torch.device(device), m)
+    mask = FlexMask(single, layer, length, count, tensors, torch.device(device), m)
     if length is not None:
         # raises where the spec has no such lengths
-        found._sides(length, m)
-    return found
+        mask._sides(length, m)
+    return mask
 
 
 def _batched(name: str, kind: str, value: Any) -> torch.Tensor:
     """An input of a batch, [B, n] or, of a length, [B]; one sample is a batch of one."""
     tensor = torch.as_tensor(value)
-    own = {"length": 0, "pairs": 3}.get(kind, 1)
-    if tensor.dim() not in (own, own + 1):
-        shape = {0: "[B]", 1: "[B, n]", 3: "[B, H or 1, n_q, n]"}[own]
+    axis = {"length": 0, "pairs": 3}.get(kind, 1)
+    if tensor.dim() not in (axis, axis + 1):
+        shape = {0: "[B]", 1: "[B, n]", 3: "[B, H or 1, n_q, n]"}[axis]
         raise AttnSpecError(f"`{name}` must be {shape}, or one sample, got {list(tensor.shape)}")
     if kind == "length":
         # no position lies before one below 0
         tensor = tensor.clamp(min=0)
-    return tensor[None] if tensor.dim() == own else tensor
+    return tensor[None] if tensor.dim() == axis else tensor
 
 
 def _of_layer(program: Program, layer: int) -> Program:

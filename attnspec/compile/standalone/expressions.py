@@ -266,10 +266,10 @@ def _is_below(position: Operand, length: Operand) -> bool:
 def _offset(operand: Operand) -> tuple[str, int]:
     """The text of an operand as another one, and a number that is added to it."""
     if isinstance(operand, Expression) and operand.level == 3:
-        found = re.fullmatch(r"(.*) ([+-]) (-?\d+)", operand.text)
-        if found:
-            number = int(found[3])
-            return found[1], number if found[2] == "+" else -number
+        match = re.fullmatch(r"(.*) ([+-]) (-?\d+)", operand.text)
+        if match:
+            number = int(match[3])
+            return match[1], number if match[2] == "+" else -number
     return flat(operand), 0
 
 
@@ -316,13 +316,13 @@ def lines(text: str, head: str, indent: int, tail: str = "") -> list[str]:
 
 def _pieces(text: str, ops: list[str]) -> list[tuple[str, str]]:
     """The operands of some operators outside of brackets, each with its operator before it."""
-    found, lead, first, depth = [], "", 0, 0
+    pieces, lead, first, depth = [], "", 0, 0
     for each in re.finditer(rf"([(\[])|([)\]])| ?({'|'.join(map(re.escape, ops))}) ", text):
         depth += bool(each[1]) - bool(each[2])
         if each[3] and not depth:
-            found.append((lead, text[first : each.start()]))
+            pieces.append((lead, text[first : each.start()]))
             lead, first = f"{each[3]} ", each.end()
-    return [*found, (lead, text[first:])]
+    return [*pieces, (lead, text[first:])]
 
 
 def _is_closed(text: str) -> bool:

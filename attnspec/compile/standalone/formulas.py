@@ -87,9 +87,9 @@ class Written(Situation):
 
 def number_of(scalar: Scalar, page: Page) -> Expression:
     """A size as an expression of n, layer and head, with its bounds."""
-    found = cast(Expression, said(scalar, {}, page))
+    number = cast(Expression, said(scalar, {}, page))
     low, high = (float(end) for end in bounds(scalar, page.ranges()))
-    return replace(found, low=max(low, found.low), high=min(high, found.high))
+    return replace(number, low=max(low, number.low), high=min(high, number.high))
 
 
 def formula_of(term: Term, program: Program, page: Page) -> Expression:
@@ -119,21 +119,21 @@ def formula_of(term: Term, program: Program, page: Page) -> Expression:
             raise StandaloneError("the extents of its grid depend on n")
         at = replace(at, grid=cast(tuple[int, ...], extents))
         bound = bind(term, at) if page.cross else bind_attended(term, at)
-        held: Operand = _written(bound, at.patterns).holds(q, k, cast(int, length))
+        formula: Operand = _written(bound, at.patterns).holds(q, k, cast(int, length))
     except UndecidedError as error:
         raise StandaloneError(f"a size must be known before n is: {error}") from None
-    if tensor_of(held):
-        return cast(Expression, held)
-    if held is False:
+    if tensor_of(formula):
+        return cast(Expression, formula)
+    if formula is False:
         return Expression("q != q", "bool", page.reals, level=0)
-    return cast(Expression, Expression("q == q", "bool", page.reals, level=0) & held)
+    return cast(Expression, Expression("q == q", "bool", page.reals, level=0) & formula)
 
 
 def _written(relation: Relation, patterns: Mapping[str, type[Relation]]) -> Relation:
     """The same with predicates that patterns made themselves as those that take expressions."""
     if type(relation) is Where:
-        given = {entry.name: getattr(relation, entry.name) for entry in fields(Where)}
-        return patterns[Where.name](**given)
+        arguments = {entry.name: getattr(relation, entry.name) for entry in fields(Where)}
+        return patterns[Where.name](**arguments)
     if isinstance(relation, Union | Intersection):
         return replace(relation, terms=tuple(_written(term, patterns) for term in relation.terms))
     if isinstance(relation, Complement | Transpose | Shift):
@@ -161,9 +161,9 @@ def _patterns(page: Page) -> Mapping[str, type[Relation]]:
 
     def where(self: Any, q: Operand, k: Operand, n: Operand) -> Operand:
         values, allowed = _values(self, {"q": q, "k": k})
-        found = said(self.predicate, values, page)
+        formula = said(self.predicate, values, page)
         page.most = min(page.most, _most(self.predicate, page))
-        return found & allowed
+        return formula & allowed
 
     def where_inputs(self: Any, q: Operand, k: Operand, n: Operand) -> Operand:
         values, allowed = _values(self, {"q": q, "k": k})
@@ -174,7 +174,7 @@ def _patterns(page: Page) -> Mapping[str, type[Relation]]:
             _ask(self.predicate, read, page)
         return said(self.predicate, values, page) & allowed
 
-    found: dict[str, Callable[..., Operand]] = {
+    patterns: dict[str, Callable[..., Operand]] = {
         "powers": lambda self, q, k, n: call("is_power", abs(q - k), self.base, n, kind="bool"),
         "random": lambda self, q, k, n: listed(self, q, k, RANDOM, "distinct", n, self.keys),
         "random_blocks": blocks,
@@ -182,7 +182,9 @@ def _patterns(page: Page) -> Mapping[str, type[Relation]]:
         "where": where,
         "where_inputs": where_inputs,
     }
-    return {name: type(name, (BY_NAME[name],), {"holds": holds}) for name, holds in found.items()}
+    return {
+        name: type(name, (BY_NAME[name],), {"holds": holds}) for name, holds in patterns.items()
+    }
 
 
 def _values(pattern: Any, positions: Mapping[str, Operand]) -> tuple[dict[str, Operand], Operand]:
@@ -238,8 +240,8 @@ def said(scalar: Scalar, values: Mapping[str, Operand], page: Page) -> Operand:
         return scalar
     if values and not any(text in values for text in symbols(scalar)):
         # of a predicate, or a score, what is the same for all pairs
-        found = said(scalar, {}, page)
-        return page.size("size", found) if isinstance(found, Expression) else found
+        operand = said(scalar, {}, page)
+        return page.size("size", operand) if isinstance(operand, Expression) else operand
     args = [said(arg, values, page) for arg in scalar.args]
     match scalar.op:
         case "//" | "%" | "/":
@@ -326,9 +328,9 @@ def _rounded(op: str, x: Operand, page: Page) -> Operand:
         return counted(x)
     if not tensor_of(x):
         return call(f"math.{op}", x)
-    found = call(f"torch.{op}", x, kind=kind_of(x))
+    rounded = call(f"torch.{op}", x, kind=kind_of(x))
     # of an input, a predicate compares what may be no number
-    return found if kind_of(x) == "number" and not page.scores else call(".long", found)
+    return rounded if kind_of(x) == "number" and not page.scores else call(".long", rounded)
 
 
 LEAST = {"log2": 1, "log": 1, "sqrt": 0, "isqrt": 0}

@@ -166,12 +166,12 @@ def _mask_mod(program: Program, pages: Sequence[Page]) -> str:
     ]
     fixed, most = program.fixed_length, min(page.most for page in pages)
     if fixed is not None:
-        told = f"the grid has {fixed} positions, got n = {{n}}"
-        found += [f"    if n != {fixed}:", f'        raise ValueError(f"{told}")']
+        message = f"the grid has {fixed} positions, got n = {{n}}"
+        found += [f"    if n != {fixed}:", f'        raise ValueError(f"{message}")']
     elif most < LIMITS.length:
         longer = "max(m, n)" if program.cross else "n"
-        told = f"numbers fit in 64 bits up to n = {most}, got {{{longer}}}"
-        found += [f"    if {longer} > {most}:", f'        raise ValueError(f"{told}")']
+        message = f"numbers fit in 64 bits up to n = {most}, got {{{longer}}}"
+        found += [f"    if {longer} > {most}:", f'        raise ValueError(f"{message}")']
     found += [f'    x = {{**x, "{read}": {text}}}' for read, text in _numbers(pages)]
     for table, drawn in pages[0].tables.items():
         found.append(f"    {table} = [{drawn} for head in range(heads)]")
@@ -179,7 +179,7 @@ def _mask_mod(program: Program, pages: Sequence[Page]) -> str:
     for name, made in pages[0].lists.items():
         found += lines(made, f"{name} = ", 4)
     inputs = {argument_of(x): f'x["{x.name}"]' for x in program.inputs}
-    given = ", ".join(inputs.get(x, x) for x in ["q", "k", *_arguments(program, pages)])
+    arguments = ", ".join(inputs.get(x, x) for x in ["q", "k", *_arguments(program, pages)])
     if several:
         row = "0" if program.layers is None else "layer"
         found += [
@@ -190,12 +190,12 @@ def _mask_mod(program: Program, pages: Sequence[Page]) -> str:
     found += [] if program.cross else ["        q = q + (n - n_q)"]
     if several:
         found += [
-            f"        held, *others = [mask(slot, {given}) for slot in wanted]",
+            f"        held, *others = [mask(slot, {arguments}) for slot in wanted]",
             "        for slot, other in zip(wanted[1:], others, strict=True):",
             "            held = torch.where(slot_of[h] == slot, other, held)",
         ]
     else:
-        found.append(f"        held = mask({given})")
+        found.append(f"        held = mask({arguments})")
     padded = 'held & x["key padding"][b, k] if "key padding" in x else held'
     return "\n".join([*found, f"        return {padded}", "", "    return mask_mod"])
 
@@ -205,6 +205,6 @@ def _numbers(pages: Sequence[Page]) -> Iterator[tuple[str, str]]:
     for read in sorted({each for page in pages for each in page.numbers}):
         asked = [page.numbers[read] for page in pages if read in page.numbers]
         rooms = [most for most, _ in asked if most is not None]
-        told = f", most=2**{min(rooms).bit_length() - 1}" if rooms else ""
+        bound = f", most=2**{min(rooms).bit_length() - 1}" if rooms else ""
         whole = ", whole=True" if any(whole for _, whole in asked) else ""
-        yield read, f'numbers("{read}", x{told}{whole})'
+        yield read, f'numbers("{read}", x{bound}{whole})'

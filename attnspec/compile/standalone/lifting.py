@@ -87,7 +87,7 @@ def constant(name: str, value: object) -> str:
 @cache
 def _definitions(modules: tuple[str, ...]) -> dict[str, str]:
     """The text of each function, class and variable; settings are not variables."""
-    found = {}
+    definitions = {}
     for module in modules:
         room, _, name = module.rpartition(".")
         source = (files(room) / f"{name}.py").read_text(encoding="utf-8")
@@ -100,8 +100,8 @@ def _definitions(modules: tuple[str, ...]) -> dict[str, str]:
                     first = node.lineno
                 case _:
                     continue
-            found[name] = "\n".join(lines[first - 1 : node.end_lineno])
-    return found
+            definitions[name] = "\n".join(lines[first - 1 : node.end_lineno])
+    return definitions
 
 
 def _decided(text: str, settings: Mapping[str, object]) -> str:

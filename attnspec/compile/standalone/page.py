@@ -105,15 +105,15 @@ class Page:
     def ranges(self) -> dict[str, Bounds]:
         """What each symbol of a scalar ranges over."""
         n = self.n
-        found = {"n": (n.low, n.high), "layer": (0, self.layers - 1), "head": (0, self.heads - 1)}
-        found |= {side: (0, n.high - 1) for side in "qk"}
-        found |= {f"{side}.{axis}": (0, n.high - 1) for side in "qk" for axis in AXES[3]}
-        found |= {QUERIES: (1, LIMITS.length)} if self.cross else {}
+        ranges = {"n": (n.low, n.high), "layer": (0, self.layers - 1), "head": (0, self.heads - 1)}
+        ranges |= {side: (0, n.high - 1) for side in "qk"}
+        ranges |= {f"{side}.{axis}": (0, n.high - 1) for side in "qk" for axis in AXES[3]}
+        ranges |= {QUERIES: (1, LIMITS.length)} if self.cross else {}
         sides = "q", "k", "", PAIR[1:-1]
         read = (reading(entry.name, side).name for entry in self.inputs for side in sides)
-        found |= dict.fromkeys(read, (-LARGEST, LARGEST))
-        found |= dict.fromkeys((SCORE, *PARTS), (-LARGEST, LARGEST))
-        return {key: (np.asarray(low), np.asarray(high)) for key, (low, high) in found.items()}
+        ranges |= dict.fromkeys(read, (-LARGEST, LARGEST))
+        ranges |= dict.fromkeys((SCORE, *PARTS), (-LARGEST, LARGEST))
+        return {key: (np.asarray(low), np.asarray(high)) for key, (low, high) in ranges.items()}
 
     def symbol(self, text: str) -> Expression:
         """What stands for n, for the layer, a number, and for the head, a tensor."""
@@ -167,9 +167,9 @@ class Page:
 
     def _named(self, named: dict[str, str], hint: str, text: str) -> str:
         """The name of a text, one like the hint that nothing else has where it has none yet."""
-        for known, other in named.items():
+        for name, other in named.items():
             if other == text:
-                return known
+                return name
         taken = RESERVED | set(self.sizes) | set(self.tables) | set(self.lists)
         taken |= {argument_of(entry) for entry in self.inputs}
         plain = hint.rpartition(" ")[2]
@@ -180,13 +180,13 @@ class Page:
 
     def data(self) -> dict[str, Data]:
         """What stands for the run-time inputs."""
-        found = {}
+        data = {}
         for entry in self.inputs:
             if entry.kind not in KINDS:
                 raise StandaloneError(f"its input `{entry.name}` is of the kind {entry.kind}")
             text = argument_of(entry) + "[b]" * (entry.kind == "length")
-            found[entry.name] = Data(Expression(text, KINDS[entry.kind], tensor=self.reals))
-        return found
+            data[entry.name] = Data(Expression(text, KINDS[entry.kind], tensor=self.reals))
+        return data
 
 
 def argument_of(entry: Input) -> str:

@@ -119,8 +119,8 @@ def equal(first: Form, second: Form) -> bool:
 
 def joined(parts: list[Form]) -> Form:
     """The union; raises TooMany."""
-    found: Form = frozenset().union(*parts)
-    return _bounded(found)
+    union: Form = frozenset().union(*parts)
+    return _bounded(union)
 
 
 def crossed(parts: list[Form]) -> Form:
@@ -185,21 +185,21 @@ def _limits(conjunction: Conjunction) -> tuple[float, float]:
 
 def merged(form: Form) -> Form:
     """The same pairs: bands that touch are one, what another conjunction holds is left out."""
-    found = set(form)
+    rest = set(form)
     merging = True
     while merging:
         merging = False
-        for one in sorted(found, key=repr):
-            for other in sorted(found - {one}, key=repr):
+        for one in sorted(rest, key=repr):
+            for other in sorted(rest - {one}, key=repr):
                 both = _one_band(one, other)
                 if both is not None:
-                    found -= {one, other}
-                    found.add(both)
+                    rest -= {one, other}
+                    rest.add(both)
                     merging = True
                     break
             if merging:
                 break
-    return frozenset(one for one in found if not _absorbed(one, found))
+    return frozenset(one for one in rest if not _absorbed(one, rest))
 
 
 def _one_band(one: Conjunction, other: Conjunction) -> Conjunction | None:

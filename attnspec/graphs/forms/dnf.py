@@ -82,12 +82,12 @@ def form_of(graph: Term, place: Place) -> Form | None:
     """The form of an attended graph, `causal` included; None where it would be too large."""
     try:
         term = substitute(normal_term(graph), dict(place.numbers))
-        found = _term(term, place, True, False)
+        form = _term(term, place, True, False)
         if place.causal:
-            found = crossed([found, _union(Within(0, True))])
+            form = crossed([form, _union(Within(0, True))])
     except (ScalarError, TooMany):
         return None
-    return merged(found)
+    return merged(form)
 
 
 # --- terms ----------------------------------------------------------------------------------------
@@ -118,17 +118,17 @@ def _turned(term: Term) -> Term:
 def _leaf(leaf: Leaf, place: Place, wanted: bool, turned: bool) -> Form:
     tokens = dict(leaf.arguments).get("tokens")
     if tokens is not None:
-        found = joined([_tokens(side, tokens, True) for side in BY_NAME[leaf.pattern].sides])
+        form = joined([_tokens(side, tokens, True) for side in BY_NAME[leaf.pattern].sides])
     else:
         predicate = predicate_of_leaf(leaf, limited=False)
         if predicate is None:
             return _opaque(leaf, place, wanted, turned)
-        found = _predicate(predicate, place, True)
+        form = _predicate(predicate, place, True)
         if leaf.pattern != "where":
-            found = _natural(found)
+            form = _natural(form)
     if turned:
-        found = joined([_reversed(conjunction, place) for conjunction in found])
-    return found if wanted else complement(found)
+        form = joined([_reversed(conjunction, place) for conjunction in form])
+    return form if wanted else complement(form)
 
 
 def _natural(form: Form) -> Form:
@@ -212,9 +212,9 @@ def _predicate(predicate: ArgumentValue, place: Place, wanted: bool) -> Form:
             ends = Apply(">=", (place_of, first)), Apply("<=", (place_of, last))
             return _predicate(Apply("and", ends), place, wanted)
         if op in NEGATED:
-            found = _comparison(op if wanted else NEGATED[op], args[0], args[1], place)
-            if found is not None:
-                return found
+            form = _comparison(op if wanted else NEGATED[op], args[0], args[1], place)
+            if form is not None:
+                return form
     return _held(Leaf("where", (("predicate", predicate),)), place, wanted)
 
 
@@ -268,18 +268,18 @@ def _among(op: str, left: Scalar, right: Scalar) -> Among | None:
     """A comparison of one side, as what it says that the query, or the key, is among."""
     if isinstance(left, Apply) and left.op == "%":
         return _residues(op, left, right)
-    found = combination(Apply("-", (left, right)))
-    if found is None or op not in ("<", "<=", ">", ">="):
+    linear = combination(Apply("-", (left, right)))
+    if linear is None or op not in ("<", "<=", ">", ">="):
         return None
-    factors = dict(found.factors)
+    factors = dict(linear.factors)
     length = factors.pop(N, 0)
-    if len(factors) != 1 or not isinstance(found.rest, int):
+    if len(factors) != 1 or not isinstance(linear.rest, int):
         return None
     ((position, factor),) = factors.items()
     if position not in (Q, K) or factor not in (1, -1) or length not in (0, -factor):
         return None
     # the position, or the position less n, is at most so much, or more
-    most = -found.rest * factor - (op in ("<", ">=") if factor == 1 else op in ("<=", ">"))
+    most = -linear.rest * factor - (op in ("<", ">=") if factor == 1 else op in ("<=", ">"))
     wanted = (op in ("<", "<=")) == (factor == 1)
     count, kind = (-1 - most, "last") if length else (most + 1, "first")
     if count < 0:
@@ -303,16 +303,16 @@ def _residues(op: str, left: Apply, right: Scalar) -> Among | None:
 
 def _distance(scalar: Scalar) -> tuple[int, Scalar, Scalar] | None:
     """(t, c, s) where a whole number is t * (q // s - k // s) + c, with t one or minus one."""
-    found = combination(scalar) if is_whole(scalar) else None
-    if found is None:
+    linear = combination(scalar) if is_whole(scalar) else None
+    if linear is None:
         return None
-    factors = dict(found.plain.factors)
+    factors = dict(linear.plain.factors)
     sizes = [each.args[1] for each in factors if isinstance(each, Apply)]
     size = sizes[0] if sizes else 1
     first, last = (Apply("//", (end, size)) if sizes else end for end in (Q, K))
     times = factors.get(first, 0)
-    known = times in (1, -1) and factors == {first: times, last: -times} and _is_size(size)
-    return (times, found.plain.rest, size) if known else None
+    separable = times in (1, -1) and factors == {first: times, last: -times} and _is_size(size)
+    return (times, linear.plain.rest, size) if separable else None
 
 
 def _union(*conditions: Condition) -> Form:

@@ -110,8 +110,8 @@ def keeps_order(predicate: object) -> bool:
     if op not in ("<", "<=", "=="):
         return False
     # k - q <= 0, or less, however it is written
-    found = combination(Apply("-", sides))
-    factor = None if found is None else found.distance
-    if found is None or factor not in (1, -1) or not isinstance(found.plain.rest, int):
+    linear = combination(Apply("-", sides))
+    factor = None if linear is None else linear.distance
+    if linear is None or factor not in (1, -1) or not isinstance(linear.plain.rest, int):
         return False
-    return found.plain.rest >= 0 if factor == -1 else op == "==" and found.plain.rest <= 0
+    return linear.plain.rest >= 0 if factor == -1 else op == "==" and linear.plain.rest <= 0

@@ -65,10 +65,10 @@ def fault_of(
         # one length alone
         return None
     attend, place = program.attend(layer, head), place_of(program, layer, head)
-    found = unsteady_attend(attend, place)
-    if found is None and whole:
-        found = reads_later(attend, program.causal)
-    return found or unsteady_choice(program, layer, head, whole=whole)
+    fault = unsteady_attend(attend, place)
+    if fault is None and whole:
+        fault = reads_later(attend, program.causal)
+    return fault or unsteady_choice(program, layer, head, whole=whole)
 
 
 def unsteady_choice(
@@ -103,10 +103,10 @@ def bound_choice(
     inputs = {entry.name: StandIn(entry.name, entry.size) for entry in program.inputs}
     try:
         at = situation_of(program, n, layer, head, grid=(), inputs=inputs)
-        found = bind(leaf, at)
+        choice = bind(leaf, at)
     except (BindError, RelationError, ScalarError):
         return None
-    return found if isinstance(found, DataDependent) else None
+    return choice if isinstance(choice, DataDependent) else None
 
 
 def unsteady_attend(attend: Attend, place: Place) -> Fault | None:
@@ -137,10 +137,10 @@ def unsteady(term: Term, place: Place) -> Fault | None:
     """Why the pairs of a term were not shown to be steady, None where they are."""
     if isinstance(term, Leaf):
         return unsteady_leaf(term, place)
-    found = next((fault for part in term.terms if (fault := unsteady(part, place))), None)
-    if found is None and term.op == "shift":
+    reason = next((fault for part in term.terms if (fault := unsteady(part, place))), None)
+    if reason is None and term.op == "shift":
         return unsteady_shift(term, place)
-    return found
+    return reason
 
 
 def unsteady_shift(term: Term, place: Place) -> Fault | None:
@@ -244,10 +244,10 @@ def unsteady_layer(program: Program, layer: int, heads: int) -> Fault | None:
     read off how they are written."""
     for head in range(heads):
         attend, place = program.attend(layer, head), place_of(program, layer, head)
-        found = unsteady_attend(attend, place) or changing_weights(attend)
-        found = found or unsteady_choice(program, layer, head)
-        if found is not None:
-            return found
+        fault = unsteady_attend(attend, place) or changing_weights(attend)
+        fault = fault or unsteady_choice(program, layer, head)
+        if fault is not None:
+            return fault
     return counting_queries(program, layer, heads)
 
 

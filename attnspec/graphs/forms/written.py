@@ -97,10 +97,10 @@ def written_tokens(term: object) -> str:
 
 def written_leaf(leaf: Leaf) -> str:
     """A pattern with the arguments that are not its defaults."""
-    given, parts = dict(leaf.arguments), []
+    arguments, parts = dict(leaf.arguments), []
     for entry in fields(BY_NAME[leaf.pattern]):  # type: ignore[arg-type]
         parameter: Parameter = entry.metadata["parameter"]
-        value = given.get(entry.name)
+        value = arguments.get(entry.name)
         if parameter.kind == "inputs":
             # the predicate beside them has their names
             continue

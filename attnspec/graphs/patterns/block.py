@@ -33,9 +33,9 @@ class Block(Relation):
         return (offset <= self.before) & (-offset <= self.after)
 
     def progressions(self, q: np.ndarray, n: int) -> Progressions:
-        own = q // self.size
-        start = (own - np.minimum(own, self.before)) * self.size
-        last = np.minimum(own + min(self.after, n), (n - 1) // self.size)
+        block = q // self.size
+        start = (block - np.minimum(block, self.before)) * self.size
+        last = np.minimum(block + min(self.after, n), (n - 1) // self.size)
         return start[:, None], np.minimum((last + 1) * self.size, n)[:, None], 1
 
     def edges(self, n: int) -> int:

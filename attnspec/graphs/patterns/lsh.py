@@ -81,7 +81,7 @@ class Lsh(DataDependent):
     def __post_init__(self) -> None:
         if self.cut == "bucket" and not self.bucket_mask:
             raise RelationError(
-                "`cut = bucket` looks at single buckets, and `bucket_mask = false` beyond them"
+                "`cut = bucket` reads single buckets, and `bucket_mask = false` beyond them"
             )
         if self.hash == "hyperplanes" and self.given is None:
             if self.buckets is None or self.buckets & (self.buckets - 1):
@@ -140,9 +140,9 @@ class Lsh(DataDependent):
         return "puts the queries of a call into chunks of their own"
 
     def doubt(self, n: int) -> str:
-        read, held = (self.look + 1) * self.chunk, n / self.buckets_at(n)
-        if self.given is None and self.bucket_mask and held > read * self.rounds:
-            return f"has buckets of {held:,.0f} positions, and a query reads {read:,} of one"
+        read, size = (self.look + 1) * self.chunk, n / self.buckets_at(n)
+        if self.given is None and self.bucket_mask and size > read * self.rounds:
+            return f"has buckets of {size:,.0f} positions, and a query reads {read:,} of one"
         return ""
 
     def most_keys(self, n: int) -> int:

@@ -58,15 +58,15 @@ class Neighborhood(Relation):
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
         grid = self.grid
-        held = grid.inside(q) & grid.inside(k)
+        mask = grid.inside(q) & grid.inside(k)
         axes = zip(grid.coordinates(q), grid.coordinates(k), self.extents, self.shape, strict=True)
         for at, key, box, length in axes:
             half = box // 2
             near = abs(at - key) <= half
             low = (at < half) & (key < box)
             high = (at > length - 1 - half) & (key >= length - box)
-            held = held & (near | low | high)
-        return held
+            mask = mask & (near | low | high)
+        return mask
 
     def progressions(self, q: np.ndarray, n: int) -> Progressions:
         grid = self.grid

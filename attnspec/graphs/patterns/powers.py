@@ -37,11 +37,11 @@ class Powers(Toeplitz):
 
     def distances(self, n: int) -> list[int]:
         """The distances below n, the distance 0 included, ascending."""
-        found, power = [0], 1
+        distances, power = [0], 1
         while power < n:
-            found.append(power)
+            distances.append(power)
             power *= self.base
-        return found
+        return distances
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
         distance = abs(q - k)
@@ -57,8 +57,8 @@ class Powers(Toeplitz):
         # all distances in one look, where one by one they take ten times as long
         distances = np.array([first for first, _, _ in self.diagonals(n)], np.int64)
         least, most = q.start - k.last, q.last - k.start
-        found = np.searchsorted(distances, most, "right") - np.searchsorted(distances, least)
-        return covered(found == most - least + 1, found > 0)
+        counts = np.searchsorted(distances, most, "right") - np.searchsorted(distances, least)
+        return covered(counts == most - least + 1, counts > 0)
 
     @classmethod
     def order(cls, given: Mapping[str, Scalar]) -> Scalar:

@@ -33,11 +33,11 @@ class Prefix(OfKeys):
     name: ClassVar = "prefix"
 
     def __post_init__(self) -> None:
-        given: object = self.length
-        if isinstance(given, Data):
+        length: object = self.length
+        if isinstance(length, Data):
             return
-        if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-            raise RelationError(f"`prefix` needs a count of at least 0, got {given}")
+        if isinstance(length, bool) or not isinstance(length, int) or length < 0:
+            raise RelationError(f"`prefix` needs a count of at least 0, got {length}")
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
         length = self.length.values if isinstance(self.length, Data) else self.length

@@ -89,10 +89,10 @@ class RandomBlocks(Relation):
         bits = np.zeros(np.broadcast_shapes(q.start.shape, k.start.shape), np.int64)
         for i, j in np.ndindex(high, wide):
             inside = (first[0] + i <= last[0]) & (first[1] + j <= last[1])
-            held = self.table(n).holds(
+            mask = self.table(n).holds(
                 np.minimum(first[0] + i, last[0]), np.minimum(first[1] + j, last[1])
             )
-            bits = 2 * bits + (inside & held)
+            bits = 2 * bits + (inside & mask)
         return [q.start % self.size, k.start % self.size, bits]
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:

@@ -74,5 +74,5 @@ class Same(Relation):
 
     def _range(self, tiles: Tiles, n: int) -> tuple[np.ndarray, np.ndarray]:
         """The least and the greatest label of each tile."""
-        found, which = values_of(tiles, self.classes(n))
-        return found.min(axis=-1)[which], found.max(axis=-1)[which]
+        labels, which = values_of(tiles, self.classes(n))
+        return labels.min(axis=-1)[which], labels.max(axis=-1)[which]

@@ -59,8 +59,8 @@ class Where(Relation):
         asked = {name for name in symbols(self.predicate) if "." in name}
         if asked:
             grid_for(self.name, self.extents, self.extra_tokens)
-            known = {f"{side}.{axis}" for side in "qk" for axis in AXES[len(self.extents)]}
-            for name in sorted(asked - known):
+            names = {f"{side}.{axis}" for side in "qk" for axis in AXES[len(self.extents)]}
+            for name in sorted(asked - names):
                 raise RelationError(f"`{name}` needs `sequence grid(T, H, W)`")
 
     @property
@@ -84,12 +84,12 @@ class Where(Relation):
                         values[name] = grid.coordinate(cell, axis)
         try:
             if _fits(self, n):
-                held = evaluate(predicate, values)
+                mask = evaluate(predicate, values)
             else:
-                held = np.asarray(evaluate_exactly(predicate, values)).astype(bool)
+                mask = np.asarray(evaluate_exactly(predicate, values)).astype(bool)
         except ScalarError as error:
             raise RelationError(f"`where` has no value: {error}") from None
-        return held & allowed & (q == q) & (k == k)
+        return mask & allowed & (q == q) & (k == k)
 
     def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
         if self.sides == "k":
@@ -100,15 +100,15 @@ class Where(Relation):
             shape = len(q), len(start)
             return np.broadcast_to(start, shape), np.broadcast_to(stop, shape), step
         if self.sides in ("", "q"):
-            held = np.asarray(self.holds(q, np.zeros(1, np.int64), n), bool) & (n > 0)
-            return np.zeros((len(q), 1), np.int64), np.where(held, n, 0)[:, None], 1
+            mask = np.asarray(self.holds(q, np.zeros(1, np.int64), n), bool) & (n > 0)
+            return np.zeros((len(q), 1), np.int64), np.where(mask, n, 0)[:, None], 1
         simpler = listable(self, n)
         return None if simpler is self else simpler.progressions(q, n)
 
     def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
         if self.extents:
             return super().phase(q, k, n)
-        found = []
+        phases = []
         for part in comparisons(_at(self.predicate, n)):
             low, high = self._truth(part, q, k)
             period = period_of(part)
@@ -117,29 +117,29 @@ class Where(Relation):
             else:
                 keys = [q.start % period.q if period.q else q.start]
                 keys.append(k.start % period.k if period.k else k.start)
-            found.append(np.where(low == high, 1 + low, 0).astype(np.int64))
-            found.extend(np.where(low == high, 0, key) for key in keys)
-        return found
+            phases.append(np.where(low == high, 1 + low, 0).astype(np.int64))
+            phases.extend(np.where(low == high, 0, key) for key in keys)
+        return phases
 
     def strides(self, n: int) -> tuple[tuple[int, int], ...]:
-        found = (period_of(part) for part in comparisons(_at(self.predicate, n)))
-        return tuple((each.q, each.k) for each in found if each.q and each.k)
+        pairs = (period_of(part) for part in comparisons(_at(self.predicate, n)))
+        return tuple((each.q, each.k) for each in pairs if each.q and each.k)
 
     @property
     def sides(self) -> str:  # type: ignore[override]
         return "".join(sorted(_sides(self.predicate), reverse=True))
 
     def parts(self) -> tuple[Relation, ...] | None:
-        found: dict[object, tuple[Scalar, ...]] = {}
+        groups: dict[object, tuple[Scalar, ...]] = {}
         for part in disjuncts(self.predicate):
             sides = _sides(part)
             # single queries, or keys, are listed together
             alike = len(sides) == 1 and not any(map(_has_stride, comparisons(part)))
             key = sides if alike else part
-            found[key] = (*found.get(key, ()), part)
-        if len(found) < 2:
+            groups[key] = (*groups.get(key, ()), part)
+        if len(groups) < 2:
             return None
-        joined = (each[0] if len(each) == 1 else Apply("or", each) for each in found.values())
+        joined = (each[0] if len(each) == 1 else Apply("or", each) for each in groups.values())
         parts = tuple(Where(part, self.extents, self.extra_tokens) for part in joined)
         if self.extra_tokens and any(part._asked != self._asked for part in parts):
             # a part that asks for no coordinates would hold for positions that have none
@@ -248,12 +248,12 @@ def _columns(relation: Where, n: int) -> tuple[np.ndarray, np.ndarray, int] | No
     """The keys of a predicate of the key alone: as a comb for each of few residues, else as few
     progressions; None where they are many."""
     period = math.lcm(*(period_of(part).k for part in comparisons(_at(relation.predicate, n))))
-    held = np.asarray(relation.holds(np.zeros(1, np.int64), np.arange(n), n), bool)
+    columns = np.asarray(relation.holds(np.zeros(1, np.int64), np.arange(n), n), bool)
     if 1 < period < n:
-        residues = np.flatnonzero(held[:period])
+        residues = np.flatnonzero(columns[:period])
         if len(residues) <= LIMITS.runs:
             return residues, np.full(len(residues), n), period
-    return progressions_of(np.flatnonzero(held))
+    return progressions_of(np.flatnonzero(columns))
 
 
 def _sides(predicate: Scalar) -> frozenset[str]:
@@ -271,7 +271,7 @@ def _has_stride(comparison: Scalar) -> bool:
 def _listing(relation: Where, n: int) -> tuple[np.ndarray | None, np.ndarray | None]:
     """The queries and the keys that meet what is asked of one side alone."""
     position, first = np.arange(n), np.zeros(1, np.int64)
-    found: dict[str, np.ndarray] = {}
+    lists: dict[str, np.ndarray] = {}
     for part in conjuncts(_at(relation.predicate, n)):
         sides = _sides(part)
         if len(sides) != 1:
@@ -279,8 +279,8 @@ def _listing(relation: Where, n: int) -> tuple[np.ndarray | None, np.ndarray | N
         (side,) = sides
         alone = Where(part, relation.extents, relation.extra_tokens)
         pair = (position, first) if side == "q" else (first, position)
-        found[side] = found.get(side, True) & np.asarray(alone.holds(*pair, n), bool)
-    rows, columns = (np.flatnonzero(found[side]) if side in found else None for side in "qk")
+        lists[side] = lists.get(side, True) & np.asarray(alone.holds(*pair, n), bool)
+    rows, columns = (np.flatnonzero(lists[side]) if side in lists else None for side in "qk")
     return rows, columns
 
 

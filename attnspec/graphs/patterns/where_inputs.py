@@ -70,17 +70,17 @@ class WhereInputs(Relation):
             # a symbol of a trace, whose operations are those of tensors
             predicate, values["n"] = self.predicate, q.new_full((1, 1), n)
         try:
-            held = evaluated(predicate, values)
+            mask = evaluated(predicate, values)
         except ScalarError as error:
             raise RelationError(f"`where` has no value: {error}") from None
-        return held & allowed & (q == q) & (k == k)
+        return mask & allowed & (q == q) & (k == k)
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         self._require_whole({name for name, data in self._read.items() if is_real(data.values)})
         self._require_exact(n)
         ranges: dict[str, Bounds] = {"q": (q.start, q.last), "k": (k.start, k.last)}
         shape = np.broadcast_shapes(q.start.shape, k.start.shape)
-        known = np.ones(shape, bool)
+        exact = np.ones(shape, bool)
         for name, data in self._read_at(""):
             ranges[reading(name, "").name] = _outward(np.asarray(data.values).reshape(1)[0])
         answers = []
@@ -93,14 +93,14 @@ class WhereInputs(Relation):
             for name, data in self._read_at(side):
                 low, high, finite = _range(data, tiles, n)
                 ranges[reading(name, side).name] = low, high
-                known &= finite
-        known = known & ~no_number(self._at(n), ranges)
+                exact &= finite
+        exact = exact & ~no_number(self._at(n), ranges)
         low, high = bounds(self._at(n), ranges)
         answer = np.where(low == 1, FULL, np.where(high == 0, EMPTY, SOME))
-        for found in answers:
-            answer = np.minimum(answer, found)
+        for part in answers:
+            answer = np.minimum(answer, part)
         # what is not a number, or comes of what is infinite, has no bounds
-        return np.broadcast_to(np.where(known, answer, SOME).astype(np.uint8), shape)
+        return np.broadcast_to(np.where(exact, answer, SOME).astype(np.uint8), shape)
 
     def classes(self, n: int) -> np.ndarray | None:
         sides = {reading(name, side) for name in self._read for side in "qk"}
@@ -122,9 +122,9 @@ class WhereInputs(Relation):
     def _require_exact(self, n: int) -> None:
         """Raise RelationError where whole numbers in arrays may not be exact; of the tensors of a
         call whoever calls asks once."""
-        given = (data.values for data in self.inputs)
+        arrays = (data.values for data in self.inputs)
         if self.inputs and all(
-            isinstance(values, np.ndarray | np.integer | int) for values in given
+            isinstance(values, np.ndarray | np.integer | int) for values in arrays
         ):
             _exact(self, n)
 
@@ -158,9 +158,11 @@ class WhereInputs(Relation):
 @lru_cache(maxsize=16)
 def _exact(relation: WhereInputs, n: int) -> None:
     """As `require_exact`, of inputs that are arrays of one sample."""
-    given = {name: np.asarray(data.values) for name, data in relation._read.items()}
+    arrays = {name: np.asarray(data.values) for name, data in relation._read.items()}
     whole = {
-        name: (int(x.min()), int(x.max())) for name, x in given.items() if x.size and not is_real(x)
+        name: (int(x.min()), int(x.max()))
+        for name, x in arrays.items()
+        if x.size and not is_real(x)
     }
     require_exact(relation._at(n), n, whole)
 
@@ -171,12 +173,12 @@ _EXACT = 2.0**53
 
 def _range(data: Data, tiles: Tiles, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The least and the greatest value of an input in each tile, and whether all are finite."""
-    given = wide(np.asarray(data.values)).reshape(-1)[:n]
-    found, which = values_of(tiles, given.astype(float))
-    low, high = found.min(-1), found.max(-1)
-    if not is_real(given):
+    values = wide(np.asarray(data.values)).reshape(-1)[:n]
+    numbers, which = values_of(tiles, values.astype(float))
+    low, high = numbers.min(-1), numbers.max(-1)
+    if not is_real(values):
         low, high = _outward(low)[0], _outward(high)[1]
-    return low[which], high[which], np.isfinite(found).all(-1)[which]
+    return low[which], high[which], np.isfinite(numbers).all(-1)[which]
 
 
 def _outward(number: np.ndarray) -> Bounds:

@@ -23,7 +23,7 @@ WIDE = 8
 
 @dataclass(frozen=True)
 class Between(Relation):
-    """The pairs with low(q) <= value(k) <= high(q); None is no limit. n is filled in."""
+    """The pairs with low(q) <= value(k) <= high(q); None means unbounded. n is filled in."""
 
     low: Scalar | None
     value: Scalar
@@ -32,12 +32,12 @@ class Between(Relation):
 
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
         value = _looked_up(self, "k", self.value, np.asarray(k), n)
-        held: Elementwise = (q == q) & (k == k)
+        mask: Elementwise = (q == q) & (k == k)
         if self.low is not None:
-            held = held & (_looked_up(self, "q", self.low, np.asarray(q), n) <= value)
+            mask = mask & (_looked_up(self, "q", self.low, np.asarray(q), n) <= value)
         if self.high is not None:
-            held = held & (value <= _looked_up(self, "q", self.high, np.asarray(q), n))
-        return held
+            mask = mask & (value <= _looked_up(self, "q", self.high, np.asarray(q), n))
+        return mask
 
     def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
         first, last, ranked = self.ranges(q, n)
@@ -149,10 +149,10 @@ class Ranked:
         if self._counts is None or not np.issubdtype(limits.dtype, np.integer):
             return np.searchsorted(self.values, limits, side="left")
         least = int(self.values[0])
-        found = np.clip(limits, least, int(self.values[-1]) + 1)
-        found -= least
+        ranks = np.clip(limits, least, int(self.values[-1]) + 1)
+        ranks -= least
         # where every value comes once, that is the number already
-        return found if self._is_plain else np.asarray(self._counts[found])
+        return ranks if self._is_plain else np.asarray(self._counts[ranks])
 
     def up_to(self, limits: np.ndarray) -> np.ndarray:
         """How many keys have a value up to each limit."""
@@ -170,7 +170,7 @@ class Ranked:
     @cached_property
     def _counts(self) -> np.ndarray | None:
         """How many keys lie below each whole number from the least value to one above the most: a
-        look into a table where a search takes a step for each binary digit of n. None where values
+        read of a table where a search takes a step for each binary digit of n. None where values
         are not whole, or far apart."""
         values = self.values
         if len(values) == 0 or not np.issubdtype(values.dtype, np.integer):
@@ -178,9 +178,9 @@ class Ranked:
         span = int(values[-1]) - int(values[0]) + 1
         if span > WIDE * len(values):
             return None
-        found = np.zeros(span + 1, np.int64)
-        np.cumsum(np.bincount(values - values[0], minlength=span), out=found[1:])
-        return found
+        counts = np.zeros(span + 1, np.int64)
+        np.cumsum(np.bincount(values - values[0], minlength=span), out=counts[1:])
+        return counts
 
 
 @lru_cache(maxsize=64)

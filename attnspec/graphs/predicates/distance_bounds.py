@@ -124,9 +124,9 @@ class _Beyond:
             case Symbol("k"):
                 return _Sum(Fraction(1), Fraction(0), Fraction(0), Fraction(0))
             case Apply(op, args) if op in _LINEAR:
-                found = self._linear(op, [self.sum_of(arg) for arg in args])
-                if found is not None:
-                    return found
+                total = self._linear(op, [self.sum_of(arg) for arg in args])
+                if total is not None:
+                    return total
             case _:
                 pass
         low, high = self._bounds(scalar)
@@ -159,9 +159,9 @@ class _Beyond:
                 by = _constant(right)
                 if by is not None and by > 0:
                     # whole numbers: what rounding down takes away is at most (by - 1) / by
-                    found = left.scaled(1 / by)
-                    low = _plus(found.low, (1 - by) / by)
-                    return _Sum(found.of_key, found.of_distance, low, found.high)
+                    total = left.scaled(1 / by)
+                    low = _plus(total.low, (1 - by) / by)
+                    return _Sum(total.of_key, total.of_distance, low, total.high)
             case _:
                 pass
         return None

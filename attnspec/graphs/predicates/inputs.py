@@ -63,8 +63,8 @@ def pair_reading(name: str) -> Symbol:
 
 def inputs_read(scalar: Scalar) -> tuple[str, ...]:
     """The names of the inputs that a predicate reads, in order."""
-    found = {name.partition("(")[0] for name in symbols(scalar) if name.endswith(")")}
-    return tuple(sorted(found))
+    names = {name.partition("(")[0] for name in symbols(scalar) if name.endswith(")")}
+    return tuple(sorted(names))
 
 
 def reads_inputs(scalar: Scalar) -> bool:
@@ -96,8 +96,8 @@ def real_remainder(scalar: Scalar, real: Collection[str]) -> str | None:
         return None
     if scalar.op in ("//", "%") and _says_real(scalar.args[0], real):
         return scalar.op
-    found = (real_remainder(part, real) for part in scalar.args)
-    return next((op for op in found if op is not None), None)
+    problems = (real_remainder(part, real) for part in scalar.args)
+    return next((op for op in problems if op is not None), None)
 
 
 def _says_real(scalar: Scalar, real: Collection[str]) -> bool:
@@ -179,12 +179,12 @@ COUNTED = 4096
 def computed(graph: Term) -> dict[Scalar, tuple[str, ...]]:
     """The predicates of a graph that compute with inputs, and the names of these; what is compared
     as it was given needs no room."""
-    found: dict[Scalar, tuple[str, ...]] = {}
+    readers: dict[Scalar, tuple[str, ...]] = {}
     for leaf in leaves(graph):
         predicate = dict(leaf.arguments).get("predicate")
         if isinstance(predicate, Apply) and _computes(predicate):
-            found[predicate] = inputs_read(predicate)
-    return found
+            readers[predicate] = inputs_read(predicate)
+    return readers
 
 
 def _computes(scalar: Scalar) -> bool:
@@ -215,19 +215,19 @@ def _zero_divisor(
             low, high = bounds(by, ranges)
             if low <= 0 <= high:
                 return by
-    found = (_zero_divisor(x, ranges, real) for x in scalar.args)
-    return next((each for each in found if each is not None), None)
+    divisors = (_zero_divisor(x, ranges, real) for x in scalar.args)
+    return next((each for each in divisors if each is not None), None)
 
 
 def no_number(scalar: Scalar, ranges: Mapping[str, Bounds]) -> np.ndarray:
     """Where a divisor may be 0, so that what comes of it may be infinite or no number, bool."""
-    found = np.zeros((), bool)
+    missing = np.zeros((), bool)
     for part in scalar.args if isinstance(scalar, Apply) else ():
-        found = found | no_number(part, ranges)
+        missing = missing | no_number(part, ranges)
     if isinstance(scalar, Apply) and scalar.op == "/":
         low, high = bounds(scalar.args[1], ranges)
-        found = found | ((low <= 0) & (high >= 0))
-    return found
+        missing = missing | ((low <= 0) & (high >= 0))
+    return missing
 
 
 def _in_reals(scalar: Scalar, real: Collection[str]) -> bool:

@@ -29,8 +29,8 @@ def listable(relation: Relation, n: int) -> Relation:
             return Complement(listable(term, n))
     if isinstance(relation, Composed):
         simpler = relation.taken_apart(n)
-        if simpler is not None and lists_rows(found := listable(simpler, n), n):
-            return found
+        if simpler is not None and lists_rows(rows := listable(simpler, n), n):
+            return rows
     return relation
 
 
@@ -47,5 +47,5 @@ def lists_rows(relation: Relation, n: int) -> bool:
         case Complement():
             return False
         case _:
-            known = relation.progressions(np.zeros(1, np.int64), n)
-            return known is not None or type(relation).rows is not Relation.rows
+            rows = relation.progressions(np.zeros(1, np.int64), n)
+            return rows is not None or type(relation).rows is not Relation.rows

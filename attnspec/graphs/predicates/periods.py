@@ -42,14 +42,14 @@ def comparisons(predicate: Scalar) -> Iterator[Scalar]:
 def period_of(comparison: Scalar) -> Period:
     """The periods of a predicate of q and k in which n is filled in."""
     divisors = [*_divisors(comparison)]
-    found = {"q": 0, "k": 0, "both": 0}
-    for name in found:
+    periods = {"q": 0, "k": 0, "both": 0}
+    for name in periods:
         moved = {"q", "k"} if name == "both" else {name}
         for step in sorted({1, lcm(*divisors), prod(divisors)}):
             if step <= LIMITS.period and _growth(comparison, moved, step) == 0:
-                found[name] = step
+                periods[name] = step
                 break
-    return Period(**found)
+    return Period(**periods)
 
 
 def _divisors(scalar: Scalar) -> Iterator[int]:
@@ -72,11 +72,11 @@ def _growth(scalar: Scalar, moved: set[str], step: int) -> int | None:
             parts = [_growth(part, moved, step) for part in args]
             if all(part == 0 for part in parts):
                 return 0
-            known = [part for part in parts if part is not None]
+            present = [part for part in parts if part is not None]
             # fractions are rounded, and not alike everywhere
-            if len(known) < len(parts) or not all(is_whole(part) for part in args):
+            if len(present) < len(parts) or not all(is_whole(part) for part in args):
                 return None
-            return _grown(op, args, known)
+            return _grown(op, args, present)
         case _:
             return 0
 

@@ -27,8 +27,8 @@ _EXACT = 2.0**53
 def disjuncts(predicate: Scalar) -> tuple[Scalar, ...]:
     """Predicates without `or` of which one holds wherever the predicate does; itself alone where
     they would be too many."""
-    found = _disjuncts(predicate, True)
-    return (predicate,) if found is None else tuple(dict.fromkeys(found))
+    parts = _disjuncts(predicate, True)
+    return (predicate,) if parts is None else tuple(dict.fromkeys(parts))
 
 
 def conjuncts(predicate: Scalar) -> tuple[Scalar, ...]:
@@ -46,16 +46,16 @@ def _disjuncts(predicate: Scalar, wanted: bool) -> list[Scalar] | None:
     if op not in ("and", "or"):
         return [predicate if wanted else Apply("not", (predicate,))]
     parts = [_disjuncts(arg, wanted) for arg in args]
-    known = [part for part in parts if part is not None]
+    present = [part for part in parts if part is not None]
     split = (op == "or") == wanted
-    count = sum(map(len, known)) if split else math.prod(map(len, known))
-    if len(known) < len(parts) or count > LIMITS.parts:
+    count = sum(map(len, present)) if split else math.prod(map(len, present))
+    if len(present) < len(parts) or count > LIMITS.parts:
         return None
     if split:
-        return [each for part in known for each in part]
+        return [each for part in present for each in part]
     return [
         Apply("and", tuple(each for one in chosen for each in conjuncts(one)))
-        for chosen in product(*known)
+        for chosen in product(*present)
     ]
 
 
@@ -136,8 +136,8 @@ def _parts(predicate: Apply, at: _Sides) -> Relation | None:
                 (at.where(Apply("<=", (first, x))), at.where(Apply("<=", (x, last))))
             )
         case "one_of" if len(args) > 1:
-            found = _among(predicate, at) if at.exact(predicate) else None
-            return found or Union(
+            relation = _among(predicate, at) if at.exact(predicate) else None
+            return relation or Union(
                 tuple(at.where(Apply("==", (args[0], each))) for each in args[1:])
             )
         case ">=" | ">":
@@ -178,9 +178,9 @@ def _limited(
         if None in sides or positive is None or positive < 0:
             return None
         return Union(tuple(side for side in sides if side is not None))
-    found = _separated(number)
-    if found is not None:
-        of_query, of_key = found
+    separated = _separated(number)
+    if separated is not None:
+        of_query, of_key = separated
         # low <= u(q) + w(k) <= high, that is low - u <= w <= high - u
         limits = (
             None if end is None else _settled(Apply("-", (end, of_query))) for end in (low, high)
@@ -201,11 +201,11 @@ def _among(predicate: Apply, at: _Sides) -> Relation | None:
     if isinstance(number, Apply) and number.op == "abs":
         (number,) = number.args
         members = {sign * member for member in members if member >= 0 for sign in (1, -1)}
-    found = _separated(number)
-    if found is None:
+    sides = _separated(number)
+    if sides is None:
         return None
     low, high = at.range(number)
-    return Among(*found, tuple(sorted(m for m in members if low <= m <= high)), at.extents)
+    return Among(*sides, tuple(sorted(m for m in members if low <= m <= high)), at.extents)
 
 
 def _remainder(
@@ -220,9 +220,9 @@ def _remainder(
     if least is None or most is None:
         return None
     least, most = max(0, least), min(modulus - 1, most)
-    found = _separated(inner)
-    if least == most and found is not None:
-        of_query, of_key = found
+    sides = _separated(inner)
+    if least == most and sides is not None:
+        of_query, of_key = sides
         wanted = Apply("%", (Apply("-", (least, of_query)), modulus))
         return Between(wanted, Apply("%", (of_key, modulus)), wanted, at.extents)
     start, stop = (int(end // modulus) for end in at.range(inner))
@@ -245,13 +245,13 @@ def _separated(number: Scalar) -> tuple[Scalar, Scalar] | None:
     if not isinstance(number, Apply) or number.op not in ("+", "-", "neg"):
         return None
     parts = [_separated(arg) for arg in number.args]
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
+    present = [part for part in parts if part is not None]
+    if len(present) < len(parts):
         return None
     if number.op == "neg":
-        known = [(0, 0), *known]
+        present = [(0, 0), *present]
     op = "+" if number.op == "+" else "-"
-    left, right = known
+    left, right = present
     of_query, of_key = (_settled(Apply(op, pair)) for pair in zip(left, right, strict=True))
     return of_query, of_key
 

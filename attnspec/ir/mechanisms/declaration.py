@@ -136,7 +136,7 @@ class MechanismDeclaration:
     """The powers of n and of log(n) in them, its sizes being constants."""
 
     backward: ClassVar[int] = 2
-    """The products of the way back for each one forward, but those of features."""
+    """The products of a backward pass for each one forward, but those of features."""
 
     def flops(self, n: int, size: int) -> int:
         """Its operations; here those of sums of features: keys by values, and queries by these."""
@@ -144,10 +144,10 @@ class MechanismDeclaration:
 
     def forward_flops(self, n: int, size: int, causal: bool = False) -> int:
         """Its operations, with those of the pairs of a chunk where sums are causal."""
-        found = self.flops(n, size)
+        operations = self.flops(n, size)
         if causal and self.sums:
-            found += 2 * n * LIMITS.feature_chunk * (self.feature_width(size) + size)
-        return found
+            operations += 2 * n * LIMITS.feature_chunk * (self.feature_width(size) + size)
+        return operations
 
     def backward_flops(self, n: int, size: int, causal: bool = False) -> int:
         """Those of the backward pass: two products for each one forward, and what is computed again
@@ -169,22 +169,22 @@ class MechanismDeclaration:
         # features of queries and keys, one after the other where sums are over all; values with a 1
         # behind, sums, and what maps are made of
         features = 2 * width if at.causal else width
-        found = rows * (features + 3 * size) + 2 * together * width * (size + 1)
+        elements = rows * (features + 3 * size) + 2 * together * width * (size + 1)
         if at.causal:
-            found += rows * (
+            elements += rows * (
                 3 * LIMITS.feature_chunk // 2 + 2 * width * (size + 1) // LIMITS.feature_chunk
             )
-        return found
+        return elements
 
     def between(self, at: Sizes) -> int:
         """The intermediate numbers of one head, each of which is written once and read once."""
         width, n = self.feature_width(at.size), at.n
-        found = 2 * n * width + width * (at.size + 1)
+        elements = 2 * n * width + width * (at.size + 1)
         if at.causal:
-            found += n * LIMITS.feature_chunk + -(-n // LIMITS.feature_chunk) * width * (
+            elements += n * LIMITS.feature_chunk + -(-n // LIMITS.feature_chunk) * width * (
                 at.size + 1
             )
-        return found
+        return elements
 
     def row_flops(self, size: int) -> int:
         """The operations that make the features of one row of a query or key."""

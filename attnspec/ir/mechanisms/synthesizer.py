@@ -63,15 +63,15 @@ class Synthesizer(MechanismDeclaration):
     def between(self, at: Sizes) -> int:
         # tables of all pairs: what is synthesised, what it is changed to, weights
         pairs = at.n * at.n
-        found = (4 if self.products else 2) * pairs
+        elements = (4 if self.products else 2) * pairs
         match self.kind:
             case "random":
-                return found
+                return elements
             case "factorized_dense":
                 # two factors multiplied for the longest sequence, and cut
-                return found + at.n * self.max_length
+                return elements + at.n * self.max_length
             case _:
-                return found + pairs
+                return elements + pairs
 
     @property
     def factors(self) -> tuple[int, int]:

@@ -35,16 +35,16 @@ class Entry:
 @cache
 def catalogue() -> dict[str, Entry]:
     """All entries by code, in the order of the codes."""
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     folder = resources.files("attnspec.text.catalogue")
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
         if not file.name.endswith(".toml"):
             continue
         for code, fields in tomllib.loads(file.read_text(encoding="utf-8")).items():
-            if code in found:
+            if code in entries:
                 raise InternalError(f"{code} is twice in the catalogue, again in {file.name}")
-            found[code] = _entry(code, fields)
-    return dict(sorted(found.items()))
+            entries[code] = _entry(code, fields)
+    return dict(sorted(entries.items()))
 
 
 def marked(text: str) -> tuple[str, int, int]:

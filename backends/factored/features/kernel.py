@@ -176,12 +176,12 @@ class FeatureKernel:
     ) -> tuple[tuple[torch.Tensor, torch.Tensor | None], object]:
         """The same of the causal sums of more positions, on top of those that `state` holds, None
         at first, and the state after them."""
-        given = self.given(q, k, v, call)
-        before = state if isinstance(state, State) else no_keys(self.how, given)
-        if given.gate:
+        request = self.given(q, k, v, call)
+        before = state if isinstance(state, State) else no_keys(self.how, request)
+        if request.gate:
             # the frames of a gate count from the state
             before = State(before.sums)
-        return self._worth(given, before, True)
+        return self._worth(request, before, True)
 
     def onward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, before: State
@@ -198,16 +198,16 @@ class FeatureKernel:
         """The sums over these keys [B, K, m, e], wherever they are; q tells heads and types alone.
         Of a gate they are as they stand after the last key, with the logarithms of what it leaves
         of sums before, [B, K]."""
-        given, how = self.given(q[:, :, :0], k, v, call), self.how
-        if not given.gate:
-            return absorbed(how, given, no_keys(how, given)), None
-        keys, rows = given.gate
+        request, how = self.given(q[:, :, :0], k, v, call), self.how
+        if not request.gate:
+            return absorbed(how, request, no_keys(how, request)), None
+        keys, rows = request.gate
         last = rows[..., -1:] if rows.shape[-1] else rows.sum(-1, keepdim=True)
-        values = values_of(how, given) * torch.exp(keys - last)[..., None].to(given.kind)
+        values = values_of(how, request) * torch.exp(keys - last)[..., None].to(request.kind)
         how = replace(how, quotient=Quotient(divides=False))
-        given = replace(given, v=values, gate=())
-        sums = absorbed(how, given, no_keys(how, given))
-        return sums, -last[..., 0].to(given.kind)
+        request = replace(request, v=values, gate=())
+        sums = absorbed(how, request, no_keys(how, request))
+        return sums, -last[..., 0].to(request.kind)
 
     def given(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Given:
         """What is summed: heads beside the key head that they read, and all tables."""
@@ -271,16 +271,16 @@ def by_way(way: Way, how: Summing, given: Given) -> Sums:
         return summed(how, again, no_keys(how, again))[0]
 
     def outputs(*tensors: torch.Tensor) -> tuple[Any, ...]:
-        found, kept = way.outputs(how, given_of(frame, tensors))
-        return found, found[:2], kept
+        outs, kept = way.outputs(how, given_of(frame, tensors))
+        return outs, outs[:2], kept
 
     def gradients(tensors: Any, saved: Any, kept: Any, grads: Any) -> Sequence[torch.Tensor]:
         pairs = zip(saved, grads[:2], strict=True)
         above = [torch.zeros_like(x) if y is None else y for x, y in pairs]
         return way.gradients(how, given_of(frame, tensors), (*saved, kept), above).tensors
 
-    found: Sums = Derived.apply(run, outputs, gradients, *given.tensors)  # type: ignore[no-untyped-call]
-    return found[0], found[1], None if found[2] is None else found[2].detach()
+    sums: Sums = Derived.apply(run, outputs, gradients, *given.tensors)  # type: ignore[no-untyped-call]
+    return sums[0], sums[1], None if sums[2] is None else sums[2].detach()
 
 
 # --- the kernel of each mechanism ----------------------------------------------------------------

@@ -40,9 +40,9 @@ class Quotient:
 
     def log_divisor(self, total: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:
         """The logarithm of what a sum of such weights divides by, -inf where there is no weight."""
-        found = torch.log(self.divisor(total, log))
-        found = found if log is None else found + log
-        return found.masked_fill(total == 0, -torch.inf)
+        divisor = torch.log(self.divisor(total, log))
+        divisor = divisor if log is None else divisor + log
+        return divisor.masked_fill(total == 0, -torch.inf)
 
     def divisor(self, total: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:
         """What a sum of weights divides by."""

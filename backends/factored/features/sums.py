@@ -315,8 +315,8 @@ def read(how: Summing, given: Given, state: State) -> tuple[torch.Tensor, ...]:
     if state.base is not None and not given.gate:
         base = state.base[..., None].to(given.kind)
         log = base if log is None else log + base
-    found = worth(how, f @ state.sums, log)
-    return tuple(torch.unflatten(x, 2, given.q.shape[2:4]) for x in found)
+    output = worth(how, f @ state.sums, log)
+    return tuple(torch.unflatten(x, 2, given.q.shape[2:4]) for x in output)
 
 
 def read_causal(how: Summing, given: Given, state: State) -> tuple[tuple[torch.Tensor, ...], State]:
@@ -352,8 +352,8 @@ def read_causal(how: Summing, given: Given, state: State) -> tuple[tuple[torch.T
         # sums of a gate are the ones that are meant, since what it forgets is gone
         rows = (frames.start[..., None] + frames.rows).repeat(1, 1, 1, repeat).to(given.kind)
         log = rows if log is None else log + rows
-    found = (torch.unflatten(x, 3, (repeat, chunk)).transpose(2, 3) for x in worth(how, y, log))
-    out = tuple(x.flatten(3, 4) for x in found)
+    outs = (torch.unflatten(x, 3, (repeat, chunk)).transpose(2, 3) for x in worth(how, y, log))
+    out = tuple(x.flatten(3, 4) for x in outs)
     return out, State(after, None if frames is None else frames.end)
 
 
@@ -378,12 +378,12 @@ def _weights(how: Summing, given: Given, frames: Frames | None, c: int) -> torch
 
 def absorbed(how: Summing, given: Given, state: State) -> State:
     """The sums of a state and of all keys."""
-    every, found = replace(how, causal=False), []
+    every, states = replace(how, causal=False), []
     for part, mine in _parts(how, given, state):
         for block in blocks_of(every, part)[0]:
             mine = _run(how, block, mine, False)[1]
-        found.append(mine)
-    return _whole(given, found)
+        states.append(mine)
+    return _whole(given, states)
 
 
 def summed(how: Summing, given: Given, state: State) -> tuple[Sums, State]:
@@ -444,8 +444,8 @@ def _run(
         rows, after = read_causal(how, given, State(sums, base))
         return *rows, after.sums, after.base
 
-    *found, sums, after = lean(again, given, run, state.sums)
-    return tuple(found), State(sums, None if after is None else after.detach())
+    *outs, sums, after = lean(again, given, run, state.sums)
+    return tuple(outs), State(sums, None if after is None else after.detach())
 
 
 def lean(
@@ -464,8 +464,8 @@ def lean(
     def outputs(*tensors: torch.Tensor) -> tuple[Any, ...]:
         if again:
             return made(*tensors), (), []
-        leaves, found = _followed(made, tensors)
-        return tuple(x if x is None else x.detach() for x in found), (), [(leaves, found)]
+        leaves, outs = _followed(made, tensors)
+        return tuple(x if x is None else x.detach() for x in outs), (), [(leaves, outs)]
 
     def gradients(tensors: Any, _: Any, kept: list[Any], grads: Any) -> Sequence[Any]:
         leaves, found = kept.pop() if kept else _followed(made, tensors)
@@ -479,8 +479,8 @@ def lean(
         shares = iter(torch.autograd.grad(outs, wanted, above, allow_unused=True))
         return [next(shares) if x.requires_grad else None for x in leaves]
 
-    found: tuple[Any, ...] = Derived.apply(made, outputs, gradients, *tensors)  # type: ignore[no-untyped-call]
-    return found
+    result: tuple[Any, ...] = Derived.apply(made, outputs, gradients, *tensors)  # type: ignore[no-untyped-call]
+    return result
 
 
 def _followed(
@@ -499,11 +499,11 @@ class Derived(Function):
 
     @staticmethod
     def forward(ctx, run, outputs, gradients, *tensors):  # type: ignore[no-untyped-def]
-        found, saved, ctx.kept = outputs(*tensors)
+        outs, saved, ctx.kept = outputs(*tensors)
         ctx.run, ctx.gradients, ctx.count = run, gradients, len(tensors)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *saved)
-        return found
+        return outs
 
     @staticmethod
     def backward(ctx, *grads):  # type: ignore[no-untyped-def]

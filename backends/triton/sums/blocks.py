@@ -24,7 +24,7 @@ class Frames(NamedTuple):
 
 class States(NamedTuple):
     """Sums [m, e], and behind them those of the weights [m] where these are divided by, all in one
-    line: of each chunk what its segment has added before it, [B K, count, …], on the way back
+    line: of each chunk what its segment has added before it, [B K, count, …], in the backward pass
     behind it; of each segment what the others have, [B K, segments + 1, …], in the end of all."""
 
     chunks: Any
@@ -141,36 +141,36 @@ def places_of(x, sample, head, rows, columns):
 def part_of(x, sample, head, rows, there, columns, plan):
     """Some columns of rows, 0 where there are none, in the type of sums."""
     mask = there[:, None] & (columns < x.size)[None, :]
-    found = tl.load(places_of(x, sample, head, rows, columns), mask=mask, other=0.0)
-    return found.to(plan.sums)
+    part = tl.load(places_of(x, sample, head, rows, columns), mask=mask, other=0.0)
+    return part.to(plan.sums)
 
 
 @triton.jit
 def features_of(x, sample, head, rows, there, columns, plan):
     """Some features of rows, by the map of the plan, 0 where there are none."""
-    found = part_of(x, sample, head, rows, there, columns, plan)
+    features = part_of(x, sample, head, rows, there, columns, plan)
     if plan.map == 1:
-        one = tl.exp(tl.minimum(found, 0.0)) + tl.maximum(found, 0.0)
-        found = tl.where(there[:, None] & (columns < x.size)[None, :], one, 0.0)
+        one = tl.exp(tl.minimum(features, 0.0)) + tl.maximum(features, 0.0)
+        features = tl.where(there[:, None] & (columns < x.size)[None, :], one, 0.0)
     elif plan.map == 2:
-        found = tl.maximum(found, 0.0)
+        features = tl.maximum(features, 0.0)
     elif plan.map == 3:
-        found = tl.maximum(found, 0.0)
-        found = found * found
-    return found
+        features = tl.maximum(features, 0.0)
+        features = features * features
+    return features
 
 
 @triton.jit
 def put_gradient(into, x, grad, sample, head, rows, there, known, columns, plan):
     """Write the gradient of some columns of rows x, where `grad` is that of their features; rows
     that are not `known` have none."""
-    given = part_of(x, sample, head, rows, known, columns, plan)
+    features = part_of(x, sample, head, rows, known, columns, plan)
     if plan.map == 1:
-        grad = grad * tl.exp(tl.minimum(given, 0.0))
+        grad = grad * tl.exp(tl.minimum(features, 0.0))
     elif plan.map == 2:
-        grad = tl.where(given > 0, grad, 0.0)
+        grad = tl.where(features > 0, grad, 0.0)
     elif plan.map == 3:
-        grad = grad * 2 * tl.maximum(given, 0.0)
+        grad = grad * 2 * tl.maximum(features, 0.0)
     put(into, tl.where(known[:, None], grad, 0.0), sample, head, rows, there, columns)
 
 
@@ -196,8 +196,8 @@ def frame_at(frames, line, position, plan):
 def fading(frames, line, since, until, plan):
     """What is left at a row of what had the frame of another before it; 1 without frames."""
     if plan.framed:
-        found = frame_at(frames, line, since, plan) - frame_at(frames, line, until, plan)
-        return tl.exp(found.to(plan.sums))
+        decay = frame_at(frames, line, since, plan) - frame_at(frames, line, until, plan)
+        return tl.exp(decay.to(plan.sums))
     else:
         return 1.0
 
@@ -271,14 +271,14 @@ def line_of(states, frames, line, number, plan, back: tl.constexpr):
 
 @triton.jit
 def state_of(states, frames, line, number, features, values, plan, back: tl.constexpr):
-    """A block [wide, tall] of the state before a chunk, on the way back behind it; of sums that are
-    not causal that of all."""
+    """A block [wide, tall] of the state before a chunk, in the backward pass behind it; of
+    sums that are not causal that of all."""
     if plan.causal:
-        own, other, left = line_of(states, frames, line, number, plan, back)
-        at, there = kept_at(states.chunks, own, features, values, plan)
-        found = tl.load(at, mask=there, other=0.0)
+        this, other, left = line_of(states, frames, line, number, plan, back)
+        at, there = kept_at(states.chunks, this, features, values, plan)
+        state = tl.load(at, mask=there, other=0.0)
         at, there = kept_at(states.segments, other, features, values, plan)
-        return found + tl.load(at, mask=there, other=0.0) * left
+        return state + tl.load(at, mask=there, other=0.0) * left
     else:
         other = line * (states.number + 1) + states.number
         at, there = kept_at(states.segments, other, features, values, plan)
@@ -289,11 +289,11 @@ def state_of(states, frames, line, number, features, values, plan, back: tl.cons
 def totals_of(states, frames, line, number, features, plan, back: tl.constexpr):
     """The sums of weights [wide] beside it."""
     if plan.causal:
-        own, other, left = line_of(states, frames, line, number, plan, back)
-        at, there = totals_at(states.chunks, own, features, plan)
-        found = tl.load(at, mask=there, other=0.0)
+        this, other, left = line_of(states, frames, line, number, plan, back)
+        at, there = totals_at(states.chunks, this, features, plan)
+        totals = tl.load(at, mask=there, other=0.0)
         at, there = totals_at(states.segments, other, features, plan)
-        return found + tl.load(at, mask=there, other=0.0) * left
+        return totals + tl.load(at, mask=there, other=0.0) * left
     else:
         other = line * (states.number + 1) + states.number
         at, there = totals_at(states.segments, other, features, plan)

@@ -5,8 +5,8 @@
 for features f of queries and g of keys, values with a 1 behind them w, and frames t, r: what
 `factored/features/sums.py` says in tensor products. What comes before a chunk is added up in two
 levels, so that one head is many programs: `along` adds up the chunks of a segment, one after the
-other, and `carry` the segments. Sums that are not causal are those of all segments. On the way back
-states hold the gradients of what comes after, found by the same two kernels in the other direction.
+other, and `carry` the segments. Sums that are not causal are those of all segments. In the backward
+pass states hold the gradients of what comes after, by the same two kernels in the other direction.
 A program writes places of its own, so that every run gives the same bits. Sums are float32.
 """
 
@@ -61,26 +61,26 @@ def above_of(above, sample, head, rows, there, columns, plan):
 def added(state, x, w, padding, frames, task, columns, plan, back: tl.constexpr):
     """A state and its sums of weights after one more chunk: of keys x and values w, or on the way
     back of queries x and the gradients w of their sums."""
-    found, total = state
+    values, total = state
     sample, head, line, number = task
     if back:
         rows, there = query_rows(number, plan)
-        for own in range(head * plan.ratio, (head + 1) * plan.ratio):
-            one = features_of(x, sample, own, rows, there, columns[0], plan)
+        for query_head in range(head * plan.ratio, (head + 1) * plan.ratio):
+            one = features_of(x, sample, query_head, rows, there, columns[0], plan)
             one = entering(one, frames, line, number, plan)
-            other = above_of(w, sample, own, rows, there, columns[1], plan)
-            found += product(tl.trans(one), other, plan)
+            other = above_of(w, sample, query_head, rows, there, columns[1], plan)
+            values += product(tl.trans(one), other, plan)
             if plan.divides:
-                weights = numbers_of(w[2], sample, own, rows, there)
+                weights = numbers_of(w[2], sample, query_head, rows, there)
                 total += tl.sum(one * weights[:, None], 0)
     else:
         rows, there = key_rows(padding, sample, number, plan)
         one = features_of(x, sample, head, rows, there, columns[0], plan)
         one = staying(one, frames, line, number, plan)
         other = part_of(w, sample, head, rows, there, columns[1], plan)
-        found += product(tl.trans(one), other, plan)
+        values += product(tl.trans(one), other, plan)
         total += tl.sum(one, 0)
-    return found, total
+    return values, total
 
 
 @triton.jit
@@ -98,42 +98,42 @@ def along(x, w, padding, frames, states, plan, back: tl.constexpr):
         if back:
             number = (segment + 1) * states.length - 1 - step
         if plan.causal:
-            own, known = line * states.count + number, number < states.count
-            at, there = kept_at(states.chunks, own, wide, tall, plan)
-            tl.store(at, state[0], mask=only_if(known, there))
-            at, there = totals_at(states.chunks, own, wide, plan)
-            tl.store(at, state[1], mask=only_if(known & first, there))
+            place, inside = line * states.count + number, number < states.count
+            at, there = kept_at(states.chunks, place, wide, tall, plan)
+            tl.store(at, state[0], mask=only_if(inside, there))
+            at, there = totals_at(states.chunks, place, wide, plan)
+            tl.store(at, state[1], mask=only_if(inside & first, there))
         since, until = number * plan.chunk - 1, (number + 1) * plan.chunk - 1
         left = fading(frames, line, since, until, plan)
         state = state[0] * left, state[1] * left
         task = sample, head, line, number
         state = added(state, x, w, padding, frames, task, (wide, tall), plan, back)
-    own = line * (states.number + 1) + segment
-    at, there = kept_at(states.segments, own, wide, tall, plan)
+    place = line * (states.number + 1) + segment
+    at, there = kept_at(states.segments, place, wide, tall, plan)
     tl.store(at, state[0], mask=there)
-    at, there = totals_at(states.segments, own, wide, plan)
+    at, there = totals_at(states.segments, place, wide, plan)
     tl.store(at, state[1], mask=only_if(first, there))
 
 
 @triton.jit
 def carry(frames, states, blocks, plan, size: tl.constexpr, back: tl.constexpr):
-    """Puts in place of what each segment adds what the others have before it, or on the way back
-    behind it, and in the end what all have."""
+    """Puts in place of what each segment adds what the others have before it, or in the backward
+    pass behind it, and in the end what all have."""
     line, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     at = block * size + tl.arange(0, size)
     there = at < plan.width
-    found = tl.zeros([size], plan.sums)
+    sums = tl.zeros([size], plan.sums)
     many = states.length * plan.chunk
     for step in range(states.number):
         segment = states.number - 1 - step if back else step
         own = tl.cast(line, tl.int64) * (states.number + 1) + segment
         place = states.segments + own * plan.width + at
         more = tl.load(place, mask=there, other=0.0)
-        tl.store(place, found, mask=there)
+        tl.store(place, sums, mask=there)
         left = fading(frames, line, segment * many - 1, (segment + 1) * many - 1, plan)
-        found = found * left + more
+        sums = sums * left + more
     own = tl.cast(line, tl.int64) * (states.number + 1) + states.number
-    tl.store(states.segments + own * plan.width + at, found, mask=there)
+    tl.store(states.segments + own * plan.width + at, sums, mask=there)
 
 
 # --- outputs --------------------------------------------------------------------------------------
@@ -166,8 +166,8 @@ def outputs(f, g, v, out, totals, logs, padding, frames, states, quotient, plan)
     heads = plan.heads * plan.ratio
     chunks = (plan.first + plan.queries + plan.chunk - 1) // plan.chunk
     sample, head, number, block = task_of(plan.talls, heads, chunks)
-    own = head // plan.ratio
-    line = sample * plan.heads + own
+    key_head = head // plan.ratio
+    line = sample * plan.heads + key_head
     tall = block * plan.tall + tl.arange(0, plan.tall)
     rows, there = query_rows(number, plan)
     k_rows, k_there = key_rows(padding, sample, number, plan)
@@ -183,13 +183,13 @@ def outputs(f, g, v, out, totals, logs, padding, frames, states, quotient, plan)
             sums = totals_of(states, frames, line, number, wide, plan, False)
             total += tl.sum(mine * sums[None, :], 1)[:, None]
         if plan.causal:
-            theirs = features_of(g, sample, own, k_rows, k_there, wide, plan)
+            theirs = features_of(g, sample, key_head, k_rows, k_there, wide, plan)
             pairs += product(mine, tl.trans(theirs), plan)
     if plan.causal:
         found = entering(found, frames, line, number, plan)
         total = entering(total, frames, line, number, plan)
         pairs = weighed(pairs, frames, line, number, plan)
-        values = part_of(v, sample, own, k_rows, k_there, tall, plan)
+        values = part_of(v, sample, key_head, k_rows, k_there, tall, plan)
         found += product(pairs, values, plan)
         total += tl.sum(pairs, 1)[:, None]
     log = numbers_of(logs, sample, head, rows, there)[:, None] if plan.logged else 0.0
@@ -208,12 +208,12 @@ def outputs(f, g, v, out, totals, logs, padding, frames, states, quotient, plan)
 @triton.jit
 def pairs_back(above, v, sample, heads, queries, keys, plan):
     """The gradients of the products of the pairs of a chunk, before what frames leave of them."""
-    head, own = heads
+    head, key_head = heads
     pairs = tl.zeros([plan.chunk, plan.chunk], plan.sums)
     for low in range(0, plan.size, plan.tall):
         tall = low + tl.arange(0, plan.tall)
         mine = above_of(above, sample, head, queries[0], queries[1], tall, plan)
-        values = part_of(v, sample, own, keys[0], keys[1], tall, plan)
+        values = part_of(v, sample, key_head, keys[0], keys[1], tall, plan)
         pairs += product(mine, tl.trans(values), plan)
     if plan.divides:
         pairs += numbers_of(above[2], sample, head, queries[0], queries[1])[:, None]
@@ -226,29 +226,29 @@ def of_queries(f, g, v, above, into, padding, frames, states, plan):
     heads = plan.heads * plan.ratio
     chunks = (plan.first + plan.queries + plan.chunk - 1) // plan.chunk
     sample, head, number, block = task_of(plan.wides, heads, chunks)
-    own = head // plan.ratio
-    line = sample * plan.heads + own
+    key_head = head // plan.ratio
+    line = sample * plan.heads + key_head
     wide = block * plan.wide + tl.arange(0, plan.wide)
     queries = query_rows(number, plan)
-    found = tl.zeros([plan.chunk, plan.wide], plan.sums)
+    gradient = tl.zeros([plan.chunk, plan.wide], plan.sums)
     for low in range(0, plan.size, plan.tall):
         tall = low + tl.arange(0, plan.tall)
         mine = above_of(above, sample, head, queries[0], queries[1], tall, plan)
         before = state_of(states, frames, line, number, wide, tall, plan, False)
-        found += product_of_sums(mine, tl.trans(before), plan)
+        gradient += product_of_sums(mine, tl.trans(before), plan)
     if plan.divides:
         sums = totals_of(states, frames, line, number, wide, plan, False)
         weights = numbers_of(above[2], sample, head, queries[0], queries[1])
-        found += weights[:, None] * sums[None, :]
+        gradient += weights[:, None] * sums[None, :]
     if plan.causal:
         keys = key_rows(padding, sample, number, plan)
-        found = entering(found, frames, line, number, plan)
-        pairs = pairs_back(above, v, sample, (head, own), queries, keys, plan)
+        gradient = entering(gradient, frames, line, number, plan)
+        pairs = pairs_back(above, v, sample, (head, key_head), queries, keys, plan)
         pairs = weighed(pairs, frames, line, number, plan)
-        theirs = features_of(g, sample, own, keys[0], keys[1], wide, plan)
-        found += product(pairs, theirs, plan)
+        theirs = features_of(g, sample, key_head, keys[0], keys[1], wide, plan)
+        gradient += product(pairs, theirs, plan)
     rows, there = queries
-    put_gradient(into, f, found, sample, head, rows, there, there, wide, plan)
+    put_gradient(into, f, gradient, sample, head, rows, there, there, wide, plan)
 
 
 @triton.jit
@@ -259,24 +259,24 @@ def of_keys(f, g, v, above, into, padding, frames, states, plan):
     line = sample * plan.heads + head
     wide = block * plan.wide + tl.arange(0, plan.wide)
     keys = key_rows(padding, sample, number, plan)
-    found = tl.zeros([plan.chunk, plan.wide], plan.sums)
+    gradient = tl.zeros([plan.chunk, plan.wide], plan.sums)
     for low in range(0, plan.size, plan.tall):
         tall = low + tl.arange(0, plan.tall)
         values = part_of(v, sample, head, keys[0], keys[1], tall, plan)
         behind = state_of(states, frames, line, number, wide, tall, plan, True)
-        found += product_of_sums(values, tl.trans(behind), plan)
+        gradient += product_of_sums(values, tl.trans(behind), plan)
     if plan.divides:
-        found += totals_of(states, frames, line, number, wide, plan, True)[None, :]
-    found = staying(found, frames, line, number, plan)
+        gradient += totals_of(states, frames, line, number, wide, plan, True)[None, :]
+    gradient = staying(gradient, frames, line, number, plan)
     if plan.causal:
         queries = query_rows(number, plan)
         for other in range(head * plan.ratio, (head + 1) * plan.ratio):
             pairs = pairs_back(above, v, sample, (other, head), queries, keys, plan)
             pairs = weighed(pairs, frames, line, number, plan)
             mine = features_of(f, sample, other, queries[0], queries[1], wide, plan)
-            found += product(tl.trans(pairs), mine, plan)
+            gradient += product(tl.trans(pairs), mine, plan)
     rows = number * plan.chunk + tl.arange(0, plan.chunk)
-    put_gradient(into, g, found, sample, head, rows, rows < plan.keys, keys[1], wide, plan)
+    put_gradient(into, g, gradient, sample, head, rows, rows < plan.keys, keys[1], wide, plan)
 
 
 @triton.jit
@@ -287,13 +287,13 @@ def of_values(f, g, above, into, padding, frames, states, plan):
     line = sample * plan.heads + head
     tall = block * plan.tall + tl.arange(0, plan.tall)
     keys = key_rows(padding, sample, number, plan)
-    found = tl.zeros([plan.chunk, plan.tall], plan.sums)
+    gradient = tl.zeros([plan.chunk, plan.tall], plan.sums)
     for low in range(0, plan.features, plan.wide):
         wide = low + tl.arange(0, plan.wide)
         theirs = features_of(g, sample, head, keys[0], keys[1], wide, plan)
         behind = state_of(states, frames, line, number, wide, tall, plan, True)
-        found += product_of_sums(theirs, behind, plan)
-    found = staying(found, frames, line, number, plan)
+        gradient += product_of_sums(theirs, behind, plan)
+    gradient = staying(gradient, frames, line, number, plan)
     if plan.causal:
         queries = query_rows(number, plan)
         for other in range(head * plan.ratio, (head + 1) * plan.ratio):
@@ -305,6 +305,6 @@ def of_values(f, g, above, into, padding, frames, states, plan):
                 pairs += product(mine, tl.trans(theirs), plan)
             pairs = weighed(pairs, frames, line, number, plan)
             mine = above_of(above, sample, other, queries[0], queries[1], tall, plan)
-            found += product(tl.trans(pairs), mine, plan)
+            gradient += product(tl.trans(pairs), mine, plan)
     rows = number * plan.chunk + tl.arange(0, plan.chunk)
-    put(into, found, sample, head, rows, rows < plan.keys, tall)
+    put(into, gradient, sample, head, rows, rows < plan.keys, tall)

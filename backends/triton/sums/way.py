@@ -2,7 +2,7 @@
 
 Torch makes the features and frames of queries and keys, but for elementwise maps, which kernels
 apply to the rows that they read; it takes the gradients of features back to rows and tables, too.
-Kept for the way back are the outputs and the sums of weights: states are computed again.
+Kept for the backward pass are the outputs and the sums of weights: states are computed again.
 """
 
 from __future__ import annotations
@@ -161,13 +161,13 @@ class _Launches:
         if back:
             leaves = tuple(x.detach().requires_grad_() for x in leaves)
         with torch.set_grad_enabled(back):
-            given = given_of(self.given.frame, leaves)
-            keys, log = features_of_keys(how, given)
-            queries, of_rows = how.map(given.q.to(self.kind).flatten(2, 3), given.tables)
+            request = given_of(self.given.frame, leaves)
+            keys, log = features_of_keys(how, request)
+            queries, of_rows = how.map(request.q.to(self.kind).flatten(2, 3), request.tables)
         # what the gradients of features are taken through
         self.made = leaves, (queries, keys)
-        given, log = self.given, None if log is None else log.detach()
-        frames = frames_of(given, log, None, self.length)
+        request, log = self.given, None if log is None else log.detach()
+        frames = frames_of(request, log, None, self.length)
         logs = None if of_rows is None else of_rows.detach().flatten(1)
         if frames is not None:
             rows = frames.rows[..., self.first :]
@@ -176,13 +176,13 @@ class _Launches:
                 last = frames.rows[..., -1:]
                 frames = replace(frames, rows=last.expand(frames.rows.shape))
                 rows = last.expand(*last.shape[:-1], self.length - self.first)
-            if not given.gate:
+            if not request.gate:
                 above = (frames.start[..., None] + rows).to(self.kind).repeat(1, 1, 1, self.repeat)
                 above = above.view(self.batch, -1)
                 logs = above if logs is None else logs + above
         shape = self.batch, self.heads * self.repeat, self.length - self.first
         self.logs = None if logs is None else logs.reshape(shape)
-        kept = torch.bfloat16 if given.q.dtype == torch.bfloat16 else self.kind
+        kept = torch.bfloat16 if request.q.dtype == torch.bfloat16 else self.kind
         f = in_rows(queries.detach().reshape(*shape, -1).to(kept))
         return f, in_rows(keys.detach().to(kept)), frames
 
@@ -197,8 +197,8 @@ class _Launches:
         chunks = self.f.new_empty(lines * count * width if self.how.causal else 1, dtype=self.kind)
         segments = self.f.new_empty(lines * (number + 1) * width, dtype=self.kind)
         states = States(chunks, segments, count, number, SEGMENT)
-        given = x, w, *self.keys, states, plan, tl.constexpr(back)
-        _launch(kernels.along, lines * number * plan.wides * plan.talls, given)
+        arguments = x, w, *self.keys, states, plan, tl.constexpr(back)
+        _launch(kernels.along, lines * number * plan.wides * plan.talls, arguments)
         blocks = triton.cdiv(width, CARRIED)
         rest = plan, tl.constexpr(CARRIED), tl.constexpr(back)
         _launch(kernels.carry, lines * blocks, (self.keys[1], states, blocks, *rest))
@@ -213,9 +213,9 @@ class _Launches:
         into = rows_of(out.flatten(1, 2)), rows_of(totals[..., None].flatten(1, 2)), logs
         with running_on(self.f.device):
             states = self._states(self.tensors[1], self.tensors[2], False)
-            given = *self.tensors, *into, *self.keys, states
+            arguments = *self.tensors, *into, *self.keys, states
             rest = Quotient(*map(tl.constexpr, numbers)), plan
-            _launch(kernels.outputs, self._programs(True, plan.talls), (*given, *rest))
+            _launch(kernels.outputs, self._programs(True, plan.talls), (*arguments, *rest))
 
     def gradients(
         self,
@@ -240,8 +240,8 @@ class _Launches:
                 (kernels.of_keys, (f, g, v), of_g, behind, False, plan.wides),
                 (kernels.of_values, (f, g), into.v, behind, False, plan.talls),
             ):
-                given = *rows, above, rows_of(target), *self.keys, states, plan
-                _launch(kernel, self._programs(queries, blocks), given)
+                arguments = *rows, above, rows_of(target), *self.keys, states, plan
+                _launch(kernel, self._programs(queries, blocks), arguments)
         if not direct:
             self._through(into, of_f, of_g)
 
@@ -253,8 +253,8 @@ class _Launches:
         delta = (grad.to(totals.dtype) * out).sum(-1, keepdim=True)
         # of an output of one number that is delta, whose gradient is 1
         ones = torch.ones_like(delta)
-        found = self.how.quotient.gradient(ones, delta, totals, self.logs, of_totals)
-        return rows_of(grad), rows_of(found[..., 0]), rows_of(found[..., -1])
+        gradient = self.how.quotient.gradient(ones, delta, totals, self.logs, of_totals)
+        return rows_of(grad), rows_of(gradient[..., 0]), rows_of(gradient[..., -1])
 
     def _through(self, into: Given, of_f: torch.Tensor, of_g: torch.Tensor) -> None:
         """Takes the gradients of features to rows, tables and gates."""
@@ -265,8 +265,8 @@ class _Launches:
             into.gate[1][:, :, self.first :].sub_((f * of_f).sum(-1).view(lines).sum(2))
         leaves, features = self.made
         above = of_f.reshape(features[0].shape), of_g
-        found = torch.autograd.grad(features, leaves, above, allow_unused=True)
-        for number, (target, share) in enumerate(zip(into.tensors, found, strict=True)):
+        grads = torch.autograd.grad(features, leaves, above, allow_unused=True)
+        for number, (target, share) in enumerate(zip(into.tensors, grads, strict=True)):
             # kernels fill the gradients of values, and a batch of padding alone has none of others
             if number < 2:
                 target.zero_()

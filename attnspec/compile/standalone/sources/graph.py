@@ -47,40 +47,40 @@ def isqrt(x):
 
 def is_power(distance, base, n):
     """Whether a distance, below n, is 0, 1, base, base**2, …"""
-    held, power = distance == 0, 1
+    mask, power = distance == 0, 1
     while power < 2**31:
-        held, power = held | (distance == power), power * base
-    return held
+        mask, power = mask | (distance == power), power * base
+    return mask
 
 
 def listed(tables, h, q, k):
     """Whether k stands in row q of the table of head h, [H, rows, keys]."""
-    held = (q != q) & (k != k)
+    mask = (q != q) & (k != k)
     for place in range(tables.shape[2]):
-        held = held | (tables[h, q, q - q + place] == k)  # vmap indexes by tensors alone
-    return held
+        mask = mask | (tables[h, q, q - q + place] == k)  # vmap indexes by tensors alone
+    return mask
 
 
 def numbers(name, x, kind=torch.float64, most=None, whole=False):
     """An input as int64 or reals, one of a real key at padding; refuses what is not exact."""
-    found, real = x[name], x.get("key padding")
-    found = found.to(kind) if found.is_floating_point() else found.long()
+    values, real = x[name], x.get("key padding")
+    values = values.to(kind) if values.is_floating_point() else values.long()
     if INPUTS[name][0] == "length":
         # no position lies before one below 0
-        found = found.clamp(min=0)
-    if INPUTS[name][0] == "numbers" and real is not None and found.numel():
-        known = found.flatten()[real.flatten().to(torch.uint8).argmax()]
-        found = torch.where(real, found, torch.where(real.any(), known, 1).to(found.dtype))
-    if found.is_floating_point() and whole:
+        values = values.clamp(min=0)
+    if INPUTS[name][0] == "numbers" and real is not None and values.numel():
+        first = values.flatten()[real.flatten().to(torch.uint8).argmax()]
+        values = torch.where(real, values, torch.where(real.any(), first, 1).to(values.dtype))
+    if values.is_floating_point() and whole:
         raise ValueError(f"`//` and `%` divide whole numbers, and what `{name}` says is real")
-    if most is not None and not found.is_floating_point():
-        exact = ((found >= -most) & (found <= most)).all()
+    if most is not None and not values.is_floating_point():
+        exact = ((values >= -most) & (values <= most)).all()
         words = f"`{name}` must be within {most}, where whole numbers are exact"
         if torch.compiler.is_compiling():
             torch._assert_async(exact, words)
         elif not exact:
             raise ValueError(words)
-    return found
+    return values
 
 
 # --- the mask ------------------------------------------------------------------------------------
