@@ -341,7 +341,7 @@ class Engine:
 
         def tables(each: Decision) -> dict[str, torch.Tensor]:
             tables = {}
-            for part in each.learned:
+            for part in each.leaf.learned:
                 table = call.tables[self._parts[each.leaf.name, part]]
                 tables[part.name] = rows_of(table, layer, each.heads)
             return tables

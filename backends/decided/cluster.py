@@ -103,24 +103,25 @@ def nearest(points: Points, centroids: torch.Tensor, exists: torch.Tensor) -> to
     return torch.cat(parts, 2).masked_fill_(points.zero, 0)
 
 
-def moved(points: Points, labels: torch.Tensor, centroids: torch.Tensor) -> torch.Tensor:
-    """The directions of the sums of clusters [B, H, count, d]; one without a sum stays."""
-    lead, (count, size) = labels.shape[:2].numel(), centroids.shape[2:]
+def sums_of(points: Points, labels: torch.Tensor, count: int) -> torch.Tensor:
+    """The sums of the vectors of so many clusters, [B, H, count, d]."""
+    lead, size = labels.shape[:2].numel(), points.at.shape[3]
     first = torch.arange(lead, device=labels.device).view(*labels.shape[:2], 1) * count
-    total = centroids.new_zeros(lead * count, size)
+    total = points.at.new_zeros(lead * count, size)
     total.index_add_(0, (labels + first).flatten(), points.at.reshape(-1, size))
-    total = total.view(centroids.shape)
-    some = (total != 0).any(-1, keepdim=True)
-    return torch.where(some, unit(total), centroids)
+    return total.view(*labels.shape[:2], count, size)
 
 
 def kmeans(
     points: Points, count: int, seed: int, layer: int, heads: tuple[int, ...]
 ) -> torch.Tensor:
-    """The cluster of every point, int64 [B, H, N]."""
+    """The cluster of every point, int64 [B, H, N]: centroids move to the directions of the sums of
+    their clusters, and one without a sum stays."""
     centroids, exists = drawn(points, count, seed, layer, heads)
     for _ in range(ROUNDS):
-        centroids = moved(points, nearest(points, centroids, exists), centroids)
+        labels = nearest(points, centroids, exists)
+        total = sums_of(points, labels, centroids.shape[2])
+        centroids = torch.where((total != 0).any(-1, keepdim=True), unit(total), centroids)
     return nearest(points, centroids, exists)
 
 
@@ -219,8 +220,7 @@ def moved_centroids(given: Given) -> torch.Tensor:
     exists = torch.ones(1, 1, centroids.shape[1], dtype=torch.bool, device=kept.device)
     labels = nearest(points, spread, exists)
     # points that are none are 0
-    place = labels[..., None].expand_as(points.at)
-    total = torch.zeros_like(spread).scatter_add(2, place, points.at).sum(0)
+    total = sums_of(points, labels, centroids.shape[1]).sum(0)
     if kept.shape[0] == 1:
         total = total.sum(0, keepdim=True)
     some = (total != 0).any(-1, keepdim=True)

@@ -17,7 +17,6 @@ from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.given import Given
 from attnspec.graphs.relation import DataDependent
 from attnspec.graphs.token_sets import inputs_of
-from attnspec.ir.mechanisms.declaration import Part
 from attnspec.lower.work import Work
 
 DECIDERS: dict[str, Callable[[Any, Given], Choice]] = {
@@ -43,11 +42,6 @@ class Decision:
     def inputs(self) -> tuple[str, ...]:
         """The run-time inputs that the graph is about."""
         return tuple(inputs_of(self.leaf))
-
-    @cached_property
-    def learned(self) -> tuple[Part, ...]:
-        """What it learns, or keeps."""
-        return self.leaf.learned
 
     def given(
         self,

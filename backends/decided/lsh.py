@@ -65,24 +65,18 @@ class Sorted:
             along = torch.where(fresh, leaf.look + 1, step).cumsum(-1)
             code = torch.empty_like(order).scatter_(-1, order, along)
         else:
-            code = _codes(bucket, back, leaf, n_k)
+            wide = n_k // leaf.chunk + leaf.look + 2
+            code = bucket * wide + back if leaf.bucket_mask else back
         return Sorted(bucket, back, _short(code, back), order)
 
     def last(self, count: int) -> Sorted:
         """The same for the last positions alone; orders are those of all."""
-        bucket, chunk, code = (x[..., -count:] for x in (self.bucket, self.chunk, self.code))
-        return Sorted(bucket, chunk, code, self.order)
+        return Sorted(*(x[..., -count:] for x in (self.bucket, self.chunk, self.code)), self.order)
 
     def round(self, turn: int) -> Sorted:
         """One round alone."""
         every = self.bucket, self.chunk, self.code, self.order
-        bucket, chunk, code, order = (x[:, :, turn, None] for x in every)
-        return Sorted(bucket, chunk, code, order)
-
-
-def _codes(bucket: torch.Tensor, chunk: torch.Tensor, leaf: Lsh, n_k: int) -> torch.Tensor:
-    """One number for bucket and chunk of a position."""
-    return bucket * (n_k // leaf.chunk + leaf.look + 2) + chunk if leaf.bucket_mask else chunk
+        return Sorted(*(x[:, :, turn, None] for x in every))
 
 
 def _short(code: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
@@ -182,10 +176,11 @@ class LshChoice(Choice):
     def _lists(self, turn: int, tile: int) -> torch.Tensor:
         """The key tiles of each query tile [B, H or 1, query tiles, r]."""
         chunk, look = self.leaf.chunk, self.leaf.look
-        q_slots, k_slots = (side.order.shape[-1] for side in (self.q, self.k))
-        tiles, others = -(-q_slots // tile), -(-k_slots // tile)
         if self.leaf.cut == "bucket" and not _one_order(self.leaf):
-            return self._bucket_lists(turn, tile)
+            # all key tiles of the buckets of a tile
+            q, k = (x.bucket[:, :, turn].gather(-1, x.order[:, :, turn]) for x in (self.q, self.k))
+            return meeting(q, k, tile)
+        tiles, others = (-(-side.order.shape[-1] // tile) for side in (self.q, self.k))
         first = torch.arange(tiles, device=self.q.order.device)[:, None]
         reach = look * chunk if self.leaf.cut == "order" else (look + 1) * chunk - 1
         behind = -(-reach // tile)
@@ -193,14 +188,6 @@ class LshChoice(Choice):
         lists = first + torch.arange(-behind, ahead + 1, device=first.device)
         lists = torch.where((lists >= 0) & (lists < others), lists, -1)
         return lists[None, None]
-
-    def _bucket_lists(self, turn: int, tile: int) -> torch.Tensor:
-        """The same where queries and keys have orders of their own and chunks are cut in buckets:
-        all key tiles of the buckets of a tile."""
-        along = [
-            side.bucket[:, :, turn].gather(-1, side.order[:, :, turn]) for side in (self.q, self.k)
-        ]
-        return meeting(along[0], along[1], tile)
 
     def _first(self, turn: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         """The pairs that a round finds and none before it: of those with oneself, which every
@@ -224,23 +211,21 @@ def decide(leaf: Lsh, given: Given) -> Choice:
     not."""
     if leaf.share_qk:
         _require_shared(given)
-    if leaf.given is not None:
+    if leaf.given is None:
+        count = leaf.buckets_at(given.n_k)
+        bucket = buckets_of(leaf, given.keys_by_head, given.heads, count)
+    else:
         name = leaf.given.name  # type: ignore[attr-defined]
         bucket = given.data[name].to(torch.int64)
         if not bucket.shape[2]:
             raise ValueError(
                 f"`{name}` must have a round at least, got the shape {list(bucket.shape)}"
             )
-        k = Sorted.of(bucket, given.real, leaf, given.n_k)
-        q = k.last(given.n_q)
-    else:
-        count = leaf.buckets_at(given.n_k)
-        of_keys = buckets_of(leaf, given.keys_by_head, given.heads, count)
-        k = Sorted.of(of_keys, given.real, leaf, given.n_k)
-        q = k.last(given.n_q)
-        if not leaf.share_qk:
-            buckets = buckets_of(leaf, given.q, given.heads, count)
-            q = Sorted.of(buckets, given.real[:, given.first_query :], leaf, given.n_k)
+    k = Sorted.of(bucket, given.real, leaf, given.n_k)
+    q = k.last(given.n_q)
+    if not _one_order(leaf):
+        bucket = buckets_of(leaf, given.q, given.heads, count)
+        q = Sorted.of(bucket, given.real[:, given.first_query :], leaf, given.n_k)
     alone = None
     if leaf.share_qk:
         alone = ~has_other(k, leaf)[..., -given.n_q :]
@@ -256,14 +241,13 @@ def _require_shared(given: Given) -> None:
     shared_keys = given.k[:, :, given.first_query :]
     if shared_keys.is_cpu and shared_keys.is_set_to(given.q):
         return
-    wanted = (
-        "`lsh` hashes keys that are the queries, and k is not q, or has not q as its last rows:"
-        " call it with k = q, or write `lsh(share_qk = false)`"
-    )
     # what is not a number is alike in both
     alike = (shared_keys == given.q) | (shared_keys != shared_keys) & (given.q != given.q)
     if not bool(alike.all()):
-        raise ValueError(wanted)
+        raise ValueError(
+            "`lsh` hashes keys that are the queries, and k is not q, or has not q as its last rows:"
+            " call it with k = q, or write `lsh(share_qk = false)`"
+        )
 
 
 def has_other(side: Sorted, leaf: Lsh) -> torch.Tensor:
@@ -321,9 +305,7 @@ def rotations(wanted: Wanted, device: torch.device) -> torch.Tensor:
         matrices = np.stack(drawn).reshape(len(heads), rounds, size, columns)
         return torch.from_numpy(matrices).transpose(2, 3).to(device, torch.float32).contiguous()
 
-    key = wanted, str(device)
-    found = _kept.kept.get(key)
-    return _kept.get(key, lambda: apart(build)) if found is None else found
+    return _kept.get((wanted, str(device)), lambda: apart(build))
 
 
 def buckets_of(leaf: Lsh, x: torch.Tensor, heads: tuple[int, ...], count: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ number, and what is not a candidate, -inf among them, below everything.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -50,10 +51,15 @@ def best(scores: torch.Tensor, forced: torch.Tensor | None, budget: int) -> torc
     lists = _put_back(listed(_taken(few, least) & ~unclear[..., None]), places)
     forced_here = None if forced is None else forced.expand_as(scores)[unclear]
     exact = _ranked_best(ranks(scores[unclear], forced_here), budget)
-    width = max(lists.shape[-1], exact.shape[-1])
-    lists, exact = (functional.pad(x, (width - x.shape[-1], 0), value=-1) for x in (lists, exact))
+    lists, exact = equally_long([lists, exact])
     lists[unclear] = exact
     return lists
+
+
+def equally_long(lists: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Lists [..., r] with -1 before the numbers of shorter ones."""
+    width = max(x.shape[-1] for x in lists)
+    return [functional.pad(x, (width - x.shape[-1], 0), value=-1) for x in lists]
 
 
 def _taken(scores: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
@@ -184,7 +190,7 @@ def prefix(ranked: torch.Tensor, shares: torch.Tensor, mass: float) -> torch.Ten
     up to a mass."""
     values, places = ranked.sort(-1, descending=True)
     share = shares.gather(-1, places)
-    before = torch.nn.functional.pad(share.cumsum(-1)[..., :-1], (1, 0))
+    before = functional.pad(share.cumsum(-1)[..., :-1], (1, 0))
     taken = values >= FORCED if mass < 1 else values > NONE
     taken = taken | ((values > NONE) & (before < mass))
     return torch.zeros_like(taken).scatter_(-1, places, taken)

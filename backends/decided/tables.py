@@ -53,7 +53,7 @@ def cover_of(relation: Relation, n: int, size: int, device: torch.device) -> tor
 
 class Side:
     """The tiles of one side: `places`, positions int64 [B or 1, heads or 1, T, size], -1 for none;
-    of the `n` from `first` on where there is no order.
+    of the last `count` of `n` where there is no order.
 
     They are tiles of a tensor of `count` rows for each of the `lists`, B K, and each of the
     `repeat` heads that share one; these rows of a tile follow one another, head after head.
@@ -63,24 +63,24 @@ class Side:
         self,
         order: torch.Tensor | None,
         size: int,
-        first: int,
         n: int,
         lists: torch.Tensor,
         repeat: int,
         count: int,
     ) -> None:
         self.size, self.n, self.natural, device = size, n, order is None, lists.device
+        first = n - count
         self.lists, self.repeat = lists.shape[:2], repeat
         # as many lists times heads, of so many rows each
         self.many, self.count = self.lists.numel() * repeat, count
         if order is None:
-            order = torch.arange(first, first + -(-(n - first) // size) * size, device=device)
+            order = torch.arange(first, first + -(-count // size) * size, device=device)
             order = torch.where(order < n, order, -1)[None, None]
         if order.shape[2] % size:
             order = functional.pad(order, (0, -order.shape[2] % size), value=-1)
         self.places: torch.Tensor = order.reshape(*order.shape[:2], -1, size)
         # which of the places are positions, None where all are
-        whole = self.natural and (n - first) % size == 0
+        whole = self.natural and count % size == 0
         real = None if whole else self.places >= 0
         self.real = None if real is None or bool(real.all()) else real
         # the rows of tiles [B, K, T, R, size], any for no position; None where they follow one
@@ -88,7 +88,7 @@ class Side:
         self.rows: torch.Tensor | None = None
         if not (self.natural and repeat == 1 and self.real is None):
             base = torch.arange(self.many, device=device)
-            at = self.places[:, :, :, None] - (n - count)
+            at = self.places[:, :, :, None] - first
             self.rows = base.view(*self.lists, 1, repeat, 1) * count + at.clamp(min=0)
 
     @cached_property
@@ -151,14 +151,10 @@ class Placed:
         self.batch, self.heads, self.repeat, self.n_q = self.shape
         self.first = self.n_k - self.n_q
         self.layout = layout = self.layout.of_groups(self.repeat)
-        order, device = layout.q_order, layout.lists.device
-        if order is None and layout.first < self.first:
-            order = torch.arange(layout.first, self.n_k, device=device)[None, None]
-            order = torch.where(order < self.first, -1, order)
         self.lists = lists = layout.lists.expand(self.batch, self.heads, -1, -1)
-        each = lists, self.repeat, self.n_q
-        self.q = Side(order, layout.q_tile, layout.first, self.n_k, *each)
-        self.k = Side(layout.k_order, layout.k_tile, 0, self.n_k, lists, 1, self.n_k)
+        n = self.n_k
+        self.q = Side(layout.q_order, layout.q_tile, n, lists, self.repeat, self.n_q)
+        self.k = Side(layout.k_order, layout.k_tile, n, lists, 1, n)
         self.masked = self._masked()
 
     @property
