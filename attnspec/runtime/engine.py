@@ -347,7 +347,7 @@ class Engine:
             return tables
 
         count = keys if self.program.cross else None
-        return decided(decisions, q, k, call.padding, call.data, tables, count)
+        return decided(decisions, q, k, call, tables, count)
 
     def tables(
         self, group: Group, layer: int, learned: Mapping[str, torch.Tensor]

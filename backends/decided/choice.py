@@ -58,11 +58,12 @@ class TileLists:
 
     def of_groups(self, repeat: int) -> TileLists:
         """The same for the first of every so many heads."""
-        q_order, k_order, lists = (
-            x if x is None or x.shape[1] == 1 else x[:, ::repeat]
-            for x in (self.q_order, self.k_order, self.lists)
-        )
-        return replace(self, q_order=q_order, k_order=k_order, lists=lists)
+
+        def every(x: torch.Tensor) -> torch.Tensor:
+            return x if x.shape[1] == 1 else x[:, ::repeat]
+
+        q_order, k_order = (x if x is None else every(x) for x in (self.q_order, self.k_order))
+        return replace(self, q_order=q_order, k_order=k_order, lists=every(self.lists))
 
 
 class Choice:
@@ -116,10 +117,6 @@ class Choice:
         """Whether some pairs are weighed several times."""
         return False
 
-    def of_heads(self, heads: torch.Tensor | slice) -> Choice:
-        """The same for some of the heads."""
-        return part_of(self, slice(None), heads)
-
 
 def rounds_of(work: Work, call: Call) -> list[Call]:
     """The calls whose outputs are averaged, if any are."""
@@ -131,8 +128,7 @@ def rounds_of(work: Work, call: Call) -> list[Call]:
 
 
 def mean_of(outs: Sequence[torch.Tensor], some: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The mean of the outputs [..., n_q, d] of the rounds in which a query has some key, bool
-    [..., n_q]; the others are 0."""
+    """The mean outputs [..., n_q, d] of rounds where queries have keys, bool [..., n_q], or 0."""
     kind = torch.promote_types(outs[0].dtype, torch.float32)
     total = reduce(torch.add, [out.to(kind) for out in outs])
     count = torch.stack(list(some)).sum(0)[..., None]

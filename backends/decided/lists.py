@@ -140,14 +140,14 @@ def decide_chosen(leaf: Chosen, given: Given) -> Choice:
     """The listed blocks, each once; raises ValueError for one that there is not."""
     size, name = leaf.choices.size, leaf.choices.name  # type: ignore[attr-defined]
     blocks = given.data[name].to(torch.int64)
-    count = -(-given.count // size)
+    keys = given.n_k if given.keys is None else given.keys
+    count = -(-keys // size)
     wrong = (blocks < -1) | (blocks >= count)
-    wanted = (
-        f"`{name}` must name key blocks 0 … {count - 1}, {size} of {given.count} keys each, or -1"
-        " for none"
-    )
-    if not bool(~wrong.any()):
-        raise ValueError(f"{wanted}, got {int(blocks[wrong][0])}")
+    if bool(wrong.any()):
+        raise ValueError(
+            f"`{name}` must name key blocks 0 … {count - 1}, {size} of {keys} keys each, or -1"
+            f" for none, got {int(blocks[wrong][0])}"
+        )
     blocks = rising(blocks, count)
     again = (blocks[..., 1:] == blocks[..., :-1]) & (blocks[..., 1:] >= 0)
     if bool(again.any()):

@@ -5,9 +5,9 @@ Near vectors fall into one bucket more often than others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from itertools import product
 from typing import TypeAlias
 
@@ -46,8 +46,7 @@ class Sorted:
 
     @staticmethod
     def of(bucket: torch.Tensor, real: torch.Tensor, leaf: Lsh, n_k: int) -> Sorted:
-        """The order of buckets [B, H or 1, R, n] of positions that are real or not, [B, n], of so
-        many keys."""
+        """The order of buckets [B, H or 1, R, n] of positions that are real or not, [B, n]."""
         n = bucket.shape[-1]
         apart = (~real)[:, None, None].expand_as(bucket)
         order = in_order(bucket, apart)
@@ -69,14 +68,11 @@ class Sorted:
             code = bucket * wide + back if leaf.bucket_mask else back
         return Sorted(bucket, back, _short(code, back), order)
 
-    def last(self, count: int) -> Sorted:
-        """The same for the last positions alone; orders are those of all."""
-        return Sorted(*(x[..., -count:] for x in (self.bucket, self.chunk, self.code)), self.order)
-
     def round(self, turn: int) -> Sorted:
         """One round alone."""
         every = self.bucket, self.chunk, self.code, self.order
-        return Sorted(*(x[:, :, turn, None] for x in every))
+        bucket, chunk, code, order = (x[:, :, turn, None] for x in every)
+        return Sorted(bucket, chunk, code, order)
 
 
 def _short(code: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
@@ -126,11 +122,11 @@ class LshChoice(Choice):
         at = look_up(self.alone, q - (self.n_k - self.n_q))
         return torch.where(at, -1, q).int() != k.int()
 
+    def _each(self, q: torch.Tensor, k: torch.Tensor) -> Iterator[torch.Tensor]:
+        return (self._near(turn, q, k) for turn in range(self.turns))
+
     def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        pairs = self._near(0, q, k)
-        for turn in range(1, self.turns):
-            pairs = pairs | self._near(turn, q, k)
-        return pairs & self._may_read(q, k)
+        return reduce(torch.logical_or, self._each(q, k)) & self._may_read(q, k)
 
     @property
     def turns(self) -> int:
@@ -142,10 +138,8 @@ class LshChoice(Choice):
         return self.leaf.multiplicity and self.leaf.combine != "mean"
 
     def counts(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        count = self._near(0, q, k).to(torch.int64)
-        for turn in range(1, self.turns):
-            count = count + self._near(turn, q, k)
-        return count * self._may_read(q, k)
+        none = torch.zeros((), dtype=torch.int64, device=k.device)
+        return reduce(torch.add, self._each(q, k), none) * self._may_read(q, k)
 
     def rounds(self) -> tuple[Choice, ...]:
         if self.leaf.combine != "mean":
@@ -207,8 +201,7 @@ class LshChoice(Choice):
 
 @torch.no_grad()
 def decide(leaf: Lsh, given: Given) -> Choice:
-    """The buckets of all positions; raises ValueError where keys should be the queries, and are
-    not."""
+    """The buckets of all positions; raises ValueError if keys must be the queries, and are not."""
     if leaf.share_qk:
         _require_shared(given)
     if leaf.given is None:
@@ -222,7 +215,9 @@ def decide(leaf: Lsh, given: Given) -> Choice:
                 f"`{name}` must have a round at least, got the shape {list(bucket.shape)}"
             )
     k = Sorted.of(bucket, given.real, leaf, given.n_k)
-    q = k.last(given.n_q)
+    # the last positions alone; orders are those of all
+    bucket, chunk, code = (x[..., -given.n_q :] for x in (k.bucket, k.chunk, k.code))
+    q = Sorted(bucket, chunk, code, k.order)
     if not _one_order(leaf):
         bucket = buckets_of(leaf, given.q, given.heads, count)
         q = Sorted.of(bucket, given.real[:, given.first_query :], leaf, given.n_k)

@@ -56,7 +56,13 @@ def decide(leaf: Sinkhorn, given: Given) -> Choice:
             f"`sinkhorn` learns for at most max_blocks = {leaf.max_blocks} blocks, and {given.n_k}"
             f" keys are {blocks} of {leaf.size}"
         )
-    sums, some = block_sums(leaf, rows)
+    # of a block the sum of its keys, under `causal` that of all keys before it and its first one
+    k = given.keys_by_head
+    slots = rows.in_slots(k.to(torch.promote_types(k.dtype, torch.float32)))
+    slots = torch.unflatten(slots, 2, (blocks, rows.size))
+    sums, some = slots.sum(3), rows.in_blocks(rows.seen).any(2)
+    if leaf.causal:
+        sums = sums.cumsum(2) - sums + slots[:, :, :, 0]
     logits = sums @ given.tables["sort"].to(sums.dtype)[..., :blocks]
     allowed = some[:, None, :] & some[:, :, None]
     if leaf.causal:
@@ -91,18 +97,6 @@ def decide(leaf: Sinkhorn, given: Given) -> Choice:
         cut=leaf.cut is not None,
         weight=factor,
     )
-
-
-def block_sums(leaf: Sinkhorn, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    """What stands for each block, [B, H, blocks, d], and bool [B, blocks], which have a real key:
-    the sum of its keys, under `causal` that of all keys before it and of its first one."""
-    k = rows.given.keys_by_head
-    slots = rows.in_slots(k.to(torch.promote_types(k.dtype, torch.float32)))
-    slots = torch.unflatten(slots, 2, (rows.blocks, rows.size))
-    sums, some = slots.sum(3), rows.in_blocks(rows.seen).any(2)
-    if leaf.causal:
-        sums = sums.cumsum(2) - sums + slots[:, :, :, 0]
-    return sums, some
 
 
 def balanced(

@@ -28,8 +28,7 @@ from attnspec.limits import LIMITS
 
 @torch.no_grad()
 def decide(leaf: TopK, given: Given) -> Choice:
-    """The blocks that are taken, row after row, so that no more than some rows of scores are ever
-    there."""
+    """The blocks that are taken, some rows at a time, which bounds the scores that are there."""
     # a score input has a row for each that there is, and no other
     rows = Rows.of(given, leaf.shared_by, leaf.block)
     scores = None
