@@ -44,6 +44,8 @@ RENAMED = {**dict.fromkeys(("bands", "lists", "rows", "tiles"), "tables"), "scat
 ON_REQUEST = "on this device it runs only if it is named"
 """The refusal of a backend that is not named and runs on request alone."""
 
+REFUSES = "the backend {} refuses: "
+
 MOST_GROUPS = 8
 """The most groups of heads that a plan prints one by one."""
 
@@ -71,12 +73,6 @@ class Step:
     heads: tuple[int, ...] | None
     candidates: tuple[Candidate, ...]
     lines: tuple[str, ...] = ()
-
-    @property
-    def where(self) -> tuple[str, str]:
-        """Its layers and its heads, in words."""
-        heads = "every head" if self.heads is None else "head " + ranges(self.heads)
-        return "layer " + ranges(self.layers), heads
 
     @property
     def chosen(self) -> Backend:
@@ -130,99 +126,107 @@ class Plan:
         """Whether the estimates are about this device."""
         return self.device in SHIPPED
 
+    def _title(self, comma: str = "") -> str:
+        queries = "" if self.m is None else f"m = {self.m:{comma}}, "
+        return f"{self.name}, {queries}n = {self.n:{comma}}, {self.device}"
+
     def __str__(self) -> str:
-        queries = "" if self.m is None else f"m = {self.m}, "
-        start = f"{self.name}, {queries}n = {self.n}, {self.device}"
         if not self.steps:
-            return f"{start}: nothing to run"
+            return f"{self._title()}: nothing to run"
         rows = self.rows()
-        listed = [row for row in rows if row.heads]
-        widths = [
-            max(len(row.layers) for row in listed),
-            max(len(row.heads) for row in listed),
-            max(len(row.backend) for row in rows),
-        ]
-        lines = [f"{start}; {self.about}", *self._summary()]
+        layers, heads = (
+            max(len(getattr(row, side)) for row in rows if row.heads)
+            for side in ("layers", "heads")
+        )
+        names = max(len(row.backend) for row in rows)
+        lines = [f"{self._title()}; {self.about}"]
+        if self._is_folded:
+            seconds = sum(_seconds(step.candidates[0]) * len(step.layers) for step in self.steps)
+            estimate = self._estimate(seconds)
+            every = "" if estimate is None else f", {shown_seconds(estimate)} in all"
+            lines.append(f"{len(self.steps)} different groups of heads{every}; `--json` lists each")
         for row in rows:
-            if row.heads:
-                where = f"{row.layers:<{widths[0]}}  {row.heads:<{widths[1]}}"
-            else:
-                where = f"{row.layers:<{sum(widths[:2]) + 2}}"
+            where = f"{row.layers:<{layers}}  {row.heads}" if row.heads else row.layers
             mark = "chosen  " if row.chosen else "" if row.refused else " " * 8
-            lines.append(f"{where}  {row.backend:<{widths[2]}}  {mark}{row.said}".rstrip())
-            lines.extend(f"{' ' * (sum(widths) + 6)}- {line}" for line in row.lines)
+            line = f"{where:<{layers + heads + 2}}  {row.backend:<{names}}  {mark}{row.said}"
+            lines.append(line.rstrip())
+            lines.extend(f"{' ' * (layers + heads + names + 6)}- {each}" for each in row.lines)
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{name}</th>" for name in ("layers", "heads", "backend", self.passes))
-        rows = []
+        body = ""
         for row in self.rows():
-            cells = [row.layers, row.heads, row.backend, row.said]
-            shown = [f"<b>{escape(cell)}</b>" if row.chosen else escape(cell) for cell in cells]
+            cells = [escape(cell) for cell in (row.layers, row.heads, row.backend, row.said)]
+            shown = [f"<b>{cell}</b>" if row.chosen else cell for cell in cells]
             shown[3] += "".join(f"<br/>{escape(line)}" for line in row.lines)
-            rows.append("".join(f"<td>{cell}</td>" for cell in shown))
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        queries = "" if self.m is None else f"m = {self.m:,}, "
-        title = f"{escape(self.name)}, {queries}n = {self.n:,}, {escape(self.device)}"
+            body += f"<tr>{''.join(f'<td>{cell}</td>' for cell in shown)}</tr>"
         return (
-            f"<table><caption>{title}; {escape(self.about)}</caption>"
+            f"<table><caption>{escape(self._title(','))}; {escape(self.about)}</caption>"
             f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         )
 
     @property
     def about(self) -> str:
         """What the estimates are for and whose they are, in words."""
-        if self.is_estimated:
-            return f"estimates for {self._tensors}, {self.passes}, {self.rates}"
-        return (
-            f"no estimates for {self.device}: plain tensor operations, ranked as on a GPU of"
-            " another kind"
-        )
+        if not self.is_estimated:
+            return (
+                f"no estimates for {self.device}: plain tensor operations, ranked as on a GPU of"
+                " another kind"
+            )
+        samples, heads = self.shape.batch, self.shape.heads or 1
+        many = f"{samples} samples, " if samples > 1 else ""
+        each = "one head" if heads == 1 else "the heads of a line, each"
+        size = self.shape.head_dim
+        return f"estimates for {many}{each} of size {size}, {self.passes}, {self.rates}"
 
     def rows(self) -> list[Row]:
-        """A line for each step and backend, and at the end one for what a backend says to several
-        steps alike."""
-        shared = self._shared_refusals()
+        """A line for each step and backend, then for what a backend says to several steps alike."""
+        refusals: dict[tuple[str, str], list[str]] = {}
+        for step in self.steps:
+            for each in step.candidates:
+                if each.refusal is not None:
+                    groups = refusals.setdefault((each.backend.name, each.refusal), [])
+                    groups.append(" ".join(_where([step])))
+        shared = {key: groups for key, groups in refusals.items() if len(groups) > 1}
         rows = []
         for steps in self._folded():
             layers, heads = _where(steps)
             for i, candidate in enumerate(steps[0].candidates):
-                if (candidate.backend.name, candidate.refusal) in shared:
+                name, refusal = candidate.backend.name, candidate.refusal
+                if (name, refusal) in shared:
                     continue
                 alike = sorted((step.candidates[i] for step in steps), key=_seconds)
-                said = (_said(each, self.is_estimated) for each in (alike[0], alike[-1]))
+                said = dict.fromkeys(self._said(each) for each in (alike[0], alike[-1]))
                 lines = () if i else steps[0].lines
                 if any(step.lines != steps[0].lines for step in steps):
                     lines = _unnumbered(lines)
-                refused = candidate.refusal is not None
-                name = candidate.backend.name
-                row = Row(layers, heads, name, " to ".join(dict.fromkeys(said)), not i, refused)
-                rows.append(replace(row, lines=lines))
-        for (backend, refusal), groups in shared.items():
+                chosen, refused = not i, refusal is not None
+                rows.append(Row(layers, heads, name, " to ".join(said), chosen, refused, lines))
+        for (name, refusal), groups in shared.items():
             every = len(groups) == len(self.steps)
             where = "every group" if every else f"{len(groups)} groups"
             which = "" if every else f" ({'; '.join(groups)})"
-            rows.append(Row(where, "", backend, f"refused: {refusal}{which}", refused=True))
+            rows.append(Row(where, "", name, f"refused: {refusal}{which}", refused=True))
         return rows
+
+    @property
+    def _is_folded(self) -> bool:
+        return len(self.steps) > MOST_GROUPS
 
     def _folded(self) -> list[list[Step]]:
         """The steps, or where they are many those with the same candidates and lines together."""
-        if len(self.steps) <= MOST_GROUPS:
-            return [[step] for step in self.steps]
         folded: dict[object, list[Step]] = {}
-        for step in self.steps:
+        for number, step in enumerate(self.steps):
             names = tuple((each.backend.name, each.refusal) for each in step.candidates)
-            folded.setdefault((names, _unnumbered(step.lines)), []).append(step)
+            key = (names, _unnumbered(step.lines)) if self._is_folded else number
+            folded.setdefault(key, []).append(step)
         return list(folded.values())
 
-    def _summary(self) -> list[str]:
-        """A line on all steps where they are folded."""
-        if len(self.steps) <= MOST_GROUPS:
-            return []
-        seconds = sum(_seconds(step.candidates[0]) * len(step.layers) for step in self.steps)
-        estimate = self._estimate(seconds)
-        every = "" if estimate is None else f", {shown_seconds(estimate)} in all"
-        return [f"{len(self.steps)} different groups of heads{every}; `--json` lists each"]
+    def _said(self, candidate: Candidate) -> str:
+        if candidate.seconds is None:
+            return f"refused: {candidate.refusal}"
+        return shown_seconds(candidate.seconds) if self.is_estimated else ""
 
     def _estimate(self, seconds: float) -> float | None:
         """Estimated seconds, None where there are none or none for this device."""
@@ -259,24 +263,6 @@ class Plan:
             ],
         }
 
-    @property
-    def _tensors(self) -> str:
-        """What the estimates are for, in words."""
-        samples, heads = self.shape.batch, self.shape.heads or 1
-        many = f"{samples} samples, " if samples > 1 else ""
-        each = "one head" if heads == 1 else "the heads of a line, each"
-        return f"{many}{each} of size {self.shape.head_dim}"
-
-    def _shared_refusals(self) -> dict[tuple[str, str], list[str]]:
-        """What a backend says to several groups alike, by its name and reason, with the groups."""
-        slots: dict[tuple[str, str], list[str]] = {}
-        for step in self.steps:
-            for candidate in step.candidates:
-                if candidate.refusal is not None:
-                    words = slots.setdefault((candidate.backend.name, candidate.refusal), [])
-                    words.append(" ".join(step.where))
-        return {refusal: groups for refusal, groups in slots.items() if len(groups) > 1}
-
 
 def _seconds(candidate: Candidate) -> float:
     """The estimate of a candidate, infinite where there is none."""
@@ -290,8 +276,6 @@ def _unnumbered(lines: Sequence[str]) -> tuple[str, ...]:
 
 def _where(steps: Sequence[Step]) -> tuple[str, str]:
     """The layers and heads of some steps, in words."""
-    if len(steps) == 1:
-        return steps[0].where
     layers = {layer for step in steps for layer in step.layers}
     heads = {head for step in steps for head in step.heads or ()}
     cells = sum(len(step.layers) * len(step.heads or ()) for step in steps)
@@ -408,18 +392,17 @@ def candidates(
         reasons = "; ".join(f"{c.backend.name}, {c.refusal}" for c in able)
         raise BackendError(f"no backend runs this: {reasons}")
     if chosen.refusal is not None:
-        raise BackendError(f"the backend {chosen.backend.name} refuses: {chosen.refusal}")
+        raise BackendError(REFUSES.format(backend) + chosen.refusal)
     return tuple(listed)
 
 
 def choose(work: Work, device: str, backend: str = AUTO) -> Backend:
-    """The first of `candidates`; of one that is asked for by name, whether it refuses is asked
-    alone."""
+    """The first of `candidates`; one that is asked for by name need only not refuse."""
     if backend != AUTO:
         named = backend_of(backend)
         refusal = refusal_of(named, work, device)
         if refusal is not None:
-            raise BackendError(f"the backend {backend} refuses: {refusal}")
+            raise BackendError(REFUSES.format(backend) + refusal)
         return named
     work = _planned(work, device)
     if work.decodes:
@@ -437,12 +420,6 @@ def _planned(work: Work, device: str) -> Work:
 def _cheapest(work: Work, copies: int, device: str, rates: object) -> Backend:
     """The backend of the least estimate by these rates."""
     return candidates(replace(work, copies=copies), device)[0].backend
-
-
-def _said(candidate: Candidate, is_estimated: bool) -> str:
-    if candidate.seconds is None:
-        return f"refused: {candidate.refusal}"
-    return shown_seconds(candidate.seconds) if is_estimated else ""
 
 
 def shown_seconds(seconds: float) -> str:
@@ -465,17 +442,17 @@ def require_willing(program: Program, name: str, devices: Sequence[str] = DEVICE
         if not any(attend.mechanism for attend in program.attends):
             return
         devices = DEVICES[:1]
-    backend = None if name == AUTO else backend_of(name)
+    check_backend(name)
     lengths = LENGTHS if program.fixed_length is None else (program.fixed_length,)
     works = [bound for n in lengths if (bound := _works(program, n))]
-    if backend is not None and len(works) < min(2, len(lengths)):
+    if name != AUTO and len(works) < min(2, len(lengths)):
         # one length says nothing of the others
         return
     reasons: dict[str, str] = {}
     for device in devices:
         for at_length in works:
             try:
-                refusals = [_refusal(backend, work, device) for work in at_length]
+                refusals = [_refusal(name, work, device) for work in at_length]
             except RelationError:
                 # a predicate has no value at this length, which says nothing of the others
                 continue
@@ -484,24 +461,22 @@ def require_willing(program: Program, name: str, devices: Sequence[str] = DEVICE
                 return
             # of the longest sequence, which is the most like those that are meant
             reasons[device] = refusal
-    if reasons and backend is None:
-        raise BackendError(*reasons.values())
-    if reasons:
-        distinct = dict.fromkeys(reasons.values())
-        reasons_given = (
-            [*distinct] if len(distinct) == 1 else [f"on {d}, {r}" for d, r in reasons.items()]
-        )
-        raise BackendError(f"the backend {name} refuses: {'; '.join(reasons_given)}")
+    if not reasons:
+        return
+    distinct = list(dict.fromkeys(reasons.values()))
+    if name == AUTO:
+        raise BackendError(distinct[0])
+    if len(distinct) > 1:
+        distinct = [f"on {device}, {reason}" for device, reason in reasons.items()]
+    raise BackendError(REFUSES.format(name) + "; ".join(distinct))
 
 
-def _refusal(backend: Backend | None, work: Work, device: str) -> str | None:
+def _refusal(name: str, work: Work, device: str) -> str | None:
     """Why a backend, or each of them, does not run a work, or None."""
-    if backend is not None:
-        return refusal_of(backend, work, device)
     try:
-        candidates(work, device)
+        choose(work, device, name)
     except BackendError as error:
-        return str(error)
+        return str(error).removeprefix(REFUSES.format(name))
     return None
 
 

@@ -22,7 +22,8 @@ class Axis:
     """One side of a step: the positions first <= p < last, class by class, in tiles.
 
     `offsets[c]:offsets[c + 1]` are the tiles of class c, whose positions are first + c modulo the
-    step. The tiles of a list are the spans of its positions.
+    step. The tiles of a list are the spans of its positions. `codes` are the numbers of boxes along
+    the curve, ascending.
     """
 
     first: int
@@ -31,6 +32,7 @@ class Axis:
     size: int
     tiles: Tiles
     offsets: np.ndarray
+    codes: np.ndarray | None = None
 
     @property
     def count(self) -> int:
@@ -50,26 +52,19 @@ class Axis:
         at = self.tiles.start[:, None] + np.arange(self.size) * self.tiles.step
         return np.where(at < self.tiles.stop[:, None], at, -1).ravel()
 
-    @cached_property
-    def lengths(self) -> np.ndarray:
-        """The number of positions of every tile."""
-        return np.asarray((self.positions.reshape(-1, self.size) >= 0).sum(axis=1))
-
     def ranked(self, index: np.ndarray) -> np.ndarray:
         """Numbers in whose order tiles are read: tiles of boxes line by line, so that a pattern
         that moves with the query reads them in the same order everywhere."""
-        if not isinstance(self.side, Boxed):
+        if self.codes is None:
             return index
-        rank = np.empty(self.count, np.int64)
-        rank[np.argsort(self.tiles.start)] = np.arange(self.count)
-        return np.asarray(rank[index])
+        return np.asarray(np.argsort(np.argsort(self.tiles.start))[index])
 
     def inside(self, below: Axis, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The first of the finer tiles in each of these tiles, and the one behind the last."""
         factor = self.size // below.size
-        if isinstance(self.side, Boxed):
-            low, codes = _codes(self)[index] * factor, _codes(below)
-            return np.searchsorted(codes, low), np.searchsorted(codes, low + factor)
+        if self.codes is not None and below.codes is not None:
+            low = self.codes[index] * factor
+            return np.searchsorted(below.codes, low), np.searchsorted(below.codes, low + factor)
         group = np.searchsorted(self.offsets, index, "right") - 1
         first = below.offsets[group] + (index - self.offsets[group]) * factor
         return first, np.minimum(first + factor, below.offsets[group + 1])
@@ -87,15 +82,13 @@ def axis(first: int, last: int, side: Side, size: int) -> Axis:
         return Axis(first, last, side, size, tiles, np.array([0, count]))
     if isinstance(side, Boxed):
         return _boxed(first, last, side, size)
-    step = side
-    starts = np.arange(first, min(last, first + step), dtype=np.int64)
-    lengths = -((starts - last) // step)
-    counts = -(-lengths // size)
+    starts = np.arange(first, min(last, first + side), dtype=np.int64)
+    counts = -(-(last - starts) // (size * side))
     offsets = np.concatenate([[0], np.cumsum(counts)])
     chunk = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], counts)
-    begin = np.repeat(starts, counts) + chunk * size * step
-    end = np.minimum(begin + size * step, last)
-    return Axis(first, last, step, size, Tiles(begin, end, step), offsets)
+    begin = np.repeat(starts, counts) + chunk * size * side
+    end = np.minimum(begin + size * side, last)
+    return Axis(first, last, side, size, Tiles(begin, end, side), offsets)
 
 
 def _listed_in(side: Listed, first: int, last: int) -> np.ndarray:
@@ -103,28 +96,23 @@ def _listed_in(side: Listed, first: int, last: int) -> np.ndarray:
 
 
 def _boxed(first: int, last: int, side: Boxed, size: int) -> Axis:
-    """The cells of a grid in boxes; coarse ones are whole ones of the next finer size."""
-    grid = Grid(side.extents, side.offset)
-    box = _sides(side, size)
+    """The cells of a grid in boxes; coarse ones are whole ones of the next finer size, their sides
+    doubled one by one, the last first."""
+    box, rank = list(side.box), len(side.box)
+    doubled = (size // side.size).bit_length() - 1
+    for step in range(doubled):
+        box[rank - 1 - step % rank] *= 2
     counts = [-(-extent // part) for extent, part in zip(side.extents, box, strict=True)]
-    places = np.indices(counts).reshape(len(counts), -1)
-    places = places[:, np.argsort(_interleaved(places, _doublings(side, size)))]
-    low = tuple(at * part for at, part in zip(places, box, strict=True))
+    places = np.indices(counts).reshape(rank, -1)
+    codes = _interleaved(places, doubled)
+    order = np.argsort(codes)
+    low = tuple(at * part for at, part in zip(places[:, order], box, strict=True))
     high = tuple(
         np.minimum(at + part, extent) - 1
         for at, part, extent in zip(low, box, side.extents, strict=True)
     )
-    offsets = np.array([0, places.shape[1]])
-    return Axis(first, last, side, size, boxes_of(grid, low, high), offsets)
-
-
-def _sides(side: Boxed, size: int) -> list[int]:
-    """The sides of boxes of `size` cells: doubled one by one, the last first."""
-    box = list(side.box)
-    rank = len(box)
-    for step in range(_doublings(side, size)):
-        box[rank - 1 - step % rank] *= 2
-    return box
+    tiles = boxes_of(Grid(side.extents, side.offset), low, high)
+    return Axis(first, last, side, size, tiles, np.array([0, len(order)]), codes[order])
 
 
 def _interleaved(places: np.ndarray, doubled: int) -> np.ndarray:
@@ -136,21 +124,6 @@ def _interleaved(places: np.ndarray, doubled: int) -> np.ndarray:
         at = places[rank - 1 - (doubled + bit) % rank]
         code |= ((at >> (bit // rank)) & 1) << bit
     return code
-
-
-def _doublings(side: Boxed, size: int) -> int:
-    """How often the boxes of `size` cells were doubled."""
-    return (size // side.size).bit_length() - 1
-
-
-@lru_cache(maxsize=64)
-def _codes(axis: Axis) -> np.ndarray:
-    """The numbers of an axis's boxes along the curve, ascending."""
-    if not isinstance(axis.tiles, Boxes) or not isinstance(axis.side, Boxed):
-        raise TypeError("only boxes lie along the curve")
-    box = _sides(axis.side, axis.size)
-    places = np.stack([low // part for low, part in zip(axis.tiles.low, box, strict=True)])
-    return _interleaved(places, _doublings(axis.side, axis.size))
 
 
 def _cells_of(boxes: Boxes, first: int, last: int, size: int) -> np.ndarray:

@@ -25,66 +25,56 @@ SPARE = 0.125
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """Queries `first:last` of the order, each with `width` places; `held` is bool
-    [last - first, width], False in padded places, or None where there are none."""
-
-    first: int
-    last: int
-    width: int
-    held: np.ndarray | None
-
-
-@dataclass(frozen=True, eq=False)
 class EdgeLayout:
     """Places for the edges of the last `n_q` of `n_k` positions.
 
-    `order` int64 [n_q] lists the queries as `rows` take them, those without keys last; None where
-    that is the natural order. `keys` int32 [places] are the keys of each place, row after row, and
-    `offsets` int32 [n_q + 1] says where rows start.
+    `order` int64 [n_q] lists the queries, those without keys last; None where that is the natural
+    order. `rows` are ranges of it whose queries have equally many places. `keys` int32 [places] are
+    the keys of each place, row after row, and `offsets` int32 [n_q + 1] says where rows start.
     """
 
     n_q: int
     n_k: int
-    rows: tuple[Rows, ...]
+    rows: tuple[slice, ...]
     order: np.ndarray | None
     keys: np.ndarray
     offsets: np.ndarray
 
-    def slice_of(self, rows: Rows) -> slice:
+    def slice_of(self, rows: slice) -> slice:
         """Where the places of some rows stand among all."""
-        return slice(int(self.offsets[rows.first]), int(self.offsets[rows.last]))
+        return slice(int(self.offsets[rows.start]), int(self.offsets[rows.stop]))
 
     @property
     def tables(self) -> Tables[np.ndarray]:
         """The same as tables, in which each query is a block with its keys."""
-        batches = []
-        for rows in self.rows:
-            keys = self.keys[self.slice_of(rows)].reshape(-1, rows.width)
-            keys = keys if rows.held is None else np.where(rows.held, keys, -1)
-            batches.append(Batch(self.queries_of(rows)[:, None], keys, None))
+        each, keys = self._in_order[:, None], np.where(self._edges, self.keys, -1)
+        batches = (
+            Batch(each[x], keys[self.slice_of(x)].reshape(x.stop - x.start, -1), None)
+            for x in self.rows
+        )
         return Tables(tuple(batches), self.n_q, self.n_k)
 
-    def queries_of(self, rows: Rows) -> np.ndarray:
-        """The queries of some rows, counted among the last n_q positions, int32."""
-        if self.order is None:
-            return np.arange(rows.first, rows.last, dtype=np.int32)
-        return self.order[rows.first : rows.last].astype(np.int32)
+    @cached_property
+    def _in_order(self) -> np.ndarray:
+        """The queries, counted among the last n_q positions, int32."""
+        order = np.arange(self.n_q) if self.order is None else self.order
+        return order.astype(np.int32)
 
     @cached_property
     def queries(self) -> np.ndarray:
         """The query of each place, counted among the last n_q positions, int32."""
-        order = np.arange(self.n_q) if self.order is None else self.order
-        return np.repeat(order.astype(np.int32), np.diff(self.offsets))
+        return np.repeat(self._in_order, np.diff(self.offsets))
+
+    @cached_property
+    def _edges(self) -> np.ndarray:
+        """Which places are edges: a padded one has the key of the one before it, in its row."""
+        keys, queries = (np.diff(x, prepend=np.int32(-1)) != 0 for x in (self.keys, self.queries))
+        return np.asarray(keys | queries)
 
     @cached_property
     def by_key(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The edges by key, int32: where each key starts [n_k + 1], and the query and the place of
-        every edge."""
-        none = np.int32(-1)
-        # a padded place has the key of the one before it, in the same row
-        new = (np.diff(self.keys, prepend=none) != 0) | (np.diff(self.queries, prepend=none) != 0)
-        place = np.flatnonzero(new).astype(np.int32)
+        """The edges by key, int32: where keys start [n_k + 1], and each edge's query and place."""
+        place = np.flatnonzero(self._edges).astype(np.int32)
         # places go up inside a key because the sort is stable
         order = place[np.argsort(self.keys[place], kind="stable")]
         starts = np.searchsorted(self.keys[order], np.arange(self.n_k + 1)).astype(np.int32)
@@ -99,20 +89,15 @@ def edge_layout(relation: Relation, n_q: int, n_k: int) -> EdgeLayout:
     order, cuts = _groups(degrees)
     rows, widths = [], np.zeros(n_q, np.int64)
     for first, last in pairwise(cuts):
-        count = degrees[order[first:last]]
-        width = int(count.max())
-        if width:
-            mask = None if (count == width).all() else np.arange(width) < count[:, None]
-            rows.append(Rows(first, last, width, mask))
+        if width := int(degrees[order[first:last]].max()):
+            rows.append(slice(first, last))
             widths[first:last] = width
     offsets = np.concatenate([[0], np.cumsum(widths)])
     if offsets[-1] > np.iinfo(np.int32).max:
         raise ValueError(f"{offsets[-1]:,} places, and no more than 2**31 can be numbered")
     keys = _placed(parts, order, offsets)
-    natural = bool((order == np.arange(n_q)).all())
-    return EdgeLayout(
-        n_q, n_k, tuple(rows), None if natural else order, keys, offsets.astype(np.int32)
-    )
+    natural = None if (order == np.arange(n_q)).all() else order
+    return EdgeLayout(n_q, n_k, tuple(rows), natural, keys, offsets.astype(np.int32))
 
 
 def _placed(parts: list[Edges], order: np.ndarray, offsets: np.ndarray) -> np.ndarray:
@@ -145,24 +130,20 @@ def _placed(parts: list[Edges], order: np.ndarray, offsets: np.ndarray) -> np.nd
 
 
 def _listed_parts(relation: Relation, n_q: int, n_k: int) -> Iterator[Edges]:
-    """Ranges of queries one after the other: their numbers of keys, and these keys, int32."""
+    """Numbers of keys of ranges of queries, and these keys, int32, ascending in each query."""
     degree = edges_of(relation, n_q, n_k) / max(1, n_q)
     step = max(LIMITS.rows_least, int(LIMITS.listed_at_once / max(1.0, degree)))
     for first in range(n_k - n_q, n_k, step):
-        counts, edges = _listed(relation, first, min(first + step, n_k), n_k)
-        yield counts, edges.astype(np.int32, copy=False)
-
-
-def _listed(relation: Relation, first: int, last: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """The number of keys of each query first <= q < last, and their keys one after the other,
-    ascending in each query."""
-    if isinstance(relation, Drawn):
-        return table_of(relation, n).listed(first, last)
-    closed = relation.progressions(np.arange(first, last), n)
-    if closed is None:
-        q, k = relation.rows(first, last, n)
-        return np.bincount(q - first, minlength=last - first), k
-    return _expanded(closed, n)
+        last = min(first + step, n_k)
+        closed = relation.progressions(np.arange(first, last), n_k)
+        if isinstance(relation, Drawn):
+            counts, keys = table_of(relation, n_k).listed(first, last)
+        elif closed is not None:
+            counts, keys = _expanded(closed, n_k)
+        else:
+            q, keys = relation.rows(first, last, n_k)
+            counts = np.bincount(q - first, minlength=last - first)
+        yield counts, keys.astype(np.int32, copy=False)
 
 
 def _expanded(closed: Progressions, n: int) -> tuple[np.ndarray, np.ndarray]:

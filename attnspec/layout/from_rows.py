@@ -36,28 +36,23 @@ def tables_of(layouts: Sequence[StepLayout], n_q: int, n_k: int) -> Tables[np.nd
     batches = []
     for step, layout in enumerate(layouts):
         q, k = _rows(layout.q), _rows(layout.k)
-        for strip in _strips(layout, max(1, LIMITS.tallest // layout.q.size)):
-            batches.append(_batch(layout, strip, step, q, k))
+        for tiles, columns, kinds in _strips(layout, max(1, LIMITS.tallest // layout.q.size)):
+            count = len(tiles)
+            mask: np.ndarray | Tiled[np.ndarray] | None = None
+            if kinds is not None:
+                numbers = kinds.size * layout.q.size * layout.k.size
+                if len(kinds) == 1 and numbers <= LIMITS.mask_shared:
+                    mask = unfolded(layout.masks, kinds)
+                else:
+                    mask = Tiled(np.repeat(kinds, count // len(kinds), axis=0), layout.masks)
+            rows = q[tiles].reshape(count, -1), k[columns].reshape(count, -1)
+            batches.append(Batch(*rows, mask, step))
     return Tables(tuple(batches), n_q, n_k)
 
 
 def _rows(side: Axis) -> np.ndarray:
     """The rows of each tile of a side, int [tiles, size], -1 for none."""
     return np.where(side.positions < 0, -1, side.positions - side.first).reshape(-1, side.size)
-
-
-def _batch(
-    layout: StepLayout, strip: Strip, step: int, q: np.ndarray, k: np.ndarray
-) -> Batch[np.ndarray]:
-    """A strip with the rows of its tiles, of which q and k have those of all."""
-    tiles, columns, kinds = strip
-    mask: np.ndarray | Tiled[np.ndarray] | None = None
-    if kinds is not None:
-        numbers = kinds.size * layout.q.size * layout.k.size
-        alike = len(kinds) == 1 and numbers <= LIMITS.mask_shared
-        each = np.repeat(kinds, len(tiles) // len(kinds), axis=0)
-        mask = unfolded(layout.masks, kinds) if alike else Tiled(each, layout.masks)
-    return Batch(q[tiles].reshape(len(tiles), -1), k[columns].reshape(len(columns), -1), mask, step)
 
 
 def _strips(layout: StepLayout, tallest: int) -> list[Strip]:
@@ -130,9 +125,7 @@ def _equal(table: np.ndarray) -> np.ndarray:
     width = table.shape[1] * table.itemsize
     rows = np.ascontiguousarray(table).view(np.dtype((np.void, width))).ravel()
     _, first, group = np.unique(rows, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
-    return np.asarray(rank[group.ravel()])
+    return np.asarray(np.argsort(np.argsort(first))[group.ravel()])
 
 
 def _alike(rows: np.ndarray, columns: np.ndarray, kinds: np.ndarray) -> Iterator[Strip]:

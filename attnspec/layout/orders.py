@@ -36,11 +36,8 @@ class Listed:
 
 @dataclass(frozen=True)
 class Boxed:
-    """The cells of a grid, box by box; other positions are left out.
-
-    `extents` are the grid's, `offset` is the position of its first cell, `box` are the sides of a
-    box.
-    """
+    """The cells of a grid of these extents, the first at the position `offset`, box by box, which
+    have the sides `box`; other positions are left out."""
 
     extents: tuple[int, ...]
     offset: int
@@ -98,10 +95,7 @@ def terms_of(relation: Relation) -> tuple[Relation, ...]:
         return terms if len(terms) <= LIMITS.parts else (relation,)
     if isinstance(relation, Intersection):
         factors = [terms_of(term) for term in relation.terms]
-        count = 1
-        for factor in factors:
-            count *= len(factor)
-        if 1 < count <= LIMITS.parts:
+        if 1 < prod(map(len, factors)) <= LIMITS.parts:
             return tuple(dict.fromkeys(_intersection(chosen) for chosen in product(*factors)))
     return (relation,)
 
@@ -148,8 +142,7 @@ def _box(extents: tuple[int, ...], cells: int) -> tuple[int, ...]:
 
 
 def _listed(sets: Sequence[np.ndarray | None]) -> Side:
-    """The positions that stand in all the sets that there are; natural order where these are
-    many."""
+    """The positions that stand in all sets; natural order where these are many."""
     listed = [positions for positions in sets if positions is not None]
     if not listed:
         return 1

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TypeAlias
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from attnspec.layout.from_rows import tables_of
 from attnspec.layout.orders import NATURAL, Boxed, Listed, Order, Side, orders_of, terms_of, without
 from attnspec.layout.tables import Tables
 from attnspec.layout.tile_layout import StepLayout, parted, step_layout
-from attnspec.layout.tiling import Survey, survey
+from attnspec.layout.tiling import Survey, Tiling, survey
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import Amounts, dense_seconds, seconds_for, together, weighed
 from attnspec.lower.work import Work
@@ -31,9 +30,6 @@ LARGE = (256, 1024, 4096)
 READING = 0.1
 """What run-time inputs are taken to leave of the dense cost before they are seen: little, because
 kernels compare again in the call, and take the definition where inputs leave more."""
-
-Lengths: TypeAlias = tuple[int, int]
-"""Queries, which are the last of them, and keys."""
 
 
 @dataclass(frozen=True)
@@ -54,24 +50,20 @@ class Means:
 
 
 @dataclass(frozen=True)
-class Banded:
-    """One step: its pairs, their order, and the sizes of its tiles at these lengths."""
+class Banded(Tiling):
+    """One step."""
 
-    relation: Relation
-    order: Order
-    lengths: Lengths
-    sizes: tuple[int, int]
     means: Means
 
     @cached_property
     def tiles(self) -> Survey:
         """About how many tiles there are of which kind."""
-        return survey(self.relation, *self.lengths, self.order, self.sizes)
+        return survey(self)
 
     @property
     def layout(self) -> StepLayout:
         """The tiles, every one of them decided; raises TooFine where they are too many."""
-        return step_layout(self.relation, *self.lengths, self.order, self.sizes)
+        return step_layout(self)
 
     @property
     def endless(self) -> bool:
@@ -87,11 +79,6 @@ class Banded:
     def pairs(self) -> float:
         """The pairs of its tiles."""
         return self.units["pair"]
-
-    @property
-    def seconds(self) -> float:
-        """The estimate, for a head by itself."""
-        return seconds_of((self,), 0)
 
     def __str__(self) -> str:
         return f"{self.order}, tiles {self.sizes[0]} x {self.sizes[1]}"
@@ -148,16 +135,15 @@ def drawn_alike(relation: Relation) -> tuple[Relation, int | None]:
 
 @lru_cache(maxsize=256)
 def bands_of(relation: Relation, n_q: int, n_k: int, means: Means = BANDS) -> tuple[Banded, ...]:
-    """The steps of a relation, disjoint, in the order in which they are computed; chosen once for
-    all heads that draw alike."""
+    """The disjoint steps of a relation, as they are computed; one choice if heads draw alike."""
     first, head = drawn_alike(relation)
     if head is not None:
         bands = bands_of(first, n_q, n_k, means)
         return tuple(replace(x, relation=with_head(x.relation, head)) for x in bands)
-    lengths = n_q, n_k
-    whole = _best(relation, lengths, (NATURAL,), means)
+    whole = _best(relation, n_q, n_k, (NATURAL,), means)
     orders = {
-        term: _best(term, lengths, orders_of(term, n_k), means).order for term in terms_of(relation)
+        term: _best(term, n_q, n_k, orders_of(term, n_k), means).order
+        for term in terms_of(relation)
     }
     apart = [term for term, order in orders.items() if order != NATURAL]
     if not apart:
@@ -165,12 +151,12 @@ def bands_of(relation: Relation, n_q: int, n_k: int, means: Means = BANDS) -> tu
     steps: list[Banded] = []
     for index, term in enumerate(apart):
         rest = without(term, tuple(apart[:index]))
-        steps.append(_best(rest, lengths, (orders[term],), means))
+        steps.append(_best(rest, n_q, n_k, (orders[term],), means))
     natural = tuple(term for term, order in orders.items() if order == NATURAL)
     if natural:
         others = without(natural[0] if len(natural) == 1 else Union(natural), tuple(apart))
-        steps.append(_best(others, lengths, (NATURAL,), means))
-    return tuple(steps) if seconds_of(steps, n_q) < whole.seconds else (whole,)
+        steps.append(_best(others, n_q, n_k, (NATURAL,), means))
+    return tuple(steps) if seconds_of(steps, n_q) < seconds_of((whole,), n_q) else (whole,)
 
 
 def amounts_of(bands: Sequence[Banded], n_q: int, copies: int = 1) -> Amounts:
@@ -188,33 +174,36 @@ def seconds_of(bands: Sequence[Banded], n_q: int, copies: int = 1) -> float:
 
 
 def reading_seconds(work: Work) -> float:
-    """The estimate for a graph that reads run-time inputs, of which nothing is known before they
-    are seen."""
+    """The estimate for a graph that reads run-time inputs, of which nothing is known before."""
     layout = weighed("tables", {"layout": 1}, copies=work.copies)
     return seconds_for(layout) + READING * dense_seconds(work)
 
 
 def stepped_tables(bands: Sequence[Banded]) -> Tables[np.ndarray]:
     """The tables of steps, some in two parts; raises TooFine where they have too many tiles."""
-    return tables_of([part for band in bands for part in parted(band.layout)], *bands[0].lengths)
+    return tables_of(
+        [part for band in bands for part in parted(band.layout)], bands[0].n_q, bands[0].n_k
+    )
 
 
 def natural_tables(relation: Relation, n_q: int, n_k: int, tile: int) -> Tables[np.ndarray]:
     """The tables of one step in natural order, in square tiles of a size."""
-    layout = step_layout(relation, n_q, n_k, NATURAL, (tile, tile))
+    layout = step_layout(Tiling(relation, n_q, n_k, NATURAL, (tile, tile)))
     return tables_of([layout], n_q, n_k)
 
 
-def _best(relation: Relation, lengths: Lengths, orders: tuple[Order, ...], means: Means) -> Banded:
+def _best(
+    relation: Relation, n_q: int, n_k: int, orders: tuple[Order, ...], means: Means
+) -> Banded:
     """A relation as the one step that takes least."""
     best: list[Banded] = []
     for order in orders:
         for target in (*means.targets, *means.large):
-            band = banded(relation, *lengths, order, target, means)
+            band = banded(relation, n_q, n_k, order, target, means)
             best.append(band)
             if target >= means.targets[-1] and not band.endless:
                 break
-    return min(best, key=lambda band: band.seconds)
+    return min(best, key=lambda band: seconds_of((band,), n_q))
 
 
 def banded(
@@ -226,4 +215,4 @@ def banded(
         # where only one side is natural, its tiles are long, or the masks of all offsets are many
         targets = (4 * target, target // 4) if order.q == 1 else (target // 4, 4 * target)
     sizes = means.size(n_q, order.q, targets[0]), means.size(n_k, order.k, targets[1])
-    return Banded(relation, order, (n_q, n_k), sizes, means)
+    return Banded(relation, n_q, n_k, order, sizes, means)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import prod
 
 import numpy as np
 
-from attnspec.graphs.relation import Relation, evaluate_pairs, is_closed, phase_of
+from attnspec.graphs.relation import evaluate_pairs, is_closed, phase_of
 from attnspec.layout.axes import Axis
-from attnspec.layout.orders import Listed, Order
+from attnspec.layout.orders import Listed
 from attnspec.layout.tables import EMPTY_TILE, FULL_TILE
-from attnspec.layout.tiling import classify
+from attnspec.layout.tiling import Tiling, classify
 from attnspec.limits import LIMITS
 
 _CODES = 1 << 62
@@ -40,13 +41,11 @@ class StepLayout:
 
 
 @lru_cache(maxsize=64)
-def step_layout(
-    relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
-) -> StepLayout:
+def step_layout(tiling: Tiling) -> StepLayout:
     """The tiles of a step, every one of them decided; raises TooFine where they are too many."""
-    q, k, (q_full, k_full), (rows, columns) = classify(relation, n_q, n_k, order, sizes)
-    first, phase = _same_masks(q, k, rows, columns, relation, n_k)
-    kinds, masks = _looked_into(q, k, rows[first], columns[first], relation, n_k)
+    (q, k), ((q_full, k_full), (rows, columns)) = tiling.axes, classify(tiling)
+    first, phase = _same_masks(tiling, rows, columns)
+    kinds, masks = _examined(tiling, rows[first], columns[first])
     kinds = kinds[phase]
     kept = kinds != EMPTY_TILE
     q_all, k_all = np.concatenate([q_full, rows[kept]]), np.concatenate([k_full, columns[kept]])
@@ -62,7 +61,7 @@ def _short(
     k: Axis, columns: np.ndarray, kinds: np.ndarray, masks: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """FULL tiles with too few keys get a mask that leaves out the places behind them."""
-    counts = k.lengths[columns]
+    counts = (k.positions.reshape(-1, k.size) >= 0).sum(axis=1)[columns]
     short = (kinds == FULL_TILE) & (counts < k.size)
     if not short.any():
         return kinds, masks
@@ -111,21 +110,22 @@ def _chosen(layout: StepLayout, entries: np.ndarray) -> StepLayout:
     return replace(layout, starts=starts, keys=layout.keys[entries], kinds=layout.kinds[entries])
 
 
-def _looked_into(
-    q: Axis, k: Axis, rows: np.ndarray, columns: np.ndarray, relation: Relation, n: int
+def _examined(
+    tiling: Tiling, rows: np.ndarray, columns: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The kind of each tile by evaluating `holds` in it, EMPTY_TILE for an empty one, and the
     distinct masks, bool [m, q.size, k.size], in the order of their first appearance."""
     numbers: dict[bytes, int] = {}
-    pairs = q.size * k.size
-    q_at, k_at = (side.positions.reshape(-1, side.size) for side in (q, k))
+    pairs = prod(tiling.sizes)
+    q_at, k_at = (side.positions.reshape(-1, side.size) for side in tiling.axes)
     kinds = np.full(len(rows), EMPTY_TILE)
     step = max(1, LIMITS.pairs_at_once // pairs)
     for low in range(0, len(rows), step):
         part = np.s_[low : low + step]
         queries, keys = q_at[rows[part]][:, :, None], k_at[columns[part]][:, None, :]
         real = (queries >= 0) & (keys >= 0)
-        mask = evaluate_pairs(relation, np.maximum(queries, 0), np.maximum(keys, 0), n) & real
+        at = np.maximum(queries, 0), np.maximum(keys, 0)
+        mask = evaluate_pairs(tiling.relation, *at, tiling.n_k) & real
         full = (mask == real).all(axis=(1, 2))
         some = mask.any(axis=(1, 2)) & ~full
         found = np.where(full, FULL_TILE, EMPTY_TILE)
@@ -134,19 +134,24 @@ def _looked_into(
         kinds[part] = found
     packed = np.frombuffer(b"".join(numbers), np.uint8).reshape(-1, -(-pairs // 8))
     masks = np.unpackbits(packed, axis=1, count=pairs).view(bool)
-    return kinds, masks.reshape(-1, q.size, k.size)
+    return kinds, masks.reshape(-1, *tiling.sizes)
 
 
 def _same_masks(
-    q: Axis, k: Axis, rows: np.ndarray, columns: np.ndarray, relation: Relation, n: int
+    tiling: Tiling, rows: np.ndarray, columns: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """One representative of each phase, and the phase of every tile."""
+    relation, (q, k) = tiling.relation, tiling.axes
     if isinstance(q.side, Listed) or isinstance(k.side, Listed) or not is_closed(relation):
         # phases speak of progressions; lists are few
         return np.arange(len(rows)), np.arange(len(rows))
     q_tiles, k_tiles = q.tiles.take(rows), k.tiles.take(columns)
     code, span = np.zeros(len(rows), np.int64), 1
-    for phase in [*phase_of(relation, q_tiles, k_tiles, n), *q_tiles.shape, *k_tiles.shape]:
+    for phase in [
+        *phase_of(relation, q_tiles, k_tiles, tiling.n_k),
+        *q_tiles.shape,
+        *k_tiles.shape,
+    ]:
         if not len(rows):
             break
         low = int(np.min(phase))

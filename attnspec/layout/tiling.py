@@ -7,8 +7,8 @@ classification lists them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from attnspec.graphs.relation import EMPTY, FULL, SOME, Relation, is_closed, is_scattered
 from attnspec.layout.axes import Axis, axis
 from attnspec.layout.edge_count import drawn, edges_of, spread_out
-from attnspec.layout.orders import Order, Side
+from attnspec.layout.orders import Order
 from attnspec.limits import LIMITS
 
 _FANOUT = 4
@@ -24,6 +24,38 @@ _FANOUT = 4
 
 _SEEN = 1 << 14
 """Pairs of tiles of which it is asked whether they follow one another, about."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The pairs of a relation between the last n_q of n_k positions, in an order, and in tiles of
+    these sizes."""
+
+    relation: Relation
+    n_q: int
+    n_k: int
+    order: Order
+    sizes: tuple[int, int]
+
+    @property
+    def axes(self) -> tuple[Axis, Axis]:
+        """The tiles of queries, and of keys."""
+        first, n, (q, k) = self.n_k - self.n_q, self.n_k, self.sizes
+        return axis(first, n, self.order.q, q), axis(0, n, self.order.k, k)
+
+    @property
+    def coarser(self) -> Tiling:
+        """The next coarser level."""
+        return replace(self, sizes=(self.sizes[0] * _FANOUT, self.sizes[1] * _FANOUT))
+
+    @property
+    def is_coarsest(self) -> bool:
+        """Whether tiles are few, or the relation not closed: each level would evaluate it again."""
+        few = (
+            each.count <= max(LIMITS.coarsest, each.side if isinstance(each.side, int) else 0)
+            for each in self.axes
+        )
+        return not is_closed(self.relation) or all(few)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,46 +104,34 @@ class _Level:
     kinds: np.ndarray
     weight: float
 
-    @cached_property
-    def full(self) -> Pairs:
-        """The pairs of tiles that are FULL."""
-        return self._of(FULL)
-
-    @cached_property
-    def undecided(self) -> Pairs:
-        """The pairs of tiles that must be examined."""
-        return self._of(SOME)
-
-    def _of(self, kind: int) -> Pairs:
+    def of(self, kind: int) -> Pairs:
+        """The pairs of tiles of which the cover says so."""
         chosen = np.flatnonzero(self.kinds == kind)
         return self.rows[chosen], self.columns[chosen]
 
 
-def classify(
-    relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]
-) -> tuple[Axis, Axis, Pairs, Pairs]:
-    """The axes of the tiles, the pairs of tiles that the cover says are FULL, and those that are
-    undecided; raises TooFine."""
-    levels = _levels(relation, n_q, n_k, order, sizes, exact=True)
+def classify(tiling: Tiling) -> tuple[Pairs, Pairs]:
+    """The pairs of tiles that the cover calls FULL, and those undecided; raises TooFine."""
+    levels = _levels(tiling, exact=True)
     last = levels[-1]
-    full = [_children((each.q, each.k), (last.q, last.k), *each.full) for each in levels]
+    full = [_children((each.q, each.k), (last.q, last.k), *each.of(FULL)) for each in levels]
     rows, columns = (np.concatenate(side) for side in zip(*full, strict=True))
-    return last.q, last.k, (rows, columns), last.undecided
+    return (rows, columns), last.of(SOME)
 
 
 @lru_cache(maxsize=256)
-def survey(relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[int, int]) -> Survey:
+def survey(tiling: Tiling) -> Survey:
     """About what `classify` would find, without listing more than some ten thousand pairs."""
-    fine = _axes(n_q, n_k, order, sizes)
+    fine, relation = tiling.axes, tiling.relation
     if not is_closed(relation):
         every = float(fine[0].count * fine[1].count)
         return Survey(*fine, 0.0, every, 0.0)
     if is_scattered(relation):
-        while not _is_coarsest(relation, order, *_axes(n_q, n_k, order, sizes)):
-            sizes = _coarser(sizes)
-    levels = _levels(relation, n_q, n_k, order, sizes)
+        while not tiling.is_coarsest:
+            tiling = tiling.coarser
+    levels = _levels(tiling)
     level = levels[-1]
-    with_pairs = [(each, each.full) for each in levels] + [(level, level.undecided)]
+    with_pairs = [*((each, each.of(FULL)) for each in levels), (level, level.of(SOME))]
     parts = [_spread((each.q, each.k), fine, *pairs) for each, pairs in with_pairs]
     counts = [
         each.weight * float((end - begin).sum())
@@ -120,7 +140,7 @@ def survey(relation: Relation, n_q: int, n_k: int, order: Order, sizes: tuple[in
     full, undecided = sum(counts[:-1]), counts[-1]
     if level.q.size != fine[0].size and undecided:
         # only a table of all edges could say more; edges fall into tiles as balls into bins
-        undecided *= -np.expm1(-edges_of(relation, n_q, n_k) / undecided)
+        undecided *= -np.expm1(-edges_of(relation, tiling.n_q, tiling.n_k) / undecided)
         return Survey(*fine, full, undecided, full + undecided, sampled=True)
     if level.weight == 1:
         return Survey(*fine, full, undecided, float(_gathered(parts, fine)))
@@ -145,18 +165,16 @@ def _gathered(
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]], fine: tuple[Axis, Axis]
 ) -> int:
     """The pairs of tiles of those query tiles whose key tiles do not follow one another."""
-    count = np.zeros(fine[0].count, np.int64)
+    row, begin, end = (np.concatenate(side) for side in zip(*parts, strict=True))
+    count = np.bincount(row, end - begin, fine[0].count)
     first, last = np.full(fine[0].count, fine[1].count), np.zeros(fine[0].count, np.int64)
-    for row, begin, end in parts:
-        np.add.at(count, row, end - begin)
-        np.minimum.at(first, row, begin)
-        np.maximum.at(last, row, end)
+    np.minimum.at(first, row, begin)
+    np.maximum.at(last, row, end)
     return int(count[last - first > count].sum())
 
 
 def _ends(level: _Level) -> float:
-    """The share of tiles whose right neighbour is empty, among those where it was examined, in
-    some of the rows."""
+    """The share of tiles whose right neighbour was examined, in some rows, and is empty."""
     some = drawn(level.q.count) < _SEEN / max(1, len(level.rows))
     chosen = np.flatnonzero(some[level.rows])
     code = level.rows[chosen] * (level.k.count + 1) + level.columns[chosen]
@@ -168,31 +186,23 @@ def _ends(level: _Level) -> float:
 
 
 @lru_cache(maxsize=16)
-def _levels(
-    relation: Relation,
-    n_q: int,
-    n_k: int,
-    order: Order,
-    sizes: tuple[int, int],
-    exact: bool = False,
-) -> tuple[_Level, ...]:
+def _levels(tiling: Tiling, exact: bool = False) -> tuple[_Level, ...]:
     """The levels down to tiles of these sizes, of a sample where the pairs are many; where they
     must be `exact`, raises TooFine for too many."""
-    levels: tuple[_Level, ...] = ()
     if exact:
-        surveyed = _levels(relation, n_q, n_k, order, sizes)
+        surveyed = _levels(tiling)
         if surveyed[-1].weight == 1:
             return surveyed
     most = LIMITS.tile_pairs if exact else LIMITS.tile_pairs_surveyed
-    q, k = _axes(n_q, n_k, order, sizes)
-    levels = ()
-    if _is_coarsest(relation, order, q, k):
+    q, k = tiling.axes
+    levels: tuple[_Level, ...] = ()
+    if tiling.is_coarsest:
         # queries are sampled with all their keys: classes that meet only themselves weigh alike
         chosen, weight = _thinned(q.count, max(1, most // max(1, k.count)), exact)
         rows, columns = chosen[:, None], np.arange(k.count)[None]
     else:
-        levels = _levels(relation, n_q, n_k, order, _coarser(sizes), exact)
-        above, (rows, columns) = levels[-1], levels[-1].undecided
+        levels = _levels(tiling.coarser, exact)
+        above, (rows, columns) = levels[-1], levels[-1].of(SOME)
         chosen, weight = _thinned(len(rows), most // _FANOUT**2, exact)
         weight *= above.weight
         # what is known of one side alone is examined once for all tiles of the other
@@ -201,29 +211,14 @@ def _levels(
     there = (rows >= 0) & (columns >= 0)
     # a cover that evaluates every pair is left to the layout, which does so again
     kinds = np.full(there.shape, SOME, np.uint8)
-    if is_closed(relation):
-        kinds = _cover(relation, q, k, np.maximum(rows, 0), np.maximum(columns, 0), n_k)
+    if is_closed(tiling.relation):
+        kinds = _cover(tiling, np.maximum(rows, 0), np.maximum(columns, 0))
     rows, columns = np.broadcast_arrays(rows, columns)
     return *levels, _Level(q, k, rows[there], columns[there], kinds[there], weight)
 
 
-def _axes(n_q: int, n_k: int, order: Order, sizes: tuple[int, int]) -> tuple[Axis, Axis]:
-    return axis(n_k - n_q, n_k, order.q, sizes[0]), axis(0, n_k, order.k, sizes[1])
-
-
-def _coarser(sizes: tuple[int, int]) -> tuple[int, int]:
-    return sizes[0] * _FANOUT, sizes[1] * _FANOUT
-
-
-def _is_coarsest(relation: Relation, order: Order, q: Axis, k: Axis) -> bool:
-    # a relation that is not closed would be evaluated again on every level
-    few = q.count <= _coarsest(order.q) and k.count <= _coarsest(order.k)
-    return few or not is_closed(relation)
-
-
 def _thinned(count: int, most: int, exact: bool) -> tuple[np.ndarray, float]:
-    """Which of `count` things to look at, and for how many each of them stands; raises TooFine
-    where it must be all of them."""
+    """Which of `count` to take, and how many each stands for; raises TooFine if it must be all."""
     if count <= most:
         return np.arange(count), 1.0
     if exact:
@@ -231,21 +226,16 @@ def _thinned(count: int, most: int, exact: bool) -> tuple[np.ndarray, float]:
     return spread_out(count, most), count / most
 
 
-def _coarsest(side: Side) -> int:
-    return max(LIMITS.coarsest, side) if isinstance(side, int) else LIMITS.coarsest
-
-
-def _cover(
-    relation: Relation, q: Axis, k: Axis, rows: np.ndarray, columns: np.ndarray, n: int
-) -> np.ndarray:
+def _cover(tiling: Tiling, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """The cover of pairs of tiles whose numbers broadcast against each other."""
+    q, k = (each.tiles for each in tiling.axes)
     shape = np.broadcast_shapes(rows.shape, columns.shape)
     kinds = np.empty(shape, np.uint8)
     step = max(1, LIMITS.listed_at_once // max(1, kinds[:1].size))
     for low in range(0, shape[0], step):
         part = np.s_[low : low + step]
         both = columns if len(columns) == 1 < shape[0] else columns[part]
-        kinds[part] = relation.cover(q.tiles.take(rows[part]), k.tiles.take(both), n)
+        kinds[part] = tiling.relation.cover(q.take(rows[part]), k.take(both), tiling.n_k)
     return kinds
 
 

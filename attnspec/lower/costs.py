@@ -122,8 +122,7 @@ operations; memory gives 3.3 TB/s, of which plain operations reach 2.5.
 
 
 def weighed(kind: str, units: Mapping[str, float], device: str = "cpu", copies: int = 1) -> Amounts:
-    """How much of each rate units of a kind of kernel are, for one of the heads, `copies` in all,
-    that share a call."""
+    """How much of each rate units of a kind of kernel are, for one of `copies` heads of a call."""
     weights = WEIGHTS["cpu" if device == "cpu" else "cuda"][kind]
     seconds = dict.fromkeys(NAMES, 0.0)
     for name, count in units.items():
@@ -172,8 +171,7 @@ def shipped(device: str = "cpu") -> Rates:
 
 
 def current(device: str = "cpu") -> Rates:
-    """The rates that estimates for a type of device are made with: this machine's, or those that
-    ship."""
+    """The rates that estimates for a type of device use: this machine's, or those that ship."""
     fitted = calibration(device)
     return shipped(device) if fitted is None else fitted.rates
 
@@ -226,8 +224,7 @@ def cures(device: str) -> str:
 
 
 def rates_path(device: str = "cpu") -> str | None:
-    """The file of this machine's rates for a type of device, which need not exist; None where there
-    is not a place."""
+    """The file of this machine's rates for a device, which need not exist; None without a place."""
     path = os.environ.get(VARIABLE)
     if path is None:
         folder = os.environ.get("XDG_CONFIG_HOME", "")
@@ -246,8 +243,7 @@ def rates_path(device: str = "cpu") -> str | None:
 
 
 def read(path: str, device: str = "cpu") -> Calibration:
-    """The calibration of a type of device in a file; raises OSError, or RatesError where it is not
-    one."""
+    """The calibration in a file of a type of device; raises OSError, or RatesError for another."""
     with open(path, "rb") as file:
         content = file.read(LARGEST + 1)
     try:

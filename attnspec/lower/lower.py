@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 from attnspec.graphs.bind import (
@@ -49,12 +50,8 @@ def stand_ins(program: Program) -> dict[str, StandIn]:
 
 def decided_leaves(program: Program) -> list[Leaf]:
     """The data-dependent patterns of a program."""
-    return [
-        leaf
-        for attend in program.attends
-        for leaf in (() if attend.graph is None else leaves(attend.graph))
-        if BY_NAME[leaf.pattern].data_dependent
-    ]
+    graphs = [attend.graph for attend in program.attends if attend.graph is not None]
+    return [x for graph in graphs for x in leaves(graph) if BY_NAME[x.pattern].data_dependent]
 
 
 def shares_keys(graph: Term | None) -> bool:
@@ -93,12 +90,10 @@ def bias_tables(program: Program) -> dict[tuple[int, Score], str]:
 
     Layers and heads with the same score in the same place share a table, each with its own rows.
     """
-    tables = dict.fromkeys(
-        (place, score)
-        for attend in program.attends
-        for place, score in enumerate(attend.scores)
-        if score.name == "bias"
+    scores = dict.fromkeys(
+        entry for attend in program.attends for entry in enumerate(attend.scores)
     )
+    tables = [entry for entry in scores if entry[1].name == "bias"]
     return {entry: f"bias_{index}" for index, entry in enumerate(tables)}
 
 
@@ -113,8 +108,7 @@ def buckets_of(score: Score) -> int:
 
 
 class Binder:
-    """Binds a program at one length after the other; works are kept, once for all lengths where
-    they ask for none."""
+    """Binds a program at any length; works are kept, once for all lengths if they ask for none."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -154,8 +148,17 @@ class Binder:
             index = row[0 if self.program.heads is None else head]
             slots.setdefault((index, head if "head" in self._asks[index] else 0), []).append(head)
         groups: dict[Work, list[int]] = {}
-        for (index, _), members in slots.items():
-            work = self._work(index, layer, members[0], heads, n_k, grid, crossing)
+        program = replace(self.program, crossing=crossing)
+        for (index, own), members in slots.items():
+            at = situation_of(program, n_k, layer, members[0], grid=grid, inputs=self.inputs)
+            bound = partial(_work, program.attends[index], at, heads, self._tables)
+            if crossing is None:
+                asks = self._asks[index]
+                size = n_k if "n" in asks or (grid and "grid" in asks) else 0
+                key = index, layer if "layer" in asks else 0, own, heads, size
+                work = self._kept.get(key, bound)
+            else:
+                work = bound()
             longest = None if work.mechanism is None else work.mechanism.longest
             if work.mechanism is not None and longest is not None and n_k > longest:
                 raise BindError(
@@ -196,30 +199,6 @@ class Binder:
         first = crossing.keys if self._decides else max(0, crossing.keys - crossing.queries)
         return replace(crossing, first=first)
 
-    def _work(
-        self,
-        index: int,
-        layer: int,
-        head: int,
-        heads: int,
-        n: int,
-        grid: tuple[int, ...],
-        crossing: Crossing | None,
-    ) -> Work:
-        """What a head computes, as a work of no length."""
-        program = replace(self.program, crossing=crossing)
-        at = situation_of(program, n, layer, head, grid=grid, inputs=self.inputs)
-
-        def bound() -> Work:
-            return _work(self.program.attends[index], at, heads, self._tables)
-
-        if crossing is not None:
-            return bound()
-        asks = self._asks[index]
-        length = n if "n" in asks or (grid and "grid" in asks) else 0
-        key = index, layer if "layer" in asks else 0, head if "head" in asks else 0, heads, length
-        return self._kept.get(key, bound)
-
 
 def works_of(
     program: Program, layer: int, heads: int, n_q: int, n_k: int
@@ -255,7 +234,10 @@ def _work(
     attend: Attend, at: Situation, heads: int, tables: Mapping[tuple[int, Score], str]
 ) -> Work:
     mechanism = None if attend.mechanism is None else bind_mechanism(attend.mechanism, at)
-    graph = _graph(attend, at.causal)
+    graph = attend.graph
+    if graph is None:
+        # the pairs that the mechanism weighs
+        graph = Leaf("causal" if at.causal else "full", ())
     try:
         # a mechanism takes queries and keys as they are
         relation = bind_attended(graph, at if mechanism is None else replace(at, crossing=None))
@@ -301,13 +283,6 @@ def numbers_of(attend: Attend) -> dict[str, Scalar]:
         # what a score's expression is worth is a matter of pairs
         beside += () if part is None or part.name == EXPRESSION else part.arguments
     return {name: value for name, value in beside if isinstance(value, Symbol | Apply)}
-
-
-def _graph(attend: Attend, causal: bool) -> Term:
-    """The graph of an attend; of a mechanism alone, the pairs that it weighs."""
-    if attend.graph is None:
-        return Leaf("causal" if causal else "full", ())
-    return attend.graph
 
 
 def _statement(score: Score, at: Situation, heads: int, table: str) -> Scalar:

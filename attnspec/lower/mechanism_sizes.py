@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import cast
 
@@ -53,24 +54,16 @@ def longest_of(program: Program) -> int | None:
     for learner, layer, head in _learners(program):
         if isinstance(learner, Leaf):
             continue
-        try:
-            declaration = bind_mechanism(learner, situation_of(program, 1, layer, head, grid=()))
-        except BindError:
-            # a length that the spec does not have
-            continue
-        if declaration.longest is not None:
-            lengths.append(declaration.longest)
-    return min(lengths, default=None)
+        # the spec may not have this length
+        with suppress(BindError):
+            at = situation_of(program, 1, layer, head, grid=())
+            lengths.append(bind_mechanism(learner, at).longest)
+    return min((length for length in lengths if length is not None), default=None)
 
 
 def symbols_in(mechanism: Mechanism) -> set[str]:
     """The names of all symbols in the arguments of a mechanism."""
-    return {
-        name
-        for _, value in mechanism.arguments
-        if isinstance(value, Symbol | Apply)
-        for name in symbols(value)
-    }
+    return {name for _, value in mechanism.arguments for name in symbols(value)}  # type: ignore[arg-type]
 
 
 def learned_parts(program: Program) -> dict[tuple[str, Part], str]:
@@ -79,28 +72,23 @@ def learned_parts(program: Program) -> dict[tuple[str, Part], str]:
     Layers and heads with equal parts share a parameter, each with its own rows; unequal parts of
     one name are numbered. Raises BindError where the shape of a part depends on n.
     """
-    found: dict[tuple[str, Part], None] = {}
+    names: dict[str, dict[tuple[str, Part], None]] = {}
     for learner, layer, head in _learners(program):
         name = learner.name if isinstance(learner, Mechanism) else learner.pattern
         seen = set()
         for n in TRIED:
-            try:
+            # the spec may not have this length
+            with suppress(BindError):
                 at = situation_of(program, n, layer, head, grid=())
                 seen.add(_parts_at(learner, at))
-            except BindError:
-                # a length that the spec does not have
-                continue
         if len(seen) > 1:
             raise BindError(
                 f"what `{name}` learns has one shape at every length, and its arguments change"
                 " with n",
                 learner.span,
             )
-        for parts in seen:
-            found.update(((name, part), None) for part in parts)
-    names: dict[str, list[tuple[str, Part]]] = {}
-    for name, part in found:
-        names.setdefault(f"{name}_{part.name}", []).append((name, part))
+        for part in (part for parts in seen for part in parts):
+            names.setdefault(f"{name}_{part.name}", {})[name, part] = None
     return {
         entry: name if len(entries) == 1 else f"{name}_{number}"
         for name, entries in names.items()

@@ -341,13 +341,13 @@ class Engine:
 
         def tables(each: Decision) -> dict[str, torch.Tensor]:
             tables = {}
-            for part in each.learned:
+            for part in each.leaf.learned:
                 table = call.tables[self._parts[each.leaf.name, part]]
                 tables[part.name] = rows_of(table, layer, each.heads)
             return tables
 
         count = keys if self.program.cross else None
-        return decided(decisions, q, k, call.padding, call.data, tables, count)
+        return decided(decisions, q, k, call, tables, count)
 
     def tables(
         self, group: Group, layer: int, learned: Mapping[str, torch.Tensor]

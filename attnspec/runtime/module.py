@@ -543,7 +543,7 @@ class CompiledAttention(Learner):
                 heads = list(each.heads) if len(rows) > 1 else [0]
                 # what a call was computed with, should it be computed again for its backward
                 self._before[name, row] = rows.clone()
-                context = each.given(q, k, padding, {}, {part.name: rows[heads]})
+                context = each.given(q, k, Call(padding, tables={part.name: rows[heads]}))
                 self.learned(name)[row, heads] = moved_centroids(context)
 
 

@@ -50,10 +50,14 @@ class Rows:
     @staticmethod
     def of(given: Given, queries: int, size: int, least: int = 0) -> Rows:
         """As many rows and blocks as the samples have, of these so many at least."""
-        start, n = given.first, given.n_k
+        n = given.n_k
         if given.padding is None:
+            start = torch.zeros(len(given.q), dtype=torch.int64, device=given.q.device)
             begin, count = 0, (n - 1) // queries - given.first_query // queries + 1
         else:
+            # the first real key, n where there is none
+            start = given.padding.to(torch.int64).argmax(-1)
+            start = torch.where(given.padding.any(-1), start, n)
             first = (start.clamp_min(given.first_query) - start) // queries
             last = (n - 1 - start) // queries
             begin, count = int(start.min()), int((last - first + 1).max().clamp_min(0))
@@ -79,7 +83,8 @@ class Rows:
 
     def parts(self, most: int) -> Iterator[Part]:
         """The rows, at most so many at a time."""
-        real = self.given.real_queries
+        # queries of another sequence have no padding
+        real = self.given.real if self.given.keys is None else torch.ones_like(self.given.real)
         for low in range(0, self.count, max(1, most)):
             high = min(self.count, low + max(1, most))
             row = self.first_row[:, None] + torch.arange(low, high, device=real.device)
@@ -102,8 +107,6 @@ class Rows:
         rows = q.gather(2, at.flatten(1)[:, None, :, None].expand(-1, size[0], -1, size[1]))
         rows = rows.float().view(len(q), size[0], *at.shape[1:], size[1])
         present = part.own[:, None, ..., None]
-        if self.queries == 1:
-            return rows[..., 0, :]
         total = rows.masked_fill(~present, 0.0).sum(3)
         return total / present.sum(3).clamp_min(1)
 
@@ -117,8 +120,7 @@ class Rows:
 
     @cached_property
     def _begin(self) -> torch.Tensor:
-        """The first real slot of every block [B, blocks]; more than there are where there is
-        none."""
+        """The first real slot of every block [B, blocks]; `slots` where there is none."""
         slot = torch.arange(self.slots, device=self.seen.device)
         return self.in_blocks(torch.where(self.seen, slot, self.slots)).amin(-1)
 
@@ -144,8 +146,8 @@ class Rows:
 class Scores:
     """The scores by one rule of the blocks of a call, rows after rows.
 
-    `pooled` is what stands for blocks where that is found once for all rows; else each row reads
-    the keys that it sees.
+    `pooled` [B, H_kv, blocks, d] stands for blocks where it is one for all rows: their mean, or
+    least and greatest; else each row reads the keys that it sees.
     """
 
     rows: Rows
@@ -159,8 +161,16 @@ class Scores:
         if scorer == "bound":
             # 0 times an infinite key is 0: it bounds nothing
             keys = keys.clamp(-LARGEST, LARGEST)
-        once = scorer in ("mean", "bound") and not exact
-        pooled = _pooled(rows, keys, scorer) if once else ()
+        pooled: tuple[torch.Tensor, ...] = ()
+        if scorer in ("mean", "bound") and not exact:
+            # no number, or an infinite one, where blocks hold no real key
+            k = torch.unflatten(keys, 2, (rows.blocks, rows.size))
+            real = rows.in_blocks(rows.seen)[:, None, ..., None]
+            if scorer == "mean":
+                pooled = (k.sum(3) / real.sum(3),)
+            else:
+                low, high = (k.masked_fill(~real, x) for x in (torch.inf, -torch.inf))
+                pooled = low.amin(3), high.amax(3)
         return Scores(rows, scorer, keys, pooled)
 
     @property
@@ -219,13 +229,3 @@ def product(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     batch, heads, rows, size = q.shape
     grouped = q.reshape(batch, k.shape[1], -1, size)
     return (grouped @ k.transpose(-1, -2)).view(batch, heads, rows, k.shape[2])
-
-
-def _pooled(rows: Rows, keys: torch.Tensor, scorer: str) -> tuple[torch.Tensor, ...]:
-    """What stands for whole blocks [B, H_kv, blocks, d]: their mean, or least and greatest; no
-    number or an infinite one where they hold no real key."""
-    k = torch.unflatten(keys, 2, (rows.blocks, rows.size))
-    real = torch.unflatten(rows.seen, 1, (rows.blocks, rows.size))[:, None, ..., None]
-    if scorer == "mean":
-        return (k.sum(3) / real.sum(3),)
-    return k.masked_fill(~real, torch.inf).amin(3), k.masked_fill(~real, -torch.inf).amax(3)

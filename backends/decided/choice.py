@@ -28,7 +28,7 @@ class TileLists:
     """Tiles of queries, and for each the tiles of keys in which its pairs lie.
 
     An order is int64 [B or 1, H or 1, slots], the position in each slot, -1 for none; None where
-    slot s is position s, of queries `first` + s. Tile t has the slots t * tile <= s < (t + 1) *
+    slot s has the s-th query or key. Tile t has the slots t * tile <= s < (t + 1) *
     tile, the last one perhaps fewer. `lists` is int64 [B or 1, H or 1, query tiles, r], numbers of
     key tiles, -1 for none, in any order, none twice. `holds` are the pairs that are computed here:
     of several layouts of one choice each pair is in one alone, and it may have pairs nowhere else
@@ -42,7 +42,6 @@ class TileLists:
     k_tile: int
     lists: torch.Tensor
     holds: Holds
-    first: int = 0
     whole: bool = False
     alike: bool | None = None
 
@@ -50,24 +49,21 @@ class TileLists:
         """Whether so many heads that follow one another have the same order and lists."""
         if repeat == 1 or not self.whole or self.alike is not None:
             return repeat == 1 or (self.whole and bool(self.alike))
-        return all(_is_shared(x, repeat) for x in (self.q_order, self.k_order, self.lists))
+        return all(
+            x is None
+            or x.shape[1] == 1
+            or all(bool((x[:, i::repeat] == x[:, ::repeat]).all()) for i in range(1, repeat))
+            for x in (self.q_order, self.k_order, self.lists)
+        )
 
     def of_groups(self, repeat: int) -> TileLists:
         """The same for the first of every so many heads."""
-        q_order, k_order = (
-            x if x is None else _every(x, repeat) for x in (self.q_order, self.k_order)
-        )
-        return replace(self, q_order=q_order, k_order=k_order, lists=_every(self.lists, repeat))
 
+        def every(x: torch.Tensor) -> torch.Tensor:
+            return x if x.shape[1] == 1 else x[:, ::repeat]
 
-def _every(x: torch.Tensor, repeat: int) -> torch.Tensor:
-    return x if x.shape[1] == 1 else x[:, ::repeat]
-
-
-def _is_shared(x: torch.Tensor | None, repeat: int) -> bool:
-    if x is None or x.shape[1] == 1:
-        return True
-    return all(bool((x[:, each::repeat] == x[:, ::repeat]).all()) for each in range(1, repeat))
+        q_order, k_order = (x if x is None else every(x) for x in (self.q_order, self.k_order))
+        return replace(self, q_order=q_order, k_order=k_order, lists=every(self.lists))
 
 
 class Choice:
@@ -121,10 +117,6 @@ class Choice:
         """Whether some pairs are weighed several times."""
         return False
 
-    def of_heads(self, heads: torch.Tensor | slice) -> Choice:
-        """The same for some of the heads."""
-        return part_of(self, slice(None), heads)
-
 
 def rounds_of(work: Work, call: Call) -> list[Call]:
     """The calls whose outputs are averaged, if any are."""
@@ -136,8 +128,7 @@ def rounds_of(work: Work, call: Call) -> list[Call]:
 
 
 def mean_of(outs: Sequence[torch.Tensor], some: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The mean of the outputs [..., n_q, d] of the rounds in which a query has some key, bool
-    [..., n_q]; the others are 0."""
+    """The mean outputs [..., n_q, d] of rounds where queries have keys, bool [..., n_q], or 0."""
     kind = torch.promote_types(outs[0].dtype, torch.float32)
     total = reduce(torch.add, [out.to(kind) for out in outs])
     count = torch.stack(list(some)).sum(0)[..., None]

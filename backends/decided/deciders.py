@@ -1,10 +1,9 @@
-"""Who decides which graph, before any head runs: one choice for each graph, for all heads that have
-it."""
+"""Who decides which graph, before any head runs: one choice of each, for all heads that have it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,12 +12,11 @@ import torch
 from attnspec.backends.common.on_device import table_of
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.decided import cluster, lists, lsh, sinkhorn, topk
-from attnspec.backends.decided.choice import Choice
+from attnspec.backends.decided.choice import Choice, part_of
 from attnspec.backends.decided.given import Given
 from attnspec.graphs.relation import DataDependent
 from attnspec.graphs.token_sets import inputs_of
-from attnspec.ir.mechanisms.declaration import Part
-from attnspec.lower.work import Work
+from attnspec.lower.work import Call, Work
 
 DECIDERS: dict[str, Callable[[Any, Given], Choice]] = {
     "chosen": lists.decide_chosen,
@@ -31,8 +29,7 @@ DECIDERS: dict[str, Callable[[Any, Given], Choice]] = {
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """A data-dependent graph, the heads that have it, and the work of each; tensors have
-    heads from the `first` on."""
+    """A data-dependent graph, the heads that have it, from the `first` on, and the work of each."""
 
     leaf: DataDependent
     heads: tuple[int, ...]
@@ -44,25 +41,12 @@ class Decision:
         """The run-time inputs that the graph is about."""
         return tuple(inputs_of(self.leaf))
 
-    @cached_property
-    def learned(self) -> tuple[Part, ...]:
-        """What it learns, or keeps."""
-        return self.leaf.learned
-
-    def given(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        padding: torch.Tensor | None,
-        data: Mapping[Any, Any],
-        tables: Mapping[str, torch.Tensor],
-        keys: int | None = None,
-    ) -> Given:
-        """What there is to decide by, for q [B, H, n_q, d] and k [B, H_kv, n_k, d]; `keys` as
-        `Given` has it."""
+    def given(self, q: torch.Tensor, k: torch.Tensor, call: Call, keys: int | None = None) -> Given:
+        """What there is to decide by, for q [B, H, n_q, d] and k [B, H_kv, n_k, d], and the tables
+        of these heads; `keys` as `Given` has it."""
         ratio = q.shape[1] // k.shape[1]
         # [B, H, …], [B, H_kv, …] or [B, 1, …]
-        own = {name: data[name] for name in self.inputs if name in data}
+        own = {name: call.data[name] for name in self.inputs if name in call.data}
         shared = frozenset(name for name, x in own.items() if x.shape[1] != q.shape[1])
         if len(self.heads) < q.shape[1] or own:
             index = table_of(tuple(head - self.first for head in self.heads), q.device)
@@ -77,9 +61,9 @@ class Decision:
             heads=self.heads,
             groups=tuple(head // ratio for head in self.heads),
             scales=tuple(scale_of(work, q.shape[3]) for work in self.works),
-            padding=padding,
-            data={**data, **own},
-            tables=tables,
+            padding=call.padding,
+            data={**call.data, **own},
+            tables=call.tables,
             keys=keys,
             shared=shared,
         )
@@ -101,16 +85,15 @@ def decided(
     decisions: Sequence[Decision],
     q: torch.Tensor,
     k: torch.Tensor,
-    padding: torch.Tensor | None,
-    data: Mapping[Any, Any],
+    call: Call,
     tables: Callable[[Decision], Mapping[str, torch.Tensor]],
     keys: int | None = None,
 ) -> dict[DataDependent, Choice]:
     """The choices of a layer, one for each decision."""
-    known: dict[Any, Any] = {name: _with_heads(x) for name, x in data.items()}
+    known: dict[Any, Any] = {name: _with_heads(x) for name, x in call.data.items()}
     choices: dict[DataDependent, Choice] = {}
     for each in decisions:
-        given = each.given(q, k, padding, known, tables(each), keys)
+        given = each.given(q, k, replace(call, data=known, tables=tables(each)), keys)
         choices[each.leaf] = known[each.leaf] = DECIDERS[each.leaf.name](each.leaf, given)
     return choices
 
@@ -130,7 +113,8 @@ def data_of(
         if each.leaf in work.decided:
             choice = choices[each.leaf]
             if tuple(heads) != each.heads:
-                choice = choice.of_heads(torch.tensor([each.heads.index(head) for head in heads]))
+                index = torch.tensor([each.heads.index(head) for head in heads])
+                choice = part_of(choice, slice(None), index)
             parts[each.leaf] = choice
     return parts
 

@@ -62,21 +62,3 @@ class Given:
         if self.padding is not None:
             return self.padding
         return torch.ones(len(self.q), self.n_k, dtype=torch.bool, device=self.q.device)
-
-    @property
-    def real_queries(self) -> torch.Tensor:
-        """Which positions are real as far as they are queries, bool [B, n_k]."""
-        return self.real if self.keys is None else torch.ones_like(self.real)
-
-    @property
-    def count(self) -> int:
-        """How many keys there are, padding included."""
-        return self.n_k if self.keys is None else self.keys
-
-    @property
-    def first(self) -> torch.Tensor:
-        """The first real key of each sample, int64 [B]; n_k where there is none."""
-        if self.padding is None:
-            return torch.zeros(len(self.q), dtype=torch.int64, device=self.q.device)
-        first = self.padding.to(torch.int64).argmax(-1)
-        return torch.where(self.padding.any(-1), first, self.n_k)

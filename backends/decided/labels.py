@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from itertools import product
 
 import torch
 
@@ -29,14 +30,10 @@ class LabelChoice(Choice):
 
     @property
     def _ways(self) -> list[tuple[int, int]]:
-        return [(i, j) for i in range(self.q.shape[3]) for j in range(self.k.shape[3])]
+        return list(product(range(self.q.shape[3]), range(self.k.shape[3])))
 
     def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        first, *others = self._ways
-        pairs = self._match(*first, q, k)
-        for way in others:
-            pairs = pairs | self._match(*way, q, k)
-        return pairs
+        return reduce(torch.logical_or, (self._match(*way, q, k) for way in self._ways))
 
     def layouts(self) -> tuple[TileLists, ...]:
         """One layout for each label of a query and each of a key, sorted by them."""

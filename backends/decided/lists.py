@@ -62,16 +62,23 @@ class ListChoice(Choice):
     alike: bool | None = None
 
     def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        row, block, inside = self._named(q, k)
+        if not self.blocks.numel():
+            return inside & False
+        pairs = inside & self._read(row, block)
+        return pairs if self.within is None else pairs & self.within.holds(q, k)
+
+    def _named(
+        self, q: torch.Tensor, k: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The rows of queries and the blocks of keys, and for which pairs there are both."""
         dims = max(4, q.dim(), k.dim())
         start, first_row = (x.view(-1, *(1,) * (dims - 1)) for x in (self.start, self.first_row))
         row = (q - start).div(self.shared_by, rounding_mode="floor") - first_row
         block = (k - start).div(self.size, rounding_mode="floor")
-        rows, count = self.blocks.shape[2], self.count
+        rows = self.blocks.shape[2]
         inside = (row >= 0) & (row < rows) & (block >= 0)
-        if not self.blocks.numel():
-            return inside & False
-        pairs = inside & self._read(row.clamp(0, rows - 1), block.clamp(0, count - 1))
-        return pairs if self.within is None else pairs & self.within.holds(q, k)
+        return row.clamp(0, rows - 1), block.clamp(0, self.count - 1), inside
 
     @property
     def count(self) -> int:
@@ -105,8 +112,7 @@ class ListChoice(Choice):
     @cached_property
     def _table(self) -> torch.Tensor:
         """Whether each row reads each block, bool [B, H, rows, blocks]."""
-        table = marked(self.blocks, self.count)
-        return table
+        return marked(self.blocks, self.count)
 
     def layouts(self) -> tuple[TileLists, ...]:
         """Query tiles are the rows of the lists, key tiles the blocks."""
@@ -123,7 +129,7 @@ class ListChoice(Choice):
             k_order = torch.where(k_order < n, k_order, -1)
         tiles = self.shared_by, self.size, self.blocks
         whole = self.within is None
-        return (TileLists(q_order, k_order, *tiles, self.holds, first, whole, self.alike),)
+        return (TileLists(q_order, k_order, *tiles, self.holds, whole, self.alike),)
 
     @property
     def lists(self) -> Mapping[str, torch.Tensor]:
@@ -134,14 +140,14 @@ def decide_chosen(leaf: Chosen, given: Given) -> Choice:
     """The listed blocks, each once; raises ValueError for one that there is not."""
     size, name = leaf.choices.size, leaf.choices.name  # type: ignore[attr-defined]
     blocks = given.data[name].to(torch.int64)
-    count = -(-given.count // size)
+    keys = given.n_k if given.keys is None else given.keys
+    count = -(-keys // size)
     wrong = (blocks < -1) | (blocks >= count)
-    wanted = (
-        f"`{name}` must name key blocks 0 … {count - 1}, {size} of {given.count} keys each, or -1"
-        " for none"
-    )
-    if not bool(~wrong.any()):
-        raise ValueError(f"{wanted}, got {int(blocks[wrong][0])}")
+    if bool(wrong.any()):
+        raise ValueError(
+            f"`{name}` must name key blocks 0 … {count - 1}, {size} of {keys} keys each, or -1"
+            f" for none, got {int(blocks[wrong][0])}"
+        )
     blocks = rising(blocks, count)
     again = (blocks[..., 1:] == blocks[..., :-1]) & (blocks[..., 1:] >= 0)
     if bool(again.any()):

@@ -5,9 +5,9 @@ Near vectors fall into one bucket more often than others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from itertools import product
 from typing import TypeAlias
 
@@ -46,8 +46,7 @@ class Sorted:
 
     @staticmethod
     def of(bucket: torch.Tensor, real: torch.Tensor, leaf: Lsh, n_k: int) -> Sorted:
-        """The order of buckets [B, H or 1, R, n] of positions that are real or not, [B, n], of so
-        many keys."""
+        """The order of buckets [B, H or 1, R, n] of positions that are real or not, [B, n]."""
         n = bucket.shape[-1]
         apart = (~real)[:, None, None].expand_as(bucket)
         order = in_order(bucket, apart)
@@ -65,24 +64,15 @@ class Sorted:
             along = torch.where(fresh, leaf.look + 1, step).cumsum(-1)
             code = torch.empty_like(order).scatter_(-1, order, along)
         else:
-            code = _codes(bucket, back, leaf, n_k)
+            wide = n_k // leaf.chunk + leaf.look + 2
+            code = bucket * wide + back if leaf.bucket_mask else back
         return Sorted(bucket, back, _short(code, back), order)
-
-    def last(self, count: int) -> Sorted:
-        """The same for the last positions alone; orders are those of all."""
-        bucket, chunk, code = (x[..., -count:] for x in (self.bucket, self.chunk, self.code))
-        return Sorted(bucket, chunk, code, self.order)
 
     def round(self, turn: int) -> Sorted:
         """One round alone."""
         every = self.bucket, self.chunk, self.code, self.order
         bucket, chunk, code, order = (x[:, :, turn, None] for x in every)
         return Sorted(bucket, chunk, code, order)
-
-
-def _codes(bucket: torch.Tensor, chunk: torch.Tensor, leaf: Lsh, n_k: int) -> torch.Tensor:
-    """One number for bucket and chunk of a position."""
-    return bucket * (n_k // leaf.chunk + leaf.look + 2) + chunk if leaf.bucket_mask else chunk
 
 
 def _short(code: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
@@ -132,11 +122,11 @@ class LshChoice(Choice):
         at = look_up(self.alone, q - (self.n_k - self.n_q))
         return torch.where(at, -1, q).int() != k.int()
 
+    def _each(self, q: torch.Tensor, k: torch.Tensor) -> Iterator[torch.Tensor]:
+        return (self._near(turn, q, k) for turn in range(self.turns))
+
     def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        pairs = self._near(0, q, k)
-        for turn in range(1, self.turns):
-            pairs = pairs | self._near(turn, q, k)
-        return pairs & self._may_read(q, k)
+        return reduce(torch.logical_or, self._each(q, k)) & self._may_read(q, k)
 
     @property
     def turns(self) -> int:
@@ -148,10 +138,8 @@ class LshChoice(Choice):
         return self.leaf.multiplicity and self.leaf.combine != "mean"
 
     def counts(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        count = self._near(0, q, k).to(torch.int64)
-        for turn in range(1, self.turns):
-            count = count + self._near(turn, q, k)
-        return count * self._may_read(q, k)
+        none = torch.zeros((), dtype=torch.int64, device=k.device)
+        return reduce(torch.add, self._each(q, k), none) * self._may_read(q, k)
 
     def rounds(self) -> tuple[Choice, ...]:
         if self.leaf.combine != "mean":
@@ -182,10 +170,11 @@ class LshChoice(Choice):
     def _lists(self, turn: int, tile: int) -> torch.Tensor:
         """The key tiles of each query tile [B, H or 1, query tiles, r]."""
         chunk, look = self.leaf.chunk, self.leaf.look
-        q_slots, k_slots = (side.order.shape[-1] for side in (self.q, self.k))
-        tiles, others = -(-q_slots // tile), -(-k_slots // tile)
         if self.leaf.cut == "bucket" and not _one_order(self.leaf):
-            return self._bucket_lists(turn, tile)
+            # all key tiles of the buckets of a tile
+            q, k = (x.bucket[:, :, turn].gather(-1, x.order[:, :, turn]) for x in (self.q, self.k))
+            return meeting(q, k, tile)
+        tiles, others = (-(-side.order.shape[-1] // tile) for side in (self.q, self.k))
         first = torch.arange(tiles, device=self.q.order.device)[:, None]
         reach = look * chunk if self.leaf.cut == "order" else (look + 1) * chunk - 1
         behind = -(-reach // tile)
@@ -193,14 +182,6 @@ class LshChoice(Choice):
         lists = first + torch.arange(-behind, ahead + 1, device=first.device)
         lists = torch.where((lists >= 0) & (lists < others), lists, -1)
         return lists[None, None]
-
-    def _bucket_lists(self, turn: int, tile: int) -> torch.Tensor:
-        """The same where queries and keys have orders of their own and chunks are cut in buckets:
-        all key tiles of the buckets of a tile."""
-        along = [
-            side.bucket[:, :, turn].gather(-1, side.order[:, :, turn]) for side in (self.q, self.k)
-        ]
-        return meeting(along[0], along[1], tile)
 
     def _first(self, turn: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         """The pairs that a round finds and none before it: of those with oneself, which every
@@ -220,27 +201,26 @@ class LshChoice(Choice):
 
 @torch.no_grad()
 def decide(leaf: Lsh, given: Given) -> Choice:
-    """The buckets of all positions; raises ValueError where keys should be the queries, and are
-    not."""
+    """The buckets of all positions; raises ValueError if keys must be the queries, and are not."""
     if leaf.share_qk:
         _require_shared(given)
-    if leaf.given is not None:
+    if leaf.given is None:
+        count = leaf.buckets_at(given.n_k)
+        bucket = buckets_of(leaf, given.keys_by_head, given.heads, count)
+    else:
         name = leaf.given.name  # type: ignore[attr-defined]
         bucket = given.data[name].to(torch.int64)
         if not bucket.shape[2]:
             raise ValueError(
                 f"`{name}` must have a round at least, got the shape {list(bucket.shape)}"
             )
-        k = Sorted.of(bucket, given.real, leaf, given.n_k)
-        q = k.last(given.n_q)
-    else:
-        count = leaf.buckets_at(given.n_k)
-        of_keys = buckets_of(leaf, given.keys_by_head, given.heads, count)
-        k = Sorted.of(of_keys, given.real, leaf, given.n_k)
-        q = k.last(given.n_q)
-        if not leaf.share_qk:
-            buckets = buckets_of(leaf, given.q, given.heads, count)
-            q = Sorted.of(buckets, given.real[:, given.first_query :], leaf, given.n_k)
+    k = Sorted.of(bucket, given.real, leaf, given.n_k)
+    # the last positions alone; orders are those of all
+    bucket, chunk, code = (x[..., -given.n_q :] for x in (k.bucket, k.chunk, k.code))
+    q = Sorted(bucket, chunk, code, k.order)
+    if not _one_order(leaf):
+        bucket = buckets_of(leaf, given.q, given.heads, count)
+        q = Sorted.of(bucket, given.real[:, given.first_query :], leaf, given.n_k)
     alone = None
     if leaf.share_qk:
         alone = ~has_other(k, leaf)[..., -given.n_q :]
@@ -256,14 +236,13 @@ def _require_shared(given: Given) -> None:
     shared_keys = given.k[:, :, given.first_query :]
     if shared_keys.is_cpu and shared_keys.is_set_to(given.q):
         return
-    wanted = (
-        "`lsh` hashes keys that are the queries, and k is not q, or has not q as its last rows:"
-        " call it with k = q, or write `lsh(share_qk = false)`"
-    )
     # what is not a number is alike in both
     alike = (shared_keys == given.q) | (shared_keys != shared_keys) & (given.q != given.q)
     if not bool(alike.all()):
-        raise ValueError(wanted)
+        raise ValueError(
+            "`lsh` hashes keys that are the queries, and k is not q, or has not q as its last rows:"
+            " call it with k = q, or write `lsh(share_qk = false)`"
+        )
 
 
 def has_other(side: Sorted, leaf: Lsh) -> torch.Tensor:
@@ -321,9 +300,7 @@ def rotations(wanted: Wanted, device: torch.device) -> torch.Tensor:
         matrices = np.stack(drawn).reshape(len(heads), rounds, size, columns)
         return torch.from_numpy(matrices).transpose(2, 3).to(device, torch.float32).contiguous()
 
-    key = wanted, str(device)
-    found = _kept.kept.get(key)
-    return _kept.get(key, lambda: apart(build)) if found is None else found
+    return _kept.get((wanted, str(device)), lambda: apart(build))
 
 
 def buckets_of(leaf: Lsh, x: torch.Tensor, heads: tuple[int, ...], count: int) -> torch.Tensor:

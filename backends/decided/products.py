@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
 
 from attnspec.backends.common.labels import ALL, joined
 from attnspec.graphs.operators import Complement, Intersection, Union
@@ -19,12 +19,11 @@ from attnspec.limits import LIMITS
 
 @dataclass(frozen=True)
 class Product:
-    """The pairs of a decided graph, its leaf, that all of `others` have and none of `earlier`;
-    `static` are those of these conditions that positions alone decide, None for none."""
+    """The pairs of a decided graph, its leaf, that all of `others` have; `static` are those of the
+    conditions that positions alone decide, None for none."""
 
     leaf: DataDependent
     others: tuple[Relation, ...]
-    earlier: tuple[Relation, ...]
     static: Relation | None
 
 
@@ -45,25 +44,16 @@ def parts_of(relation: Relation) -> Parts | None:
         return None
     still = [factors for factors in all_factors if not any(map(decided_in, factors))]
     rest = joined(Union, [joined(Intersection, each, ALL) for each in still], None)
+    not_before = [] if rest is None else [Complement(rest)]
     products: list[Product] = []
-    earlier: list[Relation] = []
     for factors in all_factors:
         if factors in still:
             continue
         leaf = next(factor for factor in factors if isinstance(factor, DataDependent))
-        others = [factor for factor in factors if factor is not leaf]
-        static = [factor for factor in others if not reads_data(factor)]
-        if rest is not None and not reads_data(rest):
-            static.append(Complement(rest))
-        products.append(
-            Product(
-                leaf,
-                tuple(factor for factor in others if reads_data(factor)),
-                (*earlier, *([rest] if rest is not None and reads_data(rest) else [])),
-                joined(Intersection, static, None),
-            )
-        )
-        earlier.append(joined(Intersection, factors, ALL))
+        others = [*(factor for factor in factors if factor is not leaf), *not_before]
+        static = joined(Intersection, [x for x in others if not reads_data(x)], None)
+        products.append(Product(leaf, tuple(x for x in others if reads_data(x)), static))
+        not_before.append(Complement(joined(Intersection, factors, ALL)))
     return Parts(tuple(products), rest)
 
 
@@ -84,9 +74,7 @@ def _products(relation: Relation) -> list[tuple[Relation, ...]] | None:
                 return None
             parts.append(found)
     if isinstance(relation, Union):
-        products = [factors for part in parts for factors in part]
+        products = list(chain(*parts))
     else:
-        products = [
-            tuple(factor for factors in some for factor in factors) for some in product(*parts)
-        ]
+        products = [tuple(chain(*some)) for some in product(*parts)]
     return products if len(products) <= LIMITS.products else None

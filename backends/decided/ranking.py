@@ -8,6 +8,7 @@ number, and what is not a candidate, -inf among them, below everything.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ def ranks(scores: torch.Tensor, forced: torch.Tensor | None) -> torch.Tensor:
 
 
 def best(scores: torch.Tensor, forced: torch.Tensor | None, budget: int) -> torch.Tensor:
-    """The places of the highest scores float32 [..., c], at most `budget`, but all that are forced:
+    """Where the highest scores float32 [..., c] stand, at most `budget`, but all that are forced:
     ascending lists [..., r], -1 for none."""
     count = min(scores.shape[-1], budget)
     if not scores.numel() or not count:
@@ -45,25 +46,26 @@ def best(scores: torch.Tensor, forced: torch.Tensor | None, budget: int) -> torc
     least, unclear = _last_taken(few, count)
     if forced is not None:
         unclear |= forced.expand_as(scores).sum(-1) > budget
+    taken = few >= least.clamp_min(torch.finfo(few.dtype).min)
     if not bool(unclear.any()):
-        return _put_back(listed(_taken(few, least)), places)
-    lists = _put_back(listed(_taken(few, least) & ~unclear[..., None]), places)
+        return _put_back(listed(taken), places)
+    lists = _put_back(listed(taken & ~unclear[..., None]), places)
     forced_here = None if forced is None else forced.expand_as(scores)[unclear]
     exact = _ranked_best(ranks(scores[unclear], forced_here), budget)
-    width = max(lists.shape[-1], exact.shape[-1])
-    lists, exact = (functional.pad(x, (width - x.shape[-1], 0), value=-1) for x in (lists, exact))
+    lists, exact = equally_long([lists, exact])
     lists[unclear] = exact
     return lists
 
 
-def _taken(scores: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
-    """bool [..., c]: the candidates that score at least so much, [..., 1]."""
-    return scores >= least.clamp_min(torch.finfo(scores.dtype).min)
+def equally_long(lists: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Lists [..., r] with -1 before the numbers of shorter ones."""
+    width = max(x.shape[-1] for x in lists)
+    return [functional.pad(x, (width - x.shape[-1], 0), value=-1) for x in lists]
 
 
 def _last_taken(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The least of so many highest scores of rows [..., c], [..., 1], and for which rows it does
-    not say which these are: where the next one is as high, or there is a NaN; bool [...]."""
+    """The least of so many highest scores of rows [..., c], [..., 1], and bool [...], for
+    which of them that says too little: where the next one is as high, or there is a NaN."""
     more = min(scores.shape[-1], count + 1)
     if scores.is_cpu:
         # to sort whole rows takes a fraction of torch's search
@@ -184,7 +186,7 @@ def prefix(ranked: torch.Tensor, shares: torch.Tensor, mass: float) -> torch.Ten
     up to a mass."""
     values, places = ranked.sort(-1, descending=True)
     share = shares.gather(-1, places)
-    before = torch.nn.functional.pad(share.cumsum(-1)[..., :-1], (1, 0))
+    before = functional.pad(share.cumsum(-1)[..., :-1], (1, 0))
     taken = values >= FORCED if mass < 1 else values > NONE
     taken = taken | ((values > NONE) & (before < mass))
     return torch.zeros_like(taken).scatter_(-1, places, taken)
@@ -198,14 +200,6 @@ def softmax(logits: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
     weights = torch.where(top == torch.inf, (logits == torch.inf).to(logits.dtype), weights)
     total = weights.sum(-1, keepdim=True)
     return weights / torch.where(total > 0, total, 1.0)
-
-
-def first_greatest(x: torch.Tensor) -> torch.Tensor:
-    """Where the greatest number of each row [..., c] stands, the first of several."""
-    if x.is_cpu:
-        # the same, several times as fast
-        return torch.from_numpy(np.asarray(array_of(x).argmax(-1)))
-    return x.argmax(-1)
 
 
 def reaches(x: torch.Tensor, y: torch.Tensor, most: int) -> torch.Tensor:

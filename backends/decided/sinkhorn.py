@@ -2,108 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
 
 import torch
-from torch.nn import functional
 
 from attnspec.backends.decided.block_scores import Rows
-from attnspec.backends.decided.choice import Choice, TileLists, look_up
+from attnspec.backends.decided.choice import Choice, look_up
 from attnspec.backends.decided.given import Given
+from attnspec.backends.decided.lists import ListChoice
 from attnspec.graphs.patterns.sinkhorn import Sinkhorn
 
 
-@dataclass(frozen=True, eq=False)
-class MatchChoice(Choice):
-    """The key blocks that blocks of queries read, of `size` positions from `start` [B, 1] on.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MatchChoice(ListChoice):
+    """Query blocks read the key blocks `matched` int64 [B, H, rows, r], -1 for none; one that
+    stands twice in a row counts once.
 
-    `blocks` is int64 [B, H, rows, r], a row for each query block, or one for all with `cut`; -1 is
-    none, and one that stands twice counts once. `weight` are the factors of their keys and values,
-    1 with a gradient. Without `cut` the first is the own block, and the second the matched one.
+    `weight` [B, H, rows, r] are the factors of their keys and values, 1 with a gradient. Without
+    `cut` the first is the own block, and the second the matched one.
     """
 
-    blocks: torch.Tensor
-    start: torch.Tensor
-    size: int
+    matched: torch.Tensor
     cut: bool
-    n_q: int
-    n_k: int
     weight: torch.Tensor | None = None
 
-    def _read(
-        self, q: torch.Tensor, k: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """For each place in the rows of queries, whether it names the blocks of keys, and its
-        factors."""
-        query_block, block = (self._block_of(position) for position in (q, k))
-        row = query_block.clamp(0, self.blocks.shape[2] - 1)
-        weight = torch.ones_like(self.blocks) if self.weight is None else self.weight
-        for blocks, factor in zip(self.blocks.unbind(-1), weight.unbind(-1), strict=True):
-            matched = (look_up(blocks, row) == block) & (query_block >= 0) & (block >= 0)
-            yield matched, look_up(factor, row)
-
-    def _block_of(self, position: torch.Tensor) -> torch.Tensor:
-        """The block of positions, with the axes of samples and heads; -1 before the first."""
-        position = position.view(*(1,) * (4 - position.dim()), *position.shape)
-        start = self.start.view(-1, *(1,) * (position.dim() - 1))
-        return (position - start).div(self.size, rounding_mode="floor").clamp_min(-1)
-
-    def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return reduce(torch.logical_or, (matched for matched, _ in self._read(q, k)))
-
     def factor(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        row, block, inside = self._named(q, k)
+        weight = torch.ones_like(self.matched) if self.weight is None else self.weight
         # a block that several rows have counts once, and trains all of them
-        shares = (torch.where(matched, factor - 1, 0.0) for matched, factor in self._read(q, k))
-        return 1 + reduce(torch.add, shares)
-
-    @property
-    def _once(self) -> torch.Tensor:
-        """The blocks, each once in its row."""
-        same = self.blocks[..., None] == self.blocks[..., None, :]
-        return self.blocks.masked_fill(same.tril(-1).any(-1), -1)
-
-    def layouts(self) -> tuple[TileLists, ...]:
-        """Tiles of one block: the own one and the matched one, or those of all rows."""
-        first = self.n_k - self.n_q
-        block, lists = torch.arange(-(-self.n_k // self.size), device=self.start.device), self._once
-        if self.cut:
-            lists = lists.expand(-1, -1, len(block), -1)
-        lists = functional.pad(lists, (0, 0, 0, len(block) - lists.shape[2]), value=-1)
-        # blocks before the first query ask for nothing
-        idle = self.start[:, None] + (block + 1) * self.size <= first
-        lists = lists.masked_fill(idle[..., None], -1)
-        q_order = k_order = None
-        if bool(self.start.any()):
-            order = (self.start + torch.arange(len(block) * self.size, device=block.device))[
-                :, None
-            ]
-            k_order = torch.where(order < self.n_k, order, -1)
-            q_order = torch.where(k_order >= first, k_order, -1)
-        return (TileLists(q_order, k_order, self.size, self.size, lists, self.holds, whole=True),)
+        shares = [
+            torch.where(inside & (look_up(blocks, row) == block), look_up(factor, row) - 1, 0.0)
+            for blocks, factor in zip(self.matched.unbind(-1), weight.unbind(-1), strict=True)
+        ]
+        return 1 + torch.stack(shares).sum(0)
 
     def of_weight(self, sums: torch.Tensor) -> torch.Tensor:
-        rows = self.blocks.shape[2]
-        sums = sums.sum(2, keepdim=True) if self.cut else sums[:, :, :rows]
-        same = (self.blocks[..., None] == self._once[..., None, :]) & (self.blocks[..., None] >= 0)
+        matched = self.matched[..., None]
+        same = (matched == self.blocks[..., None, :]) & (matched >= 0)
         return torch.where(same, sums[..., None, :], 0.0).sum(-1)
 
     @property
     def lists(self) -> Mapping[str, torch.Tensor]:
-        return {"matched": self.blocks[:, :, 0] if self.cut else self.blocks[..., 1]}
+        return {"matched": self.matched[:, :, 0] if self.cut else self.matched[..., 1]}
 
 
 def decide(leaf: Sinkhorn, given: Given) -> Choice:
     """The matched blocks; raises ValueError where there are more than the network is for."""
     rows = Rows.of(given, leaf.size, leaf.size, least=1)
-    start, blocks = rows.start, rows.blocks
+    blocks = rows.blocks
     if blocks > leaf.max_blocks:
         raise ValueError(
             f"`sinkhorn` learns for at most max_blocks = {leaf.max_blocks} blocks, and {given.n_k}"
             f" keys are {blocks} of {leaf.size}"
         )
-    sums, some = block_sums(leaf, rows)
+    # of a block the sum of its keys, under `causal` that of all keys before it and its first one
+    k = given.keys_by_head
+    slots = rows.in_slots(k.to(torch.promote_types(k.dtype, torch.float32)))
+    slots = torch.unflatten(slots, 2, (blocks, rows.size))
+    sums, some = slots.sum(3), rows.in_blocks(rows.seen).any(2)
+    if leaf.causal:
+        sums = sums.cumsum(2) - sums + slots[:, :, :, 0]
     logits = sums @ given.tables["sort"].to(sums.dtype)[..., :blocks]
     allowed = some[:, None, :] & some[:, :, None]
     if leaf.causal:
@@ -114,26 +73,30 @@ def decide(leaf: Sinkhorn, given: Given) -> Choice:
     matched = torch.where(weight < 0, -1, matched)
     chosen = balance.gather(-1, matched.clamp_min(0)[..., None])[..., 0]
     factor = 1 + chosen - chosen.detach()
+    row = rows.first_row[:, None] + torch.arange(rows.count, device=matched.device)
+    row = row.clamp_max(blocks - 1)[:, None].expand(-1, matched.shape[1], -1)
     if leaf.cut is None:
-        block = torch.arange(blocks, device=matched.device).expand_as(matched)
-        matched = torch.stack([block, matched], -1)
+        matched, factor = (x.gather(2, row) for x in (matched, factor))
+        matched = torch.stack([row, matched], -1)
         factor = torch.stack([torch.ones_like(factor), factor], -1)
     else:
-        matched, factor = (x[:, :, None, : leaf.cut] for x in (matched, factor))
-    sizes = leaf.size, leaf.cut is not None, given.n_q, given.n_k
-    return MatchChoice(matched, start[:, None], *sizes, weight=factor)
-
-
-def block_sums(leaf: Sinkhorn, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    """What stands for each block, [B, H, blocks, d], and bool [B, blocks], which have a real key:
-    the sum of its keys, under `causal` that of all keys before it and of its first one."""
-    k = rows.given.keys_by_head
-    slots = rows.in_slots(k.to(torch.promote_types(k.dtype, torch.float32)))
-    slots = torch.unflatten(slots, 2, (rows.blocks, rows.size))
-    sums, some = slots.sum(3), rows.in_blocks(rows.seen).any(2)
-    if leaf.causal:
-        sums = sums.cumsum(2) - sums + slots[:, :, :, 0]
-    return sums, some
+        matched, factor = (
+            x[:, :, None, : leaf.cut].expand(-1, -1, rows.count, -1) for x in (matched, factor)
+        )
+    again = (matched[..., None] == matched[..., None, :]).tril(-1).any(-1)
+    return MatchChoice(
+        blocks=matched.masked_fill(again, -1).sort(-1).values,
+        start=rows.start[:, None],
+        first_row=rows.first_row[:, None],
+        size=leaf.size,
+        shared_by=leaf.size,
+        n_q=given.n_q,
+        n_k=given.n_k,
+        from_zero=given.padding is None,
+        matched=matched,
+        cut=leaf.cut is not None,
+        weight=factor,
+    )
 
 
 def balanced(

@@ -42,7 +42,7 @@ def cover_of(relation: Relation, n: int, size: int, device: torch.device) -> tor
         for low in range(0, count, rows):
             part = slice(low, low + rows)
             q = Tiles(starts[part, None], stops[part, None])
-            kinds = np.asarray(relation.cover(q, Tiles(starts[None], stops[None]), n))
+            kinds = relation.cover(q, Tiles(starts[None], stops[None]), n)
             kinds = np.broadcast_to(kinds, (len(starts[part]), count))
             np.cumsum(kinds != FULL, axis=1, out=before[part, 1:])
         return torch.from_numpy(before).to(device)
@@ -53,7 +53,7 @@ def cover_of(relation: Relation, n: int, size: int, device: torch.device) -> tor
 
 class Side:
     """The tiles of one side: `places`, positions int64 [B or 1, heads or 1, T, size], -1 for none;
-    of the `n` from `first` on where there is no order.
+    of the last `count` of `n` where there is no order.
 
     They are tiles of a tensor of `count` rows for each of the `lists`, B K, and each of the
     `repeat` heads that share one; these rows of a tile follow one another, head after head.
@@ -63,24 +63,23 @@ class Side:
         self,
         order: torch.Tensor | None,
         size: int,
-        first: int,
         n: int,
         lists: torch.Tensor,
         repeat: int,
         count: int,
     ) -> None:
         self.size, self.n, self.natural, device = size, n, order is None, lists.device
+        first = n - count
         self.lists, self.repeat = lists.shape[:2], repeat
         # as many lists times heads, of so many rows each
         self.many, self.count = self.lists.numel() * repeat, count
         if order is None:
-            order = torch.arange(first, first + -(-(n - first) // size) * size, device=device)
-            order = torch.where(order < n, order, -1)[None, None]
+            order = torch.arange(first, n, device=device)[None, None]
         if order.shape[2] % size:
             order = functional.pad(order, (0, -order.shape[2] % size), value=-1)
         self.places: torch.Tensor = order.reshape(*order.shape[:2], -1, size)
         # which of the places are positions, None where all are
-        whole = self.natural and (n - first) % size == 0
+        whole = self.natural and count % size == 0
         real = None if whole else self.places >= 0
         self.real = None if real is None or bool(real.all()) else real
         # the rows of tiles [B, K, T, R, size], any for no position; None where they follow one
@@ -88,7 +87,7 @@ class Side:
         self.rows: torch.Tensor | None = None
         if not (self.natural and repeat == 1 and self.real is None):
             base = torch.arange(self.many, device=device)
-            at = self.places[:, :, :, None] - (n - count)
+            at = self.places[:, :, :, None] - first
             self.rows = base.view(*self.lists, 1, repeat, 1) * count + at.clamp(min=0)
 
     @cached_property
@@ -116,8 +115,7 @@ class Side:
 
     @cached_property
     def ends(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The least and the greatest position of every tile, [.., T]; n and -1 of those without
-        any."""
+        """The least and the greatest position of every tile, [.., T]; n and -1 of an empty one."""
         places = self.places
         return places.masked_fill(places < 0, self.n).amin(-1), places.amax(-1)
 
@@ -151,15 +149,10 @@ class Placed:
         self.batch, self.heads, self.repeat, self.n_q = self.shape
         self.first = self.n_k - self.n_q
         self.layout = layout = self.layout.of_groups(self.repeat)
-        order, device = layout.q_order, layout.lists.device
-        if order is None and layout.first < self.first:
-            order = torch.arange(layout.first, self.n_k, device=device)[None, None]
-            order = torch.where(order < self.first, -1, order)
         self.lists = lists = layout.lists.expand(self.batch, self.heads, -1, -1)
-        each = lists, self.repeat, self.n_q
-        self.q = Side(order, layout.q_tile, layout.first, self.n_k, *each)
-        self.k = Side(layout.k_order, layout.k_tile, 0, self.n_k, lists, 1, self.n_k)
-        self.masked = self._masked()
+        n = self.n_k
+        self.q = Side(layout.q_order, layout.q_tile, n, lists, self.repeat, self.n_q)
+        self.k = Side(layout.k_order, layout.k_tile, n, lists, 1, n)
 
     @property
     def numbered(self) -> torch.Tensor:
@@ -169,13 +162,18 @@ class Placed:
         base = base.view(self.batch, -1, 1, 1)
         return torch.where(self.lists >= 0, self.lists + base, -1).flatten(0, 1)
 
-    def _masked(self) -> torch.Tensor | None:
+    @cached_property
+    def masked(self) -> torch.Tensor | None:
         """The entries whose pairs need to be examined, bool [N, T, r]; None for none."""
         there = self.lists >= 0
         if not self.layout.whole or self.always:
             return there.flatten(0, 1)
         tiles = self.lists.clamp(min=0)
-        wholes = [of_tiles(x, tiles) for x in (self.k.compact, self._unpadded) if x is not None]
+        wholes = [] if self.k.compact is None else [of_tiles(self.k.compact, tiles)]
+        if self.padding is not None:
+            at = torch.arange(self.batch, device=tiles.device).view(-1, 1, 1, 1)
+            real = self.padding[at, self.k.places.clamp(min=0)].all(-1)
+            wholes.append(of_tiles(real, tiles))
         if self.static is not None:
             wholes.append(self._covered(self.static, tiles))
         if not wholes:
@@ -193,14 +191,6 @@ class Placed:
         if bool((ends[0] == ends[1]).all()):
             ends = ends[:1]
         return reduce(torch.logical_and, [of_tiles(full, tiles + x[..., None]) for x in ends])
-
-    @cached_property
-    def _unpadded(self) -> torch.Tensor | None:
-        """The key tiles without padding, bool [B, heads or 1, T]; None where all are."""
-        if self.padding is None:
-            return None
-        at = torch.arange(self.batch, device=self.lists.device).view(-1, 1, 1, 1)
-        return self.padding[at, self.k.places.clamp(min=0)].all(-1)
 
     def held(self, low: int, high: int, slots: torch.Tensor) -> torch.Tensor:
         """The masks of some entries `slots` int64 [N, high - low, s] of query tiles
@@ -283,7 +273,6 @@ class Part:
         if product.static is not None:
             each.append(partial(pairs_at, product.static, n=self.n_k))
         each += [Pairs(relation, self.data, self.n_k).holds for relation in product.others]
-        each += [_without(Pairs(relation, self.data, self.n_k)) for relation in product.earlier]
         choice, padding = self.data[product.leaf], self.call.padding
         if choice.counted:
             each.append(lambda q, k: choice.counts(q, k).double().log())
@@ -292,7 +281,7 @@ class Part:
             padding = None
         batch, heads, repeat = (x.stop - x.start for x in (self.samples, self.heads, self.repeats))
         shape = batch, heads, repeat, self.shape[3]
-        always = bool(product.others or product.earlier)
+        always = bool(product.others)
         for layout in self.layouts(product):
             if layout.lists.numel():
                 yield Placed(layout, shape, self.n_k, each, product.static, always, padding)
@@ -302,7 +291,7 @@ class Part:
         repeat = self.shape[2]
         weighed = any(self.data[each.leaf].weight is not None for each in products)
         shared = (layout.is_shared(repeat) for each in products for layout in self.layouts(each))
-        mixed = weighed or any(x.others or x.earlier for x in products)
+        mixed = weighed or any(x.others for x in products)
         if repeat == 1 or (not mixed and all(shared)):
             yield self
             return
@@ -322,7 +311,3 @@ def parts_of_call(
             some = slice(first, min(first + step, batch)), slice(low, min(low + heads, keys))
             part = Part(*some, slice(0, repeat), (batch, keys, repeat, n_q), n_k, call)
             yield from part.apart(products)
-
-
-def _without(pairs: Pairs) -> Holds:
-    return lambda q, k: ~pairs.holds(q, k)

@@ -11,7 +11,16 @@ from attnspec.backends.decided.block_scores import Part, Rows, Scores
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.given import Given
 from attnspec.backends.decided.lists import ListChoice, Pairs
-from attnspec.backends.decided.ranking import NONE, best, listed, marked, prefix, ranks, softmax
+from attnspec.backends.decided.ranking import (
+    NONE,
+    best,
+    equally_long,
+    listed,
+    marked,
+    prefix,
+    ranks,
+    softmax,
+)
 from attnspec.graphs.patterns.topk import TopK
 from attnspec.graphs.relation import Relation
 from attnspec.limits import LIMITS
@@ -19,22 +28,22 @@ from attnspec.limits import LIMITS
 
 @torch.no_grad()
 def decide(leaf: TopK, given: Given) -> Choice:
-    """The blocks that are taken, row after row, so that no more than some rows of scores are ever
-    there."""
+    """The blocks that are taken, some rows at a time, which bounds the scores that are there."""
     # a score input has a row for each that there is, and no other
     rows = Rows.of(given, leaf.shared_by, leaf.block)
-    chooser = Chooser(leaf, given, rows, _scores(leaf, rows))
+    scores = None
+    if leaf.scorer:
+        # a forced block may be seen in part, and its mass counts
+        part = leaf.causal and leaf.mass is not None and leaf.block > 1
+        scores = Scores.of(rows, leaf.scorer, part or leaf.within is not None)
+    chooser = Chooser(leaf, given, rows, scores)
     found = [chooser.lists(part) for part in rows.parts(chooser.together)]
-    width = max((lists.shape[-1] for lists in found), default=0)
     heads = chooser.heads
-    none = torch.zeros(len(given.q), heads, 0, width, dtype=torch.int64, device=given.q.device)
-    padded = [
-        torch.nn.functional.pad(x, (width - x.shape[-1], 0), value=-1).expand(-1, heads, -1, -1)
-        for x in found
-    ]
+    none = torch.zeros(len(given.q), heads, 0, 0, dtype=torch.int64, device=given.q.device)
+    padded = [x.expand(-1, heads, -1, -1) for x in equally_long([none, *found])]
     within = None if leaf.within is None else chooser.pairs(leaf.within)
     return ListChoice(
-        blocks=torch.cat([none, *padded], 2),
+        blocks=torch.cat(padded, 2),
         start=rows.start[:, None],
         first_row=rows.first_row[:, None],
         size=leaf.block,
@@ -45,15 +54,6 @@ def decide(leaf: TopK, given: Given) -> Choice:
         from_zero=given.padding is None,
         alike=chooser.share != "head",
     )
-
-
-def _scores(leaf: TopK, rows: Rows) -> Scores | None:
-    """How blocks are scored; None where an input says it."""
-    if not leaf.scorer:
-        return None
-    # a forced block may be seen in part, and its mass counts
-    part = leaf.causal and leaf.mass is not None and leaf.block > 1
-    return Scores.of(rows, leaf.scorer, part or leaf.within is not None)
 
 
 @dataclass(frozen=True, eq=False)

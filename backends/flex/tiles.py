@@ -67,7 +67,7 @@ class StepTiles:
         device: torch.device,
         shape: tuple[int, int] | None = None,
     ) -> None:
-        self.band, self.n, self.device = band, band.lengths[1], device
+        self.band, self.n, self.device = band, band.n_k, device
         self.layout = layout = self._layout_of(band.relation)
         self.shape = shape or (layout.q.size, layout.k.size)
         rows = np.repeat(np.arange(layout.q.count), np.diff(layout.starts))

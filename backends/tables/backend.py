@@ -23,7 +23,7 @@ from attnspec.backends.one_block.row_keys import row_keys
 from attnspec.graphs.token_sets import inputs_in
 from attnspec.layout.orders import NATURAL
 from attnspec.layout.steps import READING, bands_of, natural_tables, reading_seconds, seconds_of
-from attnspec.layout.tiling import survey
+from attnspec.layout.tiling import Tiling, survey
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import Amounts, dense_seconds, seconds_for, weighed
 from attnspec.lower.work import (
@@ -122,7 +122,7 @@ class TablesBackend:
         """The seconds in natural order in tiles of every size that does not make too many."""
         costs = {}
         for tile in (*TILES, *LARGE):
-            tiles = survey(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile)).tiles
+            tiles = survey(Tiling(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile))).tiles
             if tiles <= LIMITS.tiles:
                 costs[tile] = seconds_for(self.amounts(work, tile), work.device)
                 if tile >= TILES[-1]:
@@ -132,7 +132,7 @@ class TablesBackend:
     def amounts(self, work: Work, tile: int | None = None) -> Amounts:
         """What the work takes in natural order in tiles of a size, by default the cheapest."""
         tile = self.tile(work) if tile is None else tile
-        tiling = survey(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile))
+        tiling = survey(Tiling(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile)))
         full, undecided = tiling.area
         pairs = min(full + undecided, work.n_q * work.n_k)
         gathered = pairs / min(tile, TILES[-1])

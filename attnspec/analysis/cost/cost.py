@@ -22,7 +22,7 @@ from attnspec.graphs.stack import Stack, TooMuch, patterns_in, require_supported
 from attnspec.ir.program import Crossing, Program
 from attnspec.layout.orders import NATURAL
 from attnspec.layout.steps import bands_of
-from attnspec.layout.tiling import survey
+from attnspec.layout.tiling import Tiling, survey
 from attnspec.limits import LIMITS
 from attnspec.lower.costs import dense_seconds
 from attnspec.lower.lower import require_built, works_of
@@ -298,7 +298,7 @@ def _tiles(work: Work, heads: int, size: int) -> _Amounts:
     from attnspec.backends.tables.backend import TablesBackend
 
     tile = TablesBackend().tile(work)
-    tiling = survey(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile))
+    tiling = survey(Tiling(work.relation, work.n_q, work.n_k, NATURAL, (tile, tile)))
     tiles = round(tiling.tiles)
     pairs = min(tiles * tile * tile, work.n_q * work.n_k)
     # keys and values are gathered for every tile: read, written and read again
