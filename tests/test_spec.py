@@ -486,3 +486,4 @@ def test_results_are_readable_at_a_prompt() -> None:
     message = "`degree <= 5` does not hold at n = 9: degree is 9, must be <= 5"
     assert repr(spec.check()).startswith(f"[<error A606: {message}")
     assert spec.plan(9).to_dict()["n"] == 9
+    assert repr(spec.analyze(3)) == "<Report a, n = 3>"

@@ -60,11 +60,7 @@ def call_of(body: str, n: int, shape: str) -> Call:
     checkered(
         KERNELS,
         (
-            ("attend full", 40),
-            ("causal attend full score alibi()", 40),
-            ("attend block(size = 8, before = 1) | global(first(2)) normalize softmax1", 70),
-            ("input d: ids attend same(d) & window(radius = 30) | self", 70),
-            # of several orders, whose results are merged
+            # of several orders, whose results are merged; short ones are a view
             ("causal attend window(before = 20, after = 0) | residue(step = 16)", 400),
             ("attend window(radius = 9) | residue(step = 16) | rows(first(2)) score alibi()", 300),
         ),

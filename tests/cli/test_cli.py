@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -280,19 +280,6 @@ def test_compile_into_a_pipe() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("options", [[], ["--standalone"]])
-def test_modules_are_verified(options: Sequence[str]) -> None:
-    assert run("compile", "good.attn", *options).exit_code == 0
-    found = value("verify", "good_attn.py", "-n", "33")
-    assert found["ok"]
-    assert found["checks"]
-    every = run("verify", "good.attn", "-n", "20", "--backend", "all")
-    assert every.exit_code == 0
-    for name in ("dense", "tables", "edges", "torch"):
-        assert f", {name}: " in every.stdout
-
-
-@pytest.mark.usefixtures("folder")
 def test_a_module_that_computes_something_else_fails() -> None:
     run("compile", "good.attn")
     path = Path("good_attn.py")
@@ -364,16 +351,6 @@ def test_colour_is_for_terminals() -> None:
     env.pop("NO_COLOR", None)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, env=env, check=True)
     assert b"\x1b[31m" in done.stdout
-
-
-@pytest.mark.slow
-def test_surroundings_change_no_byte(folder: Path) -> None:
-    spec = str(folder / "good.attn")
-    other = {"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "LC_ALL": "C", "HOME": "/nonexistent"}
-    first, second = (
-        spawn("compile", spec, "-o", "-", env=env) for env in ({"PYTHONHASHSEED": "0"}, other)
-    )
-    assert (first.returncode, first.stdout) == (second.returncode, second.stdout) != (1, b"")
 
 
 @pytest.mark.parametrize(

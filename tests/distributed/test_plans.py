@@ -194,7 +194,7 @@ def static(spec: attnspec.Spec) -> bool:
 @pytest.mark.parametrize("ranks", [4, pytest.param(3, marks=pytest.mark.slow)])
 def test_bytes_are_near_the_cut(ranks: int) -> None:
     found = {
-        name: bytes_and_cut(spec, spec.program.fixed_length or 130, ranks)
+        name: bytes_and_cut(spec, spec.program.fixed_length or 66, ranks)
         for name, spec in population().items()
         if static(spec) and not spec.program.heads
     }

@@ -323,8 +323,7 @@ def test_a_cache_that_begins_later_is_enough_for_a_window(rest: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "graph",
-    ["window(before = 4, after = 0)", "block(size = 3)", "strided(stride = 4)", "linear()"],
+    "graph", ["window(before = 4, after = 0)", "block(size = 3)", "strided(stride = 4)", "linear()"]
 )
 def test_a_cache_that_has_lost_keys_is_refused(graph: str) -> None:
     model, ids = sparse(f"attention w {{ causal attend {graph} }}"), tokens(1, 14)

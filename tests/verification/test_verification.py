@@ -37,10 +37,7 @@ VERIFIED = [
         13,
     ),
     # what each layer has of a learned table, and several learned tables of one mechanism
-    (
-        "layers 2 heads 2 score bias(buckets = 4) attend full layer 1 { attend block(size = 3) }",
-        13,
-    ),
+    ("layers 2 heads 2 score bias(buckets = 4) attend full layer 1 { attend block(size = 3) }", 13),
     ("layers 2 attend synthesizer(max_length = 16) layer 1 { attend linear() }", 13),
     ("layers 2 attend linear() layer 1 { attend synthesizer(max_length = 16) }", 13),
     # expressions of scores, which read the pair, inputs and numbers of pairs
@@ -181,10 +178,7 @@ def test_a_module_of_another_graph_is_not_verified(
 @pytest.mark.parametrize(
     ("body", "other"),
     [
-        (
-            "heads 2 causal attend linear() head 1 {{ attend topk(keys = {}) }}",
-            4,
-        ),
+        ("heads 2 causal attend linear() head 1 {{ attend topk(keys = {}) }}", 4),
         ("heads 2 attend topk(keys = 2) head 0 {{ attend window(radius = {}) }}", 4),
         ("heads 2 attend window(radius = 9) score softcap(cap = {})", 5),
         ("attend linformer(rank = {}, max_length = 40)", 4),
