@@ -148,7 +148,7 @@ def test_a_name_is_offered_once(name: str, site: Path) -> None:
     if name == "fused":
         install(site, FUSED, module="attnspec_slow", distribution="attnspec-slow")
         first, last = last, r"attnspec-slow 1\.2"
-    for ask in (lambda: spec_of(WINDOW).plan(64, backend=name), spec_of(WINDOW).compile):
+    for ask in (lambda: spec_of(WINDOW).plan(64, backend=name), lambda: spec_of(WINDOW).compile()):
         with pytest.raises(AttnSpecError, match=f"`{name}` is offered by {first} and by {last}"):
             ask()
 

@@ -71,9 +71,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
-# --- what is said as data ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("command", main.list_commands(None))  # type: ignore[arg-type]
 def test_each_command_has_help_with_an_example(command: str) -> None:
     done = run(command, "--help")
@@ -129,9 +126,6 @@ def test_explain_and_zoo_have_a_page_for_each() -> None:
     text = (EXAMPLES / "bigbird.attn").read_text()
     assert run("zoo", "bigbird").stdout == value("zoo", "bigbird")["text"] == text
     assert text == run("format", "bigbird", "--stdout").stdout
-
-
-# --- files ---------------------------------------------------------------------------------------
 
 
 def test_zoo_writes_over_nothing_of_yours(folder: Path) -> None:
@@ -276,9 +270,6 @@ def test_compile_into_a_pipe() -> None:
         assert pipe.read() == run("compile", "good.attn", "-o", "-").stdout
 
 
-# --- verify --------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("folder")
 def test_a_module_that_computes_something_else_fails() -> None:
     run("compile", "good.attn")
@@ -294,9 +285,6 @@ def test_a_module_that_computes_something_else_fails() -> None:
         )
     )
     assert run("verify", "good_attn.py").exit_code == 1
-
-
-# --- streams and surroundings --------------------------------------------------------------------
 
 
 def test_closed_and_full_streams_leave_no_traceback() -> None:

@@ -224,9 +224,6 @@ def test_one_attention_takes_any_lengths_samples_types_and_gradients(body: str) 
             torch.testing.assert_close(one, other, rtol=close, atol=close)
 
 
-# --- what is wrong -------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Asked:
     """What one rank is called with."""
@@ -372,8 +369,6 @@ def test_shards_that_are_wrong_are_found() -> None:
     assert shards.differing([*right[:2], right[2]._replace(received=1)])
 
 
-# --- processes -----------------------------------------------------------------------------------
-
 # torch loads much for the first DTensor in a process: two ranks of the four have them
 NETWORK = [
     *(Shards(x, 40, 2, dtensor=True) for x in (WINDOW, f"{CHOSEN}attend chosen(x) & causal")),
@@ -414,9 +409,6 @@ def test_every_process_says_what_is_wrong(ran: tuple[list[list[Found]], list[Any
         # one that lives and sleeps until all others have told
         assert hung[0] == ("told" if rank == 2 else "LostRank"), hung
         assert behind[0] == lost[0] == "LostRank"
-
-
-# --- one process that is a mesh ------------------------------------------------------------------
 
 
 @pytest.fixture

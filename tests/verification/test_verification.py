@@ -119,9 +119,6 @@ def test_every_backend_is_verified(name: str, n: int, asked: Asked) -> None:
     assert any(TABLES in check["what"] for check in found["checks"])
 
 
-# --- wrong on purpose ----------------------------------------------------------------------------
-
-
 @pytest.fixture
 def wrong(tmp_path: Path, asked: Asked, unverified: None) -> Callable[..., dict[str, Any]]:
     """What the command says of a module whose call was changed: `lines` see its tensors, the
@@ -248,9 +245,6 @@ def _swapped(n):
     assert faults(wrong(WINDOW, 320, lines), WEIGHED)
 
 
-# --- tables, and what compiles ask ---------------------------------------------------------------
-
-
 NEAR = {
     WINDOW: ("attend window(before = 40, after = 39)", "attend window(before = 41, after = 40)"),
     STRIDED: ("causal attend window(before = 20, after = 0)", f"{STRIDED} | residue(step = 6)"),
@@ -343,9 +337,6 @@ def test_a_spec_of_one_length_is_verified_there_alone() -> None:
     assert "Not verified when it was compiled: it has one length, 8,100." in text
 
 
-# --- long sequences, and what is not run ---------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("body", "backend"),
     checkered([STRIDED, "attend random_blocks(size = 50, blocks = 2) | self"], ["tables", "edges"]),
@@ -382,9 +373,6 @@ def test_every_pair_is_looked_at_up_to_a_length(asked: Asked) -> None:
     assert found["ok"], found
     assert not found["exhaustive"]
     assert {check["asked"] for check in found["checks"]} == {40}
-
-
-# --- what is drawn -------------------------------------------------------------------------------
 
 
 def test_verification_does_not_depend_on_the_global_generator(asked: Asked) -> None:
