@@ -53,7 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--some",
         metavar="WORD,WORD",
-        help="of a test with over 50 cases each tenth, and those named by one of the words",
+        help="of a test with over 50 cases each fifteenth, and those named by one of the words",
     )
 
 
@@ -85,7 +85,7 @@ def _thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         test, _, case = item.nodeid.partition("[")
         cases[test] += 1
-        if sizes[test] <= 50 or cases[test] % 10 == 1 or any(word in case for word in words):
+        if sizes[test] <= 50 or cases[test] % 15 == 1 or any(word in case for word in words):
             kept.append(item)
     items[:] = kept
 

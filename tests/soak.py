@@ -50,9 +50,6 @@ def has(spec: Attention, kind: str) -> bool:
     return any(each.kind == kind for top in spec.statements() for each in top.walk())
 
 
-# --- meaning -------------------------------------------------------------------------------------
-
-
 def lengths(spec: Attention) -> st.SearchStrategy[int]:
     """Short lengths, those that a grid has, and now and then longer ones."""
     first = [int(each.parts[0]) for each in spec.grid if each.kind == "number"]  # type: ignore[arg-type]
@@ -94,9 +91,6 @@ def _has_meaning(ask: Any) -> bool:
 
 def _holds(spec: Attention, claim: Claim, n: int) -> bool:
     return truth.holds(spec, claim, n, sample_of(spec.inputs, n, np.random.default_rng(n)))
-
-
-# --- what is asked -------------------------------------------------------------------------------
 
 
 def ask(spec: Attention, data: st.DataObject, kind: type[Case] = Case) -> None:
@@ -202,9 +196,6 @@ def _calls(case: Case, data: st.DataObject) -> list[str]:
         CHECKED["call refused"] += 1
         return []
     return [f"{kernel}, {shape}, layer {layer}: {x}" for x in found]
-
-
-# --- for a time ----------------------------------------------------------------------------------
 
 
 def worker(work: tuple[float, int, int]) -> tuple[Counter[str], int]:

@@ -283,10 +283,7 @@ class Maker:
             yield Node("score", ("alibi",))
         if "head" in self.scopes and self.chance(10):
             # each has a table of its own
-            sizes = {
-                "buckets": self.pick(8, 32, 6),
-                "max_distance": self.pick(40, 128),
-            }.items()
+            sizes = {"buckets": self.pick(8, 32, 6), "max_distance": self.pick(40, 128)}.items()
             yield Node("score", ("bias", *(Node("arg", (key, number(x))) for key, x in sizes)))
         if self.chance(25):
             yield Node("normalize", (self.pick("softmax", "relu", "sigmoid", "softmax1"),))

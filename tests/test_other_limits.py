@@ -14,7 +14,7 @@ from package_map import MODULES, ROOT
 
 from attnspec.limits import LIMITS, Limits
 
-# each waits for a process of its own
+# one waits for two processes of its own
 pytestmark = pytest.mark.xdist_group("limits")
 
 FIRST = ("test_soak.py", "test_views.py", "test_zoo.py")

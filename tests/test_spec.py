@@ -29,8 +29,6 @@ from attnspec.limits import LIMITS
 
 NEAR = "attention a { layers 2 heads 3 attend window(radius = 1 + head + layer) }"
 
-# --- text and identity ---------------------------------------------------------------------------
-
 
 def test_the_source_of_the_zoo_says_the_same() -> None:
     for path, name in zoo.ATTENTIONS:
@@ -238,9 +236,6 @@ def test_texts_and_paths_are_not_confused(tmp_path: Path) -> None:
         assert load(file).mask(4).sum() == load(str(file)).mask(4).sum() == 14
 
 
-# --- lengths, layers, heads ----------------------------------------------------------------------
-
-
 def asked(spec: Spec) -> tuple[Callable[..., Any], ...]:
     return spec.mask, spec.adjacency, spec.graph, spec.relation
 
@@ -341,8 +336,6 @@ def test_mechanisms_and_choices_have_no_mask_before_a_call() -> None:
             ask(0)
 
 
-# --- inputs --------------------------------------------------------------------------------------
-
 INPUTS = spec_of(
     "input t: tokens(at_most = 3) input i: ids input l: length"
     " heads 3 attend columns(t) head 1 { attend same(i) } head 2 { attend prefix(l) }"
@@ -402,9 +395,6 @@ def test_a_length_below_0_is_one_of_0() -> None:
     assert (pairs[0] == pairs[1]).all()
 
 
-# --- sizes, devices, tensors ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("value", [0, -3, 2.5, True, "x", 2**40])
 @pytest.mark.parametrize("name", ["head_dim", "heads", "batch"])
 def test_sizes_have_limits(name: str, value: Any) -> None:
@@ -457,9 +447,6 @@ def test_heads_of_another_size_than_learned_are_refused(body: str) -> None:
         module(q, q, q)
 
 
-# --- reports -------------------------------------------------------------------------------------
-
-
 def test_thousands_of_layers_are_composed() -> None:
     many = spec_of("layers 4096 causal attend window(before = 1, after = 0)")
     assert many.analyse(64).depth == 63
@@ -486,3 +473,4 @@ def test_results_are_readable_at_a_prompt() -> None:
     message = "`degree <= 5` does not hold at n = 9: degree is 9, must be <= 5"
     assert repr(spec.check()).startswith(f"[<error A606: {message}")
     assert spec.plan(9).to_dict()["n"] == 9
+    assert repr(spec.analyze(3)) == "<Report a, n = 3>"

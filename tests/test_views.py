@@ -153,10 +153,10 @@ def test_pairs_and_figures(name: str) -> None:
 @pytest.mark.limits("", "tiny")
 @pytest.mark.parametrize("name", by_default(NAMES))
 def test_kernels(name: str) -> None:
-    """What is chosen, and every third backend."""
+    """What is chosen, and every fourth backend."""
     turn = NAMES.index(name)
     call = call_of(case_of(name), turn)
-    found = {kernel: check(call, kernel) for kernel in ("auto", *KERNELS[1 + turn % 3 :: 3])}
+    found = {kernel: check(call, kernel) for kernel in ("auto", *KERNELS[1 + turn % 4 :: 4])}
     assert {kernel: faults for kernel, faults in found.items() if faults} == {}
 
 
@@ -182,7 +182,7 @@ def test_kernels_that_are_asked_for_by_name(kernel: str, name: str) -> None:
 @pytest.mark.parametrize("name", by_default(WEIGHED))
 def test_every_pair_is_weighed_once(name: str) -> None:
     case, turn = case_of(name, 1), NAMES.index(name)
-    for kernel in ("auto", *KERNELS[1 + (turn + 1) % 3 :: 3]):
+    for kernel in ("auto", *KERNELS[1 + (turn + 1) % 4 :: 4]):
         times = times_weighed(case, kernel, turn % case.spec.layers)
         if times is not None:
             assert np.abs(times - case.masks[turn % case.spec.layers]).max(initial=0) < 1e-9, kernel
@@ -283,9 +283,6 @@ ELSEWHERE = {
 
 def test_no_figure_is_left_out() -> None:
     assert {*FIGURES} & {*NAMES_OF_FIGURES} | {*ELSEWHERE} == {*NAMES_OF_FIGURES}
-
-
-# --- what is wrong is found ----------------------------------------------------------------------
 
 
 class Wrong(Case):

@@ -94,9 +94,6 @@ def allocated(run: Callable[[], object]) -> int:
     return int(np.cumsum([change for _, change in changes]).max())
 
 
-# --- against torch -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("n", [100, 1024])
 @pytest.mark.parametrize("name", BODIES)
 def test_operations_and_memory_are_about_those_of_torch(name: str, n: int) -> None:
@@ -159,9 +156,6 @@ def test_operations_and_memory_of_mechanisms_are_about_those_of_torch(body: str)
     out = module(*alike)
     backward = counted(lambda: out.sum().backward())
     assert backward == pytest.approx(report.backward_flops, rel=0.15)
-
-
-# --- formulas ------------------------------------------------------------------------------------
 
 
 def test_operations_of_mechanisms_by_their_formulas() -> None:
@@ -279,9 +273,6 @@ def test_figures_from_a_sample_of_tiles_are_estimates() -> None:
     for body in ("attend full", "attend block(size = 64)", BODIES["random"]):
         # what is counted whole is exact
         assert report_of(body, 1024).quality["flops"] == "exact"
-
-
-# --- generation ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

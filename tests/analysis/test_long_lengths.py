@@ -97,9 +97,6 @@ def test_drawn_graphs_are_counted_from_their_tables() -> None:
     assert abs((drawn.col < n // 2).mean() - 0.5) < 0.01
 
 
-# --- hops, depth and diameter --------------------------------------------------------------------
-
-
 def hops(body: str, query: int, n: int = N) -> np.ndarray:
     return np.asarray(spec_of(body).analyse(n).hops(query))
 
@@ -173,9 +170,6 @@ def test_an_estimate_of_the_diameter_names_a_pair() -> None:
 )
 def test_symmetry_of_what_is_too_large_to_compare_pair_by_pair(body: str, symmetric: bool) -> None:
     assert spec_of(body).analyse(40_000).symmetric is symmetric
-
-
-# --- what is too much ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -92,8 +92,6 @@ def test_the_order_of_a_grid_is_that_of_larger_and_smaller_ones() -> None:
     assert constant.order is None
 
 
-# --- bounds by form ------------------------------------------------------------------------------
-
 EXPONENTS = {"n": (1, 0), "n * log2(n)": (1, 1), "n**1.5": (1.5, 0), "n**1.75": (1.75, 0)}
 
 

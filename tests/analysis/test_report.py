@@ -11,7 +11,6 @@ import torch
 from population import inputs_of, small, spec_of
 from zoo import ATTENTIONS, IDS
 
-import attnspec
 from attnspec import AttnSpecError, SpecError, parse
 from attnspec.analysis.report.printed import table
 
@@ -202,10 +201,3 @@ def test_html_is_escaped() -> None:
 def test_why_a_graph_is_stable_is_said(body: str, note: str) -> None:
     found = spec_of(body).analyse(9).to_dict(("stable",))["figures"]["stable"]
     assert found == {"value": True, "quality": "exact", "note": note}
-
-
-def test_the_package_exports_the_report() -> None:
-    spec = spec_of("attend full")
-    assert isinstance(spec.analyse(3), attnspec.Report)
-    assert spec.analyze(3).edges == 9
-    assert repr(spec.analyse(3)) == "<Report sample, n = 3>"

@@ -128,9 +128,6 @@ def test_claims_on_reach_hold_through_mechanisms() -> None:
     assert spec_of(layers).analyse(40).depth == 3
 
 
-# --- spectra -------------------------------------------------------------------------------------
-
-
 def test_spectra_of_stars_rings_bands_and_expanders() -> None:
     star = spec_of("attend global(first(1)) | self").analyse(1 << 11)
     assert star.spectral_gap == pytest.approx(0.5)

@@ -45,9 +45,6 @@ def equal(found: Any, meant: Any, error: float = 1e-11) -> None:
     torch.testing.assert_close(found, meant, rtol=error, atol=error)
 
 
-# --- what is computed ----------------------------------------------------------------------------
-
-
 @cache
 def call_of(body: str, n: int, shape: str) -> Call:
     """What is meant is computed once."""
@@ -60,11 +57,7 @@ def call_of(body: str, n: int, shape: str) -> Call:
     checkered(
         KERNELS,
         (
-            ("attend full", 40),
-            ("causal attend full score alibi()", 40),
-            ("attend block(size = 8, before = 1) | global(first(2)) normalize softmax1", 70),
-            ("input d: ids attend same(d) & window(radius = 30) | self", 70),
-            # of several orders, whose results are merged
+            # of several orders, whose results are merged; short ones are a view
             ("causal attend window(before = 20, after = 0) | residue(step = 16)", 400),
             ("attend window(radius = 9) | residue(step = 16) | rows(first(2)) score alibi()", 300),
         ),
@@ -214,9 +207,6 @@ def test_groups_of_heads_where_torchs_call_takes_the_larger_alone() -> None:
     q, k, v = tensors(1, 12, 700, 700, dtype=torch.float32)
     dropped = spec.compile("torch")(q, k, v, dropout_p=1e-12)
     equal(dropped, spec.compile("dense")(q, k, v), error=1e-4)
-
-
-# --- derivatives, transforms, modes, copies ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -393,9 +383,6 @@ def test_modes_of_the_caller_reach_no_kernel_and_no_next_call(
         assert spec_of(body).compile(backend)(*narrow).dtype == torch.float32
     finally:
         torch.set_default_dtype(torch.float32)
-
-
-# --- what is planned -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

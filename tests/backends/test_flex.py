@@ -28,8 +28,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
-# --- as a GPU does it ----------------------------------------------------------------------------
-
 BLOCK = 128
 
 
@@ -161,9 +159,6 @@ def test_lists_that_are_wrong_are_found() -> None:
             check_lists(wrong, 512, 512)
 
 
-# --- compiled ------------------------------------------------------------------------------------
-
-
 def check(body: str, n: int) -> None:
     call = Call(Case(spec_of(body), n), "grouped", torch.float32)
     with torch.no_grad():
@@ -216,9 +211,6 @@ def test_flex_composes_the_gradients_and_types_that_its_cpu_kernel_lacks() -> No
         sums = [x(*given, return_lse=True) for x in (module, exact)]
     for one, other in zip(*sums, strict=True):
         torch.testing.assert_close(one, other)
-
-
-# --- who is refused, and what is never silent ----------------------------------------------------
 
 
 def test_on_the_cpu_it_waits_for_its_name() -> None:

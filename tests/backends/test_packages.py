@@ -36,9 +36,6 @@ def assert_same(ours: Attend, theirs: Attend, given: Sequence[torch.Tensor]) -> 
         torch.testing.assert_close(one, other)
 
 
-# --- performer-pytorch ----------------------------------------------------------------------------
-
-
 def projection(features: int) -> torch.Tensor:
     """The directions of `favor(seed = 3)` in its first head, in float64."""
     return torch.from_numpy(one_head(3, 0, 0, 0, features, SIZE, True))
@@ -78,21 +75,6 @@ def test_performer_pytorch_as_it_is_comes_near() -> None:
     assert 1e-6 < apart.abs().max() < 0.1
 
 
-def test_relu_features_are_those_of_performer_pytorch() -> None:
-    count = 64  # of few features all may be 0, and theirs divide by that
-
-    def theirs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        rows = (
-            performer.generalized_kernel(x, projection_matrix=projection(count), kernel_epsilon=0.0)
-            for x in (q, k)
-        )
-        found: torch.Tensor = performer.linear_attention(*rows, v)
-        return found
-
-    ours = spec_of(f"attend favor(features = {count}, kind = relu, seed = 3)").compile()
-    assert_same(ours, theirs, tensors(2, 1, 40, 40, size=SIZE, out_size=5))
-
-
 def test_directions_are_orthogonal_in_the_blocks_of_performer_pytorch() -> None:
     theirs = performer.gaussian_orthogonal_random_matrix(21, SIZE).double()
     for rows in (theirs, projection(21)):
@@ -109,9 +91,6 @@ def test_directions_are_orthogonal_in_the_blocks_of_performer_pytorch() -> None:
 def test_efficient_attention_is_that_of_performer_pytorch(n: int) -> None:
     theirs = performer.FastAttention(SIZE, no_projection=True)
     assert_same(spec_of("attend efficient()").compile(), theirs, tensors(2, 3, n, n))
-
-
-# --- nystrom-attention ----------------------------------------------------------------------------
 
 
 def nystrom_pair(landmarks: int, width: int) -> tuple[CompiledAttention, torch.nn.Module]:
@@ -148,18 +127,6 @@ def test_nystrom_attention_puts_zeros_before_a_length_that_does_not_divide() -> 
     assert (ours(*given) - found).abs().max() > 1e-3
 
 
-def test_samples_of_nystrom_attention_depend_on_each_other() -> None:
-    ours, theirs = nystrom_pair(8, 5)
-    given = tensors(2, 1, 48, 48)
-    states = torch.cat([x[:, 0] for x in given], -1)
-    apart = torch.cat([theirs(states[:1]), theirs(states[1:])])
-    assert (theirs(states) - apart).abs().max() > 1e-6
-    torch.testing.assert_close(ours(*given)[:, 0], apart)
-
-
-# --- linformer ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("share", ["key_value", "head"])
 @pytest.mark.parametrize("n", [1, 21, 30])
 def test_linformer_is_that_of_its_package(share: str, n: int) -> None:
@@ -194,9 +161,6 @@ class Given(torch.nn.Module):
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         return self.tensor
-
-
-# --- local-attention ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -163,8 +163,6 @@ def test_a_stream_goes_on_from_states(body: str) -> None:
     torch.testing.assert_close(torch.cat(outs, 2), module(q, k, v), rtol=1e-5, atol=1e-5)
 
 
-# --- derivatives that kernels do not have --------------------------------------------------------
-
 BODIES = {
     "static": "attend window(radius = 1) | columns(first(1))",
     "inputs": "input x: ids attend where(x(k) <= x(q)) & window(radius = 2)",
@@ -187,9 +185,6 @@ def test_other_derivatives_are_found_by_other_ways(body: str) -> None:
 
     assert torch.autograd.gradgradcheck(partial(run, lse=True), given, **ALONG)
     check_transforms(run, *(x.detach() for x in given))  # type: ignore[arg-type]
-
-
-# --- verification --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -220,9 +215,6 @@ def test_verification_runs_the_lists_both_ways(graph: str, other: str) -> None:
     assert found.checks
     wrong = verify(program, 41, module=module_of(other, "triton"), depth="pairs")
     assert not wrong.ok
-
-
-# --- who is refused ------------------------------------------------------------------------------
 
 
 def test_on_the_cpu_it_runs_by_name_where_it_is_interpreted(
@@ -280,9 +272,6 @@ def test_types_that_kernels_do_not_take_go_the_composed_way() -> None:
         q = torch.randn(1, 2, 20, 6).bfloat16()
         found, meant = (module_of(body, x)(q, q, q) for x in ("triton", "auto"))
         torch.testing.assert_close(found, meant, rtol=2e-2, atol=2e-2)
-
-
-# --- compiled for a GPU, without one -------------------------------------------------------------
 
 
 @SLOW

@@ -32,10 +32,7 @@ from benchmarks.plots import draw
 from benchmarks.readme_tables import bench_table, gpu_table
 
 # one worker measures, once
-pytestmark = [
-    pytest.mark.xdist_group("benchmarks"),
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = [pytest.mark.xdist_group("benchmarks"), pytest.mark.filterwarnings("ignore")]
 
 TINY = Settings(
     name="tiny",

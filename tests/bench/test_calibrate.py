@@ -57,9 +57,6 @@ def written(file: Path, data: object = GOOD) -> Path:
     return file
 
 
-# --- the fit -------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def amounts() -> list[Amounts]:
     return [trial.amounts for trial in trials()]
@@ -79,9 +76,6 @@ def test_the_trials_decide_every_rate(amounts: list[Amounts]) -> None:
     # times that fall as pairs are added would ask for negative rates
     some = [{"call": 1.0, "pair": pairs} for pairs in (1e3, 1e6, 1e9)]
     assert all(rate > 0 for rate in asdict(fitted(some, [3.0, 2.0, 1.0], USUAL)).values())
-
-
-# --- the file ------------------------------------------------------------------------------------
 
 
 def changed(**entries: object) -> str:
@@ -173,9 +167,6 @@ def test_the_file_is_where_the_platform_wants_it(
         paths = {name: str(tmp_path / at) for name, at in folders.items()}
         with CliRunner(env={VARIABLE: None, **paths, **changes}).isolation():
             assert rates_path() == str(tmp_path / folder / "attnspec" / "rates.json")
-
-
-# --- measuring -----------------------------------------------------------------------------------
 
 
 def test_measuring_writes_rates_and_leaves_out_what_fails(

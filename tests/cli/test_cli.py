@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +71,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
-# --- what is said as data ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("command", main.list_commands(None))  # type: ignore[arg-type]
 def test_each_command_has_help_with_an_example(command: str) -> None:
     done = run(command, "--help")
@@ -129,9 +126,6 @@ def test_explain_and_zoo_have_a_page_for_each() -> None:
     text = (EXAMPLES / "bigbird.attn").read_text()
     assert run("zoo", "bigbird").stdout == value("zoo", "bigbird")["text"] == text
     assert text == run("format", "bigbird", "--stdout").stdout
-
-
-# --- files ---------------------------------------------------------------------------------------
 
 
 def test_zoo_writes_over_nothing_of_yours(folder: Path) -> None:
@@ -276,22 +270,6 @@ def test_compile_into_a_pipe() -> None:
         assert pipe.read() == run("compile", "good.attn", "-o", "-").stdout
 
 
-# --- verify --------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("options", [[], ["--standalone"]])
-def test_modules_are_verified(options: Sequence[str]) -> None:
-    assert run("compile", "good.attn", *options).exit_code == 0
-    found = value("verify", "good_attn.py", "-n", "33")
-    assert found["ok"]
-    assert found["checks"]
-    every = run("verify", "good.attn", "-n", "20", "--backend", "all")
-    assert every.exit_code == 0
-    for name in ("dense", "tables", "edges", "torch"):
-        assert f", {name}: " in every.stdout
-
-
 @pytest.mark.usefixtures("folder")
 def test_a_module_that_computes_something_else_fails() -> None:
     run("compile", "good.attn")
@@ -307,9 +285,6 @@ def test_a_module_that_computes_something_else_fails() -> None:
         )
     )
     assert run("verify", "good_attn.py").exit_code == 1
-
-
-# --- streams and surroundings --------------------------------------------------------------------
 
 
 def test_closed_and_full_streams_leave_no_traceback() -> None:
@@ -364,16 +339,6 @@ def test_colour_is_for_terminals() -> None:
     env.pop("NO_COLOR", None)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, env=env, check=True)
     assert b"\x1b[31m" in done.stdout
-
-
-@pytest.mark.slow
-def test_surroundings_change_no_byte(folder: Path) -> None:
-    spec = str(folder / "good.attn")
-    other = {"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "LC_ALL": "C", "HOME": "/nonexistent"}
-    first, second = (
-        spawn("compile", spec, "-o", "-", env=env) for env in ({"PYTHONHASHSEED": "0"}, other)
-    )
-    assert (first.returncode, first.stdout) == (second.returncode, second.stdout) != (1, b"")
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,6 @@ from attnspec import parse
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
-# --- FlexAttention and block rows ----------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     "name",
@@ -112,8 +110,6 @@ def test_flex_compares_numbers(times: list[float]) -> None:
     found = create_mask(spec.to_flex(5, inputs=inputs).mask_mod, 1, 1, 5, 5, "cpu")[0, 0].numpy()
     assert (found == spec.mask(5, inputs=inputs)).all()
 
-
-# --- torch.export with a dynamic n ---------------------------------------------------------------
 
 EXPORTED = (
     "input p: length causal attend full | prefix(p) score alibi()",

@@ -61,9 +61,6 @@ def module_of(body: str) -> torch.nn.Module:
     return found
 
 
-# --- the zoo -------------------------------------------------------------------------------------
-
-
 def test_standalone_zoo_files_are_refused_with_the_way_out() -> None:
     for path, name in ATTENTIONS:
         if path.stem in REFUSED:
@@ -150,9 +147,6 @@ def test_files_need_no_package(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], out) for name, out in meant.items())
 
 
-# --- on a GPU ------------------------------------------------------------------------------------
-
-
 ON_GPU = (
     "causal attend window(before = isqrt(n), after = 0) | residue(step = isqrt(n))",
     "heads 4 causal attend full score s * 2 ** -head - [3, 1, 2][min(q - k, 2)] / 4",
@@ -193,9 +187,6 @@ def test_flex_attention_computes_the_same(body: str, tmp_path: Path) -> None:
         for mask in (None, torch.rand(2, n) < 0.8):
             outs = [each(q, k, v, key_padding_mask=mask, **more) for each in (there, here)]
             torch.testing.assert_close(*outs)
-
-
-# --- beside the package, where the oracle has no meaning -----------------------------------------
 
 
 def compared(body: str, n_q: int, n: int, padded: bool, **more: Any) -> None:
@@ -309,9 +300,6 @@ def test_masks_read_lists(body: str) -> None:
         assert all((held[head] == spec.mask(12, layer, head)).all() for head in heads)
 
 
-# --- refusals ------------------------------------------------------------------------------------
-
-
 def test_sizes_are_checked_whenever_they_are_known() -> None:
     q = torch.randn(1, 1, 12, 4)
     module = module_of("attend window(radius = n - 10)")
@@ -323,9 +311,6 @@ def test_sizes_are_checked_whenever_they_are_known() -> None:
         space["mask_mod_of"](0, (1, 1, 1, 40000), "cpu", {})
     with pytest.raises(ValueError, match="the grid has 12 positions, got n = 9"):
         module_of("sequence grid(3, 4) attend axial")(q[:, :, :9], q[:, :, :9], q[:, :, :9])
-
-
-# --- faults that were there ----------------------------------------------------------------------
 
 
 def test_sums_in_frames_that_are_far_are_numbers_and_elu1_has_a_slope_of_1_at_0() -> None:

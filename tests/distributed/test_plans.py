@@ -39,9 +39,6 @@ def layer_of(body: str, n: int, ranks: int, tensors: Tensors = LARGE, **more: An
     return layer
 
 
-# --- partitions ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("n", [0, 1, 3, 17, 101, 600])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize(
@@ -142,9 +139,6 @@ def test_documents_are_dealt_out_whole_and_evenly() -> None:
                 assert max(each.partition.lengths) <= 1.05 * 120 / 3 + size
 
 
-# --- bytes, beside the fewest that rows can have -------------------------------------------------
-
-
 def cut_of(mask: np.ndarray, query: int, key: int) -> int:
     """The least weight of rows and columns that cover all pairs: for every pair the key's row
     travels to the query, or the query's row to the key and its result back. The rows that travel
@@ -194,7 +188,7 @@ def static(spec: attnspec.Spec) -> bool:
 @pytest.mark.parametrize("ranks", [4, pytest.param(3, marks=pytest.mark.slow)])
 def test_bytes_are_near_the_cut(ranks: int) -> None:
     found = {
-        name: bytes_and_cut(spec, spec.program.fixed_length or 130, ranks)
+        name: bytes_and_cut(spec, spec.program.fixed_length or 65, ranks)
         for name, spec in population().items()
         if static(spec) and not spec.program.heads
     }
@@ -290,9 +284,6 @@ def test_the_table_on_paper() -> None:
         assert max(found.bytes_received) == wanted
 
 
-# --- ways ----------------------------------------------------------------------------------------
-
-
 def test_the_way_a_layer_goes_and_why(golden: Golden) -> None:
     def ask(call: str) -> tuple[str, str]:
         found = eval(f"planned({call})")
@@ -352,9 +343,6 @@ def test_transfer_and_computation_that_overlap_take_at_least_the_longer() -> Non
         assert together == found.seconds
         assert 0 <= found.hidden <= 1
     assert replace(layer, rates=Rates(1.0, 2e14)).times[1] == layer.received.max()
-
-
-# --- the command, and the table over the zoo -----------------------------------------------------
 
 
 def said(*words: str) -> dict[str, Any]:

@@ -65,8 +65,7 @@ def differing(shards: Shards) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in NAMES],
+    "name", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in NAMES]
 )
 def test_ranks_together_compute_what_one_does(name: str) -> None:
     assert differing(shards_of(name)) == []
@@ -77,6 +76,7 @@ CHOSEN = "heads 4 input x: choices(size = 4) "
 SCORED = "heads 4 causal input s: scores(size = 4) attend topk(blocks = 3, size = 4, score = s"
 WINDOW = "attend window(radius = 5) | global(first(3))"
 NEAR = "heads 4 input near: pairs "
+HALF = "head 0..1 { attend full score s + near(q, k) } head 2..3 { attend global(first(2)) }"
 
 MORE = [
     # shards that are empty, or have a single position
@@ -95,20 +95,14 @@ MORE = [
     *(
         Shards(f"{FOUR}attend {each}", n, ranks, partition, "left" if n > 130 else "grouped")
         for each, n, ranks, partition in (
-            ("linear(feature = exp)", 161, 2, ""),
-            ("linear(feature = relu, normalize = none)", 130, 4, "uneven"),
-            ("taylor(order = 1)", 99, 3, ""),
+            ("linear(feature = exp)", 139, 2, ""),
             ("favor(features = 5)", 130, 4, "uneven"),
-            ("favor(features = 9, kind = hyperbolic)", 161, 2, ""),
             ("rfa(features = 4, floor = 0.5)", 130, 4, "uneven"),
             ("rfa(features = 4, gated = true, floor = 0.5)", 131, 4, ""),
-            ("rfa(features = 4, gated = true, floor = 0.5)", 80, 4, "head_tail"),
-            ("window(before = 5, after = 0) + linear(feature = exp)", 130, 4, ""),
             ("window(before = 9, after = 0) + favor(features = 9) score alibi()", 131, 4, ""),
             ("window(before = 3, after = 0) + rfa(features = 5)", 60, 3, ""),
         )
     ),
-    Shards("heads 4 attend rbf(features = 5)", 161, 4, shape="holes"),
     Shards("heads 4 attend (window(radius = 5) | columns(last(3))) + taylor()", 90, 4, "uneven"),
     Shards(
         f"{FOUR}head 0..1 {{ attend linear(feature = elu1) }} head 2 {{ attend favor(features = 4)"
@@ -146,28 +140,18 @@ MORE = [
             (f"causal {WINDOW} score s + near(q, k)", "uneven", "plain", torch.bfloat16),
             ("attend full score s + near(q, k) normalize sigmoid", "residue", "grouped", KIND),
             ("attend full score s + near(q, k) normalize softmax1", "head_tail", "grouped", KIND),
-            (
-                "head 0..1 { attend full score s + near(q, k) }"
-                " head 2..3 { attend global(first(2)) }",
-                "contiguous",
-                "grouped",
-                KIND,
-            ),
+            (HALF, "contiguous", "grouped", KIND),
             ("attend topk(keys = 5) score s + near(q, k)", "", "grouped", KIND),
             ("attend topk(keys = 5, share = all) score s + near(q, k)", "uneven", "plain", KIND),
         )
     ),
     # what is learned of positions
-    Shards("heads 4 attend linformer(rank = 3, max_length = 80)", 70, 2),
     Shards("heads 4 attend linformer(rank = 3, max_length = 80, share = none)", 70, 3, "head_tail"),
     # what inputs choose, and what queries and keys decide
-    Shards(f"{CHOSEN}attend chosen(x)", 153, 3),
     Shards(f"{CHOSEN}attend chosen(x) & causal | window(radius = 2)", 157, 3, "head_tail", "left"),
     Shards(f"{CHOSEN}attend chosen(x) | rows(positions(3, 4)) normalize relu", 140, 4, "residue"),
-    Shards(f"{CHOSEN}attend chosen(x) | self", 90, 4, "uneven", dtype=torch.bfloat16),
     Shards(f"{CHOSEN}attend chosen(x) + linear()", 90, 2),
     Shards(f"{SCORED}, queries = 1, share = group, always = self)", 43, 3, shape="left"),
-    Shards(f"{SCORED})", 43, 4),
     Shards(
         f"{FOUR}head 0..1 {{ attend topk(keys = 4) | window(radius = 2) }}"
         " head 2..3 { attend lsh(buckets = 2, rounds = 2, chunk = 4) }",
@@ -175,11 +159,8 @@ MORE = [
         3,
         shape="left",
     ),
-    Shards("heads 4 attend topk(keys = 5, share = all)", 41, 4),
-    Shards("heads 4 attend cluster(count = 3)", 41, 2),
     # blocks and columns that are drawn over long shards
-    Shards("attend random_blocks(size = 8, blocks = 2) | global(first(8))", 551, 2),
-    Shards("causal attend fixed(stride = 128, cells = 8)", 800, 3),
+    Shards("attend random_blocks(size = 8, blocks = 2) | global(first(8))", 323, 2),
 ]
 
 
@@ -241,9 +222,6 @@ def test_one_attention_takes_any_lengths_samples_types_and_gradients(body: str) 
         for one, other in zip(mine, meant, strict=True):
             close = 1e-9 if one.dtype == torch.float64 else 2e-2
             torch.testing.assert_close(one, other, rtol=close, atol=close)
-
-
-# --- what is wrong -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -391,18 +369,14 @@ def test_shards_that_are_wrong_are_found() -> None:
     assert shards.differing([*right[:2], right[2]._replace(received=1)])
 
 
-# --- processes -----------------------------------------------------------------------------------
-
 # torch loads much for the first DTensor in a process: two ranks of the four have them
 NETWORK = [
     *(Shards(x, 40, 2, dtensor=True) for x in (WINDOW, f"{CHOSEN}attend chosen(x) & causal")),
-    *(Shards(x, 40, 2, dtensor=True) for x in ("attend window(radius = 3) + linear()",)),
-    Shards(WINDOW, 37, 4, shape="left"),
     Shards(WINDOW, 1, 4),
     *(Shards(WINDOW, 37, 3, dtype=kind) for kind in (torch.bfloat16, torch.float16)),
     Shards("heads 4 attend window(radius = 9) score bias(buckets = 8)", 70, 4, "head_tail", "left"),
-    Shards("heads 4 attend favor(features = 5)", 161, 4, shape="left"),
-    Shards("heads 4 attend linformer(rank = 3, max_length = 80)", 70, 4),
+    Shards("heads 4 attend favor(features = 5)", 61, 4, shape="left"),
+    Shards("heads 4 attend linformer(rank = 3, max_length = 80)", 30, 4),
     Shards("attend topk(keys = 5, share = all)", 41, 4),
 ]
 
@@ -435,9 +409,6 @@ def test_every_process_says_what_is_wrong(ran: tuple[list[list[Found]], list[Any
         # one that lives and sleeps until all others have told
         assert hung[0] == ("told" if rank == 2 else "LostRank"), hung
         assert behind[0] == lost[0] == "LostRank"
-
-
-# --- one process that is a mesh ------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -269,9 +269,6 @@ def test_without_the_library_the_way_out_is_named() -> None:
     assert 'pip install "attnspec[lsp]"' in done.stderr
 
 
-# --- what could be written --------------------------------------------------------------------
-
-
 def test_the_editor_offers_reports_and_explains_as_approved(golden: Golden, opened: Editor) -> None:
     versions = itertools.count(1000)
 
@@ -306,8 +303,6 @@ def test_no_text_is_too_broken(path: Path, opened: Editor) -> None:
                 answer = opened.at(method, *place_of(text[:offset] + "\1", "\1"))
                 assert answer is None or "error" not in answer
 
-
-# --- definitions and explanations ----------------------------------------------------------------
 
 USES = """# 𝒳 stands before
 graph ring(r, s = 2) = window(radius = r) | residue(step = s)
@@ -367,9 +362,6 @@ def test_words_are_explained_where_they_have_their_meaning(each: Any, opened: Ed
     assert shown["range"]["end"]["character"] == text.index("()")
 
 
-# --- colours ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("path", EXAMPLES[::8], ids=lambda path: path.stem)
 def test_the_lexer_loses_nothing(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
@@ -385,9 +377,6 @@ def test_the_lexer_tells_arguments_from_names() -> None:
     expected = {"radius": Name.Attribute, "window": Name.Builtin, "x": Name}
     assert {name: tokens[name] for name in expected} == expected
     assert [kind for kind, word in lexer.get_tokens("@") if word == "@"] == [Token.Error]
-
-
-# --- the folder for Visual Studio Code ------------------------------------------------------------
 
 
 def test_the_grammar_of_editors_is_current_and_has_the_words_of_the_language(

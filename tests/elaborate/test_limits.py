@@ -34,10 +34,7 @@ LARGE = {
     "mistakes": ("@" * (1 << 20), ["A107"] * LIMITS.problems),
     "quotes": ("'a " * (1 << 18), ["A114"] * LIMITS.problems),
     "terminators": (";" * (1 << 20), ["A137"] * LIMITS.problems),
-    "unknown names": (
-        attend(" | ".join(f"y{i}" for i in range(5000))),
-        ["A201"] * LIMITS.problems,
-    ),
+    "unknown names": (attend(" | ".join(f"y{i}" for i in range(5000))), ["A201"] * LIMITS.problems),
     **{
         f"nested {name}": (text, ["A191"])
         for name, text in {
@@ -201,8 +198,6 @@ def test_sizes_are_evaluated_when_n_is_known() -> None:
     assert spec.mask(7).sum() == 25
     assert codes(lambda: spec.mask(3)) == ["A320"]
 
-
-# --- damage ------------------------------------------------------------------------------------
 
 TOKEN = re.compile(r"[A-Za-z_]\w*|[0-9][\w.]*|\.\.|//|\*\*|[<>=!]=|\S")
 PIECES = (

@@ -49,9 +49,6 @@ def same_again(spec: Spec) -> bool:
     return same and again == spec
 
 
-# --- scopes ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("scope", "covered"),
     [
@@ -143,8 +140,6 @@ def test_equal_heads_share_one_meaning() -> None:
     assert len(spec.program.attends) == 2
     assert spec_of("layers 4096 heads 64 attend full").program.slots[4095] == (0,) * 64
 
-
-# --- parameters --------------------------------------------------------------------------------
 
 SIZED = "attention a(r = 3, s = r + 1, on = true) { attend window(before = r, after = s) "
 SIZED += "| random(keys = 1, per_head = on) }"
@@ -242,9 +237,6 @@ def test_a_parameter_may_be_a_graph_or_a_word_of_a_statement() -> None:
     )
     assert spec.program.causal
     assert same_again(spec)
-
-
-# --- names, graphs, inputs -----------------------------------------------------------------------
 
 
 def test_lets_may_be_anything() -> None:
@@ -377,9 +369,6 @@ def test_other_boxes_are_offered_with_where(extents: str) -> None:
         meant = np.zeros((7, 8), bool)
         meant[first[0] : first[0] + height, first[1] : first[1] + width] = True
         assert (mask[row, col] == meant).all()
-
-
-# --- two sequences, lists ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -114,9 +114,6 @@ def test_strings_stay_what_they_are(path: str) -> None:
     assert formatted(f'from "{path}" import x\n') == f'from "{path}" import x\n'
 
 
-# --- printing ----------------------------------------------------------------------------------
-
-
 def comments_in(text: str) -> list[str]:
     """The comments of a text; none of the texts has `#` in a string."""
     return [comment.rstrip() for comment in re.findall("#.*", text)]

@@ -87,8 +87,7 @@ def test_a_stream_keeps_what_may_be_read(graph: str, kept: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "graph",
-    ["where(q - k > 7)", "where(q % 8 == k % 8)", "columns(y)", "same(x)"],
+    "graph", ["where(q - k > 7)", "where(q % 8 == k % 8)", "columns(y)", "same(x)"]
 )
 def test_graphs_without_a_bounded_look_back_need_keep_all(graph: str) -> None:
     inputs = {"same(x)": "input x: ids", "columns(y)": "input y: tokens"}.get(graph, "")

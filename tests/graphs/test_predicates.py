@@ -149,8 +149,6 @@ def test_drawn_predicates_and_token_sets_mean_what_they_say(seed: int) -> None:
     ten(asked, seed, predicates, token_sets, st.integers(1, 70))
 
 
-# --- inputs ------------------------------------------------------------------------------------
-
 READING = """t(k) <= t(q)
 0 <= t(q) - t(k) <= 2.5
 t(q) != t(k)
@@ -211,8 +209,7 @@ def test_whole_numbers_are_exact_beyond_float64(predicate: str, base: int) -> No
 
 
 @pytest.mark.parametrize(
-    "dtype",
-    [torch.uint8, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16],
+    "dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16]
 )
 def test_every_type_is_compared_in_one(dtype: torch.dtype) -> None:
     spec = spec_of("input t: numbers attend where(t(q) * t(k) > 16_000)")

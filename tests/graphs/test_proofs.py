@@ -16,8 +16,6 @@ def status(body: str, *claims: str) -> list[str]:
     return [each.status for each in parse(f"attention a {{ {body} {required} }}").verdicts]
 
 
-# --- patterns are predicates ---------------------------------------------------------------------
-
 MEANT = {
     "full": "true",
     "causal": "k <= q",
@@ -61,8 +59,6 @@ def test_a_pattern_is_its_predicate(graph: str, predicate: str, causal: str) -> 
     assert [name for name in FIGURES if named[name]["value"] != written[name]["value"]] == []
 
 
-# --- what follows from what ----------------------------------------------------------------------
-
 WINDOW = "window(before = 5, after = 3)"
 
 PROVEN = [
@@ -78,6 +74,10 @@ PROVEN = [
     "block(size = 4, before = 1) subset where(q // 4 - k // 4 <= 1)",
     "where(k // 4 > q // 4) == ~where(q // 4 >= k // 4)",
     "block(size = 4) subset window(radius = 3)",
+    "window(radius = 8) subset block(size = 8, before = 1, after = 1)",
+    "block(size = 5) subset block(size = 12, before = 1, after = 1)",
+    "self subset block(size = isqrt(n))",
+    "summary(stride = 8, cells = 1) subset fixed(stride = 8, cells = 2)",
     "where(q - k in 0..4) subset where(q // 4 - k // 4 <= 1)",
     "window(radius = isqrt(n)) subset window(radius = isqrt(n) + 2)",
     "self subset window(radius = isqrt(n))",
@@ -110,6 +110,8 @@ TRUE_OR_NOT = {
     "where(q - k in 0..5) subset where(q // 4 - k // 4 <= 1)": "refuted",
     "residue(step = 4) subset residue(step = 12)": "refuted",
     "self subset where((q - k) % 3 == 1)": "refuted",
+    "block(size = 8, before = 1, after = 1) subset window(radius = 8)": "refuted",
+    "fixed(stride = 8, cells = 2) subset summary(stride = 8, cells = 1)": "refuted",
     "columns(first(3)) subset columns(first(2))": "refuted",
     "window(radius = 5) subset window(radius = n)": "checked",
     "shift(residue(step = 3), by = 0) == residue(step = 3)": "checked",
@@ -193,8 +195,6 @@ def test_a_token_that_is_no_cell_has_no_coordinates() -> None:
     body = "sequence grid(4, 5) extra_tokens 2 attend where(q.row == k.row)"
     assert status(body, "rows_nonempty", "symmetric") == ["refuted", "proven"]
 
-
-# --- equal specs ---------------------------------------------------------------------------------
 
 A, B, C = (f"residue(step = {step})" for step in (2, 3, 5))
 

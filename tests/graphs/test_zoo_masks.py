@@ -1,8 +1,9 @@
 """Every static spec of the zoo against its definition, written here from the paper or library.
 
 `ZOO` names a file, smaller parameters that make short sequences interesting, and the definition;
-`TRANSLATIONS` does the same for specs of masks that other libraries name. A definition gets column
-vectors of queries, row vectors of keys and a `Case`, and shares nothing with the compiler.
+`TRANSLATIONS` does the same for masks of libraries that test_libraries.py has no like of. A
+definition gets column vectors of queries, row vectors of keys and a `Case`, and shares nothing with
+the compiler.
 """
 
 from __future__ import annotations
@@ -149,13 +150,6 @@ def cells(c: SimpleNamespace) -> tuple[Array, Array, Array, Array]:
     """Rows and columns of queries, and of keys."""
     row, column = np.divmod(np.arange(c.n), c.width)
     return row[:, None], column[:, None], row[None, :], column[None, :]
-
-
-def strided_start(n: int) -> Array:
-    """Where the 4 keys of a query start, when pairs of queries share the window of the second."""
-    leaders = np.repeat(np.arange(1, n + 1, 2), 2)[:n]
-    leaders[-1] = n - 1
-    return np.clip(leaders - 2, 0, n - 4)[:, None]
 
 
 def swin(c: SimpleNamespace) -> Array:
@@ -384,60 +378,18 @@ ZOO = [
         {"block": 8, "reach": 1}),
 ]  # fmt: skip
 
-# --- masks that other libraries name, as inline specs ------------------------------------------
-
-
-def spec(body: str) -> str:
-    return "attention mask { " + body + " }"
-
-
 TRANSLATIONS = [
-    # attention-gym
-    Row(spec("causal attend window(before = 9, after = 0)"),
-        lambda q, k, c: (q >= k) & (q - k <= 9)),
-    Row(spec("attend window(radius = 9) & residue(step = 3)"),
-        lambda q, k, c: (abs(q - k) <= 9) & (abs(q - k) % 3 == 0)),
-    Row(spec("attend window(radius = 9) | global(positions(0, 5, 20..22))"),
-        lambda q, k, c: (abs(q - k) <= 9) | np.isin(q, (0, 5, 20, 21, 22))
-        | np.isin(k, (0, 5, 20, 21, 22))),
-    Row(spec("attend causal | prefix(11)"), lambda q, k, c: (k < 11) | (q >= k)),
-    Row(spec("attend block(size = 10) & where(k % 10 <= q % 10)"),
-        lambda q, k, c: (q // 10 == k // 10) & (q % 10 >= k % 10)),
-    # JAX splash attention, FlashAttention
-    Row(spec("attend window(before = 7, after = 4)"), lambda q, k, c: (q - 7 <= k) & (k <= q + 4)),
-    Row(spec("attend window(before = n, after = 4)"), lambda q, k, c: k <= q + 4),
-    # Hugging Face masks
-    Row(spec("attend window(radius = 9)"), lambda q, k, c: abs(q - k) <= 9),
-    Row(spec("causal attend window(before = 8, after = 0)"),
-        lambda q, k, c: (k > q - 9) & (k <= q)),
-    Row(spec("input chunk: ids causal attend same(chunk)"),
-        lambda q, k, c: ((k - 3) // 8 == (q - 3) // 8) & (k <= q),
-        inputs=lambda n: {"chunk": (np.arange(n) - 3) // 8}),
-    Row(spec("input ids: ids input real: tokens attend causal | same(ids) & rows(real)"),
-        lambda q, k, c: (q >= k) | ((c.ids[:, None] == c.ids) & (c.ids[:, None] >= 0)),
-        inputs=lambda n: {"ids": documents(n) % 4 - 1, "real": documents(n) % 4 > 0}),
-    # Keras, LongT5, xFormers
-    Row(spec("attend window(radius = 9 - 1)"), lambda q, k, c: abs(q - k) < 9),
-    Row(spec("attend window(radius = 9 // 2)"), lambda q, k, c: abs(q - k) <= (9 - 1) // 2),
-    Row(spec("sequence grid(6, 9) attend where(abs(q.row - k.row) + abs(q.col - k.col) < 3)"),
-        lambda q, k, c: abs(q // 9 - k // 9) + abs(q % 9 - k % 9) < 3, sizes=(54,)),
     Row("attention mask { heads 8 attend where(2 ** (-8 * (head + 1) / heads) * k < 3) }",
         lambda q, k, c: k * 0.5 ** (c.head + 1) < 3, slots=((0, 0), (0, 2), (0, 7))),
-    # local-attention, causal: own block and the one before
-    Row(spec("causal attend block(size = 16, before = 1)"),
-        lambda q, k, c: (k <= q) & (k // 16 >= q // 16 - 1)),
     # MagiAttention: rectangles of types full and causal (aligned at the bottom right)
-    Row(spec("attend where(q < 40 and k < 20)"
-             " | where(q in 40..79 and k in 10..49 and k <= q - 30)"),
+    Row("attention mask { attend where(q < 40 and k < 20)"
+        " | where(q in 40..79 and k in 10..49 and k <= q - 30) }",
         lambda q, k, c: ((q < 40) & (k < 20))
         | ((q >= 40) & (q < 80) & (k >= 10) & (k < 50) & (k - 50 <= q - 80))),
-    # NATTEN with stride 2 and the even size 4, on a line of at least 4; on video, causal in time
-    Row(spec("attend where(min(max(min(q // 2 * 2 + 1, n - 1), 2), n - 2) - k in -1..2)"),
-        lambda q, k, c: (k >= strided_start(c.n)) & (k < strided_start(c.n) + 4),
-        sizes=(7, 64, 127, 130)),
-    Row(spec("sequence grid(4, 5, 5) attend where(q.time - k.time in 0..1)"
-             " & where(abs(min(max(q.row, 1), 3) - k.row) <= 1)"
-             " & where(abs(min(max(q.col, 1), 3) - k.col) <= 1)"),
+    # NATTEN on video, causal in time
+    Row("attention mask { sequence grid(4, 5, 5) attend where(q.time - k.time in 0..1)"
+        " & where(abs(min(max(q.row, 1), 3) - k.row) <= 1)"
+        " & where(abs(min(max(q.col, 1), 3) - k.col) <= 1) }",
         lambda q, k, c: outer(np.tri(4, dtype=bool) & ~np.tri(4, k=-2, dtype=bool),
                               boxed(5, 3), boxed(5, 3)), sizes=(100,)),
 ]  # fmt: skip

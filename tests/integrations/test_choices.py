@@ -9,16 +9,7 @@ from typing import Any
 import pytest
 import torch
 from model_families import CHOOSING
-from tiny_models import (
-    CAUSAL,
-    TOLERANCE,
-    called,
-    difference,
-    named,
-    tiny,
-    tokens,
-    transformers,
-)
+from tiny_models import CAUSAL, TOLERANCE, called, difference, named, tiny, tokens, transformers
 
 import attnspec
 from attnspec.integrations.transformers import SpecCache, convert, register

@@ -23,12 +23,7 @@ from tiny_models import (
 )
 
 import attnspec
-from attnspec.integrations.transformers import (
-    convert,
-    from_pretrained,
-    used_by,
-    with_inputs,
-)
+from attnspec.integrations.transformers import convert, from_pretrained, used_by, with_inputs
 from attnspec.testing import assert_attends
 
 LAYERED = "attention layered { layers 2 attend full layer 1 { attend window(radius = 2) } }"
@@ -42,9 +37,6 @@ MONOTONIC = "attention monotonic { cross attend where(abs(q * n - k * m) <= 2 * 
 def biased(name: str, past: str = "", graph: str = "full", score: str = "") -> attnspec.Spec:
     score = score or "bias(buckets = 32, max_distance = 128)"
     return attnspec.parse(f"attention {name} {{ heads 4 {past} attend {graph} score {score} }}")
-
-
-# --- there and back ---------------------------------------------------------------------------
 
 
 def test_undo_gives_back_what_was_there_before() -> None:
@@ -63,9 +55,6 @@ def test_undo_gives_back_what_was_there_before() -> None:
     done.undo()
     assert difference(hidden(model, ids), before) == 0.0
     assert {layer.kind for layer in used_by(model)} == {"dense"}
-
-
-# --- layers, sides, tokens of the model's own -----------------------------------------------------
 
 
 @pytest.mark.parametrize("stem", ["CLIPVision", "Dinov2", "DistilBert", "ViT", "Wav2Vec2"])
@@ -116,9 +105,6 @@ def test_a_decoder_cannot_write_where_the_number_of_queries_is_read() -> None:
         with pytest.raises(ValueError, match="`monotonic` reads m, the number of all queries"):
             model.generate(ids, **given)
         model.generate(ids, use_cache=False, **given)
-
-
-# --- what is learnt ---------------------------------------------------------------------------
 
 
 def test_the_table_of_a_model_is_read_where_it_is() -> None:

@@ -8,25 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from model_families import (
-    BY_STEM,
-    FAMILIES,
-    OWN_CODE,
-    PAGE,
-    Family,
-    row,
-    score_of,
-    specs_of,
-)
+from model_families import BY_STEM, FAMILIES, OWN_CODE, PAGE, Family, row, score_of, specs_of
 from sweeps import in_turn
-from tiny_models import (
-    FULL,
-    TOLERANCE,
-    bert,
-    difference,
-    named,
-    tokens,
-)
+from tiny_models import FULL, TOLERANCE, bert, difference, named, tokens
 
 import attnspec
 from attnspec.integrations.transformers import SpecCache, convert, used_by
@@ -39,13 +23,25 @@ WRITING = [x for x in TAKING if x.causal]
 STATIC = {"cache_implementation": "static", "disable_compile": True}
 GREEDY: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
 
+OUTCOMES = {x.stem: CELLS[x.stem].split("|")[3:] for x in reversed(FAMILIES)}
+FIRST = {str(outcome): stem for stem, outcome in OUTCOMES.items()}.values()
+"""A family for each thing that a row says; the rest is slow."""
 
-@pytest.mark.parametrize("family", FAMILIES, ids=str)
+
+def first(families: list[Family]) -> list[Any]:
+    return [x if x.stem in FIRST else pytest.param(x, marks=pytest.mark.slow) for x in families]
+
+
+@pytest.mark.parametrize("family", first(FAMILIES), ids=str)
 def test_the_page_says_what_comes_of_a_spec(family: Family) -> None:
     assert row(family) == CELLS[family.stem]
 
 
-@pytest.mark.parametrize("family", TAKING, ids=str)
+@pytest.mark.parametrize(
+    "family",
+    [*TAKING[::2], *(pytest.param(x, marks=pytest.mark.slow) for x in TAKING[1::2])],
+    ids=str,
+)
 def test_training_padding_and_saving(family: Family, tmp_path: Path) -> None:
     model, twin = family.build(**family.wide), family.build(**family.wide)
     keys, score = list(model.state_dict()), score_of(CELLS[family.stem].replace("…", "2.0"))
@@ -96,9 +92,6 @@ def test_writing_from_every_cache(family: Family, beams: int) -> None:
     assert model.generate(ids, **how).tolist() == before.tolist()
 
 
-# --- models with attention in code of their own -----------------------------------------------
-
-
 @pytest.mark.parametrize("family", KEEPING, ids=str)
 def test_code_of_its_own_is_refused_wherever_a_spec_comes_from(family: Family) -> None:
     model, name = family.build(), named("attention nothing { attend self }")
@@ -130,9 +123,6 @@ def test_models_that_inherit_or_contain_code_of_their_own_are_refused() -> None:
     message = "DebertaModel computes it in code.*`convert` the parts that do ask"
     with pytest.raises(attnspec.AttnSpecError, match=message):
         pair.set_attn_implementation(named(FULL))
-
-
-# --- what each layer uses ---------------------------------------------------------------------
 
 
 def test_layers_are_known_without_source() -> None:

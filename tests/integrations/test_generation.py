@@ -80,9 +80,6 @@ def require_written(model: Any, ids: Any, *caches: dict[str, Any], **given: Any)
         assert model.generate(ids, **cache, **given).tolist() == wanted.tolist(), cache
 
 
-# --- what is kept ------------------------------------------------------------------------------
-
-
 @pytest.mark.filterwarnings("ignore:.*count from the padding")
 @pytest.mark.parametrize("text", SPECS)
 def test_parts_from_a_cache_are_the_whole_pass(text: str) -> None:
@@ -141,9 +138,6 @@ def test_a_cache_says_what_it_holds() -> None:
     encoder = bert("eager")
     convert(encoder, attnspec.parse(FULL))
     assert SpecCache(encoder).bytes == 0
-
-
-# --- generate -----------------------------------------------------------------------------------
 
 
 def test_samples_beams_and_guesses() -> None:
@@ -244,9 +238,6 @@ def test_marks_beyond_what_was_promised_are_refused() -> None:
         model.generate(ids, **more, **GREEDY)
 
 
-# --- a decoder beside an encoder ----------------------------------------------------------------
-
-
 def joined(stem: str, cross: str, marks: str = "") -> tuple[Any, Any]:
     """A tiny encoder and decoder, with a spec for the decoder's own sequence and one between."""
     own = {**BY_STEM[stem].settings, "forced_eos_token_id": None, "eos_token_id": None}
@@ -301,9 +292,6 @@ def test_a_mask_of_pairs_does_not_say_where_a_decoder_is() -> None:
         model(decoder_input_ids=tokens(2, 1), decoder_attention_mask=mask, **given)
 
 
-# --- sliding caches of transformers -------------------------------------------------------------
-
-
 def sliding() -> Any:
     config = BY_STEM["Mistral"].build(num_hidden_layers=3).config
     return transformers.DynamicCache(config=config)
@@ -323,8 +311,7 @@ def test_a_cache_that_begins_later_is_enough_for_a_window(rest: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "graph",
-    ["window(before = 4, after = 0)", "block(size = 3)", "strided(stride = 4)", "linear()"],
+    "graph", ["window(before = 4, after = 0)", "block(size = 3)", "strided(stride = 4)", "linear()"]
 )
 def test_a_cache_that_has_lost_keys_is_refused(graph: str) -> None:
     model, ids = sparse(f"attention w {{ causal attend {graph} }}"), tokens(1, 14)
@@ -350,9 +337,6 @@ def test_keys_of_fewer_bits_are_read_as_they_are() -> None:
             meant.append(part.logits)
     assert difference(found, torch.cat(meant, 1)) < TOLERANCE
     assert difference(found, hidden(model, ids)) > 1e-3
-
-
-# --- what is refused ----------------------------------------------------------------------------
 
 
 def test_a_cache_is_for_a_model_whose_layers_use_a_spec_and_drop_nothing() -> None:

@@ -41,9 +41,6 @@ def refused(call: Any, *arguments: Any, **settings: Any) -> str:
     return str(caught.value)
 
 
-# --- what it computes ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "inputs"),
     [
@@ -95,9 +92,6 @@ def test_dropout_acts_in_training_only() -> None:
     assert difference(hidden(model, ids), hidden(model, ids)) > 0.01
 
 
-# --- names --------------------------------------------------------------------------------------
-
-
 def test_a_name_stands_for_one_spec() -> None:
     spec = attnspec.parse(CAUSAL)
     assert register(spec) == "attnspec_past"
@@ -122,9 +116,6 @@ def test_modules_and_emitted_classes_are_taken_as_they_are() -> None:
     assert register(module, names[1]) == names[1]
     for name in names:
         assert difference(hidden(bert(name), ids), hidden(bert(named(LONGFORMER)), ids)) == 0.0
-
-
-# --- what is refused, and the way out -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -211,8 +202,6 @@ def test_the_function_scales_as_it_is_told_and_drops_nothing_in_evaluation() -> 
     assert called(named(text), layer={"layer_idx": 1})[0].shape == (1, 4, 2, 8)
 
 
-# --- rows that depend on the length ---------------------------------------------------------------
-
 UNSTABLE = [
     ("causal attend window(before = isqrt(n), after = 0)", "a number in place of `isqrt(n)`"),
     ("causal attend window(before = 2, after = 0) | columns(last(4))", "other tokens at every"),
@@ -270,9 +259,6 @@ def test_positions_that_count_from_padding_on_the_left_warn(body: str) -> None:
     model = llama(named(f"attention a {{ causal {body} }}"))
     with pytest.warns(UserWarning, match="count from the padding"):
         hidden(model, tokens(3, 13), padded(13, left=True))
-
-
-# --- run-time inputs in `generate` ----------------------------------------------------------------
 
 
 def test_inputs_that_are_not_there_or_too_short() -> None:

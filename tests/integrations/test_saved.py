@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from attnspec.integrations.transformers import convert, from_pretrained, used_by
 from attnspec.testing import assert_attends
 
 PREFIX = "attention p { input prompt: length attend causal | prefix(prompt) }"
+BOTH = "transformers", "attnspec"
 LOADED = """
 import sys, torch, NAMES
 from transformers import AutoModelForCausalLM
@@ -40,9 +42,10 @@ with torch.no_grad():
 
 @pytest.mark.parametrize(
     "names",
-    ["transformers, attnspec", pytest.param("attnspec, transformers", marks=pytest.mark.slow)],
+    ["", *(pytest.param(f"{x}, {y}", marks=pytest.mark.slow) for x, y in permutations(BOTH))],
 )
 def test_a_step_of_training_is_loaded_by_another_process(names: str, tmp_path: Path) -> None:
+    """And by this one, where the process has no name of a package to import first."""
     model, ids = llama("eager"), torch.arange(3, 23)[None]
     convert(model.train(), attnspec.parse(SINKS), positions="real")
     first = model(input_ids=ids, labels=ids).loss
@@ -50,9 +53,12 @@ def test_a_step_of_training_is_loaded_by_another_process(names: str, tmp_path: P
     torch.optim.AdamW(model.parameters(), lr=1e-3).step()
     assert model(input_ids=ids, labels=ids).loss < first
     model.save_pretrained(tmp_path)
-    code = LOADED.replace("NAMES", names)
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code, str(tmp_path)], check=True)
-    found = torch.load(tmp_path / "logits.pt")
+    if names:
+        code = LOADED.replace("NAMES", names)
+        subprocess.run([sys.executable, "-W", "ignore", "-c", code, str(tmp_path)], check=True)
+        found = torch.load(tmp_path / "logits.pt")
+    else:
+        found = hidden(hf.AutoModelForCausalLM.from_pretrained(tmp_path), ids)
     torch.testing.assert_close(found, hidden(model.eval(), ids))
 
 
@@ -94,9 +100,6 @@ def test_saving_warns_of_settings_that_no_config_holds(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     with pytest.warns(UserWarning, match="was saved with a sparse attention"):
         hf.AutoModel.from_pretrained(tmp_path)
-
-
-# --- decoders that are meant to read both ways ---------------------------------------------------
 
 
 def prefixed(ids: torch.Tensor, prompt: torch.Tensor) -> torch.Tensor:

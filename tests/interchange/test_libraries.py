@@ -35,13 +35,6 @@ IMAGES = np.array([(0, 9), (4, 21), (9, 12), (5, 5), (0, 21), (20, 21), (3, 4), 
 """Of eight images, the words that read them: from the first up to the second."""
 
 
-def block_diffusion(q: Any, k: Any, n: int, size: int) -> Any:
-    noisy_q, noisy_k = q < n, k < n
-    b_q, b_k = q % n // size, k % n // size
-    own = (b_q == b_k) & noisy_q & noisy_k
-    return own | ((b_q > b_k) & noisy_q & ~noisy_k) | ((b_q >= b_k) & ~noisy_q & ~noisy_k)
-
-
 def boxed(q: tuple[Any, Any], k: tuple[Any, Any], shape: Any, kernel: Any) -> Any:
     """The kernel around each cell, moved inside at the borders."""
     found: Any = True
@@ -104,13 +97,6 @@ MORTON = "attend " + box_text(
     (3, 3),
 )
 ROWS: dict[str, tuple[Any, ...]] = {
-    "attention-gym, generate_block_diffusion_mask": (
-        "let half = 24 attend where(q < half and k < half) & block(size = 4) | where(q < half <= "
-        "k and (k - half) // 4 < q // 4) | where(half <= q and half <= k and (k - half) // 4 <= "
-        "(q - half) // 4)",
-        "block_diffusion(q, k, 24, 4)",
-        (48,),
-    ),
     "attention-gym, generate_vision_cross_attention_mask_mod": (
         "cross input first: numbers input end: numbers attend where(first(k) <= q and q < end(k))",
         "(IMAGES[k // 6, 0] <= q) & (q < IMAGES[k // 6, 1])",
@@ -119,11 +105,6 @@ ROWS: dict[str, tuple[Any, ...]] = {
         TREE,
         "(k < 5) | (q >= 5) & (k >= 5) & ANCESTORS[np.maximum(q - 5, 0), np.maximum(k - 5, 0)]",
         (13,),
-    ),
-    "attention-gym, generate_natten": (
-        "sequence grid(6, 8) attend neighborhood(3, 5)",
-        "boxed((q // 8, q % 8), (k // 8, k % 8), (6, 8), (3, 5))",
-        (48,),
     ),
     "attention-gym, generate_tiled_natten": (
         TILED,
@@ -147,10 +128,6 @@ ROWS: dict[str, tuple[Any, ...]] = {
         "input topk: choices(size = 12) input real: tokens attend chosen(topk) & columns(real)",
         "(CHOSEN[0][q] == (k // 12)[..., None]).any(-1) & ~MARKED[k]",
         (48,),
-    ),
-    "splash, MultiHeadMask": (
-        "heads 2 head 0 { attend causal } head 1 { attend window(radius = 2) }",
-        "k <= q if h == 0 else abs(q - k) <= 2",
     ),
     "transformers, blockwise_overlay": (
         "input d: ids input real: tokens causal attend full & (causal | same(d) & columns(real))",
@@ -181,11 +158,6 @@ ROWS: dict[str, tuple[Any, ...]] = {
     "NATTEN, causal, stride 4": (
         "causal attend where(min(q // 4 * 4 + 3, n - 1) - k < 6)",
         "(q >= k) & (np.minimum(q // 4 * 4 + 3, n - 1) - k < 6)",
-    ),
-    "FlashMask V3, block_mask": (
-        "input kept: choices(size = 12) causal attend chosen(kept)",
-        "(CHOSEN[0][q] == (k // 12)[..., None]).any(-1) & (q >= k)",
-        (48,),
     ),
 }
 """A text, the predicate of h, q, k and n, and lengths if there are but some."""
@@ -225,13 +197,6 @@ def test_names_from_other_libraries_are_errors_that_name_the_equivalent(
 ) -> None:
     with pytest.raises(AttnSpecError, match=words):
         attnspec.parse(f"attention a {{ input distance: ids attend {body} }}")
-
-
-def test_the_page_says_what_no_spec_says() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    names = """Sandwich Graphormer MLA undo_softmax selected_attention NumpyMask MaterializedMask
-        make_random_mask OnlineFunc Hedgehog RetNet compressed_sparse_attention max_seq_length"""
-    assert [x for x in (*names.split(), "dynamic masks") if x not in page] == []
 
 
 def test_every_spec_of_the_zoo_is_there_by_name() -> None:

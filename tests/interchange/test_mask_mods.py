@@ -160,9 +160,6 @@ def test_functions_of_anything_but_their_arguments_are_refused() -> None:
         from_mask_mod(moody)
 
 
-# --- random functions -----------------------------------------------------------------------------
-
-
 NUMBERS = """x + y; x - y; x + c; c - x; torch.add(x, y, alpha=c); x * c; x // c; x % c; x >> 1; -x
 x.abs(); torch.div(x, c, rounding_mode="floor"); torch.minimum(x, y); torch.maximum(x, y)
 x.clamp(-1, c); x.clamp_max(c); x.clamp(min=1 - c); torch.where(r, x, y); torch.where(r, x, c)

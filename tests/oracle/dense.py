@@ -78,11 +78,7 @@ def attend_with_lse(spec: Attention, call: Call) -> tuple[torch.Tensor, torch.Te
 
 
 def _head(
-    spec: Attention,
-    call: Call,
-    b: int,
-    head: int,
-    keys: tuple[torch.Tensor, torch.Tensor],
+    spec: Attention, call: Call, b: int, head: int, keys: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     k, v = keys
     q, n = call.q[b, head], len(k)
@@ -434,11 +430,7 @@ def _log(total: torch.Tensor, more: float = 0.0) -> torch.Tensor:
 
 
 def _hybrid(
-    node: Node,
-    at: Place,
-    held: torch.Tensor,
-    scores: torch.Tensor,
-    one: Head,
+    node: Node, at: Place, held: torch.Tensor, scores: torch.Tensor, one: Head
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     allowed = _allowed(at, len(one.q), len(one.k)) & one.real
     logarithms = _logarithms(node, at, one.q, one.k)

@@ -24,8 +24,6 @@ from oracle.scalars import (
 )
 from oracle.tree import Attention, Node, Scope, Statement
 
-# --- patterns ----------------------------------------------------------------------------------
-
 
 def _window(q: Any, k: Any, at: Place, a: dict[str, Any]) -> Any:
     if "radius" in a:
@@ -162,9 +160,6 @@ def _on_grid(called: str, extents: list[int], at: Place) -> np.ndarray:
     return held
 
 
-# --- graphs ------------------------------------------------------------------------------------
-
-
 def graph(node: Node, at: Place) -> np.ndarray:
     """bool [n, n], before `causal`."""
     match node.kind:
@@ -202,9 +197,6 @@ def _named(node: Node, at: Place) -> np.ndarray:
     for parameter, given in zip(found.parameters, node.nodes, strict=True):
         names[parameter] = Closure(given.nodes[0], at)
     return graph(found.body, replace(at, names=names))
-
-
-# --- statements --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

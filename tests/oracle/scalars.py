@@ -86,9 +86,6 @@ def lets_of(spec: Attention) -> dict[str, Closure]:
     return names
 
 
-# --- scalars -----------------------------------------------------------------------------------
-
-
 def scalar(node: Node, at: Place) -> Any:
     """A number, or inside `where` an array of them."""
     match node.kind:
@@ -206,8 +203,6 @@ def count(node: Node, at: Place, least: float = 0) -> int:
     return int(value)
 
 
-# --- predicates --------------------------------------------------------------------------------
-
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "==": lambda a, b: a == b,
     "!=": lambda a, b: a != b,
@@ -258,9 +253,6 @@ def pairs_where(node: Node, at: Place) -> np.ndarray:
     if any(each.startswith("k.") for each in asked):
         held &= cells[None, :]
     return held
-
-
-# --- token sets --------------------------------------------------------------------------------
 
 
 def tokens(node: Node, at: Place) -> np.ndarray:

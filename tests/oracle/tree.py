@@ -149,8 +149,6 @@ def _statements(body: tuple[Statement, ...]) -> Iterator[Node]:
             yield statement
 
 
-# --- text ------------------------------------------------------------------------------------
-
 _LEVELS = {
     "or": 0,
     "and": 1,

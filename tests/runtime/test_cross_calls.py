@@ -111,18 +111,6 @@ def test_calls_are_the_dense_formula(body: str, padded: bool) -> None:
         assert_computes(module, tensors(m, n), torch.tensor(np.array(masks)), **given)
 
 
-@pytest.mark.parametrize("backend", ["dense", "torch", "tables", "edges"])
-def test_every_backend_takes_two_sequences(backend: str) -> None:
-    spec = spec_of(f"attend {GRAPHS[1]}")
-    module = spec.compile(backend=backend)
-    for m, n in ((7, 16), (12, 5), (70, 33), (33, 150)):
-        pairs = torch.from_numpy(spec.mask(n, m=m))
-        assert_computes(module, tensors(m, n), pairs, key_padding_mask=padding_of(n))
-
-
-# --- where the queries start ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("count", [1, 5, 40])
 def test_queries_that_come_later_are_rows_of_a_call_with_all(count: int) -> None:
     spec = spec_of("attend window(radius = 4) | where((q + k) % 7 == 0) | columns(last(2))")
@@ -136,9 +124,6 @@ def test_queries_that_come_later_are_rows_of_a_call_with_all(count: int) -> None
     assert_computes(module, parts, torch.tensor(far), query_start=10**6)
     held = module.pairs(q[:, :, :count], k, query_start=10**6)
     assert torch.equal(held, torch.tensor(far).expand(2, HEADS, -1, -1))
-
-
-# --- choices and mechanisms -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -168,8 +153,6 @@ def test_each_query_by_itself_is_the_last_of_one_sequence(body: str) -> None:
         q, k, _ = tensors(m, n)
         assert not two(q, k, k).any()
 
-
-# --- every way in ---------------------------------------------------------------------------------
 
 PLAIN = "attend window(radius = 3) | where((q + k) % 7 == 0)"
 

@@ -151,9 +151,6 @@ def test_heads_read_the_pairs_of_the_spec(body: str) -> None:
         assert not weights[~pairs].any()
 
 
-# --- masks ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("body", [*BODIES[:5], BODIES[7]])
 def test_a_mask_takes_pairs_away(body: str) -> None:
     module = ours("heads 4 " * ("head 1" in body) + body, batch_first=True)
@@ -224,9 +221,6 @@ def test_extra_keys_go_with_every_spec_of_a_softmax() -> None:
     torch.testing.assert_close(out, module(x, x, x, need_weights=False)[0])
 
 
-# --- torch's own transformers ---------------------------------------------------------------------
-
-
 def layer_with(body: str, kind: Any = nn.TransformerEncoderLayer, **options: Any) -> Any:
     torch.manual_seed(1)
     layer = kind(WIDTH, HEADS, 32, dropout=0.0, batch_first=True, dtype=torch.float64)
@@ -269,9 +263,6 @@ def test_encoders_and_decoders_apply_the_spec(training: bool) -> None:
     memory = tokens(7, first=True)
     meant = other(x, memory, tgt_mask=mask)
     torch.testing.assert_close(layer(x, memory, tgt_is_causal=True), meant)
-
-
-# --- what it is besides ---------------------------------------------------------------------------
 
 
 def test_dropout_copies_and_sequences_without_a_batch() -> None:

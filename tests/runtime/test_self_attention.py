@@ -31,9 +31,6 @@ def states(n: int, batch: int = 2) -> torch.Tensor:
     return torch.randn(batch, n, WIDTH, generator=generator, dtype=torch.float64)
 
 
-# --- graphs and mechanisms with heads -------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -98,9 +95,6 @@ def test_only_what_is_read_is_projected() -> None:
             assert all(p.grad is not None for p in module.parameters()), body
 
 
-# --- the mixings of the whole embedding -----------------------------------------------------------
-
-
 @pytest.mark.parametrize("heads", ["", "heads 4 "])
 def test_fourier_mixes_the_whole_embedding(heads: str) -> None:
     module = layer_of(f"{heads}attend fourier()")
@@ -120,9 +114,6 @@ def test_gmlp_is_the_block_of_the_paper(causal: bool) -> None:
     weight = learned["gmlp_weight"][:13, :13]
     gate = (weight.tril() if causal else weight) @ second + learned["gmlp_bias"][:13, None]
     torch.testing.assert_close(module(x), module.out(first * gate))
-
-
-# --- extra tokens ---------------------------------------------------------------------------------
 
 
 def test_extra_tokens_stand_before_the_sequence_and_are_left_out() -> None:
@@ -162,9 +153,6 @@ def test_extra_tokens_stand_before_the_sequence_and_are_left_out() -> None:
     found.sum().backward()
     assert module.extra.grad is not None
     assert module.extra.grad.abs().sum() > 0
-
-
-# --- what it learns -------------------------------------------------------------------------------
 
 
 def test_projections_start_as_each_of_them_would_alone() -> None:
@@ -208,9 +196,6 @@ def test_layers_are_exported_and_compiled(body: str) -> None:
     torch.compiler.reset()
     compiled = torch.compile(module, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x, key_padding_mask=real), meant)
-
-
-# --- grouped heads, rotary positions, steps -------------------------------------------------------
 
 
 @pytest.mark.parametrize("keys", [1, 2])
@@ -290,16 +275,8 @@ def test_steps_are_the_rows_of_the_whole_pass(body: str) -> None:
         torch.testing.assert_close(torch.cat(outs, 1), module(x, key_padding_mask=real))
 
 
-# --- copies, training, what does not fit ----------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    "body",
-    [
-        "extra_tokens 2 attend full",
-        "attend gmlp(max_length = 30)",
-        "attend fourier()",
-    ],
+    "body", ["extra_tokens 2 attend full", "attend gmlp(max_length = 30)", "attend fourier()"]
 )
 def test_copies_and_generators_decide_all_that_is_learned(body: str) -> None:
     module, fresh = layer_of(body), SelfAttention(spec_of(body), WIDTH, HEADS).double()

@@ -218,6 +218,3 @@ def test_keys_that_are_learned_are_not_written_over_by_others() -> None:
         out, state = module.step(*part, state, in_place=True)
         outs.append(out)
     close(torch.autograd.grad(torch.cat(outs, 2).square().sum(), prefix)[0], meant)
-
-
-# --- what is refused -----------------------------------------------------------------------------

@@ -38,9 +38,6 @@ def places(text: str) -> list[Place]:
     return placed(caught.value.diagnostics)
 
 
-# --- files -------------------------------------------------------------------------------------
-
-
 def test_files_have_one_kind_of_line_end(tmp_path: Path) -> None:
     path = tmp_path / "a.attn"
     for end in (b"\r\n", b"\r", b"\n"):
@@ -109,8 +106,6 @@ def test_texts_are_read_up_to_a_size_in_bytes(tmp_path: Path) -> None:
     path.write_bytes(attention.encode() + b"#" * (size + 1))
     assert problem_of_file(path).code == "A190"
 
-
-# --- characters --------------------------------------------------------------------------------
 
 EVERYWHERE = {
     "A102": "\0\x07\x0b\x0c\x7f\x85\u2028\u2029\ud800\U000e0041",

@@ -70,18 +70,6 @@ def test_a_block_mask_whose_lists_say_something_else_is_refused() -> None:
         WINDOW.compare(more)
 
 
-def test_a_difference_has_counts_and_a_counterexample() -> None:
-    found = WINDOW.compare(off_by_one, 10)
-    assert not found.equal
-    assert found.counterexample == (0, 4, 0)
-    assert (found.heads[0].only_in_spec.count, found.heads[0].only_in_mask.count) == (0, 6)
-    assert found.heads[0].in_both == WINDOW.mask(10).sum()
-    text = str(found)
-    assert "True in the mask = attends" in text
-    assert "query 4 reads 1..4 in the spec, 0..4 in the mask" in text
-    assert found.to_dict()["counterexample"] == (0, 4, 0)
-
-
 def test_a_function_that_fails_says_how() -> None:
     with pytest.raises(AttnSpecError, match="AttributeError"):
         WINDOW.compare(lambda b, h, q, k: q.nothing, 4)

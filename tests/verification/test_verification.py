@@ -37,10 +37,7 @@ VERIFIED = [
         13,
     ),
     # what each layer has of a learned table, and several learned tables of one mechanism
-    (
-        "layers 2 heads 2 score bias(buckets = 4) attend full layer 1 { attend block(size = 3) }",
-        13,
-    ),
+    ("layers 2 heads 2 score bias(buckets = 4) attend full layer 1 { attend block(size = 3) }", 13),
     ("layers 2 attend synthesizer(max_length = 16) layer 1 { attend linear() }", 13),
     ("layers 2 attend linear() layer 1 { attend synthesizer(max_length = 16) }", 13),
     # expressions of scores, which read the pair, inputs and numbers of pairs
@@ -122,9 +119,6 @@ def test_every_backend_is_verified(name: str, n: int, asked: Asked) -> None:
     assert any(TABLES in check["what"] for check in found["checks"])
 
 
-# --- wrong on purpose ----------------------------------------------------------------------------
-
-
 @pytest.fixture
 def wrong(tmp_path: Path, asked: Asked, unverified: None) -> Callable[..., dict[str, Any]]:
     """What the command says of a module whose call was changed: `lines` see its tensors, the
@@ -181,10 +175,7 @@ def test_a_module_of_another_graph_is_not_verified(
 @pytest.mark.parametrize(
     ("body", "other"),
     [
-        (
-            "heads 2 causal attend linear() head 1 {{ attend topk(keys = {}) }}",
-            4,
-        ),
+        ("heads 2 causal attend linear() head 1 {{ attend topk(keys = {}) }}", 4),
         ("heads 2 attend topk(keys = 2) head 0 {{ attend window(radius = {}) }}", 4),
         ("heads 2 attend window(radius = 9) score softcap(cap = {})", 5),
         ("attend linformer(rank = {}, max_length = 40)", 4),
@@ -252,9 +243,6 @@ def _swapped(n):
     return found"""
     assert all("the dv errs by" in fault for fault in faults(wrong(WINDOW, 320, lines), ""))
     assert faults(wrong(WINDOW, 320, lines), WEIGHED)
-
-
-# --- tables, and what compiles ask ---------------------------------------------------------------
 
 
 NEAR = {
@@ -349,9 +337,6 @@ def test_a_spec_of_one_length_is_verified_there_alone() -> None:
     assert "Not verified when it was compiled: it has one length, 8,100." in text
 
 
-# --- long sequences, and what is not run ---------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("body", "backend"),
     checkered([STRIDED, "attend random_blocks(size = 50, blocks = 2) | self"], ["tables", "edges"]),
@@ -388,9 +373,6 @@ def test_every_pair_is_looked_at_up_to_a_length(asked: Asked) -> None:
     assert found["ok"], found
     assert not found["exhaustive"]
     assert {check["asked"] for check in found["checks"]} == {40}
-
-
-# --- what is drawn -------------------------------------------------------------------------------
 
 
 def test_verification_does_not_depend_on_the_global_generator(asked: Asked) -> None:
