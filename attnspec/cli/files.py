@@ -6,11 +6,19 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 
-def write_result(path: str, content: str | bytes, *, force: bool) -> None:
-    """Write a new file, or over one that holds the same content or that `force` gives up.
+def write_result(
+    path: str,
+    content: str | bytes,
+    *,
+    force: bool,
+    is_ours: Callable[[bytes], bool] = lambda data: False,
+) -> None:
+    """Write a new file, or over one that holds the same content, that a command wrote or that
+    `force` gives up.
 
     Raises OSError.
     """
@@ -19,9 +27,12 @@ def write_result(path: str, content: str | bytes, *, force: bool) -> None:
         words = "is a link to a file that is not there (--force writes it)"
         raise FileExistsError(errno.EEXIST, words, path)
     if target.is_file() and not force:
-        if target.read_bytes() == _bytes(content):
+        before = target.read_bytes()
+        if before == _bytes(content):
             return
-        raise FileExistsError(errno.EEXIST, "holds something else (--force writes over it)", path)
+        if not is_ours(before):
+            words = "holds something else (--force writes over it)"
+            raise FileExistsError(errno.EEXIST, words, path)
     replace_file(target, content)
 
 

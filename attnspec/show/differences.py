@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -30,16 +31,10 @@ class Difference(Comparison):
         return f"<pre>{escape(str(self))}</pre>"
 
 
-def page(
-    found: Comparison,
-    *,
-    labels: tuple[str, str] | None = None,
-) -> Text:
+def page(found: Comparison, labels: Sequence[str] = ("", "")) -> Text:
     """The whole comparison; `labels` say where the specs came from."""
     text = Text()
-    for side, spec, style, label in zip(
-        "ab", (found.a, found.b), (_A, _B), labels or ("", ""), strict=True
-    ):
+    for side, spec, style, label in zip("ab", (found.a, found.b), (_A, _B), labels, strict=True):
         values = ", ".join(f"{name} = {value}" for name, value in spec.parameters.items())
         text.append(side, style)
         text.append(f"  {spec.program.name}" + (f"({values})" if values else ""), _TITLE)
