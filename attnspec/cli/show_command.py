@@ -13,7 +13,7 @@ from attnspec.cli.failures import fitting
 from attnspec.cli.files import require_folder, write_result
 from attnspec.cli.specs import length_of, needed_inputs, read_inputs, shown_path, spec_at
 from attnspec.show.drawing import MAKER
-from attnspec.show.panels import has_graph
+from attnspec.show.panels import first_drawn
 from attnspec.show.picture import SUFFIXES, Picture
 from attnspec.spec import Spec
 
@@ -79,8 +79,7 @@ def command(
         return
     if layer is None:
         # inputs that other layers read are not asked for
-        layers = range(loaded.program.layers or 1)
-        layer = next((each for each in layers if has_graph(loaded.program, each)), 0)
+        layer = first_drawn(loaded.program)
     signs = console.signs()
     with fitting():
         picture = picture_of(loaded, n, layer, head, inputs, queries)

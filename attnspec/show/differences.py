@@ -55,7 +55,8 @@ def page(found: Comparison, labels: Sequence[str] = ("", "")) -> Text:
 
 def _append(text: Text, one: Compared, found: Comparison) -> None:
     """What is to be said of some heads."""
-    where = _where(one, found)
+    # "" where there is one layer and one head
+    where = places(one.slots, {slot for other in found.compared for slot in other.slots})
     text.append(f"{where}: " if where else "")
     if one.alike is not None:
         text.append(one.reason)
@@ -109,8 +110,3 @@ def _examples(pairs: Pairs | None) -> str:
     queries = f"of {pairs.queries:,} queries, {span}" if pairs.queries > 1 else f"of query {span}"
     listed = ", ".join(f"({q}, {k})" for q, k in pairs.examples)
     return f"{queries}: {listed}" + (", …" if pairs.count > len(pairs.examples) else "")
-
-
-def _where(one: Compared, found: Comparison) -> str:
-    """Which layers and heads these are; "" where there is one of each."""
-    return places(one.slots, {slot for other in found.compared for slot in other.slots})
