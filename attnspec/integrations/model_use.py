@@ -111,7 +111,7 @@ def own_config(model: Any, name: str, layers: Collection[nn.Module]) -> Before:
     transformers = import_module("transformers")
     if not isinstance(model, transformers.PreTrainedModel):
         raise AttnSpecError(_no_model(model))
-    parts: dict[Any, dict[Any, Any]] = {}
+    parts: dict[Any, Before] = {}
     for module, part in _parts_of(model, transformers.PreTrainedModel):
         if isinstance(vars(module).get("config"), transformers.PreTrainedConfig):
             parts.setdefault(part, {})[module] = module.config
