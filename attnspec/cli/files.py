@@ -69,13 +69,6 @@ def _bytes(content: str | bytes) -> bytes:
     return content.encode("utf-8") if isinstance(content, str) else content
 
 
-def _later_than(new: Path, old: Path) -> None:
-    """Python takes a cached compilation for current by size and whole seconds: make them differ."""
-    before, after = old.stat(), new.stat()
-    if before.st_size == after.st_size and int(after.st_mtime) <= int(before.st_mtime):
-        os.utime(new, (after.st_atime, int(before.st_mtime) + 1))
-
-
 def _move_in(target: Path, data: bytes, mode: int | None) -> None:
     beside = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
@@ -85,7 +78,10 @@ def _move_in(target: Path, data: bytes, mode: int | None) -> None:
             os.fsync(file.fileno())
         if mode is not None:
             beside.chmod(stat.S_IMODE(mode))
-            _later_than(beside, target)
+            before, after = target.stat(), beside.stat()
+            # Python takes a cached compilation for current by size and whole seconds
+            if before.st_size == after.st_size and int(after.st_mtime) <= int(before.st_mtime):
+                os.utime(beside, (after.st_atime, int(before.st_mtime) + 1))
         os.replace(beside, target)
     except BaseException:
         beside.unlink(missing_ok=True)
