@@ -141,15 +141,8 @@ def command(
     loaded = spec_at(spec, name, parameters)
     require_built(loaded.program)
     require_slot(loaded, layer, None)
-    setting = Setting(
-        heads=heads_of(loaded, heads),
-        batch=batch,
-        size=head_size,
-        dtype=getattr(torch, dtype),
-        backward=backward,
-        layer=layer,
-        backend=backend,
-    )
+    shape = heads_of(loaded, heads), batch, head_size
+    setting = Setting(*shape, getattr(torch, dtype), backward, layer, backend)
     chosen = lengths or [length_of(loaded.program, None, DEFAULT_LENGTH)]
     if max(chosen) > LIMITS.planned:
         # what a call takes is estimated by its plan

@@ -112,11 +112,7 @@ _KINDS = {
     "tokens": ("{}=0,5,9", _WHOLE + r"(?:\.\.(?P<last>[0-9]{1,10}))?", "positions are"),
     "ids": ("{}=0*{first},1*{rest}", _WHOLE + _TIMES, "ids separated by commas are"),
     "length": ("{}=12", _WHOLE, "one number is"),
-    "numbers": (
-        "{}=0.5*{first},2.25*{rest}",
-        _REAL + _TIMES,
-        "numbers separated by commas are",
-    ),
+    "numbers": ("{}=0.5*{first},2.25*{rest}", _REAL + _TIMES, "numbers separated by commas are"),
 }
 """The kinds of run-time inputs that `--input` takes: an example, an item, and what is required."""
 

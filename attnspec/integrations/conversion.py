@@ -31,13 +31,7 @@ from attnspec.integrations.model_layers import (
 )
 from attnspec.integrations.model_sides import SidesAttention
 from attnspec.integrations.model_stacks import Layer, Names, has_cross, layers_of, names_of
-from attnspec.integrations.model_use import (
-    PAGE,
-    Before,
-    ModelUse,
-    own_config,
-    used_by,
-)
+from attnspec.integrations.model_use import PAGE, Before, ModelUse, own_config, used_by
 from attnspec.ir.crossing import crossed
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program

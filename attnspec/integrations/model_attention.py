@@ -160,10 +160,7 @@ class ModelAttention:
         if not traced:
             self._require_rows_done(place, mask, of, inputs, cached is not None)
         dropout = dropout if module.training else 0.0
-        run, inputs = self._run_of(place, lists, sink is not None, inputs, mask.end)
-        running: CompiledAttention | RealRunning = run
-        if place is not None and place.real:
-            running = RealRunning(run, mask.padding, untraced(self, "_is_moved", *of))
+        running, inputs = self._run_of(place, lists, sink is not None, inputs, mask, of)
         settings: dict[str, Any] = {"layer": layer, "return_lse": sink is not None}
         if traced and mask.offset is not None:
             settings["keys"] = mask.offset + mask.q_length
@@ -225,22 +222,25 @@ class ModelAttention:
         lists: Lists | None,
         sink: bool,
         inputs: Mapping[str, torch.Tensor] | None,
-        end: int,
-    ) -> tuple[CompiledAttention, Mapping[str, torch.Tensor] | None]:
-        """What computes at a place of a model, its pairs cut to lists that the model chose, and the
-        run-time inputs with these, without slots of a cache from `end` on, which are empty."""
-        module = self.module_of(place)
-        if lists is None and not sink:
-            return module, inputs
-        key = None if lists is None else lists[0], sink
-        untraced(self, "_make_variant", module, *key)
-        cut = module.variants[key]
-        cut.check_finite, cut.training = module.check_finite, module.training
+        mask: ModelMask,
+        of: tuple[int, int],
+    ) -> tuple[CompiledAttention | RealRunning, Mapping[str, torch.Tensor] | None]:
+        """What computes at a place of a model, its pairs cut to lists that the model chose, over
+        real tokens alone where `convert` was asked for that; and the run-time inputs with these
+        lists, without slots of a cache behind the last query, which are empty."""
+        module = run = self.module_of(place)
+        if lists is not None or sink:
+            key = None if lists is None else lists[0], sink
+            untraced(self, "_make_variant", module, *key)
+            run = module.variants[key]
+            run.check_finite, run.training = module.check_finite, module.training
         if lists is not None:
             taken, (size, numbers) = own_input(self.program), lists
-            chosen = numbers.masked_fill(numbers * size >= end, -1)
+            chosen = numbers.masked_fill(numbers * size >= mask.end, -1)
             inputs = {**(inputs or {}), INPUT if taken is None else taken.name: chosen}
-        return cut, inputs
+        if place is not None and place.real:
+            return RealRunning(run, mask.padding, untraced(self, "_is_moved", *of)), inputs
+        return run, inputs
 
     def _is_moved(self, layer: int, heads: int) -> bool:
         """Whether padding behind a sample changes its rows."""

@@ -222,8 +222,9 @@ class _Search:
         """Single graphs, or unions and intersections of so many: those that are equal to the mask,
         and the nearest."""
         if count == 1:
-            for atoms in ((), *((atom,) for atom in (*self.inside, *self.around))):
-                yield _joined(self.restriction, atoms)
+            yield _joined(self.restriction, ())
+            for atom in (*self.inside, *self.around):
+                yield _joined(self.restriction, (atom,))
             return
         # `causal` is a restriction of its own
         around = [atom for atom in self.around if atom.text != "causal"]

@@ -76,7 +76,7 @@ def named(term: Term) -> Named:
     meant = form_of(term, Place())
     for causal in (False, True) if meant is not None else ():
         for one in candidates:
-            if equal(one.causal if causal else one.form, meant):
+            if equal(one.causal if causal else one.form, meant):  # type: ignore[arg-type]
                 return Named(one.text, causal)
     rest, causal = _less_causal(term)
     forms: dict[Form | None, str] = {}

@@ -14,16 +14,7 @@ from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.written_pairs import WrittenPairs
 from attnspec.ir.program import Leaf, Term
-from attnspec.show.panels import (
-    Group,
-    Known,
-    Sample,
-    facts,
-    grouped,
-    header,
-    other_layers,
-    places,
-)
+from attnspec.show.panels import Group, Known, Sample, facts, grouped, header, other_layers, places
 from attnspec.show.tally import Tally, room_for, side_for, tally
 from attnspec.text.diagnostics import InternalError
 
