@@ -89,9 +89,11 @@ def command(
                 advice = advice or " ".join(
                     filter(None, (example_of(loaded.inputs[each], n) for each in sorted(needed)))
                 )
-            shape = {"batch": batch, "heads": heads, "head_dim": head_size}
             with fitting():
-                reports.append(loaded.analyse(n, arrays, m=queries, **shape))
+                report = loaded.analyse(
+                    n, arrays, batch=batch, heads=heads, head_dim=head_size, m=queries
+                )
+            reports.append(report)
     if len(reports) > MOST_REPORTS:
         raise click.UsageError(f"up to {MOST_REPORTS} columns make a table, got {len(reports)}")
     what = ", ".join(only) if only else "every figure, `--only` asks for fewer"
