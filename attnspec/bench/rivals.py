@@ -171,12 +171,7 @@ class Problem:
     def call(self, attention: Attention) -> Callable[[], object]:
         """One call, and where gradients are wanted those of q, k and v."""
         if not self.setting.backward:
-
-            def forward() -> object:
-                with torch.no_grad():
-                    return attention(*self.tensors)
-
-            return forward
+            return lambda: self.output(attention)
         inputs = self.tensors
         upstream = torch.ones_like(inputs[0])
         return lambda: torch.autograd.grad(attention(*inputs), inputs, upstream)
@@ -216,8 +211,7 @@ def _masked(problem: Problem) -> Attention:
         return lambda q, k, v: functional.scaled_dot_product_attention(
             q, k, v, attn_mask=pairs, scale=scale
         )
-    n = problem.n
-    size = n * n * len(problem.works)
+    n, size = problem.n, problem.n**2 * len(problem.works)
     if n > LIMITS.mask or size > LIMITS.mask_bytes:
         raise Refused(f"its masks take {size / 2**30:,.1f} GiB, one at most is built")
     inputs = {name: x.numpy() for name, x in problem.sample.items()}
@@ -226,7 +220,12 @@ def _masked(problem: Problem) -> Attention:
         dense = problem.spec.mask(n, problem.setting.layer, heads[0], inputs)
         mask.copy_(torch.from_numpy(dense))
     # with four dimensions torch keeps to its fast kernel
-    chosen = masks[None] if len(masks) == 1 else masks[None, _groups(problem)]
+    chosen = masks[None]
+    if len(masks) > 1:
+        numbers = torch.zeros(problem.setting.heads, dtype=torch.int64)
+        for number, (_, heads) in enumerate(problem.works):
+            numbers[list(heads)] = number
+        chosen = masks[None, numbers]
     return lambda q, k, v: functional.scaled_dot_product_attention(
         q, k, v, attn_mask=chosen, scale=scale
     )
@@ -277,14 +276,6 @@ def _scale(problem: Problem) -> float:
     if len(scales) > 1:
         raise Refused("the heads have different scales")
     return scales.pop()
-
-
-def _groups(problem: Problem) -> torch.Tensor:
-    """The number of each head's work, int64 [heads]."""
-    numbers = torch.zeros(problem.setting.heads, dtype=torch.int64)
-    for number, (_, heads) in enumerate(problem.works):
-        numbers[list(heads)] = number
-    return numbers
 
 
 def _reason(error: BaseException) -> str:

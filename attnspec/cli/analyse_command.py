@@ -29,11 +29,7 @@ def names(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple
         if name not in NAMES:
             titles = {entry.title: each for each, entry in Report.entries.items()}
             message = f"the figures are {', '.join(NAMES)}, got {name!r}"
-            raise click.BadParameter(
-                hinted(message, titles.get(name, name), NAMES),
-                ctx,
-                param,
-            )
+            raise click.BadParameter(hinted(message, titles.get(name, name), NAMES), ctx, param)
     return chosen
 
 
@@ -94,29 +90,23 @@ def command(
                     filter(None, (example_of(loaded.inputs[each], n) for each in sorted(needed)))
                 )
             with fitting():
-                reports.append(
-                    loaded.analyse(
-                        n, arrays, batch=batch, heads=heads, head_dim=head_size, m=queries
-                    )
+                report = loaded.analyse(
+                    n, arrays, batch=batch, heads=heads, head_dim=head_size, m=queries
                 )
+            reports.append(report)
     if len(reports) > MOST_REPORTS:
         raise click.UsageError(f"up to {MOST_REPORTS} columns make a table, got {len(reports)}")
     what = ", ".join(only) if only else "every figure, `--only` asks for fewer"
     with console.patience(f"counting {what}"):
         # figures are counted when they are read
-        text = _json(reports, only) if as_json else _text(reports, only)
+        if as_json:
+            values = [{"ok": True, **report.to_dict(only)} for report in reports]
+            text = console.as_json(
+                values[0] if len(values) == 1 else {"ok": True, "reports": values}
+            )
+        else:
+            one = len(reports) == 1
+            text = console.styled(page(reports[0], only) if one else table(reports, only))
     console.result(text)
-    if as_json:
-        return
-    if advice:
+    if advice and not as_json:
         console.say(f"note: of one sample more is known: for example {advice}")
-
-
-def _json(reports: Sequence[Report], only: tuple[str, ...] | None) -> str:
-    values = [{"ok": True, **report.to_dict(only)} for report in reports]
-    return console.as_json(values[0] if len(values) == 1 else {"ok": True, "reports": values})
-
-
-def _text(reports: Sequence[Report], only: tuple[str, ...] | None) -> str:
-    text = page(reports[0], only) if len(reports) == 1 else table(reports, only)
-    return console.styled(text)

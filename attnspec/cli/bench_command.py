@@ -136,26 +136,24 @@ def command(
     """
     import torch
 
-    from attnspec.bench.rivals import Setting
+    from attnspec.bench.rivals import Problem, Setting
 
     loaded = spec_at(spec, name, parameters)
     require_built(loaded.program)
     require_slot(loaded, layer, None)
-    setting = Setting(
-        heads=heads_of(loaded, heads),
-        batch=batch,
-        size=head_size,
-        dtype=getattr(torch, dtype),
-        backward=backward,
-        layer=layer,
-        backend=backend,
-    )
+    shape = heads_of(loaded, heads), batch, head_size
+    setting = Setting(*shape, getattr(torch, dtype), backward, layer, backend)
     chosen = lengths or [length_of(loaded.program, None, DEFAULT_LENGTH)]
     if max(chosen) > LIMITS.planned:
         # what a call takes is estimated by its plan
         raise LimitReached(f"lengths up to n = {LIMITS.planned:,} are timed, got {max(chosen):,}")
     with fitting():
-        problems = [_planned(loaded, n, setting) for n in chosen]
+        problems = []
+        for n in chosen:
+            with blamed(loaded.stack(), n):
+                problems.append(Problem(loaded, n, setting))
+                # a backend that refuses is said before anything is timed
+                _ = problems[-1].plan
     rows, interrupted = _timed(problems, rivals, rounds, seconds)
     if as_json:
         console.result_json(to_dict(loaded, setting, rounds, rows, interrupted))
@@ -164,16 +162,6 @@ def command(
     if interrupted:
         console.say("interrupted")
         ctx.exit(INTERRUPTED)
-
-
-def _planned(spec: Spec, n: int, setting: Setting) -> Problem:
-    """What is timed at a length; a backend that refuses is said before anything is."""
-    from attnspec.bench.rivals import Problem
-
-    with blamed(spec.stack(), n):
-        problem = Problem(spec, n, setting)
-        _ = problem.plan
-        return problem
 
 
 def _timed(

@@ -39,10 +39,6 @@ class DamagedRates(click.ClickException):
     exit_code = WRONG_FILE
 
 
-class FailedTrials(click.ClickException):
-    """A device on which nothing could be measured."""
-
-
 @click.command("calibrate")
 @click.option(
     "--device",
@@ -85,7 +81,14 @@ BUSY = 1.5
 
 def _measure(path: str, device: str, as_json: bool) -> None:
     if device == "cuda":
-        _require_gpu()
+        import torch
+
+        if not torch.cuda.is_available():
+            raise click.UsageError(
+                "torch finds no GPU here (torch.cuda.is_available() is False), and rates are"
+                " measured where they are used; until then plans for cuda use default rates"
+                " (NVIDIA H200)"
+            )
     # a folder that cannot be made is better known before half a minute has passed
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     from attnspec.bench.calibrate import calibrate
@@ -95,7 +98,7 @@ def _measure(path: str, device: str, as_json: bool) -> None:
         with progress_bar() as show:
             fitted, measured, failed = calibrate(device, show=show)
     except RatesError as error:
-        raise FailedTrials(f"no trial ran, and no rates are written: {error}") from error
+        raise click.ClickException(f"no trial ran, and no rates are written: {error}") from error
     for one in failed:
         console.say(f"warning: left out, {one.name}: {one.reason}")
     replace_file(Path(path), json.dumps(fitted.data(), indent=2) + "\n")
@@ -120,32 +123,21 @@ def _measure(path: str, device: str, as_json: bool) -> None:
         )
 
 
-def _require_gpu() -> None:
-    import torch
-
-    if not torch.cuda.is_available():
-        raise click.UsageError(
-            "torch finds no GPU here (torch.cuda.is_available() is False), and rates are measured"
-            " where they are used; until then plans for cuda use default rates (NVIDIA H200)"
-        )
-
-
 def _show(path: str | None, device: str, as_json: bool) -> None:
     calibration = None
     if path is not None:
         try:
             calibration = read(path, device)
         except FileNotFoundError:
-            calibration = None
+            pass
         except RatesError as error:
             raise DamagedRates(f"{shown_path(path)}: {error}; {cures(device)}") from None
     if as_json:
         rates = shipped(device) if calibration is None else calibration.rates
         data = {"rates": asdict(rates)} if calibration is None else calibration.data()
         file = None if path is None else shown_path(path)
-        console.result_json(
-            {"ok": True, "file": file, "calibrated": calibration is not None, **data}
-        )
+        facts = {"ok": True, "file": file, "calibrated": calibration is not None}
+        console.result_json({**facts, **data})
         return
     console.result(table(calibration, device))
     if calibration is None:
@@ -156,11 +148,9 @@ def _show(path: str | None, device: str, as_json: bool) -> None:
 
 
 def _reset(path: str, as_json: bool) -> None:
-    try:
+    removed = os.path.lexists(path)
+    if removed:
         os.remove(path)
-        removed = True
-    except FileNotFoundError:
-        removed = False
     if as_json:
         console.result_json({"ok": True, "file": shown_path(path), "removed": removed})
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import click
@@ -32,16 +32,14 @@ class Checked:
     def summary(self) -> str:
         """One line: `bigbird.attn: ok, 3 claims hold for every n`."""
         errors, warnings = self.count("error"), self.count("warning")
-        parts = [_counted(errors, "error"), _counted(warnings, "warning")]
-        parts = [part for part in parts if part]
+        parts = [*filter(None, (_counted(errors, "error"), _counted(warnings, "warning")))]
         if not errors:
-            parts.insert(0, "ok")
-            parts.extend(self._held())
+            parts = ["ok", *parts, *filter(None, [self._held()])]
         if len(self.attentions) > 1:
             parts.append(f"attentions {', '.join(self.attentions)}")
         return f"{self.file}: {', '.join(parts)}"
 
-    def _held(self) -> Iterator[str]:
+    def _held(self) -> str:
         """`3 claims hold: 2 for every n; 1 at n = 64`."""
         how: dict[str, int] = {}
         for verdict in self.verdicts:
@@ -54,12 +52,10 @@ class Checked:
                 continue
             how[where] = how.get(where, 0) + 1
         total = sum(how.values())
-        if total:
-            text = f"{_counted(total, 'claim')} {'holds' if total == 1 else 'hold'}"
-            if len(how) == 1:
-                yield f"{text} {next(iter(how))}"
-            else:
-                yield f"{text}: " + "; ".join(f"{count} {where}" for where, count in how.items())
+        text = f"{_counted(total, 'claim')} {'holds' if total == 1 else 'hold'}"
+        if len(how) > 1:
+            return f"{text}: " + "; ".join(f"{count} {where}" for where, count in how.items())
+        return f"{text} {next(iter(how))}" if how else ""
 
     def to_dict(self, strict: bool) -> dict[str, object]:
         return {

@@ -75,7 +75,9 @@ def command(
         raise SpecError(diagnostics)
     if output == "":
         raise click.UsageError("a file's name is required after -o, or - to print")
-    target = output if output is not None else default_output(spec, loaded)
+    # standard input has no name, so the attention lends its own
+    own = loaded.name if spec == "-" else Path(spec).stem
+    target = f"{own}{SUFFIX}" if output is None else output
     with fitting():
         text = loaded.emit(standalone=standalone, backend=backend)
         lines = [written(loaded, target), *(ALONE if standalone else reasons(loaded, backend))]
@@ -99,17 +101,14 @@ def command(
     console.say("\n".join(lines))
 
 
-def default_output(spec: str, loaded: Spec) -> str:
-    """`STEM_attn.py` in this folder; standard input has no name, so the attention lends its own."""
-    return (loaded.name if spec == "-" else Path(spec).stem) + SUFFIX
-
-
 def write(target: str, spec: str, text: str, force: bool) -> None:
     """Write the module, but never over the spec, nor over a file that is not an emitted module, or
     that was edited since."""
     if spec != "-" and os.path.exists(target) and os.path.samefile(target, spec):
         raise click.UsageError(f"the output is the spec itself: {shown_path(target)}")
-    write_result(target, text, force=force or is_ours(target))
+    # an emitted module as it was written
+    is_ours = lambda data: is_as_emitted(data.decode("utf-8", "replace"))  # noqa: E731
+    write_result(target, text, force=force, is_ours=is_ours)
     shown, stem = shown_path(target), Path(target).name.removesuffix(".py")
     if not target.endswith(".py") or not stem.isidentifier() or keyword.iskeyword(stem):
         plain = re.sub(r"\W", "_", stem, flags=re.ASCII).removesuffix("_attn")
@@ -118,17 +117,6 @@ def write(target: str, spec: str, text: str, force: bool) -> None:
     elif stem in sys.stdlib_module_names or stem in ("torch", "numpy", "attnspec"):
         way = f"{stem}{SUFFIX} would not"
         console.say(f"warning: {shown} hides the module `{stem}` from what stands beside it, {way}")
-
-
-def is_ours(target: str) -> bool:
-    """Whether a file is an emitted module as it was written, which the next one may replace."""
-    if not os.path.isfile(target):
-        return False
-    try:
-        with open(target, encoding="utf-8", newline="") as file:
-            return is_as_emitted(file.read())
-    except (OSError, UnicodeDecodeError):
-        return False
 
 
 def written(loaded: Spec, target: str) -> str:

@@ -13,7 +13,7 @@ import shutil
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
@@ -67,6 +67,14 @@ def result_json(value: object) -> None:
     result(as_json(value))
 
 
+def answer(as_json: bool, data: Mapping[str, object], text: str) -> None:
+    """Write a result as text, or as JSON where that is asked for."""
+    if as_json:
+        result_json({"ok": True, **data})
+    else:
+        result(text)
+
+
 def as_json(value: object) -> str:
     """One JSON value as text: strict JSON, ASCII."""
     return json.dumps(value, indent=2, allow_nan=False)
@@ -81,18 +89,8 @@ def say(text: str) -> None:
 def plain_warnings() -> Iterator[None]:
     """Python's warnings as messages, without the line of ours that gave them."""
 
-    def say_warning(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        say(f"warning: {message}")
-
     with warnings.catch_warnings():
-        warnings.showwarning = say_warning
+        warnings.showwarning = lambda message, *_: say(f"warning: {message}")
         yield
 
 

@@ -65,13 +65,12 @@ def command(
     if a == b == "-":
         raise click.UsageError("standard input can be one of the two specs, not both")
     first, second = specs(a, b, names, parameters)
-    n = _length(first, second, length)
+    fixed = (first.program.fixed_length, second.program.fixed_length, DEFAULT_LENGTH)
+    n = next(n for n in (length, *fixed) if n is not None)
     with fitting():
         difference = diff(first, second, n, _inputs((first, second), inputs, n), queries)
-    if as_json:
-        console.result_json({"ok": True, **difference.to_dict()})
-    else:
-        console.result(console.styled(page(difference, labels=(_label(a), _label(b)))))
+    labels = [STDIN if spec == "-" else shown_path(spec) for spec in (a, b)]
+    console.answer(as_json, difference.to_dict(), console.styled(page(difference, labels)))
     ctx.exit(1 if exit_code and difference.equal is not True else 0)
 
 
@@ -88,10 +87,9 @@ def specs(a: str, b: str, names: Sequence[str], parameters: Mapping[str, str]) -
             they = ", ".join(f"`{one}`" for one in every) or "none"
             message = f"neither spec has a parameter `{name}` (they have {they})"
             raise click.UsageError(hinted(message, name, every))
-    taken = [{key: text for key, text in parameters.items() if key in has} for has in allowed]
     first, second = (
-        Spec(source, name=name, parameters=parameters)
-        for source, name, parameters in zip(sources, chosen, taken, strict=True)
+        Spec(source, name=name, parameters={x: y for x, y in parameters.items() if x in has})
+        for source, name, has in zip(sources, chosen, allowed, strict=True)
     )
     return first, second
 
@@ -107,31 +105,15 @@ def _names(sources: tuple[Source, Source], names: Sequence[str]) -> list[str | N
     return found if any(found) else [names[0], names[0]]
 
 
-def _length(first: Spec, second: Spec, asked: int | None) -> int:
-    """The length asked for, or that of a grid of one of them, or the default."""
-    if asked is not None:
-        return asked
-    fixed = (first.program.fixed_length, second.program.fixed_length)
-    return next((n for n in fixed if n is not None), DEFAULT_LENGTH)
-
-
 def _inputs(
     both: tuple[Spec, Spec], texts: Mapping[str, str], n: int
 ) -> dict[str, np.ndarray] | None:
     """One sample of the inputs given, as the specs that declare them read it."""
     if not texts:
         return None
-    declared = {name for spec in both for name in spec.inputs}
     arrays: dict[str, np.ndarray] = {}
-    for spec in both:
+    for spec, other in (both, both[::-1]):
         # an input that neither declares is refused by the first
-        texts_of_spec = {
-            x: text for x, text in texts.items() if x in spec.inputs or x not in declared
-        }
-        arrays |= read_inputs(spec, texts_of_spec, (), n)
+        own = {x: text for x, text in texts.items() if x in spec.inputs or x not in other.inputs}
+        arrays |= read_inputs(spec, own, (), n)
     return arrays
-
-
-def _label(spec: str) -> str:
-    """Where a spec came from, as messages say it."""
-    return STDIN if spec == "-" else shown_path(spec)

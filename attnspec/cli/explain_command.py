@@ -24,10 +24,9 @@ def command(code: str | None, as_json: bool) -> None:
     """
     entries = catalogue()
     if code is None:
-        if as_json:
-            console.result_json({"ok": True, "codes": [to_dict(e) for e in entries.values()]})
-        else:
-            console.result("\n".join(f"{e.code}  {e.summary}" for e in entries.values()))
+        every = entries.values()
+        listing = "\n".join(f"{e.code}  {e.summary}" for e in every)
+        console.answer(as_json, {"codes": [*map(to_dict, every)]}, listing)
         return
     wanted = code.strip().upper()
     wanted = f"A{wanted}" if wanted.isdecimal() else wanted
@@ -36,10 +35,7 @@ def command(code: str | None, as_json: bool) -> None:
         if not any(letter.isdigit() for letter in code):
             message += "; `attnspec explain` lists them"
         raise click.UsageError(hinted(message, wanted, entries))
-    if as_json:
-        console.result_json({"ok": True, **to_dict(entries[wanted])})
-    else:
-        console.result(explanation(entries[wanted]))
+    console.answer(as_json, to_dict(entries[wanted]), explanation(entries[wanted]))
 
 
 def explanation(entry: Entry) -> str:

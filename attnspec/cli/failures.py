@@ -44,20 +44,14 @@ class Failure:
 
 def status_of(diagnostics: Iterable[Diagnostic], strict: bool = False) -> int:
     """0 without errors, else the status that the gravest asks for; `strict` counts warnings too."""
-    status = 0
-    for diagnostic in diagnostics:
-        if diagnostic.severity == "error" or strict:
-            status = max(status, _status(diagnostic.code))
-    return status
+    counted = (x for x in diagnostics if x.severity == "error" or strict)
+    return max((_status(int(x.code[1:])) for x in counted), default=0)
 
 
-def _status(code: str) -> int:
-    number = int(code[1:])
+def _status(number: int) -> int:
     if 180 <= number <= 189 or 520 <= number <= 549:
         return WRONG_FILE
-    if 190 <= number <= 199:
-        return LIMIT
-    return WRONG_SPEC
+    return LIMIT if 190 <= number <= 199 else WRONG_SPEC
 
 
 @contextmanager
@@ -99,7 +93,9 @@ def failure_of(error: Exception) -> Failure:
         case click.Abort():
             return Failure(INTERRUPTED, "interrupted")
         case OSError():
-            return Failure(WRONG_FILE, f"error: {_file_problem(error)}")
+            reason, name = (error.strerror or str(error)).lower(), error.filename
+            where = "" if name is None else f"{os.fsdecode(name)}: "
+            return Failure(WRONG_FILE, f"error: {where}{reason}")
         case MemoryError():
             return Failure(LIMIT, "error: this needs more memory than there is")
         case _:
@@ -115,9 +111,3 @@ def _usage(error: click.UsageError) -> str:
         lines.append(error.ctx.get_usage())
         lines.append(f"help: {error.ctx.command_path} --help")
     return "\n".join(lines)
-
-
-def _file_problem(error: OSError) -> str:
-    reason = (error.strerror or str(error)).lower()
-    name = error.filename
-    return reason if name is None else f"{os.fsdecode(name)}: {reason}"

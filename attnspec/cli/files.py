@@ -6,11 +6,19 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 
-def write_result(path: str, content: str | bytes, *, force: bool) -> None:
-    """Write a new file, or over one that holds the same content or that `force` gives up.
+def write_result(
+    path: str,
+    content: str | bytes,
+    *,
+    force: bool,
+    is_ours: Callable[[bytes], bool] = lambda data: False,
+) -> None:
+    """Write a new file, or over one that holds the same content, that a command wrote or that
+    `force` gives up.
 
     Raises OSError.
     """
@@ -19,9 +27,12 @@ def write_result(path: str, content: str | bytes, *, force: bool) -> None:
         words = "is a link to a file that is not there (--force writes it)"
         raise FileExistsError(errno.EEXIST, words, path)
     if target.is_file() and not force:
-        if target.read_bytes() == _bytes(content):
+        before = target.read_bytes()
+        if before == _bytes(content):
             return
-        raise FileExistsError(errno.EEXIST, "holds something else (--force writes over it)", path)
+        if not is_ours(before):
+            words = "holds something else (--force writes over it)"
+            raise FileExistsError(errno.EEXIST, words, path)
     replace_file(target, content)
 
 
@@ -58,13 +69,6 @@ def _bytes(content: str | bytes) -> bytes:
     return content.encode("utf-8") if isinstance(content, str) else content
 
 
-def _later_than(new: Path, old: Path) -> None:
-    """Python takes a cached compilation for current by size and whole seconds: make them differ."""
-    before, after = old.stat(), new.stat()
-    if before.st_size == after.st_size and int(after.st_mtime) <= int(before.st_mtime):
-        os.utime(new, (after.st_atime, int(before.st_mtime) + 1))
-
-
 def _move_in(target: Path, data: bytes, mode: int | None) -> None:
     beside = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
@@ -74,7 +78,10 @@ def _move_in(target: Path, data: bytes, mode: int | None) -> None:
             os.fsync(file.fileno())
         if mode is not None:
             beside.chmod(stat.S_IMODE(mode))
-            _later_than(beside, target)
+            before, after = target.stat(), beside.stat()
+            # Python takes a cached compilation for current by size and whole seconds
+            if before.st_size == after.st_size and int(after.st_mtime) <= int(before.st_mtime):
+                os.utime(beside, (after.st_atime, int(before.st_mtime) + 1))
         os.replace(beside, target)
     except BaseException:
         beside.unlink(missing_ok=True)

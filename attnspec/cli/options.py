@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import click
@@ -13,24 +14,21 @@ from attnspec.limits import LIMITS
 Command = TypeVar("Command", bound=Callable[..., object])
 
 
-def count(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
+def count(
+    ctx: click.Context, param: click.Parameter, text: str | None, least: int = 0
+) -> int | None:
     """A number of positions, a layer or a head: plain digits, from 0."""
     if text is None:
         return None
-    return _whole(ctx, param, text, 0)
-
-
-def positive(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
-    """A whole number from 1."""
-    return None if text is None else _whole(ctx, param, text, 1)
-
-
-def _whole(ctx: click.Context, param: click.Parameter, text: str, least: int) -> int:
     required = f"an integer from {least} to 2**31 - 1 is required, got {text[:40]!r}"
     if not re.fullmatch(r"[0-9]{1,20}", text) or not least <= int(text) <= LIMITS.length:
         meant = "" if text == "0" else _meant(text)
         raise click.BadParameter(required + meant, ctx, param)
     return int(text)
+
+
+positive = partial(count, least=1)
+"""A whole number from 1."""
 
 
 def lengths(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> tuple[int, ...]:
@@ -127,31 +125,18 @@ input_option = click.option(
 
 def shape_options(heads: int) -> Callable[[Command], Command]:
     """Samples, heads where a spec declares none, and the size of a head."""
+    declared = f"The number of heads of a spec without `heads`; {heads} if not given."
     options = (
-        click.option(
-            "--batch",
-            metavar="B",
-            default="1",
-            callback=positive,
-            help="The number of samples; 1 if not given.",
-        ),
-        click.option(
-            *("--heads", "heads"),
-            metavar="H",
-            callback=positive,
-            help=f"The number of heads of a spec without `heads`; {heads} if not given.",
-        ),
-        click.option(
-            "--head-size",
-            metavar="D",
-            default="64",
-            callback=positive,
-            help="The size of a head; 64 if not given.",
-        ),
+        ("--head-size", "D", "64", "The size of a head; 64 if not given."),
+        ("--heads", "H", None, declared),
+        ("--batch", "B", "1", "The number of samples; 1 if not given."),
     )
 
     def decorated(command: Command) -> Command:
-        for option in reversed(options):
+        for name, value, default, text in options:
+            option = click.option(
+                name, metavar=value, default=default, callback=positive, help=text
+            )
             command = option(command)
         return command
 

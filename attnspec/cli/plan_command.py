@@ -97,22 +97,12 @@ def command(
             distribution = loaded.distribute(
                 n, devices, batch, heads, head_size, key_heads, arrays, rates
             )
-        if as_json:
-            console.result_json({"ok": True, **distribution.to_dict()})
-        else:
-            console.result(str(distribution))
+        console.answer(as_json, distribution.to_dict(), str(distribution))
         return
-    for option, value in (
-        ("--key-heads", key_heads),
-        ("--input", inputs),
-        ("--link", link),
-        ("--speed", speed),
-    ):
+    travels = {"--key-heads": key_heads, "--input": inputs, "--link": link, "--speed": speed}
+    for option, value in travels.items():
         if value:
             raise click.UsageError(f"{option} is about what travels: give --devices, too")
     with fitting():
         plan = loaded.plan(n, device, batch, heads, head_size, backend, queries)
-    if as_json:
-        console.result_json({"ok": True, **plan.to_dict()})
-    else:
-        console.result(str(plan))
+    console.answer(as_json, plan.to_dict(), str(plan))

@@ -17,20 +17,8 @@ from attnspec.cli.failures import Failure, failure_of
 from attnspec.text.diagnostics import hinted
 from attnspec.version import __version__
 
-COMMANDS = (
-    "compile",
-    "check",
-    "analyse",
-    "plan",
-    "show",
-    "diff",
-    "verify",
-    "bench",
-    "format",
-    "explain",
-    "zoo",
-    "calibrate",
-    "lsp",
+COMMANDS = tuple(
+    "compile check analyse plan show diff verify bench format explain zoo calibrate lsp".split()
 )
 """In the order of the help text; each is `command` in `attnspec.cli.NAME_command`."""
 

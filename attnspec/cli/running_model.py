@@ -35,28 +35,21 @@ def verify_running(
     from attnspec.model_check import Run
 
     model, args, kwargs = _made(factory, n)
-    needed = {name for name in spec.inputs if name in texts}
-    inputs = {
-        name: torch.as_tensor(value)[None]
-        for name, value in read_inputs(spec, texts, needed, n).items()
-    }
+    arrays = read_inputs(spec, texts, (), n)
+    inputs = {name: torch.as_tensor(value)[None] for name, value in arrays.items()}
     status = LIMIT
     with fitting(), console.progress_bar() as show:
 
         def progress(count: int, path: str) -> None:
             show(count / (count + 8), f"layer {count}: {path}")
 
-        settings: dict[str, Any] = {"seconds": seconds, "progress": progress}
-        run = Run(model, spec, args, kwargs, inputs=inputs, **settings)
+        run = Run(model, spec, args, kwargs, inputs=inputs, seconds=seconds, progress=progress)
         try:
             run.verified()
         except KeyboardInterrupt:
             status = INTERRUPTED
     report = run.report
-    if as_json:
-        console.result_json(report.to_dict())
-    else:
-        console.result(str(report))
+    console.answer(as_json, report.to_dict(), str(report))
     if report.interrupted is not None:
         console.say(f"interrupted: {report.interrupted}")
         ctx.exit(status)

@@ -13,7 +13,7 @@ from attnspec.cli.failures import fitting
 from attnspec.cli.files import require_folder, write_result
 from attnspec.cli.specs import length_of, needed_inputs, read_inputs, shown_path, spec_at
 from attnspec.show.drawing import MAKER
-from attnspec.show.panels import has_graph
+from attnspec.show.panels import first_drawn
 from attnspec.show.picture import SUFFIXES, Picture
 from attnspec.spec import Spec
 
@@ -69,14 +69,23 @@ def command(
     n = length_of(loaded.program, length, DEFAULT_LENGTH)
     require_slot(loaded, layer, head)
     if output is not None:
-        write_picture(output, picture_of(loaded, n, layer, head, inputs, queries), force=force)
+        picture = picture_of(loaded, n, layer, head, inputs, queries)
+        with fitting():
+            content = picture.content(Path(output).suffix.lower())
+        # a picture that this command drew is replaced
+        is_ours = lambda data: MAKER.encode() in data[:1000]  # noqa: E731
+        write_result(output, content, force=force, is_ours=is_ours)
         console.say(f"wrote {shown_path(output)}")
         return
     if layer is None:
         # inputs that other layers read are not asked for
-        layers = range(loaded.program.layers or 1)
-        layer = next((each for each in layers if has_graph(loaded.program, each)), 0)
-    console.result(printed(picture_of(loaded, n, layer, head, inputs, queries)))
+        layer = first_drawn(loaded.program)
+    signs = console.signs()
+    with fitting():
+        picture = picture_of(loaded, n, layer, head, inputs, queries)
+        figure, text = picture.text(console.width(), signs)
+    title = click.style(figure.name, bold=True) if signs == "colour" else figure.name
+    console.result("\n".join([title, figure.about, "", console.styled(text), *figure.footer]))
 
 
 def picture_of(
@@ -87,20 +96,9 @@ def picture_of(
     inputs: Mapping[str, str],
     m: int | None = None,
 ) -> Picture:
-    """The picture of what the command line names; raises click.UsageError for inputs that are
-    missing or do not fit."""
     layers = range(spec.layers) if layer is None else [layer]
     arrays = read_inputs(spec, inputs, needed_inputs(spec, layers, head), n)
     return Picture(spec.elaborated, n, layer, head, arrays, m)
-
-
-def printed(found: Picture) -> str:
-    """The whole text of a picture for standard output, with colours where it shows them."""
-    signs = console.signs()
-    with fitting():
-        figure, text = found.text(console.width(), signs)
-    name = click.style(figure.name, bold=True) if signs == "colour" else figure.name
-    return "\n".join([name, figure.about, "", console.styled(text), *figure.footer])
 
 
 def require_slot(spec: Spec, layer: int | None, head: int | None) -> None:
@@ -127,21 +125,3 @@ def require_target(path: str, spec: str) -> None:
     require_folder(path)
     if spec != "-" and os.path.exists(path) and os.path.samefile(path, spec):
         raise click.UsageError(f"the output is the spec itself: {shown_path(path)}")
-
-
-def write_picture(path: str, found: Picture, *, force: bool) -> None:
-    """Write a picture as what the file's suffix says; raises OSError.
-
-    A picture that this command drew is replaced, anything else only by `force`.
-    """
-    with fitting():
-        content = found.content(Path(path).suffix.lower())
-    write_result(path, content, force=force or _is_ours(path))
-
-
-def _is_ours(path: str) -> bool:
-    """Whether a file is a picture of this command, which the next one may replace."""
-    if not os.path.isfile(path):
-        return False
-    with open(path, "rb") as file:
-        return MAKER.encode() in file.read(1000)

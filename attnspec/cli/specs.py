@@ -102,24 +102,24 @@ def needed_inputs(spec: Spec, layers: Iterable[int], head: int | None = None) ->
     heads = range(spec.heads or 1) if head is None else [head]
     attends = [spec.program.attend(layer, one) for layer in layers for one in heads]
     named = {name for a in attends if a.graph is not None for name in inputs_of(a.graph)}
-    return {name for name in named if spec.inputs[name].kind in _EXAMPLES}
+    return {name for name in named if spec.inputs[name].kind in _KINDS}
 
 
-_EXAMPLES = {
-    "tokens": "{}=0,5,9",
-    "ids": "{}=0*{first},1*{rest}",
-    "length": "{}=12",
-    "numbers": "{}=0.5*{first},2.25*{rest}",
+_WHOLE, _TIMES = "(?P<value>[0-9]{1,10})", r"(?:\*(?P<times>[0-9]{1,10}))?"
+_REAL = r"(?P<value>[+-]?(?:nan|inf|[0-9]{1,18}(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,3})?))"
+
+_KINDS = {
+    "tokens": ("{}=0,5,9", _WHOLE + r"(?:\.\.(?P<last>[0-9]{1,10}))?", "positions are"),
+    "ids": ("{}=0*{first},1*{rest}", _WHOLE + _TIMES, "ids separated by commas are"),
+    "length": ("{}=12", _WHOLE, "one number is"),
+    "numbers": ("{}=0.5*{first},2.25*{rest}", _REAL + _TIMES, "numbers separated by commas are"),
 }
-"""A run-time input of each kind that `--input` takes."""
-
-
-_ITEM = re.compile(r"(?P<first>[0-9]{1,10})(?:\.\.(?P<last>[0-9]{1,10})|\*(?P<times>[0-9]{1,10}))?")
+"""The kinds of run-time inputs that `--input` takes: an example, an item, and what is required."""
 
 
 def example_of(entry: Input, n: int) -> str:
     """An option that gives an input at n positions; nothing for a kind that only Python gives."""
-    text = _EXAMPLES.get(entry.kind, "")
+    text = _KINDS.get(entry.kind, ("",))[0]
     return text and "--input " + text.format(entry.name, first=n - n // 2, rest=n // 2)
 
 
@@ -144,65 +144,37 @@ def read_inputs(
 
 
 def _values(entry: Input, text: str, n: int) -> np.ndarray:
-    if entry.kind not in _EXAMPLES:
+    if entry.kind not in _KINDS:
         _refuse(
             entry, f"an input of kind {entry.kind} is given in Python: `spec.analyse(n, inputs)`", n
         )
-    if entry.kind == "numbers":
-        return _numbers(entry, text, n)
-    items = [_ITEM.fullmatch(part.strip()) for part in text.split(",")]
-    matches = [item for item in items if item is not None]
-    if len(matches) < len(items):
-        _refuse(entry, f"numbers separated by commas are required, got {text!r}", n)
+    _, pattern, wanted = _KINDS[entry.kind]
+    matches = [re.fullmatch(pattern, part.strip()) for part in text.split(",")]
+    items = [item for item in matches if item is not None]
+    if len(items) < len(matches) or (entry.kind == "length" and len(items) > 1):
+        _refuse(entry, f"{wanted} required, got {text!r}", n)
     match entry.kind:
         case "length":
-            if len(matches) != 1 or matches[0]["last"] or matches[0]["times"]:
-                _refuse(entry, f"one number is required, got {text!r}", n)
-            length = int(matches[0]["first"])
+            length = int(text)
             if length > n:
                 _refuse(entry, f"a length of at most n = {n} is required, got {length}", n)
             return np.array(length)
         case "tokens":
-            if any(item["times"] for item in matches):
-                _refuse(entry, f"positions are required, got {text!r}", n)
             marked = np.zeros(n, bool)
-            for item in matches:
-                first, last = int(item["first"]), int(item["last"] or item["first"])
+            for item in items:
+                first, last = int(item["value"]), int(item["last"] or item["value"])
                 if last < first or last >= n:
                     _refuse(entry, f"positions from 0 to {n - 1} are required, got {item[0]}", n)
                 marked[first : last + 1] = True
             return marked
-        case _:
-            counts = [int(item["times"] or 1) for item in matches]
-            if any(item["last"] for item in matches) or sum(counts) != n:
-                _refuse(
-                    entry,
-                    f"{n} ids are required, one for each position, got {sum(counts)}"
-                    if not any(item["last"] for item in matches)
-                    else f"ids are required, got {text!r}",
-                    n,
-                )
-            return np.repeat([int(item["first"]) for item in matches], counts)
-
-
-_NUMBER = re.compile(
-    r"(?P<number>[+-]?(?:nan|inf|[0-9]{1,18}(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,3})?))"
-    r"(?:\*(?P<times>[0-9]{1,10}))?"
-)
-
-
-def _numbers(entry: Input, text: str, n: int) -> np.ndarray:
-    """Numbers, each perhaps several times, as int64 where all are whole, else as float64."""
-    matches = [_NUMBER.fullmatch(part.strip()) for part in text.split(",")]
-    items = [item for item in matches if item is not None]
-    if len(items) < len(matches):
-        _refuse(entry, f"numbers separated by commas are required, got {text!r}", n)
-    counts = [int(item["times"] or 1) for item in items]
-    if sum(counts) != n:
-        message = f"{n} numbers are required, one for each position, got {sum(counts)}"
-        _refuse(entry, message, n)
-    whole = all(re.fullmatch(r"[+-]?[0-9]+", item["number"]) for item in items)
-    return np.repeat([(int if whole else float)(item["number"]) for item in items], counts)
+        case kind:
+            counts = [int(item["times"] or 1) for item in items]
+            if sum(counts) != n:
+                each = "one for each position"
+                _refuse(entry, f"{n} {kind} are required, {each}, got {sum(counts)}", n)
+            # int64 where all are whole
+            whole = all(re.fullmatch(r"[+-]?[0-9]+", item["value"]) for item in items)
+            return np.repeat([(int if whole else float)(item["value"]) for item in items], counts)
 
 
 def _refuse(entry: Input, message: str, n: int) -> NoReturn:

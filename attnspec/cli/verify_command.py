@@ -107,10 +107,7 @@ def command(
     if inputs:
         raise click.UsageError("--input is for --model: inputs of a SPEC alone are drawn")
     verification = _verified(spec, name, parameters, backend, length, queries)
-    if as_json:
-        console.result_json(verification.to_dict())
-    else:
-        console.result(str(verification))
+    console.answer(as_json, verification.to_dict(), str(verification))
     ctx.exit(0 if verification.ok else WRONG_SPEC)
 
 

@@ -30,15 +30,13 @@ def command(
     """
     if prelude and name is not None:
         raise click.UsageError("--prelude stands without the NAME of a spec")
-    texts = {PRELUDE: prelude_text()} if prelude else zoo_texts()
+    file = resources.files("attnspec.graphs.patterns").joinpath(PRELUDE + SUFFIX)
+    texts = {PRELUDE: file.read_text(encoding="utf-8")} if prelude else zoo_texts()
     name = PRELUDE if prelude else name
     if name is None:
         if output is not None:
             raise click.UsageError("-o needs the NAME of a spec; `attnspec zoo` lists them")
-        if as_json:
-            console.result_json({"ok": True, "specs": [*map(entry, texts, texts.values())]})
-        else:
-            console.result(listing(texts))
+        console.answer(as_json, {"specs": [*map(entry, texts, texts.values())]}, listing(texts))
         return
     wanted = name.removesuffix(SUFFIX)
     if wanted not in texts:
@@ -48,16 +46,9 @@ def command(
     if output is not None:
         write_result(output, texts[wanted], force=force)
         console.say(f"wrote {output}")
-    if as_json:
-        console.result_json({"ok": True, **entry(wanted, texts[wanted]), "text": texts[wanted]})
-    elif output is None:
-        console.result(texts[wanted].removesuffix("\n"))
-
-
-def prelude_text() -> str:
-    """The static patterns, written in the language."""
-    file = resources.files("attnspec.graphs.patterns").joinpath(PRELUDE + SUFFIX)
-    return file.read_text(encoding="utf-8")
+    if as_json or output is None:
+        text = texts[wanted]
+        console.answer(as_json, {**entry(wanted, text), "text": text}, text.removesuffix("\n"))
 
 
 def about(text: str) -> str:

@@ -97,7 +97,7 @@ def _named(spot: Spot) -> Iterator[Offer]:
     elif last == "normalize":
         yield from _of("normalizer")
     elif last == "score":
-        yield from (Offer(name, "score", insert=f"{name}(") for name in SCORES)
+        yield from _calls("score")
     elif last == "sequence":
         yield Offer(GRID, "statement", "positions are cells", f"{GRID}(")
     elif last in ("layer", "head"):
@@ -112,6 +112,10 @@ def _of(kind: str) -> Iterator[Offer]:
     return (Offer(word, kind) for word in words()[kind])
 
 
+def _calls(*kinds: str) -> Iterator[Offer]:
+    return (Offer(x, kind, insert=f"{x}(") for kind in kinds for x in words()[kind])
+
+
 def _keyword(spot: Spot) -> str:
     """The keyword of the statement, or item, in which a place lies; "" at the start of a body."""
     index = _statement(spot)
@@ -120,19 +124,14 @@ def _keyword(spot: Spot) -> str:
 
 def _statement(spot: Spot) -> int | None:
     """The word that is that keyword."""
-    scan, body = spot.document.scan, _body(spot)
+    scan, body = spot.document.scan, spot.opener
+    # the brace of the body around a place, -1 for the file
+    while body >= 0 and scan.words[body].text != "{":
+        body = scan.enclosing[body]
     for index in range(spot.before - 1, body, -1):
         if scan.words[index].text in STATEMENTS | ITEMS and scan.enclosing[index] == body:
             return index
     return None
-
-
-def _body(spot: Spot) -> int:
-    """The brace of the body around a place, -1 for the file."""
-    scan, opener = spot.document.scan, spot.opener
-    while opener >= 0 and scan.words[opener].text != "{":
-        opener = scan.enclosing[opener]
-    return opener
 
 
 def _expression(spot: Spot) -> Iterator[Offer]:
@@ -169,10 +168,11 @@ def _is_header(spot: Spot, opener: int) -> bool:
 
 def _in_call(spot: Spot, callee: str, opener: int) -> Iterator[Offer]:
     scan = spot.document.scan
-    if _is_reading(spot, callee):
-        sides = _of("position")
+    # an input is read at a position, as `time(q)`
+    if _in_predicate(spot) and callee in (each.name for each in _inputs(spot, set(READ))):
         # of two sequences the inputs belong to the keys
-        yield from (x for x in sides if x.label == "k" or not _crosses(spot))
+        crosses = spot.document.symbols.crosses(spot.before)
+        yield from (x for x in _of("position") if x.label == "k" or not crosses)
         return
     inside = [i for i in range(opener + 1, spot.before) if scan.enclosing[i] == opener]
     commas = [i for i in inside if scan.words[i].text == ","]
@@ -196,12 +196,6 @@ def _in_call(spot: Spot, callee: str, opener: int) -> Iterator[Offer]:
         yield from _values(spot, chosen)
     elif not named and (not parameters or callee in words()["operation"]):
         yield from _anything(spot)
-
-
-def _is_reading(spot: Spot, callee: str) -> bool:
-    """Whether an input is read at a position, as `time(q)`."""
-    names = [each.name for each in _inputs(spot, set(READ))]
-    return callee in names and _in_predicate(spot)
 
 
 def _in_predicate(spot: Spot) -> bool:
@@ -246,7 +240,7 @@ def _values(spot: Spot, parameter: Parameter) -> Iterator[Offer]:
             yield from (Offer(choice, "option", parameter.doc) for choice in parameter.choices)
             yield from _named_inputs(spot, {parameter.input})
         case "tokens":
-            yield from (Offer(name, "set", insert=f"{name}(") for name in TOKEN_SETS)
+            yield from _calls("set")
             yield from _named_inputs(spot, {"tokens"})
             yield from _own(spot, ("parameter", "let"))
         case "predicate":
@@ -264,18 +258,14 @@ def _values(spot: Spot, parameter: Parameter) -> Iterator[Offer]:
 
 def _numbers(spot: Spot) -> Iterator[Offer]:
     yield from _own(spot, ("parameter", "let"))
-    yield from _scalars(spot)
-    yield from (Offer(name, "function", insert=f"{name}(") for name in words()["function"])
+    yield from _computed(spot)
 
 
-def _scalars(spot: Spot) -> Iterator[Offer]:
+def _computed(spot: Spot) -> Iterator[Offer]:
     yield from _of("scalar")
-    if _crosses(spot):
+    if spot.document.symbols.crosses(spot.before):
         yield Offer(QUERIES, "scalar", "how many queries there are")
-
-
-def _crosses(spot: Spot) -> bool:
-    return spot.document.symbols.crosses(spot.before)
+    yield from _calls("function")
 
 
 def _anything(spot: Spot) -> Iterator[Offer]:
@@ -288,10 +278,8 @@ def _anything(spot: Spot) -> Iterator[Offer]:
             formula = formula_and_source(page_of(declaration))[0] if declaration else ""
             takes = declaration is not None and parameters_of(declaration)
             yield Offer(name, kind, formula, f"{name}(" if takes else "")
-    for kind in ("operation", "set"):
-        yield from (Offer(name, kind, insert=f"{name}(") for name in words()[kind])
-    yield from _scalars(spot)
-    yield from (Offer(name, "function", insert=f"{name}(") for name in words()["function"])
+    yield from _calls("operation", "set")
+    yield from _computed(spot)
 
 
 def _own(spot: Spot, kinds: Iterable[str]) -> Iterator[Offer]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 
 from attnspec.editor.document import Document
 from attnspec.elaborate.arguments import parameters_of
@@ -28,9 +28,11 @@ def ways(declaration: type) -> list[str]:
     name: str = declaration.name  # type: ignore[attr-defined]
     signatures = getattr(declaration, "signatures", None)
     if signatures:
-        return [f"{name}({', '.join(f'{argument}' for argument in way)})" for way in signatures]
+        return [f"{name}({', '.join(map(str, way))})" for way in signatures]
     parts = [
-        f"{entry.name} = {_shown(entry.default)}" if _has_default(entry) else entry.name
+        entry.name
+        if entry.default in (MISSING, None)
+        else f"{entry.name} = {_shown(entry.default)}"
         for entry in fields(declaration)
         if entry.name in parameters_of(declaration)
     ]
@@ -68,11 +70,8 @@ def markdown(declaration: type) -> str:
 
 def meaning(parameter: Parameter) -> str:
     """What an argument is, with its bounds or choices."""
-    bounds = []
-    if parameter.least is not None:
-        bounds.append(f"at least {parameter.least:,}")
-    if parameter.most is not None:
-        bounds.append(f"at most {parameter.most:,}")
+    ends = (("at least", parameter.least), ("at most", parameter.most))
+    bounds = [f"{words} {end:,}" for words, end in ends if end is not None]
     bounds += [word for word in ("odd", "even") if getattr(parameter, word)]
     if parameter.choices:
         bounds.append(f"one of {', '.join(parameter.choices)}")
@@ -83,10 +82,6 @@ def escaped(text: str) -> str:
     """Plain text as Markdown: formulas keep their stars, and `Source:` its line."""
     safe = re.sub(r"([\\*_<>|\[\]])", r"\\\1", text)
     return re.sub(r"\n(?=[A-Z][\w, -]*: )", "  \n", safe)
-
-
-def _has_default(entry: Field[object]) -> bool:
-    return entry.default is not MISSING and entry.default is not None
 
 
 def _shown(default: object) -> str:

@@ -5,40 +5,22 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pygments.lexer import RegexLexer, bygroups, words
-from pygments.token import (
-    Comment,
-    Keyword,
-    Name,
-    Number,
-    Operator,
-    Punctuation,
-    String,
-    Whitespace,
-)
+from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation, String, Whitespace
 
 from attnspec.editor.words import words as words_of
 
-COLOURED = {
-    "item": Keyword.Declaration,
-    "statement": Keyword,
-    "connective": Keyword,
-    "operator": Operator.Word,
-    "constant": Keyword.Constant,
-    "selector": Keyword.Constant,
-    "normalizer": Keyword.Constant,
-    "pattern": Name.Builtin,
-    "mechanism": Name.Builtin,
-    "operation": Name.Function,
-    "set": Name.Function,
-    "function": Name.Function,
-    "score": Name.Function,
-    "input": Keyword.Type,
-    "property": Name.Constant,
-    "figure": Name.Constant,
-    "scalar": Name.Variable,
-    "position": Name.Variable,
-}
-"""What each kind of word is for Pygments, the first of several kinds; coordinates stand behind a
+COLOURED = (
+    (Keyword.Declaration, "item"),
+    (Keyword, "statement connective"),
+    (Operator.Word, "operator"),
+    (Keyword.Constant, "constant selector normalizer"),
+    (Name.Builtin, "pattern mechanism"),
+    (Name.Function, "operation set function score"),
+    (Keyword.Type, "input"),
+    (Name.Constant, "property figure"),
+    (Name.Variable, "scalar position"),
+)
+"""What the kinds of words are for Pygments, the first of several kinds; coordinates stand behind a
 point, so they need no word."""
 
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -63,7 +45,8 @@ class AttnLexer(RegexLexer):  # type: ignore[misc]
             (rf"(\.)({NAME})", bygroups(Punctuation, Name.Attribute)),
             *(
                 (words(words_of()[kind], prefix=r"\b", suffix=r"\b"), token)
-                for kind, token in COLOURED.items()
+                for token, kinds in COLOURED
+                for kind in kinds.split()
             ),
             (NAME, Name),
             (

@@ -31,30 +31,24 @@ _SEVERITY = {
 }
 
 _KINDS = {
-    "keyword": types.CompletionItemKind.Keyword,
-    "statement": types.CompletionItemKind.Keyword,
-    "pattern": types.CompletionItemKind.Class,
-    "mechanism": types.CompletionItemKind.Module,
-    "graph": types.CompletionItemKind.Function,
-    "import": types.CompletionItemKind.Function,
-    "operation": types.CompletionItemKind.Function,
-    "function": types.CompletionItemKind.Function,
-    "set": types.CompletionItemKind.Function,
-    "score": types.CompletionItemKind.Function,
-    "argument": types.CompletionItemKind.Field,
-    "parameter": types.CompletionItemKind.Variable,
-    "let": types.CompletionItemKind.Variable,
-    "input": types.CompletionItemKind.Variable,
-    "file": types.CompletionItemKind.File,
+    kind: types.CompletionItemKind[name]
+    for name, kinds in {
+        "Keyword": "keyword statement",
+        "Class": "pattern",
+        "Module": "mechanism",
+        "Function": "graph import operation function set score",
+        "Field": "argument",
+        "Variable": "parameter let input",
+        "File": "file",
+    }.items()
+    for kind in kinds.split()
 }
 """How editors draw what is offered; all else is a value."""
 
 server = LanguageServer("attnspec", __version__)
 
 
-@lru_cache(maxsize=64)
-def _document(text: str, path: Path | None) -> Document:
-    return Document(text, path)
+_document = lru_cache(maxsize=64)(Document)
 
 
 def _opened(uri: str) -> Document:
@@ -141,16 +135,13 @@ def _location(document: Document, span: Span, uri: str) -> types.Location:
     if span.source.path == document.path or span.source.path is None:
         return types.Location(uri, _range(document, span.start, span.end))
     other = Document(span.source.text, span.source.path)
-    return types.Location(_uri(other), _range(other, span.start, span.end))
+    uri = uris.from_fs_path(str(span.source.path.resolve())) or ""
+    return types.Location(uri, _range(other, span.start, span.end))
 
 
 def _range(document: Document, start: int, end: int) -> types.Range:
     first, last = document.place(start), document.place(end)
     return types.Range(types.Position(*first), types.Position(*last))
-
-
-def _uri(document: Document) -> str:
-    return "" if document.path is None else uris.from_fs_path(str(document.path.resolve())) or ""
 
 
 # --- what could be written, and what is written ---------------------------------------------------

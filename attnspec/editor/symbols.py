@@ -151,11 +151,8 @@ class Symbols:
     def crosses(self, index: int) -> bool:
         """Whether the attention around a word says `cross`."""
         home = self.home(index)
-        item = self.items[home] if home != FILE else None
-        return item is not None and any(
-            self._text(each) == "cross" and self._starts(each)
-            for each in range(item.first, item.end)
-        )
+        within = range(self.items[home].first, self.items[home].end) if home != FILE else ()
+        return any(self._text(each) == "cross" and self._starts(each) for each in within)
 
     def graph(self, name: str) -> Definition | None:
         """The graph or import of a name."""

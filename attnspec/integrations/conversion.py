@@ -4,7 +4,7 @@ becomes a part of it, and there is a way back."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -31,13 +31,7 @@ from attnspec.integrations.model_layers import (
 )
 from attnspec.integrations.model_sides import SidesAttention
 from attnspec.integrations.model_stacks import Layer, Names, has_cross, layers_of, names_of
-from attnspec.integrations.model_use import (
-    PAGE,
-    Before,
-    ModelUse,
-    own_config,
-    used_by,
-)
+from attnspec.integrations.model_use import PAGE, Before, ModelUse, own_config, used_by
 from attnspec.ir.crossing import crossed
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Program
@@ -157,7 +151,9 @@ class Conversion:
         leaves the whole as it was, where a layer cannot."""
         try:
             chosen = layers_of(self.model, part, self.only or None, self.skip or None)
-            before = self._switch(part, name, [layer.module for layer in chosen])
+            before = own_config(part, name, [layer.module for layer in chosen])
+            for module, config in before.items():
+                self._back.append(partial(_put_back, module, "config", config))
             configs = {id(x.config): x.config for x in before}
             changed = [x for x in configs.values() if x._attn_implementation == name]
             places = self._places(part, before, attention, chosen)
@@ -169,22 +165,22 @@ class Conversion:
                 if compiled is not None:
                     place = replace(place, causal=self.causal, real=self.real)
                     place = self._placed(part, module, place, compiled, modules)
-                self._put(module, place, kept)
+                self._set(module, PLACE, place)
+                if place.table is not None and hasattr(module, "compute_bias") and not kept:
+                    # the table is read where the scores are: no bias [1, H, q, k] need be written
+                    # down, unless for layers that keep their own attention
+                    self._set(module, "compute_bias", partial(_no_bias, module_heads(module)))
             if self.causal is not None:
                 readers = [module for module, place in places.items() if place.own is None]
-                self._set_causal([*readers, *([] if kept else changed)], self.causal)
+                for reader in (*readers, *([] if kept else changed)):
+                    if hasattr(reader, "is_causal") or not isinstance(reader, nn.Module):
+                        self._set(reader, "is_causal", self.causal)
             self._require_used(part, name, set(places))
             self._write_by(name, chosen)
         except Exception:
             self.undo()
             raise
         self._parts.append((part, attention))
-
-    def _switch(self, part: Any, name: str, modules: list[nn.Module]) -> Before:
-        before = own_config(part, name, modules)
-        for module, config in before.items():
-            self._back.append(partial(_put_back, module, "config", config))
-        return before
 
     def _places(
         self, part: nn.Module, before: Before, attention: SidesAttention, chosen: list[Layer]
@@ -220,19 +216,6 @@ class Conversion:
             if any(layer.module in decoder for layer in chosen):
                 self._say("_attn_implementation", name)
 
-    def _set_causal(self, readers: list[Any], causal: bool) -> None:
-        """Set by what modules and configs say whether they read later positions."""
-        for reader in readers:
-            if hasattr(reader, "is_causal") or not isinstance(reader, nn.Module):
-                self._set(reader, "is_causal", causal)
-
-    def _put(self, module: nn.Module, place: Place, kept: bool) -> None:
-        self._set(module, PLACE, place)
-        if place.table is not None and hasattr(module, "compute_bias") and not kept:
-            # the table is read where the scores are: no bias [1, H, q, k] need be written down,
-            # unless for layers that keep their own attention
-            self._set(module, "compute_bias", partial(_no_bias, module_heads(module)))
-
     def _placed(
         self,
         part: Any,
@@ -265,7 +248,10 @@ class Conversion:
                 " some: `undo()` what it was given before"
             )
         plan = plan_data(own.program, own.module.backend)
-        compiled = CompiledAttention(plan, _head_size(module))
+        names = ("head_dim", "attention_head_size", "key_value_proj_dim")
+        # where the module does not say, the size of a head is seen when it is called
+        size = _number(getattr(module, name, None) for name in names)
+        compiled = CompiledAttention(plan, size)
         compiled.check_finite = own.module.check_finite
         reference = next(base.parameters())
         base.add_module(HELD, compiled.to(reference.device, reference.dtype).train(base.training))
@@ -356,7 +342,11 @@ def _replaced_windows(config: Any, chosen: list[int | None] | None) -> str:
     kinds, window = setting_of(config, "layer_types"), setting_of(config, "sliding_window")
     if not kinds:
         if window is not None and chosen is None:
-            _no_window(config)
+            try:
+                config.sliding_window = None
+            except Exception:
+                # some take numbers alone; of several kinds, by what checks the config
+                config.sliding_window = _NO_WINDOW
         return "" if window is None else f"in place of `sliding_window = {window}`"
     here = [kind for at, kind in enumerate(kinds) if chosen is None or at in chosen]
     cut = sorted(set(here) & ((PLAIN - {"full_attention"}) | _COMPRESSED))
@@ -372,29 +362,19 @@ def _replaced_windows(config: Any, chosen: list[int | None] | None) -> str:
     return f"in place of {', '.join(cut)} in {count} layers" if cut else ""
 
 
-def _no_window(config: Any) -> None:
-    """Have a config say that there is no window; some take numbers alone."""
-    try:
-        config.sliding_window = None
-    except Exception:
-        # of several kinds, by what checks the config
-        config.sliding_window = _NO_WINDOW
-
-
 def module_heads(module: nn.Module) -> int:
     """The query heads of an attention module."""
-    for name in ("n_heads", "num_heads", "num_attention_heads"):
-        heads = attribute_of(module, name)
-        if isinstance(heads, int):
-            return heads
-    raise AttnSpecError(f"heads that are counted are needed, {type(module).__name__} has no number")
+    names = ("n_heads", "num_heads", "num_attention_heads")
+    heads = _number(attribute_of(module, name) for name in names)
+    if heads is None:
+        kind = type(module).__name__
+        raise AttnSpecError(f"heads that are counted are needed, {kind} has no number")
+    return heads
 
 
-def _head_size(module: nn.Module) -> int | None:
-    """The size of a head, None where the module does not say; it is seen when it is called."""
-    names = ("head_dim", "attention_head_size", "key_value_proj_dim")
-    sizes = (getattr(module, name, None) for name in names)
-    return next((size for size in sizes if isinstance(size, int)), None)
+def _number(values: Iterable[object]) -> int | None:
+    """The first of some settings that is a whole number."""
+    return next((x for x in values if isinstance(x, int)), None)
 
 
 def length_of(model: Any, program: Program) -> int:
@@ -407,8 +387,8 @@ def length_of(model: Any, program: Program) -> int:
         extra = max((place.extra for *_, place in places_in(model)), default=0)
         return (size // patch) ** 2 + extra
     names = (_WRITTEN, *_LENGTHS) if has_cross(model) and not program.cross else _LENGTHS
-    lengths = (getattr(config, name, None) for name in names)
-    return next((length for length in lengths if isinstance(length, int)), 512)
+    length = _number(getattr(config, name, None) for name in names)
+    return 512 if length is None else length
 
 
 def _read(program: Program, n: int) -> Iterator[str]:

@@ -46,18 +46,13 @@ PACKED = (
 def of_terms(terms: Mapping[str, object], module: nn.Module) -> str:
     """What to do about keywords that a layer passes, with their values; empty if nothing is
     known."""
-    sentences = [_of_term(name, value, module) for name, value in terms.items()]
-    return "; ".join(filter(None, sentences))
-
-
-def _of_term(name: str, value: object, module: nn.Module) -> str:
-    if name == "sliding_window":
-        return f"write the window in the spec and {_full_layers(module)}"
-    if name == "softcap":
-        return f"write `score softcap(cap = {value})` in the spec"
-    if name == "position_bias":
-        return of_bias(module)
-    return _OTHERS.get(name, "")
+    advice = {
+        **_OTHERS,
+        "sliding_window": f"write the window in the spec and {_full_layers(module)}",
+        "softcap": f"write `score softcap(cap = {terms.get('softcap')})` in the spec",
+        "position_bias": of_bias(module),
+    }
+    return "; ".join(advice[name] for name in terms if name in advice)
 
 
 def of_bias(module: nn.Module) -> str:

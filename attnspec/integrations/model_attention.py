@@ -160,13 +160,16 @@ class ModelAttention:
         if not traced:
             self._require_rows_done(place, mask, of, inputs, cached is not None)
         dropout = dropout if module.training else 0.0
-        run, inputs = self._run_of(place, lists, sink is not None, inputs, mask.end)
-        running = self._counting(run, place, mask, of)
+        running, inputs = self._run_of(place, lists, sink is not None, inputs, mask, of)
         settings: dict[str, Any] = {"layer": layer, "return_lse": sink is not None}
         if traced and mask.offset is not None:
             settings["keys"] = mask.offset + mask.q_length
         if cached is not None:
-            self._require_no_dropout(dropout)
+            if dropout > 0:
+                raise AttnSpecError(
+                    f"`{self.program.name}` goes on from a state, which knows no dropout:"
+                    " `model.eval()`, or pass `past_key_values = DynamicCache()`"
+                )
             output = cached.of(module).go_on(running, (query, key, value), mask, inputs, settings)
         else:
             self._require_within(module, mask, *of, lists is not None)
@@ -219,26 +222,25 @@ class ModelAttention:
         lists: Lists | None,
         sink: bool,
         inputs: Mapping[str, torch.Tensor] | None,
-        end: int,
-    ) -> tuple[CompiledAttention, Mapping[str, torch.Tensor] | None]:
-        """What computes at a place of a model, its pairs cut to lists that the model chose, and the
-        run-time inputs with these, without slots of a cache from `end` on, which are empty."""
-        module = self.module_of(place)
-        if lists is None and not sink:
-            return module, inputs
-        key = None if lists is None else lists[0], sink
-        untraced(self, "_make_variant", module, *key)
-        cut = module.variants[key]
-        cut.check_finite, cut.training = module.check_finite, module.training
-        return cut, self._with_lists(inputs, lists, end)
-
-    def _counting(
-        self, run: CompiledAttention, place: Place | None, mask: ModelMask, of: tuple[int, int]
-    ) -> CompiledAttention | RealRunning:
-        """What computes, over real tokens alone where `convert` was asked for that."""
-        if place is None or not place.real:
-            return run
-        return RealRunning(run, mask.padding, untraced(self, "_is_moved", *of))
+        mask: ModelMask,
+        of: tuple[int, int],
+    ) -> tuple[CompiledAttention | RealRunning, Mapping[str, torch.Tensor] | None]:
+        """What computes at a place of a model, its pairs cut to lists that the model chose, over
+        real tokens alone where `convert` was asked for that; and the run-time inputs with these
+        lists, without slots of a cache behind the last query, which are empty."""
+        module = run = self.module_of(place)
+        if lists is not None or sink:
+            key = None if lists is None else lists[0], sink
+            untraced(self, "_make_variant", module, *key)
+            run = module.variants[key]
+            run.check_finite, run.training = module.check_finite, module.training
+        if lists is not None:
+            taken, (size, numbers) = own_input(self.program), lists
+            chosen = numbers.masked_fill(numbers * size >= mask.end, -1)
+            inputs = {**(inputs or {}), INPUT if taken is None else taken.name: chosen}
+        if place is not None and place.real:
+            return RealRunning(run, mask.padding, untraced(self, "_is_moved", *of)), inputs
+        return run, inputs
 
     def _is_moved(self, layer: int, heads: int) -> bool:
         """Whether padding behind a sample changes its rows."""
@@ -252,16 +254,6 @@ class ModelAttention:
     def module_of(self, place: Place | None) -> CompiledAttention:
         """What computes at a place of a model: what the model holds there, or the module itself."""
         return self.module if place is None or place.attention is None else place.attention
-
-    def _with_lists(
-        self, inputs: Mapping[str, torch.Tensor] | None, lists: Lists | None, end: int
-    ) -> Mapping[str, torch.Tensor] | None:
-        """The run-time inputs with what the model chose before `end` among them."""
-        if lists is None:
-            return inputs
-        taken, (size, numbers) = own_input(self.program), lists
-        chosen = numbers.masked_fill(numbers * size >= end, -1)
-        return {**(inputs or {}), INPUT if taken is None else taken.name: chosen}
 
     def require_fit(self, module: torch.nn.Module) -> None:
         """Raise for what is known of a layer before it is called: the spec cannot stand for it."""
@@ -352,7 +344,9 @@ class ModelAttention:
                 f"`{name}` names positions or draws by them, and they count from the padding, so "
                 f"that the first tokens are not those of the text: {COUNTS_REAL}",
             )
-        if mask.parted and self._reads_positions:
+        # the order of positions stays, whatever is between them
+        ordered = all(leaf.pattern in ("full", "causal") for leaf in self._leaves)
+        if mask.parted and not ordered:
             self.warn_once(
                 "padding in between",
                 f"`{name}` reads by distances or positions, and padding between tokens counts, so "
@@ -420,14 +414,6 @@ class ModelAttention:
                 if added
                 else f"an attention without extra tokens is needed, `{name}` has {extra}: the model"
                 " has no rows for them"
-            )
-
-    def _require_no_dropout(self, dropout: float) -> None:
-        """Raise where weights are dropped of keys that a state has left."""
-        if dropout > 0:
-            raise AttnSpecError(
-                f"`{self.program.name}` goes on from a state, which knows no dropout:"
-                " `model.eval()`, or pass `past_key_values = DynamicCache()`"
             )
 
     def _require_within(
@@ -525,15 +511,12 @@ class ModelAttention:
             raise AttnSpecError(self._asks_for(given.kind, module))
         short = given.kv_offset + kv_length < given.end and not hasattr(key, CACHED)
         if given.q_length != q_length or short:
-            model_mask = (
+            cause = (
                 f"the mask was made for {given.q_length} queries and {given.end} keys, "
                 f"got {q_length} and {kv_length}"
             )
-            raise (
-                self._needs_its_past(module, model_mask)
-                if given.q_offset and short
-                else AttnSpecError(model_mask)
-            )
+            past = given.q_offset and short
+            raise self._needs_its_past(module, cause) if past else AttnSpecError(cause)
         return given
 
     def _asks_for(self, kind: str, module: torch.nn.Module) -> str:
@@ -602,9 +585,7 @@ class ModelAttention:
         taken = kinds == ["ids"] and given is None and self.standing is None
         traced = torch.compiler.is_compiling()
         # a trace has no warnings, and must know no more than it needs
-        if not taken and (traced or "ids" in kinds):
-            return given
-        if not isinstance(position_ids, torch.Tensor):
+        if (not taken and (traced or "ids" in kinds)) or not isinstance(position_ids, torch.Tensor):
             return given
         if mask.q_offset or position_ids.ndim != 2 or position_ids.shape[1] != mask.end:
             return given
@@ -718,11 +699,6 @@ class ModelAttention:
         return any(BY_NAME[leaf.pattern].anchors(dict(leaf.arguments)) for leaf in self._leaves)
 
     @property
-    def _reads_positions(self) -> bool:
-        """Whether the pairs depend on more than the order of positions."""
-        return any(leaf.pattern not in ("full", "causal") for leaf in self._leaves)
-
-    @property
     def _leaves(self) -> Iterator[Leaf]:
         graphs = (attend.graph for attend in self.program.attends if attend.graph is not None)
         return (leaf for graph in graphs for leaf in leaves(graph))
@@ -803,10 +779,8 @@ def _selection(
     if not isinstance(mask, torch.Tensor) or mask.ndim != 4 or not chooses(module):
         return mask, None
     facts, listed = getattr(mask, "facts", None), own[INDICES] is not None
-    if isinstance(facts, ModelMask) and listed:
-        return facts, None
     if listed:
-        return mask, None
+        return facts if isinstance(facts, ModelMask) else mask, None
     plain = mask.as_subclass(torch.Tensor)
     selected = plain if plain.dtype == torch.bool else plain == 0
     if isinstance(facts, ModelMask):

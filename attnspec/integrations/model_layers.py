@@ -98,8 +98,8 @@ def _own_tokens(model: nn.Module, path: str) -> int:
     """How many tokens of its own the part of a model that a path leads into puts first."""
     count = 0
     for name, parameter in model.named_parameters():
-        *owner, _, last = ["", *name.split(".")] if "." in name else ["", "", name]
-        prefix = ".".join(owner[1:])
+        owner, _, last = name.rpartition(".")
+        prefix = owner.rpartition(".")[0]
         if last in _OWN_TOKENS and (not prefix or path.startswith(f"{prefix}.")):
             count += parameter.numel() // parameter.shape[-1]
     return count
@@ -196,10 +196,8 @@ def layers_in(module: nn.Module) -> int | None:
 
 def attribute_of(module: nn.Module, name: str) -> Any:
     """What an attention module, or else its config, holds under a name."""
-    missing = object()
-    value = getattr(module, name, missing)
-    if value is not missing:
-        return value
+    if hasattr(module, name):
+        return getattr(module, name)
     return setting_of(getattr(module, "config", None), name, getattr(module, "layer_idx", None))
 
 

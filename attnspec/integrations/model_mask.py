@@ -161,7 +161,9 @@ def model_mask(**asked: Any) -> ModelMask | torch.Tensor:
     # a sequence that reads another has no positions among its keys
     end = offset + q_length
     end = end if kind != "bidirectional" else max(asked["kv_length"], end)
-    padding = _padding(attention_mask, end)
+    padding = None if attention_mask is None else _whole(attention_mask, end)
+    if padding is not None and bool(padding.all()):
+        padding = None
     static, slots = isinstance(at, torch.Tensor), None
     if static and padding is not None:
         slots = _whole(attention_mask, asked["kv_length"])
@@ -216,11 +218,8 @@ def _traced(asked: dict[str, Any]) -> ModelMask:
         kind = "custom"
     else:
         kind = "causal" if asked.get("local_size") is None else "sliding"
-        if (
-            past
-            and attention_mask is None
-            and getattr(asked["config"], "attention_chunk_size", None)
-        ):
+        chunks = getattr(asked["config"], "attention_chunk_size", None)
+        if past and attention_mask is None and chunks:
             # a chunk does not read the one before
             kind = "packed"
         elif past:
@@ -332,12 +331,6 @@ def _is_parted(padding: torch.Tensor) -> bool:
     """Whether padding, bool [B, n], stands between tokens of a sample."""
     begins = padding[:, 1:] & ~padding[:, :-1]
     return bool((begins.sum(1) + padding[:, :1].sum(1) > 1).any())
-
-
-def _padding(mask: torch.Tensor | None, end: int) -> torch.Tensor | None:
-    """bool [B, end], or None where nothing is padded."""
-    padding = None if mask is None else _whole(mask, end)
-    return None if padding is None or bool(padding.all()) else padding
 
 
 def _whole(mask: torch.Tensor, end: int) -> torch.Tensor:

@@ -45,7 +45,9 @@ class CrossAttention(ModelAttention):
         self.require_heads(query.shape[1])
         padding = self._padding(attention_mask, key.shape[2])
         if padding is not None:
-            self._warn_of_padding(layer, query.shape[1])
+            fault = changed_by_padding(evened(self.program), layer, query.shape[1])
+            if fault is not None:
+                self.warn_once("padding", must_be_steady(self.program.name, fault))
         every = ModelMask("bidirectional", key.shape[2], 0, key.shape[2], 0, padding)
         out = self.module_of(place)(
             self.scaled(query, scaling, layer, key.shape[2]),
@@ -87,11 +89,6 @@ class CrossAttention(ModelAttention):
             )
         return mask.padding
 
-    def _warn_of_padding(self, layer: int, heads: int) -> None:
-        fault = changed_by_padding(evened(self.program), layer, heads)
-        if fault is not None:
-            self.warn_once("padding", must_be_steady(self.program.name, fault))
-
 
 class SidesAttention:
     """Calls one spec for a model's own sequence and one for the encoder's; where there is none, the
@@ -108,7 +105,7 @@ class SidesAttention:
         """The spec of a module, None where it keeps its own attention."""
         place = place_of(module)
         if place is not None:
-            return None if place.own is not None else self.for_place(place)
+            return self.for_place(place) if place.own is None else None
         # with one spec alone a layer that reads two sequences is refused by it
         return self.cross if self.cross is not None and crosses(module) else self.own
 

@@ -55,16 +55,21 @@ def layers_of(
                 f" {name!r}: its stacks are {_listed(every)}"
             )
     layers, kind = [x for x in every if x.module in inside], type(part).__name__
-    if only is None and skip is None:
-        chosen = layers
-    else:
-        below = layers if only is None else [x for x in layers if _below(x.path, names_of(only))]
-        chosen = numbered([x for x in below if not _below(x.path, names_of(skip))])
+    chosen = layers if only is None else [x for x in layers if _below(x.path, names_of(only))]
+    if only is not None or skip is not None:
+        chosen = numbered([x for x in chosen if not _below(x.path, names_of(skip))])
     if layers and not chosen:
         raise AttnSpecError(f"a layer that is not skipped is needed, {kind} has {_listed(layers)}")
     # what computes attention in its own code is refused with that reason
     if only is None and len({layer.stack for layer in chosen if layer.asks}) > 1:
-        raise AttnSpecError(_several(part, chosen))
+        reads_back = (x for x in chosen if getattr(x.module, "is_causal", False))
+        example = next(reads_back, chosen[0]).stack
+        both = getattr(getattr(part, "config", None), "is_encoder_decoder", False)
+        raise AttnSpecError(
+            f"a model with one stack of attention layers is needed, {kind} has"
+            f' {_listed(chosen)}: choose by `only=` or `skip=`, as `only="{example}"`'
+            + (f"; {CROSS}" if both else "")
+        )
     return chosen
 
 
@@ -95,17 +100,6 @@ def _listed(layers: list[Layer]) -> str:
         rows.setdefault(layer.stack, []).append(layer)
     return ", ".join(
         f"`{stack}` ({len(row)} {type(row[0].module).__name__})" for stack, row in rows.items()
-    )
-
-
-def _several(part: Any, layers: list[Layer]) -> str:
-    reads_back = (x for x in layers if getattr(x.module, "is_causal", False))
-    example = next(reads_back, layers[0]).stack
-    both = getattr(getattr(part, "config", None), "is_encoder_decoder", False)
-    return (
-        f"a model with one stack of attention layers is needed, {type(part).__name__} has"
-        f' {_listed(layers)}: choose by `only=` or `skip=`, as `only="{example}"`'
-        + (f"; {CROSS}" if both else "")
     )
 
 

@@ -110,8 +110,19 @@ def own_config(model: Any, name: str, layers: Collection[nn.Module]) -> Before:
     """
     transformers = import_module("transformers")
     if not isinstance(model, transformers.PreTrainedModel):
-        raise AttnSpecError(_no_model(model))
-    parts: dict[Any, dict[Any, Any]] = {}
+        if not any(isinstance(x, transformers.PreTrainedModel) for x in model.modules()):
+            raise AttnSpecError(
+                "a model of transformers is needed, a PreTrainedModel, got"
+                f" {type(model).__name__}: layers of torch take"
+                " `attnspec.MultiheadAttention(…, spec=spec)`"
+            )
+        raise AttnSpecError(
+            "a model or part that makes its own masks is needed, a PreTrainedModel, got "
+            f"{type(model).__name__}: layers are told apart in the spec, `layer 0 {{ … }}`, or"
+            " chosen by `only=`; in a model of plain torch `attnspec.MultiheadAttention` takes a"
+            " layer's place"
+        )
+    parts: dict[Any, Before] = {}
     for module, part in _parts_of(model, transformers.PreTrainedModel):
         if isinstance(vars(module).get("config"), transformers.PreTrainedConfig):
             parts.setdefault(part, {})[module] = module.config
@@ -143,21 +154,6 @@ def _parts_of(module: Any, kind: type, part: Any = None) -> Iterator[tuple[Any, 
     yield module, part
     for child in module.children():
         yield from _parts_of(child, kind, part)
-
-
-def _no_model(model: nn.Module) -> str:
-    """Why a module has no config of its own to go by."""
-    pretrained = import_module("transformers").PreTrainedModel
-    if not any(isinstance(x, pretrained) for x in model.modules()):
-        return (
-            f"a model of transformers is needed, a PreTrainedModel, got {type(model).__name__}:"
-            " layers of torch take `attnspec.MultiheadAttention(…, spec=spec)`"
-        )
-    return (
-        "a model or part that makes its own masks is needed, a PreTrainedModel, got "
-        f"{type(model).__name__}: layers are told apart in the spec, `layer 0 {{ … }}`, or chosen "
-        "by `only=`; in a model of plain torch `attnspec.MultiheadAttention` takes a layer's place"
-    )
 
 
 def guard() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -32,13 +33,22 @@ def roberta_of_longformer(model: Any, important: str | None) -> tuple[Any, Spec]
             f"an input for global tokens is needed, {kind} marks some by itself:"
             ' `important="important"`, and mark the same ones in each call'
         )
-    shared = {key: value for key, value in state.items() if not _is_global(key)}
-    if important is not None:
-        _require_shared(state)
+    of_global = [key for key in state if any(f".{name}." in key for name in GLOBAL)]
+    shared = {key: value for key, value in state.items() if key not in of_global}
+    for key in of_global if important is not None else ():
+        value, other = state[key], state[key.replace("_global.", ".")]
+        if not torch.equal(value, other):
+            raise AttnSpecError(
+                f"projections that all tokens share are needed, `{key}` differs from those of"
+                f" other tokens by {float((value - other).abs().max()):.3g}: RoBERTa has one"
+                " for all. Leave `important` out, and every token reads its window alone; or"
+                " copy `query`, `key` and `value` over them, and train"
+            )
     widths = config.attention_window
     widths = [widths] * config.num_hidden_layers if isinstance(widths, int) else list(widths)
-    beside = "" if important is None else f" | global({important})"
-    declared = "" if important is None else f"input {important}: tokens "
+    declared, beside = f"input {important}: tokens ", f" | global({important})"
+    if important is None:
+        declared = beside = ""
     layers = " ".join(
         f"layer {layer} {{ attend window(radius = {width // 2}){beside} }}"
         for layer, width in enumerate(widths)
@@ -64,11 +74,10 @@ def bert_of_bigbird(model: Any) -> tuple[Any, Spec]:
         raise AttnSpecError(
             "an encoder is needed, this BigBird is a decoder: BERT reads both sides"
         )
-    state = dict(model.state_dict())
-    for key in list(state):
-        owner, _, last = key.rpartition(".")
-        if owner.endswith("pooler"):
-            state[f"{owner}.dense.{last}"] = state.pop(key)
+    state = {
+        re.sub(r"pooler\.(\w+)$", r"pooler.dense.\1", key): value
+        for key, value in model.state_dict().items()
+    }
     return _filled(made, model, "bert", state), parse(_blocks(config))
 
 
@@ -82,24 +91,6 @@ def _blocks(config: Any) -> str:
         f" attend block(size = {size}, before = 1, after = 1)"
         f" | global(first({size}) | last({size})){blocks} }}"
     )
-
-
-def _is_global(key: str) -> bool:
-    return any(f".{name}." in key for name in GLOBAL)
-
-
-def _require_shared(state: Mapping[str, torch.Tensor]) -> None:
-    """Raise unless the projections of global tokens are those of all others."""
-    for key, value in state.items():
-        if _is_global(key):
-            other = state[key.replace("_global.", ".")]
-            if not torch.equal(value, other):
-                raise AttnSpecError(
-                    f"projections that all tokens share are needed, `{key}` differs from those of"
-                    f" other tokens by {float((value - other).abs().max()):.3g}: RoBERTa has one"
-                    " for all. Leave `important` out, and every token reads its window alone; or"
-                    " copy `query`, `key` and `value` over them, and train"
-                )
 
 
 def _other(model: Any, old: str, new: str) -> Any:
@@ -124,8 +115,7 @@ def _filled(made: Any, model: Any, prefix: str, state: Mapping[str, torch.Tensor
     }
     wanted = set(made.state_dict())
     # a head that asks for no pooled token has none in one of the two
-    unread = {key for key in set(renamed) - wanted if ".pooler." in key}
-    renamed = {key: value for key, value in renamed.items() if key not in unread}
+    renamed = {key: x for key, x in renamed.items() if key in wanted or ".pooler." not in key}
     apart = sorted(wanted ^ set(renamed))
     if apart:
         names = f"{type(model).__name__} and {type(made).__name__}"

@@ -99,9 +99,8 @@ class RealRunning:
         **settings: Any,
     ) -> tuple[Any, RealState]:
         """As a step of the module."""
-        batch = q.shape[0]
-        real = key_padding_mask
-        here = q.new_ones(batch, q.shape[2], dtype=torch.bool) if real is None else real
+        batch, here = q.shape[0], key_padding_mask
+        here = q.new_ones(batch, q.shape[2], dtype=torch.bool) if here is None else here
         groups = ((tuple(range(batch)), None),) if state is None else state.groups
         parts, after = [], []
         for rows, before in groups:
@@ -239,9 +238,8 @@ def _renumbered(entry: Input, choices: torch.Tensor, real: torch.Tensor) -> torc
     """Keys [B, H, q, c] that were chosen, by their numbers over real tokens, -1 for none."""
     if entry.size != 1:
         raise AttnSpecError(
-            f"choices of single keys are needed, `{entry.name}` chooses blocks of"
-            f" {entry.size}, which begin"
-            ' where the padded tensor does: `positions="absolute"`'
+            f"choices of single keys are needed, `{entry.name}` chooses blocks of {entry.size},"
+            ' which begin where the padded tensor does: `positions="absolute"`'
         )
     ranks = real.to(torch.int64).cumsum(1) - 1
     ranks = ranks.masked_fill(~real, -1)[:, None, None].expand(*choices.shape[:3], -1)

@@ -22,6 +22,11 @@ from attnspec.text.diagnostics import AttnSpecError
 Tensors: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
 
 
+_CHOICES = ("update_indexer", "update_index", "store_compression_weights")
+"""Methods of layers of a cache that keep what a choice among all positions goes by, or keys that
+are made of others."""
+
+
 class SpecCache(Cache):  # type: ignore[misc]
     """The cache of a model that was given a spec: for each layer the state that its attention goes
     on from. Heads with a window keep the keys of the window, first positions and marked tokens
@@ -42,7 +47,10 @@ class SpecCache(Cache):  # type: ignore[misc]
             place, number = place_of(module), getattr(module, "layer_idx", None)
             if number is None:
                 number = 0 if place is None else place.layer or 0
-            if not (_chooses(layers.get(number)) or attribute_of(module, "kv_lora_rank")):
+            kept = layers.get(number)
+            if not (
+                attribute_of(module, "kv_lora_rank") or any(hasattr(kept, x) for x in _CHOICES)
+            ):
                 layers[number] = SpecLayer()
             if layer.kind != "spec" and not crosses(module):
                 raise AttnSpecError(
@@ -65,24 +73,15 @@ class SpecCache(Cache):  # type: ignore[misc]
         return f"SpecCache({length:,} positions, {self.bytes:,} bytes, by layer {sizes or 'none'})"
 
 
-def _chooses(layer: object) -> bool:
-    """Whether a layer of a cache keeps what a choice among all positions goes by, or keys that are
-    made of others."""
-    names = ("update_indexer", "update_index", "store_compression_weights")
-    return any(hasattr(layer, name) for name in names)
-
-
 def _bytes(layers: Sequence[object]) -> int:
     """The memory that layers of a cache hold, the same memory counted once."""
-    kept = (x.untyped_storage() for layer in layers for x in _tensors(layer))
+    kept = [
+        x.untyped_storage()
+        for layer in layers
+        for x in (layer.kept() if isinstance(layer, SpecLayer) else vars(layer).values())
+        if isinstance(x, torch.Tensor)
+    ]
     return sum({each.data_ptr(): each.nbytes() for each in kept}.values())
-
-
-def _tensors(layer: object) -> list[torch.Tensor]:
-    """The tensors that a layer of a cache holds."""
-    if isinstance(layer, SpecLayer):
-        return layer.kept()
-    return [x for x in vars(layer).values() if isinstance(x, torch.Tensor)]
 
 
 Step: TypeAlias = "tuple[Callable[..., tuple[Any, Any]], Tensors, torch.Tensor | None, Any]"
@@ -175,9 +174,8 @@ class SpecLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def kept(self) -> list[torch.Tensor]:
         """The tensors that are held."""
-        parts = [] if self.state is None else list(self.state.kept())
-        if self._base is not None:
-            parts += self._base.kept()
+        states = [each for each in (self.state, self._base) if each is not None]
+        parts = [x for each in states for x in each.kept()]
         return parts + [x for (_, tensors, *_), _ in self._steps for x in tensors]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

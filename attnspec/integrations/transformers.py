@@ -143,19 +143,16 @@ def convert(
     """
     _transformers()
     done = Conversion(model, only, skip, causal, positions)
-    specs = _sides(spec, name, encoder, decoder, cross)
+    specs = _sides(spec, name, {"encoder": encoder, "decoder": decoder, "cross": cross})
     if cross is not None and done.real:
         raise AttnSpecError(
             '`positions="absolute"` is needed beside `cross=`, whose positions are of two sequences'
         )
     if spec is not None:
         done.give(model, *_entered(spec, None, name, backend))
-    if encoder is not None:
-        part = part_of(model, "encoder")
-        done.give(part, *_entered(encoder, None, None, backend))
-    if decoder is not None or cross is not None:
-        part = part_of(model, "decoder")
-        done.give(part, *_entered(decoder, cross, None, backend))
+    for side, own, joins in (("encoder", encoder, None), ("decoder", decoder, cross)):
+        if own is not None or joins is not None:
+            done.give(part_of(model, side), *_entered(own, joins, None, backend))
     done.record(_texts_of(specs), backend)
     return done
 
@@ -178,10 +175,11 @@ def from_pretrained(path: str | PathLike[str], kind: Any = None, **settings: Any
     return done
 
 
-def _sides(spec: Given | None, name: str | None, *sides: Given | None) -> dict[str, Given]:
+def _sides(
+    spec: Given | None, name: str | None, sides: Mapping[str, Given | None]
+) -> dict[str, Given]:
     """One spec, or those of the sides of a model that has two, by the arguments of `convert`."""
-    by_side = dict(zip(("encoder", "decoder", "cross"), sides, strict=True))
-    specs = {side: each for side, each in by_side.items() if each is not None}
+    specs = {side: each for side, each in sides.items() if each is not None}
     if specs and (spec is not None or name is not None):
         raise AttnSpecError(
             "either one spec, or some of `encoder`, `decoder` and `cross` are needed; each goes by"
@@ -272,8 +270,11 @@ def _entered(
     attention = SidesAttention(within, joins)
     owner = own if joins is None else (own, cross)
     if name is None:
-        words = (each.program.name for each in attention.entries)
-        name = _free(_default(*words), (owner, backend))
+        plain = _default(*(each.program.name for each in attention.entries))
+        names = chain([plain], (f"{plain}_{number}" for number in count(2)))
+        taken = (owner, backend)
+        # one that is free, or the owner's already
+        name = next(x for x in names if registered(x) is None or _OWNERS.get(x) == taken)
     return name, _enter(name, attention, (owner, backend), False)
 
 
@@ -281,12 +282,6 @@ def _default(*words: str) -> str:
     """The name for specs of these names; what transformers gives a meaning is broken up."""
     name = "_".join(("attnspec", *words))
     return re.sub("|".join(_SPECIAL), lambda found: f"{found[0][0]}_{found[0][1:]}", name)
-
-
-def _free(name: str, owner: tuple[object, str]) -> str:
-    """A name that is free, or the owner's already: the one that is given, or that and a number."""
-    names = chain([name], (f"{name}_{number}" for number in count(2)))
-    return next(x for x in names if registered(x) is None or _OWNERS.get(x) == owner)
 
 
 def _enter(

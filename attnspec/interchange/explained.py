@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from functools import reduce
+from itertools import combinations, islice
 from math import isqrt
+from operator import and_, or_
 
 import numpy as np
 
 from attnspec.analysis.counting.differences import Pairs, only_in
 from attnspec.graphs.written_pairs import WrittenPairs
-from attnspec.interchange.fitted import Atom, Fit
+from attnspec.interchange.fitted import Atom, Fit, by_distance
 from attnspec.spec import Spec, parse
 from attnspec.text.diagnostics import AttnSpecError
 from attnspec.verification.given_masks import given_mask
@@ -71,12 +73,11 @@ class Explanation:
                 f" {self.only_in_spec.count:,} pairs too many and"
                 f" {self.only_in_mask.count:,} too few, of {self.pairs:,}; True = attends"
             )
-        for title, side in (
-            ("only in the spec", self.only_in_spec),
-            ("only in the mask", self.only_in_mask),
-        ):
+        for what, side in (("spec", self.only_in_spec), ("mask", self.only_in_mask)):
             if side:
-                text += f"\n{title}: " + ", ".join(f"({q}, {k})" for q, k in side.examples)
+                text += f"\nonly in the {what}: " + ", ".join(
+                    f"({q}, {k})" for q, k in side.examples
+                )
         return f"{text}\n\n{self.spec.source}"
 
 
@@ -135,22 +136,13 @@ def explain_mask(mask: object, *, name: str = "explained") -> Explanation:
         raise AttnSpecError(
             f"one head of one sample is explained at a time, got {list(shape)}: `mask[{first}]`"
         )
-    heads = given_mask(mask, (n, n), 1)
-    pairs = np.asarray(heads[0])
+    pairs = np.asarray(given_mask(mask, (n, n), 1)[0])
     shortest = _shortest(pairs)
-    spec = parse(
-        "\n".join([f"attention {name} {{", *(f"    {x}" for x in shortest.lines), "}", ""])
-    )
-    inputs = dict(shortest.inputs)
+    lines = [f"attention {name} {{", *(f"    {x}" for x in shortest.lines), "}", ""]
+    spec, inputs = parse("\n".join(lines)), dict(shortest.inputs)
     relation, written = spec.relation(n, inputs=inputs or None), WrittenPairs(pairs)
-    return Explanation(
-        n,
-        spec,
-        inputs,
-        only_in(relation, written, n),
-        only_in(written, relation, n),
-        int(pairs.sum()),
-    )
+    differ = only_in(relation, written, n), only_in(written, relation, n)
+    return Explanation(n, spec, inputs, *differ, int(pairs.sum()))
 
 
 def _shortest(mask: np.ndarray) -> _Candidate:
@@ -201,12 +193,8 @@ def _restrictions(mask: np.ndarray) -> Iterator[_Restriction]:
         labels = _documents(mask)
         if labels is not None:
             same = labels[:, None] == labels[None]
-            yield _Restriction(
-                ("input document: ids", *lines),
-                "same(document)",
-                same & outer,
-                (("document", labels),),
-            )
+            declared, inputs = ("input document: ids", *lines), (("document", labels),)
+            yield _Restriction(declared, "same(document)", same & outer, inputs)
 
 
 def _documents(mask: np.ndarray) -> np.ndarray | None:
@@ -234,9 +222,9 @@ class _Search:
         """Single graphs, or unions and intersections of so many: those that are equal to the mask,
         and the nearest."""
         if count == 1:
-            yield _joined(self.restriction, (), "|", self.restriction.mask)
+            yield _joined(self.restriction, ())
             for atom in (*self.inside, *self.around):
-                yield _joined(self.restriction, (atom,), "|", atom.mask & self.restriction.mask)
+                yield _joined(self.restriction, (atom,))
             return
         # `causal` is a restriction of its own
         around = [atom for atom in self.around if atom.text != "causal"]
@@ -252,7 +240,7 @@ class _Search:
             for cut in Fit(inside & ~self.mask, inside).inside():
                 if (inside & ~cut.mask == self.mask).all():
                     whole = Atom(f"{atom.text} - {cut.text}", self.mask)
-                    candidate = _joined(self.restriction, (whole,), "|", self.mask)
+                    candidate = _joined(self.restriction, (whole,))
                     yield replace(candidate, graphs=candidate.graphs + 1)
 
     def left_out(self) -> Iterator[_Candidate]:
@@ -261,8 +249,7 @@ class _Search:
         fit = Fit(inside & ~self.mask, inside)
         for atom in (*fit.inside(), *fit.around()):
             if (inside & ~atom.mask == self.mask).all():
-                turned = Atom(f"~{atom.text}", self.mask)
-                yield _joined(self.restriction, (turned,), "|", self.mask)
+                yield _joined(self.restriction, (Atom(f"~{atom.text}", self.mask),))
 
 
 def _combined(
@@ -272,37 +259,27 @@ def _combined(
     those that are not."""
     looked = np.unique(np.linspace(0, len(mask) - 1, ROWS).astype(int))
     rows = [_bits((atom.mask & restriction.mask)[looked]) for atom in atoms]
-    wanted, best, tried = _bits(mask[looked]), None, 0
-    for chosen in combinations(range(len(atoms)), count):
-        tried += 1
-        if tried > MOST_TRIPLES:
-            break
-        total = rows[chosen[0]]
-        for index in chosen[1:]:
-            total = total | rows[index] if op == "|" else total & rows[index]
+    wanted, best = _bits(mask[looked]), None
+    for chosen in islice(combinations(range(len(atoms)), count), MOST_TRIPLES):
+        total = reduce(or_ if op == "|" else and_, (rows[index] for index in chosen))
         missed = (total ^ wanted).bit_count()
         if missed == 0 or best is None or missed < best[0]:
             best = missed, chosen
             if missed == 0:
-                yield _of(restriction, op, [atoms[index] for index in chosen])
+                yield _joined(restriction, [atoms[index] for index in chosen], op)
     if best is not None and best[0]:
-        yield _of(restriction, op, [atoms[index] for index in best[1]])
-
-
-def _of(restriction: _Restriction, op: str, atoms: Sequence[Atom]) -> _Candidate:
-    """Graphs joined under a restriction, with their mask."""
-    join = np.logical_or if op == "|" else np.logical_and
-    mask = join.reduce([atom.mask for atom in atoms]) & restriction.mask
-    return _joined(restriction, atoms, op, mask)
+        yield _joined(restriction, [atoms[index] for index in best[1]], op)
 
 
 def _bits(mask: np.ndarray) -> int:
     return int.from_bytes(np.packbits(mask).tobytes(), "big")
 
 
-def _joined(
-    restriction: _Restriction, atoms: Sequence[Atom], op: str, mask: np.ndarray
-) -> _Candidate:
+def _joined(restriction: _Restriction, atoms: Sequence[Atom], op: str = "|") -> _Candidate:
+    """Graphs joined under a restriction, which stands alone without any."""
+    join, mask = np.logical_or if op == "|" else np.logical_and, restriction.mask
+    if atoms:
+        mask = mask & join.reduce([atom.mask for atom in atoms])
     texts = sorted((atom.text for atom in atoms), key=_order)
     text = f" {op} ".join(texts)
     if restriction.operand:
@@ -335,18 +312,13 @@ def _on_grids(mask: np.ndarray) -> Iterator[_Candidate]:
         near = f"abs(q.row - k.row) <= {reach[0]} and abs(q.col - k.col) <= {reach[1]}"
         inside = (rows <= reach[0]) & (columns <= reach[1])
         yield _Candidate((sequence, f"attend where({near})"), inside, 1)
-        sizes = _box(mask, height, width)
-        if sizes is not None:
-            graph = f"neighborhood({sizes[0]}, {sizes[1]})"
+        first = mask[0].reshape(height, width)
+        # the rows and columns of the box that the first cell reads
+        box = int(first.any(1).sum()), int(first.any(0).sum())
+        if all(size % 2 for size in box):
+            graph = f"neighborhood({box[0]}, {box[1]})"
             spec = parse(f"attention a {{ {sequence} attend {graph} }}")
             yield _Candidate((sequence, f"attend {graph}"), spec.mask(n), 1)
-
-
-def _box(mask: np.ndarray, height: int, width: int) -> tuple[int, int] | None:
-    """The rows and columns of the box that the first cell reads, where they are odd."""
-    first = mask[0].reshape(height, width)
-    sizes = int(first.any(1).sum()), int(first.any(0).sum())
-    return sizes if all(size % 2 for size in sizes) else None
 
 
 def _rough(mask: np.ndarray) -> Iterator[_Candidate]:
@@ -371,9 +343,9 @@ def _rough(mask: np.ndarray) -> Iterator[_Candidate]:
 def _smoothed(mask: np.ndarray, care: np.ndarray) -> np.ndarray:
     """The diagonals, rows and columns of which a mask has most pairs that count."""
     n, position = len(mask), np.arange(len(mask))
-    shift = position[:, None] - position[None] + n - 1
-    counted, present = (np.bincount(shift[x], minlength=2 * n - 1) for x in (care, mask & care))
-    smooth = (present > MOST_OF * counted)[shift]
+    gap = position[:, None] - position[None]
+    counted, present = (by_distance(gap, x) for x in (care, mask & care))
+    smooth = (present > MOST_OF * counted)[gap + n - 1]
     for axis in (0, 1):
         counted, present = care.sum(axis), (mask & care).sum(axis)
         often = present > MOST_OF * counted

@@ -45,24 +45,13 @@ class Fit:
     @cached_property
     def _diagonals(self) -> tuple[np.ndarray, np.ndarray]:
         """For q - k = 1 - n … n - 1: whether all pairs that count are held, and whether any is."""
-        shift = (self.q - self.k + self.n - 1).ravel()
-        counted, present = (
-            np.bincount(shift[x.ravel()], minlength=2 * self.n - 1) for x in (self.care, self.mask)
-        )
+        counted, present = (by_distance(self.q - self.k, x) for x in (self.care, self.mask))
         return present == counted, present > 0
 
     @property
-    def full(self) -> np.ndarray:
-        """The distances q - k of which every pair that counts is held."""
-        return self._diagonals[0]
-
-    @property
     def touched(self) -> np.ndarray:
-        """The distances of which some pair is held."""
-        return self._diagonals[1]
-
-    def _at(self, wanted: np.ndarray, distance: int) -> bool:
-        return bool(wanted[distance + self.n - 1])
+        """The distances q - k of which some pair is held."""
+        return np.flatnonzero(self._diagonals[1]) - (self.n - 1)
 
     def inside(self) -> list[Atom]:
         """Patterns whose pairs, as far as they count, are all held: for unions."""
@@ -95,16 +84,15 @@ class Fit:
 
     # --- distances -------------------------------------------------------------------------------
 
-    def _run(self, wanted: np.ndarray, step: int) -> int:
-        """How many steps from 0 on are wanted, one behind the other; -1 where 0 is not."""
-        count = 0
-        while abs(count * step) < self.n and self._at(wanted, count * step):
-            count += 1
-        return count - 1
+    def _run(self, step: int) -> int:
+        """How many steps from 0 on, one behind the other, have full diagonals; -1 where 0 has
+        none."""
+        full = self._diagonals[0][self.n - 1 :: step]
+        return int(np.argmin(np.append(full, False))) - 1
 
     def _windows(self) -> Iterator[Atom]:
         yield from self._plain()
-        before, after = self._run(self.full, 1), self._run(self.full, -1)
+        before, after = self._run(1), self._run(-1)
         if before >= 0:
             yield self._window(before, after)
             yield self._window(before, 0)
@@ -132,25 +120,28 @@ class Fit:
     def _steps(self) -> Iterator[Atom]:
         """Distances that are multiples: to the end, or up to a radius."""
         gap, steps, dilated = np.abs(self.q - self.k), 0, 0
-        near = min(self._run(self.full, 1), self._run(self.full, -1))
+        near = min(self._run(1), self._run(-1))
         for step in range(2, self.n):
-            reach = min(self._run(self.full, step), self._run(self.full, -step))
+            reach = min(self._run(step), self._run(-step))
             to_end = reach >= (self.n - 1) // step
             if to_end and steps < MOST_STEPS:
                 steps += 1
                 yield Atom(f"residue(step = {step})", gap % step == 0)
-                if near >= step - 1 and step > 1:
+                if near >= step - 1:
                     yield Atom(f"strided(stride = {step})", (gap < step) | (gap % step == 0))
             elif reach >= 2 and reach * step > near and dilated < MOST_STEPS:
                 dilated += 1
-                radius = reach * step
-                text = f"dilated(radius = {radius}, step = {step})"
-                yield Atom(text, (gap <= radius) & (gap % step == 0))
+                yield self._dilated(reach * step, step)
+
+    def _dilated(self, radius: int, step: int) -> Atom:
+        gap = np.abs(self.q - self.k)
+        text = f"dilated(radius = {radius}, step = {step})"
+        return Atom(text, (gap <= radius) & (gap % step == 0))
 
     def _hulls(self) -> Iterator[Atom]:
         """The window and the steps around all pairs."""
         yield from self._plain()
-        at = np.flatnonzero(self.touched) - (self.n - 1)
+        at = self.touched
         if len(at) == 0:
             return
         before, after = max(0, int(at.max())), max(0, -int(at.min()))
@@ -159,9 +150,7 @@ class Fit:
         gap, step = np.abs(self.q - self.k), int(np.gcd.reduce(np.abs(at)))
         if step > 1:
             yield Atom(f"residue(step = {step})", gap % step == 0)
-            radius = max(before, after)
-            text = f"dilated(radius = {radius}, step = {step})"
-            yield Atom(text, (gap <= radius) & (gap % step == 0))
+            yield self._dilated(max(before, after), step)
 
     # --- positions -------------------------------------------------------------------------------
 
@@ -263,17 +252,14 @@ class Fit:
         if inside:
             corners = (size - 1, 0), (0, size - 1)
             return all(self.mask[at] or not self.care[at] for at in corners)
-        at = np.flatnonzero(self.touched) - (self.n - 1)
+        at = self.touched
         return len(at) > 0 and int(np.abs(at).max()) < NEAR_BLOCKS * size
 
     def _block_reach(self, gap: np.ndarray, inside: bool) -> tuple[int, int] | None:
         """How many blocks before and after the own are held, or touched; None where the own is
         not held, or nothing is left out."""
         most = int(gap.max())
-        shift = (gap + most).ravel()
-        counted, present = (
-            np.bincount(shift[x.ravel()], minlength=2 * most + 1) for x in (self.care, self.mask)
-        )
+        counted, present = (by_distance(gap, x) for x in (self.care, self.mask))
         if inside:
             full = present == counted
             if not full[most]:
@@ -288,6 +274,12 @@ class Fit:
             return None
         before, after = max(0, int(at.max())), max(0, -int(at.min()))
         return None if before >= most and after >= most else (before, after)
+
+
+def by_distance(gap: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """How many pairs of a mask there are at each of the distances, from the least to the most."""
+    most = int(gap.max())
+    return np.bincount((gap + most)[mask], minlength=2 * most + 1)
 
 
 def _runs(members: np.ndarray) -> list[tuple[int, int]]:

@@ -92,9 +92,7 @@ class Refused:
         if value is None or value in self.harmless or within in self.unless:
             return False
         supported = config.kind in _KNOWN or self.why is _UNREAD
-        return (
-            not self.kinds or not supported or bool({config.kind, within}.intersection(self.kinds))
-        )
+        return not (self.kinds and supported) or bool({config.kind, within} & {*self.kinds})
 
 
 _INDEXER = (
@@ -192,11 +190,8 @@ class Config:
             return bool(fields.get("per_layer_config"))
         if not getattr(fields, "is_heterogeneous", False):
             return False
-        fields_of_layers = set().union(*fields.to_dict()["per_layer_config"].values())
-        return self.kind != "gemma4_text" or not fields_of_layers <= {
-            "head_dim",
-            "num_key_value_heads",
-        }
+        differing = set().union(*fields.to_dict()["per_layer_config"].values())
+        return self.kind != "gemma4_text" or not differing <= {"head_dim", "num_key_value_heads"}
 
 
 @dataclass(frozen=True)
@@ -236,10 +231,9 @@ def from_hf_config(config: object, *, causal: bool | None = None, part: str | No
 def _as_its_class_reads_it(config: object) -> object:
     """A config, made of a dictionary where transformers knows its type."""
     if not isinstance(config, Mapping):
-        if not hasattr(config, "to_dict"):
-            message = f"a config or its dictionary is needed, got {type(config).__name__}"
-            raise TypeError(message)
-        return config
+        if hasattr(config, "to_dict"):
+            return config
+        raise TypeError(f"a config or its dictionary is needed, got {type(config).__name__}")
     kind = str(config.get("model_type", ""))
     try:
         from transformers import CONFIG_MAPPING
@@ -281,13 +275,11 @@ def _layers(config: Config, causal: bool | None, part: str | None) -> Layers:
     kind = config.kind
     if kind in _OF_TWO:
         layers = _OF_TWO[kind](config, _stack(kind, part))
-        _require_direction(config, layers.causal)
     elif part is not None:
         why = "has one stack of layers" if kind in _KNOWN else "is not known here"
         raise AttnSpecError(f"`{kind}` {why}: `part = {part!r}` is for types with two known stacks")
     elif kind in _OWN:
         layers = _OWN[kind](config)
-        _require_direction(config, layers.causal)
     else:
         types, back = _types(config), _reads_back(config, causal)
         attends = tuple(_layer(each, config, back) for each in types)
@@ -295,6 +287,7 @@ def _layers(config: Config, causal: bool | None, part: str | None) -> Layers:
             # sinks stand in sliding layers alone
             attends = tuple(f"{x} normalize softmax{'1' * (x != 'full')}" for x in attends)
         layers = Layers(attends, back, lines=tuple(_scores(config)))
+    _require_direction(config, layers.causal)
     return layers
 
 
@@ -305,7 +298,6 @@ def _reads_back(config: Config, causal: bool | None) -> bool:
     """Whether layers read no later token."""
     kind = config.kind
     if causal is not None:
-        _require_direction(config, causal)
         return causal
     if kind not in _CAUSAL | _BOTH_WAYS:
         message = (
@@ -315,13 +307,9 @@ def _reads_back(config: Config, causal: bool | None) -> bool:
         if config.has_a_class:  # no misspelling
             raise AttnSpecError(message)
         raise AttnSpecError(hinted(message, kind, sorted(_KNOWN)))
+    turned = _is_turned(config) or (kind not in _ONE_WAY and config.get("is_causal") is False)
     back = kind in _CAUSAL or (kind in _DECODERS and config.get("is_decoder") is True)
-    if back and kind not in _ONE_WAY and config.get("is_causal") is False:
-        return False
-    if _is_turned(config):
-        back = False
-    _require_direction(config, back)
-    return back
+    return back and not turned
 
 
 def _is_turned(config: Config) -> bool:
@@ -348,9 +336,7 @@ def _types(config: Config) -> list[str]:
     """What `layer_types`, or the one `sliding_window`, tell of layers, where the type reads them;
     types that no spec says are refused, whichever way layers read."""
     kind, count = config.kind, _count_of(config)
-    types = None
-    if kind in _BY_TYPES or kind not in _KNOWN:
-        types = config.get("layer_types")
+    types = config.get("layer_types") if kind in _BY_TYPES or kind not in _KNOWN else None
     if types is None:
         unknown = kind not in _KNOWN and config.get("use_sliding_window", True)
         window = config.get("sliding_window") if kind in _BY_WINDOW or unknown else None
@@ -455,25 +441,21 @@ def _inside(whole: Config, text: Config, layers: Layers, causal: bool | None) ->
 
 def _prompted(layers: Layers) -> Layers:
     """Layers that read the prompt, with its images, both ways."""
-    attends = tuple(
-        "causal | prefix(prompt)"
-        if attend == "full"
-        else f"{attend} | prefix(prompt) & transpose(prefix(prompt))"
-        for attend in layers.attends
-    )
-    return replace(layers, attends=attends, causal=False, inputs=("prompt: length",))
+    both = "{} | prefix(prompt) & transpose(prefix(prompt))"
+    return _widened(layers, "causal | prefix(prompt)", both, "prompt: length")
 
 
 def _with_images(text: Config, layers: Layers) -> Layers:
     """Layers that read each image both ways: `image` is its number, below 0 for text."""
     same = "image(q) == image(k) and image(q) >= 0"
-    attends = tuple(
-        f"causal | where({same})"
-        if attend == "full"
-        else f"{attend} | where({same} and q - k < {_size(text, 'sliding_window')})"
-        for attend in layers.attends
-    )
-    return replace(layers, attends=attends, causal=False, inputs=("image: ids",))
+    near = f" and q - k < {text.get('sliding_window')}"
+    return _widened(layers, f"causal | where({same})", f"{{}} | where({same}{near})", "image: ids")
+
+
+def _widened(layers: Layers, full: str, cut: str, read: str) -> Layers:
+    """Layers that read some later tokens by an input: those of all pairs, and others."""
+    attends = tuple(full if x == "full" else cut.format(x) for x in layers.attends)
+    return replace(layers, attends=attends, causal=False, inputs=(read,))
 
 
 def _text(kind: str, layers: Layers) -> str:
@@ -516,25 +498,26 @@ def _big_bird(config: Config) -> Layers:
 
 
 def _gpt_neo(config: Config) -> Layers:
-    types = config.get("attention_layers", ())
-    layouts = {
-        "global": "full",
-        "local": f"window(before = {_size(config, 'window_size') - 1}, after = 0)",
-    }
-    for kind in types:
-        if kind not in layouts:
-            raise AttnSpecError(f"GPT-Neo's layers are global or local, got {kind!r}")
+    near = f"window(before = {_size(config, 'window_size') - 1}, after = 0)"
+    layouts = {"global": lambda config: "full", "local": lambda config: near}
+    attends = _by_layouts(config, "GPT-Neo", "attention_layers", layouts)
     # it does not scale its scores
-    return Layers(tuple(layouts[kind] for kind in types), True, (), ("scale 1",))
+    return Layers(attends, True, (), ("scale 1",))
+
+
+def _by_layouts(
+    config: Config, model: str, field: str, layouts: Mapping[str, Callable[[Config], str]]
+) -> tuple[str, ...]:
+    """What layers of two kinds read, which a field names one by one."""
+    for kind in config.get(field, ()):
+        if kind not in layouts:
+            raise AttnSpecError(f"{model}'s layers are {' or '.join(layouts)}, got {kind!r}")
+    return tuple(layouts[kind](config) for kind in config.get(field, ()))
 
 
 def _reformer(config: Config) -> Layers:
     layouts = {"local": _chunks, "lsh": _hashed_chunks}
-    types = config.get("attn_layers", ())
-    for kind in types:
-        if kind not in layouts:
-            raise AttnSpecError(f"Reformer's layers are local or lsh, got {kind!r}")
-    attends = tuple(layouts[kind](config) for kind in types)
+    attends = _by_layouts(config, "Reformer", "attn_layers", layouts)
     return Layers(attends, bool(config.get("is_decoder", False)))
 
 
@@ -620,14 +603,8 @@ _OWN: dict[str, Callable[[Config], Layers]] = {
 }
 
 _OF_TWO: dict[str, Callable[[Config, str], Layers]] = {
-    "t5": _t5,
-    "mt5": _t5,
-    "longt5": _t5,
-    "bart": _encoder_decoder,
-    "mbart": _encoder_decoder,
-    "pegasus": _encoder_decoder,
-    "marian": _encoder_decoder,
-    "whisper": _encoder_decoder,
+    **dict.fromkeys(("t5", "mt5", "longt5"), _t5),
+    **dict.fromkeys(("bart", "mbart", "pegasus", "marian", "whisper"), _encoder_decoder),
 }
 
 _KNOWN = _CAUSAL | _BOTH_WAYS | _OWN.keys() | _OF_TWO.keys()

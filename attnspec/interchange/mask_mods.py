@@ -7,7 +7,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
@@ -57,29 +56,23 @@ def from_mask_mod(
             f"a function of (b, h, q, k) is needed, got {type(mask_mod).__name__}"
             + (", whose rule attnspec.explain_mask looks for" if hasattr(mask_mod, "shape") else "")
         )
-    called = name or _name_of(mask_mod, "mask")
-    if _arguments(mask_mod) == 5:
+    called, captured = reading_captured(mask_mod, name, "mask")
+    taken = _arguments(mask_mod)
+    if taken == 5:
         raise AttnSpecError(
             f"`{called}` takes five arguments, as a function of scores does; a mask takes (b, h,"
             " q, k): attnspec.from_score_mod reads functions of scores"
         )
-    if _arguments(mask_mod) in (1, 2, 3):
+    if taken in (1, 2, 3):
         raise AttnSpecError(
-            f"`{called}` takes {_arguments(mask_mod)} arguments; a mask takes (b, h, q, k): the"
+            f"`{called}` takes {taken} arguments; a mask takes (b, h, q, k): the"
             " sample, the head and the positions of query and key"
         )
-    called, captured = reading_captured(mask_mod, name, "mask")
     with told(called):
         term = graph(trace(mask_mod, captured))
         require_positions(term)
-    text = text_of(called, term, captured.heads if heads is None else heads)
-    try:
-        spec = parse(text)
+    with written_as(called, term, captured.heads if heads is None else heads) as spec:
         _hold(spec, mask_mod, captured, constants(term))
-    except SpecError as error:
-        # its places are in a text that nobody wrote
-        reasons = "; ".join(each.message for each in error.diagnostics)
-        raise AttnSpecError(f"`{called}` is not a spec: {reasons}, in {text.strip()!r}") from None
     return spec
 
 
@@ -102,20 +95,21 @@ def told(called: str) -> Iterator[None]:
     except AttnSpecError:
         raise
     except Exception as error:
-        first = str(error).partition("\n")[0]
-        raise AttnSpecError(
-            f"`{called}` cannot be traced: {type(error).__name__}: {first:.200}"
-        ) from error
+        raise AttnSpecError(f"`{called}` cannot be traced: {first_line(error)}") from error
 
 
-def text_of(
-    called: str,
-    term: Term,
-    heads: int | None,
-    more: Mapping[str, str] | None = None,
-    score: str = "",
-) -> str:
-    """The text of a spec of a graph, with `more` inputs by their kinds, and a statement."""
+def first_line(error: Exception) -> str:
+    """What an error of torch says first, with its type."""
+    first = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {first:.200}"
+
+
+@contextmanager
+def written_as(
+    called: str, term: Term, heads: int | None, more: Mapping[str, str] | None = None, *rest: str
+) -> Iterator[Spec]:
+    """The spec of a graph, with `more` inputs by their kinds, and further statements; what is wrong
+    with it is said without places, which are in a text that nobody wrote."""
     found = named(term)
     refs = [
         ref
@@ -128,19 +122,21 @@ def text_of(
     read = {ref.name: ref.kind for ref in sorted(refs, key=lambda ref: ref.kind != "numbers")}
     lines = [f"attention {called} {{"]
     lines += [f"    heads {heads}"] if heads is not None else []
-    read = {**(more or {}), **read}
-    lines += [f"    input {name}: {kind}" for name, kind in read.items()]
+    lines += [f"    input {name}: {kind}" for name, kind in {**(more or {}), **read}.items()]
     lines += ["    causal"] if found.causal else []
-    lines += [f"    attend {found.text}", *([f"    {score}"] if score else []), "}"]
-    return "\n".join(lines) + "\n"
+    lines += [f"    attend {found.text}", *(f"    {each}" for each in rest), "}", ""]
+    try:
+        yield parse("\n".join(lines))
+    except SpecError as error:
+        reasons = "; ".join(each.message for each in error.diagnostics)
+        text = "\n".join(lines).strip()
+        raise AttnSpecError(f"`{called}` is not a spec: {reasons}, in {text!r}") from None
 
 
 def require_positions(term: Term) -> None:
     """Raise where a predicate asks which sample of the batch it is in."""
-    for leaf in leaves(term):
-        for _, value in leaf.arguments:
-            if "b" in _asked(value):
-                raise UntracedError("pairs depend on the number of the sample in the batch")
+    if any("b" in _asked(value) for leaf in leaves(term) for _, value in leaf.arguments):
+        raise UntracedError("pairs depend on the number of the sample in the batch")
 
 
 def _asked(value: object) -> tuple[str, ...]:
@@ -223,75 +219,62 @@ def _parts_of(value: Any) -> Mapping[Any, Any]:
 # --- the pairs held against the function ----------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Tried:
-    """A length, with the samples of the inputs."""
-
-    n: int
-    samples: tuple[dict[str, np.ndarray], ...]
-
-
 def _hold(spec: Spec, mask_mod: Callable[..., Any], captured: Captured, sizes: set[int]) -> None:
     """Raise AttnSpecError where the function and the spec differ in a pair."""
-    reads_head = any(
-        "head" in _asked(value) for leaf in _leaves(spec) for _, value in leaf.arguments
-    )
+    graphs = (attend.graph for attend in spec.program.attends if attend.graph)
+    asked = (_asked(value) for x in graphs for leaf in leaves(x) for _, value in leaf.arguments)
+    reads_head = any("head" in names for names in asked)
     heads = spec.heads or (HEADS if reads_head else 1)
-    for tried in _trials(spec, captured, sizes):
+    for n, samples in _trials(spec, captured, sizes):
         try:
-            # torch counts the arguments of a plain function right, and of a method one too many
-            plain = lambda b, h, q, k: mask_mod(b, h, q, k)  # noqa: E731
             with warnings.catch_warnings():
                 # of operations that torch maps one by one
                 warnings.filterwarnings("ignore", "There is a performance drop")
-                n, batch = tried.n, len(tried.samples)
-                masks = create_mask(plain, batch, heads, n, n, device="cpu")
+                masks = mask_of(mask_mod, len(samples), heads, n)
         except Exception as error:
-            first = str(error).partition("\n")[0]
             raise AttnSpecError(
-                f"`{spec.name}` has no mask at n = {tried.n}: {type(error).__name__}: {first:.200}"
+                f"`{spec.name}` has no mask at n = {n}: {first_line(error)}"
             ) from error
-        for sample, inputs in enumerate(tried.samples):
+        for sample, inputs in enumerate(samples):
             for head in range(heads):
                 meant = masks[sample, head].numpy()
-                differ = np.argwhere(spec.mask(tried.n, head=head, inputs=inputs) != meant)
+                differ = np.argwhere(spec.mask(n, head=head, inputs=inputs) != meant)
                 if len(differ):
                     q, k = differ[0].tolist()
                     raise AttnSpecError(
-                        f"`{spec.name}` is not the mask: at n = {tried.n} in head {head}"
+                        f"`{spec.name}` is not the mask: at n = {n} in head {head}"
                         f" the function says {bool(meant[q, k])} of query {q} and key {k}, what was"
                         " recorded of it the contrary; it may decide by something else than its"
                         " arguments"
                     )
 
 
-def _leaves(spec: Spec) -> list[Leaf]:
-    return [
-        leaf for attend in spec.program.attends if attend.graph for leaf in leaves(attend.graph)
-    ]
+def mask_of(mask_mod: Callable[..., Any], batch: int, heads: int, n: int) -> torch.Tensor:
+    """The pairs of a function, bool [batch, heads, n, n]."""
+    # torch counts the arguments of a plain function right, and of a method one too many
+    plain = lambda b, h, q, k: mask_mod(b, h, q, k)  # noqa: E731
+    return create_mask(plain, batch, heads, n, n, device="cpu")
 
 
-def _trials(spec: Spec, captured: Captured, sizes: set[int]) -> Iterator[_Tried]:
+def _trials(
+    spec: Spec, captured: Captured, sizes: set[int]
+) -> Iterator[tuple[int, list[dict[str, np.ndarray]]]]:
+    """Lengths, with the samples of the inputs."""
     at_positions, lengths = captured.tensors, captured.lengths
     rows = [len(x) for x in at_positions.values() if x.dim() == 2]
     batch = max([*rows, *map(len, lengths.values())], default=1)
 
-    def samples(n: int) -> tuple[dict[str, np.ndarray], ...]:
-        return tuple(
-            {
-                name: lengths[name][sample].numpy()
-                if name in lengths
-                else (x[sample] if (x := at_positions[name]).dim() == 2 else x)[:n].numpy()
-                for name in spec.inputs
-            }
-            for sample in range(batch)
-        )
-
     if at_positions:
-        n = min(LONGEST, *(tensor.shape[-1] for tensor in at_positions.values()))
-        yield _Tried(n, samples(n))
-        return
-    sizes = sizes.union(*(x.tolist() for x in lengths.values()))
-    longest = min(LONGEST, 2 * max(sizes, default=0) + 3)
-    for n in sorted({*LENGTHS, longest}):
-        yield _Tried(n, samples(n))
+        tried = {min(LONGEST, *(tensor.shape[-1] for tensor in at_positions.values()))}
+    else:
+        sizes = sizes.union(*(x.tolist() for x in lengths.values()))
+        tried = {*LENGTHS, min(LONGEST, 2 * max(sizes, default=0) + 3)}
+    for n in sorted(tried):
+        every = [
+            (
+                name,
+                lengths[name] if name in lengths else at_positions[name][..., :n].expand(batch, -1),
+            )
+            for name in spec.inputs
+        ]
+        yield n, [{name: x[sample].numpy() for name, x in every} for sample in range(batch)]

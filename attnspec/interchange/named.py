@@ -74,12 +74,10 @@ def named(term: Term) -> Named:
     """A graph as short as was found."""
     candidates = sorted(_candidates(term), key=lambda one: (len(one.text), one.text))
     meant = form_of(term, Place())
-    for candidate in candidates if meant is not None else ():
-        if equal(candidate.form, meant):  # type: ignore[arg-type]
-            return Named(candidate.text, False)
-    for candidate in candidates if meant is not None else ():
-        if equal(candidate.causal, meant):  # type: ignore[arg-type]
-            return Named(candidate.text, True)
+    for causal in (False, True) if meant is not None else ():
+        for one in candidates:
+            if equal(one.causal if causal else one.form, meant):  # type: ignore[arg-type]
+                return Named(one.text, causal)
     rest, causal = _less_causal(term)
     forms: dict[Form | None, str] = {}
     for one in reversed(candidates):

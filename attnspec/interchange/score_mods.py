@@ -6,23 +6,23 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.attention.flex_attention import create_mask
 
 from attnspec.graphs.forms.written import written_scalar
 from attnspec.interchange.mask_mods import (
     HEADS,
     LENGTHS,
     LONGEST,
+    first_line,
+    mask_of,
     reading_captured,
     require_positions,
-    text_of,
     told,
+    written_as,
 )
-from attnspec.interchange.traced import Entry, graph, trace, trace_score
+from attnspec.interchange.traced import entries, graph, trace, trace_score
 from attnspec.ir.program import Leaf
-from attnspec.ir.scalars import Apply, Scalar
-from attnspec.spec import Spec, parse
-from attnspec.text.diagnostics import AttnSpecError, SpecError
+from attnspec.spec import Spec
+from attnspec.text.diagnostics import AttnSpecError
 
 CLOSE = 1e-4
 """How far weights of the function and of the spec may be apart."""
@@ -54,34 +54,24 @@ def from_score_mod(
         mask = True if mask_mod is None else trace(mask_mod, captured)
         term = Leaf("full", ()) if mask is True else graph(mask)
         require_positions(term)
-        kinds = {each.source: "numbers" if each.side else "length" for each in _entries(value)}
+        kinds = {each.source: "numbers" if each.side else "length" for each in entries(value)}
         kinds |= dict.fromkeys(captured.pairs, "pairs")
-        count = captured.heads if heads is None else heads
-        text = text_of(called, term, count, kinds, f"score {written_scalar(value)}")
-        try:
-            spec = parse(text)
-        except SpecError as error:
-            said = "; ".join(each.message for each in error.diagnostics)
-            raise AttnSpecError(f"`{called}` is not a spec: {said}, in {text.strip()!r}") from None
+        count, score = captured.heads if heads is None else heads, written_scalar(value)
     tensors = {**captured.tensors, **captured.lengths, **captured.pairs}
     lengths = {x.shape[-1] for name, x in tensors.items() if name not in captured.lengths}
-    for n in [min(LONGEST, *lengths)] if lengths else LENGTHS:
-        try:
-            _hold(spec, score_mod, mask_mod, {name: tensors[name] for name in spec.inputs}, n)
-        except (IndexError, RuntimeError) as error:
-            if isinstance(error, IndexError) and n > LENGTHS[0] and not lengths:
-                # its lists end with these lengths
-                break
-            first = str(error).partition("\n")[0]
-            message = f"`{called}` has no scores at n = {n}: {type(error).__name__}: {first:.200}"
-            raise AttnSpecError(message) from error
+    with written_as(called, term, count, kinds, f"score {score}") as spec:
+        for n in [min(LONGEST, *lengths)] if lengths else LENGTHS:
+            try:
+                inputs = {name: tensors[name] for name in spec.inputs}
+                _hold(spec, score_mod, mask_mod, inputs, n)
+            except (IndexError, RuntimeError) as error:
+                if isinstance(error, IndexError) and n > LENGTHS[0] and not lengths:
+                    # its lists end with these lengths
+                    break
+                raise AttnSpecError(
+                    f"`{called}` has no scores at n = {n}: {first_line(error)}"
+                ) from error
     return spec
-
-
-def _entries(value: Scalar) -> list[Entry]:
-    if isinstance(value, Apply):
-        return [each for part in value.args for each in _entries(part)]
-    return [value] if isinstance(value, Entry) else []
 
 
 def _hold(
@@ -102,9 +92,7 @@ def _hold(
     at = [x.flatten() for x in torch.meshgrid(*map(torch.arange, scores.shape), indexing="ij")]
     meant = torch.vmap(score_mod)(scores.flatten(), *at).view_as(scores).double()
     if mask_mod is not None:
-        plain = lambda b, h, q, k: mask_mod(b, h, q, k)  # noqa: E731
-        held = create_mask(plain, batch, heads, n, n, device="cpu")
-        meant = meant.masked_fill(~held, -torch.inf)
+        meant = meant.masked_fill(~mask_of(mask_mod, batch, heads, n), -torch.inf)
     inputs = {
         name: x.expand(batch, *x.shape[1:]).double()
         if kinds[name] == "pairs"

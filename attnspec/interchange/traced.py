@@ -45,6 +45,9 @@ MOST_CASES = 64
 MOST_LISTED = 256
 """Numbers of a captured tensor that stand in a spec one by one, at most."""
 
+Each: TypeAlias = "tuple[tuple[Scalar, Scalar], ...]"
+"""Conditions, and the number where one holds."""
+
 Said: TypeAlias = "Scalar | Cases"
 """What a traced tensor is: a number or a predicate, or cases."""
 
@@ -76,7 +79,7 @@ class Entry(Symbol):
 class Cases:
     """A number by conditions, exactly one of which holds for a pair."""
 
-    each: tuple[tuple[Scalar, Scalar], ...]
+    each: Each
 
 
 @dataclass
@@ -228,7 +231,7 @@ def trace_score(score_mod: Callable[..., Any], captured: Captured) -> Scalar:
             said = _cases(score_mod(own, b, h, q, k))
     finally:
         _ROUNDS.reset(token)
-    each = said.each if isinstance(said, Cases) else ((True, said),)
+    each = _each(said)
     shown = [(when, value) for when, value in each if value != -math.inf]
     if not shown:
         raise UntracedError("it hides every pair")
@@ -247,7 +250,7 @@ def graph(said: Said) -> Term:
     joined by `and`, `or` and `not`."""
     if isinstance(said, Cases):
         raise UntracedError("a number stands where a condition is needed")
-    read = _entries(said)
+    read = entries(said)
     if not read:
         return Leaf("where", (("predicate", said),))
     match said:
@@ -258,7 +261,7 @@ def graph(said: Said) -> Term:
             return Compound("~", (graph(inner),))
         case Apply("and" | "or" as op, args):
             # what reads no input stays together, of which more is known
-            still = tuple(x for x in args if not _entries(x))
+            still = tuple(x for x in args if not entries(x))
             kept = [x for x in args if x not in still[1:]]
             terms = (graph(applied(op, still) if x in still else x) for x in kept)
             return Compound("&" if op == "and" else "|", tuple(terms))
@@ -293,10 +296,10 @@ def _prefix(predicate: Scalar) -> Term | None:
     return term if op == "<" else Compound("~", (term,))
 
 
-def _entries(scalar: Scalar) -> tuple[Entry, ...]:
+def entries(scalar: Scalar) -> tuple[Entry, ...]:
     """What a scalar reads of captured tensors."""
     if isinstance(scalar, Apply):
-        return tuple(entry for arg in scalar.args for entry in _entries(arg))
+        return tuple(entry for arg in scalar.args for entry in entries(arg))
     return (scalar,) if isinstance(scalar, Entry) else ()
 
 
@@ -340,7 +343,7 @@ def _require_exact(said: Said, kind: torch.dtype, computed: bool = True) -> None
         return
     info = torch.finfo(kind) if kind.is_floating_point else torch.iinfo(kind)
     most = 2 / info.eps if isinstance(info, torch.finfo) else info.max
-    for _, value in said.each if isinstance(said, Cases) else ((True, said),):
+    for _, value in _each(said):
         if not isinstance(value, Symbol | Apply):
             continue
         power = isinstance(value, Apply) and value.op == "**"
@@ -368,13 +371,7 @@ def _ranges(scalar: Scalar) -> dict[str, Bounds]:
     ranges: dict[str, Bounds] = {
         name: (np.asarray(0), np.asarray(CHECKED)) for name in symbols(scalar)
     }
-    return ranges | {entry.name: entry.ends for entry in _entries(scalar)}
-
-
-def _never_negative(value: Any) -> bool:
-    cases = _cases(value)
-    each = cases.each if isinstance(cases, Cases) else ((True, cases),)
-    return all(bounds(number, _ranges(number))[0] >= 0 for _, number in each)
+    return ranges | {entry.name: entry.ends for entry in entries(scalar)}
 
 
 def _places(scalar: Scalar) -> int | None:
@@ -417,12 +414,10 @@ def _numeric(op: str, *args: Any) -> Traced:
         return _joined(_OF_CONDITIONS[op], *args)
     if op == "/" and not kind.is_floating_point:
         kind = torch.get_default_dtype()
-    sides: list[tuple[tuple[Scalar, Scalar], ...]] = []
-    for arg in args:
-        cases = _cases(_rounded_to(arg, kind))
-        if asked:
-            _require_exact(cases, kind, computed=False)
-        sides.append(cases.each if isinstance(cases, Cases) else ((True, cases),))
+    sides = [_each(_cases(_rounded_to(arg, kind))) for arg in args]
+    if asked:
+        for side in sides:
+            _require_exact(Cases(side), kind, computed=False)
     if math.prod(map(len, sides)) > MOST_CASES**2:
         raise UntracedError(f"a number has more than {MOST_CASES} cases")
     if asked:
@@ -439,12 +434,7 @@ def _numeric(op: str, *args: Any) -> Traced:
     return Traced(result, kind)
 
 
-def _holds(
-    op: str,
-    sides: list[tuple[tuple[Scalar, Scalar], ...]],
-    where: Scalar,
-    values: tuple[Scalar, ...],
-) -> Scalar:
+def _holds(op: str, sides: list[Each], where: Scalar, values: tuple[Scalar, ...]) -> Scalar:
     """Where a comparison holds of the cases of numbers, those of the first ones being chosen: each
     case of one side stands once, beside all those of the next that it goes with."""
     if not sides:
@@ -466,6 +456,10 @@ def _cases(value: Any) -> Scalar | Cases:
     if _is_condition(value):
         return Cases(((cases, 1), (negated(cases), 0)))  # type: ignore[arg-type]
     return cases
+
+
+def _each(said: Said) -> Each:
+    return said.each if isinstance(said, Cases) else ((True, said),)
 
 
 def _compared(op: str, first: Any, second: Any) -> Traced:
@@ -533,8 +527,7 @@ def _where(condition: Any, first: Any, second: Any) -> Traced:
         )
     cases: list[tuple[Scalar, Scalar]] = []
     for met, value in ((holds, first), (_not(holds), second)):
-        number = _cases(value)
-        each = number.each if isinstance(number, Cases) else ((True, number),)
+        each = _each(_cases(value))
         cases += [(applied("and", (met.said, condition)), part) for condition, part in each]  # type: ignore[arg-type]
     able = tuple(case for case in cases if case[0] is not False)
     only = able[0][1] if len({part for _, part in able}) == 1 else None
@@ -551,25 +544,19 @@ def _clamp(x: Any, low: Any = None, high: Any = None) -> Traced:
 
 def _divided(first: Any, second: Any, rounding_mode: str | None = None) -> Traced:
     if rounding_mode == "trunc":
-        _require_natural("it divides towards zero", "use `//`", first, second)
+        return _natural("//", "it divides towards zero", "use `//`", first, second)
     return _numeric("/" if rounding_mode is None else "//", first, second)
 
 
-def _require_natural(what: str, instead: str, *values: Any) -> None:
-    """Raise where a number may be negative, of which torch and specs make different things."""
-    if not all(map(_never_negative, values)):
+def _natural(op: str, what: str, instead: str, *values: Any) -> Traced:
+    """An operation of which torch and specs make different things where a number is negative."""
+    numbers = [number for value in values for _, number in _each(_cases(value))]
+    if not all(bounds(number, _ranges(number))[0] >= 0 for number in numbers):
         raise UntracedError(f"{what} what may be negative; {instead}")
+    return _numeric(op, *values)
 
 
-def _cut_off(x: Any) -> Traced:
-    """A real without what stands behind the point."""
-    _require_natural("it cuts a real number off, of", "use `.floor()` or `//`", x)
-    return _numeric("floor", x)
-
-
-def _fmod(first: Any, second: Any) -> Traced:
-    _require_natural("it computes `torch.fmod` of", "use `%`", first, second)
-    return _numeric("%", first, second)
+_cut_off = partial(_natural, "floor", "it cuts a real number off, of", "use `.floor()` or `//`")
 
 
 # --- constants in a tensor -----------------------------------------------------------------------
@@ -614,16 +601,14 @@ def _bucketed(x: Any, limits: Any, right: bool = False, **rest: Any) -> Traced:
     return Traced(Cases(tuple((when, count) for count, when in cases if when is not False)))
 
 
-def _filled(number: float) -> Callable[..., Traced]:
+def _filled(
+    number: int, like: Any, size: Sequence[int] = (), *, dtype: Any = None, **rest: Any
+) -> Traced:
     """`new_ones`, `ones_like` and their like, of a single number."""
-
-    def filled(like: Any, size: Sequence[int] = (), *, dtype: Any = None, **rest: Any) -> Traced:
-        if len(size):
-            raise UntracedError(f"it makes a tensor {list(size)} for a pair")
-        kind = like.dtype if dtype is None else dtype
-        return Traced(bool(number) if kind == torch.bool else int(number), kind)
-
-    return filled
+    if len(size):
+        raise UntracedError(f"it makes a tensor {list(size)} for a pair")
+    kind = like.dtype if dtype is None else dtype
+    return Traced(bool(number) if kind == torch.bool else number, kind)
 
 
 def _as_type(x: Any, dtype: Any = None, **rest: Any) -> Traced:
@@ -676,7 +661,7 @@ _OPERATIONS: dict[str, Callable[..., Traced]] = {
     "clamp": _clamp,
     "clamp_min": _clamp,
     "clamp_max": lambda x, high: _clamp(x, None, high),
-    "fmod": _fmod,
+    "fmod": partial(_natural, "%", "it computes `torch.fmod` of", "use `%`"),
     "isin": _isin,
     "bucketize": _bucketed,
     "searchsorted": lambda limits, x, right=False, **rest: _bucketed(x, limits, right),
@@ -689,30 +674,16 @@ _OPERATIONS: dict[str, Callable[..., Traced]] = {
     "le": partial(_compared, "<="),
     "gt": partial(_compared, ">"),
     "ge": partial(_compared, ">="),
-    "bitwise_and": partial(_joined, "and"),
-    "logical_and": partial(_joined, "and"),
-    "__and_": partial(_joined, "and"),
-    "bitwise_or": partial(_joined, "or"),
-    "logical_or": partial(_joined, "or"),
-    "bitwise_xor": _xor,
-    "logical_xor": _xor,
-    "bitwise_not": _not,
-    "logical_not": _not,
-    "bitwise_right_shift": _halved,
-    "__rshift_": _halved,
+    **dict.fromkeys(("bitwise_and", "logical_and", "__and_"), partial(_joined, "and")),
+    **dict.fromkeys(("bitwise_or", "logical_or"), partial(_joined, "or")),
+    **dict.fromkeys(("bitwise_xor", "logical_xor"), _xor),
+    **dict.fromkeys(("bitwise_not", "logical_not"), _not),
+    **dict.fromkeys(("bitwise_right_shift", "__rshift_"), _halved),
     "where": _where,
-    "new_ones": _filled(1),
-    "ones_like": _filled(1),
-    "new_zeros": _filled(0),
-    "zeros_like": _filled(0),
+    **dict.fromkeys(("new_ones", "ones_like"), partial(_filled, 1)),
+    **dict.fromkeys(("new_zeros", "zeros_like"), partial(_filled, 0)),
     "_to_copy": _as_type,
-    "clone": _same,
-    "detach": _same,
-    "alias": _same,
-    "lift_fresh": _same,
-    "view": _same,
-    "squeeze": _same,
-    "expand": _same,
+    **dict.fromkeys(("clone", "detach", "alias", "lift_fresh", "view", "squeeze", "expand"), _same),
 }
 
 _OF_CONDITIONS = {"+": "or", "max": "or", "min": "and"}
@@ -753,7 +724,9 @@ def _read(captured: Captured, tensor: Any, parts: tuple[Any, ...]) -> Traced | R
         captured.pairs[by[0]] = tensor.reshape(*axes, *shape[-2:])
         return Traced(pair_reading(by[0]), tensor.dtype)
     if names[-1] in ("q", "k") and names[:-1] in ([], ["b"]):
-        return _entry(captured, tensor, names[-1])
+        if tensor.dtype.is_complex:
+            raise UntracedError(f"a captured tensor of {tensor.dtype} is read at positions")
+        return Traced(captured.read(tensor, names[-1]), tensor.dtype)
     if names == ["b"]:
         return _length(captured, tensor)
     if names == ["head"]:
@@ -784,10 +757,10 @@ def _position(part: Any, count: int) -> str:
     index = part.said if isinstance(part, Traced) else part
     if isinstance(index, Symbol) and not isinstance(index, Entry):
         return index.name
-    each = index.each if isinstance(index, Cases) else ((True, index),)
+    each = _each(index)
     scalars = [scalar for pair in each for scalar in pair]
     asked = {name for scalar in scalars for name in symbols(scalar)}
-    if not isinstance(part, Traced) or len(asked) != 1 or any(map(_entries, scalars)):
+    if not isinstance(part, Traced) or len(asked) != 1 or any(map(entries, scalars)):
         return ""
     (name,), places = asked, np.arange(count)
     try:
@@ -830,12 +803,6 @@ def _of_head(captured: Captured, tensor: torch.Tensor) -> Traced:
     return Traced(Cases(tuple(table)), tensor.dtype)
 
 
-def _entry(captured: Captured, tensor: torch.Tensor, side: str) -> Traced:
-    if tensor.dtype.is_complex:
-        raise UntracedError(f"a captured tensor of {tensor.dtype} is read at positions")
-    return Traced(captured.read(tensor, side), tensor.dtype)
-
-
 def _length(captured: Captured, tensor: torch.Tensor) -> Traced:
     """A number for each sample, which is an input of kind `length`."""
     kind = tensor.dtype
@@ -852,16 +819,12 @@ def _length(captured: Captured, tensor: torch.Tensor) -> Traced:
 
 def constants(said: object) -> set[int]:
     """The whole numbers that stand in a predicate or graph."""
-    if isinstance(said, bool):
-        return set()
-    if isinstance(said, int):
-        return {abs(said)}
-    if isinstance(said, float):
-        return {math.ceil(abs(said))} if math.isfinite(said) else set()
-    if isinstance(said, Apply):
-        return set().union(*map(constants, said.args))
-    if isinstance(said, Compound):
-        return set().union(*map(constants, said.terms))
-    if isinstance(said, Leaf):
-        return set().union(*(constants(value) for _, value in said.arguments), set())
-    return set()
+    match said:
+        case int() | float() if not isinstance(said, bool) and math.isfinite(said):
+            return {math.ceil(abs(said))}
+        case Apply(_, parts) | Compound(_, parts):
+            return set().union(*map(constants, parts))
+        case Leaf():
+            return set().union(*(constants(value) for _, value in said.arguments))
+        case _:
+            return set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -30,16 +31,10 @@ class Difference(Comparison):
         return f"<pre>{escape(str(self))}</pre>"
 
 
-def page(
-    found: Comparison,
-    *,
-    labels: tuple[str, str] | None = None,
-) -> Text:
+def page(found: Comparison, labels: Sequence[str] = ("", "")) -> Text:
     """The whole comparison; `labels` say where the specs came from."""
     text = Text()
-    for side, spec, style, label in zip(
-        "ab", (found.a, found.b), (_A, _B), labels or ("", ""), strict=True
-    ):
+    for side, spec, style, label in zip("ab", (found.a, found.b), (_A, _B), labels, strict=True):
         values = ", ".join(f"{name} = {value}" for name, value in spec.parameters.items())
         text.append(side, style)
         text.append(f"  {spec.program.name}" + (f"({values})" if values else ""), _TITLE)
@@ -60,7 +55,8 @@ def page(
 
 def _append(text: Text, one: Compared, found: Comparison) -> None:
     """What is to be said of some heads."""
-    where = _where(one, found)
+    # "" where there is one layer and one head
+    where = places(one.slots, {slot for other in found.compared for slot in other.slots})
     text.append(f"{where}: " if where else "")
     if one.alike is not None:
         text.append(one.reason)
@@ -114,8 +110,3 @@ def _examples(pairs: Pairs | None) -> str:
     queries = f"of {pairs.queries:,} queries, {span}" if pairs.queries > 1 else f"of query {span}"
     listed = ", ".join(f"({q}, {k})" for q, k in pairs.examples)
     return f"{queries}: {listed}" + (", …" if pairs.count > len(pairs.examples) else "")
-
-
-def _where(one: Compared, found: Comparison) -> str:
-    """Which layers and heads these are; "" where there is one of each."""
-    return places(one.slots, {slot for other in found.compared for slot in other.slots})

@@ -129,22 +129,18 @@ def opacity(level: int) -> float:
     return 0.2 + 0.8 * level / LEVELS
 
 
-def paint_of(term: int) -> str:
-    """The paint of a term of a figure by its number."""
-    return TERMS[term] if term < len(TERMS) else "others"
-
-
 def legend(found: Figure) -> list[Key]:
     """What the paints of a figure mean, those that occur."""
     drawn = [plot for plot in found.plots if plot.tally.density.size]
     leading = {int(term) for plot in drawn for term in np.unique(plot.leading) if term >= 0}
-    keys = [Key(paint_of(i), found.terms[i]) for i in sorted(leading) if i < len(TERMS)]
+    keys = [Key(TERMS[i], found.terms[i]) for i in sorted(leading) if i < len(TERMS)]
     if max(leading, default=0) >= len(TERMS):
         keys.append(Key("others", "other terms"))
     formulas = dict.fromkeys(plot.formula for plot in drawn if plot.formula is not None)
     if formulas:
         keys.append(Key("rest", f"{', '.join(f'`{name}`' for name in formulas)} alone"))
-    if any(_has_none(plot) for plot in drawn):
+    plain = (plot for plot in drawn if plot.formula is None)
+    if any(((plot.leading < 0) & ~plot.tally.later).any() for plot in plain):
         keys.append(Key("none", "not read"))
     if any(plot.tally.later.any() for plot in drawn):
         keys.append(Key("later", "later (causal)"))
@@ -156,16 +152,9 @@ def scale(found: Figure) -> str:
     side = found.plots[0].tally.side
     if side == 1:
         return ""
-    return (
-        f"a cell is {side:,} × {side:,} pairs, the stronger the fuller, in the colour of"
-        " the term with most of them"
-        if len(found.terms) > 1
-        else f"a cell is {side:,} × {side:,} pairs, the stronger the fuller"
-    )
-
-
-def _has_none(plot: Plot) -> bool:
-    return plot.formula is None and bool(((plot.leading < 0) & ~plot.tally.later).any())
+    text = f"a cell is {side:,} × {side:,} pairs, the stronger the fuller"
+    several = len(found.terms) > 1
+    return text + ", in the colour of the term with most of them" * several
 
 
 def sheet(found: Figure) -> Drawing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,20 +14,7 @@ from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.written_pairs import WrittenPairs
 from attnspec.ir.program import Leaf, Term
-from attnspec.show.panels import (
-    Group,
-    Known,
-    Sample,
-    Slot,
-    beside,
-    facts,
-    grouped,
-    header,
-    of_samples,
-    other_layers,
-    period,
-    places,
-)
+from attnspec.show.panels import Group, Known, Sample, facts, grouped, header, other_layers, places
 from attnspec.show.tally import Tally, room_for, side_for, tally
 from attnspec.text.diagnostics import InternalError
 
@@ -83,11 +70,10 @@ class Figure:
 def figure(
     spec: Elaborated,
     n: int,
-    *,
     layer: int | None,
     head: int | None,
     inputs: Sample,
-    known: Known | None = None,
+    known: Known,
     width: int | None = None,
 ) -> Figure:
     """The pictures of a spec at n positions: of all layers and heads that differ from each other,
@@ -110,22 +96,24 @@ def figure(
         side = side_for(n, room if n <= room else min(room, MOST_LINES))
         united = [[("", group.relation)] for group in drawn]
     terms = tuple(dict.fromkeys(text for texts in united for text, _ in texts))
+    grid = extents_of(spec.program, n) if n and not spec.program.extra_tokens else ()
     plots = []
     for group, texts in zip(drawn, united, strict=True):
+        where = "" if len(group.slots) == len(every) else places(group.slots, every)
         with located(spec.program.attend(*group.slots[0]).span):
-            plots.append(_plot(spec, n, side, group, texts, terms, _where(group, every)))
-    footer = [
-        f"{_named(places(reason, every))}`{name}` is a formula and has no pairs"
-        for name, reason in without.items()
-    ]
+            plots.append(_plot(spec, n, side, group, texts, terms, where, grid))
+    footer = []
+    for name, formulas in without.items():
+        where = places(formulas, every)
+        footer.append(f"{where}{': ' * bool(where)}`{name}` is a formula and has no pairs")
     rest = [slot for group in groups[most:] for slot in group.slots]
     if rest:
         how = "--layer and --head choose" if layer is None else "--head chooses one"
         footer.append(f"not drawn: {places(rest, every)}; {how}")
-    footer.extend(of_samples(groups))
+    if any(isinstance(group.relation, WrittenPairs) for group in groups):
+        footer.append("a sample: what random queries and keys decide, the same ones every time")
     if layer is not None:
         footer.extend(other_layers(spec, layer))
-    grid = extents_of(spec.program, n) if n and not spec.program.extra_tokens else ()
     name, about = header(spec, n, layer, head)
     if rest:
         about += f" · {len(groups)} different graphs, {most} of them drawn"
@@ -140,6 +128,7 @@ def _plot(
     found: Sequence[tuple[str, Relation]],
     terms: Sequence[str],
     where: str,
+    grid: tuple[int, ...],
 ) -> Plot:
     changes = spec.program.causal, spec.program.crossing
     whole = tally(group.relation, n, side, *changes)
@@ -150,15 +139,18 @@ def _plot(
         shares[..., own.index(text)] += counted.density
     numbers = np.array([terms.index(text) for text in own])
     leading = np.where(whole.density > 0, numbers[shares.argmax(axis=-1)], -1)
+    lines, past = facts(whole), " of the past" if spec.program.causal else ""
+    if group.formula is not None:
+        lines.append(f"`{group.formula}` on all other pairs{past}")
     return Plot(
         where=where,
-        lines=(*facts(whole), *beside(group, spec)),
+        lines=tuple(lines),
         tally=whole,
         terms=tuple(numbers.tolist()),
         having=shares > 0,
         leading=leading,
         formula=group.formula,
-        period=period(spec, n),
+        period=grid[-1] if grid else None,
     )
 
 
@@ -177,10 +169,9 @@ def _terms(spec: Elaborated, group: Group) -> list[tuple[str, Relation]]:
     if not isinstance(relation, Union):
         raise InternalError("a union is bound to something else")
     pairs = zip(graph.terms, relation.terms, strict=True)
-    ordered = sorted(pairs, key=lambda pair: _place(pair[0], graph))
     return [
         (_written(term), one if past is None else Intersection((one, past)))
-        for term, one in ordered
+        for term, one in sorted(pairs, key=lambda pair: _place(pair[0], graph))
     ]
 
 
@@ -196,11 +187,3 @@ def _written(term: Term) -> str:
     if term.span is not None:
         return " ".join(term.span.text.split())
     return term.pattern if isinstance(term, Leaf) else term.op
-
-
-def _where(group: Group, every: Collection[Slot]) -> str:
-    return "" if len(group.slots) == len(every) else places(group.slots, every)
-
-
-def _named(where: str) -> str:
-    return f"{where}: " if where else ""

@@ -65,10 +65,9 @@ def _claim(verdict: Verdict) -> str:
 
 
 def _key(key: Key) -> str:
-    square = f'<rect width="12" height="12" class="{key.paint}" fill="{COLOURS[key.paint]}"/>'
-    return (
-        f'<li><svg width="12" height="12" aria-hidden="true">{square}</svg> {escape(key.text)}</li>'
-    )
+    size = 'width="12" height="12"'
+    square = f'<rect {size} class="{key.paint}" fill="{COLOURS[key.paint]}"/>'
+    return f'<li><svg {size} aria-hidden="true">{square}</svg> {escape(key.text)}</li>'
 
 
 def _data(found: Figure) -> dict[str, object]:

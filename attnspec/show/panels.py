@@ -11,7 +11,6 @@ from attnspec.elaborate import Elaborated
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack
-from attnspec.graphs.written_pairs import WrittenPairs
 from attnspec.ir.program import Program
 from attnspec.show.tally import Tally
 from attnspec.text.diagnostics import ranges
@@ -68,12 +67,12 @@ def grouped(
     """
     groups: dict[tuple[Relation, str | None], list[Slot]] = {}
     without: dict[str, list[Slot]] = {}
-    # relations with run-time inputs are compared by the identity of those
-    stack, bound = Stack(spec.program, inputs, known), dict[int, Relation]()
     program = spec.program
+    # relations with run-time inputs are compared by the identity of those
+    stack, bound = Stack(program, inputs, known), dict[int, Relation]()
     for layer in layers:
         row = program.row(layer)
-        for one in range(spec.program.heads or 1) if head is None else [head]:
+        for one in range(program.heads or 1) if head is None else [head]:
             attend = program.attend(layer, one)
             formula = None if attend.mechanism is None else attend.mechanism.name
             if attend.graph is None and formula is not None:
@@ -91,27 +90,6 @@ def grouped(
     return members, without
 
 
-def of_samples(groups: Iterable[Group]) -> list[str]:
-    """The line about choices for tensors that were drawn, if there are some."""
-    if not any(isinstance(group.relation, WrittenPairs) for group in groups):
-        return []
-    return ["a sample: what random queries and keys decide, the same ones every time"]
-
-
-def beside(group: Group, spec: Elaborated) -> list[str]:
-    """The line about the mechanism that stands beside a graph, if there is one."""
-    if group.formula is None:
-        return []
-    past = " of the past" if spec.program.causal else ""
-    return [f"`{group.formula}` on all other pairs{past}"]
-
-
-def period(spec: Elaborated, n: int) -> int | None:
-    """How many positions a line of the grid has, where the sequence is one."""
-    grid = extents_of(spec.program, n) if n else ()
-    return grid[-1] if grid and not spec.program.extra_tokens else None
-
-
 def header(spec: Elaborated, n: int, layer: int | None, head: int | None) -> tuple[str, str]:
     """The name with its parameters, and the length, the grid and the layers and heads shown."""
     values = ", ".join(f"{name} = {value}" for name, value in spec.parameters.items())
@@ -120,18 +98,11 @@ def header(spec: Elaborated, n: int, layer: int | None, head: int | None) -> tup
     grid = extents_of(spec.program, n) if n else ()
     if grid:
         where.append(f"grid {' × '.join(str(extent) for extent in grid)}")
-    if spec.program.layer_count > 1:
-        where.append(
-            f"{spec.program.layer_count} layers"
-            if layer is None
-            else f"layer {layer} of {spec.program.layer_count}"
-        )
-    if spec.program.heads is not None:
-        where.append(
-            f"{spec.program.heads} heads"
-            if head is None
-            else f"head {head} of {spec.program.heads}"
-        )
+    layers, heads = spec.program.layer_count, spec.program.heads
+    if layers > 1:
+        where.append(f"{layers} layers" if layer is None else f"layer {layer} of {layers}")
+    if heads is not None:
+        where.append(f"{heads} heads" if head is None else f"head {head} of {heads}")
     return (f"{spec.program.name}({values})" if values else spec.program.name, " · ".join(where))
 
 
@@ -171,5 +142,10 @@ def other_layers(spec: Elaborated, layer: int) -> Iterable[str]:
 
 def has_graph(program: Program, layer: int) -> bool:
     """Whether a head of a layer has pairs that can be drawn."""
-    row = program.row(layer)
-    return any(program.attends[slot].graph is not None for slot in row)
+    return any(program.attends[slot].graph is not None for slot in program.row(layer))
+
+
+def first_drawn(program: Program) -> int:
+    """The first layer that has pairs, or else the first."""
+    layers = range(program.layers or 1)
+    return next((layer for layer in layers if has_graph(program, layer)), 0)

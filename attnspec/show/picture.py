@@ -17,7 +17,7 @@ from attnspec.ir.crossing import crossed
 from attnspec.show import drawing
 from attnspec.show.figure import Figure, figure
 from attnspec.show.html import html
-from attnspec.show.panels import Known, Sample, has_graph
+from attnspec.show.panels import Known, Sample, first_drawn
 from attnspec.show.png import png
 from attnspec.show.svg import svg
 from attnspec.show.terminal import Signs, draw
@@ -54,10 +54,7 @@ class Picture:
     def text(self, width: int = WIDTH, signs: Signs = "blocks") -> tuple[Figure, Text]:
         """The figure of one layer in so many columns, the first that has pairs if none is named,
         and what is drawn of it."""
-        layer = self.layer
-        if layer is None:
-            layers = range(self.spec.program.layers or 1)
-            layer = next((one for one in layers if has_graph(self.spec.program, one)), 0)
+        layer = first_drawn(self.spec.program) if self.layer is None else self.layer
         figure = self._figure(layer, width)
         return figure, draw(figure.plots, width, signs)
 
@@ -73,15 +70,8 @@ class Picture:
     def _figure(self, layer: int | None, width: int | None = None) -> Figure:
         spec, length = self._crossed
         layers = range(spec.program.layer_count) if layer is None else [layer]
-        return figure(
-            spec,
-            length,
-            layer=layer,
-            head=self.head,
-            inputs=self.inputs,
-            known=self._samples(layers),
-            width=width,
-        )
+        known = self._samples(layers)
+        return figure(spec, length, layer, self.head, self.inputs, known, width)
 
     def _samples(self, layers: Sequence[int]) -> Known:
         """What tensors that are drawn decide, where they decide something."""

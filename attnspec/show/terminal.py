@@ -205,9 +205,8 @@ def _legend(drawn: Sequence[Tally], signs: Signs, halves: bool) -> Text:
     cell = f"a cell is {side:,} × {side:,} pairs: " if side > 1 else ""
     rows = "queries" if side == 1 else "rows of cells"
     if signs == "colour":
-        entries = [(_FULL, "reads"), (_SELF, "reads itself")]
-        if side > 1:
-            entries = [(_FAINT, "few"), (_FULL, "all")]
+        itself = [(_FULL, "reads"), (_SELF, "reads itself")]
+        entries = itself if side == 1 else [(_FAINT, "few"), (_FULL, "all")]
         entries.append((_PANEL, "none"))
         if causal:
             entries.append((_LATER, "later (causal)"))
