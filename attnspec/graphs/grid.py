@@ -7,8 +7,7 @@ from math import prod
 
 import numpy as np
 
-from attnspec.graphs.relation import FULL, Elementwise, Tiles
-from attnspec.graphs.tile_cover import covered
+from attnspec.graphs.relation import FULL, Elementwise, Tiles, covered
 from attnspec.ir.parameters import RelationError
 
 AXES = {2: ("row", "col"), 3: ("time", "row", "col")}

@@ -118,9 +118,6 @@ class Complement(Relation):
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         return np.asarray(FULL - self.term.cover(q, k, n), dtype=np.uint8)
 
-    def degrees(self, n: int) -> np.ndarray:
-        return n - self.term.degrees(n)
-
     def transposed(self) -> Relation | None:
         term = self.term.transposed()
         return None if term is None else Complement(term)

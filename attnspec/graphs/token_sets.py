@@ -429,9 +429,6 @@ class OfKeys(Relation):
         queries = max(0, last - first)
         return np.repeat(np.arange(first, first + queries), len(members)), np.tile(members, queries)
 
-    def degrees(self, n: int) -> np.ndarray:
-        return np.full(n, self.keys().size(n), np.int64)
-
     def edges(self, n: int) -> int:
         return self.keys().size(n) * n
 

@@ -25,8 +25,7 @@ from attnspec.graphs.predicates.inputs import (
     require_exact,
     wide,
 )
-from attnspec.graphs.relation import EMPTY, FULL, SOME, Elementwise, Relation, Tiles
-from attnspec.graphs.tile_cover import values_of
+from attnspec.graphs.relation import EMPTY, FULL, SOME, Elementwise, Relation, Tiles, values_of
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.intervals import Bounds, bounds
 from attnspec.ir.parameters import RelationError, argument, context
