@@ -22,6 +22,11 @@ class Grid:
     offset: int = 0
 
     @property
+    def axes(self) -> tuple[str, ...]:
+        """The names of the coordinates."""
+        return AXES[len(self.extents)]
+
+    @property
     def cells(self) -> int:
         return prod(self.extents)
 

@@ -69,7 +69,7 @@ def look_back(relation: Relation, promised: frozenset[str] = frozenset()) -> Loo
     if predicate is not None:
         wanted = predicate if inside is relation else Apply("not", (predicate,))
         extent = extent_of(wanted) if is_steady(inside) else None
-        return None if extent is None else LookBack(extent.first, extent.before)
+        return None if extent is None else LookBack(*extent)
     tokens = vars(relation).get("tokens")
     bound = _of_columns(tokens, promised) if isinstance(tokens, TokenSet) else None
     # a query among the tokens reads every key up to its own

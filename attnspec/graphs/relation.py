@@ -210,6 +210,10 @@ class Relation:
         """Simpler relations of which this one is the union, or None."""
         return None
 
+    def taken_apart(self, n: int) -> Relation | None:
+        """The same pairs at n as operators of relations whose rows are known, or None."""
+        return None
+
     def strides(self, n: int) -> tuple[tuple[int, int], ...]:
         """Steps (of queries, of keys) whose residue classes bring pairs together; 1 goes unsaid."""
         return ()

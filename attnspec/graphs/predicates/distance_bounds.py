@@ -28,21 +28,14 @@ End: TypeAlias = "Fraction | float"
 """An end of a range: a fraction, or plus or minus infinity."""
 
 
-@dataclass(frozen=True)
-class Extent:
-    """Every pair k <= q for which a predicate holds has k < first or q - k <= before."""
-
-    first: int
-    before: int
-
-
-def extent_of(predicate: Scalar) -> Extent | None:
-    """The extent of a predicate of q and k, the least `before` that bounds show and then the least
-    `first`; None where they show none."""
+def extent_of(predicate: Scalar) -> tuple[int, int] | None:
+    """(first, before) where every pair k <= q for which a predicate holds has k < first or
+    q - k <= before: the least `before` that bounds show and then the least `first`, None where they
+    show none."""
     if not _never(predicate, FARTHEST, FARTHEST):
         return None
     before = _least(lambda limit: _never(predicate, FARTHEST, limit + 1))
-    return Extent(_least(lambda limit: _never(predicate, limit, before + 1)), before)
+    return _least(lambda limit: _never(predicate, limit, before + 1)), before
 
 
 def _least(holds: Callable[[int], bool]) -> int:
