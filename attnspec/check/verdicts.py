@@ -19,9 +19,8 @@ from attnspec.analysis.counting.figures import COSTS, COUNTS, FIGURES
 from attnspec.analysis.growth.stable import is_stable
 from attnspec.analysis.reach.leaks import looks_ahead
 from attnspec.analysis.reach.mirrored import asymmetry, one_way
-from attnspec.check import counterexamples, form_proofs, graph_claims, orders, values
-from attnspec.check.counterexamples import COMPARE, slot_text
-from attnspec.check.cross_claims import against_stable
+from attnspec.check import counterexamples, form_proofs, values
+from attnspec.check.counterexamples import COMPARE, against_stable, slot_text
 from attnspec.check.places import (
     EVERYWHERE,
     GRAPHS,
@@ -195,7 +194,7 @@ def _follows(claim: Claim, stack: Stack) -> bool:
     if claim.kind == "stable":
         return is_stable(stack.program)
     if claim.kind in GRAPHS:
-        return graph_claims.proven(claim, stack.program, few_places(claim, stack))
+        return counterexamples.graphs_proven(claim, stack.program, few_places(claim, stack))
     if claim.kind in _PROOFS:
         return _proven(claim, stack)
     return form_proofs.proven(claim, stack)
@@ -373,7 +372,7 @@ def _order(
     claim: Claim, stack: Stack, reason: str | None, looked_at: list[int]
 ) -> Iterator[Diagnostic]:
     try:
-        counterexample = orders.against(claim, stack, reason, looked_at)
+        counterexample = counterexamples.order(claim, stack, reason, looked_at)
     except TooMuch as error:
         yield _unchecked(claim, str(error))
     except (AttnSpecError, ScalarError, ZeroDivisionError) as error:
@@ -433,7 +432,7 @@ def _reach(claim: Claim, stack: Stack, n: int) -> str | None:
 
 
 def _about_graphs(claim: Claim, stack: Stack, n: int) -> str | None:
-    return graph_claims.counterexample(claim, stack.situation(n))
+    return counterexamples.of_graphs(claim, stack.situation(n))
 
 
 def _figure(claim: Claim, stack: Stack, n: int) -> str | None:

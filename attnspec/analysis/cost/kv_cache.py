@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from attnspec.analysis.counting.affordable import require_listable
+from attnspec.analysis.counting.conjunctions import require_listable
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.predicates.listable import lists_rows
 from attnspec.graphs.relation import Relation, evaluate_pairs

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnspec.analysis.counting.figures import PAIRS
-from attnspec.analysis.counting.head_counts import HeadCounts
+from attnspec.analysis.counting.figures import PAIRS, HeadCounts
 from attnspec.analysis.quality import Figure
 from attnspec.analysis.report.inquiry import Inquiry
 from attnspec.graphs.stack import has_mechanism

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnspec.analysis.counting import graph_heads
-from attnspec.analysis.counting.head_counts import HeadCounts
+from attnspec.analysis.counting.figures import HeadCounts
 from attnspec.analysis.quality import Figure, Quality, Unknown
-from attnspec.analysis.report import figure_choices as choices
 from attnspec.analysis.report import figure_costs as costs
 from attnspec.analysis.report import figure_pairs as pairs
 from attnspec.analysis.report.inquiry import APART, Entry, Inquiry
@@ -128,10 +127,10 @@ class Report(Inquiry):
     symmetric = Entry[bool]("symmetric", "reads", pairs.symmetric, "truth")
     """Whether (q, k) implies (k, q) in every head."""
 
-    choice = Entry[str]("choice", "decides", choices.choice, "words")
+    choice = Entry[str]("choice", "decides", pairs.choice, "words")
     """What each data-dependent choice depends on, and how it changes weights."""
 
-    scoring_flops = Entry[int]("operations of choosing", "decides", choices.scoring_flops, "flops")
+    scoring_flops = Entry[int]("operations of choosing", "decides", pairs.scoring_flops, "flops")
     """Operations by which one layer decides, all heads, apart from those of attention."""
 
     order = Entry[str]("order", "grows", pairs.order, "words")
