@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import chain
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
@@ -531,23 +532,18 @@ def evaluate_pairs(relation: Relation, q: np.ndarray, k: np.ndarray, n: int) -> 
 
 def is_closed(relation: Relation) -> bool:
     """Whether every pattern in the relation has a cover of its own."""
-    parts = [part for part in _parts(relation) if isinstance(part, Relation)]
-    if parts:
-        return all(is_closed(part) for part in parts)
-    return type(relation).cover is not Relation.cover
+    parts = _parts(relation)
+    return all(map(is_closed, parts)) if parts else type(relation).cover is not Relation.cover
 
 
 def is_scattered(relation: Relation) -> bool:
     """Whether a pattern in the relation is drawn position by position."""
-    return relation.scattered or any(
-        is_scattered(part) for part in _parts(relation) if isinstance(part, Relation)
-    )
+    return relation.scattered or any(map(is_scattered, _parts(relation)))
 
 
 def takes_tensors(relation: Relation) -> bool:
     """Whether `holds` of the relation takes tensors of positions, wherever they are."""
-    parts = [part for part in _parts(relation) if isinstance(part, Relation)]
-    return not relation.numpy_only and all(map(takes_tensors, parts))
+    return not relation.numpy_only and all(map(takes_tensors, _parts(relation)))
 
 
 Value = TypeVar("Value")
@@ -580,25 +576,19 @@ def with_head(value: Value, head: int | None) -> Value:
     return replace(value, **changed)
 
 
-def _parts(value: object) -> list[object]:
-    leaves: list[object] = []
-    if is_dataclass(value):
-        for entry in fields(value):
-            content = getattr(value, entry.name)
-            leaves.extend(content if isinstance(content, tuple) else [content])
-    return leaves
+def _parts(relation: Relation) -> list[Relation]:
+    """The relations that another one is made of."""
+    entries = fields(relation) if is_dataclass(relation) else ()
+    values = [getattr(relation, entry.name) for entry in entries]
+    parts = chain.from_iterable(x if isinstance(x, tuple) else (x,) for x in values)
+    return [part for part in parts if isinstance(part, Relation)]
 
 
-def decided_in(value: object) -> tuple[DataDependent, ...]:
+def decided_in(relation: Relation) -> tuple[DataDependent, ...]:
     """The different parts of a relation that tensors decide, those of its arguments first."""
-    choices: dict[DataDependent, None] = {}
-    for part in _parts(value):
-        # a predicate may be a long expression, and has no graph in it
-        if isinstance(part, Relation):
-            choices.update(dict.fromkeys(decided_in(part)))
-    if isinstance(value, DataDependent):
-        choices[value] = None
-    return tuple(choices)
+    choices = [choice for part in _parts(relation) for choice in decided_in(part)]
+    own = [relation] if isinstance(relation, DataDependent) else []
+    return tuple(dict.fromkeys([*choices, *own]))
 
 
 def probes(n: int, count: int = 9) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 
@@ -23,22 +23,8 @@ from attnspec.graphs.stack import TooMuch
 from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import InternalError
 
-
-class Conjunction(Protocol):
-    """The pairs of some relations at one length n: a matrix that is known by its products."""
-
-    def mark(self, queries: np.ndarray, into: np.ndarray) -> Ends:
-        """Set `into`, bool [n], at every key that one of the queries reads (ascending, int64); all
-        of these lie between the ends that are returned."""
-        ...
-
-    def tally(self, queries: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-        """For each key how many of the queries read it, or the sum of their weights, int64 [n]."""
-        ...
-
-    def sums(self, values: np.ndarray) -> np.ndarray:
-        """For each query the sum of the values [n] of its keys, int64 [n]."""
-        ...
+Conjunction: TypeAlias = "Banded | Listed | Turned"
+"""The pairs of some relations at one length n: a matrix that is known by its products."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +77,8 @@ class Banded:
             yield Group(self.n, 1, some, first[some], (last - first)[some], self._order)
 
     def mark(self, queries: np.ndarray, into: np.ndarray) -> Ends:
+        """Set `into`, bool [n], at every key that one of the queries reads (ascending, int64); all
+        of these lie between the ends that are returned."""
         low, high = self.n, 0
         for group in self.groups(queries):
             first, last = group.mark(into)
@@ -98,12 +86,14 @@ class Banded:
         return low, high
 
     def tally(self, queries: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+        """For each key how many of the queries read it, or the sum of their weights, int64 [n]."""
         total = np.zeros(self.n, np.int64)
         for group in self.groups(queries):
             total += group.tally(weights)
         return total
 
     def sums(self, values: np.ndarray) -> np.ndarray:
+        """For each query the sum of the values [n] of its keys, int64 [n]."""
         total = np.zeros(self.n, np.int64)
         for group in self.groups(np.arange(self.n)):
             total += np.bincount(group.row, group.sums(values), self.n).astype(np.int64)

@@ -108,9 +108,8 @@ def spread(chain: Chain, most: int | None = None) -> Spread:
 
 
 def _by_bits(chain: Chain, most: int) -> Spread:
-    steps = bitsets.levels(chain, most)
-    missing = tuple(level.missing for level in steps)
-    return Spread(chain.pairs, chain.n, missing, tuple(level.first for level in steps))
+    missing, first = zip(*bitsets.levels(chain, most), strict=True)
+    return Spread(chain.pairs, chain.n, missing, first)
 
 
 def _by_spans(chain: Chain, spans: tuple[Spans, ...], most: int) -> Spread:

@@ -234,7 +234,7 @@ def _comparison(op: str, left: Scalar, right: Scalar, place: Place) -> Form | No
             return None
         times, offset, size = inner
         # -most <= times * (q - k) + offset <= most
-        near = _band((minus(most, offset), minus(most, minus(0, offset)))[::times], size)
+        near = band(*(minus(most, offset), minus(most, minus(0, offset)))[::times], size)
         return near if op in ("<", "<=") else complement(near)
     difference = _distance(Apply("-", (left, right)))
     if difference is None:
@@ -245,7 +245,7 @@ def _comparison(op: str, left: Scalar, right: Scalar, place: Place) -> Form | No
         times, most, op = -times, minus(0, most), "<" if op == ">" else "<="
     if op in ("<", "<="):
         return _union(Within(plus(most, -(op == "<")), times < 0, size))
-    same = _band((most, minus(0, most))[::times], size)
+    same = band(*(most, minus(0, most))[::times], size)
     return same if op == "==" else complement(same)
 
 
@@ -322,8 +322,3 @@ def _union(*conditions: Condition) -> Form:
 def band(before: Scalar, after: Scalar, size: Scalar = 1) -> Form:
     """The pairs with -after <= q // size - k // size <= before."""
     return frozenset([frozenset([Within(before, False, size), Within(after, True, size)])])
-
-
-def _band(ends: tuple[Scalar, ...], size: Scalar) -> Form:
-    before, after = ends
-    return band(before, after, size)
