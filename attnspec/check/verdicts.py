@@ -249,7 +249,8 @@ def _at_lengths(
     if missing and (not lengths or stack.program.grid is None):
         fault = domain.faults.get(missing[0])
         why = "the spec has no such length" if fault is None else fault.message
-        yield _unchecked(claim, why, f" at n = {_listed(missing)}")
+        listed = ", ".join(f"{n:,}" for n in missing)
+        yield _unchecked(claim, why, f" at n = {listed}")
     for n in lengths:
         if n > LIMITS.matrix and claim.kind not in _LONG:
             yield _unchecked(claim, f"this claim supports n <= {LIMITS.matrix:,}, got n = {n:,}")
@@ -264,10 +265,6 @@ def _at_lengths(
         yield from problems
         if any(one.code != "A609" for one in problems):
             return
-
-
-def _listed(lengths: Sequence[int]) -> str:
-    return ", ".join(f"{n:,}" for n in lengths)
 
 
 def _with_way_out(
@@ -431,10 +428,6 @@ def _reach(claim: Claim, stack: Stack, n: int) -> str | None:
     return counterexamples.reaches(stack, n, layers)
 
 
-def _about_graphs(claim: Claim, stack: Stack, n: int) -> str | None:
-    return counterexamples.of_graphs(claim, stack.situation(n))
-
-
 def _figure(claim: Claim, stack: Stack, n: int) -> str | None:
     value = _value(claim, stack, n)
     counterexample = FIGURES[claim.kind](stack, n)
@@ -486,8 +479,9 @@ _CHECKS: dict[str, Callable[[Claim, Stack, int], str | None]] = {
     "rows_nonempty": _rows_nonempty,
     "symmetric": _symmetric,
     "reach": _reach,
-    "subset": _about_graphs,
-    "==": _about_graphs,
+    **dict.fromkeys(
+        GRAPHS, lambda claim, stack, n: counterexamples.of_graphs(claim, stack.situation(n))
+    ),
     **dict.fromkeys(FIGURES, _figure),
     **dict.fromkeys(("depth", "diameter", "path_length"), _distance),
 }

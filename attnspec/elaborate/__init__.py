@@ -241,7 +241,7 @@ def bound_value(parameter: nodes.Parameter, node: nodes.Expression, scope: Scope
     with explained(parameter, scope.work.collector):
         value = meaning(node, scope.child(numbers=wanted is not None))
         kind = kind_of(value)
-        if wanted is None and _is_list(parameter) and kind != "list":
+        if wanted is None and isinstance(parameter.default, nodes.List) and kind != "list":
             message = f"the value of `{parameter.name}` must be a list, got {ARTICLES[kind]}"
             scope.fail("A218", message, node.span, help="for example `[8, 16, 32]`")
         is_truth = kind == "scalar" and type_of(value) == "boolean"  # type: ignore[arg-type]
@@ -255,25 +255,19 @@ def bound_value(parameter: nodes.Parameter, node: nodes.Expression, scope: Scope
 @contextmanager
 def explained(parameter: nodes.Parameter, collector: Collector) -> Iterator[None]:
     """Add to the errors found meanwhile which parameter they are about, and of which kind."""
-    before = len(collector.diagnostics)
+    before, described = len(collector.diagnostics), "has no default"
+    if parameter.default is not None:
+        kind, shown = kind_of_default(parameter), print_expression(parameter.default)
+        described = (
+            f"has the default `{shown}`" if kind is None else f"is {kind}, {shown} by default"
+        )
     try:
         yield
     finally:
         for index in range(before, len(collector.diagnostics)):
             entry = collector.diagnostics[index]
-            note = f"the parameter `{parameter.name}` {_described(parameter)}"
+            note = f"the parameter `{parameter.name}` {described}"
             collector.diagnostics[index] = replace(entry, notes=(*entry.notes, note))
-
-
-def _described(parameter: nodes.Parameter) -> str:
-    if parameter.default is None:
-        return "has no default"
-    kind, shown = kind_of_default(parameter), print_expression(parameter.default)
-    return f"has the default `{shown}`" if kind is None else f"is {kind}, {shown} by default"
-
-
-def _is_list(parameter: nodes.Parameter) -> bool:
-    return isinstance(parameter.default, nodes.List)
 
 
 def kind_of_default(parameter: nodes.Parameter) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from attnspec.elaborate import terms
@@ -251,8 +250,8 @@ def _hybrid(node: nodes.Chain, operands: Sequence[Value], scope: Scope) -> Hybri
                 "a mechanism stands alone or as `GRAPH + MECHANISM`,"
                 f" got {kinds} with `{node.operators[0]}`"
             )
-            advice = _ALONE.get(node.operators[0]) if meant is None else meant.help
-            scope.fail("A701", message, span if meant is None else meant.span, help=advice)
+            place, advice = meant or (span, _ALONE.get(node.operators[0]))
+            scope.fail("A701", message, place, help=advice)
     declaration = scope.work.mechanisms[mechanism.name]
     alone = declaration.alone(dict(mechanism.arguments))
     if alone:
@@ -313,17 +312,10 @@ def _membership(node: nodes.Chain, scope: Scope) -> Scalar:
 # --- graphs and mechanisms without parentheses ----------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Regrouped:
-    """How to write it, and the words that should be in parentheses, or stand in their way."""
-
-    span: Span
-    help: str
-
-
-def regrouped(node: nodes.Chain, operands: Sequence[Value]) -> Regrouped | None:
-    """`(A | B) + M` for the operands of `A | B + M` and its like; None where it is not plain that
-    one graph and one mechanism are meant."""
+def regrouped(node: nodes.Chain, operands: Sequence[Value]) -> tuple[Span, str] | None:
+    """`(A | B) + M` for the operands of `A | B + M` and its like: the words that should be in
+    parentheses, or stand in their way, and how to write it; None where it is not plain that one
+    graph and one mechanism are meant."""
     others = [place for place, operand in enumerate(operands) if kind_of(operand) != "graph"]
     if len(others) != 1:
         return None
@@ -344,7 +336,7 @@ def regrouped(node: nodes.Chain, operands: Sequence[Value]) -> Regrouped | None:
     words = _text(graphs[0])
     for operator, graph in zip(operators, graphs[1:], strict=True):
         words += f" {operator.replace('+', '|')} {_text(graph)}"
-    return Regrouped(
+    return (
         _marked(graphs, mechanism),
         f"`+` binds before `|` and `&`: write `({words}) + {_text(mechanism)}`"
         if set(operators) <= {"|", "&"}

@@ -576,7 +576,7 @@ def with_head(value: Value, head: int | None) -> Value:
     return replace(value, **changed)
 
 
-def _parts(relation: Relation) -> list[Relation]:
+def _parts(relation: object) -> list[Relation]:
     """The relations that another one is made of."""
     entries = fields(relation) if is_dataclass(relation) else ()
     values = [getattr(relation, entry.name) for entry in entries]

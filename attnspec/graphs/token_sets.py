@@ -3,7 +3,7 @@ what is known of patterns whose keys are one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property, lru_cache, reduce
 from itertools import chain
@@ -457,21 +457,23 @@ def inputs_of(leaf: object) -> tuple[str, ...]:
 
 def inputs_in(value: object) -> tuple[str, ...]:
     """The names of the run-time inputs that stand in a relation, sorted."""
-    if isinstance(value, StandIn):
-        return (value.name,)
-    parts: Iterable[object] = value if isinstance(value, tuple) else ()
-    if is_dataclass(value):
-        parts = [getattr(value, entry.name) for entry in fields(value)]
-    return tuple(sorted({name for part in parts for name in inputs_in(part)}))
+    return tuple(sorted({part.name for part in _contents(value) if isinstance(part, StandIn)}))
 
 
 def reads_data(value: object) -> bool:
     """Whether a relation, or a part of one, is known once there are tensors: it stands on a
     run-time input, or is data-dependent."""
-    if isinstance(value, StandIn) or getattr(value, "data_dependent", False):
-        return True
-    if isinstance(value, tuple):
-        return any(reads_data(part) for part in value)
+    return any(
+        isinstance(part, StandIn) or getattr(part, "data_dependent", False)
+        for part in _contents(value)
+    )
+
+
+def _contents(value: object) -> Iterator[object]:
+    """A value and all that it is made of."""
+    yield value
+    parts: Iterable[object] = value if isinstance(value, tuple) else ()
     if is_dataclass(value):
-        return any(reads_data(getattr(value, entry.name)) for entry in fields(value))
-    return False
+        parts = (getattr(value, entry.name) for entry in fields(value))
+    for part in parts:
+        yield from _contents(part)

@@ -71,7 +71,13 @@ def last_readers(relation: Relation, n: int) -> np.ndarray:
                 rest = relation.terms[:index] + relation.terms[index + 1 :]
                 shared = [Intersection((part, *rest)) for part in term.terms]
                 return last_readers(Union(tuple(shared)), n)
-    return _listed(relation, n)
+    last_at = np.full(n, -1)
+    require_listable(relation, n)
+    for first, end in relation.chunks(n):
+        q, k = relation.rows(first, end, n)
+        # ascending queries: the last assignment is the largest
+        last_at[k] = q
+    return last_at
 
 
 def _last_keys(turned: Relation, n: int) -> np.ndarray | None:
@@ -84,16 +90,6 @@ def _last_keys(turned: Relation, n: int) -> np.ndarray | None:
         members = np.where(stop > start, start + (stop - 1 - start) // step * step, -1)
         last[first : first + len(members)] = members.max(axis=-1)
     return last
-
-
-def _listed(relation: Relation, n: int) -> np.ndarray:
-    last_at = np.full(n, -1)
-    require_listable(relation, n)
-    for first, last in relation.chunks(n):
-        q, k = relation.rows(first, last, n)
-        # ascending queries: the last assignment is the largest
-        last_at[k] = q
-    return last_at
 
 
 # --- rules in words -------------------------------------------------------------------------------

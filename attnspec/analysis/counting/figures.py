@@ -25,18 +25,13 @@ def degree(bound: Bound, n: int) -> int:
     return max(int(degrees_of(relation, n).max()) for _, _, relation in bound.found)
 
 
-def min_degree(bound: Bound, n: int, sides: Crossing | None = None) -> int:
-    """The fewest keys of one query in one head."""
-    return min(
-        int(degrees_of(relation, n)[queries_of(sides)].min()) for _, _, relation in bound.found
-    )
-
-
 PAIRS: dict[str, Callable[[Bound, int, Crossing | None], float]] = {
     "edges": lambda bound, n, sides: bound_edges(bound, n),
     "density": density,
     "degree": lambda bound, n, sides: degree(bound, n),
-    "min_degree": min_degree,
+    "min_degree": lambda bound, n, sides: min(
+        int(degrees_of(x, n)[queries_of(sides)].min()) for _, _, x in bound.found
+    ),
 }
 """What is counted of the pairs of graphs at n > 0 positions, which may hold two sequences; each
 raises TooMuch."""

@@ -7,10 +7,10 @@ turns those of its arguments into a bound of its edges.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from attnspec.analysis.growth.size_growth import (
     CONSTANT,
@@ -25,7 +25,7 @@ from attnspec.analysis.growth.size_growth import (
 from attnspec.graphs.forms.prelude import BEHIND, predicate_of_leaf
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.predicates.predicates import conjuncts, disjuncts
-from attnspec.ir.linear import Combination, K, N, Q, asks_positions, combination, minus
+from attnspec.ir.linear import Combination, K, N, Q, asks_positions, combination, minus, product
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
 from attnspec.ir.program import Attend, Leaf, Program, Term
 from attnspec.ir.scalars import NEGATED, TURNED, Apply, Scalar, ScalarError, fold
@@ -83,36 +83,14 @@ def arguments_of(leaf: Leaf) -> dict[str, Any]:
 # --- predicates -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Near:
-    """q - k <= limit, or k - q <= limit for `later`."""
+class _Fact(NamedTuple):
+    """What a part of a predicate says: "before", q - k is no more than some size, or "after",
+    k - q; "q" or "k", there are no more positions of that side; "steps", q - k is one of `cells`
+    numbers modulo a size. `growth` is that of the size."""
 
-    later: bool
-    limit: Scalar
-
-
-@dataclass(frozen=True)
-class _Steps:
-    """q - k is one of `cells` numbers modulo a step that grows as `gap`."""
-
-    gap: Growth
-    cells: Growth
-
-
-@dataclass(frozen=True)
-class _Listed:
-    """q - k is one of a list."""
-
-
-@dataclass(frozen=True)
-class _Few:
-    """The queries, or the keys, are so many at most."""
-
-    side: str
-    count: Growth
-
-
-_Fact = _Near | _Steps | _Listed | _Few
+    what: str
+    growth: Growth
+    cells: Growth = CONSTANT
 
 
 @lru_cache(maxsize=256)
@@ -123,28 +101,20 @@ def predicate_growth(predicate: Scalar) -> Growth:
 
 def _conjunction(parts: Iterable[Scalar]) -> Growth:
     facts = [fact for part in parts for fact in _facts(part)]
-    near = [fact for fact in facts if isinstance(fact, _Near)]
-    sides = [[fact for fact in near if fact.later == later] for later in (False, True)]
-    apart = max(min([LINEAR, *(_size(fact.limit) for fact in side)]) for side in sides)
-    keys = [
-        times(max(over(apart, fact.gap), CONSTANT), fact.cells)
-        for fact in facts
-        if isinstance(fact, _Steps)
-    ]
-    if any(isinstance(fact, _Listed) for fact in facts):
-        keys.append(CONSTANT)
-    keys_of_a_query = min([apart, *keys, *_counts(facts, "k")])
-    return times(min([LINEAR, *_counts(facts, "q")]), keys_of_a_query)
+
+    def said(what: str) -> list[Growth]:
+        return [fact.growth for fact in facts if fact.what == what]
+
+    apart = max(min([LINEAR, *said(side)]) for side in ("before", "after"))
+    steps = [fact for fact in facts if fact.what == "steps"]
+    keys = [times(max(over(apart, each.growth), CONSTANT), each.cells) for each in steps]
+    return times(min([LINEAR, *said("q")]), min([apart, *keys, *said("k")]))
 
 
-def _counts(facts: Iterable[_Fact], side: str) -> list[Growth]:
-    """How many positions there are of one side, by each fact that says so."""
-    return [fact.count for fact in facts if isinstance(fact, _Few) and fact.side == side]
-
-
-def _size(limit: Scalar) -> Growth:
+def _near(later: bool, limit: Scalar) -> _Fact:
+    """That q - k, or with `later` k - q, is no more than a limit."""
     growth = size_growth(limit)
-    return LINEAR if growth is None else growth
+    return _Fact("after" if later else "before", LINEAR if growth is None else growth)
 
 
 # --- what the parts say ---------------------------------------------------------------------------
@@ -187,7 +157,7 @@ def _below(left: Scalar, right: Scalar, strict: bool) -> list[_Fact]:
         limit = fold(Apply("-", (limit, 1)), {})
     factor = linear.distance
     if factor in (1, -1):
-        return [_Near(factor < 0, limit)]
+        return [_near(factor < 0, limit)]
     return _blocks(linear.plain, limit) or _few(linear, strict)
 
 
@@ -202,11 +172,8 @@ def _blocks(found: Combination, limit: Scalar) -> list[_Fact]:
         return []
     later = (up if one.args[0] == Q else down) < 0
     # positions of blocks so many apart: less than that and one block
-    return [_Near(later, fold(Apply("-", (_times_one(limit, one.args[1]), 1)), {}))]
-
-
-def _times_one(limit: Scalar, size: Scalar) -> Scalar:
-    return fold(Apply("*", (fold(Apply("+", (limit, 1)), {}), size)), {})
+    positions = product(fold(Apply("+", (limit, 1)), {}), one.args[1])
+    return [_near(later, fold(Apply("-", (positions, 1)), {}))]
 
 
 def _few(found: Combination, strict: bool) -> list[_Fact]:
@@ -225,7 +192,7 @@ def _few(found: Combination, strict: bool) -> list[_Fact]:
         # a size that no number of the language has
         return []
     grown = size_growth(count)
-    return [] if grown is None else [_Few("q" if position == Q else "k", grown)]
+    return [] if grown is None else [_Fact("q" if position == Q else "k", grown)]
 
 
 def _remainder(left: Apply, op: str, right: Scalar) -> list[_Fact]:
@@ -240,12 +207,12 @@ def _remainder(left: Apply, op: str, right: Scalar) -> list[_Fact]:
     many = size_growth(cells[op])
     many = gap if many is None else min(many, gap)
     if linear.distance is not None:
-        return [_Steps(gap, many)]
+        return [_Fact("steps", gap, many)]
     positions = [each for each, factor in linear.factors if factor in (1, -1)]
     if len(linear.factors) != 1 or positions[:1] not in ([Q], [K]):
         return []
     share = max(times(over(LINEAR, gap), many), CONSTANT)
-    return [_Few("q" if positions[0] == Q else "k", share)]
+    return [_Fact("q" if positions[0] == Q else "k", share)]
 
 
 def _listed(number: Scalar, members: tuple[Scalar, ...]) -> list[_Fact]:
@@ -258,8 +225,8 @@ def _listed(number: Scalar, members: tuple[Scalar, ...]) -> list[_Fact]:
     if linear is None or not isinstance(linear.rest, int):
         return []
     if linear.distance in (1, -1):
-        return [_Listed()]
+        return [_Fact("k", CONSTANT)]
     sides = [
         ("q" if position == Q else "k") for position, _ in linear.factors if position in (Q, K)
     ]
-    return [_Few(sides[0], CONSTANT)] if len(sides) == len(linear.factors) == 1 else []
+    return [_Fact(sides[0], CONSTANT)] if len(sides) == len(linear.factors) == 1 else []

@@ -35,10 +35,15 @@ if TYPE_CHECKING:
 # --- counts ---------------------------------------------------------------------------------------
 
 
-def counted(name: str) -> Callable[[Inquiry], Figure[Any]]:
-    """What is counted of the pairs of all heads."""
+def counted(name: str, graph_heads_only: bool = False) -> Callable[[Inquiry], Figure[Any]]:
+    """What is counted of the pairs of all heads, or of those that have a graph alone."""
 
     def of(report: Inquiry) -> Figure[Any]:
+        if graph_heads_only:
+            bound, note = report.bound_of_graph_heads, graph_heads.note(report)
+            empty = report.empty or not bound.found
+            sides = report.program.crossing
+            return Figure(0 if empty else PAIRS[name](bound, report.length, sides), note=note)
         if report.undecided and not has_mechanism(report.program):
             return most(name, report)
         # raises Unknown where the pairs are not known
@@ -151,15 +156,12 @@ def order(report: Inquiry) -> Figure[Any]:
 
     from attnspec.analysis.growth import order as orders
 
-    _require_positions(report)
-    growth = orders.order(_at_every_length(report), _counted_length(report), report.elaborated)
+    if report.empty:
+        raise Unknown("there is no position")
+    # a length at which graphs are examined; what is said there of every length holds beyond it, too
+    length = min(report.n, LIMITS.positions)
+    growth = orders.order(_at_every_length(report), length, report.elaborated)
     return _or_unknown(report, growth)
-
-
-def _counted_length(report: Inquiry) -> int:
-    """A length at which graphs are examined, the asked one if it is; what is said there of every
-    length holds for that, too."""
-    return min(report.n, LIMITS.positions)
 
 
 def _at_every_length(report: Inquiry) -> Stack:
@@ -168,11 +170,6 @@ def _at_every_length(report: Inquiry) -> Stack:
     if stack.program.cross:
         return Stack(evened(stack.program), stack.inputs)
     return Stack(stack.program, stack.inputs) if stack.known else stack
-
-
-def _require_positions(report: Inquiry) -> None:
-    if report.empty:
-        raise Unknown("there is no position")
 
 
 def _or_unknown(report: Inquiry, found: Figure[Any]) -> Figure[Any]:

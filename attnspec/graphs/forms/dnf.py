@@ -12,7 +12,7 @@ is a proof, False says nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from attnspec.graphs.forms.conditions import (
@@ -45,6 +45,7 @@ from attnspec.ir.program import (
     Term,
     TokenCompound,
     Tokens,
+    leaves,
 )
 from attnspec.ir.scalars import NEGATED, Apply, Scalar, ScalarError, is_whole
 
@@ -178,20 +179,12 @@ def _tokens(side: str, tokens: ArgumentValue, wanted: bool) -> Form:
 def _held(term: Term, place: Place, wanted: bool) -> Form:
     asked = [
         entry.metadata["parameter"].context
-        for leaf in ([term] if isinstance(term, Leaf) else _leaves(term))
+        for leaf in leaves(term)
         for entry in fields(BY_NAME[leaf.pattern])  # type: ignore[arg-type]
     ]
     surroundings = place.context
     context = tuple(surroundings.get(name) for name in dict.fromkeys(filter(None, asked)))
     return _union(Held(term, context, wanted))
-
-
-def _leaves(term: Term) -> Iterator[Leaf]:
-    if isinstance(term, Leaf):
-        yield term
-        return
-    for child in term.terms:
-        yield from _leaves(child)
 
 
 # --- predicates -----------------------------------------------------------------------------------
