@@ -155,8 +155,8 @@ class Gathered(Relation):
         if not inside.all():
             # of positions that are not a run, what holds of a range around them
             sides = (q, self.queries, self.first), (k, self.keys, 0)
-            ranges = (side.hull(*_ends(tiles, side, first)) for tiles, side, first in sides)
-            about = self.term.cover(*ranges, self.length)
+            ranges = [side.hull(*_ends(tiles, side, first)) for tiles, side, first in sides]
+            about = self.term.cover(ranges[0], ranges[1], self.length)
             whole = (q.start >= self.first) & (k.last < len(self.keys))
             counts = np.where(inside, counts, np.where(whole | (about == EMPTY), about, SOME))
         return np.where(none, EMPTY, counts).astype(np.uint8)

@@ -184,14 +184,16 @@ class Report(Inquiry):
 
         Raises AttnSpecError where the pairs are not known, or too many to look at.
         """
-        return self._reach().hops(self.influence, self.n, index_of("query", query))
+        layers: np.ndarray = self._reach().hops(self.influence, self.n, index_of("query", query))
+        return layers
 
     def told(self, key: int) -> np.ndarray:
         """int [n]: layers until each query has read `key`, what it can influence; -1 = never.
 
         Raises as `hops`.
         """
-        return self._reach().told(self.influence, self.n, index_of("key", key))
+        layers: np.ndarray = self._reach().told(self.influence, self.n, index_of("key", key))
+        return layers
 
     def path(self, query: int, key: int) -> Steps | None:
         """The steps (layer, head, position) of a shortest path, None where there is none; raises
