@@ -76,28 +76,25 @@ def _first_word(tree: Tree[Token], source: Source) -> Piece:
 # --- a function for each rule of the grammar: its pieces, and the place of all of them ------------
 
 
+def _name(p: list[Piece], span: Span) -> nodes.Name:
+    return nodes.Name(p[0].value, span=span)
+
+
 def _import(p: list[Piece], span: Span) -> nodes.Import:
-    names = tuple(nodes.Name(name.value, span=name.span) for name in p[3::2])
+    names = tuple(_name([name], name.span) for name in p[3::2])
     return nodes.Import(p[1].value[1:-1], names, span=span, path_span=p[1].span)
 
 
-def _graph(p: list[Piece], span: Span) -> nodes.Graph:
-    parameters = p[2].value if len(p) == 5 else ()
-    return nodes.Graph(p[1].value, parameters, p[-1].value, span=span, name_span=p[1].span)
-
-
-def _attention(p: list[Piece], span: Span) -> nodes.Attention:
-    parameters = p[2].value if len(p) == 4 else ()
-    return nodes.Attention(p[1].value, parameters, p[-1].value, span=span, name_span=p[1].span)
+def _definition(p: list[Piece], span: Span) -> nodes.Graph | nodes.Attention:
+    graph = p[0].value == "graph"
+    kind: type[nodes.Graph] | type[nodes.Attention] = nodes.Graph if graph else nodes.Attention
+    parameters = p[2].value if len(p) == 4 + graph else ()
+    return kind(p[1].value, parameters, p[-1].value, span=span, name_span=p[1].span)
 
 
 def _parameter(p: list[Piece], span: Span) -> nodes.Parameter:
     default = p[2].value if len(p) > 1 else None
     return nodes.Parameter(p[0].value, default, span=span, name_span=p[0].span)
-
-
-def _let(p: list[Piece], span: Span) -> nodes.Let:
-    return nodes.Let(p[1].value, p[3].value, span=span, name_span=p[1].span)
 
 
 def _input(p: list[Piece], span: Span) -> nodes.Input:
@@ -111,10 +108,6 @@ def _input(p: list[Piece], span: Span) -> nodes.Input:
 def _setting(p: list[Piece], span: Span) -> nodes.Setting:
     value = p[1].value if len(p) > 1 else None
     return nodes.Setting(p[0].value, value, span=span, keyword_span=p[0].span)
-
-
-def _scope(p: list[Piece], span: Span) -> nodes.Scope:
-    return nodes.Scope(p[0].value, p[1].value, p[2].value, span=span, items_span=p[1].span)
 
 
 def _require(p: list[Piece], span: Span) -> nodes.Require:
@@ -146,18 +139,6 @@ def _integer(p: list[Piece], span: Span) -> nodes.Integer:
     return nodes.Integer(int(text.replace("_", "")), written=text, span=span)
 
 
-def _real(p: list[Piece], span: Span) -> nodes.Real:
-    return nodes.Real(float(p[0].value), written=p[0].value, span=span)
-
-
-def _attribute(p: list[Piece], span: Span) -> nodes.Attribute:
-    return nodes.Attribute(nodes.Name(p[0].value, span=p[0].span), p[2].value, span=span)
-
-
-def _call(p: list[Piece], span: Span) -> nodes.Call:
-    return nodes.Call(p[0].value, p[1].value, span=span, name_span=p[0].span)
-
-
 def _argument(p: list[Piece], span: Span) -> nodes.Argument:
     if len(p) == 1:
         return nodes.Argument(None, p[0].value, span=span)
@@ -171,26 +152,28 @@ def _list(p: list[Piece], span: Span) -> tuple[Any, ...]:
 _RULES: dict[str, Callable[[list[Piece], Span], Any]] = {
     "file": lambda p, span: nodes.File(_list(p, span), span=span),
     "import": _import,
-    "graph": _graph,
-    "attention": _attention,
+    "graph": _definition,
+    "attention": _definition,
     "parameters": _list,
     "parameter": _parameter,
     "body": _list,
-    "let": _let,
+    "let": lambda p, span: nodes.Let(p[1].value, p[3].value, span=span, name_span=p[1].span),
     "input": _input,
     "setting": _setting,
-    "scope": _scope,
+    "scope": lambda p, span: nodes.Scope(
+        p[0].value, p[1].value, p[2].value, span=span, items_span=p[1].span
+    ),
     "set": _list,
     "require": _require,
     "places": _places,
     "chain": _chain,
     "prefix": lambda p, span: nodes.Prefix(p[0].value, p[1].value, span=span),
     "integer": _integer,
-    "real": _real,
+    "real": lambda p, span: nodes.Real(float(p[0].value), written=p[0].value, span=span),
     "boolean": lambda p, span: nodes.Boolean(p[0].value == "true", span=span),
-    "name": lambda p, span: nodes.Name(p[0].value, span=span),
-    "attribute": _attribute,
-    "call": _call,
+    "name": _name,
+    "attribute": lambda p, span: nodes.Attribute(_name(p[:1], p[0].span), p[2].value, span=span),
+    "call": lambda p, span: nodes.Call(p[0].value, p[1].value, span=span, name_span=p[0].span),
     "arguments": _list,
     "argument": _argument,
     "group": lambda p, span: p[1].value,

@@ -17,33 +17,24 @@ from attnspec.text.source import Source
 WIDTH = 100
 INDENT = 4
 
-_OR, _AND, _NOT, _COMPARISON, _UNION, _INTERSECTION, _SUM, _PRODUCT, _SIGNED, _POWER, _ATOM = range(
-    11
+_LOOSEST_FIRST = (
+    ("or",),
+    ("and",),
+    ("not",),
+    ("==", "!=", "<", "<=", ">", ">=", "in", "subset"),
+    ("|",),
+    ("&",),
+    ("+", "-"),
+    ("*", "/", "//", "%"),
+    ("sign",),
+    ("**",),
+    ("atom",),
 )
-_RANGE = -1
-
-_LEVELS = {
-    "or": _OR,
-    "and": _AND,
-    "==": _COMPARISON,
-    "!=": _COMPARISON,
-    "<": _COMPARISON,
-    "<=": _COMPARISON,
-    ">": _COMPARISON,
-    ">=": _COMPARISON,
-    "in": _COMPARISON,
-    "subset": _COMPARISON,
-    "|": _UNION,
-    "&": _INTERSECTION,
-    "+": _SUM,
-    "-": _SUM,
-    "*": _PRODUCT,
-    "/": _PRODUCT,
-    "//": _PRODUCT,
-    "%": _PRODUCT,
-    "**": _POWER,
-}
+_LEVELS = {op: level for level, ops in enumerate(_LOOSEST_FIRST) for op in ops}
 """How tightly each operator binds."""
+
+_NOT, _SUM, _SIGNED, _POWER, _ATOM = (_LEVELS[op] for op in ("not", "+", "sign", "**", "atom"))
+_RANGE = -1
 
 
 def print_expression(expression: nodes.Expression) -> str:
@@ -80,7 +71,8 @@ def print_expression(expression: nodes.Expression) -> str:
             assert_never(expression)
 
 
-def _level(expression: nodes.Expression) -> int:
+def level_of(expression: nodes.Expression) -> int:
+    """How tightly the outermost operator of an expression binds."""
     match expression:
         case nodes.Chain(_, operators):
             return _LEVELS[operators[0]]
@@ -97,11 +89,11 @@ def _level(expression: nodes.Expression) -> int:
 def _within(expression: nodes.Expression, loosest: int) -> str:
     """The expression, in brackets if it binds more loosely than its place allows."""
     text = print_expression(expression)
-    return f"({text})" if _level(expression) < loosest else text
+    return f"({text})" if level_of(expression) < loosest else text
 
 
 def _operands(chain: nodes.Chain) -> list[str]:
-    level = _level(chain)
+    level = level_of(chain)
     if level == _POWER:
         base, exponent = chain.operands
         return [_within(base, _ATOM), _within(exponent, _SIGNED)]

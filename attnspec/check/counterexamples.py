@@ -1,4 +1,4 @@
-"""Claims on reach and on causality: whether they hold at a length, else a counterexample.
+"""Whether claims hold at a length, else a counterexample, in words.
 
 Each check answers None where the claim holds at n and words for a counterexample where it does not.
 It raises TooMuch where neither is known.
@@ -7,15 +7,33 @@ It raises TooMuch where neither is known.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import TypeAlias
 
+import numpy as np
+
+from attnspec.analysis.counting.differences import only_in, row_text
+from attnspec.analysis.growth.growth import growth_of
+from attnspec.analysis.growth.order import counted
+from attnspec.analysis.growth.size_growth import divisor_growth
 from attnspec.analysis.growth.stable import difference, unsteady_choices
 from attnspec.analysis.quality import Figure
 from attnspec.analysis.reach import reach
 from attnspec.analysis.reach.leaks import leak
 from attnspec.analysis.reach.reach import Steps
+from attnspec.check.places import Place, relations, values
+from attnspec.graphs.across import reads_m
+from attnspec.graphs.bind import Situation
+from attnspec.graphs.forms.conditions import contained
+from attnspec.graphs.forms.dnf import Place as FormPlace
+from attnspec.graphs.forms.dnf import form_of, place_of
+from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Stack, TooMuch
+from attnspec.ir.crossing import crossed
+from attnspec.ir.program import Claim, Program
+from attnspec.ir.scalars import Scalar, evaluate
+from attnspec.text.diagnostics import AttnSpecError, three_digits
 
 COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -169,3 +187,130 @@ _FIGURES = {
     "diameter": reach.diameter,
     "path_length": reach.path_length,
 }
+
+
+# --- two graphs: proven by their forms, else counted ----------------------------------------------
+
+
+def graphs_proven(claim: Claim, program: Program, places: Sequence[tuple[int, int]]) -> bool:
+    """Whether the claim follows from the forms of its graphs, for every n and every input: in every
+    layer and head at once, or else in each of the places, if these are all."""
+    if _proven(claim, place_of(program, None, None)):
+        return True
+    each = [place_of(program, layer, head) for layer, head in places]
+    return bool(each) and all(_proven(claim, place) for place in each)
+
+
+def _proven(claim: Claim, place: FormPlace) -> bool:
+    first, second = (form_of(term, place) for term in claim.terms)
+    if first is None or second is None:
+        return False
+    return contained(first, second) and (claim.kind == "subset" or contained(second, first))
+
+
+def of_graphs(claim: Claim, at: Situation) -> str | None:
+    """Against a claim at one length: the first pair that only one of its graphs has, with its
+    row. Raises TooMuch where the pairs are too many to look at, BindError for a size."""
+    first, second = relations(claim, at)
+    sides = [("first", first, second)]
+    if claim.kind == "==":
+        sides.append(("second", second, first))
+    for name, here, there in sides:
+        missing = only_in(here, there, at.n)
+        if missing:
+            (query, key), *_ = missing.examples
+            rows = _rows(first, second, query, at.n)
+            return f"({query}, {key}) is only in the {name} graph: {rows}"
+    return None
+
+
+def _rows(first: Relation, second: Relation, query: int, n: int) -> str:
+    rows = [row_text(relation, query, n) for relation in (first, second)]
+    return f"query {query} reads {rows[0]} in the first, {rows[1]} in the second"
+
+
+# --- how fast edges grow: proven from how the spec is written, else counted -----------------------
+
+
+COUNTED = 3
+"""Lengths, each four times the one before, at which edges are compared with a bound."""
+
+
+def order(claim: Claim, stack: Stack, unknown: str | None, looked_at: list[int]) -> str | None:
+    """Words against `order <= EXPR`, or None; edges over the bound may not grow from length to
+    length. `looked_at` gets the lengths at which edges were counted.
+
+    Raises TooMuch where nothing is known, with the reason `unknown` where pairs are, and
+    AttnSpecError, ScalarError or ZeroDivisionError where a bound has no value.
+    """
+    if stack.program.grid is not None:
+        raise TooMuch("positions on a grid have one length")
+    most = growth_of(stack.program)
+    open_bounds: dict[Scalar, Place] = {}
+    for bound, place in values(claim, stack).items():
+        allowed = divisor_growth(bound)
+        if allowed is None or most > allowed:
+            open_bounds[bound] = place
+    if open_bounds and unknown is not None:
+        raise TooMuch(unknown)
+    return _by_counting(stack, open_bounds, looked_at) if open_bounds else None
+
+
+def _by_counting(stack: Stack, bounds: dict[Scalar, Place], looked_at: list[int]) -> str | None:
+    counts = counted(stack)
+    lengths = sorted(counts)[-1 : -1 - 2 * COUNTED : -2][::-1]
+    if len(lengths) < 2:
+        raise TooMuch("too few lengths can be counted")
+    looked_at.extend(lengths)
+    for bound, place in bounds.items():
+        parts = [counts[n] / float(evaluate(bound, stack.situation(n).values)) for n in lengths]
+        if parts[-1] > 1.1 * parts[-2]:
+            figures = ", ".join(three_digits(part) for part in parts)
+            at = ", ".join(f"{n:,}" for n in lengths)
+            return f"edges divided by the bound grow{place.text}: {figures} at n = {at}"
+    return None
+
+
+# --- between two sequences ------------------------------------------------------------------------
+
+
+QUERIES = range(1, 17)
+KEYS = (1, 2, 5, 16)
+"""The numbers of queries, and of keys, at which a query is looked for that changes."""
+
+
+def against_stable(program: Program) -> str | None:
+    """Why rows are others where more queries come after them, None where no graph reads m."""
+    if not reads_m(program):
+        return None
+    change = next(_changed(program), None)
+    if change is None:
+        return "a graph reads m, the number of queries"
+    m, n, query, key, reads = change
+    at, other = (m + 1, m) if reads else (m, m + 1)
+    return f"query {query} reads key {key} of n = {n} at m = {at}, but not at m = {other}"
+
+
+def _changed(program: Program) -> Iterator[tuple[int, int, int, int, bool]]:
+    """Numbers of queries and keys, and the first pair that one query more makes or takes away, the
+    fewest queries first."""
+    slots = {
+        index: (layer, head)
+        for layer, row in reversed([*enumerate(program.slots)])
+        for head, index in reversed([*enumerate(row)])
+    }
+    for m, n, (layer, head) in product(QUERIES, KEYS, sorted(slots.values())):
+        few, more = (_mask(program, n, queries, layer, head) for queries in (m, m + 1))
+        if few is not None and more is not None and (few != more[:m]).any():
+            query, key = np.argwhere(few != more[:m])[0].tolist()
+            yield m, n, query, key, bool(more[query, key])
+
+
+def _mask(program: Program, n: int, m: int, layer: int, head: int) -> np.ndarray | None:
+    lengths, length = crossed(program, n, m)
+    stack = Stack(lengths)
+    try:
+        return stack.mask(length, layer, head)[stack.queries(length), :n]
+    except AttnSpecError:
+        # a size has no value at these lengths, or inputs decide
+        return None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from attnspec.analysis.counting.degrees import total_edges
 from attnspec.analysis.reach.leaks import leak
@@ -24,9 +23,6 @@ from attnspec.ir.scalars import ScalarError
 from attnspec.limits import LIMITS
 from attnspec.text.decoding import source_of
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic
-
-if TYPE_CHECKING:
-    from attnspec.elaborate import Elaborated
 
 FIGURES = frozenset("depth diameter path_length".split())
 """The figures that more pairs can make smaller."""

@@ -51,11 +51,8 @@ def _counts(what: str, one: int | None, other: int | None) -> str:
     few, many, larger = min(one, other), max(one, other), "a" if one > other else "b"
     left = f"{what} {few}" if many == few + 1 else f"{what}s {few}..{many - 1}"
     verb = "stands" if many == few + 1 else "stand"
-    return f"a has {one} {what}{_s(one)}, b {other}: {left} of {larger} {verb} alone, uncompared"
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
+    counted = f"{one} {what}" if one == 1 else f"{one} {what}s"
+    return f"a has {counted}, b {other}: {left} of {larger} {verb} alone, uncompared"
 
 
 def _shape(spec: Elaborated) -> str:

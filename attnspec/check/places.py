@@ -17,8 +17,8 @@ from itertools import islice
 import numpy as np
 
 from attnspec.analysis.counting.figures import COSTS, COUNTS
-from attnspec.check import graph_claims
-from attnspec.graphs.bind import BindError
+from attnspec.graphs.bind import BindError, Situation, bind_attended
+from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Part, Stack, TooMuch, asks_for
 from attnspec.ir.program import Claim, symbols_of
 from attnspec.ir.scalars import Scalar, ScalarError, evaluate, fold, symbols
@@ -137,6 +137,12 @@ def hardest(claim: Claim, numbers: Iterable[float]) -> list[float]:
     return sorted({one(lengths) for one in choose} if choose else lengths)
 
 
+def relations(claim: Claim, at: Situation) -> tuple[Relation, Relation]:
+    """The two graphs of a claim at one length, `causal` included; raises BindError for a size."""
+    first, second = (bind_attended(term, at) for term in claim.terms)
+    return first, second
+
+
 def _named(claim: Claim) -> set[str]:
     """Which of `layer` and `head` stand in a claim."""
     named = set(symbols(claim.value or 0)).union(*(symbols_of(term) for term in claim.terms))
@@ -159,7 +165,7 @@ def _of_graphs(claim: Claim, stack: Stack, n: int) -> Iterator[tuple[Place, Clai
     for place in places(claim, stack):
         part = Part(stack, place.layer, place.head)
         with _told(place):
-            graphs = graph_claims.relations(claim, part.situation(n))
+            graphs = relations(claim, part.situation(n))
         if graphs not in seen:
             seen.add(graphs)
             if len(seen) > LIMITS.graphs_compared:

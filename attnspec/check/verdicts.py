@@ -19,9 +19,8 @@ from attnspec.analysis.counting.figures import COSTS, COUNTS, FIGURES
 from attnspec.analysis.growth.stable import is_stable
 from attnspec.analysis.reach.leaks import looks_ahead
 from attnspec.analysis.reach.mirrored import asymmetry, one_way
-from attnspec.check import counterexamples, form_proofs, graph_claims, orders, values
-from attnspec.check.counterexamples import COMPARE, slot_text
-from attnspec.check.cross_claims import against_stable
+from attnspec.check import counterexamples, form_proofs, values
+from attnspec.check.counterexamples import COMPARE, against_stable, slot_text
 from attnspec.check.places import (
     EVERYWHERE,
     GRAPHS,
@@ -195,7 +194,7 @@ def _follows(claim: Claim, stack: Stack) -> bool:
     if claim.kind == "stable":
         return is_stable(stack.program)
     if claim.kind in GRAPHS:
-        return graph_claims.proven(claim, stack.program, few_places(claim, stack))
+        return counterexamples.graphs_proven(claim, stack.program, few_places(claim, stack))
     if claim.kind in _PROOFS:
         return _proven(claim, stack)
     return form_proofs.proven(claim, stack)
@@ -250,7 +249,8 @@ def _at_lengths(
     if missing and (not lengths or stack.program.grid is None):
         fault = domain.faults.get(missing[0])
         why = "the spec has no such length" if fault is None else fault.message
-        yield _unchecked(claim, why, f" at n = {_listed(missing)}")
+        listed = ", ".join(f"{n:,}" for n in missing)
+        yield _unchecked(claim, why, f" at n = {listed}")
     for n in lengths:
         if n > LIMITS.matrix and claim.kind not in _LONG:
             yield _unchecked(claim, f"this claim supports n <= {LIMITS.matrix:,}, got n = {n:,}")
@@ -265,10 +265,6 @@ def _at_lengths(
         yield from problems
         if any(one.code != "A609" for one in problems):
             return
-
-
-def _listed(lengths: Sequence[int]) -> str:
-    return ", ".join(f"{n:,}" for n in lengths)
 
 
 def _with_way_out(
@@ -373,7 +369,7 @@ def _order(
     claim: Claim, stack: Stack, reason: str | None, looked_at: list[int]
 ) -> Iterator[Diagnostic]:
     try:
-        counterexample = orders.against(claim, stack, reason, looked_at)
+        counterexample = counterexamples.order(claim, stack, reason, looked_at)
     except TooMuch as error:
         yield _unchecked(claim, str(error))
     except (AttnSpecError, ScalarError, ZeroDivisionError) as error:
@@ -432,10 +428,6 @@ def _reach(claim: Claim, stack: Stack, n: int) -> str | None:
     return counterexamples.reaches(stack, n, layers)
 
 
-def _about_graphs(claim: Claim, stack: Stack, n: int) -> str | None:
-    return graph_claims.counterexample(claim, stack.situation(n))
-
-
 def _figure(claim: Claim, stack: Stack, n: int) -> str | None:
     value = _value(claim, stack, n)
     counterexample = FIGURES[claim.kind](stack, n)
@@ -487,8 +479,9 @@ _CHECKS: dict[str, Callable[[Claim, Stack, int], str | None]] = {
     "rows_nonempty": _rows_nonempty,
     "symmetric": _symmetric,
     "reach": _reach,
-    "subset": _about_graphs,
-    "==": _about_graphs,
+    **dict.fromkeys(
+        GRAPHS, lambda claim, stack, n: counterexamples.of_graphs(claim, stack.situation(n))
+    ),
     **dict.fromkeys(FIGURES, _figure),
     **dict.fromkeys(("depth", "diameter", "path_length"), _distance),
 }

@@ -5,32 +5,32 @@ All independent errors of one text come together in one `SpecError`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 # what expressions mean is registered where it is written
-import attnspec.elaborate.expressions
-import attnspec.elaborate.lists  # noqa: F401
+import attnspec.elaborate.expressions  # noqa: F401
 from attnspec.elaborate.cross import cross_of
 from attnspec.elaborate.imports import Loader
 from attnspec.elaborate.inline import inlined
-from attnspec.elaborate.names import GRAPH_FUNCTIONS, TOKEN_SETS
+from attnspec.elaborate.names import ARTICLES, GRAPH_FUNCTIONS, TOKEN_SETS, Value, kind_of, type_of
 from attnspec.elaborate.scope import Collector, Failed, Module, Scope, Stopped, Work, meaning
 from attnspec.elaborate.slots import slots_of
 from attnspec.elaborate.statements import Statements
-from attnspec.elaborate.values import bound_value, value_of
 from attnspec.grammar import nodes
-from attnspec.grammar.parser import parse
+from attnspec.grammar.parser import parse, parse_expression
 from attnspec.grammar.printer import print_expression, print_file
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.ir.mechanisms import MECHANISMS
 from attnspec.ir.normal_form import normalise
 from attnspec.ir.program import Attend, ParameterValue, Program
-from attnspec.ir.scalars import FUNCTIONS
+from attnspec.ir.scalars import FUNCTIONS, LARGEST
 from attnspec.text.decoding import source_of
 from attnspec.text.diagnostics import Diagnostic, SpecError, did_you_mean, in_order
-from attnspec.text.source import Source
+from attnspec.text.source import Source, Span
 
 
 @dataclass(frozen=True)
@@ -203,3 +203,79 @@ def _note_unused(said: Statements, attention: nodes.Attention, scope: Scope) -> 
         if name not in scope.used:
             message = f"the {what} `{name}` is never used"
             scope.work.collector.add("A903", message, span, severity="warning")
+
+
+# --- values of parameters from outside: numbers, or texts in the language -------------------------
+
+
+_NUMBER, _TRUTH = "a number", "true or false"
+
+
+def value_of(
+    parameter: nodes.Parameter, value: ParameterValue, collector: Collector
+) -> nodes.Expression:
+    """The expression that a value is; Failed, with diagnostics, for what is none."""
+    name, place = parameter.name, parameter.name_span
+    if isinstance(value, int) and abs(value) > LARGEST:
+        collector.fail("A218", f"the value of `{name}` must lie between -2**62 and 2**62", place)
+    if isinstance(value, float) and not math.isfinite(value):
+        message = f"the value of `{name}` must be a finite number, got {value}"
+        collector.fail("A218", message, place)
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    with explained(parameter, collector):
+        try:
+            source = source_of(text, f"<parameter {name}>")
+            expression = parse_expression(source)
+        except SpecError as error:
+            collector.diagnostics.extend(error.diagnostics)
+            raise Failed from None
+        if expression is None:
+            message = f"the value of `{name}` must be one expression"
+            collector.fail("A218", message, Span(source, 0, len(source.text)))
+    return expression
+
+
+def bound_value(parameter: nodes.Parameter, node: nodes.Expression, scope: Scope) -> Value:
+    """What a value stands for; Failed where its default says that another kind is needed."""
+    wanted = kind_of_default(parameter)
+    with explained(parameter, scope.work.collector):
+        value = meaning(node, scope.child(numbers=wanted is not None))
+        kind = kind_of(value)
+        if wanted is None and isinstance(parameter.default, nodes.List) and kind != "list":
+            message = f"the value of `{parameter.name}` must be a list, got {ARTICLES[kind]}"
+            scope.fail("A218", message, node.span, help="for example `[8, 16, 32]`")
+        is_truth = kind == "scalar" and type_of(value) == "boolean"  # type: ignore[arg-type]
+        if wanted is not None and (kind != "scalar" or is_truth != (wanted == _TRUTH)):
+            got = "a boolean" if is_truth else ARTICLES[kind]
+            message = f"the value of `{parameter.name}` must be {wanted}, got {got}"
+            scope.fail("A218", message, node.span)
+    return value
+
+
+@contextmanager
+def explained(parameter: nodes.Parameter, collector: Collector) -> Iterator[None]:
+    """Add to the errors found meanwhile which parameter they are about, and of which kind."""
+    before, described = len(collector.diagnostics), "has no default"
+    if parameter.default is not None:
+        kind, shown = kind_of_default(parameter), print_expression(parameter.default)
+        described = (
+            f"has the default `{shown}`" if kind is None else f"is {kind}, {shown} by default"
+        )
+    try:
+        yield
+    finally:
+        for index in range(before, len(collector.diagnostics)):
+            entry = collector.diagnostics[index]
+            note = f"the parameter `{parameter.name}` {described}"
+            collector.diagnostics[index] = replace(entry, notes=(*entry.notes, note))
+
+
+def kind_of_default(parameter: nodes.Parameter) -> str | None:
+    """What kind of value the default is, where it is written out."""
+    match parameter.default:
+        case nodes.Integer() | nodes.Real() | nodes.Prefix("-"):
+            return _NUMBER
+        case nodes.Boolean():
+            return _TRUTH
+        case _:
+            return None

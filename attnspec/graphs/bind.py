@@ -35,7 +35,6 @@ from attnspec.graphs.token_sets import (
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.parameters import Parameter, RelationError
 from attnspec.ir.program import (
-    Compound,
     Crossing,
     InputRef,
     Leaf,
@@ -161,7 +160,7 @@ def bind(term: Term, at: Situation) -> Relation:
         case "transpose":
             return transpose_of(terms[0])
         case _:
-            by = integer_of(term.by if term.by is not None else 0, at, "by", _span_of(term))
+            by = integer_of(term.by if term.by is not None else 0, at, "by", term.span)
             return Shift(terms[0] if at.apart is None else _inside(terms[0], at), by)
 
 
@@ -361,10 +360,6 @@ def _value(scalar: Scalar, at: Situation, name: str, span: Span | None) -> objec
         raise BindError(
             f"`{name}` needs `{error.args[0]}`, which the spec does not declare", span
         ) from None
-
-
-def _span_of(term: Compound) -> Span | None:
-    return term.span
 
 
 def _shown(value: object) -> str:

@@ -10,8 +10,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from attnspec.graphs.relation import SOME, Edges, Elementwise, Relation, Tiles
-from attnspec.graphs.tile_cover import covered
+from attnspec.graphs.relation import SOME, Edges, Elementwise, Relation, Tiles, covered
 from attnspec.limits import LIMITS
 
 _MANY = 64
@@ -204,9 +203,6 @@ class Drawn(Relation):
 
     def rows(self, first: int, last: int, n: int) -> Edges:
         return table_of(self, n).rows(first, last)
-
-    def degrees(self, n: int) -> np.ndarray:
-        return np.diff(table_of(self, n).starts)
 
     def edges(self, n: int) -> int:
         return len(table_of(self, n).keys)

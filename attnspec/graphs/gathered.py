@@ -154,8 +154,9 @@ class Gathered(Relation):
         counts = self.term.cover(query, present, self.length)
         if not inside.all():
             # of positions that are not a run, what holds of a range around them
-            ranges = self._range(q, self.queries, self.first), self._range(k, self.keys, 0)
-            about = self.term.cover(*ranges, self.length)
+            sides = (q, self.queries, self.first), (k, self.keys, 0)
+            ranges = [side.hull(*_ends(tiles, side, first)) for tiles, side, first in sides]
+            about = self.term.cover(ranges[0], ranges[1], self.length)
             whole = (q.start >= self.first) & (k.last < len(self.keys))
             counts = np.where(inside, counts, np.where(whole | (about == EMPTY), about, SOME))
         return np.where(none, EMPTY, counts).astype(np.uint8)
@@ -165,9 +166,6 @@ class Gathered(Relation):
 
     def _keys(self, tiles: Tiles) -> tuple[np.ndarray, Tiles]:
         return _moved(tiles, self.keys, 0)
-
-    def _range(self, tiles: Tiles, side: Numbering, first: int) -> Tiles:
-        return side.hull(*_ends(tiles, side, first))
 
 
 def _ends(tiles: Tiles, side: Numbering, first: int) -> tuple[np.ndarray, np.ndarray]:

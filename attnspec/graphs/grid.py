@@ -7,8 +7,7 @@ from math import prod
 
 import numpy as np
 
-from attnspec.graphs.relation import FULL, Elementwise, Tiles
-from attnspec.graphs.tile_cover import covered
+from attnspec.graphs.relation import FULL, Elementwise, Tiles, covered
 from attnspec.ir.parameters import RelationError
 
 AXES = {2: ("row", "col"), 3: ("time", "row", "col")}
@@ -21,6 +20,11 @@ class Grid:
 
     extents: tuple[int, ...]
     offset: int = 0
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The names of the coordinates."""
+        return AXES[len(self.extents)]
 
     @property
     def cells(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnspec.graphs.forms.prelude import predicate_of
@@ -42,15 +43,7 @@ def look_back(relation: Relation, promised: frozenset[str] = frozenset()) -> Loo
     """How far back a graph reads that is intersected with k <= q, where the inputs `promised` mark
     a bounded number of tokens; None where it has no bound that shows in how it is written."""
     if isinstance(relation, Union):
-        parts = [look_back(term, promised) for term in relation.terms]
-        bounded = [part for part in parts if part is not None]
-        if len(bounded) < len(parts):
-            return None
-        return LookBack(
-            max((part.first for part in bounded), default=0),
-            max((part.before for part in bounded), default=0),
-            tuple(dict.fromkeys(tokens for part in bounded for tokens in part.marked)),
-        )
+        return _of_all([look_back(term, promised) for term in relation.terms])
     if isinstance(relation, Intersection):
         # the pairs of all terms must hold at every length, one of them bounds them
         bounds = [look_back(term, promised) for term in relation.terms]
@@ -69,11 +62,23 @@ def look_back(relation: Relation, promised: frozenset[str] = frozenset()) -> Loo
     if predicate is not None:
         wanted = predicate if inside is relation else Apply("not", (predicate,))
         extent = extent_of(wanted) if is_steady(inside) else None
-        return None if extent is None else LookBack(extent.first, extent.before)
+        return None if extent is None else LookBack(*extent)
     tokens = vars(relation).get("tokens")
     bound = _of_columns(tokens, promised) if isinstance(tokens, TokenSet) else None
     # a query among the tokens reads every key up to its own
     return None if bound is None or ("q" in relation.sides and bound.marked) else bound
+
+
+def _of_all(parts: Sequence[LookBack | None]) -> LookBack | None:
+    """How far back a union reads, None where a part has no bound."""
+    bounded = [part for part in parts if part is not None]
+    if len(bounded) < len(parts):
+        return None
+    return LookBack(
+        max((part.first for part in bounded), default=0),
+        max((part.before for part in bounded), default=0),
+        tuple(dict.fromkeys(tokens for part in bounded for tokens in part.marked)),
+    )
 
 
 def lag_of_data(relation: Relation) -> int:
@@ -101,12 +106,7 @@ def _of_columns(tokens: TokenSet, promised: frozenset[str]) -> LookBack | None:
         case InputTokens(StandIn() as data) if data.name in promised:
             return LookBack(0, 0, (tokens,))
         case TokenUnion(terms):
-            parts = [_of_columns(term, promised) for term in terms]
-            bounded = [part for part in parts if part is not None]
-            if len(bounded) < len(parts):
-                return None
-            first = max((part.first for part in bounded), default=0)
-            return LookBack(first, 0, tuple(each for part in bounded for each in part.marked))
+            return _of_all([_of_columns(term, promised) for term in terms])
         case TokenIntersection(terms) if _are_steady(tokens):
             bounds = [_of_columns(term, promised) for term in terms]
             return min((part for part in bounds if part), key=lambda x: x._order, default=None)

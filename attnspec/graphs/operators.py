@@ -45,6 +45,11 @@ class _Joined(Relation):
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         return reduce(self.tiles, (term.cover(q, k, n) for term in self.terms))
 
+    def transposed(self) -> Relation | None:
+        turned = [term.transposed() for term in self.terms]
+        bounded = tuple(term for term in turned if term is not None)
+        return type(self)(bounded) if len(bounded) == len(turned) else None
+
 
 @dataclass(frozen=True)
 class Union(_Joined):
@@ -71,9 +76,6 @@ class Union(_Joined):
             unique=True,
         )
 
-    def transposed(self) -> Relation | None:
-        return _termwise(Union, self.terms)
-
 
 @dataclass(frozen=True)
 class Intersection(_Joined):
@@ -98,9 +100,6 @@ class Intersection(_Joined):
                 q, k = q[kept], k[kept]
         return q, k
 
-    def transposed(self) -> Relation | None:
-        return _termwise(Intersection, self.terms)
-
 
 @dataclass(frozen=True)
 class Complement(Relation):
@@ -117,9 +116,6 @@ class Complement(Relation):
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         return np.asarray(FULL - self.term.cover(q, k, n), dtype=np.uint8)
-
-    def degrees(self, n: int) -> np.ndarray:
-        return n - self.term.degrees(n)
 
     def transposed(self) -> Relation | None:
         term = self.term.transposed()
@@ -180,29 +176,24 @@ class Shift(Relation):
     def phase(self, q: Tiles, k: Tiles, n: int) -> list[np.ndarray]:
         low, high = max(0, self.by), min(n, n + self.by)
         inside = (q.start >= low) & (q.last < high) & (k.start >= low) & (k.last < high)
-
-        def moved(tiles: Tiles) -> Tiles:
-            start = np.where(inside, tiles.start - self.by, 0)
-            return Tiles(start, np.where(inside, tiles.stop - self.by, 1), tiles.step)
-
-        within = phase_of(self.term, moved(q), moved(k), n)
+        within = phase_of(self.term, self._moved(q, inside), self._moved(k, inside), n)
         outside = [np.where(inside, -1, tiles.start) for tiles in (q, k)]
         return [*(np.where(inside, part, 0) for part in within), *outside]
+
+    def _moved(self, tiles: Tiles, fits: np.ndarray) -> Tiles:
+        """Where tiles stand in the term; of those that do not fit the first position."""
+        start = np.where(fits, tiles.start - self.by, 0)
+        return Tiles(start, np.where(fits, tiles.stop - self.by, 1), tiles.step)
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         low, high = max(0, self.by), min(n, n + self.by)
         outside = (q.last < low) | (q.start >= high) | (k.last < low) | (k.start >= high)
         inside = (q.start >= low) & (q.last < high) & (k.start >= low) & (k.last < high)
-
-        def moved(tiles: Tiles, fits: np.ndarray) -> Tiles:
-            start = np.where(fits, tiles.start - self.by, 0)
-            return Tiles(start, np.where(fits, tiles.stop - self.by, 1), tiles.step)
-
         if high <= low:
             return np.full(np.broadcast_shapes(outside.shape), EMPTY, np.uint8)
         counts = self.term.cover(
-            moved(q, (q.start >= low) & (q.last < high)),
-            moved(k, (k.start >= low) & (k.last < high)),
+            self._moved(q, (q.start >= low) & (q.last < high)),
+            self._moved(k, (k.start >= low) & (k.last < high)),
             n,
         )
         answer = np.where(outside, EMPTY, np.where(inside, counts, SOME))
@@ -231,14 +222,6 @@ def difference(first: Relation, *others: Relation) -> Relation:
 def transpose_of(term: Relation) -> Relation:
     """The relation of the reversed pairs, in closed form where the term knows it."""
     return term.transposed() or Transpose(term)
-
-
-def _termwise(
-    kind: type[Union] | type[Intersection], terms: tuple[Relation, ...]
-) -> Relation | None:
-    turned = [term.transposed() for term in terms]
-    bounded = tuple(term for term in turned if term is not None)
-    return kind(bounded) if len(bounded) == len(turned) else None
 
 
 @lru_cache(maxsize=256)

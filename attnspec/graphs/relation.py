@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import chain
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
@@ -59,6 +60,22 @@ class Tiles:
     def take(self, index: np.ndarray) -> Tiles:
         """The tiles with these numbers."""
         return Tiles(self.start[index], self.stop[index], self.step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spans(Tiles):
+    """Tiles of listed positions, in any order: rows `which` of `lists` int64 [m, size], short ones
+    filled up with their last.
+
+    As tiles they are their spans: what is known of a span is true of the positions listed in it.
+    """
+
+    lists: np.ndarray
+    which: np.ndarray
+
+    def take(self, index: np.ndarray) -> Spans:
+        start, stop, which = self.start[index], self.stop[index], self.which[index]
+        return Spans(start, stop, lists=self.lists, which=which)
 
 
 @dataclass(frozen=True)
@@ -192,6 +209,10 @@ class Relation:
 
     def parts(self) -> tuple[Relation, ...] | None:
         """Simpler relations of which this one is the union, or None."""
+        return None
+
+    def taken_apart(self, n: int) -> Relation | None:
+        """The same pairs at n as operators of relations whose rows are known, or None."""
         return None
 
     def strides(self, n: int) -> tuple[tuple[int, int], ...]:
@@ -462,6 +483,28 @@ def sort_edges(q: np.ndarray, k: np.ndarray, unique: bool = False) -> Edges:
     return code // width, code % width
 
 
+def values_of(tiles: Tiles, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What [n] values are at the positions of tiles: a row for each different tile, short ones
+    filled up with their last, and which row each tile has, of the shape of the tiles.
+
+    Pairs of tiles repeat tiles: each is examined once.
+    """
+    if isinstance(tiles, Spans):
+        return values[tiles.lists], tiles.which
+    start, stop = np.broadcast_arrays(tiles.start, tiles.stop)
+    ends = np.stack([start.ravel(), stop.ravel()], axis=1)
+    single, which = np.unique(ends, axis=0, return_inverse=True)
+    once = Tiles(single[:, 0], single[:, 1], tiles.step)
+    steps = np.arange(int(np.max(once.count, initial=1))) * tiles.step
+    listed = values[np.minimum(once.start[:, None] + steps, once.last[:, None])]
+    return listed, which.reshape(start.shape)
+
+
+def covered(full: np.ndarray, some: np.ndarray) -> np.ndarray:
+    """FULL where every pair holds, EMPTY where none does, uint8."""
+    return np.where(full, FULL, np.where(some, SOME, EMPTY)).astype(np.uint8)
+
+
 def exact_cover(relation: Relation, q: Tiles, k: Tiles, n: int) -> np.ndarray:
     """The cover of every pair of tiles by evaluating `holds` on all of its positions."""
     starts = np.broadcast_arrays(q.start, q.stop, k.start, k.stop)
@@ -489,23 +532,18 @@ def evaluate_pairs(relation: Relation, q: np.ndarray, k: np.ndarray, n: int) -> 
 
 def is_closed(relation: Relation) -> bool:
     """Whether every pattern in the relation has a cover of its own."""
-    parts = [part for part in _parts(relation) if isinstance(part, Relation)]
-    if parts:
-        return all(is_closed(part) for part in parts)
-    return type(relation).cover is not Relation.cover
+    parts = _parts(relation)
+    return all(map(is_closed, parts)) if parts else type(relation).cover is not Relation.cover
 
 
 def is_scattered(relation: Relation) -> bool:
     """Whether a pattern in the relation is drawn position by position."""
-    return relation.scattered or any(
-        is_scattered(part) for part in _parts(relation) if isinstance(part, Relation)
-    )
+    return relation.scattered or any(map(is_scattered, _parts(relation)))
 
 
 def takes_tensors(relation: Relation) -> bool:
     """Whether `holds` of the relation takes tensors of positions, wherever they are."""
-    parts = [part for part in _parts(relation) if isinstance(part, Relation)]
-    return not relation.numpy_only and all(map(takes_tensors, parts))
+    return not relation.numpy_only and all(map(takes_tensors, _parts(relation)))
 
 
 Value = TypeVar("Value")
@@ -538,25 +576,19 @@ def with_head(value: Value, head: int | None) -> Value:
     return replace(value, **changed)
 
 
-def _parts(value: object) -> list[object]:
-    leaves: list[object] = []
-    if is_dataclass(value):
-        for entry in fields(value):
-            content = getattr(value, entry.name)
-            leaves.extend(content if isinstance(content, tuple) else [content])
-    return leaves
+def _parts(relation: object) -> list[Relation]:
+    """The relations that another one is made of."""
+    entries = fields(relation) if is_dataclass(relation) else ()
+    values = [getattr(relation, entry.name) for entry in entries]
+    parts = chain.from_iterable(x if isinstance(x, tuple) else (x,) for x in values)
+    return [part for part in parts if isinstance(part, Relation)]
 
 
-def decided_in(value: object) -> tuple[DataDependent, ...]:
+def decided_in(relation: Relation) -> tuple[DataDependent, ...]:
     """The different parts of a relation that tensors decide, those of its arguments first."""
-    choices: dict[DataDependent, None] = {}
-    for part in _parts(value):
-        # a predicate may be a long expression, and has no graph in it
-        if isinstance(part, Relation):
-            choices.update(dict.fromkeys(decided_in(part)))
-    if isinstance(value, DataDependent):
-        choices[value] = None
-    return tuple(choices)
+    choices = [choice for part in _parts(relation) for choice in decided_in(part)]
+    own = [relation] if isinstance(relation, DataDependent) else []
+    return tuple(dict.fromkeys([*choices, *own]))
 
 
 def probes(n: int, count: int = 9) -> np.ndarray:

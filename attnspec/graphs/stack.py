@@ -461,19 +461,25 @@ def influence(program: Program) -> Program:
     """The same layers and heads with the graph of what each mechanism lets through in its place."""
     if not has_mechanism(program):
         return program
-    return replace(program, attends=tuple(_lets_through(attend) for attend in program.attends))
+    attends = (
+        each
+        if each.mechanism is None
+        else Attend(Leaf("full", (), span=each.mechanism.span), span=each.span)
+        for each in program.attends
+    )
+    return replace(program, attends=tuple(attends))
 
 
 def any_pair(program: Program) -> Program:
     """The same layers and heads with `full` in place of what tensors decide: which pairs may be
     read, for some tensors."""
-    return replace(program, attends=tuple(_any_pair(attend) for attend in program.attends))
-
-
-def _any_pair(attend: Attend) -> Attend:
-    if attend.graph is None or attend.mechanism is not None:
-        return attend
-    return replace(attend, graph=undecided(attend.graph))
+    attends = (
+        each
+        if each.graph is None or each.mechanism is not None
+        else replace(each, graph=undecided(each.graph))
+        for each in program.attends
+    )
+    return replace(program, attends=tuple(attends))
 
 
 def decides(graph: Term) -> bool:
@@ -486,9 +492,3 @@ def undecided(graph: Term) -> Term:
     if isinstance(graph, Compound):
         return replace(graph, terms=tuple(undecided(term) for term in graph.terms))
     return Leaf("full", ()) if BY_NAME[graph.pattern].data_dependent else graph
-
-
-def _lets_through(attend: Attend) -> Attend:
-    if attend.mechanism is None:
-        return attend
-    return Attend(Leaf("full", (), span=attend.mechanism.span), span=attend.span)

@@ -7,8 +7,7 @@ from typing import ClassVar, TypeAlias
 
 import numpy as np
 
-from attnspec.graphs.relation import Progressions, Relation, Tiles
-from attnspec.graphs.tile_cover import covered
+from attnspec.graphs.relation import Progressions, Relation, Tiles, covered
 
 Diagonals: TypeAlias = "tuple[tuple[int, int, int], ...]"
 """Distances `first, first + step, …, last` as (first, last, step), both ends included."""

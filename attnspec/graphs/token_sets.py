@@ -3,23 +3,23 @@ what is known of patterns whose keys are one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from itertools import chain
+from operator import and_, or_
 from typing import ClassVar, TypeAlias
 
 import numpy as np
 
 from attnspec.graphs.relation import (
-    EMPTY,
     FULL,
-    SOME,
     Edges,
     Elementwise,
     Progressions,
     Relation,
     Tiles,
+    covered,
 )
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.scalars import Apply, Scalar, Symbol
@@ -58,22 +58,21 @@ class TokenSet:
             real = position < tiles.stop[..., None]
             inside = np.asarray(self.contains(np.where(real, position, 0), n), dtype=bool)
             counts, count = (inside & real).sum(-1), tiles.count
-        return np.where(counts == count, FULL, np.where(counts > 0, SOME, EMPTY)).astype(np.uint8)
+        return covered(counts == count, counts > 0)
 
     def phase(self, tiles: Tiles, n: int) -> np.ndarray:
         """Integers for each tile, equal where equally many positions are in the set at the same
         places of it."""
         _, first, number = np.unique(tiles.start, return_index=True, return_inverse=True)
         start, stop = (
-            tiles.start.ravel()[first],
-            np.broadcast_to(tiles.stop, tiles.start.shape).ravel()[first],
+            np.broadcast_to(x, tiles.start.shape).ravel()[first] for x in (tiles.start, tiles.stop)
         )
-        inside = np.zeros(
-            (len(start), -(-int(np.max(stop - start, initial=0)) // tiles.step)), bool
-        )
-        for low in range(0, len(start), max(1, LIMITS.pairs_at_once // max(1, inside.shape[1]))):
-            part = np.s_[low : low + max(1, LIMITS.pairs_at_once // max(1, inside.shape[1]))]
-            at = start[part, None] + np.arange(inside.shape[1]) * tiles.step
+        width = -(-int(np.max(stop - start, initial=0)) // tiles.step)
+        inside = np.zeros((len(start), width), bool)
+        some = max(1, LIMITS.pairs_at_once // max(1, width))
+        for low in range(0, len(start), some):
+            part = np.s_[low : low + some]
+            at = start[part, None] + np.arange(width) * tiles.step
             real = at < stop[part, None]
             inside[part] = np.asarray(self.contains(np.where(real, at, 0), n), dtype=bool) & real
         _, alike = np.unique(np.packbits(inside, axis=1), axis=0, return_inverse=True)
@@ -238,17 +237,29 @@ class Within(TokenSet):
 
 
 @dataclass(frozen=True)
-class TokenUnion(TokenSet):
+class _Joined(TokenSet):
+    """Sets that an operator joins; `inside` and `tiles` do so with truths and with covers."""
+
     terms: tuple[TokenSet, ...]
+    op: ClassVar[str]
+    inside: ClassVar[Callable[..., Elementwise]]
+    tiles: ClassVar[Callable[..., np.ndarray]]
 
     def predicate(self, i: Symbol) -> Scalar | None:
-        return combined("|", [term.predicate(i) for term in self.terms])
+        return combined(self.op, [term.predicate(i) for term in self.terms])
 
     def contains(self, i: Elementwise, n: int) -> Elementwise:
-        inside = self.terms[0].contains(i, n)
-        for term in self.terms[1:]:
-            inside = inside | term.contains(i, n)
-        return inside
+        return reduce(self.inside, (term.contains(i, n) for term in self.terms))
+
+    def cover(self, tiles: Tiles, n: int) -> np.ndarray:
+        return reduce(self.tiles, (term.cover(tiles, n) for term in self.terms))
+
+
+@dataclass(frozen=True)
+class TokenUnion(_Joined):
+    op: ClassVar = "|"
+    inside: ClassVar = or_
+    tiles: ClassVar = np.maximum
 
     def runs(self, n: int) -> Runs | None:
         parts = [_ranges(term, n) for term in self.terms]
@@ -257,28 +268,15 @@ class TokenUnion(TokenSet):
             return None
         return _clipped(_merged(each for part in present for each in part), n)
 
-    def cover(self, tiles: Tiles, n: int) -> np.ndarray:
-        return np.asarray(np.maximum.reduce([term.cover(tiles, n) for term in self.terms]))
-
 
 @dataclass(frozen=True)
-class TokenIntersection(TokenSet):
-    terms: tuple[TokenSet, ...]
-
-    def predicate(self, i: Symbol) -> Scalar | None:
-        return combined("&", [term.predicate(i) for term in self.terms])
-
-    def contains(self, i: Elementwise, n: int) -> Elementwise:
-        inside = self.terms[0].contains(i, n)
-        for term in self.terms[1:]:
-            inside = inside & term.contains(i, n)
-        return inside
+class TokenIntersection(_Joined):
+    op: ClassVar = "&"
+    inside: ClassVar = and_
+    tiles: ClassVar = np.minimum
 
     def runs(self, n: int) -> Runs | None:
         return TokenComplement(TokenUnion(tuple(map(TokenComplement, self.terms)))).runs(n)
-
-    def cover(self, tiles: Tiles, n: int) -> np.ndarray:
-        return np.asarray(np.minimum.reduce([term.cover(tiles, n) for term in self.terms]))
 
 
 @dataclass(frozen=True)
@@ -403,8 +401,7 @@ def progressions_of(members: np.ndarray) -> tuple[np.ndarray, np.ndarray, int] |
 def _range_cover(tiles: Tiles, low: int, high: int) -> np.ndarray:
     """The cover of the range low <= i < high."""
     inside = (tiles.start >= low) & (tiles.last < high)
-    outside = (tiles.last < low) | (tiles.start >= high)
-    return np.where(inside, FULL, np.where(outside, EMPTY, SOME)).astype(np.uint8)
+    return covered(inside, (tiles.last >= low) & (tiles.start < high))
 
 
 class OfKeys(Relation):
@@ -428,9 +425,6 @@ class OfKeys(Relation):
         members = self.keys().members(n)
         queries = max(0, last - first)
         return np.repeat(np.arange(first, first + queries), len(members)), np.tile(members, queries)
-
-    def degrees(self, n: int) -> np.ndarray:
-        return np.full(n, self.keys().size(n), np.int64)
 
     def edges(self, n: int) -> int:
         return self.keys().size(n) * n
@@ -463,21 +457,23 @@ def inputs_of(leaf: object) -> tuple[str, ...]:
 
 def inputs_in(value: object) -> tuple[str, ...]:
     """The names of the run-time inputs that stand in a relation, sorted."""
-    if isinstance(value, StandIn):
-        return (value.name,)
-    parts: Iterable[object] = value if isinstance(value, tuple) else ()
-    if is_dataclass(value):
-        parts = [getattr(value, entry.name) for entry in fields(value)]
-    return tuple(sorted({name for part in parts for name in inputs_in(part)}))
+    return tuple(sorted({part.name for part in _contents(value) if isinstance(part, StandIn)}))
 
 
 def reads_data(value: object) -> bool:
     """Whether a relation, or a part of one, is known once there are tensors: it stands on a
     run-time input, or is data-dependent."""
-    if isinstance(value, StandIn) or getattr(value, "data_dependent", False):
-        return True
-    if isinstance(value, tuple):
-        return any(reads_data(part) for part in value)
+    return any(
+        isinstance(part, StandIn) or getattr(part, "data_dependent", False)
+        for part in _contents(value)
+    )
+
+
+def _contents(value: object) -> Iterator[object]:
+    """A value and all that it is made of."""
+    yield value
+    parts: Iterable[object] = value if isinstance(value, tuple) else ()
     if is_dataclass(value):
-        return any(reads_data(getattr(value, entry.name)) for entry in fields(value))
-    return False
+        parts = (getattr(value, entry.name) for entry in fields(value))
+    for part in parts:
+        yield from _contents(part)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from attnspec.analysis.counting.figures import head_counts
 from attnspec.analysis.counting.graph_heads import slots_words
-from attnspec.analysis.counting.head_counts import head_counts
 from attnspec.graphs.stack import Stack, TooMuch
 from attnspec.integrations.model_advice import of_bias
 from attnspec.integrations.model_attention import ModelAttention, learns

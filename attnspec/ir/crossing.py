@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from attnspec.ir.api_checks import length_of
 from attnspec.ir.normal_form import map_scalars
-from attnspec.ir.program import Attend, Crossing, Mechanism, Program
+from attnspec.ir.program import Attend, Crossing, Program
 from attnspec.ir.scalars import Apply, Scalar, Symbol
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -53,21 +53,19 @@ def _attend(attend: Attend) -> Attend:
         replace(score, arguments=tuple((name, _even(value)) for name, value in score.arguments))
         for score in attend.scores
     )
+    mechanism = attend.mechanism
+    if mechanism is not None:
+        sizes = (
+            (x, _even(y) if isinstance(y, Apply | Symbol) else y) for x, y in mechanism.arguments
+        )
+        mechanism = replace(mechanism, arguments=tuple(sizes))
     return replace(
         attend,
         graph=None if attend.graph is None else map_scalars(attend.graph, _even),
-        mechanism=None if attend.mechanism is None else _mechanism(attend.mechanism),
+        mechanism=mechanism,
         scale=None if attend.scale is None else _even(attend.scale),
         scores=scores,
     )
-
-
-def _mechanism(mechanism: Mechanism) -> Mechanism:
-    arguments = tuple(
-        (name, _even(value) if isinstance(value, Symbol | Apply) else value)
-        for name, value in mechanism.arguments
-    )
-    return replace(mechanism, arguments=arguments)
 
 
 def _even(scalar: Scalar) -> Scalar:

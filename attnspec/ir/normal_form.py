@@ -16,8 +16,6 @@ from dataclasses import replace
 
 from attnspec.ir.program import (
     ArgumentValue,
-    Attend,
-    Claim,
     Compound,
     InputRef,
     Leaf,
@@ -33,7 +31,10 @@ _FULL = Leaf("full", ())
 
 def normalise(program: Program) -> Program:
     """The same pairs for every n, in normal form; idempotent."""
-    attends = [_attend(attend) for attend in program.attends]
+    attends = [
+        replace(each, graph=None if each.graph is None else normal_term(each.graph))
+        for each in program.attends
+    ]
     distinct = dict.fromkeys(attends)
     place = {attend: number for number, attend in enumerate(distinct)}
     index = [place[attend] for attend in attends]
@@ -43,22 +44,19 @@ def normalise(program: Program) -> Program:
         program,
         attends=tuple(distinct),
         slots=slots,
-        claims=tuple(_claim(claim) for claim in program.claims),
+        claims=tuple(
+            replace(claim, terms=tuple(map(normal_term, claim.terms))) for claim in program.claims
+        ),
     )
-
-
-def _attend(attend: Attend) -> Attend:
-    return replace(attend, graph=None if attend.graph is None else normal_term(attend.graph))
-
-
-def _claim(claim: Claim) -> Claim:
-    return replace(claim, terms=tuple(normal_term(term) for term in claim.terms))
 
 
 def normal_term(term: Term) -> Term:
     """The normal form of one term."""
     if isinstance(term, Leaf):
-        return replace(term, arguments=tuple((x, _normal_argument(y)) for x, y in term.arguments))
+        arguments = (
+            (x, normal_term(y) if isinstance(y, Leaf | Compound) else y) for x, y in term.arguments
+        )
+        return replace(term, arguments=tuple(arguments))
     parts = tuple(normal_term(child) for child in term.terms)
     if term.op == "-":
         return normal_term(
@@ -83,10 +81,6 @@ def normal_term(term: Term) -> Term:
             del flat[_FULL]
     ordered = sorted(flat, key=lambda part: repr(map_scalars(part, by_value)))
     return ordered[0] if len(ordered) == 1 else replace(term, terms=tuple(ordered))
-
-
-def _normal_argument(value: ArgumentValue) -> ArgumentValue:
-    return normal_term(value) if isinstance(value, Leaf | Compound) else value
 
 
 def _negated(term: Term) -> Term:

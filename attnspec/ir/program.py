@@ -254,20 +254,13 @@ def leaves(term: Term) -> Iterator[Leaf]:
 def inputs_of(term: Term) -> set[str]:
     """The names of the run-time inputs that a term reads."""
     names: set[str] = set()
-
-    def tokens(value: object) -> None:
-        if isinstance(value, InputRef):
-            names.add(value.name)
-        elif isinstance(value, TokenCompound):
-            for part in value.terms:
-                tokens(part)
-        elif isinstance(value, tuple):
-            for part in value:
-                tokens(part)
-
-    for leaf in leaves(term):
-        for _, value in leaf.arguments:
-            tokens(value)
+    values: list[object] = [value for leaf in leaves(term) for _, value in leaf.arguments]
+    while values:
+        match values.pop():
+            case InputRef(name):
+                names.add(name)
+            case TokenCompound(_, parts) | (tuple() as parts):
+                values.extend(parts)
     return names
 
 

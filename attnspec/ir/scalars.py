@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from operator import and_, or_
+from operator import and_, floordiv, mod, or_, truediv
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -58,19 +58,12 @@ def _nonzero(divisor: Value) -> None:
         raise ScalarError("division by zero")
 
 
-def _floor_divide(a: Value, b: Value) -> Value:
-    _nonzero(b)
-    return a // b
+def _dividing(divide: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    def divided(a: Value, b: Value) -> Value:
+        _nonzero(b)
+        return divide(a, b)
 
-
-def _divide(a: Value, b: Value) -> Value:
-    _nonzero(b)
-    return a / b
-
-
-def _modulo(a: Value, b: Value) -> Value:
-    _nonzero(b)
-    return a % b
+    return divided
 
 
 def _power(a: Value, b: Value) -> Value:
@@ -121,32 +114,12 @@ def _log2(x: Value) -> Value:
     return math.log2(x)
 
 
-def _ceil(x: Value) -> Value:
-    return np.ceil(x).astype(np.int64) if isinstance(x, np.ndarray) else math.ceil(x)
+def _rounding(many: np.ufunc, one: Callable[[float], int]) -> Callable[[Value], Value]:
+    return lambda x: many(x).astype(np.int64) if isinstance(x, np.ndarray) else one(x)
 
 
-def _floor(x: Value) -> Value:
-    return np.floor(x).astype(np.int64) if isinstance(x, np.ndarray) else math.floor(x)
-
-
-def _minimum(*values: Value) -> Value:
-    return reduce(np.minimum, values) if _is_array(*values) else min(values)
-
-
-def _maximum(*values: Value) -> Value:
-    return reduce(np.maximum, values) if _is_array(*values) else max(values)
-
-
-def _all(*values: bool | np.ndarray) -> Value:
-    return reduce(and_, values)
-
-
-def _any(*values: bool | np.ndarray) -> Value:
-    return reduce(or_, values)
-
-
-def _within(x: Value, first: Value, last: Value) -> Value:
-    return (first <= x) & (x <= last)
+def _extreme(many: np.ufunc, few: Callable[..., Value]) -> Callable[..., Value]:
+    return lambda *values: reduce(many, values) if _is_array(*values) else few(values)
 
 
 def _item(index: Value, *items: Value) -> Value:
@@ -167,16 +140,16 @@ def _item(index: Value, *items: Value) -> Value:
 def _one_of(x: Value, *members: Value) -> Value:
     if isinstance(x, np.ndarray) and x.dtype != object and not _is_array(*members):
         return np.isin(x, np.array(members))
-    return _any(*[x == member for member in members]) if members else x != x
+    return reduce(or_, [x == member for member in members]) if members else x != x
 
 
 OPERATIONS: dict[str, Callable[..., Value]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
     "*": lambda a, b: a * b,
-    "/": _divide,
-    "//": _floor_divide,
-    "%": _modulo,
+    "/": _dividing(truediv),
+    "//": _dividing(floordiv),
+    "%": _dividing(mod),
     "**": _power,
     "neg": lambda a: -a,
     "==": lambda a, b: a == b,
@@ -185,19 +158,19 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     "<=": lambda a, b: a <= b,
     ">": lambda a, b: a > b,
     ">=": lambda a, b: a >= b,
-    "and": _all,
-    "or": _any,
+    "and": lambda *values: reduce(and_, values),
+    "or": lambda *values: reduce(or_, values),
     "not": lambda a: a ^ True,
-    "within": _within,
+    "within": lambda x, first, last: (first <= x) & (x <= last),
     "one_of": _one_of,
     "item": _item,
     "isqrt": _isqrt,
     "sqrt": _sqrt,
     "log2": _log2,
-    "ceil": _ceil,
-    "floor": _floor,
-    "min": _minimum,
-    "max": _maximum,
+    "ceil": _rounding(np.ceil, math.ceil),
+    "floor": _rounding(np.floor, math.floor),
+    "min": _extreme(np.minimum, min),
+    "max": _extreme(np.maximum, max),
     "abs": abs,
     "tanh": np.tanh,
     "exp": np.exp,

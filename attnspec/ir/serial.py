@@ -25,7 +25,6 @@ from attnspec.ir.program import (
     Term,
     TokenCompound,
     Tokens,
-    TokenTerm,
 )
 from attnspec.ir.scalars import Apply, Scalar, Symbol
 
@@ -182,8 +181,12 @@ def _argument_out(value: ArgumentValue) -> Plain:
             return {"choice": value}
         case tuple():
             return {"each": [_argument_out(part) for part in value]}
-        case Tokens() | TokenCompound() | InputRef():
-            return _tokens_out(value)
+        case InputRef():
+            return {"input": value.name, "kind": value.kind}
+        case Tokens():
+            return {"tokens": value.kind, "values": [_scalar_out(x) for x in value.values]}
+        case TokenCompound():
+            return {"tokens": value.op, "terms": [_argument_out(part) for part in value.terms]}
         case Leaf() | Compound():
             return {"graph": _term_out(value)}
         case _:
@@ -199,25 +202,11 @@ def _argument_in(data: Plain) -> ArgumentValue:
         return tuple(_argument_in(part) for part in cast("list[Plain]", data["each"]))  # type: ignore[misc]
     if "graph" in data:
         return _term_in(data["graph"])
-    return _tokens_in(data)
-
-
-def _tokens_out(term: TokenTerm) -> Plain:
-    match term:
-        case InputRef():
-            return {"input": term.name, "kind": term.kind}
-        case Tokens():
-            return {"tokens": term.kind, "values": [_scalar_out(x) for x in term.values]}
-        case TokenCompound():
-            return {"tokens": term.op, "terms": [_tokens_out(part) for part in term.terms]}
-
-
-def _tokens_in(data: Mapping[str, Plain]) -> TokenTerm:
     if "input" in data:
         return InputRef(cast(str, data["input"]), cast(str, data["kind"]))
     kind = cast(str, data["tokens"])
     if "terms" in data:
-        return TokenCompound(kind, tuple(_tokens_in(part) for part in _dicts(data["terms"])))
+        return TokenCompound(kind, tuple(_argument_in(part) for part in _dicts(data["terms"])))  # type: ignore[misc]
     return Tokens(kind, tuple(_scalar_in(x) for x in cast("list[Plain]", data["values"])))
 
 

@@ -12,8 +12,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from attnspec.graphs.grid import Boxes, Grid, boxes_of
-from attnspec.graphs.relation import Tiles
-from attnspec.graphs.tile_cover import Spans
+from attnspec.graphs.relation import Spans, Tiles
 from attnspec.layout.orders import Boxed, Listed, Side
 
 

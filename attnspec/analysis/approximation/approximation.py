@@ -232,17 +232,10 @@ _METHODS: dict[Any, Callable[[Any, _Task], Iterator[tuple[str, Figure[Any]]]]] =
 }
 
 
-def softmax_weights(
-    q: np.ndarray, k: np.ndarray, held: np.ndarray | None = None, scale: float | None = None
-) -> np.ndarray:
-    """The weights softmax(scale q k^T) [n, m] of q [n, d] and k [m, d], float64.
-
-    `held` is bool [n, m], True for a pair of the graph, as `Spec.mask` gives it; a row without one
-    is 0. `scale` is 1 / sqrt(d) where it is not given.
-    """
-    scores = q @ k.T * (1 / sqrt(max(1, q.shape[1])) if scale is None else scale)
-    if held is not None:
-        scores = np.where(held, scores, -np.inf)
+def softmax_weights(q: np.ndarray, k: np.ndarray, held: np.ndarray, scale: float) -> np.ndarray:
+    """The weights softmax(scale q k^T) [n, m] of q [n, d] and k [m, d], float64, of the pairs that
+    `held` bool [n, m] has; a row without one is 0."""
+    scores = np.where(held, q @ k.T * scale, -np.inf)
     top = scores.max(1, keepdims=True, initial=-np.inf)
     weights = np.exp(scores - np.where(np.isfinite(top), top, 0.0))
     sums = weights.sum(1, keepdims=True)

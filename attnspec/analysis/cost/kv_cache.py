@@ -12,10 +12,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from attnspec.analysis.counting.affordable import require_listable
+from attnspec.analysis.counting.conjunctions import require_listable
 from attnspec.graphs.operators import Intersection, Union
-from attnspec.graphs.predicates.listable import lists_rows
-from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.graphs.relation import Relation
 from attnspec.limits import LIMITS
 
 FEW = 4
@@ -72,7 +71,13 @@ def last_readers(relation: Relation, n: int) -> np.ndarray:
                 rest = relation.terms[:index] + relation.terms[index + 1 :]
                 shared = [Intersection((part, *rest)) for part in term.terms]
                 return last_readers(Union(tuple(shared)), n)
-    return _listed(relation, n)
+    last_at = np.full(n, -1)
+    require_listable(relation, n)
+    for first, end in relation.chunks(n):
+        q, k = relation.rows(first, end, n)
+        # ascending queries: the last assignment is the largest
+        last_at[k] = q
+    return last_at
 
 
 def _last_keys(turned: Relation, n: int) -> np.ndarray | None:
@@ -85,24 +90,6 @@ def _last_keys(turned: Relation, n: int) -> np.ndarray | None:
         members = np.where(stop > start, start + (stop - 1 - start) // step * step, -1)
         last[first : first + len(members)] = members.max(axis=-1)
     return last
-
-
-def _listed(relation: Relation, n: int) -> np.ndarray:
-    last_at = np.full(n, -1)
-    require_listable(relation, n)
-    if lists_rows(relation, n):
-        for first, last in relation.chunks(n):
-            q, k = relation.rows(first, last, n)
-            # ascending queries: the last assignment is the largest
-            last_at[k] = q
-        return last_at
-    step = max(1, LIMITS.listed_at_once // max(1, n))
-    for first in range(0, n, step):
-        rows = np.arange(first, min(n, first + step))
-        mask = evaluate_pairs(relation, rows[:, None], np.arange(n)[None], n)
-        read = mask.any(axis=0)
-        last_at[read] = rows[-1] - mask[::-1].argmax(axis=0)[read]
-    return last_at
 
 
 # --- rules in words -------------------------------------------------------------------------------
@@ -124,10 +111,10 @@ def _rule(last: np.ndarray) -> str:
         parts.append(f"{_keys(np.flatnonzero(unread))} {verb} never needed")
     others = "every key" if not parts else "every other key"
     if not going.any():
-        return _joined([*parts, f"{others} stays to the end"])
+        return "; ".join([*parts, f"{others} stays to the end"])
     least = int(last[going].min())
     if n - least <= n // 8:
-        return _joined([*parts, f"{others} stays until the last {n - least:,} queries"])
+        return "; ".join([*parts, f"{others} stays until the last {n - least:,} queries"])
     limit = int(delay[going].max())
     # the end of the sequence cuts the wait of its last keys short
     whole = going & (position + limit < n)
@@ -144,10 +131,6 @@ def _rule(last: np.ndarray) -> str:
         parts.append(f"{others} can go at the end of its block of {size:,}")
     else:
         parts.append(f"{others} can go {int(waits[0]):,} to {_steps(limit)} after it was written")
-    return _joined(parts)
-
-
-def _joined(parts: list[str]) -> str:
     return "; ".join(parts)
 
 

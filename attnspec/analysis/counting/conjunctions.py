@@ -9,36 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 
-from attnspec.analysis.counting.affordable import require_listable
 from attnspec.analysis.counting.progressions import Ends, Group, grouped
-from attnspec.graphs.operators import Intersection, Transpose
+from attnspec.graphs.operators import Intersection, Shift, Transpose, Union
 from attnspec.graphs.predicates.comparisons import Between, ranked_keys
+from attnspec.graphs.predicates.listable import lists_rows
 from attnspec.graphs.progressions import shared_progressions
 from attnspec.graphs.relation import Progressions, Relation
 from attnspec.graphs.stack import TooMuch
 from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import InternalError
 
-
-class Conjunction(Protocol):
-    """The pairs of some relations at one length n: a matrix that is known by its products."""
-
-    def mark(self, queries: np.ndarray, into: np.ndarray) -> Ends:
-        """Set `into`, bool [n], at every key that one of the queries reads (ascending, int64); all
-        of these lie between the ends that are returned."""
-        ...
-
-    def tally(self, queries: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-        """For each key how many of the queries read it, or the sum of their weights, int64 [n]."""
-        ...
-
-    def sums(self, values: np.ndarray) -> np.ndarray:
-        """For each query the sum of the values [n] of its keys, int64 [n]."""
-        ...
+Conjunction: TypeAlias = "Banded | Listed | Turned"
+"""The pairs of some relations at one length n: a matrix that is known by its products."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +77,8 @@ class Banded:
             yield Group(self.n, 1, some, first[some], (last - first)[some], self._order)
 
     def mark(self, queries: np.ndarray, into: np.ndarray) -> Ends:
+        """Set `into`, bool [n], at every key that one of the queries reads (ascending, int64); all
+        of these lie between the ends that are returned."""
         low, high = self.n, 0
         for group in self.groups(queries):
             first, last = group.mark(into)
@@ -98,12 +86,14 @@ class Banded:
         return low, high
 
     def tally(self, queries: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+        """For each key how many of the queries read it, or the sum of their weights, int64 [n]."""
         total = np.zeros(self.n, np.int64)
         for group in self.groups(queries):
             total += group.tally(weights)
         return total
 
     def sums(self, values: np.ndarray) -> np.ndarray:
+        """For each query the sum of the values [n] of its keys, int64 [n]."""
         total = np.zeros(self.n, np.int64)
         for group in self.groups(np.arange(self.n)):
             total += np.bincount(group.row, group.sums(values), self.n).astype(np.int64)
@@ -195,3 +185,31 @@ def quickly_shared(relations: tuple[Relation, ...], n: int) -> Conjunction | Non
 
 def _reversed(relation: Relation) -> Relation | None:
     return relation.term if isinstance(relation, Transpose) else relation.transposed()
+
+
+# --- whether pairs can be listed, and what that takes ---------------------------------------------
+
+
+def to_list(relation: Relation, n: int) -> float:
+    """About how many pairs are examined to list the rows of a relation."""
+    match relation:
+        case Union(terms):
+            return sum(to_list(term, n) for term in terms)
+        case Intersection(terms):
+            # rows are those of the sparsest term, as far as the others have them
+            return min(to_list(term, n) for term in terms)
+        case Shift(term) | Transpose(term):
+            return to_list(term, n)
+        case _:
+            return relation.typical_degree(n) * n if lists_rows(relation, n) else float(n * n)
+
+
+def require_listable(relation: Relation, n: int) -> None:
+    """Raise TooMuch where finding the rows of a relation means looking at too many pairs."""
+    if n > LIMITS.positions_listed:
+        raise TooMuch(f"it has too many pairs to list at n = {n:,}")
+    if n * n <= LIMITS.pairs_evaluated or to_list(relation, n) <= LIMITS.pairs_listed:
+        return
+    if lists_rows(relation, n):
+        raise TooMuch(f"it has too many pairs to list at n = {n:,}")
+    raise TooMuch(f"its pairs have no closed form and are too many to list at n = {n:,}")

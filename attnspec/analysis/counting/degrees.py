@@ -16,8 +16,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from attnspec.analysis.counting.affordable import require_listable, to_list
-from attnspec.analysis.counting.conjunctions import Conjunction, quickly_shared, shared
+from attnspec.analysis.counting.conjunctions import (
+    Conjunction,
+    quickly_shared,
+    require_listable,
+    shared,
+    to_list,
+)
 from attnspec.analysis.counting.progressions import grouped
 from attnspec.analysis.counting.rectangles import both, terms_of
 from attnspec.graphs.operators import Complement, Intersection, Transpose, Union, transpose_of

@@ -6,9 +6,10 @@ Those of pairs are counted for all graphs that are bound, or for those of some l
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from attnspec.analysis.counting.degrees import bound_edges, degrees_of
-from attnspec.analysis.counting.head_counts import queries_of
+from attnspec.analysis.counting.degrees import bound_edges, degrees_of, readers_of
+from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Bound, Stack, TooMuch
 from attnspec.ir.program import Crossing
 
@@ -24,18 +25,13 @@ def degree(bound: Bound, n: int) -> int:
     return max(int(degrees_of(relation, n).max()) for _, _, relation in bound.found)
 
 
-def min_degree(bound: Bound, n: int, sides: Crossing | None = None) -> int:
-    """The fewest keys of one query in one head."""
-    return min(
-        int(degrees_of(relation, n)[queries_of(sides)].min()) for _, _, relation in bound.found
-    )
-
-
 PAIRS: dict[str, Callable[[Bound, int, Crossing | None], float]] = {
     "edges": lambda bound, n, sides: bound_edges(bound, n),
     "density": density,
     "degree": lambda bound, n, sides: degree(bound, n),
-    "min_degree": min_degree,
+    "min_degree": lambda bound, n, sides: min(
+        int(degrees_of(x, n)[queries_of(sides)].min()) for _, _, x in bound.found
+    ),
 }
 """What is counted of the pairs of graphs at n > 0 positions, which may hold two sequences; each
 raises TooMuch."""
@@ -85,3 +81,49 @@ FIGURES: dict[str, Callable[[Stack, int], float]] = {
     **{name: _of_layer(name) for name in COSTS},
 }
 """The figures that claims compare."""
+
+
+# --- one head -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HeadCounts:
+    """The pairs of one head of one layer, exactly.
+
+    `degree`, `min_degree`, `mean_degree`: keys of one query; `readers`, `min_readers`: queries that
+    read one key; `empty_rows` queries have no key, `unread_keys` no reader.
+    """
+
+    edges: int
+    density: float
+    degree: int
+    min_degree: int
+    mean_degree: float
+    readers: int
+    min_readers: int
+    empty_rows: int
+    unread_keys: int
+
+
+def queries_of(sides: Crossing | None) -> slice:
+    """Which positions are queries: all, or the first where they hold two sequences."""
+    return slice(None if sides is None else sides.queries)
+
+
+def head_counts(relation: Relation, n: int, sides: Crossing | None = None) -> HeadCounts:
+    """The counts of a head at one or more positions, which may hold two sequences; raises
+    TooMuch."""
+    degrees = degrees_of(relation, n)[queries_of(sides)]
+    readers = readers_of(relation, n)[: n if sides is None else sides.keys]
+    edges = int(degrees.sum())
+    return HeadCounts(
+        edges=edges,
+        density=edges / (len(degrees) * len(readers)),
+        degree=int(degrees.max()),
+        min_degree=int(degrees.min()),
+        mean_degree=edges / len(degrees),
+        readers=int(readers.max()),
+        min_readers=int(readers.min()),
+        empty_rows=int((degrees == 0).sum()),
+        unread_keys=int((readers == 0).sum()),
+    )

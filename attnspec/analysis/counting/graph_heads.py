@@ -6,34 +6,16 @@ Each function raises Unknown, with the reason, where the pairs are not known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from attnspec.analysis.counting.figures import PAIRS
-from attnspec.analysis.counting.head_counts import HeadCounts
-from attnspec.analysis.quality import Figure
+from attnspec.analysis.counting.figures import HeadCounts
 from attnspec.analysis.report.inquiry import Inquiry
 from attnspec.graphs.stack import has_mechanism
 from attnspec.text.diagnostics import ranges
 
 if TYPE_CHECKING:
     from attnspec.ir.program import Program
-
-
-def counted(name: str) -> Callable[[Inquiry], Figure[Any]]:
-    """What is counted of the pairs of these heads."""
-
-    def of(report: Inquiry) -> Figure[Any]:
-        bound = report.bound_of_graph_heads
-        return Figure(
-            PAIRS[name](bound, report.length, report.program.crossing)
-            if bound.found and not report.empty
-            else 0,
-            "exact",
-            note(report),
-        )
-
-    return of
 
 
 def note(report: Inquiry) -> str:

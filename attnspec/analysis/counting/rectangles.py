@@ -21,7 +21,6 @@ from attnspec.graphs.operators import (
     Union,
     transpose_of,
 )
-from attnspec.graphs.patterns.where import Where
 from attnspec.graphs.relation import Relation
 from attnspec.limits import LIMITS
 
@@ -72,10 +71,9 @@ def _split(relation: Relation, n: int, wanted: bool) -> list[Term] | None:
             return _kept([Term(rows, columns)])
         outside = [Term(rows=~rows)] if rows is not None else []
         return _kept(outside + ([Term(columns=~columns)] if columns is not None else []))
-    if isinstance(relation, Where):
-        simpler = relation.taken_apart(n)
-        if simpler is not None:
-            return _split(simpler, n, wanted)
+    simpler = relation.taken_apart(n)
+    if simpler is not None:
+        return _split(simpler, n, wanted)
     parts = relation.parts()
     if parts is not None and any(_rectangle(part, n) is not None for part in parts):
         return _split(Union(parts), n, wanted)

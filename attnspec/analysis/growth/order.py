@@ -7,7 +7,6 @@ how the spec is written.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from attnspec.analysis.quality import Figure
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.stack import Stack, TooMuch, patterns_in
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
-from attnspec.ir.program import Attend, Leaf, Term, inputs_of, leaves
+from attnspec.ir.program import inputs_of, leaves
 from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -75,37 +74,20 @@ def order(stack: Stack, n: int, elaborated: Elaborated) -> Figure[str | None]:
     reason = stack.unknown or _reads(stack)
     if not reason:
         return _measured(stack, n, elaborated, most)
-    notes = [
-        note
-        for attend in stack.program.attends
-        for note in (*_factors(attend.graph), *_mechanism_factors(attend))
-    ]
-    words = "; ".join(dict.fromkeys([f"at most: {reason}", *notes]))
-    return Figure(growth_text(most), "bound", words)
-
-
-def _leaves(stack: Stack) -> Iterator[Leaf]:
-    """The patterns of all graphs."""
+    notes = [f"at most: {reason}"]
     for attend in stack.program.attends:
-        yield from () if attend.graph is None else leaves(attend.graph)
+        every = () if attend.graph is None else leaves(attend.graph)
+        notes += [BY_NAME[leaf.pattern].factors(arguments_of(leaf)) for leaf in every]
+        if attend.mechanism is not None:
+            notes.append(f"operations: {MECHANISMS[attend.mechanism.name].operations}")
+    words = "; ".join(dict.fromkeys(filter(None, notes)))
+    return Figure(growth_text(most), "bound", words)
 
 
 def _reads(stack: Stack) -> str:
     """That run-time inputs decide: one sample of them says nothing of other lengths."""
     graphs = (attend.graph for attend in stack.program.attends if attend.graph is not None)
     return "its pairs depend on run-time inputs" if any(map(inputs_of, graphs)) else ""
-
-
-def _factors(term: Term | None) -> list[str]:
-    """What is left out of the order of data-dependent patterns."""
-    every = () if term is None else leaves(term)
-    factors = (BY_NAME[leaf.pattern].factors(arguments_of(leaf)) for leaf in every)
-    return [words for words in factors if words]
-
-
-def _mechanism_factors(attend: Attend) -> list[str]:
-    mechanism = attend.mechanism
-    return [] if mechanism is None else [f"operations: {MECHANISMS[mechanism.name].operations}"]
 
 
 def _measured(
@@ -129,7 +111,8 @@ def _measured(
     if not counts[max(counts)] or len(lengths) < ENOUGH:
         return Figure("0" if not counts[max(counts)] else None, "estimate", note)
     edges = np.array([counts[length] for length in lengths], float)
-    drawn = any("seed" in arguments_of(leaf) for leaf in _leaves(stack))
+    graphs = [attend.graph for attend in stack.program.attends if attend.graph is not None]
+    drawn = any("seed" in arguments_of(leaf) for graph in graphs for leaf in leaves(graph))
     noise = 2 / math.sqrt(edges.min()) if drawn else 0.0
     return Figure(growth_text(nearest(np.array(lengths), edges, most, noise)), "estimate", note)
 

@@ -30,7 +30,7 @@ from attnspec.graphs.forms.stability import (
 )
 from attnspec.graphs.forms.written import written
 from attnspec.graphs.patterns import BY_NAME
-from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.graphs.relation import evaluate_pairs
 from attnspec.graphs.stack import TooMuch, asks_for, require_supported
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.parameters import RelationError
@@ -172,7 +172,8 @@ def difference_of(
     for n in _lengths(longest):
         try:
             at = _situation(program, layer, head, n)
-            here = _pairs(bind_attended(attend.graph, at), n)
+            every = np.arange(n)
+            here = evaluate_pairs(bind_attended(attend.graph, at), every[:, None], every[None], n)
             pair = None if before is None else _first(before[1], here, whole)
         except (BindError, RelationError, ScalarError):
             # a length that the grid or a size does not have
@@ -193,12 +194,6 @@ def _lengths(longest: int) -> list[int]:
     powers = {1 << bit for bit in range(longest.bit_length())}
     every = {*range(1, min(longest, LIMITS.every_length) + 1), *powers, longest - 1, longest}
     return sorted(n for n in every if 1 <= n <= longest)
-
-
-def _pairs(relation: Relation, n: int) -> np.ndarray:
-    """All pairs, bool [n, n]."""
-    at = np.arange(n)
-    return evaluate_pairs(relation, at[:, None], at[None], n)
 
 
 def _first(short: np.ndarray, long: np.ndarray, whole: bool) -> tuple[int, int, bool] | None:

@@ -8,8 +8,8 @@ both ends. Blocks of keys are independent of each other, so each is small enough
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 
@@ -23,12 +23,8 @@ from attnspec.text.diagnostics import InternalError
 _ONES = np.array([bin(byte).count("1") for byte in range(256)], np.uint8)
 
 
-@dataclass(frozen=True, eq=False)
-class Level:
-    """How many allowed pairs are not joined after some layers, and the first of them."""
-
-    missing: int
-    first: tuple[int, int] | None
+Level: TypeAlias = "tuple[int, tuple[int, int] | None]"
+"""How many allowed pairs are not joined after some layers, and the first of them."""
 
 
 def levels(chain: Chain, most: int) -> list[Level]:
@@ -37,7 +33,7 @@ def levels(chain: Chain, most: int) -> list[Level]:
     n = chain.n
     words = -(-n // 64)
     wide = max(1, LIMITS.words // max(1, n))
-    reached: list[Level] = [Level(0, None)]
+    reached: list[Level] = [(0, None)]
     for begin in range(0, words, wide):
         part = list(_block(chain, begin, min(words, begin + wide), most))
         longer = max(len(reached), len(part))
@@ -49,8 +45,8 @@ def levels(chain: Chain, most: int) -> list[Level]:
 
 
 def _together(one: Level, other: Level) -> Level:
-    pairs = [level.first for level in (one, other) if level.first is not None]
-    return Level(one.missing + other.missing, min(pairs, default=None))
+    pairs = [first for _, first in (one, other) if first is not None]
+    return one[0] + other[0], min(pairs, default=None)
 
 
 def _block(chain: Chain, begin: int, end: int, most: int) -> Iterator[Level]:
@@ -63,7 +59,7 @@ def _block(chain: Chain, begin: int, end: int, most: int) -> Iterator[Level]:
     level = _level(wanted & ~read, begin)
     yield level
     for layer in range(most):
-        if not level.missing:
+        if not level[0]:
             return
         grown = through(chain.graph(layer), read)
         if layer >= chain.distinct - 1 and np.array_equal(grown, read):
@@ -76,10 +72,10 @@ def _block(chain: Chain, begin: int, end: int, most: int) -> Iterator[Level]:
 def _level(missing: np.ndarray, begin: int) -> Level:
     rows = np.flatnonzero(missing.any(axis=1))
     if len(rows) == 0:
-        return Level(0, None)
+        return 0, None
     bits = np.unpackbits(missing[rows[0]].view(np.uint8))
     first = int(rows[0]), 64 * begin + int(bits.argmax())
-    return Level(int(_ONES[missing.view(np.uint8)].sum(dtype=np.int64)), first)
+    return int(_ONES[missing.view(np.uint8)].sum(dtype=np.int64)), first
 
 
 def packed(pairs: np.ndarray) -> np.ndarray:
@@ -126,25 +122,13 @@ def _read_through(reading: Reading, read: np.ndarray, grown: np.ndarray) -> None
 # --- progressions ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Lookups:
-    """Ranges of one step and one size class: two entries of the table for each row of `rows`."""
-
-    rows: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """The progressions of one step; `lookups[j]` are those with 2 ** j to 2 ** (j + 1) - 1 keys."""
-
-    group: Group
-    lookups: tuple[tuple[Lookups, ...], ...]
+Lookups: TypeAlias = "tuple[np.ndarray, np.ndarray, np.ndarray]"
+"""Rows, and two entries of a table for each: ranges of one step and one size class."""
 
 
 @lru_cache(maxsize=32)
-def _tables(band: Banded) -> tuple[Table, ...]:
+def _tables(band: Banded) -> list[tuple[Group, list[list[Lookups]]]]:
+    """The progressions of each step; lookups j are those with 2 ** j to 2 ** (j + 1) - 1 keys."""
     made = []
     for group in band.groups(np.arange(band.n)):
         size = np.frexp(group.count.astype(np.float64))[1] - 1
@@ -157,21 +141,21 @@ def _tables(band: Banded) -> tuple[Table, ...]:
                 fresh = np.diff(group.row[members], prepend=-1) > 0
                 now = members[fresh]
                 low = group.place[now]
-                lookups[j].append(Lookups(group.row[now], low, low + group.count[now] - (1 << j)))
+                lookups[j].append((group.row[now], low, low + group.count[now] - (1 << j)))
                 members = members[~fresh]
-        made.append(Table(group, tuple(map(tuple, lookups))))
-    return tuple(made)
+        made.append((group, lookups))
+    return made
 
 
 def _ranges(band: Banded, source: np.ndarray, grown: np.ndarray) -> None:
-    for table in _tables(band):
-        reach = table.group.ordered(source)
-        for j, lookups in enumerate(table.lookups):
+    for group, by_size in _tables(band):
+        reach = group.ordered(source)
+        for j, lookups in enumerate(by_size):
             if j:
                 half = 1 << (j - 1)
                 reach = reach[:-half] | reach[half:]
-            for each in lookups:
-                grown[each.rows] |= reach[each.low] | reach[each.high]
+            for rows, low, high in lookups:
+                grown[rows] |= reach[low] | reach[high]
 
 
 # --- edges ----------------------------------------------------------------------------------------

@@ -87,11 +87,6 @@ def looks_ahead(program: Program) -> Leak | None:
         return None
 
 
-def _past_only(program: Program, layer: int, head: int) -> bool:
-    graph = program.attend(layer, head).graph
-    return graph is not None and (program.causal or never_reads_later(graph))
-
-
 def _by_choice(stack: Stack, n: int) -> tuple[Leak | None, str]:
     """The first layer and head whose choice of earlier keys may change with a later one; if there
     is none, what is to be said of choices."""
@@ -101,9 +96,7 @@ def _by_choice(stack: Stack, n: int) -> tuple[Leak | None, str]:
         return None, ""
     for layer, head in places(stack.program):
         graph = stack.program.attend(layer, head).graph
-        if graph is None:
-            continue
-        if not _past_only(stack.program, layer, head):
+        if graph is None or not (stack.program.causal or never_reads_later(graph)):
             continue
         for leaf in leaves(graph):
             if not BY_NAME[leaf.pattern].data_dependent:

@@ -95,7 +95,9 @@ def path_length(stack: Stack, n: int) -> Figure[float | None]:
     if figure.layers is None:
         return Figure(None, note=_never(figure))
     mean = sum(figure.missing) / max(1, figure.pairs - figure.own)
-    return _graded(mean, figure)
+    if figure.sampled:
+        return Figure(mean, "estimate", f"{figure.sampled} queries were followed")
+    return Figure(mean)
 
 
 def eccentricity(stack: Stack, n: int, position: int) -> Figure[int | None]:
@@ -143,12 +145,6 @@ def _someone(chain: Chain) -> str:
 def _never(found: Spread) -> str:
     query, key = found.first[-1] or (0, 0)
     return f"query {query} never reads {key}"
-
-
-def _graded(value: object, found: Spread) -> Figure:  # type: ignore[type-arg]
-    if found.sampled:
-        return Figure(value, "estimate", f"{found.sampled} queries were followed")
-    return Figure(value)
 
 
 def _at_most(chain: Chain) -> int | None:

@@ -98,19 +98,17 @@ def spread(chain: Chain, most: int | None = None) -> Spread:
     if repeats is not None and repeats <= n:
         few = repeats <= LIMITS.few_queries
         if few or (n > LIMITS.every_pair and repeats * n <= LIMITS.soon):
-            return _by_period(chain, repeats, most)
+            # each query of the last period stands for those whole periods before it
+            return _by_queries(chain, [(q, repeats) for q in range(n - repeats, n)], most)
     if n <= LIMITS.every_pair:
         most = n * chain.distinct + 1 if most is None else most
         spans = spans_of(chain)
-        return _by_bits(chain, most) if spans is None else _by_spans(chain, spans, most)
+        if spans is not None:
+            return _by_spans(chain, spans, most)
+        missing, first = zip(*bitsets.levels(chain, most), strict=True)
+        return Spread(chain.pairs, chain.n, missing, first)
     queries = probes(n, SAMPLED).tolist()
     return _by_queries(chain, [(q, n) for q in queries], most, sampled=len(queries))
-
-
-def _by_bits(chain: Chain, most: int) -> Spread:
-    steps = bitsets.levels(chain, most)
-    missing = tuple(level.missing for level in steps)
-    return Spread(chain.pairs, chain.n, missing, tuple(level.first for level in steps))
 
 
 def _by_spans(chain: Chain, spans: tuple[Spans, ...], most: int) -> Spread:
@@ -134,11 +132,6 @@ def _first_of(reach: Spans, absent: np.ndarray, causal: bool) -> tuple[int, int]
     query = int((absent > 0).argmax())
     key = reach.unread(query, causal) if absent[query] else None
     return None if key is None else (query, key)
-
-
-def _by_period(chain: Chain, repeats: int, most: int | None) -> Spread:
-    """Each query of the last period stands for those whole periods before it."""
-    return _by_queries(chain, [(q, repeats) for q in range(chain.n - repeats, chain.n)], most)
 
 
 def _by_queries(

@@ -12,7 +12,7 @@ import numpy as np
 
 from attnspec.analysis.counting.graph_heads import slots_words
 from attnspec.analysis.quality import Figure, Unknown
-from attnspec.graphs.stack import Stack
+from attnspec.graphs.stack import Stack, has_mechanism
 from attnspec.ir.crossing import evened
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
 from attnspec.lower.lower import require_built, works_of
@@ -21,7 +21,6 @@ from attnspec.text.diagnostics import SpecError
 
 if TYPE_CHECKING:
     from attnspec.analysis.report.inquiry import Inquiry
-    from attnspec.lower.work import Shape
 
 # --- cost -----------------------------------------------------------------------------------------
 
@@ -33,9 +32,8 @@ def cost(name: str) -> Callable[[Inquiry], Figure[Any]]:
         _require_running(report)
         from attnspec.analysis.cost.cost import layer_cost_of
 
-        amount = getattr(
-            layer_cost_of(report.stack, report.length, report.steps, *_sizes(report)), name
-        )
+        at = report.stack, report.length, report.steps, report.shape, report.element
+        amount = getattr(layer_cost_of(*at), name)
         if amount is None:
             raise Unknown(report.stack.unknown or "too many pairs to count")
         return Figure(amount, *_cost_quality(report, name))
@@ -43,16 +41,12 @@ def cost(name: str) -> Callable[[Inquiry], Figure[Any]]:
     return of
 
 
-def _sizes(report: Inquiry) -> tuple[Shape, int]:
-    return report.shape, report.element
-
-
 def _cost_quality(report: Inquiry, name: str) -> tuple[Any, str]:
     if name == "useful_flops":
         return "exact", ""
     backends = ", ".join(dict.fromkeys(step.backend for step in report.steps))
     note = f"by {backends} on the CPU" if backends else "nothing to run"
-    if _mechanisms(report):
+    if has_mechanism(report.program):
         return "estimate", f"the products of formulas, {note}"
     if name in ("bytes", "peak_memory", "intensity"):
         return "estimate", note
@@ -71,11 +65,6 @@ def _require_running(report: Inquiry) -> None:
         raise Unknown(error.diagnostics[0].message) from None
 
 
-def _mechanisms(report: Inquiry) -> str:
-    names = [a.mechanism.name for a in report.program.attends if a.mechanism is not None]
-    return f"`{names[0]}` is a mechanism" if names else ""
-
-
 def break_even(report: Inquiry) -> Figure[Any]:
     """From which length on the plan beats dense attention."""
     from attnspec.analysis.cost import cost as costs
@@ -90,7 +79,7 @@ def break_even(report: Inquiry) -> Figure[Any]:
             f" n = {costs.longest_break(report.program):,}"
         )
     note = "by the rates of the cost model, forward"
-    if _mechanisms(report):
+    if has_mechanism(report.program):
         note = "by its products, at the rate of those of dense attention, forward"
     return Figure(length, "estimate", note)
 
@@ -166,11 +155,9 @@ def eviction(report: Inquiry) -> Figure[Any]:
         rules.setdefault(cache.rule, []).append(index)
     if len(rules) == 1:
         return Figure(next(iter(rules)))
-    parts = [f"{slots_text(report, indices)}: {rule}" for rule, indices in rules.items()]
-    return Figure("\n".join(parts))
-
-
-def slots_text(report: Inquiry, graphs: list[int]) -> str:
-    """Where some graphs stand: `layer 0..3 head 1`, `every layer head 0, 2`."""
     slots = report.stack.bound(report.length).slots
-    return slots_words([[index in graphs for index in row] for row in slots])
+    parts = [
+        f"{slots_words([[index in graphs for index in row] for row in slots])}: {rule}"
+        for rule, graphs in rules.items()
+    ]
+    return Figure("\n".join(parts))

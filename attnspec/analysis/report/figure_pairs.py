@@ -5,15 +5,24 @@ Each function raises Unknown, with the reason, where its figure is not known.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnspec.analysis.counting.degrees import most_keys
+from attnspec.analysis.quality import Figure, Unknown
+from attnspec.graphs.relation import DataDependent
+
+if TYPE_CHECKING:
+    from attnspec.analysis.report.inquiry import Inquiry
+
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnspec.analysis.counting import graph_heads
 from attnspec.analysis.counting.degrees import degrees_of
 from attnspec.analysis.counting.figures import PAIRS
-from attnspec.analysis.quality import Figure, Unknown
-from attnspec.analysis.report import figure_choices as choices
 from attnspec.analysis.spectrum import spectrum
 from attnspec.graphs.across import reads_m
 from attnspec.graphs.stack import Stack, has_mechanism
@@ -26,12 +35,17 @@ if TYPE_CHECKING:
 # --- counts ---------------------------------------------------------------------------------------
 
 
-def counted(name: str) -> Callable[[Inquiry], Figure[Any]]:
-    """What is counted of the pairs of all heads."""
+def counted(name: str, graph_heads_only: bool = False) -> Callable[[Inquiry], Figure[Any]]:
+    """What is counted of the pairs of all heads, or of those that have a graph alone."""
 
     def of(report: Inquiry) -> Figure[Any]:
+        if graph_heads_only:
+            bound, note = report.bound_of_graph_heads, graph_heads.note(report)
+            empty = report.empty or not bound.found
+            sides = report.program.crossing
+            return Figure(0 if empty else PAIRS[name](bound, report.length, sides), note=note)
         if report.undecided and not has_mechanism(report.program):
-            return choices.most(name, report)
+            return most(name, report)
         # raises Unknown where the pairs are not known
         _ = report.graphs
         return Figure(
@@ -142,15 +156,12 @@ def order(report: Inquiry) -> Figure[Any]:
 
     from attnspec.analysis.growth import order as orders
 
-    _require_positions(report)
-    growth = orders.order(_at_every_length(report), _counted_length(report), report.elaborated)
+    if report.empty:
+        raise Unknown("there is no position")
+    # a length at which graphs are examined; what is said there of every length holds beyond it, too
+    length = min(report.n, LIMITS.positions)
+    growth = orders.order(_at_every_length(report), length, report.elaborated)
     return _or_unknown(report, growth)
-
-
-def _counted_length(report: Inquiry) -> int:
-    """A length at which graphs are examined, the asked one if it is; what is said there of every
-    length holds for that, too."""
-    return min(report.n, LIMITS.positions)
 
 
 def _at_every_length(report: Inquiry) -> Stack:
@@ -159,11 +170,6 @@ def _at_every_length(report: Inquiry) -> Stack:
     if stack.program.cross:
         return Stack(evened(stack.program), stack.inputs)
     return Stack(stack.program, stack.inputs) if stack.known else stack
-
-
-def _require_positions(report: Inquiry) -> None:
-    if report.empty:
-        raise Unknown("there is no position")
 
 
 def _or_unknown(report: Inquiry, found: Figure[Any]) -> Figure[Any]:
@@ -204,3 +210,75 @@ def spectral_gap(report: Inquiry) -> Figure[Any]:
     if not report.length:
         raise Unknown("there is no position")
     return spectrum.spectral_gap(report.stack, report.length)
+
+
+# --- what tensors decide --------------------------------------------------------------------------
+
+
+def most(name: str, report: Inquiry) -> Figure[Any]:
+    """At most so many edges, so dense, so many keys of a query; raises Unknown for other counts."""
+    if name not in ("edges", "density", "degree"):
+        raise Unknown(report.stack.unknown or "")
+    queries = report.stack.queries(report.length)
+    rows = _rows(
+        report,
+        lambda relation: np.minimum(most_keys(relation, report.length)[queries], report.n),
+    )
+    edges = sum(int(row.sum()) for row in rows)
+    if name == "degree":
+        return Figure(max(int(row.max(initial=0)) for row in rows), "bound", "at most")
+    if name == "edges":
+        return Figure(edges, "bound", "at most")
+    return Figure(edges / max(1, len(rows) * report.queries * report.n), "bound", "at most")
+
+
+def _rows(report: Inquiry, of: Any) -> list[Any]:
+    """What is found of the graph of each layer and head."""
+    by_key: dict[Any, Any] = {}
+    rows = []
+    for layer, row in enumerate(report.program.slots):
+        for head in range(len(row)):
+            relation = report.unbound.get((layer, head))
+            if relation is None:
+                relation = report.stack.relation(report.length, layer, head)
+            if relation not in by_key:
+                by_key[relation] = of(relation)
+            rows.append(by_key[relation])
+    return rows
+
+
+def choice(report: Inquiry) -> Figure[Any]:
+    """What each choice is made by."""
+    lines: dict[str, None] = {}
+    for leaf in _leaves(report):
+        ahead = leaf.ahead(report.length)
+        if leaf.given_choice and ahead is None:
+            words = "given by an input"
+        elif not report.program.causal and ahead is None:
+            words = (
+                "by all tokens" if leaf.most_keys(report.length) < report.length else "by tokens"
+            )
+        else:
+            words = "by what is before a query" if ahead is None else f"looks ahead: {ahead.why}"
+        lines[f"{leaf.name}: {words}" + (f"; {leaf.weighs}" if leaf.weighs else "")] = None
+    return Figure("\n".join(lines))
+
+
+def scoring_flops(report: Inquiry) -> Figure[Any]:
+    """Operations of the choices of one layer, all heads and samples; the most expensive layer."""
+    n, d = report.length, report.shape.head_dim
+    layers: dict[int, int] = {}
+    copies = report.shape.batch * (
+        report.shape.heads_of(report.program) if report.program.heads is None else 1
+    )
+    words = set()
+    for (layer, _), leaves in report.choices.items():
+        operations = [leaf.scoring(n, d) for leaf in leaves]
+        layers[layer] = layers.get(layer, 0) + copies * sum(count for count, _ in operations)
+        words |= {word for _, word in operations} - {""}
+    most = max(layers.values(), default=0)
+    return Figure(most, "bound", "; ".join(["at most", *sorted(words)])) if most else Figure(0)
+
+
+def _leaves(report: Inquiry) -> list[DataDependent]:
+    return list(dict.fromkeys(leaf for leaves in report.choices.values() for leaf in leaves))

@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
-from attnspec.analysis.counting.head_counts import HeadCounts, head_counts
+from attnspec.analysis.counting.figures import HeadCounts, head_counts
 from attnspec.analysis.quality import Figure, Unknown
 from attnspec.elaborate import Elaborated
 from attnspec.graphs.bind import bind_attended, extents_of, situation_of

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnspec.analysis.counting import graph_heads
-from attnspec.analysis.counting.head_counts import HeadCounts
+from attnspec.analysis.counting.figures import HeadCounts
 from attnspec.analysis.quality import Figure, Quality, Unknown
-from attnspec.analysis.report import figure_choices as choices
 from attnspec.analysis.report import figure_costs as costs
 from attnspec.analysis.report import figure_pairs as pairs
 from attnspec.analysis.report.inquiry import APART, Entry, Inquiry
@@ -46,11 +44,7 @@ class Qualities(Mapping[str, "Quality | None"]):
 
 
 class Report(Inquiry):
-    """The analysis of a spec at n positions; with `inputs`, one sample of its run-time inputs, the
-    figures of that sample.
-
-    Costs are those of the plan for a `shape`, in numbers of `element` bytes.
-    """
+    """The analysis of a spec at n positions, as `Inquiry` has them."""
 
     @property
     def quality(self) -> Qualities:
@@ -78,21 +72,21 @@ class Report(Inquiry):
     mean_degree = Entry[float]("keys of a query, mean", "reads", pairs.mean_degree)
     """The mean number of keys of a query in a head."""
 
-    graph_edges = Entry[int]("pairs of graph heads", "reads", graph_heads.counted("edges"), "count")
+    graph_edges = Entry[int]("pairs of graph heads", "reads", pairs.counted("edges", True), "count")
     """The pairs of the heads that have a graph and no mechanism, together."""
 
     graph_density = Entry[float](
-        "density of these", "reads", graph_heads.counted("density"), "share"
+        "density of these", "reads", pairs.counted("density", True), "share"
     )
     """These as a part of n * n for each such head."""
 
     graph_degree = Entry[int](
-        "keys of a query there, most", "reads", graph_heads.counted("degree"), "count"
+        "keys of a query there, most", "reads", pairs.counted("degree", True), "count"
     )
     """The most keys of one query in one such head."""
 
     graph_min_degree = Entry[int](
-        "keys of a query there, fewest", "reads", graph_heads.counted("min_degree"), "count"
+        "keys of a query there, fewest", "reads", pairs.counted("min_degree", True), "count"
     )
     """The fewest keys of one query in one such head."""
 
@@ -128,10 +122,10 @@ class Report(Inquiry):
     symmetric = Entry[bool]("symmetric", "reads", pairs.symmetric, "truth")
     """Whether (q, k) implies (k, q) in every head."""
 
-    choice = Entry[str]("choice", "decides", choices.choice, "words")
+    choice = Entry[str]("choice", "decides", pairs.choice, "words")
     """What each data-dependent choice depends on, and how it changes weights."""
 
-    scoring_flops = Entry[int]("operations of choosing", "decides", choices.scoring_flops, "flops")
+    scoring_flops = Entry[int]("operations of choosing", "decides", pairs.scoring_flops, "flops")
     """Operations by which one layer decides, all heads, apart from those of attention."""
 
     order = Entry[str]("order", "grows", pairs.order, "words")
@@ -190,44 +184,39 @@ class Report(Inquiry):
 
         Raises AttnSpecError where the pairs are not known, or too many to look at.
         """
-        from attnspec.analysis.reach import reach
-
-        self._require_known()
-        return reach.hops(self.influence, self.n, index_of("query", query))
+        layers: np.ndarray = self._reach().hops(self.influence, self.n, index_of("query", query))
+        return layers
 
     def told(self, key: int) -> np.ndarray:
         """int [n]: layers until each query has read `key`, what it can influence; -1 = never.
 
         Raises as `hops`.
         """
-        from attnspec.analysis.reach import reach
-
-        self._require_known()
-        return reach.told(self.influence, self.n, index_of("key", key))
+        layers: np.ndarray = self._reach().told(self.influence, self.n, index_of("key", key))
+        return layers
 
     def path(self, query: int, key: int) -> Steps | None:
         """The steps (layer, head, position) of a shortest path, None where there is none; raises
         as `hops`."""
-        from attnspec.analysis.reach import reach
-
-        self._require_known()
         ends = index_of("query", query), index_of("key", key)
-        return reach.path(self.influence, self.n, *ends)
+        steps: Steps | None = self._reach().path(self.influence, self.n, *ends)
+        return steps
 
     def eccentricity(self, position: int) -> int | None:
         """The longest shortest path from a position to a key it may read; None where it never reads
         one of them; raises as `hops`."""
+        place = index_of("position", position)
+        figure: Figure[int | None] = self._reach().eccentricity(self.influence, self.n, place)
+        return figure.value
+
+    def _reach(self) -> Any:
         from attnspec.analysis.reach import reach
 
-        self._require_known()
-        place = index_of("position", position)
-        return reach.eccentricity(self.influence, self.n, place).value
-
-    def _require_known(self) -> None:
         if self.program.cross:
             raise AttnSpecError(f"there are no paths: {APART}, of which the keys read nothing")
         if self.influence.unknown is not None:
             raise AttnSpecError(f"nothing is known of paths: {self.influence.unknown}")
+        return reach
 
     def approximation(
         self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, layer: int = 0, head: int = 0

@@ -12,7 +12,7 @@ is a proof, False says nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from attnspec.graphs.forms.conditions import (
@@ -45,6 +45,7 @@ from attnspec.ir.program import (
     Term,
     TokenCompound,
     Tokens,
+    leaves,
 )
 from attnspec.ir.scalars import NEGATED, Apply, Scalar, ScalarError, is_whole
 
@@ -178,20 +179,12 @@ def _tokens(side: str, tokens: ArgumentValue, wanted: bool) -> Form:
 def _held(term: Term, place: Place, wanted: bool) -> Form:
     asked = [
         entry.metadata["parameter"].context
-        for leaf in ([term] if isinstance(term, Leaf) else _leaves(term))
+        for leaf in leaves(term)
         for entry in fields(BY_NAME[leaf.pattern])  # type: ignore[arg-type]
     ]
     surroundings = place.context
     context = tuple(surroundings.get(name) for name in dict.fromkeys(filter(None, asked)))
     return _union(Held(term, context, wanted))
-
-
-def _leaves(term: Term) -> Iterator[Leaf]:
-    if isinstance(term, Leaf):
-        yield term
-        return
-    for child in term.terms:
-        yield from _leaves(child)
 
 
 # --- predicates -----------------------------------------------------------------------------------
@@ -234,7 +227,7 @@ def _comparison(op: str, left: Scalar, right: Scalar, place: Place) -> Form | No
             return None
         times, offset, size = inner
         # -most <= times * (q - k) + offset <= most
-        near = _band((minus(most, offset), minus(most, minus(0, offset)))[::times], size)
+        near = band(*(minus(most, offset), minus(most, minus(0, offset)))[::times], size)
         return near if op in ("<", "<=") else complement(near)
     difference = _distance(Apply("-", (left, right)))
     if difference is None:
@@ -245,7 +238,7 @@ def _comparison(op: str, left: Scalar, right: Scalar, place: Place) -> Form | No
         times, most, op = -times, minus(0, most), "<" if op == ">" else "<="
     if op in ("<", "<="):
         return _union(Within(plus(most, -(op == "<")), times < 0, size))
-    same = _band((most, minus(0, most))[::times], size)
+    same = band(*(most, minus(0, most))[::times], size)
     return same if op == "==" else complement(same)
 
 
@@ -322,8 +315,3 @@ def _union(*conditions: Condition) -> Form:
 def band(before: Scalar, after: Scalar, size: Scalar = 1) -> Form:
     """The pairs with -after <= q // size - k // size <= before."""
     return frozenset([frozenset([Within(before, False, size), Within(after, True, size)])])
-
-
-def _band(ends: tuple[Scalar, ...], size: Scalar) -> Form:
-    before, after = ends
-    return band(before, after, size)

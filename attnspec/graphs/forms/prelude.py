@@ -42,13 +42,9 @@ def predicate_of(relation: Relation) -> Scalar | None:
     return _predicate(relation.name, vars(relation))
 
 
+@lru_cache(maxsize=1)
 def definitions() -> Mapping[str, nodes.Graph]:
     """The graphs of the prelude by their names."""
-    return _definitions()
-
-
-@lru_cache(maxsize=1)
-def _definitions() -> dict[str, nodes.Graph]:
     file = parse(Source(PRELUDE.name, PRELUDE.read_text("utf-8")))
     return {item.name: item for item in file.items if isinstance(item, nodes.Graph)}
 
@@ -59,7 +55,7 @@ def _predicate(pattern: str, given: Mapping[str, object], limited: bool = True) 
     if "tokens" in given:
         parts = [_member(given["tokens"], Symbol(side)) for side in BY_NAME[pattern].sides]
         return combined("|", parts) if len(parts) > 1 else parts[0]
-    definition = _definitions().get(pattern)
+    definition = definitions().get(pattern)
     if definition is None:
         return None
     values: dict[str, Scalar] = {"q": Symbol("q"), "k": Symbol("k")}

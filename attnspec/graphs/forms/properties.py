@@ -17,40 +17,20 @@ from attnspec.ir.program import Leaf, Term
 from attnspec.ir.scalars import TURNED, Apply
 
 
-def reads_itself(term: Term) -> bool:
-    """Every query reads its own position, so no row is empty; `& causal` keeps it so."""
+def reads_itself(term: Term, reads: bool = True) -> bool:
+    """Every query reads its own position, so no row is empty; `& causal` keeps it so. Unless
+    `reads`, that none does."""
     if isinstance(term, Leaf):
         predicate = predicate_of_leaf(term)
-        if predicate is not None:
-            return holds_for_itself(predicate)
-        return BY_NAME[term.pattern].reads_itself
+        if predicate is None:
+            return reads and BY_NAME[term.pattern].reads_itself
+        return holds_for_itself(predicate if reads else Apply("not", (predicate,)))
     match term.op:
-        case "|":
-            return any(reads_itself(child) for child in term.terms)
-        case "&":
-            return all(reads_itself(child) for child in term.terms)
-        case "transpose":
-            return reads_itself(term.terms[0])
-        case "~":
-            return never_reads_itself(term.terms[0])
-        case _:
-            return False
-
-
-def never_reads_itself(term: Term) -> bool:
-    """No query reads its own position."""
-    if isinstance(term, Leaf):
-        predicate = predicate_of_leaf(term)
-        return predicate is not None and holds_for_itself(Apply("not", (predicate,)))
-    match term.op:
-        case "|":
-            return all(never_reads_itself(child) for child in term.terms)
-        case "&":
-            return any(never_reads_itself(child) for child in term.terms)
-        case "transpose":
-            return never_reads_itself(term.terms[0])
-        case "~":
-            return reads_itself(term.terms[0])
+        case "|" | "&":
+            some = any if (term.op == "|") == reads else all
+            return some(reads_itself(child, reads) for child in term.terms)
+        case "transpose" | "~":
+            return reads_itself(term.terms[0], reads == (term.op == "transpose"))
         case _:
             return False
 

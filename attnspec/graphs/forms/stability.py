@@ -11,7 +11,7 @@ where none was found. A run-time input is the same at both lengths as far as bot
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attnspec.graphs.bind import BindError, bind, situation_of
 from attnspec.graphs.forms.dnf import Place, place_of
@@ -26,13 +26,13 @@ from attnspec.ir.program import (
     ArgumentValue,
     Attend,
     Compound,
-    InputRef,
     Leaf,
     Program,
     Term,
     TokenCompound,
     Tokens,
     leaves,
+    scalars_of,
 )
 from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol, fold, symbols
 
@@ -162,12 +162,12 @@ def unsteady_shift(term: Term, place: Place) -> Fault | None:
 def unsteady_leaf(leaf: Leaf, place: Place) -> Fault | None:
     """The same of one pattern."""
     text = written_leaf(leaf)
-    for _, value in leaf.arguments:
+    for name, value in leaf.arguments:
         if isinstance(value, Leaf | Compound):
             inner = unsteady(value, place)
             if inner is not None:
                 return inner
-        for scalar in _scalars(value):
+        for _, _, scalar in scalars_of(replace(leaf, arguments=((name, value),))):
             if _reads_length(scalar):
                 if "predicate" in dict(leaf.arguments):
                     return Fault(text, "reads n", "compare q and k with numbers")
@@ -217,23 +217,6 @@ def _token_sets(value: ArgumentValue) -> Iterator[Tokens]:
     elif isinstance(value, TokenCompound):
         for term in value.terms:
             yield from _token_sets(term)
-
-
-def _scalars(value: ArgumentValue) -> Iterator[Scalar]:
-    match value:
-        case str() | InputRef():
-            return
-        case Tokens() | TokenCompound():
-            for tokens in _token_sets(value):
-                yield from tokens.values
-        case Leaf() | Compound():
-            for leaf in leaves(value):
-                for _, each in leaf.arguments:
-                    yield from _scalars(each)
-        case tuple():
-            yield from (each for each in value if not isinstance(each, InputRef))
-        case _:
-            yield value
 
 
 # --- what goes on, and what is padded -------------------------------------------------------------

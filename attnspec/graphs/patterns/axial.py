@@ -17,8 +17,7 @@ from attnspec.graphs.grid import Grid, grid_for
 from attnspec.graphs.operators import Intersection
 from attnspec.graphs.patterns.block import Block
 from attnspec.graphs.patterns.residue import Residue
-from attnspec.graphs.relation import Elementwise, Progressions, Relation, Tiles
-from attnspec.graphs.tile_cover import covered
+from attnspec.graphs.relation import Elementwise, Progressions, Relation, Tiles, covered
 from attnspec.ir.parameters import context
 
 

@@ -13,8 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from attnspec.graphs.patterns.window import Window
-from attnspec.graphs.relation import Elementwise, Progressions, Relation, Tiles
-from attnspec.graphs.tile_cover import covered
+from attnspec.graphs.relation import Elementwise, Progressions, Relation, Tiles, covered
 from attnspec.ir.parameters import argument
 
 

@@ -8,10 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from attnspec.graphs.relation import Edges, Elementwise, Progressions, Relation, Tiles
-from attnspec.graphs.token_sets import (
-    OfKeys,
-    TokenSet,
-)
+from attnspec.graphs.token_sets import OfKeys, TokenSet
 from attnspec.ir.parameters import argument
 
 
@@ -63,11 +60,6 @@ class Rows(Relation):
         members = self.tokens.members(n)
         members = members[(members >= first) & (members < last)]
         return np.repeat(members, n), np.tile(np.arange(n), len(members))
-
-    def degrees(self, n: int) -> np.ndarray:
-        answer = np.zeros(n, np.int64)
-        answer[self.tokens.members(n)] = n
-        return answer
 
     def edges(self, n: int) -> int:
         return self.tokens.size(n) * n

@@ -33,16 +33,8 @@ class Fixed(Relation):
         summary = k % self.stride >= self.stride - self.cells
         return (q // self.stride == k // self.stride) | summary
 
-    def progressions(self, q: np.ndarray, n: int) -> Progressions:
-        begin = (q // self.stride * self.stride)[:, None]
-        end = np.minimum(begin + self.stride, n)
-        first, last, step = StrideEnds(self.stride, self.cells).progressions(n)
-        shape = (len(q), len(first))
-        # the summaries before the block and those after it; each is an end of its own stride
-        later = np.maximum(first, end + (first - end) % step)
-        start = np.concatenate([begin, np.broadcast_to(first, shape), later], axis=1)
-        stop = np.concatenate([end, np.minimum(last, begin), np.broadcast_to(last, shape)], axis=1)
-        return start, stop, np.array([[1, *[step] * (2 * len(first))]])
+    def progressions(self, q: np.ndarray, n: int) -> Progressions | None:
+        return Union(self.parts()).progressions(q, n)
 
     def edges(self, n: int) -> int:
         whole, rest = divmod(n, self.stride)
@@ -54,8 +46,7 @@ class Fixed(Relation):
         return Block(self.stride), Summary(self.stride, self.cells)
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
-        near = Block(self.stride).cover(q, k, n)
-        return np.asarray(np.maximum(near, StrideEnds(self.stride, self.cells).cover(k, n)))
+        return Union(self.parts()).cover(q, k, n)
 
     def transposed(self) -> Relation:
         return Union((Block(self.stride), Summary(self.stride, self.cells).transposed()))

@@ -12,11 +12,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from attnspec.graphs.operators import Union
 from attnspec.graphs.patterns.columns_rows import Columns, Rows
 from attnspec.graphs.relation import Edges, Elementwise, Progressions, Relation, Tiles
-from attnspec.graphs.token_sets import (
-    TokenSet,
-)
+from attnspec.graphs.token_sets import TokenSet
 from attnspec.ir.parameters import argument
 
 
@@ -48,20 +47,7 @@ class Global(Relation):
         )
 
     def rows(self, first: int, last: int, n: int) -> Edges:
-        members = self.tokens.members(n)
-        special = np.zeros(n, bool)
-        special[members] = True
-        every = np.arange(n)
-        keys = [every if special[q] else members for q in range(first, last)]
-        if not keys:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        return np.repeat(np.arange(first, last), [len(k) for k in keys]), np.concatenate(keys)
-
-    def degrees(self, n: int) -> np.ndarray:
-        members = self.tokens.members(n)
-        answer = np.full(n, len(members), np.int64)
-        answer[members] = n
-        return answer
+        return Union(self.parts()).rows(first, last, n)
 
     def edges(self, n: int) -> int:
         count = self.tokens.size(n)

@@ -16,8 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from attnspec.graphs.grid import Boxes, Grid, grid_for
-from attnspec.graphs.relation import Changing, Elementwise, Progressions, Relation, Tiles
-from attnspec.graphs.tile_cover import covered
+from attnspec.graphs.relation import Changing, Elementwise, Progressions, Relation, Tiles, covered
 from attnspec.ir.parameters import RelationError, argument, context
 
 

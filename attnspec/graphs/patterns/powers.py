@@ -15,8 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from attnspec.graphs.relation import Elementwise, Tiles
-from attnspec.graphs.tile_cover import covered
+from attnspec.graphs.relation import Elementwise, Tiles, covered
 from attnspec.graphs.toeplitz import Diagonals, Toeplitz
 from attnspec.ir.linear import N, product
 from attnspec.ir.parameters import argument

@@ -11,8 +11,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from attnspec.graphs.relation import Edges, Elementwise, Progressions, Relation, Tiles
-from attnspec.graphs.tile_cover import covered, values_of
+from attnspec.graphs.relation import (
+    Edges,
+    Elementwise,
+    Progressions,
+    Relation,
+    Tiles,
+    covered,
+    values_of,
+)
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.parameters import argument
 
@@ -52,9 +59,6 @@ class Same(Relation):
         # a stable sort keeps the positions of a label in ascending order
         keys = order[np.repeat(begin[first:last], lengths) + within]
         return np.repeat(np.arange(first, max(first, last)), lengths), keys
-
-    def degrees(self, n: int) -> np.ndarray:
-        return self._groups(n)[2]
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         q_least, q_most = self._range(q, n)

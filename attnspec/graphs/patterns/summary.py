@@ -13,8 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from attnspec.graphs.patterns.where import Where
-from attnspec.graphs.relation import Elementwise, Relation, Tiles
-from attnspec.graphs.tile_cover import covered
+from attnspec.graphs.relation import Elementwise, Relation, Tiles, covered
 from attnspec.graphs.token_sets import OfKeys, Runs, TokenSet
 from attnspec.ir.parameters import argument
 from attnspec.ir.scalars import Apply, Symbol

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
 
-from attnspec.graphs.grid import AXES, Grid, grid_for
+from attnspec.graphs.grid import AXES, grid_for
 from attnspec.graphs.patterns.where_inputs import WhereInputs
+from attnspec.graphs.predicates.asked import OfPredicate, at_length
 from attnspec.graphs.predicates.inputs import computes_in_tensors
 from attnspec.graphs.predicates.listable import listable
 from attnspec.graphs.predicates.periods import comparisons, period_of
 from attnspec.graphs.predicates.predicates import conjuncts, disjuncts, taken_apart
 from attnspec.graphs.predicates.symmetry import says_the_same_turned, turned
-from attnspec.graphs.relation import EMPTY, FULL, SOME, Elementwise, Progressions, Relation, Tiles
+from attnspec.graphs.relation import Elementwise, Progressions, Relation, Tiles
 from attnspec.graphs.token_sets import progressions_of
 from attnspec.ir.intervals import Bounds, bounds, reach_of
 from attnspec.ir.parameters import RelationError, argument, context
@@ -32,7 +33,6 @@ from attnspec.ir.scalars import (
     Value,
     evaluate,
     evaluate_exactly,
-    fold,
     symbols,
 )
 from attnspec.limits import LIMITS
@@ -42,7 +42,7 @@ _LONG = 1 << 20
 
 
 @dataclass(frozen=True)
-class Where(Relation):
+class Where(OfPredicate):
     """The pairs (q, k) for which a predicate of q, k, n and their grid coordinates holds.
 
     A predicate that asks for the coordinates of a position holds for no pair in which that position
@@ -71,7 +71,7 @@ class Where(Relation):
     def holds(self, q: Elementwise, k: Elementwise, n: int) -> Elementwise:
         if hasattr(q, "new_full"):
             return WhereInputs(self.predicate, (), self.extents, self.extra_tokens).holds(q, k, n)
-        predicate = _at(self.predicate, n)
+        predicate = at_length(self.predicate, n)
         values: dict[str, Value] = {"q": _plain(q), "k": _plain(k)}
         allowed: Elementwise = True
         for side, position in tuple(values.items()):
@@ -79,7 +79,7 @@ class Where(Relation):
                 grid = self._grid
                 allowed = allowed & grid.inside(position)
                 cell = grid.cell(position)
-                for axis, name in enumerate(f"{side}.{axis}" for axis in self._axes):
+                for axis, name in enumerate(f"{side}.{axis}" for axis in grid.axes):
                     if name in self._coordinates:
                         values[name] = grid.coordinate(cell, axis)
         try:
@@ -109,7 +109,7 @@ class Where(Relation):
         if self.extents:
             return super().phase(q, k, n)
         phases = []
-        for part in comparisons(_at(self.predicate, n)):
+        for part in comparisons(at_length(self.predicate, n)):
             low, high = self._truth(part, q, k)
             period = period_of(part)
             if period.both and not (period.q and period.k):
@@ -122,7 +122,7 @@ class Where(Relation):
         return phases
 
     def strides(self, n: int) -> tuple[tuple[int, int], ...]:
-        pairs = (period_of(part) for part in comparisons(_at(self.predicate, n)))
+        pairs = (period_of(part) for part in comparisons(at_length(self.predicate, n)))
         return tuple((each.q, each.k) for each in pairs if each.q and each.k)
 
     @property
@@ -150,13 +150,7 @@ class Where(Relation):
         return _listing(self, n)
 
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
-        low, high = self._truth(_at(self.predicate, n), q, k)
-        answer = np.where(low == 1, FULL, np.where(high == 0, EMPTY, SOME))
-        for side, tiles in (("q", q), ("k", k)):
-            if self._asks(side):
-                answer = np.minimum(answer, self._grid.cover(tiles))
-        shape = np.broadcast_shapes(q.start.shape, k.start.shape)
-        return np.broadcast_to(answer.astype(np.uint8), shape)
+        return self._cover(self._truth(at_length(self.predicate, n), q, k), q, k)
 
     def _truth(self, predicate: Scalar, q: Tiles, k: Tiles) -> Bounds:
         """Whether a part of the predicate always holds in tiles, and whether it ever does."""
@@ -169,7 +163,7 @@ class Where(Relation):
             for part in parts[1:]:
                 low, high = join(low, part[0]), join(high, part[1])
             return low, high
-        ranges = self._ranges(q, k)
+        ranges = self.ranges(q, k)
         if q.step > 1 or k.step > 1:
             # whoever moves by whole periods might as well stay where it is
             period = period_of(predicate)
@@ -185,42 +179,10 @@ class Where(Relation):
         return replace(self, predicate=turned(self.predicate))
 
     def taken_apart(self, n: int) -> Relation | None:
-        """The same pairs at n as operators of relations whose rows are known, or None."""
         return _taken_apart(self, n)
 
     def boxes(self) -> tuple[tuple[int, ...], int] | None:
         return (self.extents, self.extra_tokens) if self._asks("q") and self._asks("k") else None
-
-    @property
-    def _grid(self) -> Grid:
-        return Grid(self.extents, self.extra_tokens)
-
-    @property
-    def _axes(self) -> tuple[str, ...]:
-        return AXES[len(self.extents)]
-
-    @cached_property
-    def _coordinates(self) -> frozenset[str]:
-        """The coordinates that the predicate asks for."""
-        return frozenset(name for name in symbols(self.predicate) if name[1:2] == ".")
-
-    @cached_property
-    def _asked(self) -> frozenset[str]:
-        """The sides whose coordinates it asks for."""
-        return frozenset(name[0] for name in self._coordinates)
-
-    def _asks(self, side: str) -> bool:
-        """Whether the predicate asks for coordinates of the query, or of the key."""
-        return side in self._asked
-
-    def _ranges(self, q: Tiles, k: Tiles) -> dict[str, Bounds]:
-        """What each symbol ranges over in each pair of tiles."""
-        ranges: dict[str, Bounds] = {"q": (q.start, q.last), "k": (k.start, k.last)}
-        for side, tiles in (("q", q), ("k", k)):
-            if self._asks(side):
-                for axis, ends in zip(self._axes, self._grid.ranges(tiles), strict=True):
-                    ranges[f"{side}.{axis}"] = ends
-        return ranges
 
 
 def _plain(position: Elementwise) -> Value:
@@ -231,23 +193,16 @@ def _plain(position: Elementwise) -> Value:
 @lru_cache(maxsize=256)
 def _taken_apart(relation: Where, n: int) -> Relation | None:
     """As the method, which many ways of counting ask for at the same length."""
-    return taken_apart(relation, n, Where)
-
-
-@lru_cache(maxsize=256)
-def _at(predicate: Scalar, n: int) -> Scalar:
-    """The predicate with n filled in, and what that makes constant computed."""
-    try:
-        return fold(predicate, {"n": n})
-    except ScalarError as error:
-        raise RelationError(f"`where` has no value at n = {n}: {error}") from None
+    return taken_apart(relation.predicate, relation.extents, relation.extra_tokens, n, Where)
 
 
 @lru_cache(maxsize=64)
 def _columns(relation: Where, n: int) -> tuple[np.ndarray, np.ndarray, int] | None:
     """The keys of a predicate of the key alone: as a comb for each of few residues, else as few
     progressions; None where they are many."""
-    period = math.lcm(*(period_of(part).k for part in comparisons(_at(relation.predicate, n))))
+    period = math.lcm(
+        *(period_of(part).k for part in comparisons(at_length(relation.predicate, n)))
+    )
     columns = np.asarray(relation.holds(np.zeros(1, np.int64), np.arange(n), n), bool)
     if 1 < period < n:
         residues = np.flatnonzero(columns[:period])
@@ -272,7 +227,7 @@ def _listing(relation: Where, n: int) -> tuple[np.ndarray | None, np.ndarray | N
     """The queries and the keys that meet what is asked of one side alone."""
     position, first = np.arange(n), np.zeros(1, np.int64)
     lists: dict[str, np.ndarray] = {}
-    for part in conjuncts(_at(relation.predicate, n)):
+    for part in conjuncts(at_length(relation.predicate, n)):
         sides = _sides(part)
         if len(sides) != 1:
             continue
@@ -297,5 +252,5 @@ def _fits(relation: Where, n: int) -> bool:
 def _largest(relation: Where, n: int) -> float:
     """A bound of the absolute value of every number met on the way to the predicate's value."""
     all_positions = Tiles(np.zeros(1, np.int64), np.full(1, max(n, 1)))
-    ranges = relation._ranges(all_positions, all_positions)
-    return reach_of(_at(relation.predicate, n), ranges)
+    ranges = relation.ranges(all_positions, all_positions)
+    return reach_of(at_length(relation.predicate, n), ranges)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from attnspec.graphs.grid import AXES, Grid
+from attnspec.graphs.predicates.asked import OfPredicate, at_length
 from attnspec.graphs.predicates.inputs import (
     evaluated,
     inputs_read,
@@ -25,17 +25,16 @@ from attnspec.graphs.predicates.inputs import (
     require_exact,
     wide,
 )
-from attnspec.graphs.relation import EMPTY, FULL, SOME, Elementwise, Relation, Tiles
-from attnspec.graphs.tile_cover import values_of
+from attnspec.graphs.relation import SOME, Elementwise, Tiles, values_of
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.intervals import Bounds, bounds
 from attnspec.ir.parameters import RelationError, argument, context
 from attnspec.ir.program import Compound, InputRef, Leaf, Term
-from attnspec.ir.scalars import Apply, Scalar, ScalarError, fold, symbols
+from attnspec.ir.scalars import Apply, Scalar, ScalarError, symbols
 
 
 @dataclass(frozen=True)
-class WhereInputs(Relation):
+class WhereInputs(OfPredicate):
     """The pairs for which a predicate holds that reads inputs at q and at k. `inputs` are theirs,
     integers or reals of the last axis n, in the order of their names."""
 
@@ -55,8 +54,8 @@ class WhereInputs(Relation):
         for side, position in (("q", q), ("k", k)):
             values[side] = position
             if self._asks(side):
-                grid = Grid(self.extents, self.extra_tokens)
-                axes = zip(AXES[len(self.extents)], grid.coordinates(position), strict=True)
+                grid = self._grid
+                axes = zip(grid.axes, grid.coordinates(position), strict=True)
                 allowed = allowed & grid.inside(position)
                 values.update({f"{side}.{axis}": at for axis, at in axes})
             for name, data in self._read_at(side):
@@ -65,7 +64,7 @@ class WhereInputs(Relation):
         self._require_exact(n)
         number: object = n
         if isinstance(number, int):
-            predicate = self._at(n)
+            predicate = at_length(self.predicate, n)
         else:
             # a symbol of a trace, whose operations are those of tensors
             predicate, values["n"] = self.predicate, q.new_full((1, 1), n)
@@ -78,33 +77,23 @@ class WhereInputs(Relation):
     def cover(self, q: Tiles, k: Tiles, n: int) -> np.ndarray:
         self._require_whole({name for name, data in self._read.items() if is_real(data.values)})
         self._require_exact(n)
-        ranges: dict[str, Bounds] = {"q": (q.start, q.last), "k": (k.start, k.last)}
-        shape = np.broadcast_shapes(q.start.shape, k.start.shape)
-        exact = np.ones(shape, bool)
+        ranges, exact = self.ranges(q, k), np.ones((), bool)
         for name, data in self._read_at(""):
             ranges[reading(name, "").name] = _outward(np.asarray(data.values).reshape(1)[0])
-        answers = []
         for side, tiles in (("q", q), ("k", k)):
-            if self._asks(side):
-                grid = Grid(self.extents, self.extra_tokens)
-                answers.append(grid.cover(tiles))
-                axes = zip(AXES[len(self.extents)], grid.ranges(tiles), strict=True)
-                ranges.update({f"{side}.{axis}": ends for axis, ends in axes})
             for name, data in self._read_at(side):
                 low, high, finite = _range(data, tiles, n)
                 ranges[reading(name, side).name] = low, high
-                exact &= finite
-        exact = exact & ~no_number(self._at(n), ranges)
-        low, high = bounds(self._at(n), ranges)
-        answer = np.where(low == 1, FULL, np.where(high == 0, EMPTY, SOME))
-        for part in answers:
-            answer = np.minimum(answer, part)
+                exact = exact & finite
+        predicate = at_length(self.predicate, n)
+        exact = exact & ~no_number(predicate, ranges)
         # what is not a number, or comes of what is infinite, has no bounds
-        return np.broadcast_to(np.where(exact, answer, SOME).astype(np.uint8), shape)
+        answer = np.where(exact, self._cover(bounds(predicate, ranges), q, k), SOME)
+        return answer.astype(np.uint8)
 
     def classes(self, n: int) -> np.ndarray | None:
         sides = {reading(name, side) for name in self._read for side in "qk"}
-        match self._at(n):
+        match at_length(self.predicate, n):
             case Apply("==", args) if len(self.inputs) == 1 and set(args) == sides:
                 return np.asarray(self.inputs[0].values).reshape(-1)[:n]
         return None
@@ -128,13 +117,6 @@ class WhereInputs(Relation):
         ):
             _exact(self, n)
 
-    def _at(self, n: int) -> Scalar:
-        """The predicate with n filled in, and what that makes constant computed."""
-        try:
-            return fold(self.predicate, {"n": n})
-        except ScalarError as error:
-            raise RelationError(f"`where` has no value at n = {n}: {error}") from None
-
     @cached_property
     def _read(self) -> dict[str, Data]:
         """The inputs by their names."""
@@ -144,10 +126,6 @@ class WhereInputs(Relation):
         """The inputs that are read at the query, at the key, or at neither, with their names."""
         asked = symbols(self.predicate)
         return [entry for entry in self._read.items() if reading(entry[0], side).name in asked]
-
-    def _asks(self, side: str) -> bool:
-        """Whether the predicate asks for coordinates of the query, or of the key."""
-        return any(name.startswith(f"{side}.") for name in symbols(self.predicate))
 
     @classmethod
     def anchors(cls, given: Mapping[str, Any]) -> bool:
@@ -164,7 +142,7 @@ def _exact(relation: WhereInputs, n: int) -> None:
         for name, x in arrays.items()
         if x.size and not is_real(x)
     }
-    require_exact(relation._at(n), n, whole)
+    require_exact(at_length(relation.predicate, n), n, whole)
 
 
 _EXACT = 2.0**53

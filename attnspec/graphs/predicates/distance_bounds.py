@@ -25,24 +25,17 @@ FARTHEST = 1 << 31
 _LINEAR = frozenset(("+", "-", "neg", "*", "//"))
 
 End: TypeAlias = "Fraction | float"
-"""An end of a range: a fraction, or plus or minus infinity."""
+"""An end of a range: a fraction, or plus or minus infinity; a lower end is never plus infinity."""
 
 
-@dataclass(frozen=True)
-class Extent:
-    """Every pair k <= q for which a predicate holds has k < first or q - k <= before."""
-
-    first: int
-    before: int
-
-
-def extent_of(predicate: Scalar) -> Extent | None:
-    """The extent of a predicate of q and k, the least `before` that bounds show and then the least
-    `first`; None where they show none."""
+def extent_of(predicate: Scalar) -> tuple[int, int] | None:
+    """(first, before) where every pair k <= q for which a predicate holds has k < first or
+    q - k <= before: the least `before` that bounds show and then the least `first`, None where they
+    show none."""
     if not _never(predicate, FARTHEST, FARTHEST):
         return None
     before = _least(lambda limit: _never(predicate, FARTHEST, limit + 1))
-    return Extent(_least(lambda limit: _never(predicate, limit, before + 1)), before)
+    return _least(lambda limit: _never(predicate, limit, before + 1)), before
 
 
 def _least(holds: Callable[[int], bool]) -> int:
@@ -69,15 +62,15 @@ class _Sum:
     high: End
 
     def scaled(self, by: Fraction) -> _Sum:
-        ends = [_times(end, by) for end in (self.low, self.high)]
+        ends = [end * by if by else Fraction(0) for end in (self.low, self.high)]
         return _Sum(self.of_key * by, self.of_distance * by, min(ends), max(ends))
 
     def __add__(self, other: _Sum) -> _Sum:
         return _Sum(
             self.of_key + other.of_key,
             self.of_distance + other.of_distance,
-            _plus(self.low, other.low),
-            _plus(self.high, other.high),
+            self.low + other.low,
+            self.high + other.high,
         )
 
 
@@ -160,7 +153,7 @@ class _Beyond:
                 if by is not None and by > 0:
                     # whole numbers: what rounding down takes away is at most (by - 1) / by
                     total = left.scaled(1 / by)
-                    low = _plus(total.low, (1 - by) / by)
+                    low = total.low + (1 - by) / by
                     return _Sum(total.of_key, total.of_distance, low, total.high)
             case _:
                 pass
@@ -171,9 +164,9 @@ class _Beyond:
         low, high = found.low, found.high
         for factor, least in ((found.of_key, self.first), (found.of_distance, self.after)):
             if factor > 0:
-                low, high = _plus(low, factor * least), math.inf
+                low, high = low + factor * least, math.inf
             elif factor < 0:
-                low, high = -math.inf, _plus(high, factor * least)
+                low, high = -math.inf, high + factor * least
         return np.asarray(_rounded(low, -math.inf)), np.asarray(_rounded(high, math.inf))
 
 
@@ -188,19 +181,6 @@ def _bounds_of(op: str, parts: list[Bounds]) -> Bounds:
 def _constant(found: _Sum) -> Fraction | None:
     plain = not found.of_key and not found.of_distance and found.low == found.high
     return found.low if plain and isinstance(found.low, Fraction) else None
-
-
-def _plus(one: End, other: End) -> End:
-    if isinstance(one, Fraction) and isinstance(other, Fraction):
-        return one + other
-    # one of the two is infinite; a lower end is never beside plus infinity
-    return one if isinstance(one, float) else other
-
-
-def _times(end: End, by: Fraction) -> End:
-    if isinstance(end, Fraction):
-        return end * by
-    return Fraction(0) if not by else end if by > 0 else -end
 
 
 def _end(value: np.ndarray) -> End:

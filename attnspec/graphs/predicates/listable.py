@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from attnspec.graphs.operators import Complement, Intersection, Shift, Transpose, Union
 from attnspec.graphs.relation import Relation
-
-
-@runtime_checkable
-class Composed(Protocol):
-    """A relation that may be operators of simpler ones at one length."""
-
-    def taken_apart(self, n: int) -> Relation | None:
-        """The same pairs, or None."""
 
 
 @lru_cache(maxsize=64)
@@ -27,10 +18,9 @@ def listable(relation: Relation, n: int) -> Relation:
             return type(relation)(tuple(listable(term, n) for term in terms))
         case Complement(term):
             return Complement(listable(term, n))
-    if isinstance(relation, Composed):
-        simpler = relation.taken_apart(n)
-        if simpler is not None and lists_rows(rows := listable(simpler, n), n):
-            return rows
+    simpler = relation.taken_apart(n)
+    if simpler is not None and lists_rows(rows := listable(simpler, n), n):
+        return rows
     return relation
 
 

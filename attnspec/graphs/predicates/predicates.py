@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from attnspec.graphs.grid import AXES
 from attnspec.graphs.operators import Complement, Intersection, Union
 from attnspec.graphs.predicates.comparisons import Among, Between
+from attnspec.graphs.predicates.symmetry import asks_coordinates
 from attnspec.graphs.relation import Relation
 from attnspec.ir.intervals import bounds
 from attnspec.ir.scalars import TURNED, Apply, Scalar, ScalarError, fold, is_whole, symbols
@@ -59,36 +60,25 @@ def _disjuncts(predicate: Scalar, wanted: bool) -> list[Scalar] | None:
     ]
 
 
-class Predicated(Protocol):
-    """A relation by a predicate, with the grid whose coordinates it may ask for."""
-
-    @property
-    def predicate(self) -> Scalar: ...
-
-    @property
-    def extents(self) -> tuple[int, ...]: ...
-
-    @property
-    def extra_tokens(self) -> int: ...
-
-
 OfPredicate: TypeAlias = Callable[[Scalar, "tuple[int, ...]"], Relation]
 """The relation of a predicate on a grid."""
 
 
-def taken_apart(relation: Predicated, n: int, where: OfPredicate) -> Relation | None:
-    """The same pairs at n as operators of simpler relations, or None."""
-    asked = any("." in name for name in symbols(relation.predicate))
-    if relation.extra_tokens and asked:
+def taken_apart(
+    predicate: Scalar, extents: tuple[int, ...], extra_tokens: int, n: int, where: OfPredicate
+) -> Relation | None:
+    """The pairs of a predicate at n as operators of simpler relations, or None."""
+    asked = asks_coordinates(predicate)
+    if extra_tokens and asked:
         # a part that asks for no coordinates would hold for positions that have none
         return None
     try:
-        predicate = fold(relation.predicate, {"n": n})
+        predicate = fold(predicate, {"n": n})
     except ScalarError:
         return None
     if not isinstance(predicate, Apply):
         return None
-    return _parts(predicate, _Sides(relation.extents if asked else (), n, where))
+    return _parts(predicate, _Sides(extents if asked else (), n, where))
 
 
 @dataclass(frozen=True)
@@ -155,9 +145,9 @@ def _compared(op: str, first: Scalar, second: Scalar, at: _Sides) -> Relation | 
         return None
     # whole numbers a < b are those with a <= b - 1
     upper = _sum(second, -1) if strict else second
-    if _constant(upper):
+    if not _asked(upper):
         return _limited(upper if op == "==" else None, first, upper, at)
-    if _constant(first):
+    if not _asked(first):
         lower = _sum(first, 1) if strict else first
         return _limited(lower, second, lower if op == "==" else None, at)
     difference = Apply("-", (first, upper))
@@ -182,10 +172,9 @@ def _limited(
     if separated is not None:
         of_query, of_key = separated
         # low <= u(q) + w(k) <= high, that is low - u <= w <= high - u
-        limits = (
+        lower, upper = (
             None if end is None else _settled(Apply("-", (end, of_query))) for end in (low, high)
         )
-        lower, upper = limits
         return Between(lower, of_key, upper, at.extents)
     if isinstance(number, Apply) and number.op == "%":
         return _remainder(low, number, high, at)
@@ -261,10 +250,6 @@ def _asked(scalar: Scalar) -> set[str]:
     return {name.split(".")[0] for name in symbols(scalar)}
 
 
-def _constant(scalar: Scalar) -> bool:
-    return not _asked(scalar)
-
-
 def _number(scalar: Scalar) -> int | None:
     value = _settled(scalar)
     return value if isinstance(value, int) else None
@@ -272,8 +257,7 @@ def _number(scalar: Scalar) -> int | None:
 
 def _settled(scalar: Scalar) -> Scalar:
     """Whatever is constant computed."""
-    nothing: Mapping[str, int] = {}
-    return fold(scalar, nothing)
+    return fold(scalar, {})
 
 
 def _sum(scalar: Scalar, number: int) -> Scalar:
