@@ -6,7 +6,6 @@ look numbers up, which no operator does, say here what is written in their place
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
@@ -87,9 +86,7 @@ class Written(Situation):
 
 def number_of(scalar: Scalar, page: Page) -> Expression:
     """A size as an expression of n, layer and head, with its bounds."""
-    number = cast(Expression, said(scalar, {}, page))
-    low, high = (float(end) for end in bounds(scalar, page.ranges()))
-    return replace(number, low=max(low, number.low), high=min(high, number.high))
+    return cast(Expression, said(scalar, {}, page))
 
 
 def formula_of(term: Term, program: Program, page: Page) -> Expression:
@@ -162,7 +159,7 @@ def _patterns(page: Page) -> Mapping[str, type[Relation]]:
     def where(self: Any, q: Operand, k: Operand, n: Operand) -> Operand:
         values, allowed = _values(self, {"q": q, "k": k})
         formula = said(self.predicate, values, page)
-        page.most = min(page.most, _most(self.predicate, page))
+        page.most = min(page.most, _most(self.predicate, values, page))
         return formula & allowed
 
     def where_inputs(self: Any, q: Operand, k: Operand, n: Operand) -> Operand:
@@ -214,9 +211,10 @@ def _ask(predicate: Scalar, read: str, page: Page) -> None:
     page.numbers[read] = most, whole or real_remainder(predicate, (read,)) is not None
 
 
-def _most(predicate: Scalar, page: Page) -> int:
+def _most(predicate: Scalar, values: Mapping[str, Operand], page: Page) -> int:
     """The longest sequence, MOST or a power of two, of which every number of a predicate fits."""
-    ranges = page.ranges()
+    read = {name: said(Symbol(name), values, page) for name in symbols(predicate)}
+    ranges = {name: bounds(value, {}) for name, value in read.items()}
     most = int(page.n.high)
     while reach_of(predicate, ranges) > LARGEST:
         most = 1 << (most.bit_length() - 1 if most & (most - 1) else most.bit_length() - 2)
@@ -242,26 +240,35 @@ def said(scalar: Scalar, values: Mapping[str, Operand], page: Page) -> Operand:
         # of a predicate, or a score, what is the same for all pairs
         operand = said(scalar, {}, page)
         return page.size("size", operand) if isinstance(operand, Expression) else operand
-    args = [said(arg, values, page) for arg in scalar.args]
-    match scalar.op:
+    args = tuple(said(arg, values, page) for arg in scalar.args)
+    found = _applied(scalar.op, args, page)
+    if kind_of(found) == "bool" or not isinstance(found, Expression):
+        return found
+    low, high = ends_of(Apply(scalar.op, args))
+    return replace(found, low=max(low, found.low), high=min(high, found.high))
+
+
+def _applied(op: str, args: tuple[Operand, ...], page: Page) -> Operand:
+    """What an operation makes of operands."""
+    match op:
         case "//" | "%" | "/":
-            low, high = bounds(scalar.args[1], page.ranges())
+            low, high = ends_of(args[1])
             # of scores IEEE says what a division by 0 gives
-            if low <= 0 <= high and not (page.scores and scalar.op == "/" and tensor_of(*args)):
+            if low <= 0 <= high and not (page.scores and op == "/" and tensor_of(*args)):
                 raise StandaloneError(f"{flat(args[1])}, which divides, may be 0")
-            return joined(scalar.op, *args)
+            return joined(op, *args)
         case "min" | "max":
-            return reduce(lambda a, b: _extreme(scalar.op, a, b), args)
+            return reduce(lambda a, b: _extreme(op, a, b), args)
         case "**":
-            return _power(scalar, args[0], args[1], page)
+            return _power(args[0], args[1], page)
         case "item":
-            return _item(scalar, args[0], args[1:], page)
+            return _item(args[0], args[1:], page)
         case "ceil" | "floor":
-            return _rounded(scalar.op, args[0], page)
+            return _rounded(op, args[0], page)
         case "sqrt" | "isqrt" | "log2" | "log" | "exp" | "tanh":
-            return _function(scalar, args[0], page)
+            return _function(op, args[0], page)
         case _:
-            return OPERATIONS[scalar.op](*args)
+            return OPERATIONS[op](*args)
 
 
 def _extreme(op: str, a: Operand, b: Operand) -> Operand:
@@ -272,18 +279,12 @@ def _extreme(op: str, a: Operand, b: Operand) -> Operand:
         return call(op, a, b, kind="real" if "real" in (kind_of(a), kind_of(b)) else "int")
     a, b, kind = alike(a, b)
     if tensor_of(a) and tensor_of(b):
-        found = call(f"torch.{op}imum", a, b, kind=kind)
-    else:
-        clamp = ".clamp_max" if op == "min" else ".clamp_min"
-        found = call(clamp, *((a, b) if tensor_of(a) else (b, a)), kind=kind)
-    (low, high), (least, most) = ends_of(a), ends_of(b)
-    extreme = min if op == "min" else max
-    if kind != "int":
-        return found
-    return replace(found, low=extreme(low, least), high=extreme(high, most))
+        return call(f"torch.{op}imum", a, b, kind=kind)
+    clamp = ".clamp_max" if op == "min" else ".clamp_min"
+    return call(clamp, *((a, b) if tensor_of(a) else (b, a)), kind=kind)
 
 
-def _power(scalar: Apply, x: Operand, power: Operand, page: Page) -> Operand:
+def _power(x: Operand, power: Operand, page: Page) -> Operand:
     constant = isinstance(power, int) and power >= 0
     if kind_of(x) in ("number", "score") and constant:
         # as it is computed elsewhere, to the last bit
@@ -291,18 +292,17 @@ def _power(scalar: Apply, x: Operand, power: Operand, page: Page) -> Operand:
     if not (constant or page.scores) and tensor_of(x, power):
         raise StandaloneError("a power of positions has an exponent that is not a number")
     whole = kind_of(x) == "int" and kind_of(power) == "int"
-    if whole and float(bounds(scalar.args[1], page.ranges())[0]) < 0:
+    if whole and ends_of(power)[0] < 0:
         if not tensor_of(x, power):
             raise StandaloneError(f"{flat(power)}, which is an exponent, may be negative")
         x, power, whole = real(x), real(power), False
     return replace(joined("**", x, power), kind="int" if whole else "real")
 
 
-def _item(scalar: Apply, index: Operand, items: Sequence[Operand], page: Page) -> Operand:
+def _item(index: Operand, items: Sequence[Operand], page: Page) -> Operand:
     """What a list has at an index."""
-    low, high = (float(end) for end in bounds(scalar.args[0], page.ranges()))
-    least, most = ends_of(index)
-    inside = max(low, least) >= 0 and min(high, most) < len(items)
+    low, high = ends_of(index)
+    inside = low >= 0 and high < len(items)
     if not (inside or (page.scores and tensor_of(index))):
         raise StandaloneError(f"a list of {len(items)} is read at {flat(index)}")
     listed = Expression(f"({', '.join(map(flat, items))}{',' * (len(items) == 1)})")
@@ -337,18 +337,18 @@ LEAST = {"log2": 1, "log": 1, "sqrt": 0, "isqrt": 0}
 """The least whole number of which functions have a value."""
 
 
-def _function(scalar: Apply, x: Operand, page: Page) -> Operand:
+def _function(op: str, x: Operand, page: Page) -> Operand:
     """Roots, logarithms and what else makes reals, with the values that the language gives them."""
-    op, least = scalar.op, float(bounds(scalar.args[0], page.ranges())[0])
+    least = ends_of(x)[0]
     if least < LEAST.get(op, least) and not (page.scores and tensor_of(x)):
         raise StandaloneError(f"`{op}` is asked of {flat(x)}, which it may not be defined for")
     if not tensor_of(x):
         if op != "isqrt":
             return call(f"math.{op}", x, kind="real")
         whole = call("math.floor", x) if kind_of(x) == "real" else x
-        return call("math.isqrt", whole, low=math.isqrt(int(least)))
+        return call("math.isqrt", whole)
     if op == "isqrt" and (page.scores or kind_of(x) == "int"):
-        return call("isqrt", x, low=0)
+        return call("isqrt", x)
     if op == "sqrt" or page.scores:
         return call(f"torch.{op}", real(counted(x)), kind="score" if page.scores else "real")
     raise StandaloneError(f"`{op}` of positions differs in its last bits from machine to machine")

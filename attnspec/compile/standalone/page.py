@@ -7,17 +7,11 @@ import re
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 
-import numpy as np
-
 from attnspec.compile.standalone.expressions import ATOM, Expression, call
-from attnspec.graphs.grid import AXES
-from attnspec.graphs.predicates.inputs import reading
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.crossing import QUERIES
-from attnspec.ir.intervals import Bounds
 from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import Input, Program
-from attnspec.ir.scalars import LARGEST, PAIR, SCORE
 from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -26,9 +20,6 @@ SHORT = 12
 
 COUNTED = 2**16
 """More layers and heads than there are."""
-
-PARTS = "slope", "bias"
-"""What named changes of scores read beside what expressions may: numbers of a head, or a pair."""
 
 RESERVED = frozenset(
     "q k m n b h x layer head heads slot math torch abs min max r s t u v w kind n_q row score"
@@ -101,19 +92,6 @@ class Page:
     def position(self, side: str) -> Expression:
         length = self.m if side == "q" else self.n
         return Expression(side, tensor=self.reals, below=length.text, low=0, high=length.high - 1)
-
-    def ranges(self) -> dict[str, Bounds]:
-        """What each symbol of a scalar ranges over."""
-        n = self.n
-        ranges = {"n": (n.low, n.high), "layer": (0, self.layers - 1), "head": (0, self.heads - 1)}
-        ranges |= {side: (0, n.high - 1) for side in "qk"}
-        ranges |= {f"{side}.{axis}": (0, n.high - 1) for side in "qk" for axis in AXES[3]}
-        ranges |= {QUERIES: (1, LIMITS.length)} if self.cross else {}
-        sides = "q", "k", "", PAIR[1:-1]
-        read = (reading(entry.name, side).name for entry in self.inputs for side in sides)
-        ranges |= dict.fromkeys(read, (-LARGEST, LARGEST))
-        ranges |= dict.fromkeys((SCORE, *PARTS), (-LARGEST, LARGEST))
-        return {key: (np.asarray(low), np.asarray(high)) for key, (low, high) in ranges.items()}
 
     def symbol(self, text: str) -> Expression:
         """What stands for n, for the layer, a number, and for the head, a tensor."""
