@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from attnspec.compile.exports.block_rows import cover_of, masks_of
-from attnspec.compile.standalone.graphs import mask_text, written_file
+from attnspec.compile.standalone.graphs import mask_text
 from attnspec.compile.standalone.page import StandaloneError, Text
 from attnspec.compile.standalone.scores import numbers_in, score_text
 from attnspec.graphs.patterns import BY_NAME
@@ -153,7 +153,7 @@ class FlexMask:
 
     def _executed(self, text: Text) -> dict[str, Any]:
         """The names of the file of some functions, and its text."""
-        file = written_file(self.program, text, tuple(text.functions))
+        file = text.file(self.program, tuple(text.functions))
         space: dict[str, Any] = {"text": file}
         exec(compile(file, f"mask of {self.program.name}", "exec"), space)
         return space

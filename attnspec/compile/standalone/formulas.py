@@ -44,7 +44,7 @@ from attnspec.graphs.predicates.inputs import (
 from attnspec.graphs.relation import Relation
 from attnspec.ir.intervals import bounds, reach_of
 from attnspec.ir.parameters import Parameter, RelationError
-from attnspec.ir.program import Crossing, Program, Term
+from attnspec.ir.program import Crossing, Term
 from attnspec.ir.scalars import LARGEST, OPERATIONS, Apply, Scalar, Symbol, fold, symbols
 
 
@@ -52,7 +52,7 @@ from attnspec.ir.scalars import LARGEST, OPERATIONS, Apply, Scalar, Symbol, fold
 class Written(Situation):
     """Where a term stands whose sizes are written down, not computed."""
 
-    page: Page = field(default_factory=lambda: Page((), None), compare=False)
+    page: Page = field(kw_only=True, compare=False)
 
     @property
     def apart(self) -> Crossing | None:
@@ -89,11 +89,12 @@ def number_of(scalar: Scalar, page: Page) -> Expression:
     return cast(Expression, said(scalar, {}, page))
 
 
-def formula_of(term: Term, program: Program, page: Page) -> Expression:
+def formula_of(term: Term, page: Page) -> Expression:
     """Whether q reads k, as an expression of `q`, `k`, `n` and what else stands on the page.
 
     Raises StandaloneError for what cannot be written down.
     """
+    program = page.program
     at = Written(
         n=cast(int, page.n),
         patterns={**BY_NAME, **_patterns(page)},
@@ -105,17 +106,17 @@ def formula_of(term: Term, program: Program, page: Page) -> Expression:
         extra_tokens=program.extra_tokens,
         inputs=page.data(),
         page=page,
-        crossing=Crossing(cast(int, page.m), cast(int, page.n)) if page.cross else None,
+        crossing=Crossing(cast(int, page.m), cast(int, page.n)) if program.cross else None,
     )
     q, k = page.position("q"), page.position("k")
     # one that both sequences have room in
-    length = call("max", page.m, page.n, low=1) if page.cross else page.n
+    length = call("max", page.m, page.n, low=1) if program.cross else page.n
     try:
         extents = tuple(at.value(extent, "an extent") for extent in program.grid or ())
         if any(isinstance(extent, Expression) for extent in extents):
             raise StandaloneError("the extents of its grid depend on n")
         at = replace(at, grid=cast(tuple[int, ...], extents))
-        bound = bind(term, at) if page.cross else bind_attended(term, at)
+        bound = bind(term, at) if program.cross else bind_attended(term, at)
         formula: Operand = _written(bound, at.patterns).holds(q, k, cast(int, length))
     except UndecidedError as error:
         raise StandaloneError(f"a size must be known before n is: {error}") from None
@@ -218,7 +219,7 @@ def _most(predicate: Scalar, values: Mapping[str, Operand], page: Page) -> int:
     most = int(page.n.high)
     while reach_of(predicate, ranges) > LARGEST:
         most = 1 << (most.bit_length() - 1 if most & (most - 1) else most.bit_length() - 2)
-        if most < 2 or page.fixed is not None:
+        if most < 2 or page.program.fixed_length is not None:
             raise StandaloneError("numbers of its predicate do not fit in 64 bits")
         ranges = {
             key: ends if key in ("layer", "head") else (ends[0], np.minimum(ends[1], most))
