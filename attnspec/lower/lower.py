@@ -255,7 +255,8 @@ def _work(
     attend: Attend, at: Situation, heads: int, tables: Mapping[tuple[int, Score], str]
 ) -> Work:
     mechanism = None if attend.mechanism is None else bind_mechanism(attend.mechanism, at)
-    graph = _graph(attend, at.causal)
+    # of a mechanism alone the pairs that it weighs
+    graph = attend.graph or Leaf("causal" if at.causal else "full", ())
     try:
         # a mechanism takes queries and keys as they are
         relation = bind_attended(graph, at if mechanism is None else replace(at, crossing=None))
@@ -301,13 +302,6 @@ def numbers_of(attend: Attend) -> dict[str, Scalar]:
         # what a score's expression is worth is a matter of pairs
         beside += () if part is None or part.name == EXPRESSION else part.arguments
     return {name: value for name, value in beside if isinstance(value, Symbol | Apply)}
-
-
-def _graph(attend: Attend, causal: bool) -> Term:
-    """The graph of an attend; of a mechanism alone, the pairs that it weighs."""
-    if attend.graph is None:
-        return Leaf("causal" if causal else "full", ())
-    return attend.graph
 
 
 def _statement(score: Score, at: Situation, heads: int, table: str) -> Scalar:

@@ -66,7 +66,7 @@ class Written(Situation):
         folded = fold(scalar, self.values)
         if not isinstance(folded, Symbol | Apply):
             return folded
-        return self.page.size(name, number_of(folded, self.page))
+        return self.page.size(name, said(folded, {}, self.page))
 
     def fault(self, parameter: Parameter, name: str, value: object) -> str | None:
         if not isinstance(value, Expression):
@@ -82,11 +82,6 @@ class Written(Situation):
         if value.low < least or value.high > most:
             self.page.require(name, value, parameter)
         return None
-
-
-def number_of(scalar: Scalar, page: Page) -> Expression:
-    """A size as an expression of n, layer and head, with its bounds."""
-    return cast(Expression, said(scalar, {}, page))
 
 
 def formula_of(term: Term, page: Page) -> Expression:
@@ -158,19 +153,24 @@ def _patterns(page: Page) -> Mapping[str, type[Relation]]:
         return listed(self, q // self.size, k // self.size, RANDOM_BLOCKS, *drawn)
 
     def where(self: Any, q: Operand, k: Operand, n: Operand) -> Operand:
-        values, allowed = _values(self, {"q": q, "k": k})
-        formula = said(self.predicate, values, page)
-        page.most = min(page.most, _most(self.predicate, values, page))
-        return formula & allowed
-
-    def where_inputs(self: Any, q: Operand, k: Operand, n: Operand) -> Operand:
-        values, allowed = _values(self, {"q": q, "k": k})
-        for read, data in zip(inputs_read(self.predicate), self.inputs, strict=True):
-            values[reading(read, "").name] = data.values
+        values, allowed = {"q": q, "k": k}, cast(Operand, True)
+        for side, position in tuple(values.items()):
+            # the coordinates that a predicate asks for, and which pairs of them there are
+            if any(text.startswith(f"{side}.") for text in symbols(self.predicate)):
+                grid = Grid(self.extents, self.extra_tokens)
+                allowed = allowed & grid.inside(position)
+                axes = zip(AXES[len(self.extents)], grid.coordinates(position), strict=True)
+                values.update({f"{side}.{axis}": at for axis, at in axes})
+        read = inputs_read(self.predicate)
+        for name, data in zip(read, getattr(self, "inputs", ()), strict=True):
+            values[reading(name, "").name] = data.values
             for side in "qk":
-                values[reading(read, side).name] = data.values[..., values[side]]
-            _ask(self.predicate, read, page)
-        return said(self.predicate, values, page) & allowed
+                values[reading(name, side).name] = data.values[..., values[side]]
+            _ask(self.predicate, name, page)
+        formula = said(self.predicate, values, page)
+        if not read:
+            page.most = min(page.most, _most(self.predicate, values, page))
+        return formula & allowed
 
     patterns: dict[str, Callable[..., Operand]] = {
         "powers": lambda self, q, k, n: call("is_power", abs(q - k), self.base, n, kind="bool"),
@@ -178,24 +178,11 @@ def _patterns(page: Page) -> Mapping[str, type[Relation]]:
         "random_blocks": blocks,
         "expander": lambda self, q, k, n: listed(self, q, k, EXPANDER, "cycles", n, self.degree),
         "where": where,
-        "where_inputs": where_inputs,
+        "where_inputs": where,
     }
     return {
         name: type(name, (BY_NAME[name],), {"holds": holds}) for name, holds in patterns.items()
     }
-
-
-def _values(pattern: Any, positions: Mapping[str, Operand]) -> tuple[dict[str, Operand], Operand]:
-    """What positions, and the coordinates that a predicate asks for, stand for, and which pairs of
-    them there are."""
-    values, allowed = dict(positions), cast(Operand, True)
-    for side, position in positions.items():
-        if any(text.startswith(f"{side}.") for text in symbols(pattern.predicate)):
-            grid = Grid(pattern.extents, pattern.extra_tokens)
-            allowed = allowed & grid.inside(position)
-            axes = zip(AXES[len(pattern.extents)], grid.coordinates(position), strict=True)
-            values.update({f"{side}.{axis}": at for axis, at in axes})
-    return values, allowed
 
 
 def _ask(predicate: Scalar, read: str, page: Page) -> None:

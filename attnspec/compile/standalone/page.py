@@ -11,6 +11,7 @@ from itertools import chain, count
 from attnspec.compile.standalone.expressions import ATOM, Expression, call
 from attnspec.compile.standalone.lifting import DRAWS, file_of
 from attnspec.compile.standalone.sources import graph, module
+from attnspec.graphs.predicates.inputs import COUNTED
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.parameters import Parameter
@@ -21,9 +22,6 @@ from attnspec.text.diagnostics import AttnSpecError
 
 SHORT = 12
 """Characters of an expression that is repeated rather than given a name."""
-
-COUNTED = 2**16
-"""More layers and heads than there are."""
 
 RESERVED = frozenset(
     "q k m n b h x layer head heads slot math torch abs min max r s t u v w kind n_q row score"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from attnspec.compile.standalone.expressions import Expression, Operand, call, lines, tensor_of
-from attnspec.compile.standalone.formulas import number_of, said
+from attnspec.compile.standalone.formulas import said
 from attnspec.compile.standalone.page import Page, StandaloneError, Text, argument_of
 from attnspec.graphs.predicates.inputs import READ, inputs_read, pair_reading, reading
 from attnspec.ir.crossing import QUERIES
@@ -179,7 +179,7 @@ def _scale(program: Program) -> str:
         if QUERIES in symbols(scale):
             raise StandaloneError("its scores are weighed by the number of queries")
         page = Page(program)
-        text = number_of(scale, page).text
+        text = said(scale, {}, page).text
         if "h" in page.symbols:
             raise StandaloneError("its scores are weighed by the number of the head")
     elif scale is not None:
