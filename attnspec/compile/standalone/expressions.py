@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from textwrap import wrap
 from typing import Any, TypeAlias
 
@@ -83,12 +84,10 @@ class Expression:
     def __neg__(self) -> Operand:
         if self.difference:
             return joined("-", *reversed(self.difference))
-        if self.opposite is not None:
-            return self.opposite
         if self.kind == "bool":
             return -counted(self)
         text, ends = f"-{_within(self, SIGN)}", ends_of(Apply("neg", (self,)))
-        return Expression(text, self.kind, self.tensor, *ends, level=SIGN, opposite=self)
+        return Expression(text, self.kind, self.tensor, *ends, level=SIGN)
 
     def __abs__(self) -> Expression:
         ends = ends_of(Apply("abs", (self,)))
@@ -272,19 +271,21 @@ def lines(text: str, head: str, indent: int, tail: str = "") -> list[str]:
     before, _, inside = text.partition("(")
     if re.fullmatch(r"~?[\w.]*", before) and _is_closed(f"({inside}"):
         head, text = head + before, inside[:-1]
-    pieces = _pieces(text, [","])
-    if len(pieces) > 1 and all(re.fullmatch(r"-?[\d.e+-]+|", piece) for _, piece in pieces):
-        room = WIDTH - indent - 4
-        found = [f"{margin}    {row}" for row in wrap(f"{text.rstrip(',')},", room)]
+    pieces, comma = _pieces(text, [","]), ","
+    for level in (1, 2, 0, 3, 4):
+        if len(pieces) == 1:
+            pieces = _pieces(text, [op for op in LEVELS if LEVELS[op] == level])
+            comma = ""
+    if comma and all(re.fullmatch(r"-?[\d.e+-]+|", piece) for _, piece in pieces):
+        found = [f"{margin}    {row}" for row in wrap(f"{text.rstrip(',')},", WIDTH - indent - 4)]
     elif len(pieces) > 1:
-        found = [line for _, piece in pieces for line in lines(piece, "", indent + 4, ",")]
+        found = [
+            line
+            for lead, piece in pieces
+            for line in lines(piece, "" if comma else lead, indent + 4, comma)
+        ]
     else:
-        for level in (1, 2, 0, 3, 4):
-            if len(pieces) == 1:
-                pieces = _pieces(text, [op for op in LEVELS if LEVELS[op] == level])
         found = [f"{margin}    {text}"]
-        if len(pieces) > 1:
-            found = [line for lead, piece in pieces for line in lines(piece, lead, indent + 4)]
     return [f"{margin}{head}(", *found, f"{margin}){tail}"]
 
 
@@ -301,9 +302,4 @@ def _pieces(text: str, ops: list[str]) -> list[tuple[str, str]]:
 
 def _is_closed(text: str) -> bool:
     """Whether the bracket that a text begins with is closed at its end."""
-    depth = 0
-    for place, character in enumerate(text):
-        depth += (character == "(") - (character == ")")
-        if depth == 0:
-            return place == len(text) - 1
-    return False
+    return 0 not in [*accumulate((x == "(") - (x == ")") for x in text)][:-1]
