@@ -232,10 +232,8 @@ def _tried(
             continue
         _require_ok(verification, name)
         every = all(check.asked == n for check in verification.checks)
-        if verification.exhaustive if depth == "once" else verification.checks and every:
-            whole[name] = None
-        else:
-            last[name] = None
+        is_whole = verification.exhaustive if depth == "once" else verification.checks and every
+        (whole if is_whole else last)[name] = None
     return tuple(whole), tuple(last), refused
 
 

@@ -209,11 +209,8 @@ def check_module(text: str, standalone: bool) -> None:
         raise InternalError(f"the emitted module does not parse: {error}") from error
     allowed = ALONE if standalone else {"attnspec"}
     for node in ast.walk(tree):
-        problems = []
-        if isinstance(node, ast.Import):
-            problems = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            problems = [node.module or "."]
-        for module in problems:
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        modules += [node.module or "."] if isinstance(node, ast.ImportFrom) else []
+        for module in modules:
             if module.partition(".")[0] not in allowed:
                 raise InternalError(f"the emitted module imports {module}")
