@@ -86,11 +86,11 @@ class Expression:
             return joined("-", *reversed(self.difference))
         if self.kind == "bool":
             return -counted(self)
-        text, ends = f"-{_within(self, SIGN)}", ends_of(Apply("neg", (self,)))
+        text, ends = f"-{_within(self, SIGN)}", ends_of("neg", self)
         return Expression(text, self.kind, self.tensor, *ends, level=SIGN)
 
     def __abs__(self) -> Expression:
-        ends = ends_of(Apply("abs", (self,)))
+        ends = ends_of("abs", self)
         return Expression(f"abs({self.text})", self.kind, self.tensor, *ends)
 
     def __xor__(self, other: Operand) -> Operand:
@@ -121,14 +121,14 @@ def joined(op: str, a: Operand, b: Operand) -> Operand:
         a, b, _ = alike(a, b)
         kind = "bool"
     else:
-        if _is(b, _NEUTRAL.get(op)) or (op == "%" and ends_of(Apply("//", (a, b))) == (0, 0)):
+        if _is(b, _NEUTRAL.get(op)) or (op == "%" and ends_of("//", a, b) == (0, 0)):
             return a
         if op in "+*" and _is(a, _NEUTRAL[op]):
             return b
         if op == "-" and _is(a, 0):
             return -b
         a, b, kind = alike(a, b, op == "/")
-        ends = ends_of(Apply(op, (a, b)))
+        ends = ends_of(op, a, b)
         if op == "%" and kind == "int" and isinstance(b, int) and b > 1:
             # not of `% 1`, which stays, so that heads differ in numbers alone
             ends = ends[0], min(ends[1], b - 1)
@@ -148,9 +148,9 @@ def joined(op: str, a: Operand, b: Operand) -> Operand:
 _NEUTRAL = {"+": 0, "-": 0, "*": 1, "//": 1}
 
 
-def ends_of(operand: Operand) -> tuple[float, float]:
-    """The least and the greatest number that an operand may be, or an operation may make."""
-    low, high = bounds(operand, {})
+def ends_of(op: str, *operands: Operand) -> tuple[float, float]:
+    """The least and the greatest number that an operation may make; of one operand `max` has its own."""
+    low, high = bounds(Apply(op, operands), {})
     return float(low), float(high)
 
 
@@ -215,7 +215,7 @@ def _verdict(op: str, a: Operand, b: Operand) -> bool | None:
         # what is not a number compares false, whatever its bounds
         return None
     low, high = _difference(a, b)
-    always, sometimes = ends_of(Apply(op, (Expression("", low=low, high=high), 0)))
+    always, sometimes = ends_of(op, Expression("", low=low, high=high), 0)
     return bool(sometimes) if always == sometimes else None
 
 
@@ -224,7 +224,7 @@ def _difference(a: Operand, b: Operand) -> tuple[float, float]:
     (left, more), (right, less) = _offset(a), _offset(b)
     if left == right:
         return more - less, more - less
-    low, high = ends_of(Apply("-", (a, b)))
+    low, high = ends_of("-", a, b)
     return max(low, 1) if _is_below(b, a) else low, min(high, -1) if _is_below(a, b) else high
 
 

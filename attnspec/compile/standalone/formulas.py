@@ -232,7 +232,7 @@ def said(scalar: Scalar, values: Mapping[str, Operand], page: Page) -> Operand:
     found = _applied(scalar.op, args, page)
     if kind_of(found) == "bool" or not isinstance(found, Expression):
         return found
-    low, high = ends_of(Apply(scalar.op, args))
+    low, high = ends_of(scalar.op, *args)
     return replace(found, low=max(low, found.low), high=min(high, found.high))
 
 
@@ -240,7 +240,7 @@ def _applied(op: str, args: tuple[Operand, ...], page: Page) -> Operand:
     """What an operation makes of operands."""
     match op:
         case "//" | "%" | "/":
-            low, high = ends_of(args[1])
+            low, high = ends_of("max", args[1])
             # of scores IEEE says what a division by 0 gives
             if low <= 0 <= high and not (page.scores and op == "/" and tensor_of(*args)):
                 raise StandaloneError(f"{flat(args[1])}, which divides, may be 0")
@@ -280,7 +280,7 @@ def _power(x: Operand, power: Operand, page: Page) -> Operand:
     if not (constant or page.scores) and tensor_of(x, power):
         raise StandaloneError("a power of positions has an exponent that is not a number")
     whole = kind_of(x) == "int" and kind_of(power) == "int"
-    if whole and ends_of(power)[0] < 0:
+    if whole and ends_of("max", power)[0] < 0:
         if not tensor_of(x, power):
             raise StandaloneError(f"{flat(power)}, which is an exponent, may be negative")
         x, power, whole = real(x), real(power), False
@@ -289,7 +289,7 @@ def _power(x: Operand, power: Operand, page: Page) -> Operand:
 
 def _item(index: Operand, items: Sequence[Operand], page: Page) -> Operand:
     """What a list has at an index."""
-    low, high = ends_of(index)
+    low, high = ends_of("max", index)
     inside = low >= 0 and high < len(items)
     if not (inside or (page.scores and tensor_of(index))):
         raise StandaloneError(f"a list of {len(items)} is read at {flat(index)}")
@@ -327,7 +327,7 @@ LEAST = {"log2": 1, "log": 1, "sqrt": 0, "isqrt": 0}
 
 def _function(op: str, x: Operand, page: Page) -> Operand:
     """Roots, logarithms and what else makes reals, with the values that the language gives them."""
-    least = ends_of(x)[0]
+    least = ends_of("max", x)[0]
     if least < LEAST.get(op, least) and not (page.scores and tensor_of(x)):
         raise StandaloneError(f"`{op}` is asked of {flat(x)}, which it may not be defined for")
     if not tensor_of(x):
