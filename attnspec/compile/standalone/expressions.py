@@ -149,7 +149,7 @@ _NEUTRAL = {"+": 0, "-": 0, "*": 1, "//": 1}
 
 
 def ends_of(op: str, *operands: Operand) -> tuple[float, float]:
-    """The least and the greatest number that an operation may make; of one operand `max` has its own."""
+    """The least and greatest number that an operation may make; `max` of one operand is its own."""
     low, high = bounds(Apply(op, operands), {})
     return float(low), float(high)
 
