@@ -27,7 +27,8 @@ from attnspec.backends.tables.kernel import SteppedKernel
 from attnspec.bench.timing import Timing, machine, turns
 from attnspec.elaborate import elaborate
 from attnspec.ir.program import Program
-from attnspec.ir.scores import Scores, softcap
+from attnspec.ir.scalars import fold
+from attnspec.ir.scores import NAMED, Scores
 from attnspec.layout.orders import NATURAL, Order
 from attnspec.layout.steps import amounts_of, banded, natural_tables, stepped_tables
 from attnspec.layout.tile_layout import parted
@@ -194,9 +195,9 @@ def _on_cpu() -> Iterator[Trial]:
         for backend in (Dense(), TorchCall()):
             kernel = backend.build(work, _HEADS, CPU)
             yield _trial(backend.name, text, work, backend.amounts(work), kernel)
-    edges = EdgesBackend()
+    edges, capped = EdgesBackend(), Scores((fold(NAMED["softcap"], {"cap": 50.0}),))
     for text, n in SCATTERED:
-        for work in (_work(text, n), replace(_work(text, n), changes=Scores((softcap(50.0),)))):
+        for work in (_work(text, n), replace(_work(text, n), changes=capped)):
             kernel = edges.build(work, _HEADS, CPU)
             yield _trial("edges", text, work, edges.amounts(work), kernel)
     tiles = TablesBackend()

@@ -21,7 +21,7 @@ from attnspec.compile.emit import class_name, emit
 from attnspec.graphs.bind import BindError
 from attnspec.graphs.stack import Stack
 from attnspec.ir.program import Program
-from attnspec.ir.serial import fingerprint, plan_data
+from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.lower import device_of
@@ -38,7 +38,6 @@ from attnspec.verification import (
 )
 from attnspec.verification.meaning import Known
 from attnspec.verification.trial import Depth
-from attnspec.version import __version__
 
 if TYPE_CHECKING:
     from attnspec.elaborate import Elaborated
@@ -116,15 +115,7 @@ def emit_spec(spec: Elaborated, *, standalone: bool = False, backend: str = "aut
     if body is None:
         require_willing(spec.program, backend)
     verified = _verified(spec, backend) if body is None else _verified_alone(spec, body)
-    return emit(
-        spec.program,
-        text=spec.source,
-        fingerprint=fingerprint(spec.program),
-        version=__version__,
-        facts=[*_figures(spec), verified],
-        backend=backend,
-        body=body,
-    )
+    return emit(spec, [*_figures(spec), verified], backend, body)
 
 
 def _alone(spec: Elaborated, backend: str) -> str:
@@ -241,10 +232,8 @@ def _tried(
             continue
         _require_ok(verification, name)
         every = all(check.asked == n for check in verification.checks)
-        if verification.exhaustive if depth == "once" else verification.checks and every:
-            whole[name] = None
-        else:
-            last[name] = None
+        is_whole = verification.exhaustive if depth == "once" else verification.checks and every
+        (whole if is_whole else last)[name] = None
     return tuple(whole), tuple(last), refused
 
 

@@ -18,16 +18,14 @@ from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import Sample, Stack, decides
 from attnspec.graphs.written_pairs import WrittenPairs
 from attnspec.ir.api_checks import length_of
-from attnspec.ir.program import Input, Program, leaves
+from attnspec.ir.program import Program, leaves
 from attnspec.limits import LIMITS
 from attnspec.runtime.call_checks import PER_HEAD
 from attnspec.text.diagnostics import AttnSpecError
+from attnspec.verification.samples import about_heads
 
 SIZE = 16
 """The size of a head in samples that are drawn."""
-
-LISTED = 4
-"""Blocks in a list, and buckets, of inputs that are drawn."""
 
 Tensors = tuple[npt.ArrayLike, npt.ArrayLike]
 
@@ -72,7 +70,8 @@ def sample_pairs(
     """The pairs of some layers, beside mechanisms too, for queries and keys that wander at random,
     the same every time, and for random inputs where choices, scores or buckets are not given; none
     where inputs say all that is decided."""
-    chosen = [program.attend(layer, head).graph for layer in layers for head in _heads(program)]
+    heads = program.heads or 1
+    chosen = [program.attend(layer, head).graph for layer in layers for head in range(heads)]
     later = Stack(program, inputs).decides_later
     if not n or not any(later(leaf) for graph in chosen if graph for leaf in leaves(graph)):
         return {}
@@ -80,34 +79,20 @@ def sample_pairs(
         raise AttnSpecError(
             f"samples of choices are drawn up to n = {LIMITS.pairs_shown:,}, got {n:,}"
         )
-    draws = torch.Generator().manual_seed(0)
-    heads = len(_heads(program))
-    q = torch.randn(1, heads, n, SIZE, generator=draws)
+    data = {name: torch.as_tensor(np.asarray(x))[None] for name, x in inputs.items()}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        q = torch.randn(1, heads, n, SIZE)
+        for entry in program.inputs:
+            if entry.name not in data and entry.kind in PER_HEAD:
+                data[entry.name] = about_heads(entry, n, n)
     # neighbours are alike, as tokens are
     q = q + 0.5 * q.cumsum(2)
-    data = {name: torch.as_tensor(np.asarray(x))[None] for name, x in inputs.items()}
-    for entry in program.inputs:
-        if entry.name not in data and entry.kind in PER_HEAD:
-            data[entry.name] = _drawn_input(entry, n, draws)
     bare = tuple(
         attend if attend.graph is None else replace(attend, mechanism=None)
         for attend in program.attends
     )
     return _pairs(replace(program, attends=bare), layers, q, q, data)
-
-
-def _drawn_input(entry: Input, n: int, draws: torch.Generator) -> torch.Tensor:
-    blocks = -(-n // entry.size)
-    if entry.kind == "choices":
-        return torch.randint(-1, blocks, (1, 1, n, LISTED), generator=draws)
-    if entry.kind == "buckets":
-        return torch.randint(0, LISTED, (1, 1, 1, n), generator=draws)
-    # more rows than there are blocks of queries are ignored
-    return 2 * torch.randn(1, 1, n, blocks, generator=draws)
-
-
-def _heads(program: Program) -> range:
-    return range(program.heads or 1)
 
 
 def _pairs(

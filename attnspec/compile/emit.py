@@ -15,10 +15,15 @@ import math
 import re
 from collections.abc import Sequence
 from textwrap import wrap
+from typing import TYPE_CHECKING
 
 from attnspec.ir.program import Program
-from attnspec.ir.serial import Plain, plan_data
+from attnspec.ir.serial import Plain, fingerprint, plan_data
 from attnspec.text.diagnostics import InternalError
+from attnspec.version import __version__
+
+if TYPE_CHECKING:
+    from attnspec.elaborate import Elaborated
 
 WIDTH = 100
 """The longest line of the plan, where no single number or name is longer."""
@@ -75,29 +80,18 @@ HEADS, and returns [B, HEADS, n_q, d_v]. QUERIES. `layer` is the number of one,
 
 
 def emit(
-    program: Program,
-    *,
-    text: str,
-    fingerprint: str,
-    version: str,
-    facts: Sequence[str] = (),
-    backend: str = "auto",
-    body: str | None = None,
+    spec: Elaborated, facts: Sequence[str], backend: str = "auto", body: str | None = None
 ) -> str:
-    """The module of a program.
-
-    `text` is the canonical spec, `facts` are lines about it for the docstring. A module that stands
-    alone has its `body`, and no plan; the others import attnspec.
-    """
-    name = class_name(program.name)
-    parts = [_docstring(program.name, text, fingerprint, version, facts, name)]
+    """The module of a spec; `facts` are lines about it for the docstring. A module that stands
+    alone has its `body`, and no plan; the others import attnspec."""
+    parts = [_docstring(spec, facts)]
     if body is not None:
         parts.append(body)
     else:
         parts.append(_DEPENDENT)
-        parts.append(f"PLAN = {literal(plan_data(program, backend))}\n")
-        parts.append(_CHECK.replace("VERSION", version))
-        parts.append("\n" + _class(program, name))
+        parts.append(f"PLAN = {literal(plan_data(spec.program, backend))}\n")
+        parts.append(_CHECK.replace("VERSION", __version__))
+        parts.append("\n" + _class(spec.program))
     module = "\n".join(parts)
     check_module(module, body is not None)
     return sealed(module)
@@ -157,22 +151,20 @@ def _flat(value: Plain) -> str:
             return repr(value)
 
 
-def _docstring(
-    name: str, text: str, fingerprint: str, version: str, facts: Sequence[str], shown: str
-) -> str:
-    spec = "\n".join(f"    {line}".rstrip() for line in text.rstrip("\n").split("\n"))
+def _docstring(spec: Elaborated, facts: Sequence[str]) -> str:
+    name = spec.program.name
     lines = [
-        f"{name}{MARK}{version}.",
+        f"{name}{MARK}{__version__}.",
         "",
-        f"    attention = {shown}()",
+        f"    attention = {class_name(name)}()",
         "    out = attention(q, k, v)",
         "",
         SPEC,
         "",
-        spec,
+        *(f"    {line}".rstrip() for line in spec.source.rstrip("\n").split("\n")),
         "",
         *([*facts, ""] if facts else []),
-        f"Fingerprint of the spec (sha256): {fingerprint}",
+        f"Fingerprint of the spec (sha256): {fingerprint(spec.program)}",
         "",
     ]
     inert = "\n".join(lines).replace("\\", "\\\\")
@@ -193,7 +185,7 @@ _KINDS = {
 """What inputs of each kind are."""
 
 
-def _class(program: Program, name: str) -> str:
+def _class(program: Program) -> str:
     inputs = "The spec declares no `inputs`."
     if program.inputs:
         shown = ", ".join(f"{x.name} ({_KINDS[x.kind]})" for x in program.inputs)
@@ -204,7 +196,7 @@ def _class(program: Program, name: str) -> str:
     call = _CALL.replace("HEADS", "H" if program.heads is None else str(program.heads))
     call = call.replace("QUERIES", queries).replace("INPUTS", inputs)
     # at once: the name of a spec may be one of these words
-    words = {"NAME": name, "SPEC": f"`{program.name}`"}
+    words = {"NAME": class_name(program.name), "SPEC": f"`{program.name}`"}
     words["CALL"] = "\n    ".join(wrap(call, WIDTH - 4))
     return re.sub(r"\b(NAME|SPEC|CALL)\b", lambda word: words[word[0]], _CLASS)
 
@@ -217,11 +209,8 @@ def check_module(text: str, standalone: bool) -> None:
         raise InternalError(f"the emitted module does not parse: {error}") from error
     allowed = ALONE if standalone else {"attnspec"}
     for node in ast.walk(tree):
-        problems = []
-        if isinstance(node, ast.Import):
-            problems = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            problems = [node.module or "."]
-        for module in problems:
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        modules += [node.module or "."] if isinstance(node, ast.ImportFrom) else []
+        for module in modules:
             if module.partition(".")[0] not in allowed:
                 raise InternalError(f"the emitted module imports {module}")

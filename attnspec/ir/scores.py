@@ -6,7 +6,6 @@ Backends ask what is added, what a block of scores becomes, and the expressions 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -130,25 +129,23 @@ def goes_by_distance(value: Scalar) -> bool:
 # --- named statements -----------------------------------------------------------------------------
 
 
-def softcap(cap: Scalar) -> Scalar:
-    """`score softcap(cap)`."""
-    return Apply("*", (cap, Apply("tanh", (Apply("/", (S, cap)),))))
-
-
-def alibi(slopes: Sequence[float]) -> Scalar:
-    """`score alibi()`, the slope of each head."""
-    slope = Apply("item", (HEAD, *slopes))
-    return Apply("-", (S, Apply("*", (slope, Apply("abs", (DISTANCE,))))))
+NAMED: dict[str, Scalar] = {
+    "softcap": Apply("*", (Symbol("cap"), Apply("tanh", (Apply("/", (S, Symbol("cap"))),)))),
+    "alibi": Apply("-", (S, Apply("*", (Symbol("slope"), Apply("abs", (DISTANCE,)))))),
+    "bias": Apply("+", (S, Symbol("bias"))),
+}
+"""What scores become by `score softcap(cap)`, by `score alibi()` with the slope of a head, and by
+`score bias()` with the learned number of a pair."""
 
 
 def bias(buckets: int, max_distance: int, two_sided: bool, table: str) -> Scalar:
-    """`score bias()`: T5's table; later keys have its upper half if there are two sides."""
+    """The number of a pair in T5's table; later keys have its upper half if there are two sides."""
     side = buckets // 2 if two_sided else buckets
     far = Apply("abs", (DISTANCE,)) if two_sided else Apply("max", (DISTANCE, 0))
     bucket = Apply("steps", (far, *thresholds(side, max_distance)))
     if two_sided:
         bucket = Apply("+", (bucket, Apply("*", (side, Apply("<", (DISTANCE, 0))))))
-    return Apply("+", (S, Apply("entry", (Symbol(f"{table}{TABLE}"), bucket))))
+    return Apply("entry", (Symbol(f"{table}{TABLE}"), bucket))
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:

@@ -34,7 +34,7 @@ from attnspec.ir.program import (
     scalars_of,
 )
 from attnspec.ir.scalars import Apply, Scalar, ScalarError, Symbol, evaluate, fold, symbols
-from attnspec.ir.scores import Scores, alibi, alibi_slopes, bias, softcap
+from attnspec.ir.scores import HEAD, NAMED, Scores, alibi_slopes, bias
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.mechanism_sizes import bind_mechanism, symbols_in
@@ -234,10 +234,8 @@ def _work(
     attend: Attend, at: Situation, heads: int, tables: Mapping[tuple[int, Score], str]
 ) -> Work:
     mechanism = None if attend.mechanism is None else bind_mechanism(attend.mechanism, at)
-    graph = attend.graph
-    if graph is None:
-        # the pairs that the mechanism weighs
-        graph = Leaf("causal" if at.causal else "full", ())
+    # of a mechanism alone the pairs that it weighs
+    graph = attend.graph or Leaf("causal" if at.causal else "full", ())
     try:
         # a mechanism takes queries and keys as they are
         relation = bind_attended(graph, at if mechanism is None else replace(at, crossing=None))
@@ -292,16 +290,17 @@ def _statement(score: Score, at: Situation, heads: int, table: str) -> Scalar:
         name: _number(value, at, f"{score.name}: {name}", score.span)
         for name, value in score.arguments
     }
+    given: dict[str, Any] = dict(values)
     match score.name:
-        case "softcap":
-            if not values["cap"] > 0:
-                message = f"`cap` must be above 0, got {values['cap']} at n = {at.n}"
-                raise BindError(message, score.span)
-            return softcap(values["cap"])
+        case "softcap" if not values["cap"] > 0:
+            message = f"`cap` must be above 0, got {values['cap']} at n = {at.n}"
+            raise BindError(message, score.span)
         case "alibi":
-            return alibi(score.slopes or alibi_slopes(heads))
-        case _:
-            return bias(int(values["buckets"]), int(values["max_distance"]), not at.causal, table)
+            given["slope"] = Apply("item", (HEAD, *(score.slopes or alibi_slopes(heads))))
+        case "bias":
+            sizes = int(values["buckets"]), int(values["max_distance"])
+            given["bias"] = bias(*sizes, not at.causal, table)
+    return fold(NAMED[score.name], given)
 
 
 def _expression(score: Score, at: Situation) -> Scalar:

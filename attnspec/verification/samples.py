@@ -33,13 +33,13 @@ def sample_inputs(program: Program, n: int, n_q: int | None = None) -> dict[str,
             # whole, because a predicate may divide them, and some equal
             data[entry.name] = torch.randint(0, max(2, n // 2), (1, n))
         elif entry.kind in PER_HEAD:
-            data[entry.name] = _about_heads(entry, n, n if n_q is None else n_q)
+            data[entry.name] = about_heads(entry, n, n if n_q is None else n_q)
         else:
             data[entry.name] = torch.tensor([n // 2])
     return data
 
 
-def _about_heads(entry: Input, n: int, n_q: int) -> torch.Tensor:
+def about_heads(entry: Input, n: int, n_q: int) -> torch.Tensor:
     """An input for a batch of one that all heads have in common."""
     blocks = -(-n // entry.size)
     match entry.kind:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from attnspec.compile.exports.block_rows import cover_of, masks_of
-from attnspec.compile.standalone.graphs import mask_text, written_file
+from attnspec.compile.standalone.graphs import mask_text
 from attnspec.compile.standalone.page import StandaloneError, Text
 from attnspec.compile.standalone.scores import numbers_in, score_text
 from attnspec.graphs.patterns import BY_NAME
@@ -38,11 +38,9 @@ if TYPE_CHECKING:
 BLOCK = 128
 """Queries and keys of a block, as FlexAttention has them."""
 
-Mod = Callable[[Any, Any, Any, Any], Any]
-"""Whether query q reads key k in head h of sample b."""
-
-ScoreMod = Callable[[Any, Any, Any, Any, Any], Any]
-"""The score of query q and key k in head h of sample b, changed."""
+Mod = Callable[..., Any]
+"""Whether query q reads key k in head h of sample b, f(b, h, q, k); or the score of that pair,
+changed, f(score, b, h, q, k)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +84,7 @@ class FlexMask:
         return self._mod(Crossing(longest, longest))
 
     @property
-    def score_mod(self) -> ScoreMod | None:
+    def score_mod(self) -> Mod | None:
         """What changes the scores, f(score, b, h, q, k), None where nothing does.
 
         Raises AttnSpecError where a table is learned, where heads weigh scores in different ways,
@@ -97,7 +95,7 @@ class FlexMask:
             raise self._no_score_mod(f"`normalize {first.normalize}` is not a softmax")
         if any(score.name == "bias" for score in first.scores):
             raise self._no_score_mod("the table of `score bias()` is learned by a module")
-        space = self._weighing
+        made = self._weighing["score_mod_of"]
         if not first.scores:
             return None
         asked = {name for value in numbers_in(first) for name in symbols(value)}
@@ -109,15 +107,11 @@ class FlexMask:
         if missing:
             raise self._no_score_mod(f"they read the inputs {', '.join(missing)}: pass `inputs=`")
         sides = Crossing(1, 1) if self.n is None else self._sides(self.n, self.m)
-
-        def of_kind(kind: torch.dtype) -> ScoreMod:
-            q, k = (
-                torch.empty(1, self.heads, count, 0, dtype=kind, device=self.device)
-                for count in (sides.queries, sides.keys)
-            )
-            return cast(ScoreMod, space["score_mod_of"](q, k, self.layer, self.inputs, {}))
-
-        usual, exact = of_kind(torch.float32), of_kind(torch.float64)
+        q, k = (
+            torch.empty(1, self.heads, count, 0, device=self.device)
+            for count in (sides.queries, sides.keys)
+        )
+        usual, exact = (made(x, k, self.layer, self.inputs, {}) for x in (q.float(), q.double()))
 
         def score_mod(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
             return (exact if score.dtype == torch.float64 else usual)(score, b, h, q, k)
@@ -152,9 +146,9 @@ class FlexMask:
             return None
 
     def _executed(self, text: Text) -> dict[str, Any]:
-        """The names of the file of some functions, and its text."""
-        file = written_file(self.program, text, tuple(text.functions))
-        space: dict[str, Any] = {"text": file}
+        """The names of the file of some functions."""
+        file = text.file(self.program, tuple(text.functions))
+        space: dict[str, Any] = {}
         exec(compile(file, f"mask of {self.program.name}", "exec"), space)
         return space
 
@@ -217,8 +211,7 @@ class FlexMask:
         graphs = (attend.graph for attend in self.program.attends if attend.graph)
         if any(BY_NAME[leaf.pattern].changes for graph in graphs for leaf in leaves(graph)):
             return True
-        _, _, mask = (self._source or {})["text"].partition("def mask(")
-        statements = mask.partition("\n\n\n")[0].partition('."""')[2]
+        statements = mask_text(self.program).functions["mask"].partition('."""')[2]
         return re.search(rf"\b(n|{QUERIES})\b", statements) is not None
 
     def _mod(self, sides: Crossing) -> Mod:

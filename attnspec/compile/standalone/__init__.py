@@ -7,8 +7,8 @@ is ordinary source of `attnspec.compile.standalone.sources`, taken over as it st
 from __future__ import annotations
 
 from attnspec.compile.standalone.formulas import LEAST
-from attnspec.compile.standalone.graphs import graph_module
-from attnspec.compile.standalone.mechanisms import mechanism_module
+from attnspec.compile.standalone.graphs import graph_text
+from attnspec.compile.standalone.mechanisms import mechanism_text
 from attnspec.compile.standalone.page import StandaloneError
 from attnspec.compile.standalone.scores import numbers_in
 from attnspec.ir.crossing import QUERIES
@@ -22,12 +22,15 @@ __all__ = ["StandaloneError", "standalone_module"]
 
 def standalone_module(program: Program, class_name: str) -> str:
     """All but the docstring of the file; raises StandaloneError for what no short file says."""
-    graphs = all(attend.mechanism is None for attend in program.attends)
+    refusal, graphs = _refusal(program), all(each.mechanism is None for each in program.attends)
     try:
         for leaf in decided_leaves(program):
             raise StandaloneError(f"queries and keys decide which pairs `{leaf.pattern}` has")
-        text = graph_module if graphs else mechanism_module
-        return text(program, class_name, _refusal(program))
+        text = graph_text(program) if graphs else mechanism_text(program)
+        text.settings["REFUSED"] = bool(refusal)
+        text.names.update({"Attention": class_name, "exportable(k)": refusal})
+        roots = ("mask", "mask_mod_of", "attend", "Attention") if graphs else ("Attention",)
+        return text.file(program, roots)
     except StandaloneError as error:
         raise StandaloneError(
             f"`{program.name}` cannot be said in a short file that stands alone: {error};"

@@ -10,10 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from textwrap import wrap
 from typing import Any, TypeAlias
 
 from attnspec.compile.standalone.lifting import WIDTH
+from attnspec.ir.intervals import bounds
+from attnspec.ir.scalars import NEGATED, Apply
 
 LEVELS = {"|": 1, "&": 2, "+": 3, "-": 3, "*": 4, "/": 4, "//": 4, "%": 4, "**": 6}
 LEVELS |= dict.fromkeys(("==", "!=", "<", "<=", ">", ">="), 0)
@@ -81,16 +84,14 @@ class Expression:
     def __neg__(self) -> Operand:
         if self.difference:
             return joined("-", *reversed(self.difference))
-        if self.opposite is not None:
-            return self.opposite
         if self.kind == "bool":
             return -counted(self)
-        text, ends = f"-{_within(self, SIGN)}", (-self.high, -self.low)
-        return Expression(text, self.kind, self.tensor, *ends, level=SIGN, opposite=self)
+        text, ends = f"-{_within(self, SIGN)}", ends_of("neg", self)
+        return Expression(text, self.kind, self.tensor, *ends, level=SIGN)
 
     def __abs__(self) -> Expression:
-        most = max(abs(self.low), abs(self.high))
-        return Expression(f"abs({self.text})", self.kind, self.tensor, 0, most)
+        ends = ends_of("abs", self)
+        return Expression(f"abs({self.text})", self.kind, self.tensor, *ends)
 
     def __xor__(self, other: Operand) -> Operand:
         """Other than `True` is not asked for: it is how formulas say `not`."""
@@ -107,26 +108,30 @@ class Expression:
 
 def joined(op: str, a: Operand, b: Operand) -> Operand:
     """An operator of two operands, or what it comes to."""
+    ends = -_OPEN, _OPEN
     if op in ("&", "|"):
         for one, other in ((a, b), (b, a)):
             if isinstance(other, bool):
                 return other if other is (op == "|") else one
-        kind, low, high = "bool", -_OPEN, _OPEN
-    elif op in _COMPARISONS:
+        kind = "bool"
+    elif op in NEGATED:
         verdict = _verdict(op, a, b)
         if verdict is not None:
             return verdict
         a, b, _ = alike(a, b)
-        kind, low, high = "bool", -_OPEN, _OPEN
+        kind = "bool"
     else:
-        if _is(b, _NEUTRAL.get(op)) or (op == "%" and _is_less(a, b)):
+        if _is(b, _NEUTRAL.get(op)) or (op == "%" and ends_of("//", a, b) == (0, 0)):
             return a
         if op in "+*" and _is(a, _NEUTRAL[op]):
             return b
         if op == "-" and _is(a, 0):
             return -b
-        low, high = _range(op, a, b)
         a, b, kind = alike(a, b, op == "/")
+        ends = ends_of(op, a, b)
+        if op == "%" and kind == "int" and isinstance(b, int) and b > 1:
+            # not of `% 1`, which stays, so that heads differ in numbers alone
+            ends = ends[0], min(ends[1], b - 1)
     level = LEVELS[op]
     # comparisons do not chain, powers group to the right, all others to the left
     first, second = _within(a, level + (level in (0, 6))), _within(b, level + 1)
@@ -137,34 +142,16 @@ def joined(op: str, a: Operand, b: Operand) -> Operand:
             for each, text in ((a, first), (b, second))
         )
     text, sides = f"{first} {op} {second}", (a, b) if op == "-" else ()
-    return Expression(text, kind, tensor_of(a, b), low, high, level=level, difference=sides)
+    return Expression(text, kind, tensor_of(a, b), *ends, level=level, difference=sides)
 
-
-_COMPARISONS = frozenset(op for op, level in LEVELS.items() if level == 0)
 
 _NEUTRAL = {"+": 0, "-": 0, "*": 1, "//": 1}
 
 
-def _range(op: str, a: Operand, b: Operand) -> tuple[float, float]:
-    """The least and greatest number that an operator may make."""
-    (low, high), (least, most) = ends_of(a), ends_of(b)
-    match op:
-        case "+":
-            return low + least, high + most
-        case "-":
-            return low - most, high - least
-        case "//" if isinstance(b, int) and b > 0 and kind_of(a) == "int":
-            return low // b, high // b
-        case "%" if isinstance(b, int) and b > 0:
-            return 0, b - 1
-        case _:
-            return -_OPEN, _OPEN
-
-
-def _is_less(a: Operand, b: Operand) -> bool:
-    """Whether a number is a remainder as it stands."""
-    low, high = ends_of(a)
-    return isinstance(b, int) and b > 0 and low >= 0 and high < b
+def ends_of(op: str, *operands: Operand) -> tuple[float, float]:
+    """The least and greatest number that an operation may make; `max` of one operand is its own."""
+    low, high = bounds(Apply(op, operands), {})
+    return float(low), float(high)
 
 
 def call(text: str, *args: Operand, kind: str = "int", low: float = -_OPEN) -> Expression:
@@ -222,27 +209,14 @@ def _is(operand: Operand, number: int | None) -> bool:
     return not isinstance(operand, Expression) and operand == number
 
 
-def ends_of(operand: Operand) -> tuple[float, float]:
-    """The least and the greatest number that an operand may be."""
-    return (operand.low, operand.high) if isinstance(operand, Expression) else (operand, operand)
-
-
 def _verdict(op: str, a: Operand, b: Operand) -> bool | None:
     """What a comparison gives whatever its operands are, None where that is not known."""
     if {"number", "score"} & {kind_of(a), kind_of(b)}:
         # what is not a number compares false, whatever its bounds
         return None
     low, high = _difference(a, b)
-    same, other = flat(a) == flat(b), low > 0 or high < 0
-    always, never = {
-        "<": (high < 0, low >= 0),
-        "<=": (high <= 0, low > 0),
-        ">": (low > 0, high <= 0),
-        ">=": (low >= 0, high < 0),
-        "==": (same, other),
-        "!=": (other, same),
-    }[op]
-    return True if always else False if never else None
+    always, sometimes = ends_of(op, Expression("", low=low, high=high), 0)
+    return bool(sometimes) if always == sometimes else None
 
 
 def _difference(a: Operand, b: Operand) -> tuple[float, float]:
@@ -250,8 +224,7 @@ def _difference(a: Operand, b: Operand) -> tuple[float, float]:
     (left, more), (right, less) = _offset(a), _offset(b)
     if left == right:
         return more - less, more - less
-    (low, high), (least, most) = ends_of(a), ends_of(b)
-    low, high = low - most, high - least
+    low, high = ends_of("-", a, b)
     return max(low, 1) if _is_below(b, a) else low, min(high, -1) if _is_below(a, b) else high
 
 
@@ -298,19 +271,21 @@ def lines(text: str, head: str, indent: int, tail: str = "") -> list[str]:
     before, _, inside = text.partition("(")
     if re.fullmatch(r"~?[\w.]*", before) and _is_closed(f"({inside}"):
         head, text = head + before, inside[:-1]
-    pieces = _pieces(text, [","])
-    if len(pieces) > 1 and all(re.fullmatch(r"-?[\d.e+-]+|", piece) for _, piece in pieces):
-        room = WIDTH - indent - 4
-        found = [f"{margin}    {row}" for row in wrap(f"{text.rstrip(',')},", room)]
+    pieces, comma = _pieces(text, [","]), ","
+    for level in (1, 2, 0, 3, 4):
+        if len(pieces) == 1:
+            pieces = _pieces(text, [op for op in LEVELS if LEVELS[op] == level])
+            comma = ""
+    if comma and all(re.fullmatch(r"-?[\d.e+-]+|", piece) for _, piece in pieces):
+        found = [f"{margin}    {row}" for row in wrap(f"{text.rstrip(',')},", WIDTH - indent - 4)]
     elif len(pieces) > 1:
-        found = [line for _, piece in pieces for line in lines(piece, "", indent + 4, ",")]
+        found = [
+            line
+            for lead, piece in pieces
+            for line in lines(piece, "" if comma else lead, indent + 4, comma)
+        ]
     else:
-        for level in (1, 2, 0, 3, 4):
-            if len(pieces) == 1:
-                pieces = _pieces(text, [op for op in LEVELS if LEVELS[op] == level])
         found = [f"{margin}    {text}"]
-        if len(pieces) > 1:
-            found = [line for lead, piece in pieces for line in lines(piece, lead, indent + 4)]
     return [f"{margin}{head}(", *found, f"{margin}){tail}"]
 
 
@@ -327,9 +302,4 @@ def _pieces(text: str, ops: list[str]) -> list[tuple[str, str]]:
 
 def _is_closed(text: str) -> bool:
     """Whether the bracket that a text begins with is closed at its end."""
-    depth = 0
-    for place, character in enumerate(text):
-        depth += (character == "(") - (character == ")")
-        if depth == 0:
-            return place == len(text) - 1
-    return False
+    return 0 not in [*accumulate((x == "(") - (x == ")") for x in text)][:-1]

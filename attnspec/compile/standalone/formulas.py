@@ -6,7 +6,6 @@ look numbers up, which no operator does, say here what is written in their place
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
@@ -45,7 +44,7 @@ from attnspec.graphs.predicates.inputs import (
 from attnspec.graphs.relation import Relation
 from attnspec.ir.intervals import bounds, reach_of
 from attnspec.ir.parameters import Parameter, RelationError
-from attnspec.ir.program import Crossing, Program, Term
+from attnspec.ir.program import Crossing, Term
 from attnspec.ir.scalars import LARGEST, OPERATIONS, Apply, Scalar, Symbol, fold, symbols
 
 
@@ -53,7 +52,7 @@ from attnspec.ir.scalars import LARGEST, OPERATIONS, Apply, Scalar, Symbol, fold
 class Written(Situation):
     """Where a term stands whose sizes are written down, not computed."""
 
-    page: Page = field(default_factory=lambda: Page((), None), compare=False)
+    page: Page = field(kw_only=True, compare=False)
 
     @property
     def apart(self) -> Crossing | None:
@@ -67,7 +66,7 @@ class Written(Situation):
         folded = fold(scalar, self.values)
         if not isinstance(folded, Symbol | Apply):
             return folded
-        return self.page.size(name, number_of(folded, self.page))
+        return self.page.size(name, said(folded, {}, self.page))
 
     def fault(self, parameter: Parameter, name: str, value: object) -> str | None:
         if not isinstance(value, Expression):
@@ -85,18 +84,12 @@ class Written(Situation):
         return None
 
 
-def number_of(scalar: Scalar, page: Page) -> Expression:
-    """A size as an expression of n, layer and head, with its bounds."""
-    number = cast(Expression, said(scalar, {}, page))
-    low, high = (float(end) for end in bounds(scalar, page.ranges()))
-    return replace(number, low=max(low, number.low), high=min(high, number.high))
-
-
-def formula_of(term: Term, program: Program, page: Page) -> Expression:
+def formula_of(term: Term, page: Page) -> Expression:
     """Whether q reads k, as an expression of `q`, `k`, `n` and what else stands on the page.
 
     Raises StandaloneError for what cannot be written down.
     """
+    program = page.program
     at = Written(
         n=cast(int, page.n),
         patterns={**BY_NAME, **_patterns(page)},
@@ -108,17 +101,17 @@ def formula_of(term: Term, program: Program, page: Page) -> Expression:
         extra_tokens=program.extra_tokens,
         inputs=page.data(),
         page=page,
-        crossing=Crossing(cast(int, page.m), cast(int, page.n)) if page.cross else None,
+        crossing=Crossing(cast(int, page.m), cast(int, page.n)) if program.cross else None,
     )
     q, k = page.position("q"), page.position("k")
     # one that both sequences have room in
-    length = call("max", page.m, page.n, low=1) if page.cross else page.n
+    length = call("max", page.m, page.n, low=1) if program.cross else page.n
     try:
         extents = tuple(at.value(extent, "an extent") for extent in program.grid or ())
         if any(isinstance(extent, Expression) for extent in extents):
             raise StandaloneError("the extents of its grid depend on n")
         at = replace(at, grid=cast(tuple[int, ...], extents))
-        bound = bind(term, at) if page.cross else bind_attended(term, at)
+        bound = bind(term, at) if program.cross else bind_attended(term, at)
         formula: Operand = _written(bound, at.patterns).holds(q, k, cast(int, length))
     except UndecidedError as error:
         raise StandaloneError(f"a size must be known before n is: {error}") from None
@@ -160,19 +153,24 @@ def _patterns(page: Page) -> Mapping[str, type[Relation]]:
         return listed(self, q // self.size, k // self.size, RANDOM_BLOCKS, *drawn)
 
     def where(self: Any, q: Operand, k: Operand, n: Operand) -> Operand:
-        values, allowed = _values(self, {"q": q, "k": k})
-        formula = said(self.predicate, values, page)
-        page.most = min(page.most, _most(self.predicate, page))
-        return formula & allowed
-
-    def where_inputs(self: Any, q: Operand, k: Operand, n: Operand) -> Operand:
-        values, allowed = _values(self, {"q": q, "k": k})
-        for read, data in zip(inputs_read(self.predicate), self.inputs, strict=True):
-            values[reading(read, "").name] = data.values
+        values, allowed = {"q": q, "k": k}, cast(Operand, True)
+        for side, position in tuple(values.items()):
+            # the coordinates that a predicate asks for, and which pairs of them there are
+            if any(text.startswith(f"{side}.") for text in symbols(self.predicate)):
+                grid = Grid(self.extents, self.extra_tokens)
+                allowed = allowed & grid.inside(position)
+                axes = zip(AXES[len(self.extents)], grid.coordinates(position), strict=True)
+                values.update({f"{side}.{axis}": at for axis, at in axes})
+        read = inputs_read(self.predicate)
+        for name, data in zip(read, getattr(self, "inputs", ()), strict=True):
+            values[reading(name, "").name] = data.values
             for side in "qk":
-                values[reading(read, side).name] = data.values[..., values[side]]
-            _ask(self.predicate, read, page)
-        return said(self.predicate, values, page) & allowed
+                values[reading(name, side).name] = data.values[..., values[side]]
+            _ask(self.predicate, name, page)
+        formula = said(self.predicate, values, page)
+        if not read:
+            page.most = min(page.most, _most(self.predicate, values, page))
+        return formula & allowed
 
     patterns: dict[str, Callable[..., Operand]] = {
         "powers": lambda self, q, k, n: call("is_power", abs(q - k), self.base, n, kind="bool"),
@@ -180,24 +178,11 @@ def _patterns(page: Page) -> Mapping[str, type[Relation]]:
         "random_blocks": blocks,
         "expander": lambda self, q, k, n: listed(self, q, k, EXPANDER, "cycles", n, self.degree),
         "where": where,
-        "where_inputs": where_inputs,
+        "where_inputs": where,
     }
     return {
         name: type(name, (BY_NAME[name],), {"holds": holds}) for name, holds in patterns.items()
     }
-
-
-def _values(pattern: Any, positions: Mapping[str, Operand]) -> tuple[dict[str, Operand], Operand]:
-    """What positions, and the coordinates that a predicate asks for, stand for, and which pairs of
-    them there are."""
-    values, allowed = dict(positions), cast(Operand, True)
-    for side, position in positions.items():
-        if any(text.startswith(f"{side}.") for text in symbols(pattern.predicate)):
-            grid = Grid(pattern.extents, pattern.extra_tokens)
-            allowed = allowed & grid.inside(position)
-            axes = zip(AXES[len(pattern.extents)], grid.coordinates(position), strict=True)
-            values.update({f"{side}.{axis}": at for axis, at in axes})
-    return values, allowed
 
 
 def _ask(predicate: Scalar, read: str, page: Page) -> None:
@@ -214,13 +199,14 @@ def _ask(predicate: Scalar, read: str, page: Page) -> None:
     page.numbers[read] = most, whole or real_remainder(predicate, (read,)) is not None
 
 
-def _most(predicate: Scalar, page: Page) -> int:
+def _most(predicate: Scalar, values: Mapping[str, Operand], page: Page) -> int:
     """The longest sequence, MOST or a power of two, of which every number of a predicate fits."""
-    ranges = page.ranges()
+    read = {name: said(Symbol(name), values, page) for name in symbols(predicate)}
+    ranges = {name: bounds(value, {}) for name, value in read.items()}
     most = int(page.n.high)
     while reach_of(predicate, ranges) > LARGEST:
         most = 1 << (most.bit_length() - 1 if most & (most - 1) else most.bit_length() - 2)
-        if most < 2 or page.fixed is not None:
+        if most < 2 or page.program.fixed_length is not None:
             raise StandaloneError("numbers of its predicate do not fit in 64 bits")
         ranges = {
             key: ends if key in ("layer", "head") else (ends[0], np.minimum(ends[1], most))
@@ -242,26 +228,35 @@ def said(scalar: Scalar, values: Mapping[str, Operand], page: Page) -> Operand:
         # of a predicate, or a score, what is the same for all pairs
         operand = said(scalar, {}, page)
         return page.size("size", operand) if isinstance(operand, Expression) else operand
-    args = [said(arg, values, page) for arg in scalar.args]
-    match scalar.op:
+    args = tuple(said(arg, values, page) for arg in scalar.args)
+    found = _applied(scalar.op, args, page)
+    if kind_of(found) == "bool" or not isinstance(found, Expression):
+        return found
+    low, high = ends_of(scalar.op, *args)
+    return replace(found, low=max(low, found.low), high=min(high, found.high))
+
+
+def _applied(op: str, args: tuple[Operand, ...], page: Page) -> Operand:
+    """What an operation makes of operands."""
+    match op:
         case "//" | "%" | "/":
-            low, high = bounds(scalar.args[1], page.ranges())
+            low, high = ends_of("max", args[1])
             # of scores IEEE says what a division by 0 gives
-            if low <= 0 <= high and not (page.scores and scalar.op == "/" and tensor_of(*args)):
+            if low <= 0 <= high and not (page.scores and op == "/" and tensor_of(*args)):
                 raise StandaloneError(f"{flat(args[1])}, which divides, may be 0")
-            return joined(scalar.op, *args)
+            return joined(op, *args)
         case "min" | "max":
-            return reduce(lambda a, b: _extreme(scalar.op, a, b), args)
+            return reduce(lambda a, b: _extreme(op, a, b), args)
         case "**":
-            return _power(scalar, args[0], args[1], page)
+            return _power(args[0], args[1], page)
         case "item":
-            return _item(scalar, args[0], args[1:], page)
+            return _item(args[0], args[1:], page)
         case "ceil" | "floor":
-            return _rounded(scalar.op, args[0], page)
+            return _rounded(op, args[0], page)
         case "sqrt" | "isqrt" | "log2" | "log" | "exp" | "tanh":
-            return _function(scalar, args[0], page)
+            return _function(op, args[0], page)
         case _:
-            return OPERATIONS[scalar.op](*args)
+            return OPERATIONS[op](*args)
 
 
 def _extreme(op: str, a: Operand, b: Operand) -> Operand:
@@ -272,18 +267,12 @@ def _extreme(op: str, a: Operand, b: Operand) -> Operand:
         return call(op, a, b, kind="real" if "real" in (kind_of(a), kind_of(b)) else "int")
     a, b, kind = alike(a, b)
     if tensor_of(a) and tensor_of(b):
-        found = call(f"torch.{op}imum", a, b, kind=kind)
-    else:
-        clamp = ".clamp_max" if op == "min" else ".clamp_min"
-        found = call(clamp, *((a, b) if tensor_of(a) else (b, a)), kind=kind)
-    (low, high), (least, most) = ends_of(a), ends_of(b)
-    extreme = min if op == "min" else max
-    if kind != "int":
-        return found
-    return replace(found, low=extreme(low, least), high=extreme(high, most))
+        return call(f"torch.{op}imum", a, b, kind=kind)
+    clamp = ".clamp_max" if op == "min" else ".clamp_min"
+    return call(clamp, *((a, b) if tensor_of(a) else (b, a)), kind=kind)
 
 
-def _power(scalar: Apply, x: Operand, power: Operand, page: Page) -> Operand:
+def _power(x: Operand, power: Operand, page: Page) -> Operand:
     constant = isinstance(power, int) and power >= 0
     if kind_of(x) in ("number", "score") and constant:
         # as it is computed elsewhere, to the last bit
@@ -291,18 +280,17 @@ def _power(scalar: Apply, x: Operand, power: Operand, page: Page) -> Operand:
     if not (constant or page.scores) and tensor_of(x, power):
         raise StandaloneError("a power of positions has an exponent that is not a number")
     whole = kind_of(x) == "int" and kind_of(power) == "int"
-    if whole and float(bounds(scalar.args[1], page.ranges())[0]) < 0:
+    if whole and ends_of("max", power)[0] < 0:
         if not tensor_of(x, power):
             raise StandaloneError(f"{flat(power)}, which is an exponent, may be negative")
         x, power, whole = real(x), real(power), False
     return replace(joined("**", x, power), kind="int" if whole else "real")
 
 
-def _item(scalar: Apply, index: Operand, items: Sequence[Operand], page: Page) -> Operand:
+def _item(index: Operand, items: Sequence[Operand], page: Page) -> Operand:
     """What a list has at an index."""
-    low, high = (float(end) for end in bounds(scalar.args[0], page.ranges()))
-    least, most = ends_of(index)
-    inside = max(low, least) >= 0 and min(high, most) < len(items)
+    low, high = ends_of("max", index)
+    inside = low >= 0 and high < len(items)
     if not (inside or (page.scores and tensor_of(index))):
         raise StandaloneError(f"a list of {len(items)} is read at {flat(index)}")
     listed = Expression(f"({', '.join(map(flat, items))}{',' * (len(items) == 1)})")
@@ -337,18 +325,18 @@ LEAST = {"log2": 1, "log": 1, "sqrt": 0, "isqrt": 0}
 """The least whole number of which functions have a value."""
 
 
-def _function(scalar: Apply, x: Operand, page: Page) -> Operand:
+def _function(op: str, x: Operand, page: Page) -> Operand:
     """Roots, logarithms and what else makes reals, with the values that the language gives them."""
-    op, least = scalar.op, float(bounds(scalar.args[0], page.ranges())[0])
+    least = ends_of("max", x)[0]
     if least < LEAST.get(op, least) and not (page.scores and tensor_of(x)):
         raise StandaloneError(f"`{op}` is asked of {flat(x)}, which it may not be defined for")
     if not tensor_of(x):
         if op != "isqrt":
             return call(f"math.{op}", x, kind="real")
         whole = call("math.floor", x) if kind_of(x) == "real" else x
-        return call("math.isqrt", whole, low=math.isqrt(int(least)))
+        return call("math.isqrt", whole)
     if op == "isqrt" and (page.scores or kind_of(x) == "int"):
-        return call("isqrt", x, low=0)
+        return call("isqrt", x)
     if op == "sqrt" or page.scores:
         return call(f"torch.{op}", real(counted(x)), kind="score" if page.scores else "real")
     raise StandaloneError(f"`{op}` of positions differs in its last bits from machine to machine")

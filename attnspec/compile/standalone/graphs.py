@@ -9,46 +9,22 @@ from typing import NamedTuple, cast
 
 from attnspec.compile.standalone.expressions import lines
 from attnspec.compile.standalone.formulas import formula_of
-from attnspec.compile.standalone.lifting import DRAWS, file_of
-from attnspec.compile.standalone.page import Page, StandaloneError, Text, argument_of, page_of
+from attnspec.compile.standalone.page import Page, Text, argument_of
 from attnspec.compile.standalone.scores import score_text
-from attnspec.compile.standalone.sources import graph, module
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.program import Program, Term, inputs_of
 from attnspec.limits import LIMITS
-from attnspec.lower.lower import pair_inputs
 
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e[+-]?\d+)?\b")
 """A number in a text."""
 
 
-def graph_module(program: Program, class_name: str, refusal: str = "") -> str:
-    """All but the docstring; `refusal` is a statement that refuses a trace, where there is one.
-
-    Raises StandaloneError for what cannot be said.
-    """
-    for attend in program.attends:
-        if attend.graph is None or attend.mechanism is not None:
-            raise StandaloneError("some heads are graphs and others mechanisms")
+def graph_text(program: Program) -> Text:
+    """The functions of a file. Raises StandaloneError for what cannot be said."""
     mask, scores = mask_text(program), score_text(program)
-    names = {"Attention": class_name, "weigh": program.attends[0].normalize}
-    names |= {"exportable(k)": refusal, **(module.TWO_SEQUENCES if program.cross else {})}
-    settings = {**mask.settings, **scores.settings, "REFUSED": bool(refusal)}
-    written = Text({**mask.functions, **scores.functions}, settings, names)
-    return written_file(program, written, ("mask", "mask_mod_of", "attend", "Attention"))
-
-
-def written_file(program: Program, text: Text, roots: Sequence[str]) -> str:
-    """The file of some functions that are written for a program, and of all that they call."""
-    settings: dict[str, object] = {
-        **{"HEADS": program.heads, "LAYERS": program.layers},
-        "INPUTS": {x.name: (x.kind, x.at_most) for x in program.inputs},
-        **{"SLOTS": program.slots, "CROSS": program.cross, "PAIRS": bool(pair_inputs(program))},
-        **{"PARTS": {}, "SIZED": False, "DRAWN": False},
-        **text.settings,
-    }
-    sources = DRAWS, graph.__name__, module.__name__
-    return file_of(roots, sources, text.functions, settings, text.names)
+    settings = {**mask.settings, **scores.settings, "SIZED": False, "DRAWN": False}
+    names = {"weigh": program.attends[0].normalize}
+    return Text({**mask.functions, **scores.functions}, settings, names)
 
 
 def mask_text(program: Program) -> Text:
@@ -84,11 +60,11 @@ def _masks(program: Program) -> tuple[list[Page], list[Case]]:
         term = cast(Term, attend.graph)
         read = inputs_of(term)
         declared = tuple(x for x in program.inputs if x.name in read)
-        page = page_of(program, declared)
+        page = Page(program, declared)
         if pages:
             # what one draws, all may name
             page.tables, page.lists = pages[0].tables, pages[0].lists
-        formula = formula_of(term, program, page)
+        formula = formula_of(term, page)
         pages.append(page)
         statements = [f"{size} = \t{value}" for size, value in page.sizes.items()]
         statements += [f"\t{check}" for check in page.checks]

@@ -47,7 +47,9 @@ def file_of(
     def visit(name: str) -> None:
         text = written.get(name)
         if text is None:
-            text = _decided(sources[name], settings)
+            own = _names_read(sources[name])
+            known = tuple((x, repr(value)) for x, value in settings.items() if x in own)
+            text = _decided(sources[name], known)
             for old, new in names.items():
                 text = re.sub(rf"(?<![\w.\"'`]){re.escape(old)}(?![\w\"'`])", new, text)
         called = _names_read(text)
@@ -104,37 +106,18 @@ def _definitions(modules: tuple[str, ...]) -> dict[str, str]:
     return definitions
 
 
-def _decided(text: str, settings: Mapping[str, object]) -> str:
-    """The text without the branches on settings alone."""
-    return _without(
-        text,
-        tuple(
-            (test, bool(eval(test, dict(settings))))
-            for test, read in _tests(text)
-            if read <= settings.keys()
-        ),
-    )
-
-
 @cache
-def _tests(text: str) -> tuple[tuple[str, frozenset[str]], ...]:
-    """The test of each branch, and the names that it reads."""
-    tests = [node.test for node in ast.walk(ast.parse(text)) if isinstance(node, ast.If)]
-    names = [[x.id for x in ast.walk(test) if isinstance(x, ast.Name)] for test in tests]
-    return tuple(zip(map(ast.unparse, tests), map(frozenset, names), strict=True))
-
-
-@cache
-def _without(text: str, answers: tuple[tuple[str, bool], ...]) -> str:
-    """The text without the branches whose tests have answers."""
-    lines = text.split("\n")
+def _decided(text: str, settings: tuple[tuple[str, str], ...]) -> str:
+    """The text without the branches on settings alone, which are names with their literals."""
+    lines, values = text.split("\n"), {name: ast.literal_eval(value) for name, value in settings}
     for node in ast.walk(ast.parse(text)):
-        answer = dict(answers).get(ast.unparse(node.test)) if isinstance(node, ast.If) else None
-        if not isinstance(node, ast.If) or answer is None:
+        if not isinstance(node, ast.If):
+            continue
+        if not {x.id for x in ast.walk(node.test) if isinstance(x, ast.Name)} <= values.keys():
             continue
         first, last = node.lineno - 1, node.end_lineno or 0
         middle = node.body[-1].end_lineno or 0
-        if answer:
+        if eval(ast.unparse(node.test), values):
             taken = [line[4:] for line in lines[node.test.end_lineno : middle]]
         else:
             # an `elif` becomes an `if`, what stands behind `else` moves to the left
@@ -145,7 +128,7 @@ def _without(text: str, answers: tuple[tuple[str, bool], ...]) -> str:
         # no two blank lines behind each other
         first -= lines[first - 1] == "" == [*taken, *lines[last:]][0]
         lines[first:last] = taken
-        return _without("\n".join(lines), answers)
+        return _decided("\n".join(lines), settings)
     return text
 
 

@@ -6,9 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from attnspec.backends.factored.definitions import TEXTS, settings_of
-from attnspec.compile.standalone.lifting import DRAWS, file_of
-from attnspec.compile.standalone.page import StandaloneError
-from attnspec.compile.standalone.sources import module
+from attnspec.compile.standalone.page import StandaloneError, Text
 from attnspec.graphs.bind import Situation
 from attnspec.ir.program import Program
 from attnspec.ir.scalars import Apply, Symbol
@@ -18,11 +16,8 @@ STARTS = {"zeros": ("constant", 0.0), "ones": ("constant", 1.0)}
 """How a part starts, and by which number, where it says so in one word."""
 
 
-def mechanism_module(program: Program, class_name: str, refusal: str = "") -> str:
-    """All but the docstring; `refusal` is a statement that refuses a trace, where there is one.
-
-    Raises StandaloneError for what cannot be said.
-    """
+def mechanism_text(program: Program) -> Text:
+    """The settings of a file. Raises StandaloneError for what cannot be said."""
     attend = program.attends[0]
     if len(program.attends) > 1:
         raise StandaloneError("its heads or layers have different mechanisms")
@@ -45,15 +40,10 @@ def mechanism_module(program: Program, class_name: str, refusal: str = "") -> st
     if not all(any(name in vars(text) for text in TEXTS) for name in names.values()):
         raise StandaloneError(f"`{declared.name}` is not a mechanism that it knows")
     settings = {
-        **{"HEADS": program.heads, "LAYERS": program.layers, "INPUTS": {}, "PAIRS": False},
+        **{"INPUTS": {}, "PAIRS": False},
         **chosen,
         "PARTS": parts,
         "SIZED": any(isinstance(x, str) for shape, _, _ in parts.values() for x in shape),
         "DRAWN": any(start != "constant" for _, start, _ in parts.values()),
-        "CROSS": program.cross,
-        "REFUSED": bool(refusal),
     }
-    names |= {"Attention": class_name, "exportable(k)": refusal}
-    names |= module.TWO_SEQUENCES if program.cross else {}
-    texts = *(text.__name__ for text in TEXTS), DRAWS, module.__name__
-    return file_of(("Attention",), texts, {}, settings, names)
+    return Text({}, settings, names, tuple(text.__name__ for text in TEXTS))

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import keyword
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 
-import numpy as np
-
 from attnspec.compile.standalone.expressions import ATOM, Expression, call
-from attnspec.graphs.grid import AXES
-from attnspec.graphs.predicates.inputs import reading
+from attnspec.compile.standalone.lifting import DRAWS, file_of
+from attnspec.compile.standalone.sources import graph, module
+from attnspec.graphs.predicates.inputs import COUNTED
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.crossing import QUERIES
-from attnspec.ir.intervals import Bounds
 from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import Input, Program
-from attnspec.ir.scalars import LARGEST, PAIR, SCORE
 from attnspec.limits import LIMITS
+from attnspec.lower.lower import pair_inputs
 from attnspec.text.diagnostics import AttnSpecError
 
 SHORT = 12
 """Characters of an expression that is repeated rather than given a name."""
-
-COUNTED = 2**16
-"""More layers and heads than there are."""
-
-PARTS = "slope", "bias"
-"""What named changes of scores read beside what expressions may: numbers of a head, or a pair."""
 
 RESERVED = frozenset(
     "q k m n b h x layer head heads slot math torch abs min max r s t u v w kind n_q row score"
@@ -46,47 +39,57 @@ class StandaloneError(AttnSpecError):
 
 @dataclass(frozen=True)
 class Text:
-    """Functions that are written for a spec, settings of those that they call, and which function
-    of the sources stands for a name."""
+    """Functions that are written for a spec, settings of those that they call, which function of
+    the sources stands for a name, and the sources."""
 
     functions: dict[str, str]
     settings: dict[str, object]
     names: dict[str, str] = field(default_factory=dict)
+    sources: tuple[str, ...] = (graph.__name__,)
+
+    def file(self, program: Program, roots: Sequence[str]) -> str:
+        """The file of some functions, and of all that they call."""
+        settings: dict[str, object] = {
+            **{"HEADS": program.heads, "LAYERS": program.layers},
+            "INPUTS": {x.name: (x.kind, x.at_most) for x in program.inputs},
+            **{"SLOTS": program.slots, "CROSS": program.cross},
+            "PAIRS": bool(pair_inputs(program)),
+            **self.settings,
+        }
+        names = {**self.names, **(module.TWO_SEQUENCES if program.cross else {})}
+        sources = *self.sources, DRAWS, module.__name__
+        return file_of(roots, sources, self.functions, settings, names)
 
 
 @dataclass
 class Page:
     """What the formula of a graph needs besides q, k and n.
 
-    `cross` says that m queries are another sequence. `sizes` are names for numbers, `checks` refuse
-    those that are not what an argument must be, `tables` are names for what a function draws for
-    each head, `symbols` those of `layer` and `h` that are read. `numbers` are the inputs that
+    `reals` is the method by which tensors become reals. `sizes` are names for numbers, `checks`
+    refuse those that are not what an argument must be, `tables` are names for what a function draws
+    for each head, `symbols` those of `layer` and `h` that are read. `numbers` are the inputs that
     predicates read: how large whole ones may be, None where it does not matter, and whether all
-    must be whole. `most` is the longest sequence of which every number fits in 64 bits. `layers`
-    and `heads` are how many there are at most. `reals` is the method by which tensors become reals;
-    `lists` are names for tensors of numbers that are read by an index, and where scores read one,
-    `inside` says at which pairs that index is one of the list.
+    must be whole. `most` is the longest sequence of which every number fits in 64 bits. `lists` are
+    names for tensors of numbers that are read by an index, and where scores read one, `inside` says
+    at which pairs that index is one of the list.
     """
 
-    inputs: tuple[Input, ...]
-    fixed: int | None
-    cross: bool = False
+    program: Program
+    inputs: tuple[Input, ...] = ()
+    reals: str = ".double()"
     sizes: dict[str, str] = field(default_factory=dict)
     checks: dict[str, None] = field(default_factory=dict)
     tables: dict[str, str] = field(default_factory=dict)
     symbols: dict[str, None] = field(default_factory=dict)
     numbers: dict[str, tuple[int | None, bool]] = field(default_factory=dict)
     most: int = LIMITS.length
-    layers: int = COUNTED
-    heads: int = COUNTED
-    reals: str = ".double()"
     lists: dict[str, str] = field(default_factory=dict)
     inside: list[Expression] = field(default_factory=list)
 
     @property
     def n(self) -> Expression:
-        low, high = (1, LIMITS.length) if self.fixed is None else (self.fixed, self.fixed)
-        return Expression("n", low=low, high=high)
+        fixed = self.program.fixed_length
+        return Expression("n", low=fixed or 1, high=fixed or LIMITS.length)
 
     @property
     def scores(self) -> bool:
@@ -96,24 +99,11 @@ class Page:
     @property
     def m(self) -> Expression:
         """The number of queries."""
-        return Expression(QUERIES, low=1, high=LIMITS.length) if self.cross else self.n
+        return Expression(QUERIES, low=1, high=LIMITS.length) if self.program.cross else self.n
 
     def position(self, side: str) -> Expression:
         length = self.m if side == "q" else self.n
         return Expression(side, tensor=self.reals, below=length.text, low=0, high=length.high - 1)
-
-    def ranges(self) -> dict[str, Bounds]:
-        """What each symbol of a scalar ranges over."""
-        n = self.n
-        ranges = {"n": (n.low, n.high), "layer": (0, self.layers - 1), "head": (0, self.heads - 1)}
-        ranges |= {side: (0, n.high - 1) for side in "qk"}
-        ranges |= {f"{side}.{axis}": (0, n.high - 1) for side in "qk" for axis in AXES[3]}
-        ranges |= {QUERIES: (1, LIMITS.length)} if self.cross else {}
-        sides = "q", "k", "", PAIR[1:-1]
-        read = (reading(entry.name, side).name for entry in self.inputs for side in sides)
-        ranges |= dict.fromkeys(read, (-LARGEST, LARGEST))
-        ranges |= dict.fromkeys((SCORE, *PARTS), (-LARGEST, LARGEST))
-        return {key: (np.asarray(low), np.asarray(high)) for key, (low, high) in ranges.items()}
 
     def symbol(self, text: str) -> Expression:
         """What stands for n, for the layer, a number, and for the head, a tensor."""
@@ -121,8 +111,8 @@ class Page:
             return self.n if text == "n" else self.m
         shown = "h" if text == "head" else text
         self.symbols[shown] = None
-        most = (self.layers if text == "layer" else self.heads) - 1
-        return Expression(shown, tensor=self.reals * (text == "head"), low=0, high=most)
+        count = (self.program.layers if text == "layer" else self.program.heads) or COUNTED
+        return Expression(shown, tensor=self.reals * (text == "head"), low=0, high=count - 1)
 
     def size(self, hint: str, value: Expression) -> Expression:
         """A name for a size, unless it is as short as one."""
@@ -194,15 +184,3 @@ def argument_of(entry: Input) -> str:
     taken = entry.name in RESERVED or entry.name.startswith("bias_")
     taken = taken or keyword.iskeyword(entry.name)
     return f"{entry.name}_input" if taken else entry.name
-
-
-def page_of(program: Program, inputs: tuple[Input, ...] = (), reals: str = ".double()") -> Page:
-    """The page of a formula that may read some inputs of a program."""
-    return Page(
-        inputs,
-        program.fixed_length,
-        program.cross,
-        layers=program.layers or COUNTED,
-        heads=program.heads or COUNTED,
-        reals=reals,
-    )

@@ -7,27 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from attnspec.compile.standalone.expressions import Expression, Operand, call, lines, tensor_of
-from attnspec.compile.standalone.formulas import number_of, said
-from attnspec.compile.standalone.page import Page, StandaloneError, Text, argument_of, page_of
+from attnspec.compile.standalone.formulas import said
+from attnspec.compile.standalone.page import Page, StandaloneError, Text, argument_of
 from attnspec.graphs.predicates.inputs import READ, inputs_read, pair_reading, reading
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.program import EXPRESSION, Attend, Program, Score
 from attnspec.ir.scalars import SCORE, Apply, Scalar, Symbol, fold, symbols
-from attnspec.ir.scores import Scores, alibi_slopes, thresholds
+from attnspec.ir.scores import NAMED, Scores, alibi_slopes, thresholds
 from attnspec.lower.lower import bias_tables
 
 REALS = ".to(score.dtype)"
 """The method by which what a score reads becomes real."""
-
-_S, _CAP, _SLOPE, _BIAS = map(Symbol, (SCORE, "cap", "slope", "bias"))
-_DISTANCE = Apply("abs", (Apply("-", (Symbol("q"), Symbol("k"))),))
-
-NAMED: dict[str, Scalar] = {
-    "softcap": Apply("*", (_CAP, Apply("tanh", (Apply("/", (_S, _CAP)),)))),
-    "alibi": Apply("-", (_S, Apply("*", (_SLOPE, _DISTANCE)))),
-    "bias": Apply("+", (_S, _BIAS)),
-}
-"""What scores become by the changes that have names."""
 
 
 def score_text(program: Program) -> Text:
@@ -38,7 +28,7 @@ def score_text(program: Program) -> Text:
     attend = program.attends[0]
     if any(replace(other, graph=attend.graph) != attend for other in program.attends):
         raise StandaloneError("its heads or layers weigh their scores in different ways")
-    page, tables = page_of(program, program.inputs, REALS), bias_tables(program)
+    page, tables = Page(program, program.inputs, REALS), bias_tables(program)
     values: dict[str, Operand] = _values(program, page)
     before: list[str] = []
     statements: list[str] = []
@@ -50,11 +40,11 @@ def score_text(program: Program) -> Text:
         known, value = len(page.sizes), _expression(score, program)
         read |= dict.fromkeys(inputs_read(value))
         if score.name == "alibi":
-            values[_SLOPE.name] = _slope(score, program, page)
+            values["slope"] = _slope(score, program, page)
         if score.name == "bias":
             table, steps = tables[place, score], f"STEPS{tables[place, score][4:]}"
             before.append(f'{table} = bias_of(learned["{table}"], {steps}, q, n)')
-            values[_BIAS.name] = Expression(f"{table}[h, q - k + n - 1]", "score", REALS)
+            values["bias"] = Expression(f"{table}[h, q - k + n - 1]", "score", REALS)
             settings[steps], parts[table] = _buckets(program, score)
         change = said(value, values, page)
         statements += [f"{size} = {text}" for size, text in [*page.sizes.items()][known:]]
@@ -188,8 +178,8 @@ def _scale(program: Program) -> str:
     if isinstance(scale, Symbol | Apply):
         if QUERIES in symbols(scale):
             raise StandaloneError("its scores are weighed by the number of queries")
-        page = page_of(program)
-        text = number_of(scale, page).text
+        page = Page(program)
+        text = said(scale, {}, page).text
         if "h" in page.symbols:
             raise StandaloneError("its scores are weighed by the number of the head")
     elif scale is not None:
