@@ -95,6 +95,7 @@ def text_of(work: Work, head: int, **changes: object) -> dict[str, Any]:
         for name, x in text.items():
             from_text = isinstance(x, FunctionType) and x.__globals__ is text
             space[name] = FunctionType(x.__code__, space, name, x.__defaults__) if from_text else x
+    space |= changes
     space |= {called: space[name] for called, name in names.items()}
     space["directions"] = lambda x, layer: directions(
         declared, layer, (head,), 0, x.shape[-1], x.dtype, x.device

@@ -112,7 +112,8 @@ def segment_means(x: torch.Tensor, count: int, padding: torch.Tensor | None = No
     `padding` is bool [B, n], True for a real position.
     """
     if padding is not None:
-        return _of_real(_text.means, x, count, padding)
+        means: torch.Tensor = _text.means(x, min(count, x.shape[2]), padding)
+        return means
     # torch takes sums many times faster than means
     return _of_segments(x, count, lambda parts: parts.sum(3) / parts.shape[3])
 
@@ -125,7 +126,8 @@ def segment_maxima(
     `padding` is bool [B, n], True for a real position.
     """
     if padding is not None:
-        return _of_real(_text.maxima, x, count, padding)
+        maxima: torch.Tensor = _text.maxima(x, min(count, x.shape[2]), padding)
+        return maxima
     return _of_segments(x, count, lambda parts: parts.amax(3))
 
 
@@ -144,18 +146,3 @@ def _of_segments(
     if long:
         parts.append(pooled(torch.unflatten(x[:, :, cut:], 2, (long, size + 1))))
     return torch.cat(parts, 2) if long else parts[0]
-
-
-def occupied(padding: torch.Tensor, count: int) -> torch.Tensor:
-    """Which of min(count, n) segments hold a real position, bool [B, m], for `padding` [B, n]."""
-    # real positions fill the first segments, and as many as there are
-    at = torch.arange(min(count, padding.shape[1]), device=padding.device)
-    return at < padding.sum(-1, keepdim=True)
-
-
-def _of_real(
-    pooled: Callable[..., torch.Tensor], x: torch.Tensor, count: int, padding: torch.Tensor
-) -> torch.Tensor:
-    """What the definition makes of the segments of real positions."""
-    count = min(count, x.shape[2])
-    return pooled(x, _text.segments(x.shape[2], count, padding, x.device), count)

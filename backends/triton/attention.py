@@ -25,8 +25,10 @@ from attnspec.ir.scores import Scores
 from attnspec.lower.work import Work
 
 
-def looks_of(work: Work, heads: tuple[int, ...], device: torch.device) -> dict[torch.dtype, Look]:
-    """What kernels are told of the scores of a work, for sums of each type, before any call."""
+def looks_of(
+    work: Work, heads: tuple[int, ...], device: torch.device
+) -> dict[torch.dtype, dict[str, Any]]:
+    """The fields of `Look` that are about the scores of a work, for sums of each type."""
     forms = forms_of(work.changes) or []
     numbers = [[cast(float, fold(form.number, {"head": head})) for head in heads] for form in forms]
     buckets, given = torch.zeros(1, dtype=torch.int32), None
@@ -37,23 +39,17 @@ def looks_of(work: Work, heads: tuple[int, ...], device: torch.device) -> dict[t
             given = by_distance(cast(Scalar, Scores((statement,)).added), heads, work.n_k)
             given = given.expand(len(heads), -1).contiguous()
             buckets = torch.arange(given.shape[1], dtype=torch.int32)
-    buckets = buckets.to(device)
     code = sum(form.digit * 4**place for place, form in enumerate(forms))
     looks = {}
     for kind, name in ((torch.float32, tl.float32), (torch.float64, tl.float64)):
         tables = torch.tensor(numbers or [[0.0]], dtype=torch.float64).to(device, kind)
         table = tables if given is None else given.to(device, kind)
-        looks[kind] = Look(
-            tl.constexpr(name),
-            tl.constexpr(code),
-            tl.constexpr(len(forms)),
-            tables,
-            tables.shape[1],
-            buckets,
-            len(buckets) // 2,
-            table,
-            table.stride(0),
-        )
+        looks[kind] = {
+            **{"kind": tl.constexpr(name), "code": tl.constexpr(code)},
+            **{"changes": tl.constexpr(len(forms)), "numbers": tables, "heads": tables.shape[1]},
+            **{"buckets": buckets.to(device), "farthest": len(buckets) // 2},
+            **{"table": table, "stride": table.stride(0)},
+        }
     return looks
 
 
@@ -131,7 +127,7 @@ class Launches:
 
     def __init__(
         self,
-        looks: Mapping[torch.dtype, Look],
+        looks: Mapping[torch.dtype, Mapping[str, Any]],
         steps: Sequence[Step],
         part: Part,
         tensors: Sequence[torch.Tensor],
@@ -148,37 +144,29 @@ class Launches:
         self.kind = torch.promote_types(q.dtype, torch.float32)
         group = q.shape[1] if in_line else 1
         groups = q.shape[1] // group
-        look, self.learned = looks[self.kind], 1
+        fields, self.learned = {**dict.fromkeys(Look._fields), **looks[self.kind]}, 1
         for table in call.tables.values():
             rows = in_rows(table)
             self.learned = block_of(rows.shape[1]) if back and table.requires_grad else 1
-            look = look._replace(table=rows, stride=rows.stride(0))
-        size, gathers = max(q.shape[3], v.shape[3]), look.farthest > 0
+            fields |= {"table": rows, "stride": rows.stride(0)}
+        size, gathers = max(q.shape[3], v.shape[3]), fields["farthest"] > 0
         self.blocks = blocks_for(size, q.dtype, back, gathers, room_on(q.device))
         padding = padding_of(call.padding, q)
         if call.seed is not None:
-            p = call.dropout_p
-            look = look._replace(
-                seed=call.seed,
-                least=least_of(p),
-                factor=factor_of(p),
-                line=call.line + part.repeats.indices(repeat)[0],
-                lines=repeat if in_line else keys * repeat,
-                q_rows=n_q,
-                k_rows=part.n_k,
-            )
-        self.look = look._replace(
-            learned=tl.constexpr(self.learned),
-            groups=groups,
-            ratio=groups // k.shape[1],
-            group=group,
-            first=part.n_k - n_q,
-            padding=padding,
-            padded=tl.constexpr(call.padding is not None),
-            labels=padding if labels is None else rows_of(labels),
-            alike=tl.constexpr(0 if labels is None else labels.shape[1]),
-            scale=scale,
-        )
+            p, line = call.dropout_p, call.line + part.repeats.indices(repeat)[0]
+            fields |= {
+                **{"seed": call.seed, "least": least_of(p), "factor": factor_of(p), "line": line},
+                "lines": repeat if in_line else keys * repeat,
+                **{"q_rows": n_q, "k_rows": part.n_k},
+            }
+        fields |= {
+            **{"groups": groups, "ratio": groups // k.shape[1], "group": group},
+            **{"first": part.n_k - n_q, "scale": scale, "learned": tl.constexpr(self.learned)},
+            **{"padding": padding, "padded": tl.constexpr(call.padding is not None)},
+            "labels": padding if labels is None else rows_of(labels),
+            "alike": tl.constexpr(0 if labels is None else labels.shape[1]),
+        }
+        self.look = Look(**fields)
 
     @property
     def once(self) -> bool:
@@ -240,19 +228,16 @@ class Launches:
             shapes = ((self.batch, of_side.groups, rows, *x.shape[3:]) for x in into)
             rooms = tuple(rows_of(self.q.new_empty(x, dtype=self.kind)) for x in shapes)
         heads = self.batch * of_side.groups * this.parts
-        self._launch(
-            kernel, programs, heads, *self.tensors, *more, targets, rooms, sides, programs, look
-        )
+        arguments = [*self.tensors, *more, targets, rooms, sides, programs, look]
+        launches: list[tuple[Any, Lists, list[Any]]] = [(kernel, programs, arguments)]
         if slots and kernel is kernels.attend:
-            self._launch(kernels.merge, spans, heads, targets, rooms, this, spans, of_side)
+            launches.append((kernels.merge, spans, [targets, rooms, this, spans, of_side]))
         elif slots:
-            for each in zip(targets, rooms, strict=True):
-                self._launch(kernels.add_up, spans, heads, *each, this, spans, of_side)
-
-    def _launch(self, kernel: Any, work: Lists, heads: int, *arguments: object) -> None:
-        """Runs a kernel for its programs, each of them for so many heads and blocks."""
-        if count := work.count * heads:
-            launch(kernel, count, arguments, *self.blocks[2:])
+            pairs = zip(targets, rooms, strict=True)
+            launches += [(kernels.add_up, spans, [*x, this, spans, of_side]) for x in pairs]
+        for each, lists, arguments in launches:
+            if count := lists.count * heads:
+                launch(each, count, arguments, *self.blocks[2:])
 
     # --- what kernels are handed ---------------------------------------------------------------
 

@@ -31,7 +31,6 @@ from attnspec.backends.triton.sums.blocks import (
     query_rows,
     state_of,
     staying,
-    totals_at,
     totals_of,
     weighed,
 )
@@ -58,7 +57,7 @@ def above_of(above, sample, head, rows, there, columns, plan):
 
 
 @triton.jit
-def added(state, x, w, padding, frames, task, columns, plan, back: tl.constexpr):
+def added(state, x, w, frames, task, columns, plan, back: tl.constexpr):
     """A state and its sums of weights after one more chunk: of keys x and values w, or on the way
     back of queries x and the gradients w of their sums."""
     values, total = state
@@ -74,7 +73,7 @@ def added(state, x, w, padding, frames, task, columns, plan, back: tl.constexpr)
                 weights = numbers_of(w[2], sample, query_head, rows, there)
                 total += tl.sum(one * weights[:, None], 0)
     else:
-        rows, there = key_rows(padding, sample, number, plan)
+        rows, there = key_rows(frames, sample, number, plan)
         one = features_of(x, sample, head, rows, there, columns[0], plan)
         one = staying(one, frames, line, number, plan)
         other = part_of(w, sample, head, rows, there, columns[1], plan)
@@ -84,7 +83,7 @@ def added(state, x, w, padding, frames, task, columns, plan, back: tl.constexpr)
 
 
 @triton.jit
-def along(x, w, padding, frames, states, plan, back: tl.constexpr):
+def along(x, w, frames, states, plan, back: tl.constexpr):
     """Writes the states of chunks within their segment, and those of whole segments."""
     blocks = plan.wides * plan.talls
     sample, head, segment, block = task_of(blocks, plan.heads, states.number)
@@ -92,7 +91,7 @@ def along(x, w, padding, frames, states, plan, back: tl.constexpr):
     wide = block // plan.talls * plan.wide + tl.arange(0, plan.wide)
     tall = block % plan.talls * plan.tall + tl.arange(0, plan.tall)
     state = tl.zeros([plan.wide, plan.tall], plan.sums), tl.zeros([plan.wide], plan.sums)
-    first = block % plan.talls == 0
+    first, none = block % plan.talls == 0, tl.zeros([1], tl.int32)
     for step in range(states.length):
         number = segment * states.length + step
         if back:
@@ -101,18 +100,18 @@ def along(x, w, padding, frames, states, plan, back: tl.constexpr):
             place, inside = line * states.count + number, number < states.count
             at, there = kept_at(states.chunks, place, wide, tall, plan)
             tl.store(at, state[0], mask=only_if(inside, there))
-            at, there = totals_at(states.chunks, place, wide, plan)
-            tl.store(at, state[1], mask=only_if(inside & first, there))
+            at, there = kept_at(states.chunks, place, wide, none, plan, True)
+            tl.store(at, state[1][:, None], mask=only_if(inside & first, there))
         since, until = number * plan.chunk - 1, (number + 1) * plan.chunk - 1
         left = fading(frames, line, since, until, plan)
         state = state[0] * left, state[1] * left
         task = sample, head, line, number
-        state = added(state, x, w, padding, frames, task, (wide, tall), plan, back)
+        state = added(state, x, w, frames, task, (wide, tall), plan, back)
     place = line * (states.number + 1) + segment
     at, there = kept_at(states.segments, place, wide, tall, plan)
     tl.store(at, state[0], mask=there)
-    at, there = totals_at(states.segments, place, wide, plan)
-    tl.store(at, state[1], mask=only_if(first, there))
+    at, there = kept_at(states.segments, place, wide, none, plan, True)
+    tl.store(at, state[1][:, None], mask=only_if(first, there))
 
 
 @triton.jit
@@ -140,28 +139,28 @@ def carry(frames, states, blocks, plan, size: tl.constexpr, back: tl.constexpr):
 
 
 @triton.jit
-def divisor_of(total, log, quotient, plan):
+def divisor_of(total, log, plan):
     """What a sum of weights divides by, as `Quotient.divisor` says."""
     unit = tl.full(total.shape, 1.0, total.dtype)
     # made where it is used alone: 0 times a unit that overflows would be no number
-    if plan.logged and (quotient.added > 0 or quotient.floor > 0 or quotient.least > 0):
+    if plan.logged and (plan.added > 0 or plan.floor > 0 or plan.least > 0):
         unit = tl.exp(-log)
-    if quotient.added > 0:
-        total = total + quotient.added * unit
-    if quotient.floor > 0:
-        least = quotient.floor * unit
+    if plan.added > 0:
+        total = total + plan.added * unit
+    if plan.floor > 0:
+        least = plan.floor * unit
         total = tl.where(total >= least, total, least)
-    elif quotient.least > 0:
-        least = quotient.least * unit
+    elif plan.least > 0:
+        least = plan.least * unit
         near = tl.where(total < 0, -least, least)
         total = tl.where(tl.abs(total) >= least, total, near)
     if plan.logged:
-        total = tl.where(tl.abs(total) >= quotient.tiny, total, quotient.tiny)
+        total = tl.where(tl.abs(total) >= plan.tiny, total, plan.tiny)
     return tl.where(total == 0, 1.0, total)
 
 
 @triton.jit
-def outputs(f, g, v, out, totals, logs, padding, frames, states, quotient, plan):
+def outputs(f, g, v, out, totals, logs, frames, states, plan):
     """Writes the outputs of the queries of a chunk, and the sums of their weights."""
     heads = plan.heads * plan.ratio
     chunks = (plan.first + plan.queries + plan.chunk - 1) // plan.chunk
@@ -170,7 +169,7 @@ def outputs(f, g, v, out, totals, logs, padding, frames, states, quotient, plan)
     line = sample * plan.heads + key_head
     tall = block * plan.tall + tl.arange(0, plan.tall)
     rows, there = query_rows(number, plan)
-    k_rows, k_there = key_rows(padding, sample, number, plan)
+    k_rows, k_there = key_rows(frames, sample, number, plan)
     found = tl.zeros([plan.chunk, plan.tall], plan.sums)
     pairs = tl.zeros([plan.chunk, plan.chunk], plan.sums)
     total = tl.zeros([plan.chunk, 1], plan.sums)
@@ -194,7 +193,7 @@ def outputs(f, g, v, out, totals, logs, padding, frames, states, quotient, plan)
         total += tl.sum(pairs, 1)[:, None]
     log = numbers_of(logs, sample, head, rows, there)[:, None] if plan.logged else 0.0
     if plan.divides:
-        found = found / divisor_of(total, log, quotient, plan)
+        found = found / divisor_of(total, log, plan)
         at = tl.zeros([1], tl.int32)
         put(totals, total, sample, head, rows, only_if(block == 0, there), at)
     elif plan.logged:
@@ -221,7 +220,7 @@ def pairs_back(above, v, sample, heads, queries, keys, plan):
 
 
 @triton.jit
-def of_queries(f, g, v, above, into, padding, frames, states, plan):
+def of_queries(f, g, v, above, into, frames, states, plan):
     """Writes the gradients of queries, or of their features."""
     heads = plan.heads * plan.ratio
     chunks = (plan.first + plan.queries + plan.chunk - 1) // plan.chunk
@@ -241,7 +240,7 @@ def of_queries(f, g, v, above, into, padding, frames, states, plan):
         weights = numbers_of(above[2], sample, head, queries[0], queries[1])
         gradient += weights[:, None] * sums[None, :]
     if plan.causal:
-        keys = key_rows(padding, sample, number, plan)
+        keys = key_rows(frames, sample, number, plan)
         gradient = entering(gradient, frames, line, number, plan)
         pairs = pairs_back(above, v, sample, (head, key_head), queries, keys, plan)
         pairs = weighed(pairs, frames, line, number, plan)
@@ -252,13 +251,13 @@ def of_queries(f, g, v, above, into, padding, frames, states, plan):
 
 
 @triton.jit
-def of_keys(f, g, v, above, into, padding, frames, states, plan):
+def of_keys(f, g, v, above, into, frames, states, plan):
     """Writes the gradients of keys, or of their features."""
     chunks = (plan.keys + plan.chunk - 1) // plan.chunk
     sample, head, number, block = task_of(plan.wides, plan.heads, chunks)
     line = sample * plan.heads + head
     wide = block * plan.wide + tl.arange(0, plan.wide)
-    keys = key_rows(padding, sample, number, plan)
+    keys = key_rows(frames, sample, number, plan)
     gradient = tl.zeros([plan.chunk, plan.wide], plan.sums)
     for low in range(0, plan.size, plan.tall):
         tall = low + tl.arange(0, plan.tall)
@@ -280,13 +279,13 @@ def of_keys(f, g, v, above, into, padding, frames, states, plan):
 
 
 @triton.jit
-def of_values(f, g, above, into, padding, frames, states, plan):
+def of_values(f, g, above, into, frames, states, plan):
     """Writes the gradients of values."""
     chunks = (plan.keys + plan.chunk - 1) // plan.chunk
     sample, head, number, block = task_of(plan.talls, plan.heads, chunks)
     line = sample * plan.heads + head
     tall = block * plan.tall + tl.arange(0, plan.tall)
-    keys = key_rows(padding, sample, number, plan)
+    keys = key_rows(frames, sample, number, plan)
     gradient = tl.zeros([plan.chunk, plan.tall], plan.sums)
     for low in range(0, plan.features, plan.wide):
         wide = low + tl.arange(0, plan.wide)
