@@ -111,33 +111,30 @@ def segment_means(x: torch.Tensor, count: int, padding: torch.Tensor | None = No
 
     `padding` is bool [B, n], True for a real position.
     """
-    if padding is not None:
-        means: torch.Tensor = _text.means(x, min(count, x.shape[2]), padding)
-        return means
     # torch takes sums many times faster than means
-    return _of_segments(x, count, lambda parts: parts.sum(3) / parts.shape[3])
+    return _of_segments(x, count, padding, _text.means, lambda parts: parts.sum(3) / parts.shape[3])
 
 
 def segment_maxima(
     x: torch.Tensor, count: int, padding: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The maxima [B, H, m, d] of m = min(count, n) segments of x [B, H, n, d]; 0 for an empty one.
-
-    `padding` is bool [B, n], True for a real position.
-    """
-    if padding is not None:
-        maxima: torch.Tensor = _text.maxima(x, min(count, x.shape[2]), padding)
-        return maxima
-    return _of_segments(x, count, lambda parts: parts.amax(3))
+    """The maxima likewise."""
+    return _of_segments(x, count, padding, _text.maxima, lambda parts: parts.amax(3))
 
 
 def _of_segments(
-    x: torch.Tensor, count: int, pooled: Callable[[torch.Tensor], torch.Tensor]
+    x: torch.Tensor,
+    count: int,
+    padding: torch.Tensor | None,
+    defined: Callable[..., torch.Tensor],
+    pooled: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """What `pooled` makes of segments [B, H, m, length, d], first of the short ones, then of the
-    others."""
+    others; the definition where they are those of real positions."""
     n = x.shape[2]
     count = min(count, n)
+    if padding is not None:
+        return defined(x, count, padding)
     if count == n:
         return x
     size, long = divmod(n, count)
@@ -145,4 +142,4 @@ def _of_segments(
     parts = [pooled(torch.unflatten(x[:, :, :cut], 2, (count - long, size)))]
     if long:
         parts.append(pooled(torch.unflatten(x[:, :, cut:], 2, (long, size + 1))))
-    return torch.cat(parts, 2) if long else parts[0]
+    return torch.cat(parts, 2)

@@ -18,7 +18,7 @@ from attnspec.backends.decided.tables import Part
 from attnspec.backends.triton import kernels
 from attnspec.backends.triton.blocks import Lists, Look, Rows, Side
 from attnspec.backends.triton.forms import TABLE, forms_of
-from attnspec.backends.triton.tables import Programs, Step
+from attnspec.backends.triton.tables import Step
 from attnspec.backends.triton.tuning import LEAST, block_of, power
 from attnspec.ir.scalars import Scalar, fold
 from attnspec.ir.scores import Scores
@@ -178,7 +178,7 @@ class Launches:
         [B, K, R, n_q]."""
         with running_on(self.q.device), self._written(out, lse) as into:
             for step in self.steps:
-                self._run(kernels.attend, step.rows, 0, into, *self._sides(step))
+                self._run(kernels.attend, step, 0, into)
 
     def derive(
         self,
@@ -193,35 +193,30 @@ class Launches:
         keys = [self._of_k(x) for x in into[1:]]
         with running_on(self.q.device), self._written(into[0]) as queries:
             for step in self.steps:
-                sides, look = self._sides(step)
                 # the shares of programs in the gradient of a table
                 shares = self.q
                 if self.learned > 1:
-                    programs = step.rows[0].count * sides[0].parts
-                    shape = self.batch, look.groups, programs, self.learned
+                    programs = step.rows[0].count * self._sides(step)[0].parts
+                    shape = self.batch, self.look.groups, programs, self.learned
                     shares = self.q.new_empty(shape, dtype=self.kind)
-                seen = sides, look, upper
-                self._run(kernels.of_queries, step.rows, 0, queries, *seen, shares)
-                self._run(kernels.of_keys, step.columns, 1, keys, *seen)
+                self._run(kernels.of_queries, step, 0, queries, upper, shares)
+                self._run(kernels.of_keys, step, 1, keys, upper)
                 for table in tables if self.learned > 1 else ():
                     table += shares.sum((0, 2))[:, : table.shape[1]]
 
     def _run(
-        self,
-        kernel: Any,
-        work: Programs,
-        side: int,
-        into: Sequence[torch.Tensor],
-        sides: tuple[Side, Side],
-        look: Look,
-        *more: object,
+        self, kernel: Any, step: Step, side: int, into: Sequence[torch.Tensor], *more: object
     ) -> None:
         """Runs a kernel for the tiles of a side. What the programs of long lists find goes to
         slots, and from there to its place."""
-        (programs, spans, slots), this, of_side = work, sides[side], look
-        if side == 1:
-            # a program takes all query heads that share a key head
-            of_side = look._replace(groups=look.groups // look.ratio, group=1)
+        programs, spans, slots = step.columns if side else step.rows
+        sides = q, k = self._sides(step)
+        masks = {"words": step.masks.bits, "height": q.size, "width": -(-k.size // 32)}
+        whole = tl.constexpr(k.size == k.parts * k.block.value)
+        this, look = sides[side], self.look._replace(**masks, whole=whole)
+        # a program of keys takes all query heads that share a key head
+        groups = {"groups": look.groups // look.ratio, "group": 1} if side else {}
+        of_side = look._replace(**groups)
         targets = rooms = tuple(map(rows_of, into))
         if slots:
             rows = slots * this.parts * this.count.value
@@ -261,13 +256,10 @@ class Launches:
                 batch, keys, _, rows = x.shape[:4]
                 x.copy_(torch.unflatten(mine[0], 1, (batch, keys, rows)).movedim(0, 2))
 
-    def _sides(self, step: Step) -> tuple[tuple[Side, Side], Look]:
-        """Both sides of a step in blocks, and how its scores are made."""
-        q = _in_blocks(step.q, self.blocks[0], self.look.group)
-        k = _in_blocks(step.k, self.blocks[1], 1)
-        whole = tl.constexpr(k.size == k.parts * k.block.value)
-        masks = {"words": step.masks.bits, "height": q.size, "width": -(-k.size // 32)}
-        return (q, k), self.look._replace(**masks, whole=whole)
+    def _sides(self, step: Step) -> tuple[Side, Side]:
+        """Both sides of a step in blocks."""
+        q, k, _, _ = self.blocks
+        return _in_blocks(step.q, q, self.look.group), _in_blocks(step.k, k, 1)
 
 
 def launch(kernel: Any, count: int, arguments: Sequence[object], warps: int, stages: int) -> None:
@@ -290,11 +282,8 @@ def padding_of(padding: torch.Tensor | None, like: torch.Tensor) -> Rows:
 
 def rows_of(x: torch.Tensor) -> Rows:
     """A tensor [B, heads, n, size] or [B, heads, n] as kernels take it."""
-    if x.dim() == 3:
-        return Rows(x, x.stride(0), x.stride(1), x.stride(2))
-    samples, heads, rows, _ = x.stride()
-    size = x.shape[3]
-    return Rows(x, samples, heads, rows, tl.constexpr(size), tl.constexpr(block_of(size)))
+    sizes = (x.shape[3], block_of(x.shape[3])) if x.dim() == 4 else ()
+    return Rows(x, *x.stride()[:3], *map(tl.constexpr, sizes))
 
 
 def _in_blocks(side: Side, most: int, group: int) -> Side:

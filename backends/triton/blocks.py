@@ -84,28 +84,30 @@ def rows_of(side, tile, part):
 
 
 @triton.jit
-def places_of(x, sample, block):
-    """The addresses of the rows of a block, [m, size] or [m], and which there are."""
-    start = block[3].to(tl.int64) * x.heads + block[1].to(tl.int64) * x.rows
-    at = x.at + sample.to(tl.int64) * x.samples + start
+def places_of(x, sample, block, columns):
+    """The addresses of some columns, by default all, of the rows of a block, [m, size], or of one
+    number for each [m], and which there are."""
+    start = tl.cast(block[3], tl.int64) * x.heads + block[1].to(tl.int64) * x.rows
+    at = x.at + tl.cast(sample, tl.int64) * x.samples + start
     if x.block is None:
         return at, block[2]
     else:
-        columns = tl.arange(0, x.block)
+        if columns is None:
+            columns = tl.arange(0, x.block)
         return at[:, None] + columns[None, :], block[2][:, None] & (columns < x.size)[None, :]
 
 
 @triton.jit
-def taken(x, sample, block, other=0.0):
+def taken(x, sample, block, other=0, columns=None):
     """The rows of a block of a tensor, `other` where there are none."""
-    at, there = places_of(x, sample, block)
+    at, there = places_of(x, sample, block, columns)
     return tl.load(at, mask=there, other=other)
 
 
 @triton.jit
-def put(x, sample, block, rows):
+def put(x, sample, block, rows, columns=None):
     """Write the rows of a block of a tensor."""
-    at, there = places_of(x, sample, block)
+    at, there = places_of(x, sample, block, columns)
     tl.store(at, rows.to(x.at.dtype.element_ty), mask=there)
 
 

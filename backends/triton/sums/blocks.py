@@ -13,6 +13,8 @@ from collections import namedtuple
 import triton
 import triton.language as tl
 
+from attnspec.backends.triton.blocks import put, taken
+
 Frames = namedtuple("Frames", "padding keys rows")
 """Which keys there are, uint8 [B, n_k], and the frames t of keys and r of rows [B K, n_k], as in
 `factored/features/sums.py`, float32 or float64; never read where there are none."""
@@ -62,57 +64,35 @@ def product_of_sums(a, b, plan):
 
 
 @triton.jit
-def query_rows(number, plan):
-    """The rows of the queries of a chunk, and which there are."""
+def queries_of(number, head, plan):
+    """The queries of a chunk as a block."""
     rows = number * plan.chunk + tl.arange(0, plan.chunk) - plan.first
-    return rows, (rows >= 0) & (rows < plan.queries)
+    return 0, rows, (rows >= 0) & (rows < plan.queries), head
 
 
 @triton.jit
-def key_rows(frames, sample, number, plan):
-    """The rows of the keys of a chunk, and which there are, padding not among them."""
+def keys_of(frames, sample, number, head, plan):
+    """The keys of a chunk as a block, padding not among them."""
     rows = number * plan.chunk + tl.arange(0, plan.chunk)
     there = rows < plan.keys
     if plan.padded:
-        there = there & (numbers_of(frames.padding, sample, 0, rows, there) != 0)
-    return rows, there
+        there = there & (taken(frames.padding, sample, (0, rows, there, 0)) != 0)
+    return 0, rows, there, head
 
 
 @triton.jit
-def start_of(x, sample, head):
-    """Where a head of a sample begins."""
-    sample, head = tl.cast(sample, tl.int64), tl.cast(head, tl.int64)
-    return x.at + sample * x.samples + head * x.heads
-
-
-@triton.jit
-def numbers_of(x, sample, head, rows, there):
-    """One number of each row, 0 where there is none."""
-    at = start_of(x, sample, head) + rows.to(tl.int64) * x.rows
-    return tl.load(at, mask=there, other=0)
-
-
-@triton.jit
-def places_of(x, sample, head, rows, columns):
-    at = start_of(x, sample, head)
-    return at + rows.to(tl.int64)[:, None] * x.rows + columns[None, :]
-
-
-@triton.jit
-def part_of(x, sample, head, rows, there, columns, plan):
+def part_of(x, sample, block, columns, plan):
     """Some columns of rows, 0 where there are none, in the type of sums."""
-    mask = there[:, None] & (columns < x.size)[None, :]
-    part = tl.load(places_of(x, sample, head, rows, columns), mask=mask, other=0.0)
-    return part.to(plan.sums)
+    return taken(x, sample, block, 0, columns).to(plan.sums)
 
 
 @triton.jit
-def features_of(x, sample, head, rows, there, columns, plan):
+def features_of(x, sample, block, columns, plan):
     """Some features of rows, by the map of the plan, 0 where there are none."""
-    features = part_of(x, sample, head, rows, there, columns, plan)
+    features = part_of(x, sample, block, columns, plan)
     if plan.map == 1:
         one = tl.exp(tl.minimum(features, 0.0)) + tl.maximum(features, 0.0)
-        features = tl.where(there[:, None] & (columns < x.size)[None, :], one, 0.0)
+        features = tl.where(block[2][:, None] & (columns < x.size)[None, :], one, 0.0)
     elif plan.map == 2:
         features = tl.maximum(features, 0.0)
     elif plan.map == 3:
@@ -122,25 +102,18 @@ def features_of(x, sample, head, rows, there, columns, plan):
 
 
 @triton.jit
-def put_gradient(into, x, grad, sample, head, rows, there, known, columns, plan):
-    """Write the gradient of some columns of rows x, where `grad` is that of their features; rows
-    that are not `known` have none."""
-    features = part_of(x, sample, head, rows, known, columns, plan)
+def put_gradient(into, x, grad, sample, block, there, columns, plan):
+    """Write the gradient of some columns of rows x, where `grad` is that of their features, 0 where
+    `there` are others than those of the block."""
+    features = part_of(x, sample, block, columns, plan)
     if plan.map == 1:
         grad = grad * tl.exp(tl.minimum(features, 0.0))
     elif plan.map == 2:
         grad = tl.where(features > 0, grad, 0.0)
     elif plan.map == 3:
         grad = grad * 2 * tl.maximum(features, 0.0)
-    put(into, tl.where(known[:, None], grad, 0.0), sample, head, rows, there, columns)
-
-
-@triton.jit
-def put(into, found, sample, head, rows, there, columns):
-    """Write some columns of rows."""
-    mask = there[:, None] & (columns < into.size)[None, :]
-    at = places_of(into, sample, head, rows, columns)
-    tl.store(at, found.to(into.at.dtype.element_ty), mask=mask)
+    every = 0, block[1], there, block[3]
+    put(into, sample, every, tl.where(block[2][:, None], grad, 0.0), columns)
 
 
 # --- frames ---------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from attnspec.backends.common.exact import in_rows
-from attnspec.backends.factored.features.kernel import FeatureKernel, Way
+from attnspec.backends.factored.features.kernel import FeatureKernel, Way, feature_kernel
 from attnspec.backends.factored.features.quotients import least_in_frames
 from attnspec.backends.factored.features.sums import Frames as TorchFrames
 from attnspec.backends.factored.features.sums import (
@@ -30,7 +30,6 @@ from attnspec.backends.factored.features.sums import (
     room_of,
     shares,
 )
-from attnspec.backends.factored.kernels import alone
 from attnspec.backends.triton import attention
 from attnspec.backends.triton.attention import TIGHT, padding_of, rows_of, running_on
 from attnspec.backends.triton.blocks import Rows
@@ -38,7 +37,7 @@ from attnspec.backends.triton.kernel import is_taken
 from attnspec.backends.triton.sums import kernels
 from attnspec.backends.triton.sums.blocks import Frames, Plan, States
 from attnspec.backends.triton.tuning import CHUNK, MAPS, block_of
-from attnspec.lower.work import Work, mechanism_of
+from attnspec.lower.work import Work
 
 ROOM = 1 << 28
 """Numbers of the features that are made at once: a gigabyte."""
@@ -63,13 +62,10 @@ KINDS = {
 """For each type of queries the type and the precision of what is multiplied, and that of sums."""
 
 
-def sums_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> FeatureKernel:
+def sums_kernel(work: Work, heads: tuple[int, ...]) -> FeatureKernel:
     """Runs a mechanism that is a sum of features, without a graph beside it, in the kernels here;
     what these do not take goes block by block, and so do streams."""
-    kernel = alone(work, heads, device)
-    if not isinstance(kernel, FeatureKernel):
-        raise ValueError(f"`{mechanism_of(work).name}` is not a sum of features")
-    return replace(kernel, way=Launched())
+    return replace(feature_kernel(work, heads), way=Launched())
 
 
 class Launched(Way):
@@ -209,7 +205,7 @@ class _Launches:
     def outputs(self, out: torch.Tensor, totals: torch.Tensor) -> None:
         """Fills the outputs [B, K, R, n_q, e], and the sums of weights [B, K, R, n_q]."""
         logs = rows_of(totals.flatten(1, 2) if self.logs is None else self.logs)
-        into = rows_of(out.flatten(1, 2)), rows_of(totals[..., None].flatten(1, 2)), logs
+        into = rows_of(out.flatten(1, 2)), rows_of(totals.flatten(1, 2)), logs
         with running_on(self.f.device):
             states = self._states(self.tensors[1], self.tensors[2], False)
             arguments = *self.tensors, *into, self.frames, states, self.plan
