@@ -20,7 +20,7 @@ import torch
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.common.scores import ScoreFunction
 from attnspec.backends.factored import text_of_matrices, text_of_sums
-from attnspec.backends.factored.features.directions import directions
+from attnspec.backends.factored.directions import directions
 from attnspec.graphs.relation import evaluate_pairs
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
 from attnspec.ir.mechanisms.efficient import Efficient

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from attnspec.backends.common.torch_modes import is_transformed, unseen
 from attnspec.backends.factored.definitions import cancels
-from attnspec.backends.factored.features.directions import directions
+from attnspec.backends.factored.directions import directions
 from attnspec.backends.factored.features.maps import FeatureMap, Tables
 from attnspec.backends.factored.features.quotients import Quotient
 from attnspec.backends.factored.features.sums import (

@@ -91,7 +91,7 @@ class FeatureMap:
     @property
     def paired(self) -> bool:
         """Whether the products of features have a shorter formula, without frames."""
-        return self.text["feature_of"].__name__ == "second_order"
+        return bool(self.text["feature_of"].__name__ == "second_order")
 
     def pairs(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         """The products [..., n_q, n_k] of the features of rows [..., n, d] by that formula."""
