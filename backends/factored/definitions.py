@@ -20,7 +20,7 @@ import torch
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.common.scores import ScoreFunction
 from attnspec.backends.factored import text_of_matrices, text_of_sums
-from attnspec.backends.factored.features.directions import directions
+from attnspec.backends.factored.directions import directions
 from attnspec.graphs.relation import evaluate_pairs
 from attnspec.ir.mechanisms.declaration import MechanismDeclaration
 from attnspec.ir.mechanisms.efficient import Efficient
@@ -89,21 +89,20 @@ def text_of(work: Work, head: int, **changes: object) -> dict[str, Any]:
     settings, names = settings_of(declared, work.causal, work.scale)
     if work.hybrid:
         # no exact weight is too small to be divided by
-        settings |= {"ADDED": 0.0, "LEAST": settings["LEAST"] if _cancels(declared) else 0.0}
+        settings |= {"ADDED": 0.0, "LEAST": settings["LEAST"] if cancels(declared) else 0.0}
     space: dict[str, Any] = {}
     for text in map(vars, TEXTS):
         for name, x in text.items():
             from_text = isinstance(x, FunctionType) and x.__globals__ is text
             space[name] = FunctionType(x.__code__, space, name, x.__defaults__) if from_text else x
+    space |= changes
     space |= {called: space[name] for called, name in names.items()}
-    space["directions"] = lambda x, layer: directions(
-        declared, layer, (head,), 0, x.shape[-1], x.dtype, x.device
-    )
+    space["directions"] = lambda x, layer: directions(declared, layer, (head,), 0, x)
     space |= {**settings, **changes}
     return space
 
 
-def _cancels(declared: MechanismDeclaration) -> bool:
+def cancels(declared: MechanismDeclaration) -> bool:
     """Whether weights may be negative."""
     return declared.sums and not declared.positive({**vars(declared), "normalize": "sum"})
 
@@ -177,7 +176,7 @@ def magnitudes_of(
 ) -> torch.Tensor:
     """How large the numbers are whose sums are the weights [n_q, n_k] before they are divided, and
     which may cancel."""
-    sizes = _pairs(work, head, q, k, tables, sized=_cancels(mechanism_of(work))).abs()
+    sizes = _pairs(work, head, q, k, tables, sized=cancels(mechanism_of(work))).abs()
     if work.hybrid:
         # what the kernel gave a pair of the graph is taken away again
         pairs = exact_pairs(work, len(q), len(k))

@@ -52,7 +52,7 @@ from attnspec.backends.factored.softmax import check_no_dropout, without_padding
 from attnspec.backends.tables.kernel import SteppedKernel, tables_of_work
 from attnspec.backends.tables.per_sample import ReadingKernel
 from attnspec.limits import LIMITS
-from attnspec.lower.work import Call, Kernel, Mergeable, Work, graph_of, mechanism_of
+from attnspec.lower.work import Call, Kernel, Mergeable, Work, graph_of
 
 LIKE_ONE = 64
 """Keys up to which sums of weights of either sign are as exact as if they could not cancel."""
@@ -64,16 +64,6 @@ LIKE_ONE = 64
 Weighed: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 """Sums of values by their weights [..., n, e], that of the weights last, which stand for exp(log)
 times as much, log [..., n]."""
-
-
-def shared_quotient(kernel: FeatureKernel) -> Quotient:
-    """What sums of exact weights and of a kernel's are divided by.
-
-    Nothing is added to sums of weights that are not negative, nor are they kept away from 0: exact
-    weights may be as small as they like, and sum to less than any constant.
-    """
-    mine = kernel.how.quotient
-    return Quotient(least=mine.least if mine.signed else 0.0, floor=mine.floor, signed=mine.signed)
 
 
 def together(parts: Sequence[Weighed], quotient: Quotient) -> Weighed:
@@ -141,12 +131,12 @@ def of_pieces(
     """
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(of_piece(piece, *_read(piece, *tensors)) for piece in pieces)
+        return tuple(of_piece(piece, *_read(piece, tensors)) for piece in pieces)
 
     def gradients(tensors: Any, _: Any, __: Any, grads: Any) -> Sequence[torch.Tensor | None]:
         into = [torch.zeros_like(x) for x in tensors[:3]]
         for piece, grad in zip(pieces, grads, strict=True):
-            parts = _read(piece, *tensors)
+            parts = _read(piece, tensors)
             leaves = [x.detach().requires_grad_() for x in parts[:3]]
             with torch.enable_grad():
                 out = of_piece(piece, *leaves, *parts[3:])
@@ -162,17 +152,10 @@ def of_pieces(
     return outs
 
 
-def _read(
-    piece: Piece,
-    f: torch.Tensor,
-    g: torch.Tensor,
-    w: torch.Tensor,
-    rows: torch.Tensor,
-    columns: torch.Tensor,
-) -> list[torch.Tensor]:
+def _read(piece: Piece, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The rows of a piece of features and values, and of frames [..., 1]."""
-    keys = (piece.of_keys(x) for x in (g, w))
-    return [piece.of_queries(f), *keys, piece.of_queries(rows), piece.of_keys(columns)]
+    of_q, of_k = piece.of_queries, piece.of_keys
+    return [read(x) for read, x in zip((of_q, of_k, of_k, of_q, of_k), tensors, strict=True)]
 
 
 def taken(
@@ -211,17 +194,9 @@ def _of_share(
     return (share,)
 
 
-def _of_piece(
-    how: Summing,
-    framed: bool,
-    piece: Piece,
-    f: torch.Tensor,
-    g: torch.Tensor,
-    w: torch.Tensor,
-    rows: torch.Tensor,
-    columns: torch.Tensor,
-) -> torch.Tensor:
+def _of_piece(how: Summing, framed: bool, piece: Piece, *parts: torch.Tensor) -> torch.Tensor:
     """The sums of a piece [B, K, R, blocks, h, e + 1], the sizes of their weights last."""
+    f, g, w, rows, columns = parts
     repeat, mask = f.shape[2], piece.mask
     f = f.transpose(2, 3).flatten(3, 4)
     products = how.map.pairs(f, g) if how.map.paired else f @ g.mT
@@ -259,7 +234,7 @@ class HybridKernel:
         exact: Mergeable | None,
     ) -> None:
         self.work, self.device = work, device
-        self.kernel, self.exact, self.quotient = kernel, exact, shared_quotient(kernel)
+        self.kernel, self.exact, self.quotient = kernel, exact, kernel.how.quotient
         self.graph = graph_of(work)
         # keys are of length 1 when it is asked
         self.formula = Formula(replace(self.graph, unit_keys=False), heads, device)
@@ -326,9 +301,8 @@ class HybridKernel:
         if self.rest is None and self.quotient.positive:
             if not late.k.shape[2]:
                 return out, lse
-            how = replace(self.kernel.how, quotient=self.quotient)
-            (other, total, log), _ = self.kernel.results(how, late, None)
-            behind = pad(how.quotient.log_divisor(total, log), (missing, 0), value=-math.inf)
+            (other, total, log), _ = self.kernel.results(self.kernel.how, late, None)
+            behind = pad(self.quotient.log_divisor(total, log), (missing, 0), value=-math.inf)
             return merged((out, lse), (pad(other, (0, 0, missing, 0)), behind))
         weighed = pad(out, (0, 1), value=1.0), lse
         if not late.k.shape[2]:
@@ -382,38 +356,27 @@ class HybridKernel:
         places = list(range(first * repeat, (first + heads) * repeat))
         most = max(1, LIMITS.pairs_at_once // max(1, given.q.shape[:3].numel() * n_k))
         formula, parts = self.formula.of_heads(places), []
+
+        def weighed(at: np.ndarray, blocks: Blocks, given: Given, *tables: torch.Tensor) -> Weighed:
+            learned = dict(zip(self.names, tables, strict=True))
+            mine, rows = replace(call, tables=learned), torch.from_numpy(at).to(self.device)
+            read = inputs_read(self.work, mine, self.work.n_q, rows, given.q.shape[1:3])
+            blocks = replace(blocks, symbols={**blocks.symbols, **read})
+            pairs = pair_by_pair(self.kernel, given, formula, blocks, learned)
+            return together(pairs, self.quotient)
+
         for low in range(0, max(1, len(at)), most):
             some, rows = at[low : low + most], given
             if len(some) < given.q.shape[3]:
                 index = torch.from_numpy(some).to(self.device)
                 rows = replace(given, q=given.q.index_select(3, index))
-            run = partial(self._weighed, formula, self._blocks(given, some, call), call, some)
             each = (call.tables[name] for name in self.names)
             # numbers of pairs may be those of all heads
             tables = (x if len(x) == 1 else x[places] for x in each)
+            run = partial(weighed, some, self._blocks(given, some, call))
             parts.append(lean(True, rows, run, *tables))
         sums, log = (torch.cat(x, 3) for x in zip(*parts, strict=True))
         return sums, log.detach()
-
-    def _weighed(
-        self,
-        formula: Formula,
-        blocks: Blocks,
-        call: Call,
-        at: np.ndarray,
-        given: Given,
-        *tables: torch.Tensor,
-    ) -> Weighed:
-        learned, rows = dict(zip(self.names, tables, strict=True)), torch.from_numpy(at)
-        read = inputs_read(
-            self.work,
-            replace(call, tables=learned),
-            self.work.n_q,
-            rows.to(self.device),
-            given.q.shape[1:3],
-        )
-        blocks = replace(blocks, symbols={**blocks.symbols, **read})
-        return together(pair_by_pair(self.kernel, given, formula, blocks, learned), self.quotient)
 
     def _blocks(self, given: Given, at: np.ndarray, call: Call) -> Blocks:
         """Some queries beside all keys, as one block of the graph."""
@@ -461,13 +424,11 @@ def hybrid_kernel(
     work: Work,
     heads: tuple[int, ...],
     device: torch.device,
-    kernel: Kernel,
+    kernel: FeatureKernel,
     exact: Mergeable | None = None,
 ) -> HybridKernel | ReadingHybrid:
-    """Runs a graph beside a mechanism whose own kernel, one of features, is given; `exact` runs a
-    static graph alone, tables where it is None."""
-    if not isinstance(kernel, FeatureKernel):
-        raise ValueError(f"`{mechanism_of(work).name}` gives no weights to single pairs")
+    """Runs a graph beside a mechanism with its own kernel; `exact` runs a static graph alone, or
+    tables where it is None."""
     if work.reads and not (work.decided or work.changes.inputs):
         return ReadingHybrid(work, heads, device, kernel)
     if exact is None and not work.waits:
@@ -529,9 +490,7 @@ class HybridStream:
         out = out.to(q.dtype).flatten(1, 2)
         left = seen.left
         if len(left.positions):
-            some = Given(
-                request.q[:, :, :, :0], left.keys, left.values, left.padding, (), request.tables
-            )
+            some = replace(request, k=left.keys, v=left.values, padding=left.padding)
             sums = absorbed(kernel.how, some, sums)
         return (out, None if lse is None else lse.flatten(1, 2)), (sums, seen.kept)
 

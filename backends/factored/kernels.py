@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import torch
 
-from attnspec.backends.factored.features.kernel import FeatureKernel, feature_kernel
+from attnspec.backends.factored.features.kernel import feature_kernel
 from attnspec.backends.factored.hybrid import hybrid_kernel
 from attnspec.backends.factored.matrices import MIXINGS, MatrixKernel
 from attnspec.lower.work import Kernel, Work, mechanism_of
 
 
-def alone(work: Work, heads: tuple[int, ...], device: torch.device) -> FeatureKernel | MatrixKernel:
-    """The kernel of a work's mechanism, without the graph beside it."""
-    if mechanism_of(work).name in MIXINGS:
-        return MatrixKernel(work, heads, device)
-    return feature_kernel(work, heads)
-
-
 def kernel_of(work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
     """The kernel of a work's mechanism, with the graph beside it where it has one."""
-    kernel = alone(work, heads, device)
+    if mechanism_of(work).name in MIXINGS:
+        return MatrixKernel(work, heads, device)
+    kernel = feature_kernel(work, heads)
     return hybrid_kernel(work, heads, device, kernel) if work.hybrid else kernel

@@ -18,7 +18,7 @@ equation 16 with the segment's own length; Tay et al. 2021, "Synthesizer", secti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias, cast
@@ -33,15 +33,11 @@ from attnspec.backends.factored.features.sums import State
 from attnspec.backends.factored.softmax import (
     attend,
     check_no_dropout,
-    lower_triangle,
-    occupied,
     repeated,
     segment_maxima,
     segment_means,
     without_padding,
 )
-from attnspec.ir.mechanisms.linformer import Linformer
-from attnspec.ir.mechanisms.nystrom import Nystrom
 from attnspec.ir.mechanisms.synthesizer import Synthesizer
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work, mechanism_of
@@ -72,23 +68,25 @@ class MatrixKernel:
 
     @cached_property
     def text(self) -> dict[str, Any]:
-        """The functions of the definition, where nothing is faster."""
-        return text_of(self.work, 0)
+        return text_for(self.work, 0.0)
 
-    def named(self, tables: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What is learned, as these functions call it."""
+    def mixed(self, parts: Parts, call: Call) -> torch.Tensor:
+        """The output by the definition."""
+        text = text_for(self.work, call.dropout_p) if call.dropout_p else self.text
         name = mechanism_of(self.work).name
-        return {f"{name}_{part}": x for part, x in tables.items()}
+        learned = {f"{name}_{part}": x for part, x in call.tables.items()}
+        out: torch.Tensor = text["mix"](*parts, 0, call.padding, learned)
+        return out
 
     def key_sums(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, at: torch.Tensor
     ) -> tuple[State, None]:
         """What keys and values at these positions add to the dense projections of Linformer,
         [B, heads, rank, d + d_v], of a call whose padding is theirs."""
-        parts = widened(q), widened(k), widened(v)
-        here = {name: x.index_select(2, at).to(parts[0].dtype) for name, x in call.tables.items()}
-        keys_values = _projected(self, parts, replace(call, tables=here))
-        return State(torch.cat(keys_values, 3)), None
+        k, v = (without_padding(x, call.padding) for x in _beside(q, widened(k), widened(v), call))
+        here = {name: x.index_select(2, at).to(k.dtype) for name, x in call.tables.items()}
+        by_values = here.get("values", here["keys"])
+        return State(torch.cat([here["keys"] @ k, by_values @ v], 3)), None
 
     def onward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, before: State
@@ -99,96 +97,33 @@ class MatrixKernel:
         return attend(widened(q), keys, values, scale, dropout_p=call.dropout_p).to(q.dtype)
 
 
-def pairs_of(padding: torch.Tensor | None) -> torch.Tensor | None:
-    """Padding as a mask of pairs, [B, 1, 1, n]."""
-    return None if padding is None else padding[:, None, None]
+def text_for(work: Work, dropout_p: float) -> dict[str, Any]:
+    """The functions of the definition, with faster ones in the place of some."""
 
+    def attention(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float,
+    ) -> torch.Tensor:
+        return attend(q, k, v, scale, mask=mask, dropout_p=dropout_p)
 
-# --- linformer -----------------------------------------------------------------------------------
+    def by_logits(logits: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        weights = weigh(logits, mask, "softmax")
+        if dropout_p:
+            weights = functional.dropout(weights.expand(*v.shape[:2], -1, -1), dropout_p)
+        return weights @ v
 
-
-def linformer(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
-    """Learned parts `keys`, and `values` unless they share the one projection."""
-    (q, k, v), declared, padding = parts, cast(Linformer, kernel.work.mechanism), call.padding
-    mask = None
-    if declared.learned:
-        k, v = _projected(kernel, parts, call)
-        if declared.projection == "conv" and padding is not None:
-            padded = functional.pad(padding, (0, -padding.shape[1] % declared.width))
-            mask = torch.unflatten(padded, 1, (-1, declared.width)).any(-1)[:, None, None]
-    else:
-        pool = segment_means if declared.projection == "mean" else segment_maxima
-        k, v = (pool(each, declared.rank, padding) for each in (k, v))
-        if padding is not None:
-            mask = occupied(padding, declared.rank)[:, None, None]
-    return attend(q, k, v, q.shape[3] ** -0.5, mask=mask, dropout_p=call.dropout_p)
-
-
-def _projected(kernel: MatrixKernel, parts: Parts, call: Call) -> list[torch.Tensor]:
-    """E k and F v by the learned projections, of no padding."""
-    (q, k, v), declared = parts, cast(Linformer, kernel.work.mechanism)
-    by_keys = call.tables["keys"]
-    by_values = call.tables["values"] if declared.apart else by_keys
-    # heads with projections of their own read one key head each
-    heads = q.shape[1] if len(by_keys) > 1 else k.shape[1]
-    rows = (repeated(without_padding(x, call.padding), heads) for x in (k, v))
-    project = convolved if declared.projection == "conv" else projected
-    return [project(x, by) for x, by in zip(rows, (by_keys, by_values), strict=True)]
-
-
-def projected(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-    """E x [B, H, rank, d] of x [B, H, n, d] and E [H or 1, rank, at least n]."""
-    return by[:, :, : x.shape[2]] @ x
-
-
-def convolved(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-    """Products of a kernel [H or 1, width] with consecutive rows of x [B, H, n, d], as many as
-    there are, zeros behind the last: [B, H, ceil(n / width), d]."""
-    width = by.shape[1]
-    behind = -x.shape[2] % width
-    if behind:
-        x = functional.pad(x, (0, 0, 0, behind))
-    return (by[:, None, None] @ torch.unflatten(x, 2, (-1, width))).squeeze(3)
-
-
-# --- nystrom -------------------------------------------------------------------------------------
-
-
-def nystrom(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
-    """Learned part `kernel` [width] where it has a convolution; exact softmax with as many
-    landmarks as positions."""
-    out = _through_landmarks(kernel, parts, call.padding)
-    if "kernel" not in call.tables:
-        return out
-    values = repeated(without_padding(parts[2], call.padding), out.shape[1])
-    return _with_convolution(out, values, call.tables["kernel"])
-
-
-def _through_landmarks(
-    kernel: MatrixKernel, parts: Parts, padding: torch.Tensor | None
-) -> torch.Tensor:
-    count, real = cast(Nystrom, kernel.work.mechanism).landmarks, pairs_of(padding)
-    q, k, v = parts
-    scale = q.shape[3] ** -0.5
-    if count >= k.shape[2]:
-        return attend(q, k, v, scale, mask=real)
-    if q.shape[2] != k.shape[2]:
-        raise ValueError(
-            "`nystrom` needs the queries of all positions, whose means are its landmarks; got"
-            f" {q.shape[2]} of {k.shape[2]}"
-        )
-    q_marks, k_marks = (segment_means(each, count, padding) for each in (q, k))
-    keys = repeated(k_marks, q.shape[1])
-    middle = weigh((q_marks * scale) @ keys.transpose(-1, -2), None, "softmax")
-    values = kernel.text["inverse"](middle) @ attend(q_marks, k, v, scale, mask=real)
-    mask = None
-    if padding is not None:
-        # where each landmark is a position, or empty, its value needs no inverse
-        few = padding.sum(-1) <= count
-        segments = repeated(segment_means(v, count, padding), q.shape[1])
-        values = torch.where(few[:, None, None, None], segments, values)
-        mask = occupied(padding, count)[:, None, None]
-    return attend(q, keys, values, scale, mask=mask)
+    return text_of(
+        work,
+        0,
+        attention=attention,
+        by_logits=by_logits,
+        means=segment_means,
+        maxima=segment_maxima,
+        with_convolution=_with_convolution,
+    )
 
 
 def _with_convolution(out: torch.Tensor, x: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
@@ -235,7 +170,7 @@ def along(x: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
 def synthesizer(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
     """Over all pairs or the causal ones."""
     thin = cast(Synthesizer, kernel.work.mechanism).kind in ("dense", "factorized_random")
-    return (_thin if thin else _full)(kernel, parts, call)
+    return (_thin if thin else defined)(kernel, parts, call)
 
 
 def _thin(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
@@ -262,29 +197,10 @@ def _thin(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
         columns,
         values,
         1.0,
-        mask=pairs_of(call.padding),
+        mask=None if call.padding is None else call.padding[:, None, None],
         causal=kernel.work.causal,
         dropout_p=call.dropout_p,
     )
-
-
-def _full(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
-    """Logits of all pairs."""
-    (q, k, v), (heads, n_q, size) = parts, parts[0].shape[1:]
-    logits = kernel.text["logits_of"](q, k.shape[2], kernel.named(call.tables))
-    if cast(Synthesizer, kernel.work.mechanism).products:
-        share = torch.sigmoid(call.tables["mix"])[..., None]
-        scores = (q * size**-0.5) @ repeated(k, heads).transpose(-1, -2)
-        logits = (1 - share) * scores + share * logits
-    mask = pairs_of(call.padding)
-    if kernel.work.causal:
-        earlier = lower_triangle(n_q, k.shape[2], q.device)
-        mask = earlier if mask is None else mask & earlier
-    weights = weigh(logits, mask, "softmax")
-    if call.dropout_p:
-        weights = weights.expand(len(q), heads, -1, -1)
-        weights = functional.dropout(weights, call.dropout_p)
-    return weights @ repeated(v, heads)
 
 
 # --- efficient attention, and mixings ------------------------------------------------------------
@@ -294,15 +210,26 @@ def efficient(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
     """By the definition, the query heads of a key head being more rows of one product."""
     q, k, v = parts
     rows = q.reshape(len(q), k.shape[1], -1, q.shape[3])
-    out: torch.Tensor = kernel.text["mix"](rows, k, v, 0, call.padding, {})
-    return out.view(*q.shape[:3], v.shape[3])
+    return kernel.mixed((rows, k, v), call).view(*q.shape[:3], v.shape[3])
+
+
+def linformer(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
+    """By the definition."""
+    return kernel.mixed((parts[0], *_beside(*parts, call)), call)
+
+
+def _beside(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values; heads with projections of their own read one key head each."""
+    heads = q.shape[1] if any(len(x) > 1 for x in call.tables.values()) else k.shape[1]
+    return repeated(k, heads), repeated(v, heads)
 
 
 def defined(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
     """By the definition, with key heads for all query heads."""
-    q, k, v = parts[0], *(repeated(x, parts[0].shape[1]) for x in parts[1:])
-    out: torch.Tensor = kernel.text["mix"](q, k, v, 0, call.padding, kernel.named(call.tables))
-    return out
+    q, k, v = parts
+    return kernel.mixed((q, repeated(k, q.shape[1]), repeated(v, q.shape[1])), call)
 
 
 def fourier(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
@@ -339,7 +266,7 @@ def _by_channels(x: torch.Tensor, out: torch.Tensor) -> None:
 
 MIXINGS: dict[str, tuple[Callable[[MatrixKernel, Parts, Call], torch.Tensor], bool]] = {
     "linformer": (linformer, True),
-    "nystrom": (nystrom, False),
+    "nystrom": (defined, False),
     "synthesizer": (synthesizer, True),
     "efficient": (efficient, False),
     "fourier": (fourier, False),

@@ -111,31 +111,30 @@ def segment_means(x: torch.Tensor, count: int, padding: torch.Tensor | None = No
 
     `padding` is bool [B, n], True for a real position.
     """
-    if padding is not None:
-        return _of_real(_text.means, x, count, padding)
     # torch takes sums many times faster than means
-    return _of_segments(x, count, lambda parts: parts.sum(3) / parts.shape[3])
+    return _of_segments(x, count, padding, _text.means, lambda parts: parts.sum(3) / parts.shape[3])
 
 
 def segment_maxima(
     x: torch.Tensor, count: int, padding: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The maxima [B, H, m, d] of m = min(count, n) segments of x [B, H, n, d]; 0 for an empty one.
-
-    `padding` is bool [B, n], True for a real position.
-    """
-    if padding is not None:
-        return _of_real(_text.maxima, x, count, padding)
-    return _of_segments(x, count, lambda parts: parts.amax(3))
+    """The maxima likewise."""
+    return _of_segments(x, count, padding, _text.maxima, lambda parts: parts.amax(3))
 
 
 def _of_segments(
-    x: torch.Tensor, count: int, pooled: Callable[[torch.Tensor], torch.Tensor]
+    x: torch.Tensor,
+    count: int,
+    padding: torch.Tensor | None,
+    defined: Callable[..., torch.Tensor],
+    pooled: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """What `pooled` makes of segments [B, H, m, length, d], first of the short ones, then of the
-    others."""
+    others; the definition where they are those of real positions."""
     n = x.shape[2]
     count = min(count, n)
+    if padding is not None:
+        return defined(x, count, padding)
     if count == n:
         return x
     size, long = divmod(n, count)
@@ -143,19 +142,4 @@ def _of_segments(
     parts = [pooled(torch.unflatten(x[:, :, :cut], 2, (count - long, size)))]
     if long:
         parts.append(pooled(torch.unflatten(x[:, :, cut:], 2, (long, size + 1))))
-    return torch.cat(parts, 2) if long else parts[0]
-
-
-def occupied(padding: torch.Tensor, count: int) -> torch.Tensor:
-    """Which of min(count, n) segments hold a real position, bool [B, m], for `padding` [B, n]."""
-    # real positions fill the first segments, and as many as there are
-    at = torch.arange(min(count, padding.shape[1]), device=padding.device)
-    return at < padding.sum(-1, keepdim=True)
-
-
-def _of_real(
-    pooled: Callable[..., torch.Tensor], x: torch.Tensor, count: int, padding: torch.Tensor
-) -> torch.Tensor:
-    """What the definition makes of the segments of real positions."""
-    count = min(count, x.shape[2])
-    return pooled(x, _text.segments(x.shape[2], count, padding, x.device), count)
+    return torch.cat(parts, 2)

@@ -24,32 +24,39 @@ def attention(q, k, v, mask, scale):
     return out.masked_fill(none, 0.0)
 
 
-def segments(n, count, real, device):
-    """The segment of each position [B or 1, n]: as many of n // m as n % m leaves, then longer
-    ones; padding belongs to none, which is the number `count`."""
-    real = torch.ones(1, n, dtype=torch.bool, device=device) if real is None else real
+def segments(x, count, real):
+    """The segment of each position of rows, beside each number of theirs: as many of n // m as
+    n % m leaves, then longer ones; padding belongs to none, which is the number `count`."""
+    if real is None:
+        real = torch.ones(1, x.shape[2], dtype=torch.bool, device=x.device)
     place, total = real.cumsum(-1) - 1, real.sum(-1, keepdim=True)
     cuts = total.clamp(1, count)
     size, short = total // cuts, cuts - total % cuts
     cut = short * size
     late = short + (place - cut) // (size + 1)
     number = torch.where(place < cut, place // size.clamp_min(1), late)
-    return number.masked_fill(~real, count)
+    return number.masked_fill(~real, count)[:, None, :, None].expand(x.shape)
 
 
-def means(x, segment, count):
+def occupied(real, count):
+    """Which of `count` segments have a position, beside every row: real ones fill the first."""
+    if real is None:
+        return None
+    return (torch.arange(count, device=real.device) < real.sum(-1, keepdim=True))[:, None, None]
+
+
+def means(x, count, real):
     """The mean of each of `count` segments of rows, 0 where there is none."""
-    at = segment[:, None, :, None].expand(x.shape)
+    at = segments(x, count, real)
     sums = x.new_zeros(*x.shape[:2], count + 1, x.shape[3]).scatter_add(2, at, x)[:, :, :count]
-    sizes = (segment[:, None] == torch.arange(count, device=x.device)[:, None]).sum(-1)
+    sizes = (at[:, :1, :, 0] == torch.arange(count, device=x.device)[:, None]).sum(-1)
     return sums / sizes.clamp_min(1)[:, None, :, None]
 
 
-def maxima(x, segment, count):
+def maxima(x, count, real):
     """The largest numbers of each of `count` segments of rows, 0 where there is none."""
-    at = segment[:, None, :, None].expand(x.shape)
     top = x.new_full((*x.shape[:2], count + 1, x.shape[3]), -torch.inf)
-    top = top.scatter_reduce(2, at, x, "amax")[:, :, :count]
+    top = top.scatter_reduce(2, segments(x, count, real), x, "amax")[:, :, :count]
     return top.masked_fill(top == -torch.inf, 0.0)
 
 
@@ -78,11 +85,9 @@ def mix_linformer(q, k, v, layer, real, x):
         return attention(q, (keys @ k).squeeze(3), (values @ v).squeeze(3), mask, scale)
     else:
         # segments of the real positions are pooled
-        count, n = min(RANK, k.shape[2]), k.shape[2]
-        segment = segments(n, count, real, k.device)
-        member = (segment[:, None] == torch.arange(count, device=k.device)[:, None]).any(-1)
-        k, v = (pool_of(each, segment.expand(len(k), -1), count) for each in (k, v))
-        return attention(q, k, v, member[:, None, None], scale)
+        count = min(RANK, k.shape[2])
+        k, v = (pool_of(each, count, real) for each in (k, v))
+        return attention(q, k, v, occupied(real, count), scale)
 
 
 def inverse(a):
@@ -109,26 +114,26 @@ def through_landmarks(q, k, v, real):
         return attention(q, k, v, mask, scale)
     if q.shape[2] != n:
         raise ValueError(f"the queries of all positions are needed, got {q.shape[2]} of {n}")
-    segment = segments(n, LANDMARKS, real, q.device).expand(len(q), -1)
-    rows, keys = (means(each, segment, LANDMARKS) for each in (q, k))
+    rows, keys = (means(each, LANDMARKS, real) for each in (q, k))
     values = inverse((rows * scale @ keys.mT).softmax(-1)) @ attention(rows, k, v, mask, scale)
-    if real is None:
-        return attention(q, keys, values, None, scale)
-    # where each landmark is a position, or empty, its value needs no inverse
-    few, count = real.sum(-1), torch.arange(LANDMARKS, device=q.device)
-    averages = means(v, segment, LANDMARKS)
-    values = torch.where((few <= LANDMARKS)[:, None, None, None], averages, values)
-    return attention(q, keys, values, (count < few[:, None])[:, None, None], scale)
+    if real is not None:
+        # where each landmark is a position, or empty, its value needs no inverse
+        few = (real.sum(-1) <= LANDMARKS)[:, None, None, None]
+        values = torch.where(few, means(v, LANDMARKS, real), values)
+    return attention(q, keys, values, occupied(real, LANDMARKS), scale)
+
+
+def with_convolution(out, x, kernel):
+    """Rows and those of a convolution along the positions at the same places."""
+    near = pad(x, (0, 0, CONV // 2, CONV // 2)).unfold(2, CONV, 1) @ kernel[:, None, :, None]
+    return out + near.squeeze(-1)[:, :, -out.shape[2] :]
 
 
 def mix_nystrom(q, k, v, layer, real, x):
     """Attention through landmarks, and where one is learned a convolution of the values."""
     out = through_landmarks(q, k, v, real)
     if CONV:
-        half = CONV // 2
-        near = pad(without(v, real), (0, 0, half, half)).unfold(2, CONV, 1)
-        near = near @ x["nystrom_kernel"][:, None, :, None]
-        out = out + near.squeeze(-1)[:, :, -q.shape[2] :]
+        out = with_convolution(out, without(v, real), x["nystrom_kernel"])
     return out
 
 
@@ -202,6 +207,15 @@ def factorized_dense(q, n, x):
     return (b[..., None] * a[..., None, :]).flatten(3)[..., :n]
 
 
+def by_logits(logits, v, mask):
+    """softmax(logits) v; a query that reads nothing gets 0."""
+    if mask is None:
+        return logits.softmax(-1) @ v
+    none = ~mask.any(-1, keepdim=True)
+    weights = logits.masked_fill(~(mask | none), -torch.inf).softmax(-1).masked_fill(none, 0.0)
+    return weights @ v
+
+
 def mix_synthesizer(q, k, v, layer, real, x):
     """softmax(logits) v, over the keys up to the query if the spec is causal."""
     n_q, n = q.shape[2], k.shape[2]
@@ -210,13 +224,11 @@ def mix_synthesizer(q, k, v, layer, real, x):
         # mixed with the scores of q and k
         share = torch.sigmoid(x["synthesizer_mix"])[..., None]
         logits = (1 - share) * (q * q.shape[3] ** -0.5 @ k.mT) + share * logits
-    mask = torch.ones(1, 1, n_q, n, dtype=torch.bool, device=q.device)
+    mask = None if real is None else real[:, None, None]
     if CAUSAL:
-        mask = mask.tril(n - n_q)
-    mask = mask if real is None else mask & real[:, None, None]
-    none = ~mask.any(-1, keepdim=True)
-    weights = logits.masked_fill(~(mask | none), -torch.inf).softmax(-1).masked_fill(none, 0.0)
-    return weights @ v
+        earlier = torch.ones(n_q, n, dtype=torch.bool, device=q.device).tril(n - n_q)
+        mask = earlier if mask is None else mask & earlier
+    return by_logits(logits, v, mask)
 
 
 pool_of, logits_of = means, dense

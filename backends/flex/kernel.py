@@ -208,6 +208,10 @@ class FlexStep:
             by_block = torch.unflatten(real, 1, (-1, BLOCK))
             some = some & by_block.any(-1)[:, None]
             full = full & by_block.all(-1)[:, None]
+        labels = []
+        if masks.labels is not None:
+            by_place = (masks.labels[:, :, x.index + x.first] for x in (self.q, self.k))
+            labels = [x.movedim(1, 0).flatten(1) for x in by_place]
         return Blocks(
             visited(some, full),
             number_on(real.device, self.shape[0], "tall"),
@@ -218,7 +222,7 @@ class FlexStep:
             self.q.at,
             self.k.at,
             self.runs,
-            self._labels(masks.labels),
+            tuple(zip(*labels, strict=True)),
         )
 
     def _in_blocks(self, x: torch.Tensor) -> torch.Tensor:
@@ -226,13 +230,6 @@ class FlexStep:
         blocks = x.new_zeros(len(x), *self.shape)
         blocks[:, self.tiles.entries[0], self.tiles.entries[1]] = x
         return blocks
-
-    def _labels(self, labels: torch.Tensor | None) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-        """Labels [B, L, n_k] by the places of queries and of keys."""
-        if labels is None:
-            return ()
-        each = (labels[:, :, x.index + x.first].movedim(1, 0).flatten(1) for x in (self.q, self.k))
-        return tuple(zip(*each, strict=True))
 
 
 class Ordered:

@@ -68,7 +68,7 @@ class StepTiles:
         shape: tuple[int, int] | None = None,
     ) -> None:
         self.band, self.n, self.device = band, band.n_k, device
-        self.layout = layout = self._layout_of(band.relation)
+        self.layout = layout = band.layout
         self.shape = shape or (layout.q.size, layout.k.size)
         rows = np.repeat(np.arange(layout.q.count), np.diff(layout.starts))
         self.entries = [self._brought(x) for x in (rows, layout.keys)]
@@ -185,13 +185,9 @@ class StepTiles:
 
     # --- what is static ------------------------------------------------------------------------
 
-    def _layout_of(self, relation: Relation) -> StepLayout:
-        """The tiles of a relation in the order of the step."""
-        return replace(self.band, relation=relation).layout
-
     def _within(self, part: Relation) -> StepLayout:
         """The tiles of a part, as far as it is in the step."""
-        return self._layout_of(Intersection((self.band.relation, part)))
+        return replace(self.band, relation=Intersection((self.band.relation, part))).layout
 
     def _static(self, layout: StepLayout, kinds: np.ndarray) -> Static:
         """The masks of tiles of these kinds in a layout."""

@@ -18,15 +18,17 @@ from attnspec.backends.decided.tables import Part
 from attnspec.backends.triton import kernels
 from attnspec.backends.triton.blocks import Lists, Look, Rows, Side
 from attnspec.backends.triton.forms import TABLE, forms_of
-from attnspec.backends.triton.tables import Programs, Step
+from attnspec.backends.triton.tables import Step
 from attnspec.backends.triton.tuning import LEAST, block_of, power
 from attnspec.ir.scalars import Scalar, fold
 from attnspec.ir.scores import Scores
 from attnspec.lower.work import Work
 
 
-def looks_of(work: Work, heads: tuple[int, ...], device: torch.device) -> dict[torch.dtype, Look]:
-    """What kernels are told of the scores of a work, for sums of each type, before any call."""
+def looks_of(
+    work: Work, heads: tuple[int, ...], device: torch.device
+) -> dict[torch.dtype, dict[str, Any]]:
+    """The fields of `Look` that are about the scores of a work, for sums of each type."""
     forms = forms_of(work.changes) or []
     numbers = [[cast(float, fold(form.number, {"head": head})) for head in heads] for form in forms]
     buckets, given = torch.zeros(1, dtype=torch.int32), None
@@ -37,23 +39,17 @@ def looks_of(work: Work, heads: tuple[int, ...], device: torch.device) -> dict[t
             given = by_distance(cast(Scalar, Scores((statement,)).added), heads, work.n_k)
             given = given.expand(len(heads), -1).contiguous()
             buckets = torch.arange(given.shape[1], dtype=torch.int32)
-    buckets = buckets.to(device)
     code = sum(form.digit * 4**place for place, form in enumerate(forms))
     looks = {}
     for kind, name in ((torch.float32, tl.float32), (torch.float64, tl.float64)):
         tables = torch.tensor(numbers or [[0.0]], dtype=torch.float64).to(device, kind)
         table = tables if given is None else given.to(device, kind)
-        looks[kind] = Look(
-            tl.constexpr(name),
-            tl.constexpr(code),
-            tl.constexpr(len(forms)),
-            tables,
-            tables.shape[1],
-            buckets,
-            len(buckets) // 2,
-            table,
-            table.stride(0),
-        )
+        looks[kind] = {
+            **{"kind": tl.constexpr(name), "code": tl.constexpr(code)},
+            **{"changes": tl.constexpr(len(forms)), "numbers": tables, "heads": tables.shape[1]},
+            **{"buckets": buckets.to(device), "farthest": len(buckets) // 2},
+            **{"table": table, "stride": table.stride(0)},
+        }
     return looks
 
 
@@ -131,7 +127,7 @@ class Launches:
 
     def __init__(
         self,
-        looks: Mapping[torch.dtype, Look],
+        looks: Mapping[torch.dtype, Mapping[str, Any]],
         steps: Sequence[Step],
         part: Part,
         tensors: Sequence[torch.Tensor],
@@ -148,37 +144,29 @@ class Launches:
         self.kind = torch.promote_types(q.dtype, torch.float32)
         group = q.shape[1] if in_line else 1
         groups = q.shape[1] // group
-        look, self.learned = looks[self.kind], 1
+        fields, self.learned = {**dict.fromkeys(Look._fields), **looks[self.kind]}, 1
         for table in call.tables.values():
             rows = in_rows(table)
             self.learned = block_of(rows.shape[1]) if back and table.requires_grad else 1
-            look = look._replace(table=rows, stride=rows.stride(0))
-        size, gathers = max(q.shape[3], v.shape[3]), look.farthest > 0
+            fields |= {"table": rows, "stride": rows.stride(0)}
+        size, gathers = max(q.shape[3], v.shape[3]), fields["farthest"] > 0
         self.blocks = blocks_for(size, q.dtype, back, gathers, room_on(q.device))
         padding = padding_of(call.padding, q)
         if call.seed is not None:
-            p = call.dropout_p
-            look = look._replace(
-                seed=call.seed,
-                least=least_of(p),
-                factor=factor_of(p),
-                line=call.line + part.repeats.indices(repeat)[0],
-                lines=repeat if in_line else keys * repeat,
-                q_rows=n_q,
-                k_rows=part.n_k,
-            )
-        self.look = look._replace(
-            learned=tl.constexpr(self.learned),
-            groups=groups,
-            ratio=groups // k.shape[1],
-            group=group,
-            first=part.n_k - n_q,
-            padding=padding,
-            padded=tl.constexpr(call.padding is not None),
-            labels=padding if labels is None else rows_of(labels),
-            alike=tl.constexpr(0 if labels is None else labels.shape[1]),
-            scale=scale,
-        )
+            p, line = call.dropout_p, call.line + part.repeats.indices(repeat)[0]
+            fields |= {
+                **{"seed": call.seed, "least": least_of(p), "factor": factor_of(p), "line": line},
+                "lines": repeat if in_line else keys * repeat,
+                **{"q_rows": n_q, "k_rows": part.n_k},
+            }
+        fields |= {
+            **{"groups": groups, "ratio": groups // k.shape[1], "group": group},
+            **{"first": part.n_k - n_q, "scale": scale, "learned": tl.constexpr(self.learned)},
+            **{"padding": padding, "padded": tl.constexpr(call.padding is not None)},
+            "labels": padding if labels is None else rows_of(labels),
+            "alike": tl.constexpr(0 if labels is None else labels.shape[1]),
+        }
+        self.look = Look(**fields)
 
     @property
     def once(self) -> bool:
@@ -190,7 +178,7 @@ class Launches:
         [B, K, R, n_q]."""
         with running_on(self.q.device), self._written(out, lse) as into:
             for step in self.steps:
-                self._run(kernels.attend, step.rows, 0, into, *self._sides(step))
+                self._run(kernels.attend, step, 0, into)
 
     def derive(
         self,
@@ -205,54 +193,46 @@ class Launches:
         keys = [self._of_k(x) for x in into[1:]]
         with running_on(self.q.device), self._written(into[0]) as queries:
             for step in self.steps:
-                sides, look = self._sides(step)
                 # the shares of programs in the gradient of a table
                 shares = self.q
                 if self.learned > 1:
-                    programs = step.rows[0].count * sides[0].parts
-                    shape = self.batch, look.groups, programs, self.learned
+                    programs = step.rows[0].count * self._sides(step)[0].parts
+                    shape = self.batch, self.look.groups, programs, self.learned
                     shares = self.q.new_empty(shape, dtype=self.kind)
-                seen = sides, look, upper
-                self._run(kernels.of_queries, step.rows, 0, queries, *seen, shares)
-                self._run(kernels.of_keys, step.columns, 1, keys, *seen)
+                self._run(kernels.of_queries, step, 0, queries, upper, shares)
+                self._run(kernels.of_keys, step, 1, keys, upper)
                 for table in tables if self.learned > 1 else ():
                     table += shares.sum((0, 2))[:, : table.shape[1]]
 
     def _run(
-        self,
-        kernel: Any,
-        work: Programs,
-        side: int,
-        into: Sequence[torch.Tensor],
-        sides: tuple[Side, Side],
-        look: Look,
-        *more: object,
+        self, kernel: Any, step: Step, side: int, into: Sequence[torch.Tensor], *more: object
     ) -> None:
         """Runs a kernel for the tiles of a side. What the programs of long lists find goes to
         slots, and from there to its place."""
-        (programs, spans, slots), this, of_side = work, sides[side], look
-        if side == 1:
-            # a program takes all query heads that share a key head
-            of_side = look._replace(groups=look.groups // look.ratio, group=1)
+        programs, spans, slots = step.columns if side else step.rows
+        sides = q, k = self._sides(step)
+        masks = {"words": step.masks.bits, "height": q.size, "width": -(-k.size // 32)}
+        whole = tl.constexpr(k.size == k.parts * k.block.value)
+        this, look = sides[side], self.look._replace(**masks, whole=whole)
+        # a program of keys takes all query heads that share a key head
+        groups = {"groups": look.groups // look.ratio, "group": 1} if side else {}
+        of_side = look._replace(**groups)
         targets = rooms = tuple(map(rows_of, into))
         if slots:
             rows = slots * this.parts * this.count.value
             shapes = ((self.batch, of_side.groups, rows, *x.shape[3:]) for x in into)
             rooms = tuple(rows_of(self.q.new_empty(x, dtype=self.kind)) for x in shapes)
         heads = self.batch * of_side.groups * this.parts
-        self._launch(
-            kernel, programs, heads, *self.tensors, *more, targets, rooms, sides, programs, look
-        )
+        arguments = [*self.tensors, *more, targets, rooms, sides, programs, look]
+        launches: list[tuple[Any, Lists, list[Any]]] = [(kernel, programs, arguments)]
         if slots and kernel is kernels.attend:
-            self._launch(kernels.merge, spans, heads, targets, rooms, this, spans, of_side)
+            launches.append((kernels.merge, spans, [targets, rooms, this, spans, of_side]))
         elif slots:
-            for each in zip(targets, rooms, strict=True):
-                self._launch(kernels.add_up, spans, heads, *each, this, spans, of_side)
-
-    def _launch(self, kernel: Any, work: Lists, heads: int, *arguments: object) -> None:
-        """Runs a kernel for its programs, each of them for so many heads and blocks."""
-        if count := work.count * heads:
-            launch(kernel, count, arguments, *self.blocks[2:])
+            pairs = zip(targets, rooms, strict=True)
+            launches += [(kernels.add_up, spans, [*x, this, spans, of_side]) for x in pairs]
+        for each, lists, arguments in launches:
+            if count := lists.count * heads:
+                launch(each, count, arguments, *self.blocks[2:])
 
     # --- what kernels are handed ---------------------------------------------------------------
 
@@ -276,13 +256,10 @@ class Launches:
                 batch, keys, _, rows = x.shape[:4]
                 x.copy_(torch.unflatten(mine[0], 1, (batch, keys, rows)).movedim(0, 2))
 
-    def _sides(self, step: Step) -> tuple[tuple[Side, Side], Look]:
-        """Both sides of a step in blocks, and how its scores are made."""
-        q = _in_blocks(step.q, self.blocks[0], self.look.group)
-        k = _in_blocks(step.k, self.blocks[1], 1)
-        whole = tl.constexpr(k.size == k.parts * k.block.value)
-        masks = {"words": step.masks.bits, "height": q.size, "width": -(-k.size // 32)}
-        return (q, k), self.look._replace(**masks, whole=whole)
+    def _sides(self, step: Step) -> tuple[Side, Side]:
+        """Both sides of a step in blocks."""
+        q, k, _, _ = self.blocks
+        return _in_blocks(step.q, q, self.look.group), _in_blocks(step.k, k, 1)
 
 
 def launch(kernel: Any, count: int, arguments: Sequence[object], warps: int, stages: int) -> None:
@@ -305,11 +282,8 @@ def padding_of(padding: torch.Tensor | None, like: torch.Tensor) -> Rows:
 
 def rows_of(x: torch.Tensor) -> Rows:
     """A tensor [B, heads, n, size] or [B, heads, n] as kernels take it."""
-    if x.dim() == 3:
-        return Rows(x, x.stride(0), x.stride(1), x.stride(2))
-    samples, heads, rows, _ = x.stride()
-    size = x.shape[3]
-    return Rows(x, samples, heads, rows, tl.constexpr(size), tl.constexpr(block_of(size)))
+    sizes = (x.shape[3], block_of(x.shape[3])) if x.dim() == 4 else ()
+    return Rows(x, *x.stride()[:3], *map(tl.constexpr, sizes))
 
 
 def _in_blocks(side: Side, most: int, group: int) -> Side:

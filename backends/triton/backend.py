@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from attnspec.backends.common.labels import labels_of
 from attnspec.backends.decided.products import parts_of
-from attnspec.backends.factored.backend import FactoredBackend, features_of
+from attnspec.backends.factored.backend import SIZE, FactoredBackend, features_of
 from attnspec.backends.factored.lag import lagged
 from attnspec.backends.flex.steps import steps_of
 from attnspec.backends.tables.backend import TablesBackend, refuses_decided
@@ -37,9 +37,6 @@ INTERPRETED = "TRITON_INTERPRET"
 
 TRITON, NUMPY = (3, 7), (2, 4)
 """From this numpy on, older interpreters than this Triton's run no kernels."""
-
-SIZE = 64
-"""The size of the heads that estimates are about."""
 
 
 class TritonBackend:
@@ -116,7 +113,7 @@ class TritonBackend:
         if not _launches(work):
             return kernel_of(work, heads, device)
         if work.mechanism is not None:
-            sums = sums_kernel(work, heads, device)
+            sums = sums_kernel(work, heads)
             if not work.hybrid:
                 return sums
             exact = TritonKernel(graph_of(work), heads, device)

@@ -2,13 +2,14 @@
 
 A side of tiles gives the rows first, first + step, … before its end to each tile, or those that are
 listed, -1 for none. A block is some rows of a tile, whose size need not be that of its blocks; on
-the side of queries it may have them once for each head of a group that shares keys. Fields that are
-said to be constant are part of what is compiled.
+the side of queries it may have them once for each head of a group that shares keys. Kernels have it
+as four: the places in the tile, the rows, which of them there are, and the heads. Fields that are
+said to be constant are part of what is compiled; fields of kernels have no types in Python.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections import namedtuple
 
 import triton
 import triton.language as tl
@@ -21,99 +22,51 @@ DROPOUT = tl.constexpr(counter_rng.DROPOUT)
 UNREAD = tl.constexpr(32 - dropping.BITS)
 
 
-class Rows(NamedTuple):
-    """A tensor [B, heads, n, size] or [B, heads, n], its last axis in one piece: where it begins,
-    and its strides. Constant: the size, and the power of 2 from it on."""
+Rows = namedtuple("Rows", "at samples heads rows size block", defaults=(None, None))
+"""A tensor [B, heads, n, size] or [B, heads, n], its last axis in one piece: where it begins, and
+its strides. Constant: the size, and the power of 2 from it on, None of one number for each row."""
 
-    at: Any
-    samples: Any
-    heads: Any
-    rows: Any
-    size: Any = None
-    block: Any = None
+Side = namedtuple(
+    "Side",
+    "firsts ends listed step size parts block count is_listed",
+    defaults=(None, None, None, None),
+)
+"""One side of tiles: first rows and ends int32 [tiles], or `listed` rows int32 [tiles * size];
+`parts` blocks of `block` rows make a tile. Constant: `block`, `count`, which is `block` times the
+heads of a group, and `is_listed`."""
 
+Lists = namedtuple("Lists", "programs tiles kinds count samples")
+"""What programs do: int32 [B or 1, count, 5], a tile, where its entries begin, where those with
+masks begin, where they end, and the slot for what they find, -1 for its own place; those of the
+next sample lie `samples` numbers further. `tiles` and `kinds` are the other side's tile of each
+entry and the number of its mask."""
 
-class Side(NamedTuple):
-    """One side of tiles: first rows and ends int32 [tiles], or `listed` rows int32 [tiles * size];
-    `parts` blocks of `block` rows make a tile. Constant: `block`, `count`, which is `block` times
-    the heads of a group, and `is_listed`."""
+Look = namedtuple(
+    "Look",
+    "kind code changes numbers heads buckets farthest table stride learned groups ratio group words"
+    " height width first padding padded labels alike whole scale seed least factor line lines"
+    " q_rows k_rows",
+)
+"""What kernels are told of a call, beside its tensors and tiles.
 
-    firsts: Any
-    ends: Any
-    listed: Any
-    step: Any
-    size: Any
-    parts: Any = None
-    block: Any = None
-    count: Any = None
-    is_listed: Any = None
+`groups` of `group` query heads in each sample, one to a program, of which `ratio` groups share a
+key head. Masks as bits, int32 [masks, height, width], 32 keys in a word. The position of query row
+0; padding of keys, where it is `padded`; labels that a pair must have in common, in place of heads,
+`alike` of them.
 
+Scores have the factor `scale`, then `changes`: a digit of `code` for each, 1 softcap, 2 alibi, 3
+bias, and its number for each of so many heads; the buckets of the distances from -farthest to
+farthest, and the table [heads, buckets], its rows `stride` apart. `learned` is at least as many as
+there are buckets, a power of 2, or 1 where no gradient of the table is asked for.
 
-class Lists(NamedTuple):
-    """What programs do: int32 [B or 1, count, 5], a tile, where its entries begin, where those with
-    masks begin, where they end, and the slot for what they find, -1 for its own place; those of the
-    next sample lie `samples` numbers further. `tiles` and `kinds` are the other side's tile of each
-    entry and the number of its mask."""
+Weights are dropped where there is a seed, as `attnspec.backends.common.dropping` says: the least
+number that is kept and what such weights are multiplied with; the first line, so many `lines` in
+each sample, and so many rows of queries and of keys in each of its lists, which lie one behind the
+other.
 
-    programs: Any
-    tiles: Any
-    kinds: Any
-    count: Any
-    samples: Any
-
-
-class Look(NamedTuple):
-    """What kernels are told of a call, beside its tensors and tiles.
-
-    `groups` of `group` query heads in each sample, one to a program, of which `ratio` groups share
-    a key head. Masks as bits, int32 [masks, height, width], 32 keys in a word. The position of
-    query row 0; padding of keys, where it is `padded`; labels that a pair must have in common, in
-    place of heads, `alike` of them.
-
-    Scores have the factor `scale`, then `changes`: a digit of `code` for each, 1 softcap, 2 alibi,
-    3 bias, and its number for each of so many heads; the buckets of the distances from -farthest to
-    farthest, and the table [heads, buckets], its rows `stride` apart. `learned` is at least as many
-    as there are buckets, a power of 2, or 1 where no gradient of the table is asked for.
-
-    Weights are dropped where there is a seed, as `attnspec.backends.common.dropping` says: the
-    least number that is kept and what such weights are multiplied with; the first line, so many
-    `lines` in each sample, and so many rows of queries and of keys in each of its lists, which lie
-    one behind the other.
-
-    Constant: `alike`, `padded`, `whole`, whether key tiles are whole blocks, `kind`, the type of
-    sums, `code`, `changes` and `learned`.
-    """
-
-    kind: Any
-    code: Any
-    changes: Any
-    numbers: Any
-    heads: Any
-    buckets: Any
-    farthest: Any
-    table: Any
-    stride: Any = 0
-    learned: Any = None
-    groups: Any = None
-    ratio: Any = None
-    group: Any = None
-    words: Any = None
-    height: Any = None
-    width: Any = None
-    first: Any = None
-    padding: Any = None
-    padded: Any = None
-    labels: Any = None
-    alike: Any = None
-    whole: Any = None
-    scale: Any = None
-    seed: Any = None
-    least: Any = None
-    factor: Any = None
-    line: Any = None
-    lines: Any = None
-    q_rows: Any = None
-    k_rows: Any = None
+Constant: `alike`, `padded`, `whole`, whether key tiles are whole blocks, `kind`, the type of sums,
+`code`, `changes` and `learned`.
+"""
 
 
 @triton.jit
@@ -131,33 +84,31 @@ def rows_of(side, tile, part):
 
 
 @triton.jit
-def places_of(x, sample, heads, rows):
-    """The addresses of rows [m] of some heads, [m, block], and which columns there are."""
-    columns = tl.arange(0, x.block)
-    start = heads.to(tl.int64) * x.heads + rows.to(tl.int64) * x.rows
-    at = x.at + sample.to(tl.int64) * x.samples + start[:, None] + columns[None, :]
-    return at, (columns < x.size)[None, :]
+def places_of(x, sample, block, columns):
+    """The addresses of some columns, by default all, of the rows of a block, [m, size], or of one
+    number for each [m], and which there are."""
+    start = tl.cast(block[3], tl.int64) * x.heads + block[1].to(tl.int64) * x.rows
+    at = x.at + tl.cast(sample, tl.int64) * x.samples + start
+    if x.block is None:
+        return at, block[2]
+    else:
+        if columns is None:
+            columns = tl.arange(0, x.block)
+        return at[:, None] + columns[None, :], block[2][:, None] & (columns < x.size)[None, :]
 
 
 @triton.jit
-def taken(x, sample, heads, rows, there):
-    """Rows of a tensor [m, block], zeros where there are none."""
-    at, columns = places_of(x, sample, heads, rows)
-    return tl.load(at, mask=there[:, None] & columns, other=0.0)
+def taken(x, sample, block, other=0, columns=None):
+    """The rows of a block of a tensor, `other` where there are none."""
+    at, there = places_of(x, sample, block, columns)
+    return tl.load(at, mask=there, other=other)
 
 
 @triton.jit
-def put(x, sample, heads, rows, there, found):
-    """Write rows of a tensor."""
-    at, columns = places_of(x, sample, heads, rows)
-    tl.store(at, found.to(x.at.dtype.element_ty), mask=there[:, None] & columns)
-
-
-@triton.jit
-def numbers_at(x, sample, heads, rows):
-    """The addresses of one number for each row [m]."""
-    start = heads.to(tl.int64) * x.heads + rows.to(tl.int64) * x.rows
-    return x.at + sample.to(tl.int64) * x.samples + start
+def put(x, sample, block, rows, columns=None):
+    """Write the rows of a block of a tensor."""
+    at, there = places_of(x, sample, block, columns)
+    tl.store(at, rows.to(x.at.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -216,56 +167,55 @@ def changed(scores, look, heads, apart):
 
 
 @triton.jit
-def keys_of(side, tile, part, look, sample):
-    """As `rows_of`; keys that are padding are not there."""
-    at, rows, inside = rows_of(side, tile, part)
+def keys_of(side, entry, look, sample, head):
+    """A block of keys, of a tile and which of its blocks; keys that are padding are not there."""
+    at, rows, inside = rows_of(side, entry[0], entry[1])
     if look.padded:
-        real = numbers_at(look.padding, sample, sample * 0, rows)
-        inside = inside & (tl.load(real, mask=inside, other=0) != 0)
-    return at, rows, inside
+        inside = inside & (taken(look.padding, sample, (at, rows, inside, head)) != 0)
+    return at, rows, inside, head
 
 
 @triton.jit
-def are_alike(look, sample, q_rows, k_rows):
-    """Whether pairs of rows [m] and [n] have all labels in common, bool [m, n]."""
-    mask = q_rows[2][:, None] & k_rows[2][None, :]
+def are_alike(look, sample, queries, keys):
+    """Whether pairs of two blocks have all labels in common, bool [m, n]."""
+    mask = queries[2][:, None] & keys[2][None, :]
     for label in tl.static_range(look.alike):
-        of_q = numbers_at(look.labels, sample, sample * 0 + label, q_rows[1] + look.first)
-        of_k = numbers_at(look.labels, sample, sample * 0 + label, k_rows[1])
-        of_q, of_k = tl.load(of_q, mask=q_rows[2], other=0), tl.load(of_k, mask=k_rows[2], other=0)
+        at = sample * 0 + label
+        of_q = taken(look.labels, sample, (0, queries[1] + look.first, queries[2], at))
+        of_k = taken(look.labels, sample, (0, keys[1], keys[2], at))
         mask = mask & (of_q[:, None] == of_k[None, :])
     return mask
 
 
 @triton.jit
-def scores_of(q, k, q_rows, k_rows, heads, look, sample, number, masked: tl.constexpr):
-    """The scores of a block of pairs to base 2, -inf where a pair is not held, and their slopes;
-    `q_rows` and `k_rows` are what `rows_of` and `keys_of` say."""
+def scores_of(q, k, queries, keys, look, sample, number, masked: tl.constexpr):
+    """The scores of the pairs of two blocks to base 2, -inf where a pair is not held, and their
+    slopes."""
     scores = product(q, tl.trans(k), look.kind)
     slope, since = 1.0, 1.0
     if look.changes > 0:
-        apart = (q_rows[1] + look.first)[:, None] - k_rows[1][None, :]
-        scores, slope, since = changed(scores * look.scale, look, heads, apart)
+        apart = (queries[1] + look.first)[:, None] - keys[1][None, :]
+        scores, slope, since = changed(scores * look.scale, look, queries[3], apart)
         scores = scores * LOG2E
     else:
         scores = scores * (look.scale * LOG2E)
     if masked or look.padded or look.alike > 0 or not look.whole:
-        mask = k_rows[2][None, :]
+        mask = keys[2][None, :]
         if look.alike > 0:
-            mask = are_alike(look, sample, q_rows, k_rows)
+            mask = are_alike(look, sample, queries, keys)
         if masked:
-            mask = mask & held_in(look, number, q_rows[0], k_rows[0])
+            mask = mask & held_in(look, number, queries[0], keys[0])
         scores = tl.where(mask, scores, float("-inf"))
     return scores, slope, since
 
 
 @triton.jit
-def kept(weights, look, sample, heads, q_rows, k_rows):
-    """Weights [m, n] of rows of both sides without those that are dropped."""
-    line = look.line + (sample + q_rows // look.q_rows) * look.lines + heads
+def kept(weights, look, sample, queries, keys):
+    """Weights [m, n] of the pairs of two blocks without those that are dropped."""
+    line = look.line + (sample + queries[1] // look.q_rows) * look.lines + queries[3]
     none = tl.zeros(weights.shape, tl.int32)
-    query = (q_rows % look.q_rows)[:, None] + none
-    key = (k_rows % look.k_rows)[None, :] + none
+    query = (queries[1] % look.q_rows)[:, None] + none
+    key = (keys[1] % look.k_rows)[None, :] + none
     word, _, _, _ = tl.philox(tl.load(look.seed), query, key, line[:, None] + none, none + DROPOUT)
     number = (word >> UNREAD).to(tl.int32)
     return tl.where(number >= look.least, weights * look.factor, 0.0)

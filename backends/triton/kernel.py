@@ -113,13 +113,11 @@ class TritonKernel(Launching, ByTables):
         launches = []
         for of, steps, labels in self._laid_out(call.data, batch):
             line = call.line + (of.start or 0) * len(self.heads)
-            its = replace(
-                call, padding=None if call.padding is None else call.padding[of], line=line
-            )
+            padding = None if call.padding is None else call.padding[of]
             every, shape = slice(None), (batch, keys, repeat, n_q)
+            its = replace(call, padding=padding, line=line)
             part = Part(of, every, every, shape, tensors[1].shape[2], its)
-            mine = self.looks, steps, part, tensors, scale, back
-            launches.append(Launches(*mine, labels=labels))
+            launches.append(Launches(self.looks, steps, part, tensors, scale, back, labels=labels))
         return launches
 
     def _laid_out(self, data: Mapping[str, torch.Tensor], batch: int) -> list[Laid]:

@@ -17,7 +17,6 @@ from attnspec.backends.triton.blocks import (
     bucket_of,
     kept,
     keys_of,
-    numbers_at,
     product,
     put,
     rows_of,
@@ -42,32 +41,31 @@ def task_of(lists, groups, side):
 
 @triton.jit
 def queries_of(side, look, group, tile, part):
-    """The rows of a block of queries, as `rows_of` says them, and the query head of each."""
+    """A block of queries."""
     at, rows, inside = rows_of(side, tile, part)
     which = tl.arange(0, side.count) // side.block
-    return (at, rows, inside & (which < look.group)), group * look.group + which
+    return at, rows, inside & (which < look.group), group * look.group + which
 
 
 @triton.jit
 def in_slot(slot, group, count: tl.constexpr):
-    """The rows of a slot, less than 0 where there is none, which of them there are, and their
-    heads."""
+    """The rows of a slot as a block, less than 0 where there is none."""
     rows = slot * count + tl.arange(0, count)
-    return (rows, rows, rows >= 0), tl.zeros([count], tl.int32) + group
+    return rows, rows, rows >= 0, tl.zeros([count], tl.int32) + group
 
 
 @triton.jit
-def added(x, sample, heads, rows, own, found):
-    """Add to rows of a tensor."""
-    before = taken(x, sample, heads, rows, own)
-    put(x, sample, heads, rows, own, before.to(found.dtype) + found)
+def in_place(block, slot):
+    """A block whose rows there are where they have no slot."""
+    return block[0], block[1], block[2] & (slot < 0), block[3]
 
 
 @triton.jit
-def finished(top, total):
-    """What divides a sum of values, and the log-sum-exps, -inf where there is no key."""
-    some = tl.where(total > 0, total, 1.0)
-    return some, tl.where(total > 0, (top + tl.log2(some)) / LOG2E, float("-inf"))
+def added(into, slots, sample, block, slot, group, rows):
+    """Add to the rows of a block, or write them to their slot."""
+    own = in_place(block, slot)
+    put(into, sample, own, taken(into, sample, own).to(rows.dtype) + rows)
+    put(slots, sample, in_slot(slot, group, rows.shape[0]), rows)
 
 
 # --- outputs --------------------------------------------------------------------------------------
@@ -78,19 +76,15 @@ def seen(state, q, k, v, queries, entry, ids, sides, look, masked: tl.constexpr)
     """The state of an online softmax after one more block of keys: the greatest scores to base 2,
     the sums of weights, and those of values."""
     top, total, found = state
-    sample, key_head = ids
-    k_rows = keys_of(sides[1], entry[0], entry[1], look, sample)
-    keys = taken(k, sample, key_head, k_rows[1], k_rows[2])
-    scores, _, _ = scores_of(
-        q, keys, queries[0], k_rows, queries[1], look, sample, entry[2], masked
-    )
+    keys = keys_of(sides[1], entry, look, ids[0], ids[1])
+    rows, values = taken(k, ids[0], keys), taken(v, ids[0], keys)
+    scores, _, _ = scores_of(q, rows, queries, keys, look, ids[0], entry[2], masked)
     higher = tl.maximum(top, tl.max(scores, 1))
     shift = tl.where(higher == float("-inf"), 0.0, higher)
     weights, share = tl.exp2(scores - shift[:, None]), tl.exp2(top - shift)
-    values = taken(v, sample, key_head, k_rows[1], k_rows[2])
     total = total * share + tl.sum(weights, 1)
     if look.seed is not None:
-        weights = kept(weights, look, sample, queries[1], queries[0][1], k_rows[1])
+        weights = kept(weights, look, ids[0], queries, keys)
     found = found * share[:, None] + product(weights.to(values.dtype), values, look.kind)
     return higher, total, found
 
@@ -103,11 +97,20 @@ def entry_of(lists, place, parts, masked: tl.constexpr):
 
 
 @triton.jit
-def begun(out, lse, sample, q_rows, q_heads, own, look):
-    """The state of an online softmax that begins with an output and its log-sum-exps."""
-    sums = tl.load(numbers_at(lse, sample, q_heads, q_rows[1]), mask=own, other=float("-inf"))
+def begun(parts, sample, block, look):
+    """The state of an online softmax that begins with outputs and their log-sum-exps."""
+    sums = taken(parts[1], sample, block, float("-inf"))
     total = tl.where(sums > float("-inf"), 1.0, 0.0).to(look.kind)
-    return sums * LOG2E, total, taken(out, sample, q_heads, q_rows[1], own).to(look.kind)
+    return sums * LOG2E, total, taken(parts[0], sample, block).to(look.kind)
+
+
+@triton.jit
+def ended(state):
+    """The outputs of an online softmax, and its log-sum-exps, -inf where there is no key."""
+    top, total, values = state
+    some = tl.where(total > 0, total, 1.0)
+    sums = tl.where(total > 0, (top + tl.log2(some)) / LOG2E, float("-inf"))
+    return values / some[:, None], sums
 
 
 @triton.jit
@@ -115,22 +118,19 @@ def attend(q, k, v, into, slots, sides, lists, look):
     """Merges into outputs and their log-sum-exps what the lists of query tiles give."""
     sample, group, tile, part, span, slot = task_of(lists, look.groups, sides[0])
     queries = queries_of(sides[0], look, group, tile, part)
-    q_rows, q_heads = queries
-    rows = taken(q, sample, q_heads, q_rows[1], q_rows[2])
-    s_rows, s_heads = in_slot(slot, group, sides[0].count)
-    own = q_rows[2] & (s_rows[1] < 0)
-    state = begun(into[0], into[1], sample, q_rows, q_heads, own, look)
+    rows, own = taken(q, sample, queries), in_place(queries, slot)
+    state = begun(into, sample, own, look)
     ids, parts = (sample, group // look.ratio), sides[1].parts
     for masked in tl.static_range(2):
         for place in range(span[masked] * parts, span[masked + 1] * parts):
             entry = entry_of(lists, place, parts, masked)
             state = seen(state, rows, k, v, queries, entry, ids, sides, look, masked)
-    some, sums = finished(state[0], state[1])
-    out = state[2] / some[:, None]
-    put(into[0], sample, q_heads, q_rows[1], own, out)
-    tl.store(numbers_at(into[1], sample, q_heads, q_rows[1]), sums, mask=own)
-    put(slots[0], sample, s_heads, s_rows[1], s_rows[2], out)
-    tl.store(numbers_at(slots[1], sample, s_heads, s_rows[1]), sums, mask=s_rows[2])
+    out, sums = ended(state)
+    put(into[0], sample, own, out)
+    put(into[1], sample, own, sums)
+    own = in_slot(slot, group, sides[0].count)
+    put(slots[0], sample, own, out)
+    put(slots[1], sample, own, sums)
 
 
 @triton.jit
@@ -138,85 +138,75 @@ def merge(into, slots, side, spans, look):
     """Merges into outputs and their log-sum-exps what the slots of long lists hold, one after the
     other; `spans` are as `Lists`, with slots in place of entries."""
     sample, group, tile, part, span, _ = task_of(spans, look.groups, side)
-    q_rows, q_heads = queries_of(side, look, group, tile, part)
-    top, total, values = begun(into[0], into[1], sample, q_rows, q_heads, q_rows[2], look)
+    queries = queries_of(side, look, group, tile, part)
+    top, total, values = begun(into, sample, queries, look)
     for slot in range(span[0], span[2]):
-        s_rows, s_heads = in_slot(slot * side.parts + part, group, side.count)
-        one = begun(slots[0], slots[1], sample, s_rows, s_heads, s_rows[2], look)
+        one = begun(slots, sample, in_slot(slot * side.parts + part, group, side.count), look)
         higher = tl.maximum(top, one[0])
         shift = tl.where(higher == float("-inf"), 0.0, higher)
         share, more = tl.exp2(top - shift), tl.exp2(one[0] - shift) * one[1]
         top, total = higher, total * share + more
         values = values * share[:, None] + one[2] * more[:, None]
-    some, sums = finished(top, total)
-    put(into[0], sample, q_heads, q_rows[1], q_rows[2], values / some[:, None])
-    tl.store(numbers_at(into[1], sample, q_heads, q_rows[1]), sums, mask=q_rows[2])
+    out, sums = ended((top, total, values))
+    put(into[0], sample, queries, out)
+    put(into[1], sample, queries, sums)
 
 
 @triton.jit
 def add_up(into, slots, side, spans, look):
     """Adds what the slots of long lists hold, one after the other, to the rows of their tiles."""
     sample, group, tile, part, span, _ = task_of(spans, look.groups, side)
-    rows, at = queries_of(side, look, group, tile, part)
-    sums = taken(into, sample, at, rows[1], rows[2]).to(look.kind)
+    block = queries_of(side, look, group, tile, part)
+    sums = taken(into, sample, block).to(look.kind)
     for slot in range(span[0], span[2]):
-        s_rows, s_heads = in_slot(slot * side.parts + part, group, side.count)
-        sums += taken(slots, sample, s_heads, s_rows[1], s_rows[2])
-    put(into, sample, at, rows[1], rows[2], sums)
+        sums += taken(slots, sample, in_slot(slot * side.parts + part, group, side.count))
+    put(into, sample, block, sums)
 
 
 # --- gradients ------------------------------------------------------------------------------------
 
 
 @triton.jit
-def above_of(above, sample, q_rows, q_heads):
+def above_of(above, sample, queries):
     """What the gradients of some queries' scores need, from a tuple of tensors: the gradient of
     their output, their log-sum-exps to base 2, inf where all weights are 0, and the sums of that
     gradient times the output."""
     # what is taken out of a tuple and named has no constants any more
-    grads = taken(above[0], sample, q_heads, q_rows[1], q_rows[2])
-    at = numbers_at(above[1], sample, q_heads, q_rows[1])
-    sums = tl.load(at, mask=q_rows[2], other=float("inf")) * LOG2E
+    sums = taken(above[1], sample, queries, float("inf")) * LOG2E
     sums = tl.where(sums == float("-inf"), float("inf"), sums)
-    at = numbers_at(above[2], sample, q_heads, q_rows[1])
-    return grads, sums, tl.load(at, mask=q_rows[2], other=0.0)
+    return taken(above[0], sample, queries), sums, taken(above[2], sample, queries)
 
 
 @triton.jit
-def weighed(q, k, v, above, queries, k_rows, look, sample, number, masked: tl.constexpr):
+def weighed(q, k, v, above, queries, keys, look, sample, number, masked: tl.constexpr):
     """The weights of a block of pairs, but for those dropped, the gradients of their scores before
     changes, and those of what a bias gave."""
-    scores, slope, since = scores_of(
-        q, k, queries[0], k_rows, queries[1], look, sample, number, masked
-    )
+    scores, slope, since = scores_of(q, k, queries, keys, look, sample, number, masked)
     weights = tl.exp2(scores - above[1][:, None])
     of_weights = product(above[0], tl.trans(v), look.kind)
     left = weights
     if look.seed is not None:
-        left = kept(weights, look, sample, queries[1], queries[0][1], k_rows[1])
+        left = kept(weights, look, sample, queries, keys)
     of_scores = left * of_weights - weights * above[2][:, None]
     return left, of_scores * slope, of_scores * since
 
 
 @triton.jit
-def queries_back(state, rows, k, v, above, queries, entry, ids, sides, look, masked: tl.constexpr):
+def queries_back(state, q, k, v, above, queries, entry, ids, sides, look, masked: tl.constexpr):
     """The gradients of queries, and of a bias by buckets, after one more block of keys."""
     sums, buckets = state
-    sample, key_head = ids
-    k_rows = keys_of(sides[1], entry[0], entry[1], look, sample)
-    keys = taken(k, sample, key_head, k_rows[1], k_rows[2])
-    values = taken(v, sample, key_head, k_rows[1], k_rows[2])
+    keys = keys_of(sides[1], entry, look, ids[0], ids[1])
+    rows, values = taken(k, ids[0], keys), taken(v, ids[0], keys)
     _, of_scores, of_bias = weighed(
-        rows, keys, values, above, queries, k_rows, look, sample, entry[2], masked
+        q, rows, values, above, queries, keys, look, ids[0], entry[2], masked
     )
     if look.learned > 1:
-        apart = (queries[0][1] + look.first)[:, None] - k_rows[1][None, :]
-        which = bucket_of(look, apart)
+        which = bucket_of(look, (queries[1] + look.first)[:, None] - keys[1][None, :])
         numbers = tl.arange(0, look.learned)
         for bucket in range(tl.min(which), tl.max(which) + 1):
             share = tl.sum(tl.where(which == bucket, of_bias, 0.0))
             buckets += tl.where(numbers == bucket, share, 0.0)
-    return sums + product(of_scores.to(keys.dtype), keys, look.kind), buckets
+    return sums + product(of_scores.to(rows.dtype), rows, look.kind), buckets
 
 
 @triton.jit
@@ -225,9 +215,7 @@ def of_queries(q, k, v, tensors, shares, into, slots, sides, lists, look):
     table of a bias, each program its share [programs, buckets]."""
     sample, group, tile, part, span, slot = task_of(lists, look.groups, sides[0])
     queries = queries_of(sides[0], look, group, tile, part)
-    q_rows, q_heads = queries
-    rows = taken(q, sample, q_heads, q_rows[1], q_rows[2])
-    above = above_of(tensors, sample, q_rows, q_heads)
+    rows, above = taken(q, sample, queries), above_of(tensors, sample, queries)
     numbers = tl.arange(0, look.learned)
     state = tl.zeros([sides[0].count, q.block], look.kind), tl.zeros_like(numbers).to(look.kind)
     ids, parts = (sample, group // look.ratio), sides[1].parts
@@ -235,26 +223,21 @@ def of_queries(q, k, v, tensors, shares, into, slots, sides, lists, look):
         for place in range(span[masked] * parts, span[masked + 1] * parts):
             entry = entry_of(lists, place, parts, masked)
             state = queries_back(state, rows, k, v, above, queries, entry, ids, sides, look, masked)
-    gradient = state[0] * look.scale
-    s_rows, s_heads = in_slot(slot, group, sides[0].count)
-    added(into[0], sample, q_heads, q_rows[1], q_rows[2] & (s_rows[1] < 0), gradient)
-    put(slots[0], sample, s_heads, s_rows[1], s_rows[2], gradient)
+    added(into[0], slots[0], sample, queries, slot, group, state[0] * look.scale)
     if look.learned > 1:
         place = tl.program_id(0).to(tl.int64) * look.learned
         tl.store(shares + place + numbers, state[1])
 
 
 @triton.jit
-def keys_back(state, q, k, v, tensors, task, entry, k_rows, sides, look, masked: tl.constexpr):
+def keys_back(state, q, k, v, tensors, task, entry, keys, sides, look, masked: tl.constexpr):
     """The gradients of keys and values after one more block of queries."""
     of_k, of_v = state
     sample, group = task
     queries = queries_of(sides[0], look, group, entry[0], entry[1])
-    q_rows, q_heads = queries
-    rows = taken(q, sample, q_heads, q_rows[1], q_rows[2])
-    above = above_of(tensors, sample, q_rows, q_heads)
+    rows, above = taken(q, sample, queries), above_of(tensors, sample, queries)
     weights, of_scores, _ = weighed(
-        rows, k, v, above, queries, k_rows, look, sample, entry[2], masked
+        rows, k, v, above, queries, keys, look, sample, entry[2], masked
     )
     of_v += product(tl.trans(weights.to(above[0].dtype)), above[0], look.kind)
     of_k += product(tl.trans(of_scores.to(rows.dtype)), rows, look.kind)
@@ -266,25 +249,19 @@ def of_keys(q, k, v, tensors, into, slots, sides, lists, look):
     """Adds to `into` the gradients of keys and of values, by the lists of key tiles; one program
     takes all groups of query heads that share a key head."""
     key_heads = look.groups // look.ratio
-    sample, key_head, tile, part, span, slot = task_of(lists, key_heads, sides[1])
-    k_rows = keys_of(sides[1], tile, part, look, sample)
-    own_head = tl.zeros([sides[1].count], tl.int32) + key_head
-    rows = taken(k, sample, own_head, k_rows[1], k_rows[2])
-    values = taken(v, sample, own_head, k_rows[1], k_rows[2])
+    sample, head, tile, part, span, slot = task_of(lists, key_heads, sides[1])
+    keys = keys_of(sides[1], (tile, part), look, sample, head)
+    rows, values = taken(k, sample, keys), taken(v, sample, keys)
     of_k = tl.zeros([sides[1].count, k.block], look.kind)
     of_v = tl.zeros([sides[1].count, v.block], look.kind)
     state, parts = (of_k, of_v), sides[0].parts
-    for group in range(key_head * look.ratio, (key_head + 1) * look.ratio):
+    for group in range(head * look.ratio, (head + 1) * look.ratio):
         task = sample, group
         for masked in tl.static_range(2):
             for place in range(span[masked] * parts, span[masked + 1] * parts):
                 entry = entry_of(lists, place, parts, masked)
                 state = keys_back(
-                    state, q, rows, values, tensors, task, entry, k_rows, sides, look, masked
+                    state, q, rows, values, tensors, task, entry, keys, sides, look, masked
                 )
-    s_rows, s_heads = in_slot(slot, key_head, sides[1].count)
-    own = k_rows[2] & (s_rows[1] < 0)
-    added(into[0], sample, own_head, k_rows[1], own, state[0] * look.scale)
-    added(into[1], sample, own_head, k_rows[1], own, state[1])
-    put(slots[0], sample, s_heads, s_rows[1], s_rows[2], state[0] * look.scale)
-    put(slots[1], sample, s_heads, s_rows[1], s_rows[2], state[1])
+    added(into[0], slots[0], sample, keys, slot, head, state[0] * look.scale)
+    added(into[1], slots[1], sample, keys, slot, head, state[1])

@@ -12,7 +12,7 @@ import torch
 from attention_checks import learner_of, tensors, with_gradients
 from population import spec_of
 
-from attnspec.backends.factored.features.directions import one_head
+from attnspec.backends.factored.directions import one_head
 from attnspec.runtime import CompiledAttention
 
 with warnings.catch_warnings():

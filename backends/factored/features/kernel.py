@@ -6,7 +6,6 @@ those of random and Taylor features in `maps`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +14,8 @@ import torch
 from torch.nn import functional
 
 from attnspec.backends.common.torch_modes import is_transformed, unseen
-from attnspec.backends.factored.features.directions import directions
+from attnspec.backends.factored.definitions import cancels
+from attnspec.backends.factored.directions import directions
 from attnspec.backends.factored.features.maps import FeatureMap, Tables
 from attnspec.backends.factored.features.quotients import Quotient
 from attnspec.backends.factored.features.sums import (
@@ -35,16 +35,12 @@ from attnspec.backends.factored.features.sums import (
     values_of,
 )
 from attnspec.backends.factored.softmax import check_no_dropout, repeated, without_padding
-from attnspec.ir.mechanisms.declaration import MechanismDeclaration
 from attnspec.ir.mechanisms.favor import Favor
 from attnspec.ir.mechanisms.linear import Linear
 from attnspec.ir.mechanisms.rbf import Rbf
 from attnspec.ir.mechanisms.rfa import Rfa
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work, mechanism_of
-
-SMALL = 1e-6
-"""What is added to sums of weights, or how far those that may vanish are kept from 0."""
 
 
 class Way:
@@ -220,8 +216,7 @@ class FeatureKernel:
             # drawn anew every so many calls in training, never where that is 0
             redraw, (calls, asked) = getattr(declared, "redraw", 0), call.draws
             draw = calls // redraw + asked if redraw else 0
-            drawn = declared, self.work.layer, self.heads, draw, size
-            tables["directions"] = directions(*drawn, kind, q.device)
+            tables["directions"] = directions(declared, self.work.layer, self.heads, draw, q)
             k, v = repeated(k, heads), repeated(v, heads)
             if getattr(declared, "gated", False):
                 gate = gate_frames(k, tables, call.padding)
@@ -288,30 +283,11 @@ def by_way(way: Way, how: Summing, given: Given) -> Sums:
 
 def feature_kernel(work: Work, heads: tuple[int, ...]) -> FeatureKernel:
     """Runs the mechanism of a work."""
-    declared = mechanism_of(work)
-    root = None if work.scale is None else math.sqrt(work.scale)
-    features = FeatureMap(declared, 1 / declared.sigma if isinstance(declared, Rbf) else root)
-    chunk = LIMITS.taylor_chunk if features.paired else LIMITS.feature_chunk
-    how = Summing(features, work.causal, quotient_of(declared), chunk)
-    return FeatureKernel(work, heads, how)
-
-
-def quotient_of(declared: MechanismDeclaration) -> Quotient:
-    """What the sums of a mechanism are divided by."""
-    match declared:
-        case Linear(normalize="none"):
-            return Quotient(divides=False)
-        case Linear(feature="identity") | Favor(kind="trig"):
-            return Quotient(least=SMALL, signed=True)
-        case Linear():
-            return Quotient(added=SMALL)
-        case Rfa(floor=floor):
-            return Quotient(least=SMALL, floor=floor, signed=True)
-        case Favor(kind="positive" | "hyperbolic") | Rbf():
-            return Quotient()
-        case _:
-            # unit rows that point away from each other weigh 0
-            return Quotient(least=SMALL)
+    features = FeatureMap(work)
+    text, chunk = features.text, LIMITS.taylor_chunk if features.paired else LIMITS.feature_chunk
+    away = (text[name] for name in ("ADDED", "LEAST", "FLOOR"))
+    quotient = Quotient(text["NORMALIZE"] != "none", *away, signed=cancels(mechanism_of(work)))
+    return FeatureKernel(work, heads, Summing(features, work.causal, quotient, chunk))
 
 
 def gate_frames(

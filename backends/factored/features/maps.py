@@ -20,18 +20,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from functools import cached_property
+from typing import Any, TypeAlias, cast
 
 import torch
-from torch.nn.functional import pad
 
 from attnspec.backends.common.torch_modes import unseen
+from attnspec.backends.factored.definitions import text_of
 from attnspec.ir.mechanisms.declaration import KeySums, MechanismDeclaration
-from attnspec.ir.mechanisms.favor import Favor
-from attnspec.ir.mechanisms.linear import Linear
-from attnspec.ir.mechanisms.rbf import Rbf
-from attnspec.ir.mechanisms.rfa import Rfa
-from attnspec.ir.mechanisms.taylor import CHANNELS, Taylor
+from attnspec.ir.mechanisms.taylor import CHANNELS
+from attnspec.lower.work import Work, mechanism_of
 
 Tables: TypeAlias = Mapping[str, torch.Tensor]
 
@@ -40,56 +38,46 @@ Features: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
 constant to autograd: what it takes out of the values it puts back."""
 
 
-@dataclass(frozen=True)
+FRAMED = "exp", "trig"
+"""Features of the definition in frames of their own; those of others are 0, and left out."""
+
+
+@dataclass(frozen=True, eq=False)
 class FeatureMap:
     """The map of a mechanism, from rows x [B, K, n, d] of K heads to features in their type.
 
-    Rows are multiplied by `factor`, d^(-1/4) where it is None, which is the root of the usual scale
-    of scores. Random features go along the directions `tables["directions"]` [K, m, d]; those of
-    `rfa` multiply the channels of unit rows by a learned `tables["spread"]` [K or 1, d]; those of
-    `rbf` have products that estimate exp(-|x - y|^2 / 2).
+    Rows are multiplied by the root of the scale of scores. Random features go along the directions
+    `tables["directions"]` [K, m, d]; those of `rfa` multiply the channels of unit rows by a learned
+    `tables["spread"]` [K or 1, d]; those of `rbf` have products that estimate exp(-|x - y|^2 / 2).
     """
 
-    declared: MechanismDeclaration
-    factor: float | None = None
+    work: Work
+
+    @property
+    def declared(self) -> MechanismDeclaration:
+        return mechanism_of(self.work)
+
+    @cached_property
+    def text(self) -> dict[str, Any]:
+        """The functions of the definition, which take directions in the place of a layer."""
+        return text_of(self.work, 0, directions=lambda x, rows: rows)
 
     def __call__(self, x: torch.Tensor, tables: Tables) -> Features:
-        match self.declared:
-            case Linear(feature="elu1"):
-                # elu(x) + 1 would round to 0 from about -17 on in float32. Its slope at 0 is 1, but
-                # that of `clamp` is 0 from torch 2.14 on
-                return torch.exp(x.masked_fill(x > 0, 0.0)) + torch.relu(x), None
-            case Linear(feature="relu"):
-                return torch.relu(x), None
-            case Linear(feature="squared_relu"):
-                return torch.relu(x).square(), None
-            case Linear(feature="exp"):
-                top = x.detach().amax(-1)
-                return torch.exp(x - top[..., None]), top
-            case Linear():
-                return x, None
-            case Taylor(order=1):
-                return pad(unit(x), (1, 0), value=1.0), None
-            case Taylor():
-                return self._second_order(x * self._factor(x)), None
-            case Rfa(features=count):
-                spread = unit(x) * tables["spread"][:, None]
-                return _waves(spread @ tables["directions"].mT) / math.sqrt(count), None
-        declared, factor = cast("Favor | Rbf", self.declared), self._factor(x)
+        name, drawn = self.text["feature_of"].__name__, tables.get("directions")
+        if name == "second_order":
+            return self._second_order(x * self._factor(x)), None
+        if name not in ("positive", "hyperbolic", "gaussian"):
+            learned = {f"{self.declared.name}_{part}": each for part, each in tables.items()}
+            values, log = self.text["feature_of"](x, drawn, learned)
+            return values, log[..., 0] if name in FRAMED else None
+        # the same as the definition, which makes more tensors of so many numbers
+        factor, count = self._factor(x), self.text["FEATURES"]
         along = x @ (tables["directions"] * factor).mT
         half = x.square().sum(-1, keepdim=True) * (factor**2 / 2)
-        count = declared.features
-        match declared:
-            case Favor(kind="relu"):
-                return torch.relu(along) / math.sqrt(count), None
-            case Favor(kind="trig"):
-                log = half.detach()
-                values = _waves(along) * torch.exp(half - log)
-                return values, log[..., 0] - math.log(count) / 2
-            case Favor(kind="hyperbolic"):
-                along, count = torch.cat([along, -along], -1), 2 * count
-            case Rbf():
-                half = 2 * half
+        if name == "gaussian":
+            half = 2 * half
+        elif name == "hyperbolic":
+            along, count = torch.cat([along, -along], -1), 2 * count
         # the largest of each row goes to its frame, and so does what is the same in a whole row
         top = along.detach().amax(-1, keepdim=True)
         log = top - half.detach()
@@ -103,7 +91,7 @@ class FeatureMap:
     @property
     def paired(self) -> bool:
         """Whether the products of features have a shorter formula, without frames."""
-        return isinstance(self.declared, Taylor) and self.declared.order == 2
+        return bool(self.text["feature_of"].__name__ == "second_order")
 
     def pairs(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         """The products [..., n_q, n_k] of the features of rows [..., n, d] by that formula."""
@@ -131,7 +119,7 @@ class FeatureMap:
         return values
 
     def _factor(self, x: torch.Tensor) -> float:
-        return float(x.shape[-1] ** -0.25) if self.factor is None else self.factor
+        return float(self.text["factor_of"](x.shape[-1]))
 
 
 def _blocks(x: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -140,13 +128,3 @@ def _blocks(x: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     for low in range(0, x.shape[-1], CHANNELS):
         one, behind = x[..., low : low + CHANNELS], x[..., low + CHANNELS :]
         yield one, torch.cat([one / math.sqrt(2), behind], -1)
-
-
-def _waves(along: torch.Tensor) -> torch.Tensor:
-    return torch.cat([torch.sin(along), torch.cos(along)], -1)
-
-
-def unit(x: torch.Tensor) -> torch.Tensor:
-    """Rows of length 1; a row of zeros stays one, with gradient 0."""
-    length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x / length.masked_fill(length < torch.finfo(x.dtype).tiny ** 0.5, math.inf)

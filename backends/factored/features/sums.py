@@ -291,14 +291,14 @@ def values_of(how: Summing, given: Given) -> torch.Tensor:
     return pad(v, (0, 1), value=1.0) if how.quotient.divides else v
 
 
-def absorb(how: Summing, given: Given, state: State) -> State:
-    """The sums of a state and of some keys."""
+def absorb(how: Summing, given: Given, state: State) -> tuple[tuple[()], State]:
+    """Nothing of queries, and the sums of a state and of some keys."""
     g, log = features_of_keys(how, given)
     frames, w = frames_of(given, log, state.base, g.shape[2]), values_of(how, given)
     if frames is None:
-        return State(state.sums + g.mT @ w)
+        return (), State(state.sums + g.mT @ w)
     more = g.mT @ frames.staying(w[:, :, None])[:, :, 0]
-    return State(more + state.sums * frames.fades(w.dtype)[:, :, 0], frames.end)
+    return (), State(more + state.sums * frames.fades(w.dtype)[:, :, 0], frames.end)
 
 
 def worth(how: Summing, sums: torch.Tensor, log: torch.Tensor | None) -> list[torch.Tensor]:
@@ -378,23 +378,21 @@ def _weights(how: Summing, given: Given, frames: Frames | None, c: int) -> torch
 
 def absorbed(how: Summing, given: Given, state: State) -> State:
     """The sums of a state and of all keys."""
-    every, states = replace(how, causal=False), []
-    for part, mine in _parts(how, given, state):
-        for block in blocks_of(every, part)[0]:
-            mine = _run(how, block, mine, False)[1]
-        states.append(mine)
-    return _whole(given, states)
+    keys = replace(given, q=given.q[:, :, :, :0])
+    return summed(replace(how, causal=False), keys, state)[1]
 
 
 def summed(how: Summing, given: Given, state: State) -> tuple[Sums, State]:
     """The sums of all queries on top of a state, and the state after all keys."""
-    parts, into = _parts(how, given, state), list[list[torch.Tensor]]()
+    room, heads = room_of(how, given), given.k.shape[1]
+    parts, sums, into = list(shares(given, room)), cut(state.sums, room), list[list[torch.Tensor]]()
+    bases = [None] * len(parts) if state.base is None else cut(state.base, room)
     outs, wholes, states = list[list[torch.Tensor]](), list[torch.Tensor](), list[State]()
-    for number, (part, mine) in enumerate(parts):
+    for number, (part, mine) in enumerate(zip(parts, map(State, sums, bases), strict=True)):
         before, blocks = blocks_of(how, part)
+        found = []
         for block in before:
             mine = _run(how, block, mine, False)[1]
-        found = []
         for block in blocks:
             rows, mine = _run(how, block, mine, True)
             found.append(rows)
@@ -402,30 +400,16 @@ def summed(how: Summing, given: Given, state: State) -> tuple[Sums, State]:
         if number == 0 and len(parts) > 1 and unseen(*given.tensors):
             # written where it belongs rather than put together twice
             wholes = [x[0].new_empty(*given.q.shape[:4], *x[0].shape[4:]) for x in columns]
-            into = [cut(x, room_of(how, given)) for x in wholes]
+            into = [cut(x, room) for x in wholes]
         for x, its in zip(columns, into, strict=False):
             torch.cat(x, 3, out=its[number])
         if not into:
             outs.append([in_line(x, 3) for x in columns])
         states.append(mine)
-    heads = given.k.shape[1]
     out, total, *log = wholes or [joined(x, heads) for x in zip(*outs, strict=True)]
-    return (out, total, log[0].detach() if log else None), _whole(given, states)
-
-
-def _parts(how: Summing, given: Given, state: State) -> list[tuple[Given, State]]:
-    """What is computed at once, with the states of its heads."""
-    room = room_of(how, given)
-    parts, sums = list(shares(given, room)), cut(state.sums, room)
-    bases = [None] * len(parts) if state.base is None else cut(state.base, room)
-    return list(zip(parts, map(State, sums, bases), strict=True))
-
-
-def _whole(given: Given, states: Sequence[State]) -> State:
-    """The states of all parts as one."""
-    heads = given.k.shape[1]
-    bases = [x.base for x in states if x.base is not None]
-    return State(joined([x.sums for x in states], heads), joined(bases, heads) if bases else None)
+    ends = [x.base for x in states if x.base is not None]
+    after = State(joined([x.sums for x in states], heads), joined(ends, heads) if ends else None)
+    return (out, total, log[0].detach() if log else None), after
 
 
 def _run(
@@ -438,10 +422,8 @@ def _run(
         return lean(again, given, lambda x, y: read(how, x, State(y, base)), state.sums), state
 
     def run(given: Given, sums: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        if not reads:
-            after = absorb(how, given, State(sums, base))
-            return after.sums, after.base
-        rows, after = read_causal(how, given, State(sums, base))
+        step = read_causal if reads else absorb
+        rows, after = step(how, given, State(sums, base))
         return *rows, after.sums, after.base
 
     *outs, sums, after = lean(again, given, run, state.sums)

@@ -8,72 +8,35 @@ part of what is compiled.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections import namedtuple
 
 import triton
 import triton.language as tl
 
+from attnspec.backends.triton.blocks import put, taken
 
-class Frames(NamedTuple):
-    """The frames t of keys and r of rows [B K, n_k], as in `factored/features/sums.py`, float32
-    or float64; never read where there are none."""
+Frames = namedtuple("Frames", "padding keys rows")
+"""Which keys there are, uint8 [B, n_k], and the frames t of keys and r of rows [B K, n_k], as in
+`factored/features/sums.py`, float32 or float64; never read where there are none."""
 
-    keys: Any
-    rows: Any
+States = namedtuple("States", "chunks segments count number length")
+"""Sums [m, e], and behind them those of the weights [m] where these are divided by, all in one
+line: of each chunk what its segment has added before it, [B K, count, …], in the backward pass
+behind it; of each segment what the others have, [B K, segments + 1, …], in the end of all."""
 
+Plan = namedtuple(
+    "Plan",
+    "heads ratio queries keys first wides talls features size width chunk wide tall causal framed"
+    " padded divides logged map kind precision sums added least floor tiny",
+)
+"""The sizes of a launch: key heads of a sample, query heads to each, rows of both sides, the
+position of query row 0, blocks of features and of values.
 
-class States(NamedTuple):
-    """Sums [m, e], and behind them those of the weights [m] where these are divided by, all in one
-    line: of each chunk what its segment has added before it, [B K, count, …], in the backward pass
-    behind it; of each segment what the others have, [B K, segments + 1, …], in the end of all."""
-
-    chunks: Any
-    segments: Any
-    count: Any
-    number: Any
-    length: Any
-
-
-class Quotient(NamedTuple):
-    """`factored/features/quotients.py`, constant; `tiny` is the least sum in frames that is one."""
-
-    added: Any
-    least: Any
-    floor: Any
-    tiny: Any
-
-
-class Plan(NamedTuple):
-    """The sizes of a launch: key heads of a sample, query heads to each, rows of both sides, the
-    position of query row 0, blocks of features and of values.
-
-    Constant: so many features, the size of values, the numbers in a line of states, the sides of
-    blocks; whether sums are causal, in frames, with padding, divided, and whether queries have
-    frames of their own; the feature map, 0 where features are given; the type and the precision of
-    what is multiplied, and the type of sums."""
-
-    heads: Any
-    ratio: Any
-    queries: Any
-    keys: Any
-    first: Any
-    wides: Any
-    talls: Any
-    features: Any
-    size: Any
-    width: Any
-    chunk: Any
-    wide: Any
-    tall: Any
-    causal: Any
-    framed: Any
-    padded: Any
-    divides: Any
-    logged: Any
-    map: Any
-    kind: Any
-    precision: Any
-    sums: Any
+Constant: so many features, the size of values, the numbers in a line of states, the sides of
+blocks; whether sums are causal, in frames, with padding, divided, and whether queries have frames
+of their own; the feature map, 0 where features are given; the type and the precision of what is
+multiplied, and the type of sums; the numbers of `factored/features/quotients.py`, and the least sum
+in frames that is one."""
 
 
 @triton.jit
@@ -101,57 +64,35 @@ def product_of_sums(a, b, plan):
 
 
 @triton.jit
-def query_rows(number, plan):
-    """The rows of the queries of a chunk, and which there are."""
+def queries_of(number, head, plan):
+    """The queries of a chunk as a block."""
     rows = number * plan.chunk + tl.arange(0, plan.chunk) - plan.first
-    return rows, (rows >= 0) & (rows < plan.queries)
+    return 0, rows, (rows >= 0) & (rows < plan.queries), head
 
 
 @triton.jit
-def key_rows(padding, sample, number, plan):
-    """The rows of the keys of a chunk, and which there are, padding not among them."""
+def keys_of(frames, sample, number, head, plan):
+    """The keys of a chunk as a block, padding not among them."""
     rows = number * plan.chunk + tl.arange(0, plan.chunk)
     there = rows < plan.keys
     if plan.padded:
-        there = there & (numbers_of(padding, sample, 0, rows, there) != 0)
-    return rows, there
+        there = there & (taken(frames.padding, sample, (0, rows, there, 0)) != 0)
+    return 0, rows, there, head
 
 
 @triton.jit
-def start_of(x, sample, head):
-    """Where a head of a sample begins."""
-    sample, head = tl.cast(sample, tl.int64), tl.cast(head, tl.int64)
-    return x.at + sample * x.samples + head * x.heads
-
-
-@triton.jit
-def numbers_of(x, sample, head, rows, there):
-    """One number of each row, 0 where there is none."""
-    at = start_of(x, sample, head) + rows.to(tl.int64) * x.rows
-    return tl.load(at, mask=there, other=0)
-
-
-@triton.jit
-def places_of(x, sample, head, rows, columns):
-    at = start_of(x, sample, head)
-    return at + rows.to(tl.int64)[:, None] * x.rows + columns[None, :]
-
-
-@triton.jit
-def part_of(x, sample, head, rows, there, columns, plan):
+def part_of(x, sample, block, columns, plan):
     """Some columns of rows, 0 where there are none, in the type of sums."""
-    mask = there[:, None] & (columns < x.size)[None, :]
-    part = tl.load(places_of(x, sample, head, rows, columns), mask=mask, other=0.0)
-    return part.to(plan.sums)
+    return taken(x, sample, block, 0, columns).to(plan.sums)
 
 
 @triton.jit
-def features_of(x, sample, head, rows, there, columns, plan):
+def features_of(x, sample, block, columns, plan):
     """Some features of rows, by the map of the plan, 0 where there are none."""
-    features = part_of(x, sample, head, rows, there, columns, plan)
+    features = part_of(x, sample, block, columns, plan)
     if plan.map == 1:
         one = tl.exp(tl.minimum(features, 0.0)) + tl.maximum(features, 0.0)
-        features = tl.where(there[:, None] & (columns < x.size)[None, :], one, 0.0)
+        features = tl.where(block[2][:, None] & (columns < x.size)[None, :], one, 0.0)
     elif plan.map == 2:
         features = tl.maximum(features, 0.0)
     elif plan.map == 3:
@@ -161,25 +102,18 @@ def features_of(x, sample, head, rows, there, columns, plan):
 
 
 @triton.jit
-def put_gradient(into, x, grad, sample, head, rows, there, known, columns, plan):
-    """Write the gradient of some columns of rows x, where `grad` is that of their features; rows
-    that are not `known` have none."""
-    features = part_of(x, sample, head, rows, known, columns, plan)
+def put_gradient(into, x, grad, sample, block, there, columns, plan):
+    """Write the gradient of some columns of rows x, where `grad` is that of their features, 0 where
+    `there` are others than those of the block."""
+    features = part_of(x, sample, block, columns, plan)
     if plan.map == 1:
         grad = grad * tl.exp(tl.minimum(features, 0.0))
     elif plan.map == 2:
         grad = tl.where(features > 0, grad, 0.0)
     elif plan.map == 3:
         grad = grad * 2 * tl.maximum(features, 0.0)
-    put(into, tl.where(known[:, None], grad, 0.0), sample, head, rows, there, columns)
-
-
-@triton.jit
-def put(into, found, sample, head, rows, there, columns):
-    """Write some columns of rows."""
-    mask = there[:, None] & (columns < into.size)[None, :]
-    at = places_of(into, sample, head, rows, columns)
-    tl.store(at, found.to(into.at.dtype.element_ty), mask=mask)
+    every = 0, block[1], there, block[3]
+    put(into, sample, every, tl.where(block[2][:, None], grad, 0.0), columns)
 
 
 # --- frames ---------------------------------------------------------------------------------------
@@ -242,59 +176,52 @@ def weighed(pairs, frames, line, number, plan):
 
 
 @triton.jit
-def kept_at(states, line, features, values, plan):
-    """The addresses of a block [wide, tall] of a state, and which there are."""
+def kept_at(states, line, features, values, plan, total: tl.constexpr = False):
+    """The addresses of a block [wide, tall] of a state, and which there are; of the `total` of the
+    weights behind it [wide, 1], at value 0."""
     at = states + tl.cast(line, tl.int64) * plan.width
-    at = at + features.to(tl.int64)[:, None] * plan.size + values[None, :]
-    return at, (features < plan.features)[:, None] & (values < plan.size)[None, :]
-
-
-@triton.jit
-def totals_at(states, line, features, plan):
-    """The addresses of the sums of weights [wide] of a state, and which there are."""
-    at = states + tl.cast(line, tl.int64) * plan.width + plan.features * plan.size + features
-    return at, (features < plan.features) & (plan.divides > 0)
-
-
-@triton.jit
-def line_of(states, frames, line, number, plan, back: tl.constexpr):
-    """The lines of the state of a chunk in both tables, and what is left of the second."""
-    segment = number // states.length
-    chunk = plan.chunk
-    if back:
-        since, until = (number + 1) * chunk - 1, (segment + 1) * states.length * chunk - 1
+    if total:
+        at = at + plan.features * plan.size + features[:, None] + values[None, :]
+        return at, (features < plan.features)[:, None] & (plan.divides > 0)
     else:
-        since, until = segment * states.length * chunk - 1, number * chunk - 1
-    left = fading(frames, line, since, until, plan)
-    return line * states.count + number, line * (states.number + 1) + segment, left
+        at = at + features.to(tl.int64)[:, None] * plan.size + values[None, :]
+        return at, (features < plan.features)[:, None] & (values < plan.size)[None, :]
 
 
 @triton.jit
-def state_of(states, frames, line, number, features, values, plan, back: tl.constexpr):
-    """A block [wide, tall] of the state before a chunk, in the backward pass behind it; of
-    sums that are not causal that of all."""
+def state_of(
+    states,
+    frames,
+    line,
+    number,
+    features,
+    values,
+    plan,
+    back: tl.constexpr,
+    total: tl.constexpr = False,
+):
+    """A block [wide, tall] of the state before a chunk, in the backward pass behind it; of sums
+    that are not causal that of all."""
+    last = line * (states.number + 1)
     if plan.causal:
-        this, other, left = line_of(states, frames, line, number, plan, back)
-        at, there = kept_at(states.chunks, this, features, values, plan)
+        segment, chunk = number // states.length, plan.chunk
+        if back:
+            since, until = (number + 1) * chunk - 1, (segment + 1) * states.length * chunk - 1
+        else:
+            since, until = segment * states.length * chunk - 1, number * chunk - 1
+        left = fading(frames, line, since, until, plan)
+        this = line * states.count + number
+        at, there = kept_at(states.chunks, this, features, values, plan, total)
         state = tl.load(at, mask=there, other=0.0)
-        at, there = kept_at(states.segments, other, features, values, plan)
+        at, there = kept_at(states.segments, last + segment, features, values, plan, total)
         return state + tl.load(at, mask=there, other=0.0) * left
     else:
-        other = line * (states.number + 1) + states.number
-        at, there = kept_at(states.segments, other, features, values, plan)
+        at, there = kept_at(states.segments, last + states.number, features, values, plan, total)
         return tl.load(at, mask=there, other=0.0)
 
 
 @triton.jit
 def totals_of(states, frames, line, number, features, plan, back: tl.constexpr):
     """The sums of weights [wide] beside it."""
-    if plan.causal:
-        this, other, left = line_of(states, frames, line, number, plan, back)
-        at, there = totals_at(states.chunks, this, features, plan)
-        totals = tl.load(at, mask=there, other=0.0)
-        at, there = totals_at(states.segments, other, features, plan)
-        return totals + tl.load(at, mask=there, other=0.0) * left
-    else:
-        other = line * (states.number + 1) + states.number
-        at, there = totals_at(states.segments, other, features, plan)
-        return tl.load(at, mask=there, other=0.0)
+    value = tl.zeros([1], tl.int32)
+    return tl.sum(state_of(states, frames, line, number, features, value, plan, back, True), 1)

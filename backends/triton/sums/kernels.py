@@ -15,23 +15,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from attnspec.backends.triton.blocks import put, taken
 from attnspec.backends.triton.sums.blocks import (
     entering,
     fading,
     features_of,
     kept_at,
-    key_rows,
-    numbers_of,
+    keys_of,
     only_if,
     part_of,
     product,
     product_of_sums,
-    put,
     put_gradient,
-    query_rows,
+    queries_of,
     state_of,
     staying,
-    totals_at,
     totals_of,
     weighed,
 )
@@ -47,44 +45,42 @@ def task_of(blocks, heads, count):
 
 
 @triton.jit
-def above_of(above, sample, head, rows, there, columns, plan):
+def above_of(above, sample, queries, columns, plan):
     """Columns of the gradients of the sums of some queries, from a tuple of tensors: the gradients
     of outputs, what these are divided by, and the gradients of the sums of weights."""
-    share = numbers_of(above[1], sample, head, rows, there)
-    return part_of(above[0], sample, head, rows, there, columns, plan) * share[:, None]
+    share = taken(above[1], sample, queries)
+    return part_of(above[0], sample, queries, columns, plan) * share[:, None]
 
 
 # --- states ---------------------------------------------------------------------------------------
 
 
 @triton.jit
-def added(state, x, w, padding, frames, task, columns, plan, back: tl.constexpr):
+def added(state, x, w, frames, task, columns, plan, back: tl.constexpr):
     """A state and its sums of weights after one more chunk: of keys x and values w, or on the way
     back of queries x and the gradients w of their sums."""
     values, total = state
     sample, head, line, number = task
     if back:
-        rows, there = query_rows(number, plan)
         for query_head in range(head * plan.ratio, (head + 1) * plan.ratio):
-            one = features_of(x, sample, query_head, rows, there, columns[0], plan)
+            queries = queries_of(number, query_head, plan)
+            one = features_of(x, sample, queries, columns[0], plan)
             one = entering(one, frames, line, number, plan)
-            other = above_of(w, sample, query_head, rows, there, columns[1], plan)
+            other = above_of(w, sample, queries, columns[1], plan)
             values += product(tl.trans(one), other, plan)
             if plan.divides:
-                weights = numbers_of(w[2], sample, query_head, rows, there)
-                total += tl.sum(one * weights[:, None], 0)
+                total += tl.sum(one * taken(w[2], sample, queries)[:, None], 0)
     else:
-        rows, there = key_rows(padding, sample, number, plan)
-        one = features_of(x, sample, head, rows, there, columns[0], plan)
-        one = staying(one, frames, line, number, plan)
-        other = part_of(w, sample, head, rows, there, columns[1], plan)
+        keys = keys_of(frames, sample, number, head, plan)
+        one = staying(features_of(x, sample, keys, columns[0], plan), frames, line, number, plan)
+        other = part_of(w, sample, keys, columns[1], plan)
         values += product(tl.trans(one), other, plan)
         total += tl.sum(one, 0)
     return values, total
 
 
 @triton.jit
-def along(x, w, padding, frames, states, plan, back: tl.constexpr):
+def along(x, w, frames, states, plan, back: tl.constexpr):
     """Writes the states of chunks within their segment, and those of whole segments."""
     blocks = plan.wides * plan.talls
     sample, head, segment, block = task_of(blocks, plan.heads, states.number)
@@ -92,7 +88,7 @@ def along(x, w, padding, frames, states, plan, back: tl.constexpr):
     wide = block // plan.talls * plan.wide + tl.arange(0, plan.wide)
     tall = block % plan.talls * plan.tall + tl.arange(0, plan.tall)
     state = tl.zeros([plan.wide, plan.tall], plan.sums), tl.zeros([plan.wide], plan.sums)
-    first = block % plan.talls == 0
+    first, none = block % plan.talls == 0, tl.zeros([1], tl.int32)
     for step in range(states.length):
         number = segment * states.length + step
         if back:
@@ -101,18 +97,18 @@ def along(x, w, padding, frames, states, plan, back: tl.constexpr):
             place, inside = line * states.count + number, number < states.count
             at, there = kept_at(states.chunks, place, wide, tall, plan)
             tl.store(at, state[0], mask=only_if(inside, there))
-            at, there = totals_at(states.chunks, place, wide, plan)
-            tl.store(at, state[1], mask=only_if(inside & first, there))
+            at, there = kept_at(states.chunks, place, wide, none, plan, True)
+            tl.store(at, state[1][:, None], mask=only_if(inside & first, there))
         since, until = number * plan.chunk - 1, (number + 1) * plan.chunk - 1
         left = fading(frames, line, since, until, plan)
         state = state[0] * left, state[1] * left
         task = sample, head, line, number
-        state = added(state, x, w, padding, frames, task, (wide, tall), plan, back)
+        state = added(state, x, w, frames, task, (wide, tall), plan, back)
     place = line * (states.number + 1) + segment
     at, there = kept_at(states.segments, place, wide, tall, plan)
     tl.store(at, state[0], mask=there)
-    at, there = totals_at(states.segments, place, wide, plan)
-    tl.store(at, state[1], mask=only_if(first, there))
+    at, there = kept_at(states.segments, place, wide, none, plan, True)
+    tl.store(at, state[1][:, None], mask=only_if(first, there))
 
 
 @triton.jit
@@ -140,28 +136,28 @@ def carry(frames, states, blocks, plan, size: tl.constexpr, back: tl.constexpr):
 
 
 @triton.jit
-def divisor_of(total, log, quotient, plan):
+def divisor_of(total, log, plan):
     """What a sum of weights divides by, as `Quotient.divisor` says."""
     unit = tl.full(total.shape, 1.0, total.dtype)
     # made where it is used alone: 0 times a unit that overflows would be no number
-    if plan.logged and (quotient.added > 0 or quotient.floor > 0 or quotient.least > 0):
+    if plan.logged and (plan.added > 0 or plan.floor > 0 or plan.least > 0):
         unit = tl.exp(-log)
-    if quotient.added > 0:
-        total = total + quotient.added * unit
-    if quotient.floor > 0:
-        least = quotient.floor * unit
+    if plan.added > 0:
+        total = total + plan.added * unit
+    if plan.floor > 0:
+        least = plan.floor * unit
         total = tl.where(total >= least, total, least)
-    elif quotient.least > 0:
-        least = quotient.least * unit
+    elif plan.least > 0:
+        least = plan.least * unit
         near = tl.where(total < 0, -least, least)
         total = tl.where(tl.abs(total) >= least, total, near)
     if plan.logged:
-        total = tl.where(tl.abs(total) >= quotient.tiny, total, quotient.tiny)
+        total = tl.where(tl.abs(total) >= plan.tiny, total, plan.tiny)
     return tl.where(total == 0, 1.0, total)
 
 
 @triton.jit
-def outputs(f, g, v, out, totals, logs, padding, frames, states, quotient, plan):
+def outputs(f, g, v, out, totals, logs, frames, states, plan):
     """Writes the outputs of the queries of a chunk, and the sums of their weights."""
     heads = plan.heads * plan.ratio
     chunks = (plan.first + plan.queries + plan.chunk - 1) // plan.chunk
@@ -169,59 +165,58 @@ def outputs(f, g, v, out, totals, logs, padding, frames, states, quotient, plan)
     key_head = head // plan.ratio
     line = sample * plan.heads + key_head
     tall = block * plan.tall + tl.arange(0, plan.tall)
-    rows, there = query_rows(number, plan)
-    k_rows, k_there = key_rows(padding, sample, number, plan)
+    queries = queries_of(number, head, plan)
+    keys = keys_of(frames, sample, number, key_head, plan)
     found = tl.zeros([plan.chunk, plan.tall], plan.sums)
     pairs = tl.zeros([plan.chunk, plan.chunk], plan.sums)
     total = tl.zeros([plan.chunk, 1], plan.sums)
     for low in range(0, plan.features, plan.wide):
         wide = low + tl.arange(0, plan.wide)
-        mine = features_of(f, sample, head, rows, there, wide, plan)
+        mine = features_of(f, sample, queries, wide, plan)
         before = state_of(states, frames, line, number, wide, tall, plan, False)
         found += product_of_sums(mine, before, plan)
         if plan.divides:
             sums = totals_of(states, frames, line, number, wide, plan, False)
             total += tl.sum(mine * sums[None, :], 1)[:, None]
         if plan.causal:
-            theirs = features_of(g, sample, key_head, k_rows, k_there, wide, plan)
+            theirs = features_of(g, sample, keys, wide, plan)
             pairs += product(mine, tl.trans(theirs), plan)
     if plan.causal:
         found = entering(found, frames, line, number, plan)
         total = entering(total, frames, line, number, plan)
         pairs = weighed(pairs, frames, line, number, plan)
-        values = part_of(v, sample, key_head, k_rows, k_there, tall, plan)
+        values = part_of(v, sample, keys, tall, plan)
         found += product(pairs, values, plan)
         total += tl.sum(pairs, 1)[:, None]
-    log = numbers_of(logs, sample, head, rows, there)[:, None] if plan.logged else 0.0
+    log = taken(logs, sample, queries)[:, None] if plan.logged else 0.0
     if plan.divides:
-        found = found / divisor_of(total, log, quotient, plan)
-        at = tl.zeros([1], tl.int32)
-        put(totals, total, sample, head, rows, only_if(block == 0, there), at)
+        found = found / divisor_of(total, log, plan)
+        first = 0, queries[1], only_if(block == 0, queries[2]), head
+        put(totals, sample, first, tl.sum(total, 1))
     elif plan.logged:
         found = found * tl.exp(log)
-    put(out, found, sample, head, rows, there, tall)
+    put(out, sample, queries, found, tall)
 
 
 # --- gradients ------------------------------------------------------------------------------------
 
 
 @triton.jit
-def pairs_back(above, v, sample, heads, queries, keys, plan):
+def pairs_back(above, v, sample, queries, keys, plan):
     """The gradients of the products of the pairs of a chunk, before what frames leave of them."""
-    head, key_head = heads
     pairs = tl.zeros([plan.chunk, plan.chunk], plan.sums)
     for low in range(0, plan.size, plan.tall):
         tall = low + tl.arange(0, plan.tall)
-        mine = above_of(above, sample, head, queries[0], queries[1], tall, plan)
-        values = part_of(v, sample, key_head, keys[0], keys[1], tall, plan)
+        mine = above_of(above, sample, queries, tall, plan)
+        values = part_of(v, sample, keys, tall, plan)
         pairs += product(mine, tl.trans(values), plan)
     if plan.divides:
-        pairs += numbers_of(above[2], sample, head, queries[0], queries[1])[:, None]
+        pairs += taken(above[2], sample, queries)[:, None]
     return pairs
 
 
 @triton.jit
-def of_queries(f, g, v, above, into, padding, frames, states, plan):
+def of_queries(f, g, v, above, into, frames, states, plan):
     """Writes the gradients of queries, or of their features."""
     heads = plan.heads * plan.ratio
     chunks = (plan.first + plan.queries + plan.chunk - 1) // plan.chunk
@@ -229,82 +224,78 @@ def of_queries(f, g, v, above, into, padding, frames, states, plan):
     key_head = head // plan.ratio
     line = sample * plan.heads + key_head
     wide = block * plan.wide + tl.arange(0, plan.wide)
-    queries = query_rows(number, plan)
+    queries = queries_of(number, head, plan)
     gradient = tl.zeros([plan.chunk, plan.wide], plan.sums)
     for low in range(0, plan.size, plan.tall):
         tall = low + tl.arange(0, plan.tall)
-        mine = above_of(above, sample, head, queries[0], queries[1], tall, plan)
+        mine = above_of(above, sample, queries, tall, plan)
         before = state_of(states, frames, line, number, wide, tall, plan, False)
         gradient += product_of_sums(mine, tl.trans(before), plan)
     if plan.divides:
         sums = totals_of(states, frames, line, number, wide, plan, False)
-        weights = numbers_of(above[2], sample, head, queries[0], queries[1])
-        gradient += weights[:, None] * sums[None, :]
+        gradient += taken(above[2], sample, queries)[:, None] * sums[None, :]
     if plan.causal:
-        keys = key_rows(padding, sample, number, plan)
+        keys = keys_of(frames, sample, number, key_head, plan)
         gradient = entering(gradient, frames, line, number, plan)
-        pairs = pairs_back(above, v, sample, (head, key_head), queries, keys, plan)
+        pairs = pairs_back(above, v, sample, queries, keys, plan)
         pairs = weighed(pairs, frames, line, number, plan)
-        theirs = features_of(g, sample, key_head, keys[0], keys[1], wide, plan)
+        theirs = features_of(g, sample, keys, wide, plan)
         gradient += product(pairs, theirs, plan)
-    rows, there = queries
-    put_gradient(into, f, gradient, sample, head, rows, there, there, wide, plan)
+    put_gradient(into, f, gradient, sample, queries, queries[2], wide, plan)
 
 
 @triton.jit
-def of_keys(f, g, v, above, into, padding, frames, states, plan):
+def of_keys(f, g, v, above, into, frames, states, plan):
     """Writes the gradients of keys, or of their features."""
     chunks = (plan.keys + plan.chunk - 1) // plan.chunk
     sample, head, number, block = task_of(plan.wides, plan.heads, chunks)
     line = sample * plan.heads + head
     wide = block * plan.wide + tl.arange(0, plan.wide)
-    keys = key_rows(padding, sample, number, plan)
+    keys = keys_of(frames, sample, number, head, plan)
     gradient = tl.zeros([plan.chunk, plan.wide], plan.sums)
     for low in range(0, plan.size, plan.tall):
         tall = low + tl.arange(0, plan.tall)
-        values = part_of(v, sample, head, keys[0], keys[1], tall, plan)
+        values = part_of(v, sample, keys, tall, plan)
         behind = state_of(states, frames, line, number, wide, tall, plan, True)
         gradient += product_of_sums(values, tl.trans(behind), plan)
     if plan.divides:
         gradient += totals_of(states, frames, line, number, wide, plan, True)[None, :]
     gradient = staying(gradient, frames, line, number, plan)
     if plan.causal:
-        queries = query_rows(number, plan)
         for other in range(head * plan.ratio, (head + 1) * plan.ratio):
-            pairs = pairs_back(above, v, sample, (other, head), queries, keys, plan)
+            queries = queries_of(number, other, plan)
+            pairs = pairs_back(above, v, sample, queries, keys, plan)
             pairs = weighed(pairs, frames, line, number, plan)
-            mine = features_of(f, sample, other, queries[0], queries[1], wide, plan)
+            mine = features_of(f, sample, queries, wide, plan)
             gradient += product(tl.trans(pairs), mine, plan)
-    rows = number * plan.chunk + tl.arange(0, plan.chunk)
-    put_gradient(into, g, gradient, sample, head, rows, rows < plan.keys, keys[1], wide, plan)
+    put_gradient(into, g, gradient, sample, keys, keys[1] < plan.keys, wide, plan)
 
 
 @triton.jit
-def of_values(f, g, above, into, padding, frames, states, plan):
+def of_values(f, g, above, into, frames, states, plan):
     """Writes the gradients of values."""
     chunks = (plan.keys + plan.chunk - 1) // plan.chunk
     sample, head, number, block = task_of(plan.talls, plan.heads, chunks)
     line = sample * plan.heads + head
     tall = block * plan.tall + tl.arange(0, plan.tall)
-    keys = key_rows(padding, sample, number, plan)
+    keys = keys_of(frames, sample, number, head, plan)
     gradient = tl.zeros([plan.chunk, plan.tall], plan.sums)
     for low in range(0, plan.features, plan.wide):
         wide = low + tl.arange(0, plan.wide)
-        theirs = features_of(g, sample, head, keys[0], keys[1], wide, plan)
+        theirs = features_of(g, sample, keys, wide, plan)
         behind = state_of(states, frames, line, number, wide, tall, plan, True)
         gradient += product_of_sums(theirs, behind, plan)
     gradient = staying(gradient, frames, line, number, plan)
     if plan.causal:
-        queries = query_rows(number, plan)
         for other in range(head * plan.ratio, (head + 1) * plan.ratio):
+            queries = queries_of(number, other, plan)
             pairs = tl.zeros([plan.chunk, plan.chunk], plan.sums)
             for low in range(0, plan.features, plan.wide):
                 wide = low + tl.arange(0, plan.wide)
-                mine = features_of(f, sample, other, queries[0], queries[1], wide, plan)
-                theirs = features_of(g, sample, head, keys[0], keys[1], wide, plan)
+                mine = features_of(f, sample, queries, wide, plan)
+                theirs = features_of(g, sample, keys, wide, plan)
                 pairs += product(mine, tl.trans(theirs), plan)
             pairs = weighed(pairs, frames, line, number, plan)
-            mine = above_of(above, sample, other, queries[0], queries[1], tall, plan)
+            mine = above_of(above, sample, queries, tall, plan)
             gradient += product(tl.trans(pairs), mine, plan)
-    rows = number * plan.chunk + tl.arange(0, plan.chunk)
-    put(into, gradient, sample, head, rows, rows < plan.keys, tall)
+    put(into, sample, (0, keys[1], keys[1] < plan.keys, head), gradient, tall)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from attnspec.backends.common.exact import in_rows
-from attnspec.backends.factored.features.kernel import FeatureKernel, Way
+from attnspec.backends.factored.features.kernel import FeatureKernel, Way, feature_kernel
 from attnspec.backends.factored.features.quotients import least_in_frames
 from attnspec.backends.factored.features.sums import Frames as TorchFrames
 from attnspec.backends.factored.features.sums import (
@@ -30,15 +30,14 @@ from attnspec.backends.factored.features.sums import (
     room_of,
     shares,
 )
-from attnspec.backends.factored.kernels import alone
 from attnspec.backends.triton import attention
 from attnspec.backends.triton.attention import TIGHT, padding_of, rows_of, running_on
 from attnspec.backends.triton.blocks import Rows
 from attnspec.backends.triton.kernel import is_taken
 from attnspec.backends.triton.sums import kernels
-from attnspec.backends.triton.sums.blocks import Frames, Plan, Quotient, States
+from attnspec.backends.triton.sums.blocks import Frames, Plan, States
 from attnspec.backends.triton.tuning import CHUNK, MAPS, block_of
-from attnspec.lower.work import Work, mechanism_of
+from attnspec.lower.work import Work
 
 ROOM = 1 << 28
 """Numbers of the features that are made at once: a gigabyte."""
@@ -47,8 +46,8 @@ SEGMENT, WIDE, TALL = 16, 64, (128, 64)
 """Chunks of a segment, features of a block, and its values; fewer where there is less room, as for
 gradients."""
 
-WARPS, STAGES = 4, 2
-"""How a program runs."""
+PROGRAM = 4, 2
+"""The warps and stages of a program."""
 
 CARRIED = 1024
 """Numbers of a state that one program takes from segment to segment."""
@@ -63,13 +62,10 @@ KINDS = {
 """For each type of queries the type and the precision of what is multiplied, and that of sums."""
 
 
-def sums_kernel(work: Work, heads: tuple[int, ...], device: torch.device) -> FeatureKernel:
+def sums_kernel(work: Work, heads: tuple[int, ...]) -> FeatureKernel:
     """Runs a mechanism that is a sum of features, without a graph beside it, in the kernels here;
     what these do not take goes block by block, and so do streams."""
-    kernel = alone(work, heads, device)
-    if not isinstance(kernel, FeatureKernel):
-        raise ValueError(f"`{mechanism_of(work).name}` is not a sum of features")
-    return replace(kernel, way=Launched())
+    return replace(feature_kernel(work, heads), way=Launched())
 
 
 class Launched(Way):
@@ -133,21 +129,22 @@ class _Launches:
         self.v = in_rows(given.v)
         self.tensors = tuple(rows_of(x) for x in (self.f, self.g, self.v))
         times = (self.f, self.f) if frames is None else (frames.keys, frames.rows)
-        # what kernels are told of keys: which there are, and the frames of both sides
-        self.keys = padding_of(given.padding, self.f), Frames(*(x.contiguous() for x in times))
+        padding = padding_of(given.padding, self.f)
+        self.frames = Frames(padding, *(x.contiguous() for x in times))
         self.width = self.f.shape[-1] * (self.v.shape[-1] + how.quotient.divides)
         # 128 float32 values of each position of a chunk are 147 KB
         narrow = back or (
             given.q.dtype != torch.bfloat16 and attention.room_on(given.q.device) < TIGHT
         )
-        features, values = self.f.shape[-1], self.v.shape[-1]
+        features, values, quotient = self.f.shape[-1], self.v.shape[-1], how.quotient
         wide, tall = (
             min(most, block_of(size)) for most, size in ((WIDE, features), (TALL[narrow], values))
         )
         constants = (
             *(features, values, self.width, CHUNK, wide, tall, how.causal),
-            *(frames is not None, given.padding is not None, how.quotient.divides),
+            *(frames is not None, given.padding is not None, quotient.divides),
             *(self.logs is not None, self.map or 0, *KINDS[given.q.dtype]),
+            *(quotient.added, quotient.least, quotient.floor, least_in_frames(self.kind)),
         )
         self.plan = Plan(
             *(self.heads, self.repeat, rows, self.length, self.first if how.causal else 0),
@@ -197,25 +194,23 @@ class _Launches:
         chunks = self.f.new_empty(lines * count * width if self.how.causal else 1, dtype=self.kind)
         segments = self.f.new_empty(lines * (number + 1) * width, dtype=self.kind)
         states = States(chunks, segments, count, number, SEGMENT)
-        arguments = x, w, *self.keys, states, plan, tl.constexpr(back)
-        _launch(kernels.along, lines * number * plan.wides * plan.talls, arguments)
+        arguments = x, w, self.frames, states, plan, tl.constexpr(back)
+        programs = lines * number * plan.wides * plan.talls
+        attention.launch(kernels.along, programs, arguments, *PROGRAM)
         blocks = triton.cdiv(width, CARRIED)
-        rest = plan, tl.constexpr(CARRIED), tl.constexpr(back)
-        _launch(kernels.carry, lines * blocks, (self.keys[1], states, blocks, *rest))
+        rest = self.frames, states, blocks, plan, tl.constexpr(CARRIED), tl.constexpr(back)
+        attention.launch(kernels.carry, lines * blocks, rest, *PROGRAM)
         return states
 
     def outputs(self, out: torch.Tensor, totals: torch.Tensor) -> None:
         """Fills the outputs [B, K, R, n_q, e], and the sums of weights [B, K, R, n_q]."""
-        quotient, plan = self.how.quotient, self.plan
-        tiny = least_in_frames(self.kind)
-        numbers = quotient.added, quotient.least, quotient.floor, tiny
         logs = rows_of(totals.flatten(1, 2) if self.logs is None else self.logs)
-        into = rows_of(out.flatten(1, 2)), rows_of(totals[..., None].flatten(1, 2)), logs
+        into = rows_of(out.flatten(1, 2)), rows_of(totals.flatten(1, 2)), logs
         with running_on(self.f.device):
             states = self._states(self.tensors[1], self.tensors[2], False)
-            arguments = *self.tensors, *into, *self.keys, states
-            rest = Quotient(*map(tl.constexpr, numbers)), plan
-            _launch(kernels.outputs, self._programs(True, plan.talls), (*arguments, *rest))
+            arguments = *self.tensors, *into, self.frames, states, self.plan
+            count = self._programs(True, self.plan.talls)
+            attention.launch(kernels.outputs, count, arguments, *PROGRAM)
 
     def gradients(
         self,
@@ -240,8 +235,8 @@ class _Launches:
                 (kernels.of_keys, (f, g, v), of_g, behind, False, plan.wides),
                 (kernels.of_values, (f, g), into.v, behind, False, plan.talls),
             ):
-                arguments = *rows, above, rows_of(target), *self.keys, states, plan
-                _launch(kernel, self._programs(queries, blocks), arguments)
+                arguments = *rows, above, rows_of(target), self.frames, states, plan
+                attention.launch(kernel, self._programs(queries, blocks), arguments, *PROGRAM)
         if not direct:
             self._through(into, of_f, of_g)
 
@@ -278,8 +273,3 @@ class _Launches:
         plan = self.plan
         chunks: int = triton.cdiv(plan.first + plan.queries if queries else plan.keys, CHUNK)
         return self.batch * self.heads * (self.repeat if queries else 1) * chunks * blocks
-
-
-def _launch(kernel: Any, count: int, given: Sequence[object]) -> None:
-    """Runs so many programs of a kernel."""
-    attention.launch(kernel, count, given, WARPS, STAGES)

@@ -30,12 +30,11 @@ def directions(
     layer: int,
     heads: tuple[int, ...],
     draw: int,
-    size: int,
-    kind: torch.dtype,
-    device: torch.device,
+    x: torch.Tensor,
 ) -> torch.Tensor:
-    """The directions [heads, count, size] of some heads, in a type and on a device."""
-    seed, count = declared.seed, declared.features
+    """The directions [heads, count, size] of some heads for rows x, in the type of their sums."""
+    seed, count, size, device = declared.seed, declared.features, x.shape[-1], x.device
+    kind = torch.promote_types(x.dtype, torch.float32)
     orthogonal = getattr(declared, "orthogonal", isinstance(declared, Rbf))
 
     def build() -> torch.Tensor:
