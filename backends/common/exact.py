@@ -16,8 +16,8 @@ import torch
 from torch.nn import functional
 
 from attnspec.backends.common.dropping import with_seed
-from attnspec.backends.common.merging import Outputs, Partial
-from attnspec.backends.common.score_formula import scale_of
+from attnspec.backends.common.merging import Outputs, Partial, with_zero
+from attnspec.backends.common.score_formula import scale_of, widened
 from attnspec.backends.common.torch_modes import (
     Function,
     apart,
@@ -72,6 +72,8 @@ class SoftmaxKernel(ByKeyHead):
 
     work: Work
     one_size = True
+    # whether `forward` weighs the logit 0 of `softmax1`, else what `attended` adds
+    weighs_zero = False
     # devices on which derivatives go on from a call's known output and log-sum-exps
     reuses: tuple[str, ...] = ("cpu",)
     _differentiable: ByKeyHead | None = None
@@ -170,8 +172,19 @@ class SoftmaxKernel(ByKeyHead):
             names, sizes = tuple(call.tables), (size, out_size)
             out, lse = _Differentiable.apply(self, call, scale, sizes, names, *tensors)  # type: ignore[no-untyped-call]
         else:
-            out, lse = self.of_heads(q, k, v, call, scale)
+            out, lse = self.attended(q, k, v, call, scale)
         return out if out.shape[-1] == out_size else out[..., :out_size], lse
+
+    def attended(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
+    ) -> Partial:
+        """`of_heads`, with the logit 0 of `softmax1`."""
+        if self.weighs_zero or self.work.normalize != "softmax1":
+            return self.of_heads(q, k, v, call, scale)
+        # the share of the other keys is rounded once, with the output
+        found = self.of_heads(widened(q), widened(k), widened(v), call, scale)
+        out, lse = with_zero(found, in_place=True)
+        return out.to(q.dtype), lse
 
     def of_heads(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
@@ -188,7 +201,7 @@ class SoftmaxKernel(ByKeyHead):
         call: Call,
         scale: float,
     ) -> Sequence[torch.Tensor]:
-        """`derivatives` of what `of_heads` was given and returned."""
+        """`derivatives` of what `attended` was given and returned."""
         q, k, v, out, lse = saved
         tensors = grouped(q, k), k, v, grouped(out, k), grouped(lse, k)
         above = grouped(grad, k), None if of_lse is None else grouped(of_lse, k)
@@ -238,7 +251,7 @@ class _Differentiable(Function):
         # the call would keep its tables as they are outside of this function
         bare = replace(call, tables={}, known=None) if tables or call.known else call
         if call.known is None:
-            out, lse = kernel.of_heads(q, k, v, call, scale)
+            out, lse = kernel.attended(q, k, v, call, scale)
         else:
             out, lse = (x.detach() for x in call.known)
             out = rows_of_size(out, q.shape[-1]) if kernel.one_size else out
@@ -337,8 +350,7 @@ def in_rows(x: torch.Tensor) -> torch.Tensor:
 
 def rows_of_size(x: torch.Tensor, size: int) -> torch.Tensor:
     """Rows of a size, with zeros behind, each in one piece: padding keeps the order of strides."""
-    x = functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else x
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return in_rows(functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else x)
 
 
 def samples_of(

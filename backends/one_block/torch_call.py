@@ -25,9 +25,9 @@ from attnspec.backends.common.exact import (
     samples_of,
 )
 from attnspec.backends.common.masks import added_by
-from attnspec.backends.common.merging import Partial, with_zero
+from attnspec.backends.common.merging import Partial
 from attnspec.backends.common.remembered import Remembered
-from attnspec.backends.common.score_formula import HALF, scale_of, widened
+from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.common.scores import ScoreFunction, masked
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.one_block.dense import DenseKernel
@@ -104,7 +104,6 @@ class TorchCallKernel(SoftmaxKernel):
         self._biases: dict[torch.dtype, Bias] = {}
         self._read: Remembered[tuple[Part, ...]] = Remembered()
         self._padded: Remembered[tuple[Part, ...] | None] = Remembered(LIMITS.paddings_laid_out)
-        self._whole: dict[torch.dtype, tuple[Part, ...]] = {}
         # what torch's call gets on other devices where no call changes it
         self._mask: tuple[torch.Tensor, torch.Tensor | None] | None = None
 
@@ -117,24 +116,17 @@ class TorchCallKernel(SoftmaxKernel):
     def of_heads(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
-        if self.work.normalize == "softmax1" and q.dtype in HALF:
-            # the share of the other keys is rounded once, with the output
-            out, lse = self.of_heads(widened(q), widened(k), widened(v), call, scale)
-            return out.to(q.dtype), lse
         parts = self._parts(q, call)
         if len(parts) == 1 and parts[0].is_whole:
-            out, lse = parts[0].attended(q, k, v, scale)
-        else:
-            out = q.new_zeros(q.shape)
-            wide = torch.promote_types(q.dtype, torch.float32)
-            lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
-            for part in parts:
-                rows = part.of_rows(q), part.of_keys(k), part.of_keys(v)
-                found, sums = part.attended(*rows, scale)
-                part.of_rows(out).copy_(found)
-                part.of_rows(lse).copy_(sums)
-        if self.work.normalize == "softmax1":
-            out, lse = with_zero((out, lse), in_place=True)
+            return parts[0].attended(q, k, v, scale)
+        out = q.new_zeros(q.shape)
+        wide = torch.promote_types(q.dtype, torch.float32)
+        lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
+        for part in parts:
+            rows = part.of_rows(q), part.of_keys(k), part.of_keys(v)
+            found, sums = part.attended(*rows, scale)
+            part.of_rows(out).copy_(found)
+            part.of_rows(lse).copy_(sums)
         return out, lse
 
     derivatives_of_heads = SoftmaxKernel.derivatives
@@ -168,7 +160,7 @@ class TorchCallKernel(SoftmaxKernel):
         if self.work.reads or self.work.decided:
             return self._of_inputs(call, kind)
         if call.padding is None or bool(call.padding.all()):
-            return self._unpadded(kind)
+            return (self._part(EVERY, EVERY, EVERY, kind),)
         padding = call.padding
         parts = self._padded.get(
             [padding], lambda: apart(lambda: self._of_padding(padding, kind)), kind
@@ -191,12 +183,6 @@ class TorchCallKernel(SoftmaxKernel):
         if numbers > LIMITS.mask_call or not all(leaf.by_inputs for leaf in self.work.decided):
             return build()
         return self._read.get(read, build, kind, call.padding is None)
-
-    def _unpadded(self, kind: torch.dtype) -> tuple[Part, ...]:
-        """One call for all keys."""
-        if kind not in self._whole:
-            self._whole[kind] = (self._part(EVERY, EVERY, EVERY, kind),)
-        return self._whole[kind]
 
     def _of_padding(self, padding: torch.Tensor, kind: torch.dtype) -> tuple[Part, ...] | None:
         """The parts for real keys bool [B, n_k]: one call with a mask for every sample where these

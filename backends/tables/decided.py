@@ -178,8 +178,6 @@ class DecidedTables(SoftmaxKernel):
             if sums is not None and sums.lse is not None:
                 part.of_q(out).copy_(sums.outs.view(mine.shape))
                 part.of_q(lse).copy_(sums.lse.view(mine.shape[:-1]))
-        if self.work.normalize == "softmax1":
-            out, lse = with_zero((out, lse), in_place=True)
         return out.to(q.dtype), lse
 
     def backward(

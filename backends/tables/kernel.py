@@ -25,8 +25,7 @@ from attnspec.backends.common.exact import (
     samples_of,
 )
 from attnspec.backends.common.masks import added_by
-from attnspec.backends.common.merging import Partial, with_zero
-from attnspec.backends.common.score_formula import HALF, widened
+from attnspec.backends.common.merging import Partial
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.one_block.dense import DenseKernel
 from attnspec.backends.tables.blocks import Piece, Step, scratch
@@ -66,8 +65,8 @@ class ByTables(SoftmaxKernel):
 
 
 class SteppedKernel(ByTables):
-    """Softmax attention over the tables of disjoint steps, on the CPU; with one more logit 0 in
-    every row for `softmax1`, and changed scores, if there are any."""
+    """Softmax attention over the tables of disjoint steps, on the CPU, with changed scores if
+    there are any."""
 
     def __init__(
         self,
@@ -88,11 +87,6 @@ class SteppedKernel(ByTables):
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
-        one_more = self.work.normalize == "softmax1"
-        if one_more and q.dtype in HALF:
-            # the share of the other keys is rounded once, with the output
-            out, lse = self.forward(widened(q), widened(k), widened(v), call, scale)
-            return out.to(q.dtype), lse
         if call.padding is not None and self._differs(q, k, call.padding):
             several, call = self._of_several(call, call.padding)
             parts = _as_one(q, QUERIES), _as_one(k, KEYS), _as_one(v, KEYS)
@@ -114,8 +108,6 @@ class SteppedKernel(ByTables):
                 scale,
                 scores,
             )
-        if one_more:
-            return with_zero((out, lse), in_place=True)
         return out, lse
 
     def _differs(self, q: torch.Tensor, k: torch.Tensor, padding: torch.Tensor) -> bool:
