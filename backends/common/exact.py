@@ -7,8 +7,9 @@ devices, for derivatives of derivatives, and mostly under dropout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, cast
 
@@ -76,21 +77,16 @@ class SoftmaxKernel(ByKeyHead):
     weighs_zero = False
     # devices on which derivatives go on from a call's known output and log-sum-exps
     reuses: tuple[str, ...] = ("cpu",)
-    _differentiable: ByKeyHead | None = None
-    # the last size of heads, and the factor of their scores
-    _scale: tuple[int, float] = (0, 1.0)
 
     def build_differentiable(self) -> ByKeyHead:
         """The same attention in differentiable operations."""
         raise NotImplementedError
 
-    @property
+    @cached_property
     def differentiable(self) -> ByKeyHead:
         """The same attention in differentiable operations, built when it is first needed."""
-        if self._differentiable is None:
-            # it is kept, so the modes of this call must not reach it
-            self._differentiable = apart(self.build_differentiable)
-        return self._differentiable
+        # it is kept, so the modes of this call must not reach it
+        return apart(self.build_differentiable)
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
@@ -162,9 +158,7 @@ class SoftmaxKernel(ByKeyHead):
             # zeros change no score, and their outputs are cut off
             wide = max(size, out_size)
             q, k, v = rows_of_size(q, wide), rows_of_size(k, wide), rows_of_size(v, wide)
-        known, scale = self._scale
-        if known != size:
-            self._scale = size, scale = size, scale_of(self.work, size)
+        scale = scale_of(self.work, size)
         if call.dropout_p:
             call = with_seed(call, q.device)
         tensors = q, k, v, *call.tables.values()
@@ -217,30 +211,21 @@ class Several(ByKeyHead):
         self.each = each
 
     def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
-        partials = [kernel.composed(*parts, call) for kernel, parts in self._parts(q, k, v)]
+        # every query head with keys of its own
+        every = q.flatten(1, 2)[:, :, None]
+        keys, values = (x.repeat_interleave(q.shape[2], 1) for x in (k, v))
+        partials, low = [], 0
+        for kernel, count in self.each:
+            part = slice(low, low + count)
+            partials.append(kernel.composed(every[:, part], keys[:, part], values[:, part], call))
+            low += count
         out, lse = (torch.cat(parts, 1) for parts in zip(*partials, strict=True))
         return out.view(*q.shape[:-1], -1), lse.view(q.shape[:-1])
-
-    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-        outs = [kernel.traced(*parts, call) for kernel, parts in self._parts(q, k, v)]
-        return torch.cat(outs, 1).view(*q.shape[:-1], v.shape[-1])
 
     def mask(self, call: Call) -> torch.Tensor:
         """The masks of all heads, bool [B or 1, H, n_q, n_k]."""
         masks = [kernel.mask(call).expand(-1, count, -1, -1) for kernel, count in self.each]
         return torch.cat(masks, 1)
-
-    def _parts(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> Iterator[tuple[Any, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]:
-        """The attention of each graph with its heads, every one with keys of its own."""
-        every = q.flatten(1, 2)[:, :, None]
-        keys, values = (x.repeat_interleave(q.shape[2], 1) for x in (k, v))
-        low = 0
-        for kernel, count in self.each:
-            part = slice(low, low + count)
-            yield kernel, (every[:, part], keys[:, part], values[:, part])
-            low += count
 
 
 class _Differentiable(Function):
@@ -323,16 +308,25 @@ def fused(
     mask: torch.Tensor | None,
     scale: float,
     dropout_p: float = 0.0,
+    causal: bool = False,
 ) -> torch.Tensor:
     """Torch's own attention of q [B, K, R, n, d] and keys [B, K, w, d], under a mask bool
-    [B or 1, 1, n or 1, w]: [B, K, R, n, d_v]."""
+    [B or 1, K R or 1, n or 1, w]: [B, K, R, n, d_v]."""
     # a few rows of query heads that share a key head are more rows of one product
-    few = q.shape[3] <= LIMITS.rows_looked_up
+    few = q.shape[3] <= LIMITS.rows_looked_up and not causal
+    few = few and (mask is None or mask.shape[1] == 1)
     if few and mask is not None and mask.shape[2] > 1:
         mask = mask.repeat(1, 1, q.shape[2], 1)
     rows, gqa = (q.flatten(2, 3), False) if few else (q.flatten(1, 2), q.shape[2] > 1)
     out = functional.scaled_dot_product_attention(
-        rows, k, v, attn_mask=mask, dropout_p=dropout_p, scale=scale, enable_gqa=gqa
+        rows,
+        k,
+        v,
+        attn_mask=mask,
+        dropout_p=dropout_p,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=gqa,
     )
     return out.view(*q.shape[:-1], v.shape[-1])
 

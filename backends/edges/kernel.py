@@ -45,7 +45,7 @@ class EdgesKernel(ByKeyHead):
             (
                 self.layout.slice_of(rows),
                 Piece(batch, 0, batch.blocks, 0, 1),
-                None if batch.real is None else ~batch.real,
+                None if batch.masks.real is None else ~batch.masks.real,
             )
             for rows, batch in zip(self.layout.rows, batches, strict=True)
         ]

@@ -14,7 +14,6 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from attnspec.backends.common.exact import (
     ByKeyHead,
@@ -22,6 +21,7 @@ from attnspec.backends.common.exact import (
     SoftmaxKernel,
     flash,
     flash_backward,
+    fused,
     samples_of,
 )
 from attnspec.backends.common.masks import added_by
@@ -250,20 +250,12 @@ class TorchCallKernel(SoftmaxKernel):
         if not (self.work.plain and large and q.shape[-1] and v.shape[-1]) or is_transformed():
             return super().traced(q, k, v, call)
         mask, empty = self._plain_mask(call)
-        out = functional.scaled_dot_product_attention(
-            q.flatten(1, 2),
-            k,
-            v,
-            attn_mask=mask,
-            dropout_p=call.dropout_p,
-            is_causal=mask is None and self.form is Form.CAUSAL,
-            scale=scale_of(self.work, q.shape[-1]),
-            enable_gqa=q.shape[2] > 1,
-        )
+        causal = mask is None and self.form is Form.CAUSAL
+        out = fused(q, k, v, mask, scale_of(self.work, q.shape[-1]), call.dropout_p, causal)
         if empty is not None:
             # some of torch's kernels give the mean of all values to a query without a key
-            out = out.masked_fill(empty, 0.0)
-        return torch.unflatten(out, 1, q.shape[1:3])
+            out = out.flatten(1, 2).masked_fill(empty, 0.0).view(out.shape)
+        return out
 
     def _pairs(self, call: Call) -> torch.Tensor:
         """Which pairs attend, bool, broadcastable to [B, H, n_q, n_k]."""

@@ -17,10 +17,10 @@ from threading import local
 import numpy as np
 import torch
 
-from attnspec.backends.common.composed import on_device, unfolded
+from attnspec.backends.common.composed import Masks
 from attnspec.backends.common.masks import added_by
 from attnspec.backends.common.merging import Partial, merge
-from attnspec.layout.tables import Batch, Tiled
+from attnspec.layout.tables import Batch
 from attnspec.limits import LIMITS
 
 ALIKE = 0.9
@@ -197,9 +197,11 @@ class Blocks:
         """The blocks of tensors [c, rows, …] as [batch, heads, height, …], where they lie or in
         buffers of their names; places that are not rows repeat the first row, or are zero in the
         tensor `blank`."""
-        blocks = self.views(*named.values())
-        if blocks is not None:
-            return blocks
+        views = self.views(*named.values())
+        return self.gathered(blank, **named) if views is None else views
+
+    def gathered(self, blank: str = "", **named: torch.Tensor) -> list[torch.Tensor]:
+        """The same in buffers."""
         blocks = []
         for name, x in named.items():
             count, rest = x.shape[0], x.shape[2:]
@@ -343,13 +345,9 @@ class Order:
     def take(self, blank: str = "", **named: torch.Tensor) -> Sequence[torch.Tensor]:
         """[c, rows, …] -> [c, places, …] in buffers of their names; a place without a row repeats
         the first row, or is zero in the tensor `blank`."""
-        buffers = self.room(**named)
-        for (name, x), into in zip(named.items(), buffers, strict=True) if not self.natural else ():
-            for part, target in zip(x.unbind(0), into.unbind(0), strict=True):
-                torch.index_select(part, 0, self.blocks.index, out=target)
-            if name == blank and self.blocks.missing is not None:
-                into.index_fill_(1, self.blocks.missing, 0.0)
-        return buffers
+        if self.natural:
+            return (*named.values(),)
+        return [x[0] for x in self.blocks.gathered(blank, **named)]
 
     @cached_property
     def _back(self) -> torch.Tensor:
@@ -360,16 +358,11 @@ class Order:
     def put(self, into: Sequence[torch.Tensor], rows: Sequence[torch.Tensor]) -> None:
         """Put [c, places, …] where it belongs in [c, rows, …], if every row has a place."""
         for x, y in zip(into, rows, strict=True) if not self.natural else ():
-            for target, part in zip(x.unbind(0), y.unbind(0), strict=True):
-                torch.index_select(part, 0, self._back, out=target)
+            torch.index_select(y, 1, self._back, out=x)
 
     def add(self, into: torch.Tensor, rows: torch.Tensor) -> None:
         """Add [c, places, …] to the rows [c, rows, …] that it stands for."""
-        index = self.blocks.index
-        if self.blocks.missing is not None:
-            rows, index = rows.index_select(1, self.blocks.present), index[self.blocks.present]
-        for target, part in zip(into.unbind(0), rows.unbind(0), strict=True):
-            target.index_add_(0, index, part)
+        self.blocks.add(into, rows[None])
 
 
 AS_THEY_LIE = Order()
@@ -423,20 +416,9 @@ class Piece:
         self.to = self.q.to = self.k.to = arrangement(self.q, self.k, heads)
 
     @cached_property
-    def keys(self) -> torch.Tensor:
-        """The rows of the key tensor, int64 [blocks, w], the first one in place of none."""
-        return torch.from_numpy(np.maximum(self.batch.tables.k[self.low : self.high], 0))
-
-    @cached_property
-    def queries(self) -> torch.Tensor:
-        """The rows of the query tensor, int64 [blocks, h], the first one in place of none."""
-        return torch.from_numpy(np.maximum(self.batch.tables.q[self.low : self.high], 0))
-
-    @property
-    def distance(self) -> torch.Tensor:
-        """How far the key of every pair is behind its query, int64 [blocks or 1, h, w]."""
-        batch = self.batch
-        return batch.distance(self.low, self.high) if batch.apart is None else batch.apart
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows of the query tensor, int64 [blocks, h], and of the key tensor, [blocks, w]."""
+        return self.batch.rows(self.low, self.high)
 
     @cached_property
     def _kept(self) -> Added:
@@ -448,8 +430,8 @@ class Piece:
         batch = self.batch
         bias, empty = self._kept if batch.affordable else batch.masks(self.low, self.high)
         if padding is not None:
-            real = padding[self.keys][:, None]
-            bias = real.expand(-1, self.q.height, -1) if bias is None else bias + real
+            real = padding[self.rows[1]][:, None]
+            bias = real if bias is None else bias + real
             empty = (bias == -math.inf).all(-1)
         if bias is not None:
             bias = bias[None].to(kind)
@@ -474,14 +456,9 @@ class TensorBatch:
         self.tables, self.q, self.k, self.positions = tables, q, k, positions
         self.blocks, self.height = q.shape
         self.width = k[0].shape[1]
-        mask = tables.mask
-        self._tiled = on_device(mask, torch.device("cpu")) if isinstance(mask, Tiled) else None
-        # places of keys that are not rows, though no mask leaves them out: bool [blocks, w]
-        holes = mask is None and bool((tables.k < 0).any())
-        self._holes = torch.from_numpy(tables.k < 0) if holes else None
-        self._differ = self._tiled is not None or holes
+        self._masks = Masks(tables, torch.device("cpu"))
         # masks of blocks, each its own, are kept from call to call as long as they are small
-        size = self.blocks * self.height * self.width if self._differ else 0
+        size = self.blocks * self.height * self.width if self._masks.differ else 0
         self.affordable = size <= LIMITS.mask_kept
         starts = lattice_of(q[:, 0])
         # blocks that follow one another at one distance
@@ -493,7 +470,7 @@ class TensorBatch:
         if not self.affordable:
             return _with_empty(self._pairs(low, high))
         bias, empty = self._all
-        if bias is None or not self._differ:
+        if bias is None or not self._masks.differ:
             return bias, empty
         return bias[low:high], None if empty is None else empty[low:high]
 
@@ -502,42 +479,31 @@ class TensorBatch:
         return _with_empty(self._pairs(0, self.blocks))
 
     def _pairs(self, low: int, high: int) -> torch.Tensor | None:
-        """The pairs of some blocks, bool [1 or blocks, h, w]; None where all are."""
-        if self._tiled is not None:
-            return unfolded(self._tiled, slice(low, high))
-        if self._holes is not None:
-            return ~self._holes[low:high, None].expand(-1, self.height, -1)
-        mask = self.tables.mask
-        return torch.from_numpy(mask) if isinstance(mask, np.ndarray) else None
+        """The pairs of some blocks, bool [1 or blocks, h or 1, w]; None where all are."""
+        return self._masks.of(low, high, slice(0, self.height))
 
-    @cached_property
-    def apart(self) -> torch.Tensor | None:
-        """How far keys are behind queries where that is the same in all blocks, int64 [1, h, w];
-        places that are not rows are as far as in the first block."""
-        q, k = self._places(0, self.blocks)
-        if self.blocks > 1:
-            first = q[:, :1]
-            if min(q[0].min(), k[0].min(), first.min()) < 0:
-                return None
-            # blocks that differ by where they start alone: no need to look at pairs
-            for side in (q, k):
-                moved = side - first
-                if not ((moved == moved[:1]) | (side < 0)).all():
-                    return None
-        return self.distance(0, 1)
-
-    def distance(self, low: int, high: int) -> torch.Tensor:
-        """How far keys are behind queries in some blocks, int64 [blocks, h, w]."""
-        q, k = self._places(low, high)
-        return torch.from_numpy(q[:, :, None] - k[:, None])
-
-    def _places(self, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
-        """The positions of queries [blocks, h] and keys [blocks, w], -1 where there are none."""
+    def rows(self, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows of queries [blocks, h] and keys [blocks, w], the first one in place of none."""
         q, k = (
-            np.where(rows[low:high] < 0, -1, at[rows[low:high]])
-            for rows, at in zip((self.tables.q, self.tables.k), self.positions, strict=True)
+            torch.from_numpy(np.maximum(rows[low:high], 0))
+            for rows in (self.tables.q, self.tables.k)
         )
         return q, k
+
+    @cached_property
+    def alike(self) -> bool:
+        """Whether all keys are as far from their queries as in the first block: then blocks differ
+        by where they start alone."""
+        if self.blocks == 1:
+            return True
+        q, k = (
+            np.where(rows < 0, -1, at[rows])
+            for rows, at in zip((self.tables.q, self.tables.k), self.positions, strict=True)
+        )
+        first = q[:, :1]
+        if min(q[0].min(), k[0].min(), first.min()) < 0:
+            return False
+        return all(((x - first == x[:1] - first[:1]) | (x < 0)).all() for x in (q, k))
 
     def pieces(self, heads: int, size: int, back: bool, scored: bool) -> Iterator[Piece]:
         """Blocks in parts whose temporaries stay below `LIMITS.piece` numbers; `scored` where
@@ -549,7 +515,7 @@ class TensorBatch:
         lattice = Blocks(self.k[back]).lattice
         lying = lattice is not None and not back
         per_block = heads * size * (self.height if lying else max(self.height, self.width))
-        if self._tiled is not None:
+        if self._masks.tiled is not None:
             per_block = max(per_block, self.height * self.width)
         if scored:
             per_block = max(per_block, heads * self.height * self.width)
@@ -584,17 +550,13 @@ def _cuts(blocks: int, run: int, most: int) -> Iterator[tuple[int, int]]:
 
 def gap_of(rows: Sequence[np.ndarray]) -> int:
     """The distance of most neighbours in blocks [blocks, height], 0 where there is none of most."""
-    gaps = np.concatenate([np.zeros(0, np.int64), *(_gaps(each) for each in rows)])
-    if not len(gaps):
+    pairs = [(each[:, 1:], each[:, :-1]) for each in rows]
+    gaps = [(high - low)[(high >= 0) & (low >= 0)] for high, low in pairs]
+    steps = np.concatenate([np.zeros(0, np.int64), *gaps])
+    if not len(steps):
         return 1
-    gap = int(np.median(gaps))
-    share = float((gaps == gap).mean())
-    return gap if gap > 0 and share >= ALIKE else 0
-
-
-def _gaps(rows: np.ndarray) -> np.ndarray:
-    both = (rows[:, 1:] >= 0) & (rows[:, :-1] >= 0)
-    return np.asarray(np.diff(rows, axis=1)[both])
+    gap = int(np.median(steps))
+    return gap if gap > 0 and float((steps == gap).mean()) >= ALIKE else 0
 
 
 def in_order(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:

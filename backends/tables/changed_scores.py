@@ -7,12 +7,12 @@ backward.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
+from attnspec.backends.common.score_formula import shares
 from attnspec.backends.common.scores import ScoreFunction, masked
 from attnspec.backends.tables.blocks import Piece
 from attnspec.ir.scores import Scores
@@ -60,12 +60,10 @@ class ScoreChanges:
         return {"q": queries[q][..., None], "k": keys[k][:, None]}
 
     def _of(self, piece: Piece) -> dict[str, torch.Tensor]:
-        """The positions of a piece, or what is as far apart, once where that is alike in all of its
-        blocks."""
-        if not self.scores.by_distance:
-            return self._placed(piece.queries, piece.keys)
-        distance = piece.distance
-        return {"q": distance, "k": torch.zeros_like(distance[:1, :1, :1])}
+        """The positions of a piece, or those of the first block where all are as far apart."""
+        if self.scores.by_distance and piece.batch.alike:
+            return self._placed(*piece.batch.rows(0, 1))
+        return self._placed(*piece.rows)
 
     @property
     def learned(self) -> bool:
@@ -137,12 +135,9 @@ def scored(
     """Output and log-sum-exps of blocks' queries [..., h, d], keys and values as the flash kernel
     would have them, in the type of `bias`; -inf for a query without a key."""
     q, k, v = rows
-    scores = change((q * scale) @ _for_each(k, q).mT, bias, tables)
-    top = scores.amax(-1, keepdim=True)
-    weights = torch.exp(scores - top.masked_fill(top == -math.inf, 0.0))
-    total = weights.sum(-1, keepdim=True)
-    out = (weights @ _for_each(v, q)) / total.masked_fill(total == 0, 1.0)
-    return out, (top + total.log())[..., 0]
+    found = shares(change((q * scale) @ _for_each(k, q).mT, bias, tables), None, "softmax")
+    out = (found.numerators @ _for_each(v, q)) / found.total
+    return out, found.lse
 
 
 def _for_each(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
