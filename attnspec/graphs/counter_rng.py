@@ -135,7 +135,7 @@ def bounded(stream: Stream, row: int, draw: int, bound: int) -> int:
     """Draw number `draw` of a row, below `bound`: the definition."""
     for attempt in range(_MOST_ATTEMPT):
         place = draw // 4 | attempt << 24
-        word = philox((row, place, *stream.tail), stream.key)[draw % 4]
+        word: int = philox((row, place, *stream.tail), stream.key)[draw % 4]
         product = word * bound
         if product & MASK >= (1 << 32) % bound:
             return product >> 32

@@ -117,15 +117,15 @@ class DeviceBatch:
         self.first_query, self.first_key = _start_of(batch.q), _start_of(batch.k)
         self.masks = Masks(batch, device)
 
-    def pieces(self, per_block: int, per_row: int) -> Iterator[Piece]:
-        """Parts whose temporaries stay below `LIMITS.piece` numbers, `per_block` of them a block
-        or a single row `per_row`."""
+    def pieces(self, heads: int, repeat: int, size: int) -> Iterator[Piece]:
+        """Parts whose temporaries stay below `LIMITS.piece` numbers, in blocks or else in rows."""
+        per_block = heads * max(self.width * size, repeat * self.height * self.width)
         if self.blocks > 1 or per_block <= LIMITS.piece:
             step = max(1, LIMITS.piece // max(1, per_block))
             for low in range(0, self.blocks, step):
                 yield Piece(self, low, min(low + step, self.blocks), 0, self.height)
             return
-        step = max(1, LIMITS.piece // max(1, per_row))
+        step = max(1, LIMITS.piece // max(1, per_block // max(1, self.height)))
         for first in range(0, self.height, step):
             yield Piece(self, 0, 1, first, min(first + step, self.height))
 
@@ -135,7 +135,7 @@ def _filled(rows: np.ndarray) -> np.ndarray:
     as long as that reads something."""
     real = rows >= 0
     if real.all():
-        return np.array(rows)
+        return rows if rows.flags.writeable else rows.copy()
     before = np.maximum.accumulate(np.where(real, np.arange(rows.shape[1]), 0), axis=1)
     return np.asarray(np.maximum(np.take_along_axis(rows, before, axis=1), 0))
 
@@ -162,8 +162,7 @@ class ComposedStep:
     def pieces(self, heads: int, repeat: int, size: int) -> Iterator[Piece]:
         """The parts of all batches, in order."""
         for batch in self.batches:
-            per_block = heads * max(batch.width * size, repeat * batch.height * batch.width)
-            yield from batch.pieces(per_block, per_block // max(1, batch.height))
+            yield from batch.pieces(heads, repeat, size)
 
     def ordered(self, parts: Sequence[torch.Tensor], empty: float = 0.0) -> torch.Tensor:
         """What pieces have found [B, K, R, blocks, h, e] for the queries in order; `empty` for

@@ -49,5 +49,5 @@ def kept(
     lines = call.line + torch.arange(shape[0] * shape[1] * shape[2], device=call.seed.device)
     counter = q_rows[..., None], k_rows[:, None], lines.view(*shape, 1, 1, 1), DROPOUT
     # of the products of two words int64 holds the lower 64 bits, which are all of them
-    words = philox(counter, (call.seed & MASK, call.seed >> 32 & MASK))[0]
+    words: torch.Tensor = philox(counter, (call.seed & MASK, call.seed >> 32 & MASK))[0]
     return words >> 32 - BITS >= least_of(call.dropout_p)

@@ -67,12 +67,12 @@ class SoftmaxKernel(ByKeyHead):
 
     Tensors of `forward`, `backward` and `composed` are q [B, K, R, n_q, d] for K key heads with R
     query heads each, k [B, K, n_k, d] and v [B, K, n_k, d_v]. The first two get the factor of the
-    scores, and with `one_size` know one size of heads, d = d_v. A kernel that takes what belongs to
-    queries as calls do, [B, H, n_q, …], has `of_heads` and `derivatives_of_heads` of its own.
+    scores, and with `one_size` know one size of heads, d = d_v; without `by_key_head` they take
+    what belongs to queries as calls do, [B, H, n_q, …].
     """
 
     work: Work
-    one_size = True
+    one_size = by_key_head = True
     # whether `forward` weighs the logit 0 of `softmax1`, else what `attended` adds
     weighs_zero = False
     # devices on which derivatives go on from a call's known output and log-sum-exps
@@ -172,20 +172,18 @@ class SoftmaxKernel(ByKeyHead):
     def attended(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
-        """`of_heads`, with the logit 0 of `softmax1`."""
-        if self.weighs_zero or self.work.normalize != "softmax1":
-            return self.of_heads(q, k, v, call, scale)
-        # the share of the other keys is rounded once, with the output
-        found = self.of_heads(widened(q), widened(k), widened(v), call, scale)
-        out, lse = with_zero(found, in_place=True)
-        return out.to(q.dtype), lse
-
-    def of_heads(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
-    ) -> Partial:
-        """`forward` of q [B, H, n_q, d]: the output like it and the log-sum-exps [B, H, n_q]."""
-        out, lse = self.forward(grouped(q, k), k, v, call, scale)
-        return out.flatten(1, 2), lse.flatten(1, 2)
+        """`forward` of q [B, H, n_q, d], with the logit 0 of `softmax1`: the output like it and the
+        log-sum-exps [B, H, n_q]."""
+        kind, more = q.dtype, self.work.normalize == "softmax1" and not self.weighs_zero
+        if more:
+            # the share of the other keys is rounded once, with the output
+            q, k, v = widened(q), widened(k), widened(v)
+        out, lse = self.forward(grouped(q, k) if self.by_key_head else q, k, v, call, scale)
+        if self.by_key_head:
+            out, lse = out.flatten(1, 2), lse.flatten(1, 2)
+        if more:
+            out, lse = with_zero((out, lse), in_place=True)
+        return out.to(kind), lse
 
     def derivatives_of_heads(
         self,
@@ -196,6 +194,8 @@ class SoftmaxKernel(ByKeyHead):
         scale: float,
     ) -> Sequence[torch.Tensor]:
         """`derivatives` of what `attended` was given and returned."""
+        if not self.by_key_head:
+            return self.derivatives(saved, grad, of_lse, call, scale)
         q, k, v, out, lse = saved
         tensors = grouped(q, k), k, v, grouped(out, k), grouped(lse, k)
         above = grouped(grad, k), None if of_lse is None else grouped(of_lse, k)

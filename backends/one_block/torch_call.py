@@ -92,6 +92,8 @@ class Part:
 class TorchCallKernel(SoftmaxKernel):
     """Attention by torch's own call; heads of several graphs, one after the other, by masks."""
 
+    by_key_head = False
+
     def __init__(
         self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
     ) -> None:
@@ -113,7 +115,7 @@ class TorchCallKernel(SoftmaxKernel):
 
     # --- the fast way --------------------------------------------------------------------------
 
-    def of_heads(
+    def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
         parts = self._parts(q, call)
@@ -128,8 +130,6 @@ class TorchCallKernel(SoftmaxKernel):
             part.of_rows(out).copy_(found)
             part.of_rows(lse).copy_(sums)
         return out, lse
-
-    derivatives_of_heads = SoftmaxKernel.derivatives
 
     def backward(
         self, grad: torch.Tensor, saved: Sequence[torch.Tensor], call: Call, scale: float
@@ -160,7 +160,7 @@ class TorchCallKernel(SoftmaxKernel):
         if self.work.reads or self.work.decided:
             return self._of_inputs(call, kind)
         if call.padding is None or bool(call.padding.all()):
-            return (self._part(EVERY, EVERY, EVERY, kind),)
+            return (self._part(EVERY, EVERY, kind),)
         padding = call.padding
         parts = self._padded.get(
             [padding], lambda: apart(lambda: self._of_padding(padding, kind)), kind
@@ -208,32 +208,33 @@ class TorchCallKernel(SoftmaxKernel):
         if keys.start == keys.stop:
             return
         if self.form is not Form.CAUSAL or self.work.changes:
-            yield self._part(samples, EVERY, keys, kind)
+            yield self._part(samples, keys, kind)
             return
         yield Part(samples, keys, keys, causal=True)
         if keys.stop < self.work.n_q:
             yield Part(samples, slice(keys.stop, None), keys)
 
-    def _part(self, samples: slice, rows: slice, keys: slice, kind: torch.dtype) -> Part:
+    def _part(self, samples: slice, keys: slice, kind: torch.dtype) -> Part:
         """All queries of some samples over a range of keys."""
         if self.work.changes or self.form is Form.MASK:
             bias = self._bias(kind)
             bias = bias if keys is EVERY else Bias(bias.added[..., keys])
-            return Part(samples, rows, keys, bias=bias)
-        return Part(samples, rows, keys, causal=self.form is Form.CAUSAL)
+            return Part(samples, EVERY, keys, bias=bias)
+        return Part(samples, EVERY, keys, causal=self.form is Form.CAUSAL)
 
     def _bias(self, kind: torch.dtype) -> Bias:
         """What is added to all scores [1, H or 1, n_q, n_k]."""
-        if kind not in self._biases:
-            self._biases[kind] = apart(lambda: self._new(kind))
-        return self._biases[kind]
 
-    def _new(self, kind: torch.dtype) -> Bias:
-        masks = [(_mask_of(work, kind), len(members)) for work, members in self.groups]
-        if len(masks) > 1:
-            return Bias(torch.cat([x.added.expand(-1, count, -1, -1) for x, count in masks], 1))
-        mask = masks[0][0]
-        return Bias(self._sloped(mask.added)) if self.work.changes else mask
+        def build() -> Bias:
+            masks = [(_mask_of(work, kind), len(members)) for work, members in self.groups]
+            if len(masks) > 1:
+                return Bias(torch.cat([x.added.expand(-1, count, -1, -1) for x, count in masks], 1))
+            mask = masks[0][0]
+            return Bias(self._sloped(mask.added)) if self.work.changes else mask
+
+        if kind not in self._biases:
+            self._biases[kind] = apart(build)
+        return self._biases[kind]
 
     def _sloped(self, added: torch.Tensor) -> torch.Tensor:
         """What is added to scores with their changes, which add constants."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from threading import local
@@ -17,7 +17,7 @@ from threading import local
 import numpy as np
 import torch
 
-from attnspec.backends.common.composed import Masks
+from attnspec.backends.common.composed import DeviceBatch
 from attnspec.backends.common.masks import added_by
 from attnspec.backends.common.merging import Partial, merge
 from attnspec.layout.tables import Batch
@@ -53,14 +53,6 @@ class Lattice:
     each: int
     inner: int
     gap: int
-
-    def split(self, many: int, each: int) -> Lattice | None:
-        """The same blocks as `many` times `each`, or None."""
-        if (self.many, self.each) == (many, each):
-            return self
-        if self.many > 1 or self.each != many * each:
-            return None
-        return Lattice(self.first, many, each * self.inner, each, self.inner, self.gap)
 
 
 def lattice_of(starts: np.ndarray, gap: int = 1) -> Lattice | None:
@@ -141,7 +133,12 @@ class Blocks:
     @cached_property
     def _arranged(self) -> Lattice | None:
         """The same as they are arranged."""
-        return None if self.lattice is None else self.lattice.split(self.to.many, self.to.each)
+        at, many, each = self.lattice, self.to.many, self.to.each
+        if at is None or (at.many, at.each) == (many, each):
+            return at
+        if at.many > 1 or at.each != many * each:
+            return None
+        return replace(at, many=many, each=each, outer=each * at.inner)
 
     @cached_property
     def tile(self) -> int:
@@ -402,7 +399,7 @@ class Step:
         """The pieces of all batches for so many heads of a size."""
         key = heads, size, back, scored
         if key not in self._pieces:
-            each = (batch.pieces(*key) for batch in self.batches)
+            each = (batch.cut(*key) for batch in self.batches)
             self._pieces[key] = tuple(piece for pieces in each for piece in pieces)
         return self._pieces[key]
 
@@ -415,20 +412,15 @@ class Piece:
         self.q, self.k = Blocks(batch.q[low:high]), Blocks(batch.k[back][low:high])
         self.to = self.q.to = self.k.to = arrangement(self.q, self.k, heads)
 
-    @cached_property
+    @property
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows of the query tensor, int64 [blocks, h], and of the key tensor, [blocks, w]."""
+        """The rows of queries [blocks, h] and of keys [blocks, w]."""
         return self.batch.rows(self.low, self.high)
-
-    @cached_property
-    def _kept(self) -> Added:
-        return self.batch.masks(self.low, self.high)
 
     def bias(self, padding: torch.Tensor | None, kind: torch.dtype) -> Added:
         """What is added to scores [batch, heads, h, w], in a type, and the rows without a key, bool
         [batch, heads, h]; `padding` is 0 or -inf for every key."""
-        batch = self.batch
-        bias, empty = self._kept if batch.affordable else batch.masks(self.low, self.high)
+        bias, empty = self.batch.added(self.low, self.high)
         if padding is not None:
             real = padding[self.rows[1]][:, None]
             bias = real if bias is None else bias + real
@@ -442,9 +434,8 @@ class Piece:
         return bias, empty
 
 
-class TensorBatch:
-    """A batch with its rows as they are read, keys forward and backward, and its masks as
-    tensors."""
+class TensorBatch(DeviceBatch):
+    """A batch with its rows as they are read, keys forward and backward, and what its masks add."""
 
     def __init__(
         self,
@@ -453,42 +444,39 @@ class TensorBatch:
         k: tuple[np.ndarray, np.ndarray],
         positions: Positions,
     ) -> None:
+        super().__init__(tables, torch.device("cpu"))
         self.tables, self.q, self.k, self.positions = tables, q, k, positions
-        self.blocks, self.height = q.shape
-        self.width = k[0].shape[1]
-        self._masks = Masks(tables, torch.device("cpu"))
         # masks of blocks, each its own, are kept from call to call as long as they are small
-        size = self.blocks * self.height * self.width if self._masks.differ else 0
+        size = self.blocks * self.height * self.width if self.masks.differ else 0
         self.affordable = size <= LIMITS.mask_kept
         starts = lattice_of(q[:, 0])
         # blocks that follow one another at one distance
         self.run = self.blocks if starts is None else starts.each
 
-    def masks(self, low: int, high: int) -> Added:
+    def added(self, low: int, high: int) -> Added:
         """What is added to the scores of some blocks, 0 or -inf [1 or blocks, h, w], and their rows
         without a key, bool [1 or blocks, h]; None for nothing, and where every row has one."""
         if not self.affordable:
-            return _with_empty(self._pairs(low, high))
+            return self._added(low, high)
         bias, empty = self._all
-        if bias is None or not self._masks.differ:
+        if bias is None or not self.masks.differ:
             return bias, empty
         return bias[low:high], None if empty is None else empty[low:high]
 
     @cached_property
     def _all(self) -> Added:
-        return _with_empty(self._pairs(0, self.blocks))
+        return self._added(0, self.blocks)
 
-    def _pairs(self, low: int, high: int) -> torch.Tensor | None:
-        """The pairs of some blocks, bool [1 or blocks, h or 1, w]; None where all are."""
-        return self._masks.of(low, high, slice(0, self.height))
+    def _added(self, low: int, high: int) -> Added:
+        pairs = self.masks.of(low, high, slice(0, self.height))
+        if pairs is None:
+            return None, None
+        empty = ~pairs.any(-1)
+        return added_by(pairs, torch.float32), empty if bool(empty.any()) else None
 
     def rows(self, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows of queries [blocks, h] and keys [blocks, w], the first one in place of none."""
-        q, k = (
-            torch.from_numpy(np.maximum(rows[low:high], 0))
-            for rows in (self.tables.q, self.tables.k)
-        )
-        return q, k
+        """The rows of queries and of keys of some blocks."""
+        return self.queries[low:high], self.keys[low:high]
 
     @cached_property
     def alike(self) -> bool:
@@ -505,7 +493,7 @@ class TensorBatch:
             return False
         return all(((x - first == x[:1] - first[:1]) | (x < 0)).all() for x in (q, k))
 
-    def pieces(self, heads: int, size: int, back: bool, scored: bool) -> Iterator[Piece]:
+    def cut(self, heads: int, size: int, back: bool, scored: bool) -> Iterator[Piece]:
         """Blocks in parts whose temporaries stay below `LIMITS.piece` numbers; `scored` where
         scores are among them."""
         if self.blocks == 1:
@@ -515,7 +503,7 @@ class TensorBatch:
         lattice = Blocks(self.k[back]).lattice
         lying = lattice is not None and not back
         per_block = heads * size * (self.height if lying else max(self.height, self.width))
-        if self._masks.tiled is not None:
+        if self.masks.tiled is not None:
             per_block = max(per_block, self.height * self.width)
         if scored:
             per_block = max(per_block, heads * self.height * self.width)
@@ -526,14 +514,6 @@ class TensorBatch:
             most = min(most, self.run)
         for low, high in _cuts(self.blocks, self.run, most):
             yield Piece(self, low, high, heads, back)
-
-
-def _with_empty(pairs: torch.Tensor | None) -> Added:
-    """0 where pairs are, else -inf, and the rows [blocks, h] without a pair, or None."""
-    if pairs is None:
-        return None, None
-    empty = ~pairs.any(-1)
-    return added_by(pairs, torch.float32), empty if bool(empty.any()) else None
 
 
 def _cuts(blocks: int, run: int, most: int) -> Iterator[tuple[int, int]]:

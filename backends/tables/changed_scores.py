@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 
@@ -97,6 +98,16 @@ class ScoreChanges:
         added = piece.to.arrange(added.expand(len(heads), piece.q.count, rows, columns))
         return masked(added, bias, self.scores)
 
+    def forward(
+        self, rows: Sequence[torch.Tensor], bias: torch.Tensor | None, scale: float, change: Change
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output and log-sum-exps of blocks' queries [..., h, d], keys and values as the flash
+        kernel would have them, in the type of `bias`; -inf for a query without a key."""
+        q, k, v = rows
+        scores = change((q * scale) @ _for_each(k, q).mT, bias, self.tables)
+        found = shares(scores, None, "softmax")
+        return (found.numerators @ _for_each(v, q)) / found.total, cast(torch.Tensor, found.lse)
+
     def backward(
         self,
         rows: Sequence[torch.Tensor],
@@ -105,7 +116,7 @@ class ScoreChanges:
         change: Change,
     ) -> list[torch.Tensor]:
         """The gradients of blocks' queries, keys and values; `rows` are the gradient of the output,
-        q, k, v, the output and the log-sum-exps, as `scored` takes and returns them."""
+        q, k, v, the output and the log-sum-exps, as `forward` takes and returns them."""
         sums = rows[5]
         grad, q, k, v, out = (x.to(sums.dtype) for x in rows[:5])
         tables = {name: x.detach().requires_grad_() for name, x in self.tables.items()}
@@ -123,21 +134,6 @@ class ScoreChanges:
         if of_v.shape != v.shape:
             of_v = torch.unflatten(of_v, 1, (v.shape[1], -1)).sum(2)
         return [of_q, of_k, of_v]
-
-
-def scored(
-    rows: Sequence[torch.Tensor],
-    bias: torch.Tensor | None,
-    scale: float,
-    change: Change,
-    tables: Learned,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and log-sum-exps of blocks' queries [..., h, d], keys and values as the flash kernel
-    would have them, in the type of `bias`; -inf for a query without a key."""
-    q, k, v = rows
-    found = shares(change((q * scale) @ _for_each(k, q).mT, bias, tables), None, "softmax")
-    out = (found.numerators @ _for_each(v, q)) / found.total
-    return out, found.lse
 
 
 def _for_each(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
