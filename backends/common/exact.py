@@ -183,7 +183,8 @@ class SoftmaxKernel(ByKeyHead):
             out, lse = out.flatten(1, 2), lse.flatten(1, 2)
         if more:
             out, lse = with_zero((out, lse), in_place=True)
-        return out.to(kind), lse
+            out = out.to(kind)
+        return out, lse
 
     def derivatives_of_heads(
         self,

@@ -104,6 +104,7 @@ class TorchCallKernel(SoftmaxKernel):
         several = self.work.changes or self.work.decided or len(groups) > 1
         self.masks = len(self.heads) if several else 1
         self._biases: dict[torch.dtype, Bias] = {}
+        self._whole: dict[torch.dtype, tuple[Part, ...]] = {}
         self._read: Remembered[tuple[Part, ...]] = Remembered()
         self._padded: Remembered[tuple[Part, ...] | None] = Remembered(LIMITS.paddings_laid_out)
         # what torch's call gets on other devices where no call changes it
@@ -160,7 +161,9 @@ class TorchCallKernel(SoftmaxKernel):
         if self.work.reads or self.work.decided:
             return self._of_inputs(call, kind)
         if call.padding is None or bool(call.padding.all()):
-            return (self._part(EVERY, EVERY, kind),)
+            if kind not in self._whole:
+                self._whole[kind] = (self._part(EVERY, EVERY, kind),)
+            return self._whole[kind]
         padding = call.padding
         parts = self._padded.get(
             [padding], lambda: apart(lambda: self._of_padding(padding, kind)), kind
