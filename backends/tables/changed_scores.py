@@ -13,6 +13,7 @@ from typing import cast
 
 import torch
 
+from attnspec.backends.common.merging import Partial
 from attnspec.backends.common.score_formula import shares
 from attnspec.backends.common.scores import ScoreFunction, masked
 from attnspec.backends.tables.blocks import Piece
@@ -100,13 +101,15 @@ class ScoreChanges:
 
     def forward(
         self, rows: Sequence[torch.Tensor], bias: torch.Tensor | None, scale: float, change: Change
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> Partial:
         """Output and log-sum-exps of blocks' queries [..., h, d], keys and values as the flash
         kernel would have them, in the type of `bias`; -inf for a query without a key."""
         q, k, v = rows
         scores = change((q * scale) @ _for_each(k, q).mT, bias, self.tables)
         found = shares(scores, None, "softmax")
-        return (found.numerators @ _for_each(v, q)) / found.total, cast(torch.Tensor, found.lse)
+        # a softmax has both
+        total, lse = cast(Partial, (found.total, found.lse))
+        return (found.numerators @ _for_each(v, q)) / total, lse
 
     def backward(
         self,
