@@ -46,13 +46,11 @@ the numbers 4 c and 4 c + 1 of their row, x[2] and x[3] the next two: with r = s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
 
 from attnspec.limits import LIMITS
-
-Words: TypeAlias = "tuple[int, int, int, int]"
 
 RANDOM, RANDOM_BLOCKS, EXPANDER, HASHES, CENTROIDS, DROPOUT = 1, 2, 3, 4, 5, 6
 FEATURES = 1 << 31
@@ -61,7 +59,7 @@ FEATURES = 1 << 31
 ROUNDS = 10
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 WEYL = 0x9E3779B9, 0xBB67AE85
-_MASK = 0xFFFFFFFF
+MASK = 0xFFFFFFFF
 _MOST_INDEX, _MOST_ATTEMPT = 1 << 24, 1 << 8
 
 
@@ -86,7 +84,7 @@ class Stream:
 
     @property
     def key(self) -> tuple[int, int]:
-        return self.seed & _MASK, self.seed >> 32
+        return self.seed & MASK, self.seed >> 32
 
     @property
     def tail(self) -> tuple[int, int]:
@@ -94,14 +92,16 @@ class Stream:
         return self.layer | self.head << 16, self.purpose
 
 
-def philox(counter: Words, key: tuple[int, int]) -> Words:
-    """The four words of a counter: the definition."""
+def philox(counter: tuple[Any, ...], key: tuple[Any, Any]) -> tuple[Any, ...]:
+    """The four words of a counter: the definition, of integers or of tensors that broadcast."""
     x0, x1, x2, x3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
         p0, p1 = MULTIPLIERS[0] * x0, MULTIPLIERS[1] * x2
-        x0, x1, x2, x3 = (p1 >> 32) ^ x1 ^ k0, p1 & _MASK, (p0 >> 32) ^ x3 ^ k1, p0 & _MASK
-        k0, k1 = (k0 + WEYL[0]) & _MASK, (k1 + WEYL[1]) & _MASK
+        # a product above 2**63 is negative in int64
+        x0, x2 = (p1 >> 32 & MASK) ^ x1 ^ k0, (p0 >> 32 & MASK) ^ x3 ^ k1
+        x1, x3 = p1 & MASK, p0 & MASK
+        k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK
     return x0, x1, x2, x3
 
 
@@ -117,7 +117,7 @@ def philox_array(row: np.ndarray, place: np.ndarray, stream: Stream) -> np.ndarr
 
 
 def _rounds(row: np.ndarray, place: np.ndarray, stream: Stream, words: np.ndarray) -> None:
-    half, mask = np.uint64(32), np.uint64(_MASK)
+    half, mask = np.uint64(32), np.uint64(MASK)
     m0, m1 = (np.uint64(m) for m in MULTIPLIERS)
     k0, k1 = stream.key
     x0, x1 = row.astype(np.uint64), place.astype(np.uint64)
@@ -127,7 +127,7 @@ def _rounds(row: np.ndarray, place: np.ndarray, stream: Stream, words: np.ndarra
         p0, p1 = m0 * x0, m1 * x2
         x0, x2 = (p1 >> half) ^ x1 ^ np.uint64(k0), (p0 >> half) ^ x3 ^ np.uint64(k1)
         x1, x3 = p1 & mask, p0 & mask
-        k0, k1 = (k0 + WEYL[0]) & _MASK, (k1 + WEYL[1]) & _MASK
+        k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK
     words[:] = x0, x1, x2, x3
 
 
@@ -135,9 +135,9 @@ def bounded(stream: Stream, row: int, draw: int, bound: int) -> int:
     """Draw number `draw` of a row, below `bound`: the definition."""
     for attempt in range(_MOST_ATTEMPT):
         place = draw // 4 | attempt << 24
-        word = philox((row, place, *stream.tail), stream.key)[draw % 4]
+        word: int = philox((row, place, *stream.tail), stream.key)[draw % 4]
         product = word * bound
-        if product & _MASK >= (1 << 32) % bound:
+        if product & MASK >= (1 << 32) % bound:
             return product >> 32
     raise RuntimeError("every attempt was rejected, which has a probability below 2**-256")
 
@@ -152,7 +152,7 @@ def bounded_array(stream: Stream, row: np.ndarray, bound: np.ndarray) -> np.ndar
     word = words.transpose(1, 0, 2).reshape(4 * calls, len(row))[:count]
     below = bound.astype(np.uint64)
     product = word * below
-    rejected = (product & np.uint64(_MASK)) < np.uint64(1 << 32) % below
+    rejected = (product & np.uint64(MASK)) < np.uint64(1 << 32) % below
     answer = (product >> np.uint64(32)).astype(np.int64)
     for draw, at in zip(*np.nonzero(rejected), strict=True):
         answer[draw, at] = bounded(stream, int(row[at]), int(draw), int(bound[draw, at]))

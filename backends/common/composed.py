@@ -13,10 +13,9 @@ from functools import reduce
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from attnspec.backends.common.dropping import kept
-from attnspec.backends.common.exact import ByKeyHead
+from attnspec.backends.common.exact import ByKeyHead, fused
 from attnspec.backends.common.merging import Outputs, merged, with_zero
 from attnspec.backends.common.score_formula import Blocks, Formula, scale_of, widened
 from attnspec.backends.common.torch_modes import is_transformed
@@ -25,17 +24,38 @@ from attnspec.limits import LIMITS
 from attnspec.lower.work import MERGED, Call, Work
 
 
-def on_device(tiled: Tiled[np.ndarray], device: torch.device) -> Tiled[torch.Tensor]:
-    """Masks by tile as tensors of a device."""
-    return Tiled(*(torch.from_numpy(x).to(device) for x in (tiled.kinds, tiled.tiles)))
+class Masks:
+    """The pairs of a batch's blocks on a device: by tile, alike in all blocks, those of the keys
+    that are `real`, or, where none of these is there, all."""
 
+    def __init__(self, batch: Batch[np.ndarray], device: torch.device) -> None:
+        self.tiled = self.shared = self.real = None
+        mask = batch.mask
+        if isinstance(mask, Tiled):
+            self.tiled = Tiled(*(torch.from_numpy(x).to(device) for x in (mask.kinds, mask.tiles)))
+        elif mask is not None:
+            self.shared = torch.from_numpy(mask).to(device)
+        elif (batch.k < 0).any():
+            self.real = torch.from_numpy(batch.k >= 0).to(device)
 
-def unfolded(tiled: Tiled[torch.Tensor], blocks: slice, tall: slice = slice(None)) -> torch.Tensor:
-    """The masks of some blocks, of the `tall` tiles above one another in each: bool [G, h, w]."""
-    kinds = tiled.kinds[blocks, tall]
-    mask = tiled.tiles[kinds.clamp(min=0)] | (kinds == FULL_TILE)[..., None, None]
-    mask = mask & (kinds >= FULL_TILE)[..., None, None]
-    return mask.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+    @property
+    def differ(self) -> bool:
+        """Whether blocks have masks of their own."""
+        return self.tiled is not None or self.real is not None
+
+    def of(self, low: int, high: int, rows: slice) -> torch.Tensor | None:
+        """The pairs of some blocks and their queries, bool [1 or blocks, h or 1, w], or None."""
+        if self.shared is not None:
+            return self.shared[:, rows]
+        if self.tiled is None:
+            return None if self.real is None else self.real[low:high, None]
+        tall = self.tiled.tiles.shape[1]
+        above = rows.start // tall
+        kinds = self.tiled.kinds[low:high, above : -(-rows.stop // tall)]
+        mask = self.tiled.tiles[kinds.clamp(min=0)] | (kinds == FULL_TILE)[..., None, None]
+        mask = mask & (kinds >= FULL_TILE)[..., None, None]
+        mask = mask.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+        return mask[:, rows.start - above * tall : rows.stop - above * tall]
 
 
 @dataclass(frozen=True)
@@ -60,27 +80,13 @@ class Piece:
 
     @property
     def mask(self) -> torch.Tensor | None:
-        """The pairs, bool [h, w] or [blocks, h, w]; None where every pair is an edge."""
-        batch, rows = self.batch, slice(self.first, self.last)
-        mask = batch.shared
-        if mask is not None:
-            mask = mask[rows]
-        elif batch.tiled is not None:
-            tall = batch.tiled.tiles.shape[1]
-            above = self.first // tall
-            blocks, tiles = slice(self.low, self.high), slice(above, -(-self.last // tall))
-            mask = unfolded(batch.tiled, blocks, tiles)
-            mask = mask[:, self.first - above * tall : self.last - above * tall]
-        if batch.real is not None:
-            real = batch.real[self.low : self.high, None]
-            mask = real if mask is None else mask & real
-        return mask
+        """The pairs, bool [1 or blocks, h or 1, w]; None where every pair is an edge."""
+        return self.batch.masks.of(self.low, self.high, slice(self.first, self.last))
 
     def of_queries(self, x: torch.Tensor) -> torch.Tensor:
         """[B, K, R, n_q, d] -> [B, K, R, blocks, h, d]."""
-        return _of(
-            x, 3, self.batch.first_query, self.low * self.batch.height + self.first, self.queries
-        )
+        batch = self.batch
+        return _of(x, 3, batch.first_query, self.low * batch.height + self.first, self.queries)
 
     def of_keys(self, x: torch.Tensor) -> torch.Tensor:
         """[B, K, n_k, d] -> [B, K, blocks, w, d]."""
@@ -109,23 +115,17 @@ class DeviceBatch:
         self.blocks, self.height = batch.q.shape
         self.width = batch.k.shape[1]
         self.first_query, self.first_key = _start_of(batch.q), _start_of(batch.k)
-        self.tiled = self.shared = self.real = None
-        if isinstance(batch.mask, Tiled):
-            self.tiled = on_device(batch.mask, device)
-        elif batch.mask is not None:
-            self.shared = torch.from_numpy(batch.mask[0]).to(device)
-        elif (batch.k < 0).any():
-            self.real = torch.from_numpy(batch.k >= 0).to(device)
+        self.masks = Masks(batch, device)
 
-    def pieces(self, per_block: int, per_row: int) -> Iterator[Piece]:
-        """Parts whose temporaries stay below `LIMITS.piece` numbers, `per_block` of them a block
-        or a single row `per_row`."""
+    def pieces(self, heads: int, repeat: int, size: int) -> Iterator[Piece]:
+        """Parts whose temporaries stay below `LIMITS.piece` numbers, in blocks or else in rows."""
+        per_block = heads * max(self.width * size, repeat * self.height * self.width)
         if self.blocks > 1 or per_block <= LIMITS.piece:
             step = max(1, LIMITS.piece // max(1, per_block))
             for low in range(0, self.blocks, step):
                 yield Piece(self, low, min(low + step, self.blocks), 0, self.height)
             return
-        step = max(1, LIMITS.piece // max(1, per_row))
+        step = max(1, LIMITS.piece // max(1, per_block // max(1, self.height)))
         for first in range(0, self.height, step):
             yield Piece(self, 0, 1, first, min(first + step, self.height))
 
@@ -135,7 +135,7 @@ def _filled(rows: np.ndarray) -> np.ndarray:
     as long as that reads something."""
     real = rows >= 0
     if real.all():
-        return np.array(rows)
+        return rows if rows.flags.writeable else rows.copy()
     before = np.maximum.accumulate(np.where(real, np.arange(rows.shape[1]), 0), axis=1)
     return np.asarray(np.maximum(np.take_along_axis(rows, before, axis=1), 0))
 
@@ -162,8 +162,7 @@ class ComposedStep:
     def pieces(self, heads: int, repeat: int, size: int) -> Iterator[Piece]:
         """The parts of all batches, in order."""
         for batch in self.batches:
-            per_block = heads * max(batch.width * size, repeat * batch.height * batch.width)
-            yield from batch.pieces(per_block, per_block // max(1, batch.height))
+            yield from batch.pieces(heads, repeat, size)
 
     def ordered(self, parts: Sequence[torch.Tensor], empty: float = 0.0) -> torch.Tensor:
         """What pieces have found [B, K, R, blocks, h, e] for the queries in order; `empty` for
@@ -188,7 +187,10 @@ class ComposedTables(ByKeyHead):
             replace(work, normalize="softmax") if merging else work, heads, device
         )
         self.positions = [torch.from_numpy(at).to(device) for at in work.positions]
-        self.steps = [ComposedStep(step, tables.n_q, device) for step in tables.steps]
+        # where no query has a key, a block without keys says so in a way that can be differentiated
+        none = Batch(np.arange(tables.n_q)[None], np.zeros((1, 0), np.int64), None)
+        steps = tables.steps or ((none,),)
+        self.steps = [ComposedStep(step, tables.n_q, device) for step in steps]
 
     def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
         """The output [B, K, R, n_q, d_v] of q [B, K, R, n_q, d]."""
@@ -206,7 +208,7 @@ class ComposedTables(ByKeyHead):
 
     def _fuses(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
         """Whether torch's own attention does, which on the CPU has no second derivative."""
-        if not (self.work.plain and len(self.steps) == 1 and q.shape[-1] and v.shape[-1]):
+        if not (self.work.plain and len(self.tables.steps) == 1 and q.shape[-1] and v.shape[-1]):
             return False
         graded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
         return not (is_transformed() or (q.is_cpu and graded))
@@ -216,13 +218,6 @@ class ComposedTables(ByKeyHead):
         kind = q.dtype
         q, k, v = widened(q), widened(k), widened(v)
         parts = [self._step(step, q, k, v, call) for step in self.steps]
-        if not parts:
-            # no query has a key; the formula says so in a way that can be differentiated
-            none = q.unsqueeze(3), k[:, :, None, :0], v[:, :, None, :0]
-            queries, keys = self.positions
-            symbols = {"q": queries[:, None], "k": keys[:0]}
-            out, lse = self.formula.partial(*none, Blocks(None, symbols=symbols), call)
-            parts = [(out[:, :, :, 0], None if lse is None else lse[:, :, :, 0])]
         out, lse = reduce(merged, parts)  # type: ignore[arg-type]
         if self.work.normalize == "softmax1" and lse is not None:
             out, lse = with_zero((out, lse))
@@ -261,19 +256,16 @@ class ComposedTables(ByKeyHead):
     ) -> torch.Tensor:
         batch, keys, repeat, blocks, height, size = q.shape
         mask = piece.mask
-        if mask is not None:
-            mask = mask.repeat(*(1,) * (mask.dim() - 2), repeat, 1)
+        if mask is not None and mask.shape[1] > 1:
+            mask = mask.repeat(1, repeat, 1)
         if call.padding is not None:
             real = call.padding[:, piece.keys][:, None, :, None]
             mask = real if mask is None else mask & real
-            mask = mask.expand(batch, keys, blocks, repeat * height, -1).flatten(0, 1)
-        output = functional.scaled_dot_product_attention(
-            q.transpose(2, 3).reshape(batch * keys, blocks, repeat * height, size),
-            k.flatten(0, 1),
-            v.flatten(0, 1),
-            attn_mask=mask,
-            dropout_p=call.dropout_p,
-            scale=scale_of(self.work, size),
-        )
+            mask = mask.expand(batch, keys, blocks, -1, -1).flatten(0, 1)
+        elif mask is not None:
+            mask = mask[None]
+        rows = q.transpose(2, 3).reshape(batch * keys, blocks, 1, repeat * height, size)
+        scale = scale_of(self.work, size)
+        output = fused(rows, k.flatten(0, 1), v.flatten(0, 1), mask, scale, call.dropout_p)
         output = output.view(batch, keys, blocks, repeat, height, v.shape[-1])
         return output.transpose(2, 3)

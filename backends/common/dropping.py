@@ -14,13 +14,11 @@ from dataclasses import replace
 
 import torch
 
-from attnspec.graphs.counter_rng import DROPOUT, MULTIPLIERS, ROUNDS, WEYL
+from attnspec.graphs.counter_rng import DROPOUT, MASK, philox
 from attnspec.lower.work import Call
 
 BITS = 31
 """Of a word that are compared."""
-
-_MASK = (1 << 32) - 1
 
 
 def with_seed(call: Call, device: torch.device) -> Call:
@@ -49,25 +47,7 @@ def kept(
     if call.seed is None:
         return None
     lines = call.line + torch.arange(shape[0] * shape[1] * shape[2], device=call.seed.device)
-    words = first_words(call.seed, q_rows[..., None], k_rows[:, None], lines.view(*shape, 1, 1, 1))
+    counter = q_rows[..., None], k_rows[:, None], lines.view(*shape, 1, 1, 1), DROPOUT
+    # of the products of two words int64 holds the lower 64 bits, which are all of them
+    words: torch.Tensor = philox(counter, (call.seed & MASK, call.seed >> 32 & MASK))[0]
     return words >> 32 - BITS >= least_of(call.dropout_p)
-
-
-def first_words(
-    seed: torch.Tensor, q_rows: torch.Tensor, k_rows: torch.Tensor, lines: torch.Tensor
-) -> torch.Tensor:
-    """The first words of the counters, int64 below 2^32, of what broadcasts."""
-    x0, x1, x2, x3 = q_rows, k_rows, lines, torch.full_like(lines, DROPOUT)
-    k0, k1 = seed & _MASK, seed >> 32 & _MASK
-    for _ in range(ROUNDS):
-        (h0, l0), (h1, l1) = _product(MULTIPLIERS[0], x0), _product(MULTIPLIERS[1], x2)
-        x0, x1, x2, x3 = h1 ^ x1 ^ k0, l1, h0 ^ x3 ^ k1, l0
-        k0, k1 = k0 + WEYL[0] & _MASK, k1 + WEYL[1] & _MASK
-    return x0
-
-
-def _product(a: int, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The upper and the lower word of a times b, which no int64 holds."""
-    low, high = a * (b & 0xFFFF), a * (b >> 16)
-    high = high + (low >> 16)
-    return high >> 16, (high & 0xFFFF) << 16 | low & 0xFFFF

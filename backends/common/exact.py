@@ -7,8 +7,9 @@ devices, for derivatives of derivatives, and mostly under dropout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, cast
 
@@ -16,8 +17,8 @@ import torch
 from torch.nn import functional
 
 from attnspec.backends.common.dropping import with_seed
-from attnspec.backends.common.merging import Outputs, Partial
-from attnspec.backends.common.score_formula import scale_of
+from attnspec.backends.common.merging import Outputs, Partial, with_zero
+from attnspec.backends.common.score_formula import scale_of, widened
 from attnspec.backends.common.torch_modes import (
     Function,
     apart,
@@ -66,29 +67,26 @@ class SoftmaxKernel(ByKeyHead):
 
     Tensors of `forward`, `backward` and `composed` are q [B, K, R, n_q, d] for K key heads with R
     query heads each, k [B, K, n_k, d] and v [B, K, n_k, d_v]. The first two get the factor of the
-    scores, and with `one_size` know one size of heads, d = d_v. A kernel that takes what belongs to
-    queries as calls do, [B, H, n_q, …], has `of_heads` and `derivatives_of_heads` of its own.
+    scores, and with `one_size` know one size of heads, d = d_v; without `by_key_head` they take
+    what belongs to queries as calls do, [B, H, n_q, …].
     """
 
     work: Work
-    one_size = True
+    one_size = by_key_head = True
+    # whether `forward` weighs the logit 0 of `softmax1`, else what `attended` adds
+    weighs_zero = False
     # devices on which derivatives go on from a call's known output and log-sum-exps
     reuses: tuple[str, ...] = ("cpu",)
-    _differentiable: ByKeyHead | None = None
-    # the last size of heads, and the factor of their scores
-    _scale: tuple[int, float] = (0, 1.0)
 
     def build_differentiable(self) -> ByKeyHead:
         """The same attention in differentiable operations."""
         raise NotImplementedError
 
-    @property
+    @cached_property
     def differentiable(self) -> ByKeyHead:
         """The same attention in differentiable operations, built when it is first needed."""
-        if self._differentiable is None:
-            # it is kept, so the modes of this call must not reach it
-            self._differentiable = apart(self.build_differentiable)
-        return self._differentiable
+        # it is kept, so the modes of this call must not reach it
+        return apart(self.build_differentiable)
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
@@ -160,9 +158,7 @@ class SoftmaxKernel(ByKeyHead):
             # zeros change no score, and their outputs are cut off
             wide = max(size, out_size)
             q, k, v = rows_of_size(q, wide), rows_of_size(k, wide), rows_of_size(v, wide)
-        known, scale = self._scale
-        if known != size:
-            self._scale = size, scale = size, scale_of(self.work, size)
+        scale = scale_of(self.work, size)
         if call.dropout_p:
             call = with_seed(call, q.device)
         tensors = q, k, v, *call.tables.values()
@@ -170,15 +166,25 @@ class SoftmaxKernel(ByKeyHead):
             names, sizes = tuple(call.tables), (size, out_size)
             out, lse = _Differentiable.apply(self, call, scale, sizes, names, *tensors)  # type: ignore[no-untyped-call]
         else:
-            out, lse = self.of_heads(q, k, v, call, scale)
+            out, lse = self.attended(q, k, v, call, scale)
         return out if out.shape[-1] == out_size else out[..., :out_size], lse
 
-    def of_heads(
+    def attended(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
-        """`forward` of q [B, H, n_q, d]: the output like it and the log-sum-exps [B, H, n_q]."""
-        out, lse = self.forward(grouped(q, k), k, v, call, scale)
-        return out.flatten(1, 2), lse.flatten(1, 2)
+        """`forward` of q [B, H, n_q, d], with the logit 0 of `softmax1`: the output like it and the
+        log-sum-exps [B, H, n_q]."""
+        kind, more = q.dtype, self.work.normalize == "softmax1" and not self.weighs_zero
+        if more:
+            # the share of the other keys is rounded once, with the output
+            q, k, v = widened(q), widened(k), widened(v)
+        out, lse = self.forward(grouped(q, k) if self.by_key_head else q, k, v, call, scale)
+        if self.by_key_head:
+            out, lse = out.flatten(1, 2), lse.flatten(1, 2)
+        if more:
+            out, lse = with_zero((out, lse), in_place=True)
+            out = out.to(kind)
+        return out, lse
 
     def derivatives_of_heads(
         self,
@@ -188,7 +194,9 @@ class SoftmaxKernel(ByKeyHead):
         call: Call,
         scale: float,
     ) -> Sequence[torch.Tensor]:
-        """`derivatives` of what `of_heads` was given and returned."""
+        """`derivatives` of what `attended` was given and returned."""
+        if not self.by_key_head:
+            return self.derivatives(saved, grad, of_lse, call, scale)
         q, k, v, out, lse = saved
         tensors = grouped(q, k), k, v, grouped(out, k), grouped(lse, k)
         above = grouped(grad, k), None if of_lse is None else grouped(of_lse, k)
@@ -204,30 +212,21 @@ class Several(ByKeyHead):
         self.each = each
 
     def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
-        partials = [kernel.composed(*parts, call) for kernel, parts in self._parts(q, k, v)]
+        # every query head with keys of its own
+        every = q.flatten(1, 2)[:, :, None]
+        keys, values = (x.repeat_interleave(q.shape[2], 1) for x in (k, v))
+        partials, low = [], 0
+        for kernel, count in self.each:
+            part = slice(low, low + count)
+            partials.append(kernel.composed(every[:, part], keys[:, part], values[:, part], call))
+            low += count
         out, lse = (torch.cat(parts, 1) for parts in zip(*partials, strict=True))
         return out.view(*q.shape[:-1], -1), lse.view(q.shape[:-1])
-
-    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
-        outs = [kernel.traced(*parts, call) for kernel, parts in self._parts(q, k, v)]
-        return torch.cat(outs, 1).view(*q.shape[:-1], v.shape[-1])
 
     def mask(self, call: Call) -> torch.Tensor:
         """The masks of all heads, bool [B or 1, H, n_q, n_k]."""
         masks = [kernel.mask(call).expand(-1, count, -1, -1) for kernel, count in self.each]
         return torch.cat(masks, 1)
-
-    def _parts(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> Iterator[tuple[Any, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]:
-        """The attention of each graph with its heads, every one with keys of its own."""
-        every = q.flatten(1, 2)[:, :, None]
-        keys, values = (x.repeat_interleave(q.shape[2], 1) for x in (k, v))
-        low = 0
-        for kernel, count in self.each:
-            part = slice(low, low + count)
-            yield kernel, (every[:, part], keys[:, part], values[:, part])
-            low += count
 
 
 class _Differentiable(Function):
@@ -238,7 +237,7 @@ class _Differentiable(Function):
         # the call would keep its tables as they are outside of this function
         bare = replace(call, tables={}, known=None) if tables or call.known else call
         if call.known is None:
-            out, lse = kernel.of_heads(q, k, v, call, scale)
+            out, lse = kernel.attended(q, k, v, call, scale)
         else:
             out, lse = (x.detach() for x in call.known)
             out = rows_of_size(out, q.shape[-1]) if kernel.one_size else out
@@ -310,16 +309,25 @@ def fused(
     mask: torch.Tensor | None,
     scale: float,
     dropout_p: float = 0.0,
+    causal: bool = False,
 ) -> torch.Tensor:
     """Torch's own attention of q [B, K, R, n, d] and keys [B, K, w, d], under a mask bool
-    [B or 1, 1, n or 1, w]: [B, K, R, n, d_v]."""
+    [B or 1, K R or 1, n or 1, w]: [B, K, R, n, d_v]."""
     # a few rows of query heads that share a key head are more rows of one product
-    few = q.shape[3] <= LIMITS.rows_looked_up
+    few = q.shape[3] <= LIMITS.rows_looked_up and not causal
+    few = few and (mask is None or mask.shape[1] == 1)
     if few and mask is not None and mask.shape[2] > 1:
         mask = mask.repeat(1, 1, q.shape[2], 1)
     rows, gqa = (q.flatten(2, 3), False) if few else (q.flatten(1, 2), q.shape[2] > 1)
     out = functional.scaled_dot_product_attention(
-        rows, k, v, attn_mask=mask, dropout_p=dropout_p, scale=scale, enable_gqa=gqa
+        rows,
+        k,
+        v,
+        attn_mask=mask,
+        dropout_p=dropout_p,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=gqa,
     )
     return out.view(*q.shape[:-1], v.shape[-1])
 
@@ -337,8 +345,7 @@ def in_rows(x: torch.Tensor) -> torch.Tensor:
 
 def rows_of_size(x: torch.Tensor, size: int) -> torch.Tensor:
     """Rows of a size, with zeros behind, each in one piece: padding keeps the order of strides."""
-    x = functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else x
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return in_rows(functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else x)
 
 
 def samples_of(

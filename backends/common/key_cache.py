@@ -124,9 +124,7 @@ class KeyCache:
         real = self.padding if padding is None else self.real
         if real is not None:
             real[:, place] = True if padding is None else padding[:, 0]
-        return KeyCache(
-            self.keys, self.values, self.positions, self.count + 1, real, self.data, self.turn
-        )
+        return replace(self, count=self.count + 1, padding=real)
 
     @property
     def is_writable(self) -> bool:

@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional
 
 from attnspec.backends.common.dropping import factor_of
+from attnspec.backends.common.merging import Outputs
 from attnspec.backends.common.scores import ScoreFunction
 from attnspec.lower.work import Call, Work
 
@@ -68,7 +69,7 @@ class Formula:
 
     def of_block(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: Blocks, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> Outputs:
         """As `partial`, of one block, without its axis: q [B, K, R, h, d], k [B, K, w, d]."""
         q, k, v = q[:, :, :, None], k[:, :, None], v[:, :, None]
         out, lse = self.partial(q, k, v, blocks, call)
@@ -76,7 +77,7 @@ class Formula:
 
     def partial(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: Blocks, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> Outputs:
         """The output blocks and their log-sum-exps [B, K, R, G, h] in float32 at least, -inf where
         a query has no key; None for weights that are not softmax."""
         batch, keys, repeat, groups, rows, _ = q.shape
@@ -93,9 +94,7 @@ class Formula:
         out = (weights @ v).view(batch, keys, groups, repeat, rows, v.shape[-1])
         return out.transpose(2, 3).to(dtype), lse
 
-    def weights(
-        self, scores: torch.Tensor, blocks: Blocks, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def weights(self, scores: torch.Tensor, blocks: Blocks, call: Call) -> Outputs:
         """The weights [B, K, R, G, h, w] of scaled scores, and their log-sum-exps [B, K, R, G, h],
         if there are any."""
         if blocks.factor is not None:

@@ -202,7 +202,7 @@ def _of_piece(how: Summing, framed: bool, piece: Piece, *parts: torch.Tensor) ->
     products = how.map.pairs(f, g) if how.map.paired else f @ g.mT
     products = torch.unflatten(products, 3, (repeat, -1))
     if mask is not None:
-        mask = mask if mask.dim() == 2 else mask.unsqueeze(1)
+        mask = mask.unsqueeze(1)
     if framed:
         # beyond 0 are frames of rows that are not there
         log = (rows.transpose(2, 3) + columns.mT[:, :, :, None]).clamp(max=0.0)

@@ -20,18 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class _OneBlock:
-    """What these backends say alike."""
-
-    def cost(self, work: Work) -> float:
-        return seconds_for(self.amounts(work), work.device)
-
-    def amounts(self, work: Work) -> Amounts:
-        """What the work takes."""
-        raise NotImplementedError
-
-
-class Dense(_OneBlock):
+class Dense:
     """Scores of all pairs in one product."""
 
     name = "dense"
@@ -47,7 +36,11 @@ class Dense(_OneBlock):
             )
         return None
 
+    def cost(self, work: Work) -> float:
+        return seconds_for(self.amounts(work), work.device)
+
     def amounts(self, work: Work) -> Amounts:
+        """What the work takes."""
         pairs = work.n_q * work.n_k
         units = {"call": 1, "pair": pairs, "mask": pairs * bool(work.decided)}
         return weighed("dense", units, work.device, work.copies)
@@ -61,7 +54,7 @@ class Dense(_OneBlock):
         return DenseKernel(work, heads, device)
 
 
-class TorchCall(_OneBlock):
+class TorchCall:
     """One call of torch for all pairs."""
 
     name = "torch"
@@ -83,7 +76,11 @@ class TorchCall(_OneBlock):
             return f"a mask of at most {LIMITS.mask_call:,} pairs is kept, and there are {pairs:,}"
         return None
 
+    def cost(self, work: Work) -> float:
+        return seconds_for(self.amounts(work), work.device)
+
     def amounts(self, work: Work) -> Amounts:
+        """What the work takes."""
         pairs, form = work.n_q * work.n_k, form_of(work)
         if form is Form.CAUSAL:
             pairs //= 2

@@ -130,7 +130,7 @@ class RowsKernel(DenseKernel):
         keys = row_keys(work)
         mask = None if keys.held is None else static(torch.from_numpy(keys.held).to(device))
         super().__init__(work, heads, device, keys.positions, mask)
-        self.fuses = work.plain and keys.count > 0
+        self.fuses = work.plain and len(keys.positions) > 0
         self.ranges, self.whole = keys.ranges, keys.ranges == (range(work.n_k),)
         if self.ranges is None:
             self.index = torch.from_numpy(keys.positions).to(device)
@@ -152,8 +152,6 @@ class RowsKernel(DenseKernel):
             return x.index_select(axis, self.index)
         before = (slice(None),) * axis
         parts = [x[(*before, slice(at.start, at.stop, at.step))] for at in self.ranges]
-        if not parts:
-            return x[(*before, slice(0, 0))]
         return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
 
 

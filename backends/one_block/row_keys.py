@@ -31,11 +31,6 @@ class RowKeys:
     ranges: tuple[range, ...] | None
     held: np.ndarray | None = None
 
-    @property
-    def count(self) -> int:
-        """The number of keys."""
-        return len(self.positions)
-
 
 def row_keys(work: Work) -> RowKeys:
     """The keys of a work's queries."""
@@ -82,7 +77,7 @@ def _row(relation: Relation, q: int, n: int) -> np.ndarray:
 def _ranges(keys: np.ndarray) -> tuple[range, ...] | None:
     """Ascending keys as one progression or a few ranges, if they are that."""
     if not len(keys):
-        return ()
+        return (range(0),)
     steps = np.diff(keys)
     if len(steps) and (steps == steps[0]).all():
         return (range(int(keys[0]), int(keys[-1]) + 1, int(steps[0])),)

@@ -14,7 +14,6 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from attnspec.backends.common.exact import (
     ByKeyHead,
@@ -22,12 +21,13 @@ from attnspec.backends.common.exact import (
     SoftmaxKernel,
     flash,
     flash_backward,
+    fused,
     samples_of,
 )
 from attnspec.backends.common.masks import added_by
-from attnspec.backends.common.merging import Partial, with_zero
+from attnspec.backends.common.merging import Partial
 from attnspec.backends.common.remembered import Remembered
-from attnspec.backends.common.score_formula import HALF, scale_of, widened
+from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.common.scores import ScoreFunction, masked
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.one_block.dense import DenseKernel
@@ -92,6 +92,8 @@ class Part:
 class TorchCallKernel(SoftmaxKernel):
     """Attention by torch's own call; heads of several graphs, one after the other, by masks."""
 
+    by_key_head = False
+
     def __init__(
         self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
     ) -> None:
@@ -102,9 +104,9 @@ class TorchCallKernel(SoftmaxKernel):
         several = self.work.changes or self.work.decided or len(groups) > 1
         self.masks = len(self.heads) if several else 1
         self._biases: dict[torch.dtype, Bias] = {}
+        self._whole: dict[torch.dtype, tuple[Part, ...]] = {}
         self._read: Remembered[tuple[Part, ...]] = Remembered()
         self._padded: Remembered[tuple[Part, ...] | None] = Remembered(LIMITS.paddings_laid_out)
-        self._whole: dict[torch.dtype, tuple[Part, ...]] = {}
         # what torch's call gets on other devices where no call changes it
         self._mask: tuple[torch.Tensor, torch.Tensor | None] | None = None
 
@@ -114,30 +116,21 @@ class TorchCallKernel(SoftmaxKernel):
 
     # --- the fast way --------------------------------------------------------------------------
 
-    def of_heads(
+    def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
-        if self.work.normalize == "softmax1" and q.dtype in HALF:
-            # the share of the other keys is rounded once, with the output
-            out, lse = self.of_heads(widened(q), widened(k), widened(v), call, scale)
-            return out.to(q.dtype), lse
         parts = self._parts(q, call)
         if len(parts) == 1 and parts[0].is_whole:
-            out, lse = parts[0].attended(q, k, v, scale)
-        else:
-            out = q.new_zeros(q.shape)
-            wide = torch.promote_types(q.dtype, torch.float32)
-            lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
-            for part in parts:
-                rows = part.of_rows(q), part.of_keys(k), part.of_keys(v)
-                found, sums = part.attended(*rows, scale)
-                part.of_rows(out).copy_(found)
-                part.of_rows(lse).copy_(sums)
-        if self.work.normalize == "softmax1":
-            out, lse = with_zero((out, lse), in_place=True)
+            return parts[0].attended(q, k, v, scale)
+        out = q.new_zeros(q.shape)
+        wide = torch.promote_types(q.dtype, torch.float32)
+        lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
+        for part in parts:
+            rows = part.of_rows(q), part.of_keys(k), part.of_keys(v)
+            found, sums = part.attended(*rows, scale)
+            part.of_rows(out).copy_(found)
+            part.of_rows(lse).copy_(sums)
         return out, lse
-
-    derivatives_of_heads = SoftmaxKernel.derivatives
 
     def backward(
         self, grad: torch.Tensor, saved: Sequence[torch.Tensor], call: Call, scale: float
@@ -168,7 +161,9 @@ class TorchCallKernel(SoftmaxKernel):
         if self.work.reads or self.work.decided:
             return self._of_inputs(call, kind)
         if call.padding is None or bool(call.padding.all()):
-            return self._unpadded(kind)
+            if kind not in self._whole:
+                self._whole[kind] = (self._part(EVERY, EVERY, kind),)
+            return self._whole[kind]
         padding = call.padding
         parts = self._padded.get(
             [padding], lambda: apart(lambda: self._of_padding(padding, kind)), kind
@@ -191,12 +186,6 @@ class TorchCallKernel(SoftmaxKernel):
         if numbers > LIMITS.mask_call or not all(leaf.by_inputs for leaf in self.work.decided):
             return build()
         return self._read.get(read, build, kind, call.padding is None)
-
-    def _unpadded(self, kind: torch.dtype) -> tuple[Part, ...]:
-        """One call for all keys."""
-        if kind not in self._whole:
-            self._whole[kind] = (self._part(EVERY, EVERY, EVERY, kind),)
-        return self._whole[kind]
 
     def _of_padding(self, padding: torch.Tensor, kind: torch.dtype) -> tuple[Part, ...] | None:
         """The parts for real keys bool [B, n_k]: one call with a mask for every sample where these
@@ -222,32 +211,33 @@ class TorchCallKernel(SoftmaxKernel):
         if keys.start == keys.stop:
             return
         if self.form is not Form.CAUSAL or self.work.changes:
-            yield self._part(samples, EVERY, keys, kind)
+            yield self._part(samples, keys, kind)
             return
         yield Part(samples, keys, keys, causal=True)
         if keys.stop < self.work.n_q:
             yield Part(samples, slice(keys.stop, None), keys)
 
-    def _part(self, samples: slice, rows: slice, keys: slice, kind: torch.dtype) -> Part:
+    def _part(self, samples: slice, keys: slice, kind: torch.dtype) -> Part:
         """All queries of some samples over a range of keys."""
         if self.work.changes or self.form is Form.MASK:
             bias = self._bias(kind)
             bias = bias if keys is EVERY else Bias(bias.added[..., keys])
-            return Part(samples, rows, keys, bias=bias)
-        return Part(samples, rows, keys, causal=self.form is Form.CAUSAL)
+            return Part(samples, EVERY, keys, bias=bias)
+        return Part(samples, EVERY, keys, causal=self.form is Form.CAUSAL)
 
     def _bias(self, kind: torch.dtype) -> Bias:
         """What is added to all scores [1, H or 1, n_q, n_k]."""
-        if kind not in self._biases:
-            self._biases[kind] = apart(lambda: self._new(kind))
-        return self._biases[kind]
 
-    def _new(self, kind: torch.dtype) -> Bias:
-        masks = [(_mask_of(work, kind), len(members)) for work, members in self.groups]
-        if len(masks) > 1:
-            return Bias(torch.cat([x.added.expand(-1, count, -1, -1) for x, count in masks], 1))
-        mask = masks[0][0]
-        return Bias(self._sloped(mask.added)) if self.work.changes else mask
+        def build() -> Bias:
+            masks = [(_mask_of(work, kind), len(members)) for work, members in self.groups]
+            if len(masks) > 1:
+                return Bias(torch.cat([x.added.expand(-1, count, -1, -1) for x, count in masks], 1))
+            mask = masks[0][0]
+            return Bias(self._sloped(mask.added)) if self.work.changes else mask
+
+        if kind not in self._biases:
+            self._biases[kind] = apart(build)
+        return self._biases[kind]
 
     def _sloped(self, added: torch.Tensor) -> torch.Tensor:
         """What is added to scores with their changes, which add constants."""
@@ -264,20 +254,12 @@ class TorchCallKernel(SoftmaxKernel):
         if not (self.work.plain and large and q.shape[-1] and v.shape[-1]) or is_transformed():
             return super().traced(q, k, v, call)
         mask, empty = self._plain_mask(call)
-        out = functional.scaled_dot_product_attention(
-            q.flatten(1, 2),
-            k,
-            v,
-            attn_mask=mask,
-            dropout_p=call.dropout_p,
-            is_causal=mask is None and self.form is Form.CAUSAL,
-            scale=scale_of(self.work, q.shape[-1]),
-            enable_gqa=q.shape[2] > 1,
-        )
+        causal = mask is None and self.form is Form.CAUSAL
+        out = fused(q, k, v, mask, scale_of(self.work, q.shape[-1]), call.dropout_p, causal)
         if empty is not None:
             # some of torch's kernels give the mean of all values to a query without a key
-            out = out.masked_fill(empty, 0.0)
-        return torch.unflatten(out, 1, q.shape[1:3])
+            out = out.flatten(1, 2).masked_fill(empty, 0.0).view(out.shape)
+        return out
 
     def _pairs(self, call: Call) -> torch.Tensor:
         """Which pairs attend, bool, broadcastable to [B, H, n_q, n_k]."""

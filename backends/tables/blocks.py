@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from threading import local
@@ -17,10 +17,10 @@ from threading import local
 import numpy as np
 import torch
 
-from attnspec.backends.common.composed import on_device, unfolded
+from attnspec.backends.common.composed import DeviceBatch
 from attnspec.backends.common.masks import added_by
 from attnspec.backends.common.merging import Partial, merge
-from attnspec.layout.tables import Batch, Tiled
+from attnspec.layout.tables import Batch
 from attnspec.limits import LIMITS
 
 ALIKE = 0.9
@@ -53,14 +53,6 @@ class Lattice:
     each: int
     inner: int
     gap: int
-
-    def split(self, many: int, each: int) -> Lattice | None:
-        """The same blocks as `many` times `each`, or None."""
-        if (self.many, self.each) == (many, each):
-            return self
-        if self.many > 1 or self.each != many * each:
-            return None
-        return Lattice(self.first, many, each * self.inner, each, self.inner, self.gap)
 
 
 def lattice_of(starts: np.ndarray, gap: int = 1) -> Lattice | None:
@@ -141,7 +133,12 @@ class Blocks:
     @cached_property
     def _arranged(self) -> Lattice | None:
         """The same as they are arranged."""
-        return None if self.lattice is None else self.lattice.split(self.to.many, self.to.each)
+        at, many, each = self.lattice, self.to.many, self.to.each
+        if at is None or (at.many, at.each) == (many, each):
+            return at
+        if at.many > 1 or at.each != many * each:
+            return None
+        return replace(at, many=many, each=each, outer=each * at.inner)
 
     @cached_property
     def tile(self) -> int:
@@ -197,9 +194,11 @@ class Blocks:
         """The blocks of tensors [c, rows, …] as [batch, heads, height, …], where they lie or in
         buffers of their names; places that are not rows repeat the first row, or are zero in the
         tensor `blank`."""
-        blocks = self.views(*named.values())
-        if blocks is not None:
-            return blocks
+        views = self.views(*named.values())
+        return self.gathered(blank, **named) if views is None else views
+
+    def gathered(self, blank: str = "", **named: torch.Tensor) -> list[torch.Tensor]:
+        """The same in buffers."""
         blocks = []
         for name, x in named.items():
             count, rest = x.shape[0], x.shape[2:]
@@ -343,13 +342,9 @@ class Order:
     def take(self, blank: str = "", **named: torch.Tensor) -> Sequence[torch.Tensor]:
         """[c, rows, …] -> [c, places, …] in buffers of their names; a place without a row repeats
         the first row, or is zero in the tensor `blank`."""
-        buffers = self.room(**named)
-        for (name, x), into in zip(named.items(), buffers, strict=True) if not self.natural else ():
-            for part, target in zip(x.unbind(0), into.unbind(0), strict=True):
-                torch.index_select(part, 0, self.blocks.index, out=target)
-            if name == blank and self.blocks.missing is not None:
-                into.index_fill_(1, self.blocks.missing, 0.0)
-        return buffers
+        if self.natural:
+            return (*named.values(),)
+        return [x[0] for x in self.blocks.gathered(blank, **named)]
 
     @cached_property
     def _back(self) -> torch.Tensor:
@@ -360,16 +355,11 @@ class Order:
     def put(self, into: Sequence[torch.Tensor], rows: Sequence[torch.Tensor]) -> None:
         """Put [c, places, …] where it belongs in [c, rows, …], if every row has a place."""
         for x, y in zip(into, rows, strict=True) if not self.natural else ():
-            for target, part in zip(x.unbind(0), y.unbind(0), strict=True):
-                torch.index_select(part, 0, self._back, out=target)
+            torch.index_select(y, 1, self._back, out=x)
 
     def add(self, into: torch.Tensor, rows: torch.Tensor) -> None:
         """Add [c, places, …] to the rows [c, rows, …] that it stands for."""
-        index = self.blocks.index
-        if self.blocks.missing is not None:
-            rows, index = rows.index_select(1, self.blocks.present), index[self.blocks.present]
-        for target, part in zip(into.unbind(0), rows.unbind(0), strict=True):
-            target.index_add_(0, index, part)
+        self.blocks.add(into, rows[None])
 
 
 AS_THEY_LIE = Order()
@@ -409,7 +399,7 @@ class Step:
         """The pieces of all batches for so many heads of a size."""
         key = heads, size, back, scored
         if key not in self._pieces:
-            each = (batch.pieces(*key) for batch in self.batches)
+            each = (batch.cut(*key) for batch in self.batches)
             self._pieces[key] = tuple(piece for pieces in each for piece in pieces)
         return self._pieces[key]
 
@@ -422,34 +412,18 @@ class Piece:
         self.q, self.k = Blocks(batch.q[low:high]), Blocks(batch.k[back][low:high])
         self.to = self.q.to = self.k.to = arrangement(self.q, self.k, heads)
 
-    @cached_property
-    def keys(self) -> torch.Tensor:
-        """The rows of the key tensor, int64 [blocks, w], the first one in place of none."""
-        return torch.from_numpy(np.maximum(self.batch.tables.k[self.low : self.high], 0))
-
-    @cached_property
-    def queries(self) -> torch.Tensor:
-        """The rows of the query tensor, int64 [blocks, h], the first one in place of none."""
-        return torch.from_numpy(np.maximum(self.batch.tables.q[self.low : self.high], 0))
-
     @property
-    def distance(self) -> torch.Tensor:
-        """How far the key of every pair is behind its query, int64 [blocks or 1, h, w]."""
-        batch = self.batch
-        return batch.distance(self.low, self.high) if batch.apart is None else batch.apart
-
-    @cached_property
-    def _kept(self) -> Added:
-        return self.batch.masks(self.low, self.high)
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows of queries [blocks, h] and of keys [blocks, w]."""
+        return self.batch.rows(self.low, self.high)
 
     def bias(self, padding: torch.Tensor | None, kind: torch.dtype) -> Added:
         """What is added to scores [batch, heads, h, w], in a type, and the rows without a key, bool
         [batch, heads, h]; `padding` is 0 or -inf for every key."""
-        batch = self.batch
-        bias, empty = self._kept if batch.affordable else batch.masks(self.low, self.high)
+        bias, empty = self.batch.added(self.low, self.high)
         if padding is not None:
-            real = padding[self.keys][:, None]
-            bias = real.expand(-1, self.q.height, -1) if bias is None else bias + real
+            real = padding[self.rows[1]][:, None]
+            bias = real if bias is None else bias + real
             empty = (bias == -math.inf).all(-1)
         if bias is not None:
             bias = bias[None].to(kind)
@@ -460,9 +434,8 @@ class Piece:
         return bias, empty
 
 
-class TensorBatch:
-    """A batch with its rows as they are read, keys forward and backward, and its masks as
-    tensors."""
+class TensorBatch(DeviceBatch):
+    """A batch with its rows as they are read, keys forward and backward, and what its masks add."""
 
     def __init__(
         self,
@@ -471,75 +444,56 @@ class TensorBatch:
         k: tuple[np.ndarray, np.ndarray],
         positions: Positions,
     ) -> None:
+        super().__init__(tables, torch.device("cpu"))
         self.tables, self.q, self.k, self.positions = tables, q, k, positions
-        self.blocks, self.height = q.shape
-        self.width = k[0].shape[1]
-        mask = tables.mask
-        self._tiled = on_device(mask, torch.device("cpu")) if isinstance(mask, Tiled) else None
-        # places of keys that are not rows, though no mask leaves them out: bool [blocks, w]
-        holes = mask is None and bool((tables.k < 0).any())
-        self._holes = torch.from_numpy(tables.k < 0) if holes else None
-        self._differ = self._tiled is not None or holes
         # masks of blocks, each its own, are kept from call to call as long as they are small
-        size = self.blocks * self.height * self.width if self._differ else 0
+        size = self.blocks * self.height * self.width if self.masks.differ else 0
         self.affordable = size <= LIMITS.mask_kept
         starts = lattice_of(q[:, 0])
         # blocks that follow one another at one distance
         self.run = self.blocks if starts is None else starts.each
 
-    def masks(self, low: int, high: int) -> Added:
+    def added(self, low: int, high: int) -> Added:
         """What is added to the scores of some blocks, 0 or -inf [1 or blocks, h, w], and their rows
         without a key, bool [1 or blocks, h]; None for nothing, and where every row has one."""
         if not self.affordable:
-            return _with_empty(self._pairs(low, high))
+            return self._added(low, high)
         bias, empty = self._all
-        if bias is None or not self._differ:
+        if bias is None or not self.masks.differ:
             return bias, empty
         return bias[low:high], None if empty is None else empty[low:high]
 
     @cached_property
     def _all(self) -> Added:
-        return _with_empty(self._pairs(0, self.blocks))
+        return self._added(0, self.blocks)
 
-    def _pairs(self, low: int, high: int) -> torch.Tensor | None:
-        """The pairs of some blocks, bool [1 or blocks, h, w]; None where all are."""
-        if self._tiled is not None:
-            return unfolded(self._tiled, slice(low, high))
-        if self._holes is not None:
-            return ~self._holes[low:high, None].expand(-1, self.height, -1)
-        mask = self.tables.mask
-        return torch.from_numpy(mask) if isinstance(mask, np.ndarray) else None
+    def _added(self, low: int, high: int) -> Added:
+        pairs = self.masks.of(low, high, slice(0, self.height))
+        if pairs is None:
+            return None, None
+        empty = ~pairs.any(-1)
+        return added_by(pairs, torch.float32), empty if bool(empty.any()) else None
+
+    def rows(self, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows of queries and of keys of some blocks."""
+        return self.queries[low:high], self.keys[low:high]
 
     @cached_property
-    def apart(self) -> torch.Tensor | None:
-        """How far keys are behind queries where that is the same in all blocks, int64 [1, h, w];
-        places that are not rows are as far as in the first block."""
-        q, k = self._places(0, self.blocks)
-        if self.blocks > 1:
-            first = q[:, :1]
-            if min(q[0].min(), k[0].min(), first.min()) < 0:
-                return None
-            # blocks that differ by where they start alone: no need to look at pairs
-            for side in (q, k):
-                moved = side - first
-                if not ((moved == moved[:1]) | (side < 0)).all():
-                    return None
-        return self.distance(0, 1)
-
-    def distance(self, low: int, high: int) -> torch.Tensor:
-        """How far keys are behind queries in some blocks, int64 [blocks, h, w]."""
-        q, k = self._places(low, high)
-        return torch.from_numpy(q[:, :, None] - k[:, None])
-
-    def _places(self, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
-        """The positions of queries [blocks, h] and keys [blocks, w], -1 where there are none."""
+    def alike(self) -> bool:
+        """Whether all keys are as far from their queries as in the first block: then blocks differ
+        by where they start alone."""
+        if self.blocks == 1:
+            return True
         q, k = (
-            np.where(rows[low:high] < 0, -1, at[rows[low:high]])
+            np.where(rows < 0, -1, at[rows])
             for rows, at in zip((self.tables.q, self.tables.k), self.positions, strict=True)
         )
-        return q, k
+        first = q[:, :1]
+        if min(q[0].min(), k[0].min(), first.min()) < 0:
+            return False
+        return all(((x - first == x[:1] - first[:1]) | (x < 0)).all() for x in (q, k))
 
-    def pieces(self, heads: int, size: int, back: bool, scored: bool) -> Iterator[Piece]:
+    def cut(self, heads: int, size: int, back: bool, scored: bool) -> Iterator[Piece]:
         """Blocks in parts whose temporaries stay below `LIMITS.piece` numbers; `scored` where
         scores are among them."""
         if self.blocks == 1:
@@ -549,7 +503,7 @@ class TensorBatch:
         lattice = Blocks(self.k[back]).lattice
         lying = lattice is not None and not back
         per_block = heads * size * (self.height if lying else max(self.height, self.width))
-        if self._tiled is not None:
+        if self.masks.tiled is not None:
             per_block = max(per_block, self.height * self.width)
         if scored:
             per_block = max(per_block, heads * self.height * self.width)
@@ -560,14 +514,6 @@ class TensorBatch:
             most = min(most, self.run)
         for low, high in _cuts(self.blocks, self.run, most):
             yield Piece(self, low, high, heads, back)
-
-
-def _with_empty(pairs: torch.Tensor | None) -> Added:
-    """0 where pairs are, else -inf, and the rows [blocks, h] without a pair, or None."""
-    if pairs is None:
-        return None, None
-    empty = ~pairs.any(-1)
-    return added_by(pairs, torch.float32), empty if bool(empty.any()) else None
 
 
 def _cuts(blocks: int, run: int, most: int) -> Iterator[tuple[int, int]]:
@@ -584,17 +530,13 @@ def _cuts(blocks: int, run: int, most: int) -> Iterator[tuple[int, int]]:
 
 def gap_of(rows: Sequence[np.ndarray]) -> int:
     """The distance of most neighbours in blocks [blocks, height], 0 where there is none of most."""
-    gaps = np.concatenate([np.zeros(0, np.int64), *(_gaps(each) for each in rows)])
-    if not len(gaps):
+    pairs = [(each[:, 1:], each[:, :-1]) for each in rows]
+    gaps = [(high - low)[(high >= 0) & (low >= 0)] for high, low in pairs]
+    steps = np.concatenate([np.zeros(0, np.int64), *gaps])
+    if not len(steps):
         return 1
-    gap = int(np.median(gaps))
-    share = float((gaps == gap).mean())
-    return gap if gap > 0 and share >= ALIKE else 0
-
-
-def _gaps(rows: np.ndarray) -> np.ndarray:
-    both = (rows[:, 1:] >= 0) & (rows[:, :-1] >= 0)
-    return np.asarray(np.diff(rows, axis=1)[both])
+    gap = int(np.median(steps))
+    return gap if gap > 0 and float((steps == gap).mean()) >= ALIKE else 0
 
 
 def in_order(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:

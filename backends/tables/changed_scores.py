@@ -7,12 +7,14 @@ backward.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 
+from attnspec.backends.common.merging import Partial
+from attnspec.backends.common.score_formula import shares
 from attnspec.backends.common.scores import ScoreFunction, masked
 from attnspec.backends.tables.blocks import Piece
 from attnspec.ir.scores import Scores
@@ -60,12 +62,10 @@ class ScoreChanges:
         return {"q": queries[q][..., None], "k": keys[k][:, None]}
 
     def _of(self, piece: Piece) -> dict[str, torch.Tensor]:
-        """The positions of a piece, or what is as far apart, once where that is alike in all of its
-        blocks."""
-        if not self.scores.by_distance:
-            return self._placed(piece.queries, piece.keys)
-        distance = piece.distance
-        return {"q": distance, "k": torch.zeros_like(distance[:1, :1, :1])}
+        """The positions of a piece, or those of the first block where all are as far apart."""
+        if self.scores.by_distance and piece.batch.alike:
+            return self._placed(*piece.batch.rows(0, 1))
+        return self._placed(*piece.rows)
 
     @property
     def learned(self) -> bool:
@@ -99,6 +99,18 @@ class ScoreChanges:
         added = piece.to.arrange(added.expand(len(heads), piece.q.count, rows, columns))
         return masked(added, bias, self.scores)
 
+    def forward(
+        self, rows: Sequence[torch.Tensor], bias: torch.Tensor | None, scale: float, change: Change
+    ) -> Partial:
+        """Output and log-sum-exps of blocks' queries [..., h, d], keys and values as the flash
+        kernel would have them, in the type of `bias`; -inf for a query without a key."""
+        q, k, v = rows
+        scores = change((q * scale) @ _for_each(k, q).mT, bias, self.tables)
+        found = shares(scores, None, "softmax")
+        # a softmax has both
+        total, lse = cast(Partial, (found.total, found.lse))
+        return (found.numerators @ _for_each(v, q)) / total, lse
+
     def backward(
         self,
         rows: Sequence[torch.Tensor],
@@ -107,7 +119,7 @@ class ScoreChanges:
         change: Change,
     ) -> list[torch.Tensor]:
         """The gradients of blocks' queries, keys and values; `rows` are the gradient of the output,
-        q, k, v, the output and the log-sum-exps, as `scored` takes and returns them."""
+        q, k, v, the output and the log-sum-exps, as `forward` takes and returns them."""
         sums = rows[5]
         grad, q, k, v, out = (x.to(sums.dtype) for x in rows[:5])
         tables = {name: x.detach().requires_grad_() for name, x in self.tables.items()}
@@ -125,24 +137,6 @@ class ScoreChanges:
         if of_v.shape != v.shape:
             of_v = torch.unflatten(of_v, 1, (v.shape[1], -1)).sum(2)
         return [of_q, of_k, of_v]
-
-
-def scored(
-    rows: Sequence[torch.Tensor],
-    bias: torch.Tensor | None,
-    scale: float,
-    change: Change,
-    tables: Learned,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and log-sum-exps of blocks' queries [..., h, d], keys and values as the flash kernel
-    would have them, in the type of `bias`; -inf for a query without a key."""
-    q, k, v = rows
-    scores = change((q * scale) @ _for_each(k, q).mT, bias, tables)
-    top = scores.amax(-1, keepdim=True)
-    weights = torch.exp(scores - top.masked_fill(top == -math.inf, 0.0))
-    total = weights.sum(-1, keepdim=True)
-    out = (weights @ _for_each(v, q)) / total.masked_fill(total == 0, 1.0)
-    return out, (top + total.log())[..., 0]
 
 
 def _for_each(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

@@ -63,10 +63,7 @@ class DecidedTables(SoftmaxKernel):
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
     ) -> torch.Tensor:
-        if self._is_dense(call):
-            return self.definition(q, k, v, call)
-        rounds = rounds_of(self.work, call)
-        return self._mean(q, k, v, rounds) if rounds else super().__call__(q, k, v, call)
+        return self.partial(q, k, v, call)[0]
 
     def partial(  # type: ignore[override]
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
@@ -172,14 +169,13 @@ class DecidedTables(SoftmaxKernel):
             if self.rest is not None:
                 flat = part.of_q(out).reshape(-1, out.shape[-1])
                 sums = Results(flat, part.of_q(lse).reshape(-1))
-            scores = self._scores(part, call)
+            heads = range(part.shape[1] * part.shape[2])[part.query_heads]
+            scores = self.changes and self.changes.of(heads, call.tables)
             for some in self._together(part):
                 sums = _merged(sums, some, mine, keys, scale, scores)
             if sums is not None and sums.lse is not None:
                 part.of_q(out).copy_(sums.outs.view(mine.shape))
                 part.of_q(lse).copy_(sums.lse.view(mine.shape[:-1]))
-        if self.work.normalize == "softmax1":
-            out, lse = with_zero((out, lse), in_place=True)
         return out.to(q.dtype), lse
 
     def backward(
@@ -201,7 +197,8 @@ class DecidedTables(SoftmaxKernel):
         for part in self.parts_of(q, call):
             rows = [part.of_q(x).to(wide) for x in (grad, q, out, lse)]
             keys = [part.of_k(x).to(wide) for x in (k, v)]
-            scores = self._scores(part, call)
+            heads = range(part.shape[1] * part.shape[2])[part.query_heads]
+            scores = self.changes and self.changes.of(heads, call.tables)
             for some in self._together(part):
                 (of_q, *of_keys), factors = _gradients(
                     some, rows, keys, scale, scores, of_weight is not None
@@ -219,13 +216,6 @@ class DecidedTables(SoftmaxKernel):
             tables[WEIGHT] = of_weight.to(weight.dtype)
         pairs = zip(grads, (q, k, v), strict=True)
         return *(x.to(y.dtype) for x, y in pairs), *tables.values()
-
-    def _scores(self, part: Part, call: Call) -> ScoreChanges | None:
-        """The changes of scores for the query heads of a part."""
-        if self.changes is None:
-            return None
-        heads = range(part.shape[1] * part.shape[2])[part.query_heads]
-        return self.changes.of(heads, call.tables)
 
 
 def _without_weight(call: Call) -> tuple[Call, torch.Tensor | None]:
@@ -314,9 +304,6 @@ class MeansKernel:
             return self.definition.partial(q, k, v, call)
         clusters = call.data[self.work.decided[0]]
         out, lse = self.inner.partial(clusters.means(q), k, v, Call(padding=call.padding))
-        return clusters.spread(out, 0.0), clusters.spread(lse[..., None], _empty(self.work))[..., 0]
-
-
-def _empty(work: Work) -> float:
-    """The log-sum-exp of a query without a key: `softmax1` has one more, whose score is 0."""
-    return 0.0 if work.normalize == "softmax1" else -math.inf
+        # `softmax1` has one more key, whose score is 0
+        empty = 0.0 if self.work.normalize == "softmax1" else -math.inf
+        return clusters.spread(out, 0.0), clusters.spread(lse[..., None], empty)[..., 0]

@@ -25,12 +25,11 @@ from attnspec.backends.common.exact import (
     samples_of,
 )
 from attnspec.backends.common.masks import added_by
-from attnspec.backends.common.merging import Partial, with_zero
-from attnspec.backends.common.score_formula import HALF, widened
+from attnspec.backends.common.merging import Partial
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.one_block.dense import DenseKernel
-from attnspec.backends.tables.blocks import Piece, Step, scratch
-from attnspec.backends.tables.changed_scores import ScoreChanges, scored
+from attnspec.backends.tables.blocks import Step, scratch
+from attnspec.backends.tables.changed_scores import ScoreChanges
 from attnspec.layout.steps import bands_of, stepped_tables
 from attnspec.layout.tables import Tables, side_by_side
 from attnspec.limits import LIMITS
@@ -66,8 +65,8 @@ class ByTables(SoftmaxKernel):
 
 
 class SteppedKernel(ByTables):
-    """Softmax attention over the tables of disjoint steps, on the CPU; with one more logit 0 in
-    every row for `softmax1`, and changed scores, if there are any."""
+    """Softmax attention over the tables of disjoint steps, on the CPU, with changed scores if
+    there are any."""
 
     def __init__(
         self,
@@ -77,10 +76,7 @@ class SteppedKernel(ByTables):
         tables: Tables[np.ndarray] | None = None,
     ) -> None:
         super().__init__(work, heads, device, tables)
-        n_q, n_k, standing = self.tables.n_q, self.tables.n_k, work.standing
-        positions = np.arange(n_k - n_q, n_k), np.arange(n_k)
-        if standing is not None:
-            positions = standing.queries, standing.keys
+        n_q, positions = self.tables.n_q, work.positions
         self.steps = [Step(batches, n_q, positions) for batches in self.tables.steps]
         self.changes = ScoreChanges.of_work(work, heads)
         self._several: Cache[int, SteppedKernel] = Cache(LIMITS.paddings_laid_out)
@@ -88,73 +84,58 @@ class SteppedKernel(ByTables):
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
     ) -> Partial:
-        one_more = self.work.normalize == "softmax1"
-        if one_more and q.dtype in HALF:
-            # the share of the other keys is rounded once, with the output
-            out, lse = self.forward(widened(q), widened(k), widened(v), call, scale)
-            return out.to(q.dtype), lse
-        if call.padding is not None and self._differs(q, k, call.padding):
-            several, call = self._of_several(call, call.padding)
+        if several := self._of_several(q, k, call):
             parts = _as_one(q, QUERIES), _as_one(k, KEYS), _as_one(v, KEYS)
-            results = several.forward(*parts, call, scale)
+            results = several[0].forward(*parts, several[1], scale)
             return _as_many(results[0], QUERIES, len(q)), _as_many(results[1], QUERIES, len(q))
         wide = torch.promote_types(q.dtype, torch.float32)
         if self.steps and self.steps[0].complete:
             out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=wide)
         else:
             out, lse = q.new_zeros(q.shape), q.new_full(q.shape[:-1], -math.inf, dtype=wide)
-        for some, real in self._parts(q, k, call.padding):
-            scores = None if self.changes is None else self._scores(some[1], q.shape[2], call)
-            self._forward_part(
-                q[some].flatten(0, 2),
-                k[some].flatten(0, 1),
-                v[some].flatten(0, 1),
-                (out[some].flatten(0, 2), lse[some].flatten(0, 2)),
-                real,
-                scale,
-                scores,
-            )
-        if one_more:
-            return with_zero((out, lse), in_place=True)
+        for some, real, scores in self._parts(q, k, call):
+            keys = [x[some].flatten(0, 1) for x in (k, v)]
+            result = out[some].flatten(0, 2), lse[some].flatten(0, 2)
+            self._forward_part(q[some].flatten(0, 2), keys, result, real, scale, scores)
         return out, lse
 
-    def _differs(self, q: torch.Tensor, k: torch.Tensor, padding: torch.Tensor) -> bool:
-        """Whether short samples of different padding are computed in the calls of one sequence:
-        elsewhere they are computed together anyway, or one by one."""
-        if self.changes is not None or not self.steps:
-            return False
-        few = len(q) * k.shape[2:].numel() <= LIMITS.heads_together
-        return few and not bool((padding == padding[:1]).all())
-
-    def _of_several(self, call: Call, padding: torch.Tensor) -> tuple[SteppedKernel, Call]:
-        """What computes so many samples as one sequence, and the call of it."""
+    def _of_several(
+        self, q: torch.Tensor, k: torch.Tensor, call: Call
+    ) -> tuple[SteppedKernel, Call] | None:
+        """What computes short samples of different padding in the calls of one sequence, and the
+        call of it; None elsewhere: they are computed together anyway, or one by one."""
+        padding, count = call.padding, len(q)
+        few = count * k.shape[2:].numel() <= LIMITS.heads_together
+        if padding is None or not few or self.changes is not None or not self.steps:
+            return None
+        if bool((padding == padding[:1]).all()):
+            return None
 
         def build() -> SteppedKernel:
-            tables = side_by_side([self.tables] * len(padding))
+            tables = side_by_side([self.tables] * count)
             return SteppedKernel(self.work, self.heads, self.device, tables)
 
-        several = self._several.get(len(padding), lambda: apart(build))
+        several = self._several.get(count, lambda: apart(build))
         return several, replace(call, padding=padding.reshape(1, -1))
 
     def _forward_part(
         self,
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        keys: Sequence[torch.Tensor],
         result: Partial,
         padding: torch.Tensor | None,
         scale: float,
         scores: ScoreChanges | None,
     ) -> None:
-        """Some heads, q [c R, n_q, d], k and v [c, n_k, d], whose samples have the same padding
+        """Some heads, q [c R, n_q, d], keys and values [c, n_k, d], of samples of the same padding
         [n_k]: fills in their output and log-sum-exps."""
         lse = result[1]
         out, wide = self._summing(result[0], lse.dtype, "merged results"), lse.dtype
         real = None if padding is None else added_by(padding, wide)
         for number, step in enumerate(self.steps):
-            queries, keys = step.q_order, step.k_orders[False]
+            queries = step.q_order
             (q_now,) = queries.take(queries=q)
-            k_now, v_now = keys.take(keys=k, values=v)
+            k_now, v_now = step.k_orders[False].take(keys=keys[0], values=keys[1])
             # what is written for the first time need not be read before
             place = queries.room if step.complete and number == 0 else queries.take
             out_now, lse_now = place(result=out, sums=lse)
@@ -166,8 +147,8 @@ class SteppedKernel(ByTables):
                         bias = scores.added(piece, bias, wide)
                     part, sums = flash(*rows, 0.0, False, attn_mask=bias, scale=scale)
                 else:
-                    wider, change = [x.to(wide) for x in rows], scores.of_piece(piece)
-                    part, sums = scored(wider, bias, scale, change, scores.tables)
+                    wider = [x.to(wide) for x in rows]
+                    part, sums = scores.forward(wider, bias, scale, scores.of_piece(piece))
                 if empty is not None:
                     sums = sums.masked_fill(empty, -math.inf)
                 piece.q.put((out_now, lse_now), (part, sums), number > 0)
@@ -182,48 +163,43 @@ class SteppedKernel(ByTables):
             return x
         return scratch(use, tuple(x.shape), wide).zero_()
 
-    def _scores(self, heads: slice, ratio: int, call: Call) -> ScoreChanges | None:
-        """The changes for the query heads of some key heads."""
-        if self.changes is None:
-            return None
-        return self.changes.of(range(heads.start * ratio, heads.stop * ratio), call.tables)
-
     def _parts(
-        self, q: torch.Tensor, k: torch.Tensor, padding: torch.Tensor | None
-    ) -> Iterator[tuple[tuple[slice, slice], torch.Tensor | None]]:
-        """The samples and key heads that are computed together, and which keys are real, bool
-        [n_k] or None: all samples of one padding, as many heads as there is room for; scores are
-        changed sample by sample."""
+        self, q: torch.Tensor, k: torch.Tensor, call: Call
+    ) -> Iterator[tuple[tuple[slice, slice], torch.Tensor | None, ScoreChanges | None]]:
+        """The samples and key heads that are computed together, which keys are real, bool [n_k] or
+        None, and the changes of their scores: all samples of one padding, as many heads as there is
+        room for; scores are changed sample by sample."""
         batch, heads, ratio = q.shape[:3]
         each = max(1, ratio * max(k.shape[2:].numel(), q.shape[3:].numel()))
         room = max(1, LIMITS.heads_together // each)
-        for samples, real in samples_of(batch, padding, self.changes is not None):
+        for samples, real in samples_of(batch, call.padding, self.changes is not None):
             many = max(1, room // heads)
             for first in range(samples.start, samples.stop, many):
                 some = slice(first, min(first + many, samples.stop))
                 step = heads if many * heads <= room else min(heads, room)
                 for low in range(0, heads, step):
-                    yield (some, slice(low, min(low + step, heads))), real
+                    high = min(low + step, heads)
+                    its = range(low * ratio, high * ratio)
+                    scores = self.changes and self.changes.of(its, call.tables)
+                    yield (some, slice(low, high)), real, scores
 
     def backward(
         self, grad: torch.Tensor, saved: Sequence[torch.Tensor], call: Call, scale: float
     ) -> Sequence[torch.Tensor]:
         q, k, v, out, lse = saved
-        if call.padding is not None and self._differs(q, k, call.padding):
-            several, call = self._of_several(call, call.padding)
+        if several := self._of_several(q, k, call):
             axes = QUERIES, QUERIES, KEYS, KEYS, QUERIES, QUERIES
             above, *rest = (_as_one(x, at) for x, at in zip((grad, *saved), axes, strict=True))
-            grads = several.backward(above, rest, call, scale)
+            grads = several[0].backward(above, rest, several[1], scale)
             return [_as_many(x, at, len(q)) for x, at in zip(grads, axes[1:4], strict=True)]
         # a query without a key has weights 0 whatever its log-sum-exp, as long as it is finite
         lse = lse.masked_fill(lse == -math.inf, 0.0)
         into = q.new_zeros(q.shape), *(x.new_zeros(x.shape, dtype=lse.dtype) for x in (k, v))
         tables = {name: torch.zeros_like(table) for name, table in call.tables.items()}
-        for some, real in self._parts(q, k, call.padding):
+        for some, real, scores in self._parts(q, k, call):
             rows = [x[some].flatten(0, 2) for x in (grad, q, out, lse)]
             keys = [x[some].flatten(0, 1) for x in (k, v)]
-            targets = [_flat(x[some], lead) for x, lead in zip(into, (3, 2, 2), strict=True)]
-            scores = self._scores(some[1], q.shape[2], call)
+            targets = [x[some].flatten(0, x.dim() - 3) for x in into]
             self._backward_part(rows, keys, targets, real, scale, scores)
             for name, share in scores.grads.items() if scores is not None else ():
                 tables[name] += share
@@ -261,10 +237,19 @@ class SteppedKernel(ByTables):
                 query_gradients=grad_q,
             )
             for piece in step.pieces(q.shape[0], q.shape[2], True, scores is not None):
-                parts = _piece_back(piece, now, (k_now, v_now), real, scale, scores)
-                piece.q.add(q_sums, parts[0])
-                piece.k.add_overlapping(sums[0], parts[1])
-                piece.k.add_overlapping(sums[1], parts[2])
+                bias, _ = piece.bias(real, wide)
+                named = dict(zip(("grad", "q", "out", "lse"), now, strict=True))
+                *above, out_now, lse_now = piece.q.read("grad", **named)
+                parts = *above, *piece.k.read(k=k_now, v=v_now), out_now, lse_now.contiguous()
+                if scores is not None and (scores.learned or scores.scores.bends):
+                    grads = scores.backward(parts, bias, scale, scores.of_piece(piece))
+                else:
+                    if scores is not None:
+                        bias = scores.added(piece, bias, wide)
+                    grads = flash_backward(*parts, 0.0, False, attn_mask=bias, scale=scale)
+                piece.q.add(q_sums, grads[0])
+                piece.k.add_overlapping(sums[0], grads[1])
+                piece.k.add_overlapping(sums[1], grads[2])
             queries.put((grad_q,), (q_sums,))
             if not order.natural:
                 for target, share in zip(targets, sums, strict=True):
@@ -335,31 +320,3 @@ def _as_one(x: torch.Tensor, axis: int) -> torch.Tensor:
 def _as_many(x: torch.Tensor, axis: int, batch: int) -> torch.Tensor:
     """One sample as the `batch` that it was made of."""
     return torch.unflatten(x[0], axis - 1, (batch, -1)).movedim(axis - 1, 0)
-
-
-def _flat(x: torch.Tensor, lead: int) -> torch.Tensor:
-    """A tensor to write to with its first dimensions as one."""
-    return x.view(x.shape[:lead].numel(), *x.shape[lead:])
-
-
-def _piece_back(
-    piece: Piece,
-    rows: Sequence[torch.Tensor],
-    keys: Sequence[torch.Tensor],
-    padding: torch.Tensor | None,
-    scale: float,
-    scores: ScoreChanges | None,
-) -> Sequence[torch.Tensor]:
-    """The gradients of a piece's queries, keys and values; those of learned tables are added up."""
-    bias, _ = piece.bias(padding, rows[3].dtype)
-    grad, q, out, lse = piece.q.read(
-        "grad", **dict(zip(("grad", "q", "out", "lse"), rows, strict=True))
-    )
-    k, v = piece.k.read(k=keys[0], v=keys[1])
-    parts = grad, q, k, v, out, lse.contiguous()
-    if scores is not None and (scores.learned or scores.scores.bends):
-        return scores.backward(parts, bias, scale, scores.of_piece(piece))
-    if scores is not None:
-        bias = scores.added(piece, bias, lse.dtype)
-    grads: Sequence[torch.Tensor] = flash_backward(*parts, 0.0, False, attn_mask=bias, scale=scale)
-    return grads

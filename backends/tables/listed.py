@@ -21,7 +21,7 @@ import torch
 from attnspec.backends.common.exact import flash, flash_backward
 from attnspec.backends.decided.tables import Placed
 from attnspec.backends.tables.blocks import scratch
-from attnspec.backends.tables.changed_scores import Change, ScoreChanges, scored
+from attnspec.backends.tables.changed_scores import Change, ScoreChanges
 from attnspec.limits import LIMITS
 
 Compute = Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -425,8 +425,8 @@ class ListedTiles:
         """The output [G, M h, e] of a piece and its log-sum-exps [G, M h]."""
         q, bias = rows[0], chunk.bias(batch, rows[0].dtype)
         if self.scores is not None:
-            change, tables = chunk.change(batch, self.scores), self.scores.tables
-            return scored((q, *keys), bias, self.scale, change, tables)
+            change = chunk.change(batch, self.scores)
+            return self.scores.forward((q, *keys), bias, self.scale, change)
         out, lse = flash(*_alone(q, *keys), 0.0, False, attn_mask=_mask(bias), scale=self.scale)
         return out[:, 0], lse[:, 0]
 
@@ -486,9 +486,7 @@ def taken(x: torch.Tensor, index: torch.Tensor, step: int, use: str) -> torch.Te
         shape = len(index), index.shape[1] * height, *rows.shape[1:]
         strides = step * height * each, *rows.stride()
         return rows.as_strided(shape, strides, rows.storage_offset() + first * each)
-    into = scratch(use, (index.numel(), *x.shape[1:]), x.dtype)
-    torch.index_select(x, 0, index.flatten(), out=into)
-    return into.view(len(index), -1, *x.shape[2:])
+    return _taken_rows(x, index, use).view(len(index), -1, *x.shape[2:])
 
 
 def _add_tiles(into: torch.Tensor, batch: Batch, x: torch.Tensor) -> None:

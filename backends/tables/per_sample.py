@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 
@@ -40,7 +40,6 @@ class ReadingKernel:
     ) -> None:
         self.work, self.heads, self.device = work, heads, device
         self.dense_seconds = dense_seconds
-        self._dense: Kernel | None = None
         self._kernels: Remembered[Kernel | None] = Remembered(LIMITS.layouts_few)
 
     def known(self, work: Work) -> Kernel | None:
@@ -57,13 +56,11 @@ class ReadingKernel:
         definition = definition_of(self.work, self.device.type)
         return definition.build(self.work, self.heads, self.device)
 
-    @property
+    @cached_property
     def dense(self) -> Kernel:
         """The definition; its mask is built when it is first needed."""
-        if self._dense is None:
-            # it is kept, so the modes of this call must not reach it
-            self._dense = apart(self.unknown)
-        return self._dense
+        # it is kept, so the modes of this call must not reach it
+        return apart(self.unknown)
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call

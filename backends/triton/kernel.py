@@ -42,6 +42,7 @@ class Launching(SoftmaxKernel):
     """
 
     one_size = False
+    weighs_zero = True
     reuses = ("cpu", "cuda")
 
     def launches(

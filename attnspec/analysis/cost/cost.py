@@ -279,7 +279,7 @@ def _torch(work: Work, heads: int, size: int) -> _Amounts:
 def _rows(work: Work, heads: int, size: int) -> _Amounts:
     from attnspec.backends.one_block.row_keys import row_keys
 
-    pairs = work.n_q * row_keys(work).count
+    pairs = work.n_q * len(row_keys(work).positions)
     moved = 4 * work.n_q * size + 8 * pairs
     return _Amounts(pairs, moved, 3 * pairs * heads, pairs, False, "exact")
 
