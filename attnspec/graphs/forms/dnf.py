@@ -227,7 +227,8 @@ def _comparison(op: str, left: Scalar, right: Scalar, place: Place) -> Form | No
             return None
         times, offset, size = inner
         # -most <= times * (q - k) + offset <= most
-        near = band(*(minus(most, offset), minus(most, minus(0, offset)))[::times], size)
+        before, after = (minus(most, offset), minus(most, minus(0, offset)))[::times]
+        near = band(before, after, size)
         return near if op in ("<", "<=") else complement(near)
     difference = _distance(Apply("-", (left, right)))
     if difference is None:
@@ -238,7 +239,8 @@ def _comparison(op: str, left: Scalar, right: Scalar, place: Place) -> Form | No
         times, most, op = -times, minus(0, most), "<" if op == ">" else "<="
     if op in ("<", "<="):
         return _union(Within(plus(most, -(op == "<")), times < 0, size))
-    same = band(*(most, minus(0, most))[::times], size)
+    before, after = (most, minus(0, most))[::times]
+    same = band(before, after, size)
     return same if op == "==" else complement(same)
 
 

@@ -285,8 +285,9 @@ def feature_kernel(work: Work, heads: tuple[int, ...]) -> FeatureKernel:
     """Runs the mechanism of a work."""
     features = FeatureMap(work)
     text, chunk = features.text, LIMITS.taylor_chunk if features.paired else LIMITS.feature_chunk
-    away = (text[name] for name in ("ADDED", "LEAST", "FLOOR"))
-    quotient = Quotient(text["NORMALIZE"] != "none", *away, signed=cancels(mechanism_of(work)))
+    added, least, floor = (text[name] for name in ("ADDED", "LEAST", "FLOOR"))
+    signed = cancels(mechanism_of(work))
+    quotient = Quotient(text["NORMALIZE"] != "none", added, least, floor, signed)
     return FeatureKernel(work, heads, Summing(features, work.causal, quotient, chunk))
 
 
