@@ -22,7 +22,6 @@ from attnspec.backends.common.torch_modes import (
     composed,
     derivatives,
     followed,
-    is_recorded,
     is_transformed,
     values_of,
 )
@@ -51,7 +50,7 @@ from attnspec.lower.work import (
     Work,
     key_heads,
 )
-from attnspec.runtime.call_checks import Parts, check_exact, check_promise
+from attnspec.runtime.call_checks import Parts, check_exact, check_promise, require_numbers
 from attnspec.text.diagnostics import AttnSpecError
 from attnspec.version import LEAST_TORCH, is_older
 
@@ -337,7 +336,14 @@ class Engine:
         q, k, _ = parts
         if not decisions or 0 in (q.shape[0], q.shape[2], k.shape[2]):
             return {}
-        _require_numbers(decisions[0], q, k)
+        who = f"`{decisions[0].leaf.name}` decides by numbers"
+        if is_transformed():
+            require_numbers(who, q, k)
+        if any(torch._C._functorch.is_batchedtensor(values_of(x)) for x in (q, k)):
+            raise ValueError(
+                f"{who}, and forward-mode differentiation under `vmap` shows none: take the"
+                " derivatives of one sample at a time, or `vjp`"
+            )
 
         def tables(each: Decision) -> dict[str, torch.Tensor]:
             tables = {}
@@ -501,21 +507,6 @@ def rows_of(table: torch.Tensor, layer: int, heads: Selection | Sequence[int]) -
 def _reuses(kernel: Kernel, q: torch.Tensor) -> bool:
     """Whether a kernel gives log-sum-exps in passing, and goes on from them."""
     return q.device.type in getattr(kernel, "reuses", ())
-
-
-def _require_numbers(first: Decision, q: torch.Tensor, k: torch.Tensor) -> None:
-    """Raises ValueError where the call has no tensors that a choice could be made of."""
-    for x in (q, k):
-        if is_transformed() and is_recorded(x):
-            raise ValueError(
-                f"`{first.leaf.name}` decides by numbers, which a program of plain operations does"
-                " not have when it is traced: export it without `composed()`, as one operator"
-            )
-        if torch._C._functorch.is_batchedtensor(values_of(x)):
-            raise ValueError(
-                f"`{first.leaf.name}` decides by numbers, and forward-mode differentiation under"
-                " `vmap` shows none: take the derivatives of one sample at a time, or `vjp`"
-            )
 
 
 def _unknown(out: torch.Tensor) -> torch.Tensor:

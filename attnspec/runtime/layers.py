@@ -84,10 +84,10 @@ class SelfAttention(_OneLayer):
     projection, and `gmlp` as in its paper, `V s(GELU(U x))`. Neither the residual around the layer
     nor its norm belongs to it, but for those inside of the formula of `mixer`.
 
-    The module holds what mechanisms of the layer learn, for each of `num_heads` heads, and the
-    spec's extra tokens, which stand before every sequence and are left out of the output. `shared`
-    is another layer of the spec, whose parameters this one takes where the spec shares them between
-    all layers, `linformer(share = layer)`.
+    The module holds what mechanisms of the layer learn, for each of `num_heads` heads, by default
+    those that the spec declares, and the spec's extra tokens, which stand before every sequence and
+    are left out of the output. `shared` is another layer of the spec, whose parameters this one
+    takes where the spec shares them between all layers, `linformer(share = layer)`.
 
     With `num_kv_heads`, a divisor of `num_heads`, as many heads of keys and values serve equal
     numbers of heads of queries that follow one another. `rotary(q, k, positions)` returns queries
@@ -101,7 +101,7 @@ class SelfAttention(_OneLayer):
         self,
         spec: HasProgram,
         embed_dim: int,
-        num_heads: int,
+        num_heads: int | None = None,
         layer: int = 0,
         *,
         num_kv_heads: int | None = None,
@@ -112,16 +112,18 @@ class SelfAttention(_OneLayer):
         shared: SelfAttention | None = None,
     ) -> None:
         super().__init__()
-        program, width, self.num_heads, layer = _arguments(spec, embed_dim, num_heads, layer)
+        given = spec, embed_dim, num_heads, layer, backend
+        program, width, self.num_heads, layer = _arguments(*given)
         self.embed_dim, self.dropout = width, check_dropout(dropout)
-        require_willing(program, backend)
-        program = of_layer(program, layer, self.num_heads)
         self.extra_tokens, mechanism = program.extra_tokens, program.attends[0].mechanism
         # the mixing without heads that the layer is, or nothing
         self.mixing = mechanism.name if program.heads is None and mechanism is not None else ""
         self._hold(program, layer, backend, width if self.mixing else width // self.num_heads)
-        if shared is not None:
-            _share(self.attention, shared.attention)
+        theirs = {} if shared is None else learned_parts(shared.attention.program)
+        for entry, name in learned_parts(program).items():
+            if shared is not None and entry[1].layers and entry in theirs:
+                parameter = shared.attention.get_parameter(theirs[entry])
+                self.attention.register_parameter(name, parameter)
         self.read = _read_by(program)
         self.num_kv_heads = self._key_heads(num_kv_heads)
         self.rotary = self._checked_rotary(rotary)
@@ -152,7 +154,7 @@ class SelfAttention(_OneLayer):
             )
         return key_heads
 
-    def _checked_rotary(self, rotary: object) -> Rotary | None:
+    def _checked_rotary(self, rotary: Rotary | None) -> Rotary | None:
         if rotary is None:
             return None
         if not callable(rotary):
@@ -160,16 +162,14 @@ class SelfAttention(_OneLayer):
                 "rotary must be callable, rotary(q, k, positions) -> (q, k), got"
                 f" {type(rotary).__name__}"
             )
-        if self.shared and "q" in self.read and "k" not in self.read:
-            raise ValueError(
-                f"`{self.attention.program.name}` reads queries that are its keys, each once:"
-                " positions that turn both have no place to; leave rotary out"
-            )
         if "q" not in self.read or "k" not in self.read:
-            raise ValueError(
-                f"`{self.attention.program.name}` reads no queries and keys that positions could"
-                " turn: leave rotary out"
-            )
+            why = "reads no queries and keys that positions could turn:"
+            if self.shared and "q" in self.read:
+                why = (
+                    "reads queries that are its keys, each once: positions that turn both have no"
+                    " place to;"
+                )
+            raise ValueError(f"`{self.attention.program.name}` {why} leave rotary out")
         return rotary
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -220,7 +220,7 @@ class SelfAttention(_OneLayer):
             *self._heads(x, 0),
             layer=self._drawn_as,
             key_padding_mask=key_padding_mask,
-            dropout_p=self.dropout if self.training else 0.0,
+            dropout_p=self.dropout if self.training else 0,
             inputs=inputs,
         )
         return self._joined(out, count)
@@ -291,8 +291,7 @@ class SelfAttention(_OneLayer):
         out = out.transpose(1, 2).flatten(2)
         if out.shape[1] > count:
             out = out[:, out.shape[1] - count :]
-        result: torch.Tensor = self.out(out) if self.read else out
-        return result
+        return cast(torch.Tensor, self.out(out)) if self.read else out
 
     def _check(self, x: torch.Tensor) -> None:
         _check_floats("x", x)
@@ -379,12 +378,9 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         layer: int = 0,
         backend: str = "auto",
     ) -> None:
-        program, embed_dim, num_heads, layer = _arguments(spec, embed_dim, num_heads, layer)
-        require_willing(program, backend)
-        alone = of_layer(program, layer, num_heads, two=True)
-        _check_has_heads(alone)
-        if add_bias_kv or add_zero_attn:
-            _check_extra_keys(alone, add_bias_kv)
+        given = spec, embed_dim, num_heads, layer, backend
+        alone, embed_dim, num_heads, layer = _arguments(*given, two=True)
+        _check_attends(alone, add_bias_kv, add_zero_attn)
         more = add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         super().__init__(embed_dim, num_heads, check_dropout(dropout), bias, *more)
         # torch's own encoder layers run a kernel of theirs on the weights of a module for which
@@ -429,19 +425,29 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         self._check(query, key, value)
         if self.one_sequence and not _is_same(query, key):
             raise ValueError(self.one_sequence)
-        self._check_shards(need_weights, attn_mask)
+        attention: object = self.attention
+        if not isinstance(attention, CompiledAttention) and (need_weights or attn_mask is not None):
+            raise ValueError(
+                "a rank has a shard of the sequence, and neither weights nor attn_mask of all"
+                " pairs: call it with need_weights=False, and say in the spec what the mask says"
+            )
         q, k, v = self._heads(query, key, value)
         if need_weights and k.shape[2] > LIMITS.pairs_shown:
             raise ValueError(
                 f"weights are returned for up to {LIMITS.pairs_shown:,} keys, got {k.shape[2]:,}:"
                 " need_weights=False returns the output alone"
             )
-        real, added = self._masks(attn_mask, is_causal, key_padding_mask, q, k)
+        masks = self._masks(attn_mask, is_causal, key_padding_mask, q, k)
         extra = self._extra_keys(q)
         values = v if extra is None else torch.cat([v, extra[1].expand(len(v), -1, -1, -1)], 2)
-        # an output is its weights times the values, and so are they, of those of the identity
-        seen = _identity(values) if need_weights else values
-        out = self._attended(q, k, seen, extra, real, added, inputs)
+        seen = values
+        if need_weights:
+            # an output is its weights times the values: with the identity, and a column where
+            # there are no keys, it is the weights
+            count = values.shape[2]
+            one = torch.eye(count, max(1, count), dtype=values.dtype, device=values.device)
+            seen = one.expand(*values.shape[:2], -1, -1)
+        out = self._attended(q, k, seen, extra, masks, inputs)
         weights = None
         if need_weights:
             weights = out[..., : values.shape[2]]
@@ -473,16 +479,6 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
             added = more if added is None else added + more
         return real, added
 
-    def _check_shards(self, need_weights: bool, attn_mask: object) -> None:
-        """Raises where the attention runs over ranks, and what is about all pairs is asked for."""
-        attention: object = self.attention
-        if isinstance(attention, CompiledAttention) or (not need_weights and attn_mask is None):
-            return
-        raise ValueError(
-            "a rank has a shard of the sequence, and neither weights nor attn_mask of all pairs:"
-            " call it with need_weights=False, and say in the spec what the mask says"
-        )
-
     def _check(self, *parts: torch.Tensor) -> None:
         """Raises unless query, key and value are dense tensors of floats, of two or three axes, of
         the widths and the type of the weights."""
@@ -511,12 +507,8 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         """q, k and v [B, H, n, d] of query, key and value."""
         # None where queries, keys and values are of different widths
         both: torch.Tensor | None = self.in_proj_weight
-        weights = (
-            (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-            if both is None
-            else both.chunk(3)
-        )
-        bias: torch.Tensor | None = self.in_proj_bias
+        each = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+        weights, bias = each if both is None else both.chunk(3), self.in_proj_bias
         biases = (None,) * 3 if bias is None else bias.chunk(3)
         heads = []
         for x, weight, bias in zip(parts, weights, biases, strict=True):
@@ -551,58 +543,38 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         k: torch.Tensor,
         seen: torch.Tensor,
         extra: tuple[torch.Tensor, torch.Tensor] | None,
-        real: torch.Tensor | None,
-        added: torch.Tensor | None,
+        masks: tuple[torch.Tensor | None, torch.Tensor | None],
         inputs: Mapping[str, torch.Tensor] | None,
     ) -> torch.Tensor:
-        """The output [B, H, n_q, e] for the values `seen` of the keys, and of extra ones behind."""
-        n_k, dropout = k.shape[2], self.dropout if self.training else 0.0
+        """The output [B, H, n_q, e] for the values `seen` of the keys, and of extra ones behind.
+        More queries than keys, which every pair that is read allows, come as many at a time as
+        there are keys."""
+        (real, added), n_q, n_k = masks, q.shape[2], k.shape[2]
         rest: dict[str, Any] = {
             "layer": self._drawn_as,
             "key_padding_mask": real,
-            "dropout_p": dropout,
+            "dropout_p": self.dropout if self.training else 0,
             "inputs": inputs,
             "return_lse": extra is not None,
         }
-        v = seen[:, :, :n_k]
-        output = self._in_turn(q, k, v, added, rest)
-        if extra is None:
-            return cast(torch.Tensor, output)
-        scores = extra[0].to(output[1].dtype)
-        weights = functional.dropout(functional.softmax(scores, -1), dropout).to(seen.dtype)
-        more = weights @ seen[:, :, n_k:], torch.logsumexp(scores, -1)
-        return merged(output, more)[0]
-
-    def _in_turn(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        added: torch.Tensor | None,
-        rest: dict[str, Any],
-    ) -> Any:
-        """What the spec's attention returns; more queries than keys, which every pair that is read
-        allows, come as many at a time as there are keys."""
-        n_q, n_k = q.shape[2], k.shape[2]
+        each: Sequence[torch.Tensor] = [q]
+        rows: Sequence[torch.Tensor | None] = [added]
         if n_q > n_k > 0 and not self.attention.program.cross:
             each = torch.split(q, n_k, 2)
-            rows: Sequence[torch.Tensor | None] = [None] * len(each)
-            if added is not None:
-                rows = torch.split(added.expand(-1, -1, n_q, -1), n_k, 2)
-            outputs = [self._in_turn(x, k, v, y, rest) for x, y in zip(each, rows, strict=True)]
-            if not rest["return_lse"]:
-                return torch.cat(outputs, 2)
-            return tuple(torch.cat(part, 2) for part in zip(*outputs, strict=True))
-        if added is None:
-            return self.attention(q, k, v, **rest)
-        return self.attention.masked(q, k, v, added, **rest)
-
-
-def _identity(values: torch.Tensor) -> torch.Tensor:
-    """The identity [B, H, n, n] in the place of values [B, H, n, d], with a column for no keys."""
-    count = values.shape[2]
-    one = torch.eye(count, max(1, count), dtype=values.dtype, device=values.device)
-    return one.expand(*values.shape[:2], -1, -1)
+            whole = None if added is None else added.expand(-1, -1, n_q, -1)
+            rows = [None] * len(each) if whole is None else torch.split(whole, n_k, 2)
+        v, attend = seen[:, :, :n_k], self.attention
+        outputs: list[Any] = [
+            attend(x, k, v, **rest) if y is None else attend.masked(x, k, v, y, **rest)
+            for x, y in zip(each, rows, strict=True)
+        ]
+        if extra is None:
+            return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
+        output = [torch.cat(part, 2) for part in zip(*outputs, strict=True)]
+        scores = extra[0].to(output[1].dtype)
+        weights = functional.dropout(functional.softmax(scores, -1), rest["dropout_p"])
+        more = weights.to(seen.dtype) @ seen[:, :, n_k:], torch.logsumexp(scores, -1)
+        return merged((output[0], output[1]), more)[0]
 
 
 def _is_same(query: torch.Tensor, key: torch.Tensor) -> bool:
@@ -658,27 +630,19 @@ def _padding(
     return real, None if plain else mask[:, None, None]
 
 
-def _check_has_heads(program: Program) -> None:
-    """Raises unless every head weighs values by queries and keys, and nothing else is learned."""
-    for attend in program.attends:
-        if attend.mechanism is not None and attend.mechanism.name in WHOLE:
-            raise ValueError(
-                f"`{attend.mechanism.name}` mixes tokens without queries and keys:"
-                " `attnspec.SelfAttention` takes it"
-            )
-    if program.extra_tokens:
-        raise ValueError(
-            f"`{program.name}` has extra tokens, for which torch's class has no parameters:"
-            " `attnspec.SelfAttention` takes it"
-        )
-
-
-def _check_extra_keys(program: Program, learned: bool) -> None:
-    """Raises where a key without a position has no weight beside those of the spec."""
+def _check_attends(program: Program, learned: bool, zero: bool) -> None:
+    """Raises unless every head weighs values by queries and keys, and a key without a position, if
+    there is one, has a weight beside those of the spec."""
     name = "add_bias_kv" if learned else "add_zero_attn"
     for attend in program.attends:
-        if attend.mechanism is not None or attend.normalize not in MERGED:
-            what = attend.mechanism.name if attend.mechanism else f"normalize {attend.normalize}"
+        formula = attend.mechanism and attend.mechanism.name
+        if formula in WHOLE:
+            raise ValueError(
+                f"`{formula}` mixes tokens without queries and keys: `attnspec.SelfAttention` takes"
+                " it"
+            )
+        if (learned or zero) and (formula or attend.normalize not in MERGED):
+            what = formula or f"normalize {attend.normalize}"
             raise ValueError(
                 f"{name} adds a key to a softmax, and `{what}` is none: leave it out; `normalize"
                 " softmax1` has a zero logit"
@@ -688,6 +652,11 @@ def _check_extra_keys(program: Program, learned: bool) -> None:
                 "add_bias_kv adds a key without a position, whose score the spec's `score` or"
                 " `scale` does not tell: leave it out, or leave them out"
             )
+    if program.extra_tokens:
+        raise ValueError(
+            f"`{program.name}` has extra tokens, for which torch's class has no parameters:"
+            " `attnspec.SelfAttention` takes it"
+        )
 
 
 def _why_one_sequence(program: Program) -> str:
@@ -706,11 +675,34 @@ def _why_one_sequence(program: Program) -> str:
 
 
 def _arguments(
-    spec: HasProgram, embed_dim: int, num_heads: int, layer: int
+    spec: HasProgram,
+    embed_dim: int,
+    num_heads: int | None,
+    layer: int,
+    backend: str,
+    two: bool = False,
 ) -> tuple[Program, int, int, int]:
-    """The program, the sizes and the layer that a module is built for; raises unless they fit."""
-    program = program_of(spec)
-    width, heads = size_of("embed_dim", embed_dim), size_of("num_heads", num_heads)
+    """The program of a layer, its sizes and its number, of which a module is built; raises unless
+    they fit. A layer of `two` sequences takes specs that say `cross`."""
+    # whoever calls from outside may hand in anything
+    program: object = getattr(spec, "program", None)
+    if not isinstance(program, Program):
+        value: object = spec
+        more = {
+            str: ": `attnspec.parse(text)` makes one of a text, `attnspec.zoo(name)` of a name",
+            int: ": the spec comes first, then the sizes",
+        }
+        raise TypeError(
+            f"spec must be a Spec, as attnspec.load and attnspec.parse return, got"
+            f" {type(value).__name__}{more.get(type(value), '')}"
+        )
+    if num_heads is None and program.heads is None:
+        raise TypeError(
+            f"num_heads must be given, since `{program.name}` declares no heads: attnspec."
+            "SelfAttention(spec, embed_dim, num_heads)"
+        )
+    width = size_of("embed_dim", embed_dim)
+    heads = size_of("num_heads", program.heads if num_heads is None else num_heads)
     if width % heads:
         raise ValueError(f"num_heads must divide embed_dim, got {width} and {heads}")
     if program.heads not in (None, heads):
@@ -719,7 +711,15 @@ def _arguments(
             " to choose the count later, make it a parameter: `heads h` with `h` in the"
             " attention's parameters"
         )
-    return program, width, heads, check_layer(program, layer)
+    layer = check_layer(program, layer)
+    require_willing(program, backend)
+    if program.cross and not two:
+        raise ValueError(
+            f"`{program.name}` joins two sequences, and a layer of self-attention has one: give it"
+            " to `attnspec.MultiheadAttention`, or call the compiled module with queries of the one"
+            " and keys of the other"
+        )
+    return of_layer(program, layer, heads), width, heads, layer
 
 
 def _split(x: torch.Tensor, heads: int) -> torch.Tensor:
@@ -733,18 +733,11 @@ def _check_floats(name: str, x: object) -> None:
         raise TypeError(f"{name} must be a tensor of a floating type, got {kind}")
 
 
-def of_layer(program: Program, layer: int, heads: int, two: bool = False) -> Program:
+def of_layer(program: Program, layer: int, heads: int) -> Program:
     """The program of one layer alone, for a number of heads or for one mixing without heads.
 
     It serves every `layer` that it is called for, so that random graphs stay those of the layer.
-    A layer of `two` sequences takes specs that say `cross`, others raise ValueError.
     """
-    if program.cross and not two:
-        raise ValueError(
-            f"`{program.name}` joins two sequences, and a layer of self-attention has one: give it"
-            " to `attnspec.MultiheadAttention`, or call the compiled module with queries of the one"
-            " and keys of the other"
-        )
     row = program.row(layer)
     attend = program.attends[row[0]]
     mechanism = attend.mechanism if attend.graph is None and len(set(row)) == 1 else None
@@ -783,23 +776,6 @@ def _read_by(program: Program) -> str:
     return "".join(name for name in "qkv" if name in read)
 
 
-def program_of(spec: HasProgram) -> Program:
-    """The program of a spec; TypeError for anything else."""
-    # whoever calls from outside may hand in anything
-    program: object = getattr(spec, "program", None)
-    if not isinstance(program, Program):
-        value: object = spec
-        more = {
-            str: ": `attnspec.parse(text)` makes one of a text, `attnspec.zoo(name)` of a name",
-            int: ": the spec comes first, then the sizes",
-        }
-        raise TypeError(
-            f"spec must be a Spec, as attnspec.load and attnspec.parse return, got"
-            f" {type(value).__name__}{more.get(type(value), '')}"
-        )
-    return program
-
-
 def size_of(name: str, value: object) -> int:
     """A size of at least 1 as an integer; TypeError or ValueError for anything else."""
     try:
@@ -809,14 +785,6 @@ def size_of(name: str, value: object) -> int:
     if isinstance(value, bool) or size < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {value}")
     return size
-
-
-def _share(mine: CompiledAttention, other: CompiledAttention) -> None:
-    """Puts the parameters of the other in the place of those that all layers share."""
-    theirs = learned_parts(other.program)
-    for entry, name in learned_parts(mine.program).items():
-        if entry[1].layers and entry in theirs:
-            mine.register_parameter(name, other.get_parameter(theirs[entry]))
 
 
 def _turned(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -20,7 +20,16 @@ from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
 from attnspec.runtime.call_checks import check_inputs, taken_apart
 from attnspec.text.diagnostics import time_text
-from attnspec.verification.meaning import Known, Meaning, Results, Run, Works, gradients, results
+from attnspec.verification.meaning import (
+    Known,
+    Meaning,
+    Numbers,
+    Results,
+    Run,
+    Works,
+    gradients,
+    results,
+)
 from attnspec.verification.numbers import EXACT, ROUNDINGS, SMALLEST, moderate, numbers_fault
 from attnspec.verification.report import Check
 from attnspec.verification.samples import sample_rows
@@ -130,32 +139,25 @@ class Trial:
         run, depth = self.run, self.depth
         if depth != "values":
             yield from self._table_checks()
-        if depth == "tables":
-            return
-        if not self._runs():
-            return
-        meanings = self._meanings()
+        meanings = self._meanings() if depth != "tables" and self._runs() else []
         if not meanings:
             return
         drawn = self._drawn(meanings)
-        parameters = {name: x.detach() for name, x in run.module.named_parameters()}
-        learned = {name: x.double() for name, x in parameters.items()}
-        exact = self._meant(meanings, drawn, learned)
+        exact = self._meant(meanings, drawn)
         kinds = {"pairs": (torch.float64,), "values": (torch.float32,)}
         for kind in kinds.get(depth, (torch.float64, torch.float32)):
-            tensors, rough = [x.to(kind) for x in drawn], None
+            given, rough = drawn, None
             if kind == torch.float32:
-                rough = self._meant(
-                    meanings, tensors, {name: x.to(kind) for name, x in parameters.items()}
-                )
-            results = self._found(tensors[:3], tensors[3])
+                given = drawn.to(kind)
+                rough = self._meant(meanings, given)
+            results = self._found(given)
             for each in meanings:
                 if rough is None and not each.weighs:
                     continue
                 fault = numbers_fault(each, results, exact, rough)
                 text = None if fault is None else fault[2]
                 if fault is not None and rough is None:
-                    text = self._pair_fault(each, fault, drawn[0], drawn[1], learned) or text
+                    text = self._pair_fault(each, fault, drawn) or text
                 what = _COMPARED[each.held is None, kind]
                 yield run.check(each.heads, each.backend, what, len(self.rows), text)
 
@@ -220,7 +222,7 @@ class Trial:
                 meanings.append(part)
         return meanings
 
-    def _drawn(self, meanings: Sequence[Meaning]) -> tuple[torch.Tensor, ...]:
+    def _drawn(self, meanings: Sequence[Meaning]) -> Numbers:
         """Random q, k and v, and the gradient of the outputs that are examined."""
         run = self.run
         of_q, of_k = moderate([(each.work, each.heads) for each in meanings], run.heads)
@@ -228,58 +230,47 @@ class Trial:
         heads = torch.tensor([head for each in meanings for head in each.heads])
         grad = torch.zeros_like(q)
         grad[0, heads[:, None], self._at] = run.drawn(len(self.rows))[0, heads]
-        return q, k, v, grad
+        learned = {name: x.detach().double() for name, x in run.module.named_parameters()}
+        return Numbers(q[0], k[0], v[0], learned, grad[0])
 
-    def _meant(
-        self,
-        meanings: Sequence[Meaning],
-        given: Sequence[torch.Tensor],
-        learned: Mapping[str, torch.Tensor],
-    ) -> Results:
+    def _meant(self, meanings: Sequence[Meaning], given: Numbers) -> Results:
         """Outputs and gradients by the definition; the largest numbers in float64 alone."""
-        tensors = [x[0] for x in given]
-        sized = tensors[0].dtype == torch.float64
+        tensors = given.q, given.k, given.v, given.grad, *given.learned.values()
         key = (
             *((each.work, each.heads) for each in meanings),
-            self.run.layers[0] if learned else None,
+            self.run.layers[0] if given.learned else None,
             self.rows.tobytes(),
-            *(x.numpy().tobytes() for x in (*tensors, *learned.values())),
+            *(x.numpy().tobytes() for x in tensors),
         )
-
-        def said() -> Results:
-            return results(meanings, tensors[:3], tensors[3][:, self._at], learned, sized=sized)
-
-        found: Results = self.known.get(key, said)
+        sized = given.q.dtype == torch.float64
+        found: Results = self.known.get(key, lambda: results(meanings, given, sized=sized))
         return found
 
-    def _found(self, given: Sequence[torch.Tensor], grad: torch.Tensor) -> Results:
+    def _found(self, given: Numbers) -> Results:
         """Outputs and gradients of the module; of what is learned in float32 alone."""
-        single = grad.dtype == torch.float32
+        single = given.grad.dtype == torch.float32
         learned = dict(self.run.module.named_parameters()) if single else {}
-        out, *grads = self.run.differentiated(given, grad, learned.values())
+        parts = [x[None] for x in given[:3]]
+        out, *grads = self.run.differentiated(parts, given.grad[None], learned.values())
         heads = out[0][:, self._at], *(x[0] for x in grads[:3])
         return Results(heads, dict(zip(learned, grads[3:], strict=True)))
 
     def _pair_fault(
-        self,
-        meaning: Meaning,
-        fault: tuple[int, int | None, str],
-        q: torch.Tensor,
-        k: torch.Tensor,
-        learned: Mapping[str, torch.Tensor],
+        self, meaning: Meaning, fault: tuple[int, int | None, str], given: Numbers
     ) -> str | None:
         """The first key that a query of a wrong output weighs otherwise than it should: the
         gradient of one column of the values is the weights."""
         head, place, _ = fault
         if place is None:
             return None
+        q, k = given.q[None], given.k[None]
         row = int(self.rows[place])
         v = torch.zeros(*k.shape[:3], 1, dtype=k.dtype, requires_grad=True)
         grad = torch.zeros(*q.shape[:3], 1, dtype=q.dtype)
         grad[0, head, row - self.run.first] = 1.0
         found = gradients(self.run(q, k, v), grad, [v])[0][0, head, :, 0]
         meant = torch.zeros_like(found)
-        some = meaning.weights([head], slice(place, place + 1), q[0], k[0], learned)[0, 0].detach()
+        some = meaning.weights([head], slice(place, place + 1), given)[0, 0].detach()
         meant[: len(some)] = some
         missing = found.eq(0) & (meant > SMALLEST)
         mask = meant.ne(0) if meaning.held is None else torch.from_numpy(meaning.held[place])
