@@ -95,11 +95,8 @@ def contiguous(n: int, ranks: int) -> Partition:
 def head_tail(n: int, ranks: int) -> Partition:
     """Two runs each, from the front and from the back: triangles become even."""
     ends = _even(n, 2 * ranks)
-    return Partition(
-        "head-tail",
-        n,
-        tuple((*_run(*ends[rank]), *_run(*ends[-1 - rank])) for rank in range(ranks)),
-    )
+    runs = tuple((*_run(*ends[rank]), *_run(*ends[-1 - rank])) for rank in range(ranks))
+    return Partition("head-tail", n, runs)
 
 
 def by_residue(n: int, ranks: int, step: int) -> Partition | None:
@@ -164,7 +161,7 @@ def candidates(
         return
     # steps whose residue classes bring pairs together, and what they have in common
     steps = {step for each in relations for pair in each.strides(n) for step in pair if step > 1}
-    for step in sorted({*steps, gcd(*steps)} if steps else ()):
+    for step in sorted({*steps, gcd(*steps)}):
         partition = by_residue(n, ranks, step) if 1 < step < min(n, MOST_RUNS + 1) else None
         if partition is not None:
             yield partition
@@ -234,10 +231,7 @@ def _dealt(
     for index in sorted(range(len(ends)), key=lambda i: (-weights[i], i)):
         size = ends[index][1] - ends[index][0]
         fit = [rank for rank in range(ranks) if counts[rank] + size <= room]
-        if fit:
-            rank = min(fit, key=load.__getitem__)
-        else:
-            rank = min(range(ranks), key=lambda rank: (counts[rank], load[rank]))
+        rank = min(fit or range(ranks), key=lambda r: (0 if fit else counts[r], load[r]))
         mine[rank].append(ends[index])
         counts[rank] += size
         load[rank] += weights[index]

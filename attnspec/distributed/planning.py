@@ -78,14 +78,9 @@ class LayerPlan:
         return np.asarray(self.there + self.back)
 
     @property
-    def received(self) -> np.ndarray:
-        """The bytes that reach each rank in one layer, forward."""
-        return np.asarray(self.links.sum(0))
-
-    @property
     def most(self) -> int:
-        """The most bytes that reach a rank."""
-        return int(self.received.max())
+        """The most bytes that reach a rank in one layer, forward."""
+        return int(self.links.sum(0).max())
 
     @property
     def balance(self) -> float | None:
@@ -102,9 +97,9 @@ class LayerPlan:
         computed, the longer of the two is what it takes; no rank answers another's queries before
         they are there, so that each step ends when the slowest rank is through."""
         t, link = self.tensors, self.rates.link
-        each = 2 * (t.head_dim + t.value_dim) * t.batch / self.rates.speed
         none = np.zeros(len(self.there))
-        work = np.zeros((3, len(none))) if self.pairs is None else self.pairs * each
+        each = 2 * (t.head_dim + t.value_dim) * t.batch / self.rates.speed
+        work = np.stack([none] * 3) if self.pairs is None else self.pairs * each
         links = np.stack([self.there.sum(0) / link, none, self.back.sum(0) / link])
         steps = (work, links, np.maximum(work, links))
         computing, travelling, both = (float(x.max(1, initial=0).sum()) for x in steps)
@@ -266,8 +261,8 @@ def plan(
     """The cheapest of the partitions, with its exchange, of one layer or of all.
 
     With `inputs`, one sample of the run-time inputs, graphs are those of that sample; `rates` are
-    what estimates assume. Raises
-    AttnSpecError for lengths or ranks that are not planned for, and as a plan for one device.
+    what estimates assume. Raises AttnSpecError for lengths or ranks that are not planned for, and
+    as a plan for one device.
     """
     require_one_sequence(program)
     if not 1 <= ranks <= MOST_RANKS:
@@ -294,14 +289,13 @@ def plan(
             f"the partition {partition} is one of {partition.n:,} positions over"
             f" {partition.ranks} ranks, and {n:,} over {ranks} are asked for"
         )
-    plans = []
+    plans: list[DistributedPlan] = []
     for where in partitions:
         layers = tuple(planner.layer(*kind, where) for kind in kinds)
         plans.append(DistributedPlan(program, where, tensors, layers, planner.rates))
     best = plans[0]
     for plan in plans:
-        if plan.seconds < WORTH * best.seconds:
-            best = plan
+        best = plan if plan.seconds < WORTH * best.seconds else best
     return replace(best, considered=(best, *(plan for plan in plans if plan is not best)))
 
 
@@ -371,15 +365,13 @@ class Planner:
         others = [f"{x.most:,} bytes would reach a rank as {x.how}" for x in plans if x is not best]
         return replace(best, why="; ".join([_not_rows(works), *others]))
 
-    def rows_or_keys(
-        self, numbers: tuple[int, ...], works: Works, partition: Partition
-    ) -> LayerPlan:
+    def rows_or_keys(self, numbers: tuple[int, ...], works: Works, where: Partition) -> LayerPlan:
         """Keys, and queries of rows that read nearly everything; or keys alone, where work comes
         out so much more evenly that more bytes are worth it."""
-        both = self.rows(numbers, works, partition)
+        both = self.rows(numbers, works, where)
         if both.balance is None or both.balance <= EVEN:
             return both
-        keys = self.rows(numbers, works, partition, queries=False)
+        keys = self.rows(numbers, works, where, queries=False)
         if keys.seconds >= WORTH * both.seconds:
             return both
         why = (
@@ -389,33 +381,26 @@ class Planner:
         return replace(keys, why=why)
 
     def rows(
-        self, numbers: tuple[int, ...], works: Works, partition: Partition, queries: bool = True
+        self, numbers: tuple[int, ...], works: Works, where: Partition, queries: bool = True
     ) -> LayerPlan:
-        """Keys and, where these may travel, queries."""
-        exchanges = self.exchanges(works, partition, queries)
-        there, back = (np.sum([each.links[way] for each in exchanges], 0) for way in (0, 1))
-        pairs = [each.pairs(graph) for each in exchanges for graph in range(len(each.works))]
-        counted = [each for each in pairs if each is not None]
-        total = np.sum(counted, 0) if len(counted) == len(pairs) else None
-        whole = numbers, self.tensors, self.rates
-        return LayerPlan(*whole, ROWS, "", there, back, total, exchanges)
-
-    def exchanges(self, works: Works, partition: Partition, queries: bool) -> tuple[Exchange, ...]:
-        """One for each set of graphs that share key heads: a key row is sent once for all heads
-        that read it."""
+        """Keys and, where these may travel, queries: an exchange for each set of graphs that share
+        key heads, in which a key row is sent once for all heads that read it."""
         t, exchanges = self.tensors, []
         sharing: dict[tuple[int, ...], set[int]] = {}
         for key in range(t.key_heads):
             reading = [at for at, (_, of) in enumerate(works) if key in {h // t.ratio for h in of}]
             sharing.setdefault(tuple(reading), set()).add(key)
         for members, keys in sharing.items():
-            graphs = tuple(
-                (works[at][0], tuple(h for h in works[at][1] if h // t.ratio in keys))
-                for at in members
-            )
+            some = [works[at] for at in members]
+            graphs = tuple((x, tuple(h for h in of if h // t.ratio in keys)) for x, of in some)
             readings = [self.reading(work) for work, _ in graphs]
-            exchanges.append(exchange_of(graphs, readings, len(keys), partition, t, queries))
-        return tuple(exchanges)
+            exchanges.append(exchange_of(graphs, readings, len(keys), where, t, queries))
+        there, back = (np.sum([each.links[way] for each in exchanges], 0) for way in (0, 1))
+        pairs = [each.pairs(graph) for each in exchanges for graph in range(len(each.works))]
+        counted = [each for each in pairs if each is not None]
+        total = np.sum(counted, 0) if len(counted) == len(pairs) else None
+        whole = numbers, t, self.rates, ROWS, "", there, back
+        return LayerPlan(*whole, total, tuple(exchanges))
 
     def pairs_by_heads(self, works: Works, ranks: int) -> np.ndarray | None:
         """The pairs of each rank's heads; None where counting them is too much."""

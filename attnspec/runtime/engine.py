@@ -221,11 +221,9 @@ class Engine:
         q: torch.Tensor,
     ) -> Call:
         """The call as the kernel of a group takes it."""
-        known = None
-        if call.known is not None and _reuses(group.kernel, q):
-            out, lse = call.known
-            known = selected(out, 1, group.queries), selected(lse, 1, group.queries)
-        data = call.data
+        known, data = call.known if _reuses(group.kernel, q) else None, call.data
+        if known is not None:
+            known = selected(known[0], 1, group.queries), selected(known[1], 1, group.queries)
         if choices:
             data = data_of(group.work, group.heads, prepared.decisions, choices, data)
         tables = self.tables(group, prepared.layer, call.tables)
@@ -261,22 +259,17 @@ class Engine:
         q, k, v = parts
         n = k.shape[2]
         crossing = self.binder.crossing(q.shape[2], n)
-        more = 0 if crossing is None else crossing.length - n
-        if not more:
+        if crossing is None or crossing.length == n:
             return parts, call
-        padding = call.padding
-        if padding is None and crossing is not None and crossing.first == n:
+        padding, more = call.padding, crossing.length - n
+        if padding is None and crossing.first == n:
             padding = torch.ones(len(k), n, dtype=torch.bool, device=k.device)
-        data = dict(call.data)
-        for entry in self.program.inputs:
-            if entry.kind in ("tokens", *READ):
-                data[entry.name] = pad(data[entry.name], (0, more))
-        pairs = {name: pad(call.tables[name], (0, more)) for name in self.pairs}
-        tables = {**call.tables, **pairs}
         padding = None if padding is None else pad(padding, (0, more))
-        return (q, pad(k, (0, 0, 0, more)), pad(v, (0, 0, 0, more))), replace(
-            call, padding=padding, tables=tables, data=data
-        )
+        read = [x.name for x in self.program.inputs if x.kind in ("tokens", *READ)]
+        data = {**call.data, **{name: pad(call.data[name], (0, more)) for name in read}}
+        pairs = {name: pad(call.tables[name], (0, more)) for name in self.pairs}
+        call = replace(call, padding=padding, tables={**call.tables, **pairs}, data=data)
+        return (q, pad(k, (0, 0, 0, more)), pad(v, (0, 0, 0, more))), call
 
     def masked(
         self, layer: int, parts: Parts, call: Call, added: torch.Tensor, return_lse: bool
@@ -290,14 +283,13 @@ class Engine:
                 " for one: leave it out, and say in the spec which pairs there are"
             )
         q, k, _ = parts
-        kernels: list[Built] = []
-        for work, members in self.binder.works(layer, q.shape[1], q.shape[2], k.shape[2]):
-            if work.mechanism is not None:
-                raise ValueError(
-                    f"`{work.mechanism.name}` has no scores that a mask could be added to: leave it"
-                    " out, and say in the spec which pairs there are"
-                )
-            kernels.append((DenseKernel(work, members, q.device, added=added), work, members))
+        works = self.binder.works(layer, q.shape[1], q.shape[2], k.shape[2])
+        for mechanism in (work.mechanism for work, _ in works if work.mechanism is not None):
+            raise ValueError(
+                f"`{mechanism.name}` has no scores that a mask could be added to: leave it out, and"
+                " say in the spec which pairs there are"
+            )
+        kernels = ((DenseKernel(*each, q.device, added=added), *each) for each in works)
         prepared = self.together(kernels, q.shape[1], k.shape[1], q.device)
         if 0 in (q.shape[0], q.shape[2], k.shape[2]):
             prepared = Prepared()
@@ -346,11 +338,8 @@ class Engine:
             )
 
         def tables(each: Decision) -> dict[str, torch.Tensor]:
-            tables = {}
-            for part in each.learned:
-                table = call.tables[self._parts[each.leaf.name, part]]
-                tables[part.name] = rows_of(table, layer, each.heads)
-            return tables
+            names = {part.name: self._parts[each.leaf.name, part] for part in each.learned}
+            return {x: rows_of(call.tables[y], layer, each.heads) for x, y in names.items()}
 
         count = keys if self.program.cross else None
         return decided(decisions, q, k, call.padding, call.data, tables, count)
@@ -455,11 +444,8 @@ class Engine:
         return self.together(kernels, heads, key_heads, place)
 
 
-@lru_cache(maxsize=LIMITS.layouts_few)
-def _binder(program: Program) -> Binder:
-    """What binds a program, whatever backend is asked for: engines of one program share it."""
-    return Binder(program)
-
+# engines of one program share what binds it, whatever backend is asked for
+_binder = lru_cache(maxsize=LIMITS.layouts_few)(Binder)
 
 _living: WeakValueDictionary[str, Engine] = WeakValueDictionary()
 _kept: Cache[str, Engine] = Cache(LIMITS.layouts_few)

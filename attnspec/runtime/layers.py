@@ -212,18 +212,9 @@ class SelfAttention(_OneLayer):
         """
         if unknown:
             refuse_unknown(self.attention.program, unknown, SelfAttention.forward)
-        self._check(x)
-        count = x.shape[1]
-        if self.extra_tokens:
-            x, key_padding_mask, inputs = self._with_extra(x, key_padding_mask, inputs)
-        out = self.attention(
-            *self._heads(x, 0),
-            layer=self._drawn_as,
-            key_padding_mask=key_padding_mask,
-            dropout_p=self.dropout if self.training else 0,
-            inputs=inputs,
-        )
-        return self._joined(out, count)
+        rest = {"dropout_p": self.dropout if self.training else 0}
+        out = self._attended(x, None, self.attention, key_padding_mask, inputs, rest)
+        return self._joined(out, x.shape[1])
 
     def step(
         self,
@@ -244,25 +235,38 @@ class SelfAttention(_OneLayer):
         """
         if unknown:
             refuse_unknown(self.attention.program, unknown, SelfAttention.step)
-        self._check(x)
         if self.training and self.dropout:
             raise ValueError(
                 "a step drops no weights, so that it is another thing than a call in training:"
                 " call eval() first"
             )
         check_state(state)
-        count = x.shape[1]
+        rest = {"state": state, "keep_all": keep_all}
+        attend = self.attention.step
+        out, after = self._attended(x, state, attend, key_padding_mask, inputs, rest)
+        return self._joined(out, x.shape[1]), after
+
+    def _attended(
+        self,
+        x: torch.Tensor,
+        state: StreamState | None,
+        attend: Callable[..., Any],
+        padding: torch.Tensor | None,
+        inputs: Mapping[str, torch.Tensor] | None,
+        rest: Mapping[str, Any],
+    ) -> Any:
+        """What the attention, or its step, returns of the heads of tokens behind a state."""
+        _check_floats("x", x)
+        if x.dim() != 3 or x.shape[2] != self.embed_dim:
+            raise ValueError(f"x must be [B, n, {self.embed_dim}], got {list(x.shape)}")
+        autocast = torch.is_autocast_enabled(x.device.type)
+        if self.read and x.dtype != self.in_weight.dtype and not autocast:
+            raise TypeError(f"x must be {self.in_weight.dtype} as the weights, got {x.dtype}")
         if self.extra_tokens and state is None:
-            x, key_padding_mask, inputs = self._with_extra(x, key_padding_mask, inputs)
-        out, state = self.attention.step(
-            *self._heads(x, 0 if state is None else state.position),
-            state,
-            layer=self._drawn_as,
-            key_padding_mask=key_padding_mask,
-            inputs=inputs,
-            keep_all=keep_all,
-        )
-        return self._joined(out, count), state
+            x, padding, inputs = self._with_extra(x, padding, inputs)
+        parts = self._heads(x, 0 if state is None else state.position)
+        more = {"layer": self._drawn_as, "key_padding_mask": padding, "inputs": inputs}
+        return attend(*parts, **more, **rest)
 
     def _heads(
         self, x: torch.Tensor, first: int
@@ -293,14 +297,6 @@ class SelfAttention(_OneLayer):
             out = out[:, out.shape[1] - count :]
         return cast(torch.Tensor, self.out(out)) if self.read else out
 
-    def _check(self, x: torch.Tensor) -> None:
-        _check_floats("x", x)
-        if x.dim() != 3 or x.shape[2] != self.embed_dim:
-            raise ValueError(f"x must be [B, n, {self.embed_dim}], got {list(x.shape)}")
-        autocast = torch.is_autocast_enabled(x.device.type)
-        if self.read and x.dtype != self.in_weight.dtype and not autocast:
-            raise TypeError(f"x must be {self.in_weight.dtype} as the weights, got {x.dtype}")
-
     def _with_extra(
         self,
         x: torch.Tensor,
@@ -320,11 +316,9 @@ class SelfAttention(_OneLayer):
         # what does not fit is left to the checks of the attention
         if isinstance(padding, torch.Tensor) and padding.dim() == 2:
             padding = functional.pad(padding, (count, 0), value=True)
-        if not isinstance(inputs, Mapping):
-            return x, padding, inputs
-        longer = dict(inputs)
+        longer = dict(inputs) if isinstance(inputs, Mapping) else {}
         for entry in attention.program.inputs:
-            tensor = inputs.get(entry.name)
+            tensor = longer.get(entry.name)
             if not isinstance(tensor, torch.Tensor):
                 continue
             if entry.kind == "length":
@@ -337,7 +331,7 @@ class SelfAttention(_OneLayer):
             elif tensor.dim() == 2:
                 value = BEFORE.get(entry.kind, -1)
                 longer[entry.name] = functional.pad(tensor, (count, 0), value=value)
-        return x, padding, longer
+        return x, padding, longer or inputs
 
 
 class MultiheadAttention(_OneLayer, nn.MultiheadAttention):

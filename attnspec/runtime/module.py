@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
@@ -60,32 +61,30 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 Besides: TypeAlias = "tuple[torch.Tensor | None, Mapping[str, torch.Tensor] | None, float]"
 """Padding, inputs and dropout of a call."""
 
-
-def narrowed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor in the type that autocast asks for, as torch does it: float64 stays, and what is no
-    float is left to `check_tensors`."""
-    # whoever calls from outside may hand in anything
-    given: object = tensor
-    if not isinstance(given, torch.Tensor) or given.dtype not in FLOATS[:3]:
-        return tensor
-    return given.to(dtype)
+Asked: TypeAlias = "tuple[int, int, Besides, torch.Tensor | None, bool]"
+"""Layer, first query, what there is besides q, k and v, the keys that count, whether log-sum-exps
+are asked for."""
 
 
 def in_type_of_autocast(method: Method) -> Method:
-    """A method of q, k and v that has them in the type that autocast asks for, if it asks."""
+    """A method of q, k and v that has them in the type that autocast asks for, if it asks: float64
+    stays, and what is no float is left to `check_tensors`."""
+
+    def narrowed(x: Any, kind: str) -> Any:
+        narrow = isinstance(x, torch.Tensor) and x.dtype in FLOATS[:3]
+        return x.to(torch.get_autocast_dtype(kind)) if narrow else x
 
     @wraps(method)
     def run(
         self: object, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **settings: Any
     ) -> Any:
-        # `check_tensors` refuses what is not a tensor; torch has no autocast of shapes alone
+        # torch has no autocast of shapes alone
         first: object = q
         kind = first.device.type if isinstance(first, torch.Tensor) else "meta"
         if kind == "meta" or not torch.is_autocast_enabled(kind):
             return method(self, q, k, v, *rest, **settings)
-        narrow = torch.get_autocast_dtype(kind)
         with torch.autocast(kind, enabled=False):
-            return method(self, *(narrowed(x, narrow) for x in (q, k, v)), *rest, **settings)
+            return method(self, *(narrowed(x, kind) for x in (q, k, v)), *rest, **settings)
 
     return cast(Method, run)
 
@@ -140,7 +139,7 @@ class CompiledAttention(Learner):
                 f"no mechanism of `{self.program.name}` redraws its features: say how often it does"
                 " in training, `favor(redraw = 1000)`"
             )
-        self.draws.redraw()
+        self.draws.asked += 1
 
     def __prepare_scriptable__(self) -> CompiledAttention:
         raise TypeError(
@@ -202,20 +201,12 @@ class CompiledAttention(Learner):
         watched = isinstance(first, torch.Tensor) and _is_operator(q, self.program)
         run = self._traced if watched else self._computed
         besides = key_padding_mask, inputs, dropout_p
-        out, lse = run((q, k, v), layer, query_start, besides, keys, return_lse)
+        out, lse = run((q, k, v), (layer, query_start, besides, keys, return_lse))
         if self.training and (self.draws is not None or self._keeps):
             self._count(layer, q, k, key_padding_mask)
         return (out, lse) if return_lse else out
 
-    def _traced(
-        self,
-        parts: Parts,
-        layer: int,
-        start: int,
-        besides: Besides,
-        keys: torch.Tensor | None,
-        return_lse: bool,
-    ) -> Outputs:
+    def _traced(self, parts: Parts, asked: Asked) -> Outputs:
         """A call that torch traces, or whose operators it records: one operator, of which ONNX has
         none."""
         if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
@@ -225,7 +216,8 @@ class CompiledAttention(Learner):
                     " torch.export takes it, as one operator"
                 )
             with composed():
-                return self._computed(parts, layer, start, besides, keys, return_lse)
+                return self._computed(parts, asked)
+        layer, start, besides, keys, return_lse = asked
         layer, start = self.checked(*parts, layer, start)
         dropout_p, learned, data, draws = self.besides(layer, *parts, *besides)
         if keys is not None:
@@ -237,18 +229,10 @@ class CompiledAttention(Learner):
         )
         return outputs
 
-    def _computed(
-        self,
-        parts: Parts,
-        layer: int,
-        start: int,
-        besides: Besides,
-        keys: torch.Tensor | None,
-        return_lse: bool,
-    ) -> Outputs:
+    def _computed(self, parts: Parts, asked: Asked) -> Outputs:
         """A call that the engine runs, with numbers or as plain operations."""
-        (q, k, v), (padding, inputs, dropout_p) = parts, besides
-        key = prepared = None
+        (q, k, v), (layer, start, besides, keys, return_lse) = parts, asked
+        (padding, inputs, dropout_p), key, prepared = besides, None, None
         if type(layer) is int and type(start) is int:
             try:
                 # all that the checks of q, k and v go by
@@ -314,7 +298,12 @@ class CompiledAttention(Learner):
         if inputs is not None or self.program.inputs:
             data = check_inputs(self.program, inputs, q, k, padding)
         if self.check_finite:
-            self.check_numbers(q, k, values, data)
+            if _is_operator(q, self.program) or is_transformed():
+                raise ValueError(
+                    "`check_finite` reads numbers, which a program that is traced or transformed"
+                    " has none of: set `module.check_finite = False` for it"
+                )
+            check_finite(self.program, q, k, values, data)
         if self._waits:
             self.make_parameters(q.shape[3], values.shape[3], q.device)
         if self.engine.own:
@@ -323,19 +312,6 @@ class CompiledAttention(Learner):
             data, tables = taken_apart(self.program, data, k.shape[2])
             learned |= tables
         return dropout_p, learned, data, (0, 0) if self.draws is None else self.draws.of(layer)
-
-    def check_numbers(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, data: Mapping[str, torch.Tensor]
-    ) -> None:
-        """Raises ValueError for what is not finite, if that was asked for."""
-        if not self.check_finite:
-            return
-        if _is_operator(q, self.program) or is_transformed():
-            raise ValueError(
-                "`check_finite` reads numbers, which a program that is traced or transformed has"
-                " none of: set `module.check_finite = False` for it"
-            )
-        check_finite(self.program, q, k, v, data)
 
     def _learned(self, q: torch.Tensor, v: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """What is learned, by name, for a call with these queries and values."""
@@ -488,7 +464,7 @@ class CompiledAttention(Learner):
 
         Raises ValueError above n_k = `LIMITS.pairs_shown`, else as a call does.
         """
-        works, data, choices = self._shown(q, k, layer, key_padding_mask, inputs, query_start)
+        works, data, choices = self._shown(q, k, layer, query_start, (key_padding_mask, inputs, 0))
         read = q.new_zeros(*q.shape[:3], k.shape[2], dtype=torch.bool)
         # nothing is decided of no tokens
         for work, heads in works if read.numel() else ():
@@ -513,31 +489,26 @@ class CompiledAttention(Learner):
         Raises ValueError above n_k = `LIMITS.pairs_shown`, and for static layers; else
         as a call does.
         """
-        works, _, choices = self._shown(q, k, layer, key_padding_mask, inputs, query_start)
+        works, _, choices = self._shown(q, k, layer, query_start, (key_padding_mask, inputs, 0))
         decisions = decisions_of(works)
         if not decisions:
             raise ValueError(f"nothing is data-dependent in layer {layer} of `{self.program.name}`")
-        found: dict[str, dict[str, torch.Tensor]] = {}
-        names = [each.leaf.name for each in decisions]
-        for at, (name, each) in enumerate(zip(names, decisions, strict=True)):
-            number = names[:at].count(name)
+        shown: dict[str, dict[str, torch.Tensor]] = {}
+        names = Counter[str]()
+        for each in decisions:
+            name, number = each.leaf.name, names[each.leaf.name] + 1
+            names[name] = number
             heads = torch.tensor(each.heads, device=q.device)
             lists = choices[each.leaf].lists if each.leaf in choices else {}
-            found[f"{name}_{number + 1}" if number else name] = {"heads": heads, **lists}
-        return found
+            shown[f"{name}_{number}" if number > 1 else name] = {"heads": heads, **lists}
+        return shown
 
     def _shown(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        layer: int,
-        padding: torch.Tensor | None,
-        inputs: Mapping[str, torch.Tensor] | None,
-        start: int,
+        self, q: torch.Tensor, k: torch.Tensor, layer: int, start: int, besides: Besides
     ) -> tuple[Works, Mapping[str, torch.Tensor], dict[Any, Any]]:
         """The works, inputs and choices of a call whose pairs are asked for."""
         layer, start = self.checked(q, k, k, layer, start)
-        call = Call(padding, *self.besides(layer, q, k, None, padding, inputs))
+        call = Call(besides[0], *self.besides(layer, q, k, None, *besides))
         longest = max(q.shape[2], k.shape[2])
         if longest > LIMITS.pairs_shown:
             raise ValueError(

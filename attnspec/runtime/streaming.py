@@ -120,12 +120,7 @@ class StreamState:
     def kept(self) -> list[torch.Tensor]:
         """The tensors that it holds."""
         tensors: list[torch.Tensor] = []
-
-        def keep(x: torch.Tensor) -> torch.Tensor:
-            tensors.append(x)
-            return x
-
-        self._mapped(keep)
+        self._mapped(lambda x: tensors.append(x) or x)
         return tensors
 
 
@@ -195,11 +190,6 @@ def streamed_works(binder: Binder, layer: int, heads: int) -> Works:
     return works
 
 
-def promised_inputs(program: Program) -> frozenset[str]:
-    """The inputs that promise how many tokens they mark."""
-    return frozenset(entry.name for entry in program.inputs if entry.at_most is not None)
-
-
 _EVERY = 1 << 60
 """So far back that no key is left out."""
 
@@ -220,16 +210,18 @@ def stream_kernel(
         if not isinstance(kernel, Streamable):
             raise ValueError(f"`{work.mechanism.name}` has no state of constant size to go on from")
         return kernel
-    promised = promised_inputs(program)
-    bound = look_back(work.relation, promised)
-    lag = lag_of_data(work.relation)
-    if (bound is None or (bound.marked and lag)) and keep_all:
-        bound = LookBack(0, _EVERY)
+    promised = frozenset(entry.name for entry in program.inputs if entry.at_most is not None)
+    bound, lag = look_back(work.relation, promised), lag_of_data(work.relation)
     if bound is None or (bound.marked and lag):
+        bound = LookBack(0, _EVERY) if keep_all else None
+    if bound is None:
         term = cast(Term, program.attend(layer, heads[0]).graph)
         graph = work.relation.terms[0] if isinstance(work.relation, Intersection) else None
+        words = [] if program.layers is None else [f"layer {layer}"]
+        words += [] if program.heads is None else [f"head {ranges(heads)}"]
+        place = f" in {', '.join(words)}" if words else ""
         raise ValueError(
-            f"`{written(_unbounded(term, graph, promised))}`{_place_of(program, layer, heads)} has"
+            f"`{written(_unbounded(term, graph, promised))}`{place} has"
             " no bound on how far back a position reads, at every length: a step keeps"
             " the keys of windows, blocks and first positions, and of `columns(x)` where the input"
             " promises how many there are, `input x: tokens(at_most = 16)`; `keep_all=True` keeps"
@@ -251,14 +243,6 @@ def _unbounded(term: Term, relation: Relation | None, promised: frozenset[str]) 
             if look_back(bound, promised) is None:
                 return _unbounded(part, bound, promised)
     return term
-
-
-def _place_of(program: Program, layer: int, heads: tuple[int, ...]) -> str:
-    """` in layer 1, head 0, 2..3`, as far as the program tells layers and heads apart."""
-    words = [] if program.layers is None else [f"layer {layer}"]
-    if program.heads is not None:
-        words.append(f"head {ranges(heads)}")
-    return f" in {', '.join(words)}" if words else ""
 
 
 def followed(before: Kept | None, later: Kept, program: Program) -> Kept:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from attnspec.ir.program import Input, Program
-from attnspec.runtime.call_checks import PER_HEAD
+from attnspec.ir.program import Program
 
 CHOICES = 3
 """Blocks that each query chooses in a sample."""
@@ -22,36 +21,31 @@ def sample_inputs(program: Program, n: int, n_q: int | None = None) -> dict[str,
     documents of unequal lengths, half, random numbers and choices."""
     data = {}
     for entry in program.inputs:
-        if entry.kind == "tokens":
-            marked = torch.rand(1, n) < 0.1
-            if entry.at_most is not None:
-                marked &= marked.cumsum(1) <= entry.at_most
-            data[entry.name] = marked
-        elif entry.kind == "ids":
-            data[entry.name] = (torch.rand(1, n) < DOCUMENTS / n).cumsum(1)
-        elif entry.kind == "numbers":
-            # whole, because a predicate may divide them, and some equal
-            data[entry.name] = torch.randint(0, max(2, n // 2), (1, n))
-        elif entry.kind in PER_HEAD:
-            data[entry.name] = _about_heads(entry, n, n if n_q is None else n_q)
-        else:
-            data[entry.name] = torch.tensor([n // 2])
+        blocks = -(-n // entry.size) if entry.kind in ("choices", "scores") else 0
+        match entry.kind:
+            case "tokens":
+                made = torch.rand(1, n) < 0.1
+                if entry.at_most is not None:
+                    made &= made.cumsum(1) <= entry.at_most
+            case "ids":
+                made = (torch.rand(1, n) < DOCUMENTS / n).cumsum(1)
+            case "numbers":
+                # whole, because a predicate may divide them, and some equal
+                made = torch.randint(0, max(2, n // 2), (1, n))
+            # what is about heads all of them have in common
+            case "choices":
+                made = torch.randint(-1, blocks, (1, 1, n if n_q is None else n_q, CHOICES))
+            case "scores":
+                made = torch.randn(1, 1, n, blocks)
+            case "pairs":
+                made = torch.randn(1, 1, n if n_q is None else n_q, n)
+            case "buckets":
+                # two at least, of which one would read all
+                made = torch.randint(0, max(2, n // DOCUMENTS), (1, 1, 2, n))
+            case _:
+                made = torch.tensor([n // 2])
+        data[entry.name] = made
     return data
-
-
-def _about_heads(entry: Input, n: int, n_q: int) -> torch.Tensor:
-    """An input for a batch of one that all heads have in common."""
-    blocks = -(-n // entry.size)
-    match entry.kind:
-        case "choices":
-            return torch.randint(-1, blocks, (1, 1, n_q, CHOICES))
-        case "scores":
-            return torch.randn(1, 1, n, blocks)
-        case "pairs":
-            return torch.randn(1, 1, n_q, n)
-        case _:
-            # two at least, of which one would read all
-            return torch.randint(0, max(2, n // DOCUMENTS), (1, 1, 2, n))
 
 
 def words_of(program: Program, inputs: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
