@@ -77,8 +77,7 @@ class Tensors:
         return self.batch * heads * self.head_dim * self.element
 
     def partial_bytes(self, heads: int) -> int:
-        """The bytes of its partial result: log-sum-exps, and what they weigh, are float32 at
-        least."""
+        """The bytes of its partial result: log-sum-exps and outputs are float32 at least."""
         return self.batch * heads * (self.value_dim + 1) * max(4, self.element)
 
 
@@ -112,8 +111,7 @@ class Reading:
         return listed(relation), listed(transpose_of(relation))
 
     def mark(self, some: np.ndarray, into: np.ndarray, readers: bool = False) -> None:
-        """Set `into`, bool [n], at the keys of some queries (ascending), or at the `readers` of
-        some keys, at least."""
+        """Set `into`, bool [n], at the keys of some queries, ascending, or `readers` of keys."""
         pairs = self._joined[readers]
         if pairs is not None:
             pairs.mark(some, into)

@@ -114,8 +114,7 @@ class HeadsHere:
         return out, lse
 
     def _returned(self, x: torch.Tensor, came: torch.Tensor) -> torch.Tensor:
-        """Own heads [B, hs, n, e] at all positions, made of what came, to own positions of all
-        heads [B, H, n_local, e]."""
+        """Own heads [B, hs, n, e] at all positions to all heads [B, H, n_local, e] at own ones."""
         held = torch.split(self.back, list(self.lengths))
         if self.every:
             return x.index_select(2, held[self.mesh.rank])

@@ -51,12 +51,7 @@ KEPT = 64
 Here = RowsHere | HeadsHere | StatesHere
 """What runs a layer on one rank."""
 
-_RUNS: dict[str, type[Here]] = {
-    ROWS: RowsHere,
-    HEADS: HeadsHere,
-    ALL: HeadsHere,
-    STATES: StatesHere,
-}
+_RUNS = {ROWS: RowsHere, HEADS: HeadsHere, ALL: HeadsHere, STATES: StatesHere}
 
 
 def parallelize(
@@ -111,10 +106,8 @@ class ParallelAttention(torch.nn.Module):
         # the program without inputs that no rank has whole
         others = (x for x in module.program.inputs if x.name not in self._pairs)
         self._apart = replace(module.program, inputs=tuple(others))
-        self._alike = (
-            *_ALIKE,
-            *(f"the {x} of the input `{name}`" for name in self._pairs for x in _OF_PAIRS),
-        )
+        of_pairs = (f"the {x} of the input `{name}`" for name in self._pairs for x in _OF_PAIRS)
+        self._alike = *_ALIKE, *of_pairs
         group = mesh.get_group()
         self.mesh = Mesh(group, dist.get_world_size(group), dist.get_rank(group), timeout)
         self._plans: Cache[tuple[object, ...], DistributedPlan] = Cache(KEPT)
@@ -133,15 +126,12 @@ class ParallelAttention(torch.nn.Module):
     def partition_of(self, n: int) -> Partition:
         """Which positions each rank holds of n."""
         n = length_of(n)
-        if self.partition is not None:
-            if self.partition.n != n:
-                raise ValueError(
-                    f"the partition that was given is one of {self.partition.n:,} positions, got"
-                    f" n = {n:,}"
-                )
-            return self.partition
-        program, ranks = self.module.program, self.mesh.ranks
-        return self._partitions.get(n, lambda: plan(program, n, ranks).partition)
+        given, program, ranks = self.partition, self.module.program, self.mesh.ranks
+        if given is not None and given.n != n:
+            raise ValueError(
+                f"the partition that was given is one of {given.n:,} positions, got n = {n:,}"
+            )
+        return given or self._partitions.get(n, lambda: plan(program, n, ranks).partition)
 
     def shard(self, x: torch.Tensor, dim: int = 2) -> torch.Tensor:
         """This rank's part of a whole tensor that every rank has, cut along an axis."""
@@ -193,8 +183,9 @@ class ParallelAttention(torch.nn.Module):
         said. `bytes_received` are those of each rank, `bytes_gathered` what one would receive if
         every key and value were sent to every rank."""
         n, layer = length_of(n), check_layer(self.module.program, layer)
-        tensors = tensors or self._last or _usual(self.module)
         program, ranks = self.module.program, self.mesh.ranks
+        heads, element = program.heads or 1, torch.get_default_dtype().itemsize
+        tensors = tensors or self._last or Tensors(heads=heads, key_heads=heads, element=element)
 
         def planned() -> DistributedPlan:
             where = self.partition_of(n)
@@ -238,8 +229,7 @@ class ParallelAttention(torch.nn.Module):
 
     @in_type_of_autocast
     def _called(self, q: Any, k: torch.Tensor, v: torch.Tensor, asked: _Asked) -> tuple[Any, int]:
-        """What a call of local tensors returns, and the length of the whole sequence; raises on
-        every rank where calls differ, or one is wrong."""
+        """The outputs, and the whole length; raises on every rank where calls differ."""
         self.mesh.received = 0
         device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
         wrong: Exception | None = None
@@ -328,8 +318,7 @@ class ParallelAttention(torch.nn.Module):
         return out, lse
 
     def _made(self, layer: int, found: DistributedPlan, device: torch.device) -> Here:
-        """What runs a layer here; raises on every rank where one cannot run its part, or plans
-        differ."""
+        """What runs a layer here; raises on every rank where one cannot, or plans differ."""
         made, wrong = None, None
         try:
             here = _RUNS[found.layers[0].how]
@@ -387,17 +376,10 @@ _OF_PAIRS = "floating type", "number of heads", "number of keys"
 
 def _random_state(device: torch.device) -> int:
     """What tells the random state of a device from others, from 1 to 2 ** 62."""
-    state = (
-        torch.random.get_rng_state()
-        if device.type == "cpu"
-        else torch.get_device_module(device).get_rng_state(device)
-    )
+    cpu = device.type == "cpu"
+    given: Any = torch.random if cpu else torch.get_device_module(device)
+    state = given.get_rng_state() if cpu else given.get_rng_state(device)
     return 1 + (int.from_bytes(sha256(state.numpy().tobytes()).digest()[:8]) >> 2)
-
-
-def _usual(module: CompiledAttention) -> Tensors:
-    heads = module.program.heads or 1
-    return Tensors(heads=heads, key_heads=heads, element=torch.get_default_dtype().itemsize)
 
 
 def _local(x: Any, mesh: Any) -> torch.Tensor:

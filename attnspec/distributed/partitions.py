@@ -53,9 +53,7 @@ class Partition:
     @cached_property
     def lengths(self) -> tuple[int, ...]:
         """How many positions each rank holds."""
-        return tuple(
-            sum(-((start - stop) // self.step) for start, stop in runs) for runs in self.runs
-        )
+        return tuple(sum(len(range(a, b, self.step)) for a, b in runs) for runs in self.runs)
 
     @property
     def in_order(self) -> bool:
@@ -77,9 +75,8 @@ class Partition:
         """The sum of values [n], or how many of a mask are True, over the positions of each rank,
         float64 [ranks]."""
         add = np.count_nonzero if values.dtype == bool else np.sum
-        return np.array(
-            [sum(float(add(values[a : b : self.step])) for a, b in runs) for runs in self.runs]
-        )
+        cut = ([values[a : b : self.step] for a, b in runs] for runs in self.runs)
+        return np.array([sum(float(add(x)) for x in parts) for parts in cut])
 
     def __str__(self) -> str:
         return self.name
@@ -100,8 +97,7 @@ def head_tail(n: int, ranks: int) -> Partition:
 
 
 def by_residue(n: int, ranks: int, step: int) -> Partition | None:
-    """Whole classes of positions modulo a step, or equal parts of one; None where they do not come
-    out even."""
+    """Whole classes of positions modulo a step, or equal parts of one; None where uneven."""
     parts = max(1, ranks // step)
     if step * parts % ranks and step < 4 * ranks:
         return None
@@ -139,8 +135,7 @@ def free_cuts(relation: Relation, n: int, longest: float) -> np.ndarray | None:
 def _reached(
     rows: np.ndarray, closed: Progressions | None, n: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """The least and the greatest position of each of some queries and its keys; None where their
-    rows have no closed form."""
+    """The least and the greatest position of each query and its keys; None if not closed."""
     if closed is None:
         return None
     start, stop, step = np.broadcast_arrays(*closed)
@@ -184,8 +179,8 @@ def candidates(
             yield each
     free = np.ones(n - 1, bool)
     for relation in relations:
-        found_free = free_cuts(relation, n, n / ranks) if free.any() else None
-        free = free & (False if found_free is None else found_free)
+        cuts_of = free_cuts(relation, n, n / ranks) if free.any() else None
+        free = free & (False if cuts_of is None else cuts_of)
     if np.count_nonzero(free) >= ranks - 1:
         cuts = _thinned(1 + np.flatnonzero(free), n)
         ends = list(itertools.pairwise([0, *cuts.tolist(), n]))

@@ -6,9 +6,9 @@ plan of the same spec, so that nothing but rows is exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from hashlib import sha256
 
 import numpy as np
@@ -228,9 +228,7 @@ class DistributedPlan:
             "considered": [
                 {
                     "partition": str(each.partition),
-                    "seconds": each.seconds,
-                    "bytes": each.bytes,
-                    "balance": each.balance,
+                    **{name: getattr(each, name) for name in ("seconds", "bytes", "balance")},
                 }
                 for each in self.considered
             ],
@@ -279,7 +277,7 @@ def plan(
     kinds = planner.kinds(range(program.layers or 1) if layer is None else (layer,))
     if partition is None:
         works = dict.fromkeys(work for _, works in kinds for work, _ in works)
-        readings = [planner.reading(work) for work in works if is_graph(work)]
+        readings = [planner.reading(work.relation) for work in works if is_graph(work)]
         counted = [each.degrees for each in readings if each.degrees is not None]
         partitions = list(candidates([x.relation for x in readings], n, ranks, counted))
     elif (partition.n, partition.ranks) == (n, ranks):
@@ -310,15 +308,14 @@ class Planner:
         inputs: Sample | None = None,
         rates: Rates | None = None,
     ) -> None:
-        self.program, self.n, self.tensors = program, n, tensors
-        self.rates = rates or Rates()
+        self.n, self.tensors, self.rates = n, tensors, rates or Rates()
         self.binder = Binder(program)
         self.stack = None if inputs is None else Stack(program, inputs)
-        self.readings: dict[Relation, Reading] = {}
+        # what the queries of a graph read
+        self.reading: Callable[[Relation], Reading] = cache(partial(Reading, n=n))
 
     def kinds(self, layers: Sequence[int]) -> Kinds:
-        """Layers that do the same, with their works; graphs are those that inputs make, if they are
-        there."""
+        """Layers that do the same, with their works; graphs are of the inputs, if given."""
         kinds: dict[tuple[tuple[Work, tuple[int, ...]], ...], list[int]] = {}
         for layer in layers if self.n else ():
             works = []
@@ -328,12 +325,6 @@ class Planner:
                 works.append((replace(work, layer=0), of))
             kinds.setdefault(tuple(works), []).append(layer)
         return [(tuple(numbers), works) for works, numbers in kinds.items()]
-
-    def reading(self, work: Work) -> Reading:
-        """What the queries of a graph read."""
-        if work.relation not in self.readings:
-            self.readings[work.relation] = Reading(work.relation, self.n)
-        return self.readings[work.relation]
 
     def layer(self, numbers: tuple[int, ...], works: Works, partition: Partition) -> LayerPlan:
         """The cheapest of what a layer can do: of graphs by the time that it takes, else by the
@@ -393,7 +384,7 @@ class Planner:
         for members, keys in sharing.items():
             some = [works[at] for at in members]
             graphs = tuple((x, tuple(h for h in of if h // t.ratio in keys)) for x, of in some)
-            readings = [self.reading(work) for work, _ in graphs]
+            readings = [self.reading(work.relation) for work, _ in graphs]
             exchanges.append(exchange_of(graphs, readings, len(keys), where, t, queries))
         there, back = (np.sum([each.links[way] for each in exchanges], 0) for way in (0, 1))
         pairs = [each.pairs(graph) for each in exchanges for graph in range(len(each.works))]
@@ -407,7 +398,7 @@ class Planner:
         t, pairs = self.tensors, np.zeros((3, ranks))
         owner = {h: r for r in range(ranks) for h in dealt(r, ranks, t.key_heads)}
         for work, heads in works:
-            degrees = self.reading(work).degrees
+            degrees = self.reading(work.relation).degrees
             if degrees is None:
                 return None
             for head in heads:

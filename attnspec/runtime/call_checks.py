@@ -110,27 +110,25 @@ def check_tensors(program: Program, q: torch.Tensor, k: torch.Tensor, v: torch.T
             "q, k and v must be on one device,"
             f" got q on {q.device}, k on {k.device}, v on {v.device}"
         )
-    (batch, heads, n_q, size), (_, key_heads, n_k, _) = q.shape, k.shape
-    if program.heads is not None and heads != program.heads:
-        why = f"`{program.name}` declares {program.heads} heads, so q must be [B, {program.heads},"
+    (batch, heads, n_q, size), (_, key_heads, n_k, _), declared = q.shape, k.shape, program.heads
+    if declared is not None and heads != declared:
+        why = f"`{program.name}` declares {declared} heads, so q must be [B, {declared}, n_q, d]"
         later = "; to choose the count later, make it a parameter: `heads h` with `h` in the"
-        raise _misshapen(
-            f"{why} n_q, d]", q, k, v, program.heads, f"{later} attention's parameters"
-        )
+        raise _misshapen(why, q, k, v, declared, f"{later} attention's parameters")
     if batch != k.shape[0] or batch != v.shape[0]:
         raise _misshapen("q, k and v must have one batch size", q, k, v)
     if key_heads != v.shape[1] or n_k != v.shape[2]:
-        raise _misshapen("k and v must have the same heads and positions", q, k, v, program.heads)
+        raise _misshapen("k and v must have the same heads and positions", q, k, v, declared)
     if size != k.shape[3]:
         raise _misshapen("q and k must have one head size", q, k, v)
     if heads == 0 or key_heads == 0 or heads % key_heads:
-        raise _misshapen("the heads of k and v must divide those of q", q, k, v, program.heads)
+        raise _misshapen("the heads of k and v must divide those of q", q, k, v, declared)
     if size == 0 or v.shape[3] == 0:
         raise _misshapen("heads must have a size of at least 1", q, k, v)
     if not program.cross and n_q > n_k:
         why = "queries are the last n_q of n_k positions, so that n_q is at most n_k"
         other = "; for keys of another sequence the spec says `cross`"
-        raise _misshapen(why, q, k, v, program.heads, other)
+        raise _misshapen(why, q, k, v, declared, other)
 
 
 def _misshapen(
@@ -141,8 +139,7 @@ def _misshapen(
     declared: int | None = -1,
     more: str = "",
 ) -> ValueError:
-    """The error for the shapes of q, k and v; unless `declared` is left out, with a likely
-    cause."""
+    """The error for the shapes of q, k and v, with a likely cause unless `declared` is left out."""
     shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)))
     if declared != -1:
         heads, key_heads = q.shape[2], k.shape[2]
@@ -219,12 +216,11 @@ def check_names(
     program: Program, inputs: Mapping[str, torch.Tensor] | None
 ) -> Mapping[str, torch.Tensor]:
     """The inputs by name, empty for None; raises unless the program declares each."""
-    tensors = {} if inputs is None else inputs
+    tensors, declared = {} if inputs is None else inputs, [x.name for x in program.inputs]
     if not isinstance(tensors, Mapping):
         raise TypeError(
             f"inputs must be a mapping of names to tensors, got {type(tensors).__name__}"
         )
-    declared = [entry.name for entry in program.inputs]
     for name in tensors:
         if name not in declared:
             names = ", ".join(declared) or "none"
@@ -281,8 +277,7 @@ def _without_padding(numbers: torch.Tensor, padding: torch.Tensor) -> torch.Tens
 
 
 def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tuple[Parts, Call]:
-    """A call of the first so many keys, with the padding and inputs of those; ValueError for more
-    than there are, or fewer than queries."""
+    """A call of the first so many keys; ValueError for more than there are, or too few."""
     q, k, v = parts
     if not (0 if program.cross else q.shape[2]) <= count <= k.shape[2]:
         raise ValueError(
@@ -421,8 +416,7 @@ def check_tensor(
     shape: tuple[int, ...],
     device: torch.device | None,
 ) -> None:
-    """Raises unless a tensor is dense, of one of some types, which are called a `kind`, of a shape,
-    and on the device of q, if it is given."""
+    """Raises unless a tensor is dense, of some types, called a `kind`, a shape, and on a device."""
     check_strided(name, tensor)
     if tensor.dtype not in types:
         raise TypeError(f"{name} must be {kind}, got {tensor.dtype}")

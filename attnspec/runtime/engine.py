@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch.nn.functional import pad
 
+from attnspec.backends.common.merging import Partial
 from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.torch_modes import (
     apart,
@@ -204,7 +205,7 @@ class Engine:
                 mine = self._of_group(group, prepared, mine, choices, q)
             if return_lse or reusable:
                 out, lse = self._merging(group.kernel, rows, mine, return_lse)
-                sums.append(_unknown(out) if lse is None else lse)
+                sums.append(lse)
             else:
                 out = group.kernel(*rows, mine)
             outs.append(out)
@@ -229,15 +230,17 @@ class Engine:
         tables = self.tables(group, prepared.layer, call.tables)
         return replace(call, tables=tables, data=data, known=known)
 
-    def _merging(self, kernel: Kernel, parts: Parts, call: Call, return_lse: bool) -> Outputs:
-        """The output, and log-sum-exps where they are asked for or computed anyway."""
+    def _merging(self, kernel: Kernel, parts: Parts, call: Call, return_lse: bool) -> Partial:
+        """The output, and log-sum-exps where they are asked for or computed anyway, else 0."""
         if (return_lse or _reuses(kernel, parts[0])) and isinstance(kernel, Mergeable):
             out, lse = kernel.partial(*parts, call)
             if lse is not None:
                 return out, lse
         if return_lse:
             raise no_log_sum_exps(self.program)
-        return kernel(*parts, call), None
+        out = kernel(*parts, call)
+        wide = torch.promote_types(out.dtype, torch.float32)
+        return out, out.new_zeros(out.shape[:3], dtype=wide)
 
     def check_data(self, data: Mapping[str, torch.Tensor], n: int, m: int | None = None) -> None:
         """Raises ValueError where the inputs of n positions, read by m queries of another sequence
@@ -254,8 +257,7 @@ class Engine:
             self._exact.get(read, lambda: check_exact(self.computed, data, n, m), n, m)
 
     def laid_out(self, parts: Parts, call: Call) -> tuple[Parts, Call]:
-        """A call with keys and values at as many positions as hold two sequences, those behind the
-        keys being no keys."""
+        """A call at as many positions as hold two sequences, those behind the keys no keys."""
         q, k, v = parts
         n = k.shape[2]
         crossing = self.binder.crossing(q.shape[2], n)
@@ -323,8 +325,7 @@ class Engine:
     def decided(
         self, decisions: Sequence[Decision], layer: int, parts: Parts, call: Call, keys: int
     ) -> dict[DataDependent, Choice]:
-        """Data-dependent choices for q and k as they are laid out, of which `keys` are keys, by
-        graph."""
+        """Data-dependent choices by graph, for q and k as they are laid out, with so many keys."""
         q, k, _ = parts
         if not decisions or 0 in (q.shape[0], q.shape[2], k.shape[2]):
             return {}
@@ -493,11 +494,6 @@ def rows_of(table: torch.Tensor, layer: int, heads: Selection | Sequence[int]) -
 def _reuses(kernel: Kernel, q: torch.Tensor) -> bool:
     """Whether a kernel gives log-sum-exps in passing, and goes on from them."""
     return q.device.type in getattr(kernel, "reuses", ())
-
-
-def _unknown(out: torch.Tensor) -> torch.Tensor:
-    """What stands for log-sum-exps that nobody asked for, beside an output [B, H, n_q, d_v]."""
-    return out.new_zeros(out.shape[:3], dtype=torch.promote_types(out.dtype, torch.float32))
 
 
 def nothing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Outputs:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Never, Protocol, TypeAlias, cast
@@ -16,6 +15,7 @@ from torch.nn import functional
 from attnspec.backends.common.merging import merged
 from attnspec.backends.common.torch_modes import is_transformed, is_watched
 from attnspec.backends.planner import require_willing
+from attnspec.ir.api_checks import index_of
 from attnspec.ir.program import Leaf, Program
 from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
@@ -190,10 +190,10 @@ class SelfAttention(_OneLayer):
             nn.init.normal_(self.extra, std=DEVIATION, generator=generator)
 
     def extra_repr(self) -> str:
-        grouped = f", num_kv_heads={self.num_kv_heads}"
+        fewer = self.num_kv_heads < self.num_heads
+        grouped = f", num_kv_heads={self.num_kv_heads}" if fewer else ""
         return (
-            f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
-            f"{grouped if self.num_kv_heads < self.num_heads else ''}, layer={self.layer}"
+            f"embed_dim={self.embed_dim}, num_heads={self.num_heads}{grouped}, layer={self.layer}"
         )
 
     def forward(
@@ -271,8 +271,7 @@ class SelfAttention(_OneLayer):
     def _heads(
         self, x: torch.Tensor, first: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q [B, H, n, d], k and v [B, H_kv, n, d] of tokens whose first has this position; values
-        in the place of what is not read."""
+        """q [B, H, n, d], k and v [B, H_kv, n, d] of tokens from a position on; v where unread."""
         named = {"v": x}
         if self.read:
             both = functional.linear(x, self.in_weight, self.in_bias)
@@ -280,10 +279,8 @@ class SelfAttention(_OneLayer):
                 both = functional.gelu(both)
             named = dict(zip(self.read, torch.split(both, self.widths, -1), strict=True))
         counts = [1] * 3 if self.mixing else [self.num_heads] + 2 * [self.num_kv_heads]
-        q, k, v = (
-            _split(named.get(name, named["v"]), count)
-            for name, count in zip("qkv", counts, strict=True)
-        )
+        each = zip("qkv", counts, strict=True)
+        q, k, v = (_split(named.get(name, named["v"]), count) for name, count in each)
         k = self._with_shared(q, k)
         if self.rotary is not None:
             positions = self.attention.positions(first, x.shape[1], x.device)
@@ -474,8 +471,7 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         return real, added
 
     def _check(self, *parts: torch.Tensor) -> None:
-        """Raises unless query, key and value are dense tensors of floats, of two or three axes, of
-        the widths and the type of the weights."""
+        """Raises unless query, key and value are dense floats of fitting shapes and type."""
         for name, x in zip(("query", "key", "value"), parts, strict=True):
             _check_floats(name, x)
             if x.is_nested:
@@ -483,19 +479,15 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
                     f"{name} must be a dense tensor, got a nested one: build torch's encoder with"
                     " enable_nested_tensor=False; `attnspec.packed` takes packed documents"
                 )
-        shapes = [list(x.shape) for x in parts]
+        who, shapes = "query, key and value must", [list(x.shape) for x in parts]
         if {len(shape) for shape in shapes} not in ({2}, {3}):
-            raise ValueError(
-                f"query, key and value must have two axes each, or three, got {shapes}"
-            )
+            raise ValueError(f"{who} have two axes each, or three, got {shapes}")
         widths = [self.embed_dim, self.kdim, self.vdim]
         if [shape[-1] for shape in shapes] != widths:
-            raise ValueError(f"query, key and value must end in {widths}, got the shapes {shapes}")
+            raise ValueError(f"{who} end in {widths}, got the shapes {shapes}")
         dtype, types = self.out_proj.weight.dtype, [str(x.dtype) for x in parts]
         if set(types) != {str(dtype)} and not torch.is_autocast_enabled(parts[0].device.type):
-            raise TypeError(
-                f"query, key and value must be {dtype} as the weights, got {', '.join(types)}"
-            )
+            raise TypeError(f"{who} be {dtype} as the weights, got {', '.join(types)}")
 
     def _heads(self, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """q, k and v [B, H, n, d] of query, key and value."""
@@ -516,20 +508,15 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         return q, self._with_shared(q, k), v
 
     def _extra_keys(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The scores [B, H, n_q, e] and the values [1, H, e, d] of the learned key and the zero
-        key, which every query reads beside those of the spec; None where there are none."""
-        keys: list[torch.Tensor] = []
-        values: list[torch.Tensor] = []
-        if self.bias_k is not None and self.bias_v is not None:
-            for learned, into in ((self.bias_k, keys), (self.bias_v, values)):
-                into.append(_split(learned, self.num_heads).to(q.dtype))
-        if self.add_zero_attn:
-            for into in (keys, values):
-                into.append(q.new_zeros(1, self.num_heads, 1, self.head_dim))
-        if not keys:
+        """Scores [B, H, n_q, e] and values [1, H, e, d] of the learned and the zero key, if any."""
+        if self.bias_k is None and not self.add_zero_attn:
             return None
-        scores = q @ torch.cat(keys, 2).transpose(-1, -2) / math.sqrt(self.head_dim)
-        return scores, torch.cat(values, 2)
+        none = q.new_zeros(1, self.num_heads, int(self.add_zero_attn), self.head_dim)
+        keys, values = (
+            none if x is None else torch.cat([_split(x, self.num_heads).to(q.dtype), none], 2)
+            for x in (self.bias_k, self.bias_v)
+        )
+        return q @ keys.transpose(-1, -2) / math.sqrt(self.head_dim), values
 
     def _attended(
         self,
@@ -544,13 +531,10 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         More queries than keys, which every pair that is read allows, come as many at a time as
         there are keys."""
         (real, added), n_q, n_k = masks, q.shape[2], k.shape[2]
-        rest: dict[str, Any] = {
-            "layer": self._drawn_as,
-            "key_padding_mask": real,
-            "dropout_p": self.dropout if self.training else 0,
-            "inputs": inputs,
-            "return_lse": extra is not None,
-        }
+        dropout_p = self.dropout if self.training else 0
+        rest: dict[str, Any] = {"layer": self._drawn_as, "return_lse": extra is not None}
+        rest |= {"key_padding_mask": real, "dropout_p": dropout_p, "inputs": inputs}
+        of_masked = self._drawn_as, (real, inputs, dropout_p), extra is not None
         each: Sequence[torch.Tensor] = [q]
         rows: Sequence[torch.Tensor | None] = [added]
         if n_q > n_k > 0 and not self.attention.program.cross:
@@ -559,14 +543,14 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
             rows = [None] * len(each) if whole is None else torch.split(whole, n_k, 2)
         v, attend = seen[:, :, :n_k], self.attention
         outputs: list[Any] = [
-            attend(x, k, v, **rest) if y is None else attend.masked(x, k, v, y, **rest)
+            attend(x, k, v, **rest) if y is None else attend.masked((x, k, v), y, *of_masked)
             for x, y in zip(each, rows, strict=True)
         ]
         if extra is None:
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
         output = [torch.cat(part, 2) for part in zip(*outputs, strict=True)]
         scores = extra[0].to(output[1].dtype)
-        weights = functional.dropout(functional.softmax(scores, -1), rest["dropout_p"])
+        weights = functional.dropout(functional.softmax(scores, -1), dropout_p)
         more = weights.to(seen.dtype) @ seen[:, :, n_k:], torch.logsumexp(scores, -1)
         return merged((output[0], output[1]), more)[0]
 
@@ -582,37 +566,35 @@ def _is_same(query: torch.Tensor, key: torch.Tensor) -> bool:
     return alike and query.device == key.device and query.data_ptr() == key.data_ptr() != 0
 
 
+def _check_mask(name: str, mask: torch.Tensor, *shapes: list[int]) -> None:
+    """Raises unless a mask has one of some shapes, and is bool or of numbers."""
+    if list(mask.shape) not in shapes:
+        some = " or ".join(map(str, shapes))
+        raise ValueError(f"{name} must have the shape {some}, got {list(mask.shape)}")
+    if mask.dtype not in (torch.bool, *FLOATS):
+        raise TypeError(f"{name} must be bool or of a floating type, got {mask.dtype}")
+
+
 def _added(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """What `attn_mask` adds to the scores, [1 or B, 1 or H, n_q, n_k]."""
-    batch, heads, n_q, _ = q.shape
-    n_k, shape = k.shape[2], list(mask.shape)
-    if shape not in ([n_q, n_k], [batch * heads, n_q, n_k]):
-        raise ValueError(
-            f"attn_mask must have the shape {[n_q, n_k]} or {[batch * heads, n_q, n_k]},"
-            f" got {shape}"
-        )
+    (batch, heads, n_q, _), n_k = q.shape, k.shape[2]
+    _check_mask("attn_mask", mask, [n_q, n_k], [batch * heads, n_q, n_k])
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, -torch.inf)
-    elif mask.dtype not in FLOATS:
-        raise TypeError(f"attn_mask must be bool or of a floating type, got {mask.dtype}")
     return mask[None, None] if mask.dim() == 2 else torch.unflatten(mask, 0, (batch, heads))
 
 
 def _padding(
     mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Which keys are real, bool [B, n_k], and what is added to their scores [B, 1, 1, n_k], None
-    where there is nothing."""
+    """Which keys are real, bool [B, n_k], and what is added to scores, [B, 1, 1, n_k], or None."""
     if mask is None:
         return None, None
     shape = [len(q), k.shape[2]]
-    if list(mask.shape) not in (shape, shape[1:] if len(q) == 1 else shape):
-        raise ValueError(f"key_padding_mask must have the shape {shape}, got {list(mask.shape)}")
+    _check_mask("key_padding_mask", mask, shape, *[shape[1:]] * (len(q) == 1))
     mask = mask.view(shape)
     if mask.dtype == torch.bool:
         return ~mask, None
-    if mask.dtype not in FLOATS:
-        raise TypeError(f"key_padding_mask must be bool or of a floating type, got {mask.dtype}")
     real = mask > -torch.inf
     plain = ((mask == 0) | ~real).all()
     if is_watched(q):
@@ -770,13 +752,10 @@ def _read_by(program: Program) -> str:
     return "".join(name for name in "qkv" if name in read)
 
 
-def size_of(name: str, value: object) -> int:
+def size_of(name: str, value: Any) -> int:
     """A size of at least 1 as an integer; TypeError or ValueError for anything else."""
-    try:
-        size = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {type(value).__name__}") from None
-    if isinstance(value, bool) or size < 1:
+    size = index_of(name, value)
+    if size < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {value}")
     return size
 

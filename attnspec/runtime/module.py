@@ -132,8 +132,7 @@ class CompiledAttention(Learner):
         return other
 
     def redraw(self) -> None:
-        """Draws the random features of mechanisms that redraw them anew; ValueError where none
-        does."""
+        """Draws random features of mechanisms anew; ValueError where none redraws."""
         if self.draws is None:
             raise ValueError(
                 f"no mechanism of `{self.program.name}` redraws its features: say how often it does"
@@ -207,8 +206,7 @@ class CompiledAttention(Learner):
         return (out, lse) if return_lse else out
 
     def _traced(self, parts: Parts, asked: Asked) -> Outputs:
-        """A call that torch traces, or whose operators it records: one operator, of which ONNX has
-        none."""
+        """A call that torch traces, as one operator, of which ONNX has none."""
         if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
             for leaf in decided_leaves(self.program):
                 raise ValueError(
@@ -331,15 +329,10 @@ class CompiledAttention(Learner):
 
     def masked(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        parts: Parts,
         added: torch.Tensor,
-        *,
-        layer: int = 0,
-        key_padding_mask: torch.Tensor | None = None,
-        dropout_p: float = 0,
-        inputs: Mapping[str, torch.Tensor] | None = None,
+        layer: int,
+        besides: Besides,
         return_lse: bool = False,
     ) -> Any:
         """What a call returns with numbers `added` to the scores, of q's type and broadcastable to
@@ -348,15 +341,14 @@ class CompiledAttention(Learner):
         It is the definition, and costs what all pairs cost. Raises as a call does; ValueError for a
         mechanism, which has no scores, and in a traced program.
         """
-        if _is_operator(q, self.program):
+        if _is_operator(parts[0], self.program):
             raise ValueError(
                 "a mask of all pairs is not read in a traced program: say which pairs there are in"
                 " the spec, by patterns or run-time inputs"
             )
-        layer, _ = self.checked(q, k, v, layer)
-        besides = self.besides(layer, q, k, v, key_padding_mask, inputs, dropout_p)
-        call = Call(key_padding_mask, *besides)
-        out, lse = self.engine.masked(layer, (q, k, v), call, added, return_lse)
+        layer, _ = self.checked(*parts, layer)
+        call = Call(besides[0], *self.besides(layer, *parts, *besides))
+        out, lse = self.engine.masked(layer, parts, call, added, return_lse)
         return (out, lse) if return_lse else out
 
     # --- steps -----------------------------------------------------------------------------------
@@ -410,28 +402,26 @@ class CompiledAttention(Learner):
             check_exact(self.engine.computed, data, state.position + count)
         if nothing or any(work.decided or work.changes.inputs for work, _ in works):
             # a call of the next queries with all keys
-            every: Kept = k, v, padding, inputs or {}
             if not nothing:
                 before = cast("Kept | None", state.parts[0])
                 every = followed(before, (k, v, padding, data), self.program)
                 state = replace(state, parts=(every, *state.parts[1:]))
-            k, v, padding, inputs = every
+                k, v, padding, inputs = every
             rest: dict[str, Any] = {"layer": layer, "key_padding_mask": padding, "inputs": inputs}
             out = CompiledAttention.forward(self, q, k, v, **rest, return_lse=return_lse)
             return out, state.after(count, state.parts)
-        whole, outs, sums, parts = Call(padding, *besides, in_place=in_place), [], [], []
+        whole, steps = Call(padding, *besides, in_place=in_place), []
         for group, part in zip(prepared.groups, state.parts, strict=True):
             kernel = cast(Streamable, group.kernel)
             call = replace(whole, tables=self.engine.tables(group, layer, whole.tables))
-            (out, lse), after = kernel.step(*group.parts(q, k, v), call, part, return_lse)
-            if return_lse and lse is None:
+            out, after = kernel.step(*group.parts(q, k, v), call, part, return_lse)
+            if return_lse and out[1] is None:
                 raise no_log_sum_exps(self.program)
-            outs.append(out)
-            sums.append(lse)
-            parts.append(after)
+            steps.append((*out, after))
+        outs, sums, parts = zip(*steps, strict=True)
         joined: Any = prepared.joined(outs)
         if return_lse:
-            joined = joined, prepared.joined(cast("list[torch.Tensor]", sums))
+            joined = joined, prepared.joined(sums)
         return joined, state.after(count, parts)
 
     def _stream(

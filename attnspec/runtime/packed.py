@@ -189,8 +189,7 @@ def _labelled(program: Program) -> tuple[str, str]:
 
 
 def _of_nested(*given: torch.Tensor) -> tuple[Parts, torch.Tensor, torch.Tensor | None]:
-    """The tokens [T, H, d] of jagged tensors [B, H, j, d], and where documents begin and end in
-    queries, and in keys where that is elsewhere."""
+    """The tokens [T, H, d] of jagged tensors, the offsets of queries, and of keys that differ."""
     for name, x in zip("qkv", given, strict=True):
         if not x.is_nested or x.layout != torch.jagged or x.dim() != 4 or x._ragged_idx != 2:  # type: ignore[attr-defined]
             raise TypeError(

@@ -83,8 +83,7 @@ class MaskComparison:
 
     @property
     def counterexample(self) -> tuple[int, int, int] | None:
-        """The first head, query and key of which only one of the two has the pair; None where they
-        are equal."""
+        """The first head, query and key whose pair one side alone has, None if equal."""
         for head in self.heads:
             pairs = [side.examples[0] for side in (head.only_in_spec, head.only_in_mask) if side]
             if pairs:
@@ -171,8 +170,7 @@ def compare_mask(
 
 
 def given_mask(mask: object, sides: tuple[int, int], heads: int) -> np.ndarray:
-    """A mask as bool [H or 1, m, n], True = attends, `sides` being (m, n); as `compare_mask` takes
-    it."""
+    """A mask of `compare_mask` as bool [H or 1, m, n], True = attends; `sides` are (m, n)."""
     mod = _mod(mask)
     if mod is not None:
         found = of_function(mod, sides, heads)

@@ -188,8 +188,7 @@ class Meaning:
     def weights(
         self, heads: Sequence[int], at: slice, given: Numbers, steady: bool = False
     ) -> torch.Tensor:
-        """The weights [h, rows, n]; `steady` ones are divided by constants, as far as gradients
-        are concerned."""
+        """The weights [h, rows, n]; to gradients `steady` ones are divided by constants."""
         rows = torch.from_numpy(self.rows[at])
         if self.held is None:
             parts = self._alone(heads[0], given)
@@ -241,8 +240,7 @@ class Meaning:
         return head, given.q[head], given.k[head, : self.run.keys], tables
 
     def cancelled(self, head: int, given: Numbers) -> float:
-        """The largest sum of the sizes of the weights of a row, which cancel where some are
-        negative; 1 at least."""
+        """The largest sum of sizes of a row's weights, some of them negative; 1 at least."""
         if self.held is not None or not self.weighs:
             return 1.0
         parts = self._alone(head, given)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -75,8 +75,7 @@ class Trial:
             _require_affordable(work, backend.name, seconds)
             chosen.append((resolved, backend.name, seconds))
         q, k = (torch.empty(1, run.heads, rows, 0) for rows in (run.n_q, run.keys))
-        engine = run.module.engine
-        program = run.module.program
+        engine, program = run.module.engine, run.module.program
         data, tables = taken_apart(program, check_inputs(program, run.data, q, k, None), run.keys)
         call = Call(data=data, tables=tables)
         given = engine.laid_out((q, k, k), call)[1].data
@@ -86,9 +85,9 @@ class Trial:
             for group in prepared.groups
             for place, head in enumerate(group.heads)
         }
-        self.parts = []
+        self.parts: list[Meaning] = []
         for (work, heads), (resolved, name, seconds) in zip(works, chosen, strict=True):
-            kernel: Any = kernels[heads[0]][0]
+            kernel, place = cast("tuple[Any, int]", kernels[heads[0]])
             if forced and hasattr(kernel, "dense_seconds"):
                 # tables that were asked for are tried also where dense would cost less
                 kernel.dense_seconds = math.inf
@@ -103,24 +102,14 @@ class Trial:
             held = held or getattr(getattr(kernel, "layout", None), "tables", None)
             if work.mechanism is None:
                 resolved = replace(resolved, reads=work.reads)
-            part = Meaning(
-                work=resolved,
-                heads=heads,
-                backend=name,
-                run=run,
-                rows=self.rows,
-                learned=tuple(x for x in engine.tables_of(work) if x[1] not in engine.pairs),
-                known=known,
-                seconds=seconds,
-                tables=held if isinstance(held, Tables) else None,
-                place=kernels[heads[0]][1],
-            )
-            self.parts.append(part)
+            learned = tuple(x for x in engine.tables_of(work) if x[1] not in engine.pairs)
+            tried = held if isinstance(held, Tables) else None, place
+            means = resolved, heads, name, run, self.rows, learned, known, seconds
+            self.parts.append(Meaning(*means, *tried))
 
     @property
     def computed(self) -> Computed:
-        """What is computed of numbers: the same works but for what says which pairs they have, and
-        the same pairs."""
+        """What is computed of numbers: works, whatever says which pairs they have, and pairs."""
         every = np.arange(self.run.first, self.run.n)
         return frozenset(
             (replace(part.work, relation=ANY), part.heads, part.read(every).tobytes())
@@ -162,8 +151,7 @@ class Trial:
                 yield run.check(each.heads, each.backend, what, len(self.rows), text)
 
     def _runs(self) -> bool:
-        """Whether outputs and gradients are computed; raises TooMuch where nothing would be
-        examined then."""
+        """Whether numbers are computed; raises TooMuch where nothing would be examined then."""
         run, seconds = self.run, sum(part.seconds * len(part.heads) for part in self.parts)
         many = run.n * run.heads > LIMITS.positions_computed
         if run.n <= LIMITS.every_pair or not (seconds > RUN or many):
@@ -209,10 +197,10 @@ class Trial:
 
     def _meanings(self) -> list[Meaning]:
         """What is compared of numbers."""
-        meanings, run = [], self.run
+        meanings = []
         for part in self.parts:
             formula, dense = part.work.mechanism is not None, part.backend == "dense"
-            if formula and run.n > LIMITS.every_pair:
+            if formula and self.run.n > LIMITS.every_pair:
                 self.skipped.append(
                     f"mechanisms: their formulas are written out up to n = {LIMITS.every_pair:,}"
                 )
