@@ -126,12 +126,12 @@ class ParallelAttention(torch.nn.Module):
     def partition_of(self, n: int) -> Partition:
         """Which positions each rank holds of n."""
         n = length_of(n)
-        given, program, ranks = self.partition, self.module.program, self.mesh.ranks
-        if given is not None and given.n != n:
+        fixed, program, ranks = self.partition, self.module.program, self.mesh.ranks
+        if fixed is not None and fixed.n != n:
             raise ValueError(
-                f"the partition that was given is one of {given.n:,} positions, got n = {n:,}"
+                f"the partition that was given is one of {fixed.n:,} positions, got n = {n:,}"
             )
-        return given or self._partitions.get(n, lambda: plan(program, n, ranks).partition)
+        return fixed or self._partitions.get(n, lambda: plan(program, n, ranks).partition)
 
     def shard(self, x: torch.Tensor, dim: int = 2) -> torch.Tensor:
         """This rank's part of a whole tensor that every rank has, cut along an axis."""
@@ -377,8 +377,8 @@ _OF_PAIRS = "floating type", "number of heads", "number of keys"
 def _random_state(device: torch.device) -> int:
     """What tells the random state of a device from others, from 1 to 2 ** 62."""
     cpu = device.type == "cpu"
-    given: Any = torch.random if cpu else torch.get_device_module(device)
-    state = given.get_rng_state() if cpu else given.get_rng_state(device)
+    source: Any = torch.random if cpu else torch.get_device_module(device)
+    state = source.get_rng_state() if cpu else source.get_rng_state(device)
     return 1 + (int.from_bytes(sha256(state.numpy().tobytes()).digest()[:8]) >> 2)
 
 

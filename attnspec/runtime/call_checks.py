@@ -333,15 +333,15 @@ def check_finite(
     for name, x in {"q": q, "k": k, "v": v, **scores}.items():
         if not x.is_floating_point() or x.device.type == "meta":
             continue
-        given, block = name in scores, "" if name in pair_inputs(program) else " block"
-        wrong = ~x.isfinite() & (x != -torch.inf) if given else ~x.isfinite()
+        scored, block = name in scores, "" if name in pair_inputs(program) else " block"
+        wrong = ~x.isfinite() & (x != -torch.inf) if scored else ~x.isfinite()
         if bool(wrong.any()):
             place = wrong.nonzero()[0].tolist()
-            last = (f"query{block}", f"key{block}") if given else ("position", "number")
+            last = (f"query{block}", f"key{block}") if scored else ("position", "number")
             axes = zip(("sample", "head", *last), place, strict=False)
             at = ", ".join(f"{axis} {index}" for axis, index in axes)
             raise ValueError(
-                f"{f'the input `{name}`' if given else name} must be finite, got"
+                f"{f'the input `{name}`' if scored else name} must be finite, got"
                 f" {float(x.detach()[tuple(place)])} at {at}, and {int(wrong.sum()):,} such of"
                 f" {x.numel():,} numbers"
             )

@@ -112,8 +112,8 @@ class SelfAttention(_OneLayer):
         shared: SelfAttention | None = None,
     ) -> None:
         super().__init__()
-        given = spec, embed_dim, num_heads, layer, backend
-        program, width, self.num_heads, layer = _arguments(*given)
+        asked = spec, embed_dim, num_heads, layer, backend
+        program, width, self.num_heads, layer = _arguments(*asked)
         self.embed_dim, self.dropout = width, check_dropout(dropout)
         self.extra_tokens, mechanism = program.extra_tokens, program.attends[0].mechanism
         # the mixing without heads that the layer is, or nothing
@@ -190,11 +190,9 @@ class SelfAttention(_OneLayer):
             nn.init.normal_(self.extra, std=DEVIATION, generator=generator)
 
     def extra_repr(self) -> str:
-        fewer = self.num_kv_heads < self.num_heads
-        grouped = f", num_kv_heads={self.num_kv_heads}" if fewer else ""
-        return (
-            f"embed_dim={self.embed_dim}, num_heads={self.num_heads}{grouped}, layer={self.layer}"
-        )
+        heads, key_heads = self.num_heads, self.num_kv_heads
+        grouped = f", num_kv_heads={key_heads}" if key_heads < heads else ""
+        return f"embed_dim={self.embed_dim}, num_heads={heads}{grouped}, layer={self.layer}"
 
     def forward(
         self,
@@ -369,8 +367,8 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         layer: int = 0,
         backend: str = "auto",
     ) -> None:
-        given = spec, embed_dim, num_heads, layer, backend
-        alone, embed_dim, num_heads, layer = _arguments(*given, two=True)
+        asked = spec, embed_dim, num_heads, layer, backend
+        alone, embed_dim, num_heads, layer = _arguments(*asked, two=True)
         _check_attends(alone, add_bias_kv, add_zero_attn)
         more = add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         super().__init__(embed_dim, num_heads, check_dropout(dropout), bias, *more)

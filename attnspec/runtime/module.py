@@ -221,9 +221,9 @@ class CompiledAttention(Learner):
         if keys is not None:
             check_tensor("keys", keys, INTEGERS, "an integer type", (), None)
         seed = torch.randint(1 << 62, ()) if dropout_p else None
-        given = self.engine.text, [*learned.values()], [*data.values()], besides[0]
+        rest = self.engine.text, [*learned.values()], [*data.values()], besides[0]
         outputs: Outputs = torch.ops.attnspec.attention(
-            *parts, *given, layer, dropout_p, seed, *draws, return_lse, start, keys
+            *parts, *rest, layer, dropout_p, seed, *draws, return_lse, start, keys
         )
         return outputs
 

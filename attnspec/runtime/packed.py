@@ -69,17 +69,18 @@ def packed(
     value: object = module
     if not isinstance(value, CompiledAttention):
         raise TypeError(f"module must be what spec.compile() returns, got {type(value).__name__}")
+    rest: dict[str, Any] = {"layer": layer, "dropout_p": dropout_p}
     if torch.compiler.is_dynamo_compiling():
         # documents are counted before anything runs, which a traced program cannot
         outside = torch.compiler.disable(packed)  # type: ignore[no-untyped-call]
-        given = module, q, k, v, cu_seqlens, cu_seqlens_k
-        return cast(torch.Tensor, outside(*given, layer=layer, dropout_p=dropout_p, inputs=inputs))
+        arguments = module, q, k, v, cu_seqlens, cu_seqlens_k
+        return cast(torch.Tensor, outside(*arguments, inputs=inputs, **rest))
     if module.program.cross:
         raise ValueError(
             f"`{module.program.name}` joins two sequences, and packed documents are one each: call"
             " the module for each document"
         )
-    layer = check_layer(module.program, layer)
+    rest["layer"] = check_layer(module.program, layer)
     nested = any(getattr(x, "is_nested", False) for x in (q, k, v))
     if nested:
         if cu_seqlens is not None or cu_seqlens_k is not None:
@@ -87,7 +88,6 @@ def packed(
         (q, k, v), cu_seqlens, cu_seqlens_k = _of_nested(q, k, v)
     if cu_seqlens is None:
         raise ValueError("cu_seqlens must say where documents begin and end, int [documents + 1]")
-    rest = {"layer": layer, "dropout_p": dropout_p}
     out = _of_documents(module, (q, k, v), cu_seqlens, cu_seqlens_k, inputs, rest)
     return (
         torch.nested.nested_tensor_from_jagged(out, cu_seqlens).transpose(1, 2) if nested else out

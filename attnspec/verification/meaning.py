@@ -186,18 +186,18 @@ class Meaning:
         return parameters
 
     def weights(
-        self, heads: Sequence[int], at: slice, given: Numbers, steady: bool = False
+        self, heads: Sequence[int], at: slice, numbers: Numbers, steady: bool = False
     ) -> torch.Tensor:
         """The weights [h, rows, n]; to gradients `steady` ones are divided by constants."""
         rows = torch.from_numpy(self.rows[at])
         if self.held is None:
-            parts = self._alone(heads[0], given)
+            parts = self._alone(heads[0], numbers)
             return weights_of(self.work, *parts, steady=steady)[None, rows - self.run.first]
-        some, q = list(heads), given.q
+        some, q = list(heads), numbers.q
         scores = q[some][:, rows - self.run.first] * scale_of(self.work, q.shape[2])
-        scores = (scores @ given.k[some].mT)[None, :, None, None]
+        scores = (scores @ numbers.k[some].mT)[None, :, None, None]
         change = ScoreFunction(self.work.changes, some, self.work.length, torch.device("cpu"))
-        symbols, tables = self._symbols(some, rows), self.learned_by(heads, given.learned)
+        symbols, tables = self._symbols(some, rows), self.learned_by(heads, numbers.learned)
         scores = change(scores, symbols, tables)[0, :, 0, 0]
         row_shares = shares(scores, torch.from_numpy(self.held[at]), self.work.normalize)
         if steady and row_shares.total is not None:
@@ -220,59 +220,59 @@ class Meaning:
         return found
 
     def outputs(
-        self, heads: Sequence[int], at: slice, given: Numbers, steady: bool
+        self, heads: Sequence[int], at: slice, numbers: Numbers, steady: bool
     ) -> torch.Tensor:
         """The outputs [h, rows, d]."""
         if self.weighs:
-            weights = self.weights(heads, at, given, steady)
-            return weights @ given.v[list(heads), : weights.shape[2]]
-        head, queries, keys, tables = self._alone(heads[0], given)
-        out = defined(self.work, head, queries, keys, given.v[head, : self.run.keys], tables)
+            weights = self.weights(heads, at, numbers, steady)
+            return weights @ numbers.v[list(heads), : weights.shape[2]]
+        head, queries, keys, tables = self._alone(heads[0], numbers)
+        out = defined(self.work, head, queries, keys, numbers.v[head, : self.run.keys], tables)
         return out[None, torch.from_numpy(self.rows[at]) - self.run.first]
 
     def _alone(
-        self, head: int, given: Numbers
+        self, head: int, numbers: Numbers
     ) -> tuple[int, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """A head, with its queries, keys, and what it has learned and its scores read."""
-        tables = {name: x[0] for name, x in self.learned_by([head], given.learned).items()}
+        tables = {name: x[0] for name, x in self.learned_by([head], numbers.learned).items()}
         if self.work.changes.inputs:
             tables |= self._symbols([head], torch.arange(self.run.first, self.run.n))
-        return head, given.q[head], given.k[head, : self.run.keys], tables
+        return head, numbers.q[head], numbers.k[head, : self.run.keys], tables
 
-    def cancelled(self, head: int, given: Numbers) -> float:
+    def cancelled(self, head: int, numbers: Numbers) -> float:
         """The largest sum of sizes of a row's weights, some of them negative; 1 at least."""
         if self.held is not None or not self.weighs:
             return 1.0
-        parts = self._alone(head, given)
+        parts = self._alone(head, numbers)
         sizes, total = magnitudes_of(self.work, *parts), totals_of(self.work, *parts)
         return max(1.0, divided(self.work, sizes, total).abs().sum(-1).max().item())
 
 
-def results(meanings: Sequence[Meaning], given: Numbers, *, sized: bool) -> Results:
+def results(meanings: Sequence[Meaning], numbers: Numbers, *, sized: bool) -> Results:
     """What heads are meant to compute, with the largest numbers if `sized`."""
-    found = _swept(meanings, given, steady=False)
+    plain = _swept(meanings, numbers, steady=False)
     if not sized:
-        return found
-    largest = torch.zeros(len(given.q), dtype=given.q.dtype)
-    for x in (*found.heads, *_swept(meanings, given, steady=True).heads[1:]):
+        return plain
+    largest = torch.zeros(len(numbers.q), dtype=numbers.q.dtype)
+    for x in (*plain.heads, *_swept(meanings, numbers, steady=True).heads[1:]):
         if x[0].numel():
             largest = torch.maximum(largest, x.abs().flatten(1).amax(1))
     with torch.no_grad():
         for meaning in meanings:
             for head in meaning.heads:
-                most = meaning.cancelled(head, given)
+                most = meaning.cancelled(head, numbers)
                 largest[head] = most * max(float(largest[head]), most * (meaning.held is None))
-    return replace(found, largest=tuple(largest.tolist()))
+    return replace(plain, largest=tuple(largest.tolist()))
 
 
-def _swept(meanings: Sequence[Meaning], given: Numbers, steady: bool) -> Results:
+def _swept(meanings: Sequence[Meaning], numbers: Numbers, steady: bool) -> Results:
     """The outputs, and the gradients of q, k, v and of what is learned."""
-    leaves = [x.detach().requires_grad_() for x in given[:3]]
-    learned = {name: x.detach().requires_grad_() for name, x in given.learned.items()}
-    followed = Numbers(*leaves, learned, given.grad)
+    leaves = [x.detach().requires_grad_() for x in numbers[:3]]
+    learned = {name: x.detach().requires_grad_() for name, x in numbers.learned.items()}
+    followed = Numbers(*leaves, learned, numbers.grad)
     out: torch.Tensor | None = None
     for meaning in meanings:
-        grad = given.grad[:, torch.from_numpy(meaning.rows - meaning.run.first)]
+        grad = numbers.grad[:, torch.from_numpy(meaning.rows - meaning.run.first)]
         out = torch.zeros_like(grad) if out is None else out
         for heads, at in meaning.chunks():
             outs = meaning.outputs(heads, at, followed, steady)

@@ -135,11 +135,11 @@ class Trial:
         exact = self._meant(meanings, drawn)
         kinds = {"pairs": (torch.float64,), "values": (torch.float32,)}
         for kind in kinds.get(depth, (torch.float64, torch.float32)):
-            given, rough = drawn, None
+            numbers, rough = drawn, None
             if kind == torch.float32:
-                given = drawn.to(kind)
-                rough = self._meant(meanings, given)
-            results = self._found(given)
+                numbers = drawn.to(kind)
+                rough = self._meant(meanings, numbers)
+            results = self._found(numbers)
             for each in meanings:
                 if rough is None and not each.weighs:
                     continue
@@ -221,44 +221,44 @@ class Trial:
         learned = {name: x.detach().double() for name, x in run.module.named_parameters()}
         return Numbers(q[0], k[0], v[0], learned, grad[0])
 
-    def _meant(self, meanings: Sequence[Meaning], given: Numbers) -> Results:
+    def _meant(self, meanings: Sequence[Meaning], numbers: Numbers) -> Results:
         """Outputs and gradients by the definition; the largest numbers in float64 alone."""
-        tensors = given.q, given.k, given.v, given.grad, *given.learned.values()
+        tensors = numbers.q, numbers.k, numbers.v, numbers.grad, *numbers.learned.values()
         key = (
             *((each.work, each.heads) for each in meanings),
-            self.run.layers[0] if given.learned else None,
+            self.run.layers[0] if numbers.learned else None,
             self.rows.tobytes(),
             *(x.numpy().tobytes() for x in tensors),
         )
-        sized = given.q.dtype == torch.float64
-        found: Results = self.known.get(key, lambda: results(meanings, given, sized=sized))
+        sized = numbers.q.dtype == torch.float64
+        found: Results = self.known.get(key, lambda: results(meanings, numbers, sized=sized))
         return found
 
-    def _found(self, given: Numbers) -> Results:
+    def _found(self, numbers: Numbers) -> Results:
         """Outputs and gradients of the module; of what is learned in float32 alone."""
-        single = given.grad.dtype == torch.float32
+        single = numbers.grad.dtype == torch.float32
         learned = dict(self.run.module.named_parameters()) if single else {}
-        parts = [x[None] for x in given[:3]]
-        out, *grads = self.run.differentiated(parts, given.grad[None], learned.values())
+        parts = [x[None] for x in numbers[:3]]
+        out, *grads = self.run.differentiated(parts, numbers.grad[None], learned.values())
         heads = out[0][:, self._at], *(x[0] for x in grads[:3])
         return Results(heads, dict(zip(learned, grads[3:], strict=True)))
 
     def _pair_fault(
-        self, meaning: Meaning, fault: tuple[int, int | None, str], given: Numbers
+        self, meaning: Meaning, fault: tuple[int, int | None, str], numbers: Numbers
     ) -> str | None:
         """The first key that a query of a wrong output weighs otherwise than it should: the
         gradient of one column of the values is the weights."""
         head, place, _ = fault
         if place is None:
             return None
-        q, k = given.q[None], given.k[None]
+        q, k = numbers.q[None], numbers.k[None]
         row = int(self.rows[place])
         v = torch.zeros(*k.shape[:3], 1, dtype=k.dtype, requires_grad=True)
         grad = torch.zeros(*q.shape[:3], 1, dtype=q.dtype)
         grad[0, head, row - self.run.first] = 1.0
         found = gradients(self.run(q, k, v), grad, [v])[0][0, head, :, 0]
         meant = torch.zeros_like(found)
-        some = meaning.weights([head], slice(place, place + 1), given)[0, 0].detach()
+        some = meaning.weights([head], slice(place, place + 1), numbers)[0, 0].detach()
         meant[: len(some)] = some
         missing = found.eq(0) & (meant > SMALLEST)
         mask = meant.ne(0) if meaning.held is None else torch.from_numpy(meaning.held[place])
