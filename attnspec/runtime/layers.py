@@ -431,8 +431,7 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         values = v if extra is None else torch.cat([v, extra[1].expand(len(v), -1, -1, -1)], 2)
         seen = values
         if need_weights:
-            # an output is its weights times the values: with the identity, and a column where
-            # there are no keys, it is the weights
+            # of the identity, with a column where there are no keys, outputs are the weights
             count = values.shape[2]
             one = torch.eye(count, max(1, count), dtype=values.dtype, device=values.device)
             seen = one.expand(*values.shape[:2], -1, -1)

@@ -410,11 +410,18 @@ class CompiledAttention(Learner):
             rest: dict[str, Any] = {"layer": layer, "key_padding_mask": padding, "inputs": inputs}
             out = CompiledAttention.forward(self, q, k, v, **rest, return_lse=return_lse)
             return out, state.after(count, state.parts)
-        whole, steps = Call(padding, *besides, in_place=in_place), []
+        call = Call(padding, *besides, in_place=in_place)
+        return self._go_on(replace(prepared, layer=layer), (q, k, v), call, state, return_lse)
+
+    def _go_on(
+        self, prepared: Prepared, tensors: Parts, whole: Call, state: StreamState, return_lse: bool
+    ) -> Any:
+        """A step by kernels that go on from the parts of a state."""
+        steps = []
         for group, part in zip(prepared.groups, state.parts, strict=True):
             kernel = cast(Streamable, group.kernel)
-            call = replace(whole, tables=self.engine.tables(group, layer, whole.tables))
-            out, after = kernel.step(*group.parts(q, k, v), call, part, return_lse)
+            call = replace(whole, tables=self.engine.tables(group, prepared.layer, whole.tables))
+            out, after = kernel.step(*group.parts(*tensors), call, part, return_lse)
             if return_lse and out[1] is None:
                 raise no_log_sum_exps(self.program)
             steps.append((*out, after))
@@ -422,7 +429,7 @@ class CompiledAttention(Learner):
         joined: Any = prepared.joined(outs)
         if return_lse:
             joined = joined, prepared.joined(sums)
-        return joined, state.after(count, parts)
+        return joined, state.after(tensors[0].shape[2], parts)
 
     def _stream(
         self, layer: int, heads: int, keys: int, device: str, keep_all: bool

@@ -66,9 +66,8 @@ def packed(
 
     Raises TypeError or ValueError, with the shapes, for tensors that do not fit.
     """
-    value: object = module
-    if not isinstance(value, CompiledAttention):
-        raise TypeError(f"module must be what spec.compile() returns, got {type(value).__name__}")
+    if not isinstance(cast(object, module), CompiledAttention):
+        raise TypeError(f"module must be what spec.compile() returns, got {type(module).__name__}")
     rest: dict[str, Any] = {"layer": layer, "dropout_p": dropout_p}
     if torch.compiler.is_dynamo_compiling():
         # documents are counted before anything runs, which a traced program cannot
@@ -89,9 +88,8 @@ def packed(
     if cu_seqlens is None:
         raise ValueError("cu_seqlens must say where documents begin and end, int [documents + 1]")
     out = _of_documents(module, (q, k, v), cu_seqlens, cu_seqlens_k, inputs, rest)
-    return (
-        torch.nested.nested_tensor_from_jagged(out, cu_seqlens).transpose(1, 2) if nested else out
-    )
+    of_jagged = torch.nested.nested_tensor_from_jagged
+    return of_jagged(out, cu_seqlens).transpose(1, 2) if nested else out
 
 
 def _of_documents(
