@@ -29,13 +29,7 @@ from attnspec.lower.mechanism_sizes import longest_of
 from attnspec.lower.work import BackendError, is_on_request
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import AttnSpecError, InternalError
-from attnspec.verification import (
-    Verification,
-    beyond,
-    mask_alone,
-    verify,
-    verify_alone,
-)
+from attnspec.verification import Alone, Verification, beyond, mask_alone, verify
 from attnspec.verification.meaning import Known
 from attnspec.verification.trial import Depth
 
@@ -139,7 +133,7 @@ def _verified_alone(spec: Elaborated, body: str) -> str:
     n, lines = _small(program), []
     if n <= LONGEST:
         try:
-            found = verify_alone(program, n, space[class_name(program.name)])
+            found = verify(program, n, module=Alone(program, space[class_name(program.name)]))
         except BindError as error:
             return f"Not verified when it was compiled: {error}."
         _require_ok(found, AUTO)

@@ -77,8 +77,7 @@ class Tensors:
         return self.batch * heads * self.head_dim * self.element
 
     def partial_bytes(self, heads: int) -> int:
-        """The bytes of its partial result: log-sum-exps, and what they weigh, are float32 at
-        least."""
+        """The bytes of its partial result: log-sum-exps and outputs are float32 at least."""
         return self.batch * heads * (self.value_dim + 1) * max(4, self.element)
 
 
@@ -102,17 +101,17 @@ class Reading:
         relation = self.relation
         if self.n > LISTED and is_scattered(relation):
             relation = possible(relation, is_scattered)
-        sides: list[Neighbours | None] = []
-        for each in (relation, transpose_of(relation)):
+
+        def listed(each: Relation) -> Neighbours | None:
             try:
-                sides.append(neighbours([each], self.n))
+                return neighbours([each], self.n)
             except TooMuch:
-                sides.append(None)
-        return sides[0], sides[1]
+                return None
+
+        return listed(relation), listed(transpose_of(relation))
 
     def mark(self, some: np.ndarray, into: np.ndarray, readers: bool = False) -> None:
-        """Set `into`, bool [n], at the keys of some queries (ascending), or at the `readers` of
-        some keys, at least."""
+        """Set `into`, bool [n], at the keys of some queries, ascending, or `readers` of keys."""
         pairs = self._joined[readers]
         if pairs is not None:
             pairs.mark(some, into)
@@ -189,9 +188,8 @@ class Exchange:
 
     def pairs(self, graph: int) -> np.ndarray | None:
         """The pairs of the heads of a graph that each rank computes, float64 [3, ranks]: of its
-        own queries and keys, of queries that came, and of its own queries with keys that came; None
-        where nobody counted its keys. How many a rank's queries have is exact; how many of them are
-        with own keys is judged from the keys that they read."""
+        own queries and keys, of queries that came, and of its own queries with keys that came, the
+        share of own keys by the keys that are read; None where nobody counted its keys."""
         degrees, partition = self.readings[graph].degrees, self.partition
         if degrees is None:
             return None
@@ -205,9 +203,7 @@ class Exchange:
         return heads * np.stack([here * local, away.sum(0), here * (1 - local)])
 
 
-@lru_cache(maxsize=4)
-def _marked(exchange: Exchange, reader: int, bar: int) -> np.ndarray:
-    return exchange.marked(reader, bar)
+_marked = lru_cache(maxsize=4)(Exchange.marked)
 
 
 def exchange_of(

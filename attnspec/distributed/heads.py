@@ -11,6 +11,7 @@ import torch
 from attnspec.backends.decided.deciders import decisions_of
 from attnspec.backends.planner import choose
 from attnspec.distributed.collectives import Mesh, order_of, tied, travel
+from attnspec.distributed.exchange import Works
 from attnspec.distributed.planning import ALL, DistributedPlan, dealt
 from attnspec.lower.work import Call
 from attnspec.runtime.call_checks import Parts
@@ -32,8 +33,8 @@ class HeadsHere:
         works = engine.binder.works(layer, self.tensors.heads, plan.n, plan.n)
         local = self._of("q", mesh.rank)
         some = [(work, tuple(head for head in of if head in local)) for work, of in works]
-        self.works = [(work, of) for work, of in some if of]
-        self.ready = self._prepared() if self.works else None
+        own = [(work, of) for work, of in some if of]
+        self.ready = self._prepared(own) if own else None
         self.decides = any(work.decided for work, _ in works)
 
     def _of(self, name: str, rank: int) -> range:
@@ -49,24 +50,19 @@ class HeadsHere:
         heads = self._of(name, rank)
         return x.narrow(1, heads.start, len(heads))
 
-    def _prepared(self) -> Prepared:
+    def _prepared(self, works: Works) -> Prepared:
         """The kernels of own heads, which there are; what draws goes by the numbers of heads."""
         local, keys = (self._of(name, self.mesh.rank) for name in "qk")
         kind, kernels = self.device.type, list[Built]()
-        for work, heads in self.works:
+        for work, heads in works:
             work = replace(work, copies=len(heads), device=kind)
             kernel = choose(work, kind, self.engine.backend).build(work, heads, self.device)
             kernels.append((kernel, work, tuple(head - local.start for head in heads)))
         ready = self.engine.together(kernels, len(local), len(keys), self.device)
-        return replace(
-            ready,
-            groups=tuple(
-                replace(group, heads=tuple(local.start + head for head in group.heads))
-                for group in ready.groups
-            ),
-            decisions=tuple(replace(x, first=local.start) for x in decisions_of(self.works)),
-            layer=self.layer,
-        )
+        pairs = zip(ready.groups, works, strict=True)
+        groups = tuple(replace(group, heads=heads) for group, (_, heads) in pairs)
+        decisions = tuple(replace(x, first=local.start) for x in decisions_of(works))
+        return replace(ready, groups=groups, decisions=decisions, layer=self.layer)
 
     def run(self, parts: Parts, call: Call, return_lse: bool) -> Outputs:
         """The output of own positions, and its log-sum-exps if they are asked for."""
@@ -94,21 +90,17 @@ class HeadsHere:
 
     def _computed(self, parts: Parts, call: Call, return_lse: bool) -> Outputs:
         """Own heads at all positions, in order; raises on every rank where one cannot decide."""
-        (q, _, v), local = parts, self._of("q", self.mesh.rank)
+        (q, _, v), wrong = parts, None
         out, lse = q.new_zeros(len(q), 0, q.shape[2], v.shape[-1]), None
         if return_lse:
             lse = out.sum(-1).to(torch.promote_types(q.dtype, torch.float32))
-        wrong = None
         # of inputs about heads [B, H or H_kv or 1, …], and of what is learned, the part of own ones
-        data = dict(call.data)
+        here, data, tables = self.mesh.rank, dict(call.data), dict(call.tables)
         for name, x in data.items():
             if x.dim() == 4 and x.shape[1] > 1:
-                side = "q" if x.shape[1] == self.tensors.heads else "k"
-                data[name] = self._part(side, self.mesh.rank, x)
-        tables = {
-            name: x.narrow(1, local.start, len(local)) if x.shape[1] > 1 else x
-            for name, x in call.tables.items()
-        }
+                data[name] = self._part("q" if x.shape[1] == self.tensors.heads else "k", here, x)
+        for name, x in tables.items():
+            tables[name] = self._part("q", here, x) if x.shape[1] > 1 else x
         mine = replace(call, data=data, tables=tables)
         try:
             if self.ready is not None:
@@ -122,8 +114,7 @@ class HeadsHere:
         return out, lse
 
     def _returned(self, x: torch.Tensor, came: torch.Tensor) -> torch.Tensor:
-        """Own heads [B, hs, n, e] at all positions, made of what came, to own positions of all
-        heads [B, H, n_local, e]."""
+        """Own heads [B, hs, n, e] at all positions to all heads [B, H, n_local, e] at own ones."""
         held = torch.split(self.back, list(self.lengths))
         if self.every:
             return x.index_select(2, held[self.mesh.rank])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, Never, cast
+from typing import Any, NamedTuple, Never, cast
 
 import torch
 import torch.distributed as dist
@@ -37,11 +37,8 @@ from attnspec.lower.work import Call
 from attnspec.runtime.call_checks import (
     FLOATS,
     Parts,
-    check_dropout,
     check_inputs,
     check_layer,
-    check_padding,
-    check_tensors,
     refuse_unknown,
     taken_apart,
 )
@@ -54,12 +51,7 @@ KEPT = 64
 Here = RowsHere | HeadsHere | StatesHere
 """What runs a layer on one rank."""
 
-_RUNS: dict[str, type[Here]] = {
-    ROWS: RowsHere,
-    HEADS: HeadsHere,
-    ALL: HeadsHere,
-    STATES: StatesHere,
-}
+_RUNS = {ROWS: RowsHere, HEADS: HeadsHere, ALL: HeadsHere, STATES: StatesHere}
 
 
 def parallelize(
@@ -114,10 +106,8 @@ class ParallelAttention(torch.nn.Module):
         # the program without inputs that no rank has whole
         others = (x for x in module.program.inputs if x.name not in self._pairs)
         self._apart = replace(module.program, inputs=tuple(others))
-        self._alike = (
-            *_ALIKE,
-            *(f"the {x} of the input `{name}`" for name in self._pairs for x in _OF_PAIRS),
-        )
+        of_pairs = (f"the {x} of the input `{name}`" for name in self._pairs for x in _OF_PAIRS)
+        self._alike = *_ALIKE, *of_pairs
         group = mesh.get_group()
         self.mesh = Mesh(group, dist.get_world_size(group), dist.get_rank(group), timeout)
         self._plans: Cache[tuple[object, ...], DistributedPlan] = Cache(KEPT)
@@ -136,15 +126,12 @@ class ParallelAttention(torch.nn.Module):
     def partition_of(self, n: int) -> Partition:
         """Which positions each rank holds of n."""
         n = length_of(n)
-        if self.partition is not None:
-            if self.partition.n != n:
-                raise ValueError(
-                    f"the partition that was given is one of {self.partition.n:,} positions, got"
-                    f" n = {n:,}"
-                )
-            return self.partition
-        program, ranks = self.module.program, self.mesh.ranks
-        return self._partitions.get(n, lambda: plan(program, n, ranks).partition)
+        fixed, program, ranks = self.partition, self.module.program, self.mesh.ranks
+        if fixed is not None and fixed.n != n:
+            raise ValueError(
+                f"the partition that was given is one of {fixed.n:,} positions, got n = {n:,}"
+            )
+        return fixed or self._partitions.get(n, lambda: plan(program, n, ranks).partition)
 
     def shard(self, x: torch.Tensor, dim: int = 2) -> torch.Tensor:
         """This rank's part of a whole tensor that every rank has, cut along an axis."""
@@ -196,8 +183,9 @@ class ParallelAttention(torch.nn.Module):
         said. `bytes_received` are those of each rank, `bytes_gathered` what one would receive if
         every key and value were sent to every rank."""
         n, layer = length_of(n), check_layer(self.module.program, layer)
-        tensors = tensors or self._last or _usual(self.module)
         program, ranks = self.module.program, self.mesh.ranks
+        heads, element = program.heads or 1, torch.get_default_dtype().itemsize
+        tensors = tensors or self._last or Tensors(heads=heads, key_heads=heads, element=element)
 
         def planned() -> DistributedPlan:
             where = self.partition_of(n)
@@ -235,28 +223,19 @@ class ParallelAttention(torch.nn.Module):
         like = q if isinstance(q, DTensor) else None
         if like is not None:
             q, k, v = (_local(x, self.device_mesh) for x in (q, k, v))
-        more = {
-            "layer": layer,
-            "key_padding_mask": key_padding_mask,
-            "dropout_p": dropout_p,
-            "inputs": inputs,
-            "return_lse": return_lse,
-        }
-        plan, n = self._called(q, k, v, more)
+        asked = _Asked(layer, key_padding_mask, inputs, dropout_p, return_lse)
+        plan, n = self._called(q, k, v, asked)
         return plan if like is None else _as_dtensors(plan, like, n)
 
     @in_type_of_autocast
-    def _called(
-        self, q: Any, k: torch.Tensor, v: torch.Tensor, more: dict[str, Any]
-    ) -> tuple[Any, int]:
-        """What a call of local tensors returns, and the length of the whole sequence; raises on
-        every rank where calls differ, or one is wrong."""
+    def _called(self, q: Any, k: torch.Tensor, v: torch.Tensor, asked: _Asked) -> tuple[Any, int]:
+        """The outputs, and the whole length; raises on every rank where calls differ."""
         self.mesh.received = 0
         device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
         wrong: Exception | None = None
         mine = [0] * (2 + len(self._alike))
         try:
-            mine = self._said(q, k, v, **more)
+            mine = self._said((q, k, v), asked)
         except (TypeError, ValueError) as error:
             wrong = error
         lengths, states, *alike = zip(*self.mesh.agreed(mine, wrong, device), strict=True)
@@ -268,41 +247,32 @@ class ParallelAttention(torch.nn.Module):
                 "with dropout_p, random states must be others on every rank, or ranks drop the same"
                 " pairs of their own: seed each, torch.manual_seed(seed + rank)"
             )
-        partition = self._of_lengths(lengths)
-        more |= self._whole(partition, **more)
-        out, lse = self._run((q, k, v), partition, more)
-        return (out, lse) if more["return_lse"] else out, partition.n
+        partition, module = self._of_lengths(lengths), self.module
+        asked = asked._replace(**self._whole(partition, asked))
+        out, lse = self._run((q, k, v), partition, asked)
+        if module.training and module.draws is not None:
+            module.draws.count(asked.layer)
+        if asked.return_lse and lse is None:
+            raise no_log_sum_exps(module.program)
+        return (out, lse) if asked.return_lse else out, partition.n
 
-    def _said(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: int,
-        key_padding_mask: torch.Tensor | None,
-        dropout_p: float,
-        inputs: Mapping[str, torch.Tensor] | None,
-        return_lse: bool,
-    ) -> list[int]:
+    def _said(self, parts: Parts, asked: _Asked) -> list[int]:
         """What ranks compare: the length, what random numbers come from, 0 where none are drawn,
         and what must be alike."""
-        program, padding = self.module.program, key_padding_mask
-        layer = check_layer(program, layer)
-        check_tensors(program, q, k, v)
+        (q, k, v), module = parts, self.module
+        layer, _ = module.checked(q, k, v, asked.layer)
         if q.shape[2] != k.shape[2]:
             raise ValueError(
                 f"q and k must have the same positions, got {q.shape[2]} and {k.shape[2]}: a rank"
                 " holds queries, keys and values of its own positions"
             )
-        check_padding(padding, q.shape[0], k.shape[2], q.device)
-        chance = round(check_dropout(dropout_p) * 2**40)
-        data = check_inputs(program, inputs, q, k, padding)
-        self.module.check_numbers(q, k, v, data)
+        dropout_p, _, data, _ = module.besides(layer, q, k, v, *asked[1:4], pairs=False)
+        chance = round(dropout_p * 2**40)
         pairs = [data[name] for name in self._pairs]
-        if return_lse:
+        if asked.return_lse:
             # before any rank sends: those without heads of their own would
-            require_log_sum_exps(program, layer)
-        flags = [padding is not None, return_lse, torch.is_grad_enabled()]
+            require_log_sum_exps(module.program, layer)
+        flags = [asked.padding is not None, asked.return_lse, torch.is_grad_enabled()]
         flags += [x.requires_grad for x in (q, k, v, *pairs)]
         shape = [q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3]]
         bits = sum(1 << at for at, flag in enumerate(flags) if flag)
@@ -311,38 +281,18 @@ class ParallelAttention(torch.nn.Module):
         alike += [x for each in pairs for x in (FLOATS.index(each.dtype), *each.shape[1::2])]
         return [q.shape[2], state, *alike]
 
-    def _run(self, parts: Parts, partition: Partition, more: dict[str, Any]) -> Outputs:
+    def _run(self, parts: Parts, partition: Partition, asked: _Asked) -> Outputs:
         """The output of own positions, and its log-sum-exps; padding and inputs are those of the
         whole sequence, but of pairs those of own queries."""
-        q, module, layer = parts[0], self.module, more["layer"]
-        inputs, pairs = taken_apart(module.program, more["inputs"] or {}, partition.n)
-        if partition.n and len(q):
-            more |= {"inputs": inputs, "pairs": pairs}
-            out, lse = self._planned(parts, partition, **more)
-        else:
-            extents_of(module.program, partition.n)
-            out, lse = nothing(*parts)
-            for each in pairs.values():
-                out = tied(out, each)
-        if module.training and module.draws is not None:
-            module.draws.count(layer)
-        if more["return_lse"] and lse is None:
-            raise no_log_sum_exps(module.program)
-        return out, lse
-
-    def _planned(
-        self,
-        parts: Parts,
-        partition: Partition,
-        layer: int,
-        key_padding_mask: torch.Tensor | None,
-        dropout_p: float,
-        inputs: dict[str, torch.Tensor],
-        pairs: dict[str, torch.Tensor],
-        return_lse: bool,
-    ) -> Outputs:
-        """The same of a call that has numbers, by the plan for it."""
         (q, k, v), n, module = parts, partition.n, self.module
+        layer, padding, inputs, dropout_p, return_lse = asked
+        inputs, pairs = taken_apart(module.program, inputs or {}, n)
+        if not (n and len(q)):
+            extents_of(module.program, n)
+            out, lse = nothing(*parts)
+            for table in pairs.values():
+                out = tied(out, table)
+            return out, lse
         each = sum(x.shape[1] * x.element_size() for x in pairs.values())
         tensors = Tensors(
             len(q), q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size(), each
@@ -351,9 +301,8 @@ class ParallelAttention(torch.nn.Module):
         found = self.plan(n, layer=layer, tensors=tensors)
         # what patterns take is made of inputs beside tensors of the whole length
         queries, keys = (x.new_empty(len(q), x.shape[1], n, 1) for x in (q, k))
-        data = check_inputs(self._apart, inputs, queries, keys, key_padding_mask)
+        data = check_inputs(self._apart, inputs, queries, keys, padding)
         module.engine.check_data(data, n)
-        module.make_parameters(q.shape[3], v.shape[3], q.device)
         key = found.digest, module.engine.binder.alike(layer), str(q.device)
         made = self._ready.get(key, lambda: self._made(layer, found, q.device))
         if found.layers[0].how in (ALL, HEADS):
@@ -361,7 +310,7 @@ class ParallelAttention(torch.nn.Module):
             pairs = {x: gathered(self.mesh, partition, each, 3) for x, each in pairs.items()}
         draws = (0, 0) if module.draws is None else module.draws.of(layer)
         learned = {name: module.learned(name) for name in module.engine.own} | pairs
-        call = Call(key_padding_mask, float(dropout_p), learned, data, draws)
+        call = Call(padding, float(dropout_p), learned, data, draws)
         out, lse = made.run(parts, call, return_lse)
         for table in pairs.values():
             # a rank may compute no head that reads it
@@ -369,8 +318,7 @@ class ParallelAttention(torch.nn.Module):
         return out, lse
 
     def _made(self, layer: int, found: DistributedPlan, device: torch.device) -> Here:
-        """What runs a layer here; raises on every rank where one cannot run its part, or plans
-        differ."""
+        """What runs a layer here; raises on every rank where one cannot, or plans differ."""
         made, wrong = None, None
         try:
             here = _RUNS[found.layers[0].how]
@@ -385,23 +333,27 @@ class ParallelAttention(torch.nn.Module):
             )
         return cast("Here", made)
 
-    def _whole(
-        self,
-        partition: Partition,
-        key_padding_mask: torch.Tensor | None,
-        inputs: Mapping[str, torch.Tensor] | None,
-        **_: object,
-    ) -> dict[str, Any]:
+    def _whole(self, partition: Partition, asked: _Asked) -> dict[str, Any]:
         """The padding and the inputs of the whole sequence; of pairs those of own queries."""
-        padding, arrays = key_padding_mask, None if inputs is None else dict(inputs)
+        padding, arrays = asked.padding, dict(asked.inputs or {})
         if padding is not None:
             padding = self._gathered(padding, partition, 1)
         for entry in self._apart.inputs:
             # what has no positions is given whole
             axis = POSITIONS.get(entry.kind)
-            if axis is not None and arrays is not None and entry.name in arrays:
+            if axis is not None:
                 arrays[entry.name] = self._gathered(arrays[entry.name].detach(), partition, axis)
-        return {"key_padding_mask": padding, "inputs": arrays}
+        return {"padding": padding, "inputs": arrays}
+
+
+class _Asked(NamedTuple):
+    """What a call is asked besides q, k and v."""
+
+    layer: int
+    padding: torch.Tensor | None
+    inputs: Mapping[str, torch.Tensor] | None
+    dropout_p: float
+    return_lse: bool
 
 
 _ALIKE = (
@@ -424,17 +376,10 @@ _OF_PAIRS = "floating type", "number of heads", "number of keys"
 
 def _random_state(device: torch.device) -> int:
     """What tells the random state of a device from others, from 1 to 2 ** 62."""
-    state = (
-        torch.random.get_rng_state()
-        if device.type == "cpu"
-        else torch.get_device_module(device).get_rng_state(device)
-    )
+    cpu = device.type == "cpu"
+    source: Any = torch.random if cpu else torch.get_device_module(device)
+    state = source.get_rng_state() if cpu else source.get_rng_state(device)
     return 1 + (int.from_bytes(sha256(state.numpy().tobytes()).digest()[:8]) >> 2)
-
-
-def _usual(module: CompiledAttention) -> Tensors:
-    heads = module.program.heads or 1
-    return Tensors(heads=heads, key_heads=heads, element=torch.get_default_dtype().itemsize)
 
 
 def _local(x: Any, mesh: Any) -> torch.Tensor:

@@ -53,9 +53,7 @@ class Partition:
     @cached_property
     def lengths(self) -> tuple[int, ...]:
         """How many positions each rank holds."""
-        return tuple(
-            sum(-((start - stop) // self.step) for start, stop in runs) for runs in self.runs
-        )
+        return tuple(sum(len(range(a, b, self.step)) for a, b in runs) for runs in self.runs)
 
     @property
     def in_order(self) -> bool:
@@ -77,9 +75,8 @@ class Partition:
         """The sum of values [n], or how many of a mask are True, over the positions of each rank,
         float64 [ranks]."""
         add = np.count_nonzero if values.dtype == bool else np.sum
-        return np.array(
-            [sum(float(add(values[a : b : self.step])) for a, b in runs) for runs in self.runs]
-        )
+        cut = ([values[a : b : self.step] for a, b in runs] for runs in self.runs)
+        return np.array([sum(float(add(x)) for x in parts) for parts in cut])
 
     def __str__(self) -> str:
         return self.name
@@ -95,16 +92,12 @@ def contiguous(n: int, ranks: int) -> Partition:
 def head_tail(n: int, ranks: int) -> Partition:
     """Two runs each, from the front and from the back: triangles become even."""
     ends = _even(n, 2 * ranks)
-    return Partition(
-        "head-tail",
-        n,
-        tuple((*_run(*ends[rank]), *_run(*ends[-1 - rank])) for rank in range(ranks)),
-    )
+    runs = tuple((*_run(*ends[rank]), *_run(*ends[-1 - rank])) for rank in range(ranks))
+    return Partition("head-tail", n, runs)
 
 
 def by_residue(n: int, ranks: int, step: int) -> Partition | None:
-    """Whole classes of positions modulo a step, or equal parts of one; None where they do not come
-    out even."""
+    """Whole classes of positions modulo a step, or equal parts of one; None where uneven."""
     parts = max(1, ranks // step)
     if step * parts % ranks and step < 4 * ranks:
         return None
@@ -142,8 +135,7 @@ def free_cuts(relation: Relation, n: int, longest: float) -> np.ndarray | None:
 def _reached(
     rows: np.ndarray, closed: Progressions | None, n: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """The least and the greatest position of each of some queries and its keys; None where their
-    rows have no closed form."""
+    """The least and the greatest position of each query and its keys; None if not closed."""
     if closed is None:
         return None
     start, stop, step = np.broadcast_arrays(*closed)
@@ -164,7 +156,7 @@ def candidates(
         return
     # steps whose residue classes bring pairs together, and what they have in common
     steps = {step for each in relations for pair in each.strides(n) for step in pair if step > 1}
-    for step in sorted({*steps, gcd(*steps)} if steps else ()):
+    for step in sorted({*steps, gcd(*steps)}):
         partition = by_residue(n, ranks, step) if 1 < step < min(n, MOST_RUNS + 1) else None
         if partition is not None:
             yield partition
@@ -187,8 +179,8 @@ def candidates(
             yield each
     free = np.ones(n - 1, bool)
     for relation in relations:
-        found_free = free_cuts(relation, n, n / ranks) if free.any() else None
-        free = free & (False if found_free is None else found_free)
+        cuts_of = free_cuts(relation, n, n / ranks) if free.any() else None
+        free = free & (False if cuts_of is None else cuts_of)
     if np.count_nonzero(free) >= ranks - 1:
         cuts = _thinned(1 + np.flatnonzero(free), n)
         ends = list(itertools.pairwise([0, *cuts.tolist(), n]))
@@ -234,10 +226,7 @@ def _dealt(
     for index in sorted(range(len(ends)), key=lambda i: (-weights[i], i)):
         size = ends[index][1] - ends[index][0]
         fit = [rank for rank in range(ranks) if counts[rank] + size <= room]
-        if fit:
-            rank = min(fit, key=load.__getitem__)
-        else:
-            rank = min(range(ranks), key=lambda rank: (counts[rank], load[rank]))
+        rank = min(fit or range(ranks), key=lambda r: (0 if fit else counts[r], load[r]))
         mine[rank].append(ends[index])
         counts[rank] += size
         load[rank] += weights[index]

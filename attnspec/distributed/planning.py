@@ -6,9 +6,9 @@ plan of the same spec, so that nothing but rows is exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from hashlib import sha256
 
 import numpy as np
@@ -78,14 +78,9 @@ class LayerPlan:
         return np.asarray(self.there + self.back)
 
     @property
-    def received(self) -> np.ndarray:
-        """The bytes that reach each rank in one layer, forward."""
-        return np.asarray(self.links.sum(0))
-
-    @property
     def most(self) -> int:
-        """The most bytes that reach a rank."""
-        return int(self.received.max())
+        """The most bytes that reach a rank in one layer, forward."""
+        return int(self.links.sum(0).max())
 
     @property
     def balance(self) -> float | None:
@@ -102,9 +97,9 @@ class LayerPlan:
         computed, the longer of the two is what it takes; no rank answers another's queries before
         they are there, so that each step ends when the slowest rank is through."""
         t, link = self.tensors, self.rates.link
-        each = 2 * (t.head_dim + t.value_dim) * t.batch / self.rates.speed
         none = np.zeros(len(self.there))
-        work = np.zeros((3, len(none))) if self.pairs is None else self.pairs * each
+        each = 2 * (t.head_dim + t.value_dim) * t.batch / self.rates.speed
+        work = np.stack([none] * 3) if self.pairs is None else self.pairs * each
         links = np.stack([self.there.sum(0) / link, none, self.back.sum(0) / link])
         steps = (work, links, np.maximum(work, links))
         computing, travelling, both = (float(x.max(1, initial=0).sum()) for x in steps)
@@ -233,9 +228,7 @@ class DistributedPlan:
             "considered": [
                 {
                     "partition": str(each.partition),
-                    "seconds": each.seconds,
-                    "bytes": each.bytes,
-                    "balance": each.balance,
+                    **{name: getattr(each, name) for name in ("seconds", "bytes", "balance")},
                 }
                 for each in self.considered
             ],
@@ -266,8 +259,8 @@ def plan(
     """The cheapest of the partitions, with its exchange, of one layer or of all.
 
     With `inputs`, one sample of the run-time inputs, graphs are those of that sample; `rates` are
-    what estimates assume. Raises
-    AttnSpecError for lengths or ranks that are not planned for, and as a plan for one device.
+    what estimates assume. Raises AttnSpecError for lengths or ranks that are not planned for, and
+    as a plan for one device.
     """
     require_one_sequence(program)
     if not 1 <= ranks <= MOST_RANKS:
@@ -284,7 +277,7 @@ def plan(
     kinds = planner.kinds(range(program.layers or 1) if layer is None else (layer,))
     if partition is None:
         works = dict.fromkeys(work for _, works in kinds for work, _ in works)
-        readings = [planner.reading(work) for work in works if is_graph(work)]
+        readings = [planner.reading(work.relation) for work in works if is_graph(work)]
         counted = [each.degrees for each in readings if each.degrees is not None]
         partitions = list(candidates([x.relation for x in readings], n, ranks, counted))
     elif (partition.n, partition.ranks) == (n, ranks):
@@ -294,14 +287,13 @@ def plan(
             f"the partition {partition} is one of {partition.n:,} positions over"
             f" {partition.ranks} ranks, and {n:,} over {ranks} are asked for"
         )
-    plans = []
+    plans: list[DistributedPlan] = []
     for where in partitions:
         layers = tuple(planner.layer(*kind, where) for kind in kinds)
         plans.append(DistributedPlan(program, where, tensors, layers, planner.rates))
     best = plans[0]
     for plan in plans:
-        if plan.seconds < WORTH * best.seconds:
-            best = plan
+        best = plan if plan.seconds < WORTH * best.seconds else best
     return replace(best, considered=(best, *(plan for plan in plans if plan is not best)))
 
 
@@ -316,15 +308,14 @@ class Planner:
         inputs: Sample | None = None,
         rates: Rates | None = None,
     ) -> None:
-        self.program, self.n, self.tensors = program, n, tensors
-        self.rates = rates or Rates()
+        self.n, self.tensors, self.rates = n, tensors, rates or Rates()
         self.binder = Binder(program)
         self.stack = None if inputs is None else Stack(program, inputs)
-        self.readings: dict[Relation, Reading] = {}
+        # what the queries of a graph read
+        self.reading: Callable[[Relation], Reading] = cache(partial(Reading, n=n))
 
     def kinds(self, layers: Sequence[int]) -> Kinds:
-        """Layers that do the same, with their works; graphs are those that inputs make, if they are
-        there."""
+        """Layers that do the same, with their works; graphs are of the inputs, if given."""
         kinds: dict[tuple[tuple[Work, tuple[int, ...]], ...], list[int]] = {}
         for layer in layers if self.n else ():
             works = []
@@ -334,12 +325,6 @@ class Planner:
                 works.append((replace(work, layer=0), of))
             kinds.setdefault(tuple(works), []).append(layer)
         return [(tuple(numbers), works) for works, numbers in kinds.items()]
-
-    def reading(self, work: Work) -> Reading:
-        """What the queries of a graph read."""
-        if work.relation not in self.readings:
-            self.readings[work.relation] = Reading(work.relation, self.n)
-        return self.readings[work.relation]
 
     def layer(self, numbers: tuple[int, ...], works: Works, partition: Partition) -> LayerPlan:
         """The cheapest of what a layer can do: of graphs by the time that it takes, else by the
@@ -371,15 +356,13 @@ class Planner:
         others = [f"{x.most:,} bytes would reach a rank as {x.how}" for x in plans if x is not best]
         return replace(best, why="; ".join([_not_rows(works), *others]))
 
-    def rows_or_keys(
-        self, numbers: tuple[int, ...], works: Works, partition: Partition
-    ) -> LayerPlan:
+    def rows_or_keys(self, numbers: tuple[int, ...], works: Works, where: Partition) -> LayerPlan:
         """Keys, and queries of rows that read nearly everything; or keys alone, where work comes
         out so much more evenly that more bytes are worth it."""
-        both = self.rows(numbers, works, partition)
+        both = self.rows(numbers, works, where)
         if both.balance is None or both.balance <= EVEN:
             return both
-        keys = self.rows(numbers, works, partition, queries=False)
+        keys = self.rows(numbers, works, where, queries=False)
         if keys.seconds >= WORTH * both.seconds:
             return both
         why = (
@@ -389,40 +372,33 @@ class Planner:
         return replace(keys, why=why)
 
     def rows(
-        self, numbers: tuple[int, ...], works: Works, partition: Partition, queries: bool = True
+        self, numbers: tuple[int, ...], works: Works, where: Partition, queries: bool = True
     ) -> LayerPlan:
-        """Keys and, where these may travel, queries."""
-        exchanges = self.exchanges(works, partition, queries)
-        there, back = (np.sum([each.links[way] for each in exchanges], 0) for way in (0, 1))
-        pairs = [each.pairs(graph) for each in exchanges for graph in range(len(each.works))]
-        counted = [each for each in pairs if each is not None]
-        total = np.sum(counted, 0) if len(counted) == len(pairs) else None
-        whole = numbers, self.tensors, self.rates
-        return LayerPlan(*whole, ROWS, "", there, back, total, exchanges)
-
-    def exchanges(self, works: Works, partition: Partition, queries: bool) -> tuple[Exchange, ...]:
-        """One for each set of graphs that share key heads: a key row is sent once for all heads
-        that read it."""
+        """Keys and, where these may travel, queries: an exchange for each set of graphs that share
+        key heads, in which a key row is sent once for all heads that read it."""
         t, exchanges = self.tensors, []
         sharing: dict[tuple[int, ...], set[int]] = {}
         for key in range(t.key_heads):
             reading = [at for at, (_, of) in enumerate(works) if key in {h // t.ratio for h in of}]
             sharing.setdefault(tuple(reading), set()).add(key)
         for members, keys in sharing.items():
-            graphs = tuple(
-                (works[at][0], tuple(h for h in works[at][1] if h // t.ratio in keys))
-                for at in members
-            )
-            readings = [self.reading(work) for work, _ in graphs]
-            exchanges.append(exchange_of(graphs, readings, len(keys), partition, t, queries))
-        return tuple(exchanges)
+            some = [works[at] for at in members]
+            graphs = tuple((x, tuple(h for h in of if h // t.ratio in keys)) for x, of in some)
+            readings = [self.reading(work.relation) for work, _ in graphs]
+            exchanges.append(exchange_of(graphs, readings, len(keys), where, t, queries))
+        there, back = (np.sum([each.links[way] for each in exchanges], 0) for way in (0, 1))
+        pairs = [each.pairs(graph) for each in exchanges for graph in range(len(each.works))]
+        counted = [each for each in pairs if each is not None]
+        total = np.sum(counted, 0) if len(counted) == len(pairs) else None
+        whole = numbers, t, self.rates, ROWS, "", there, back
+        return LayerPlan(*whole, total, tuple(exchanges))
 
     def pairs_by_heads(self, works: Works, ranks: int) -> np.ndarray | None:
         """The pairs of each rank's heads; None where counting them is too much."""
         t, pairs = self.tensors, np.zeros((3, ranks))
         owner = {h: r for r in range(ranks) for h in dealt(r, ranks, t.key_heads)}
         for work, heads in works:
-            degrees = self.reading(work).degrees
+            degrees = self.reading(work.relation).degrees
             if degrees is None:
                 return None
             for head in heads:

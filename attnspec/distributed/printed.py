@@ -32,11 +32,11 @@ def printed(plan: Mapping[str, Any]) -> str:
         f" {plan['element']} bytes a number",
         f"partition   {plan['partition']}: {min(lengths):,} to {max(lengths):,} positions a rank",
     ]
-    for each in plan["considered"][1:]:
-        lines.append(
-            f"            {each['partition']}: {_seconds(each['seconds'])},"
-            f" {_bytes(each['bytes'])} at most, balance {_ratio(each['balance'])}"
-        )
+    lines += [
+        f"            {each['partition']}: {_seconds(each['seconds'])},"
+        f" {_bytes(each['bytes'])} at most, balance {_ratio(each['balance'])}"
+        for each in plan["considered"][1:]
+    ]
     for layer in plan["layers"]:
         lines += _layer(layer, plan["link"], plan["speed"])
     received = plan["bytes_received"]

@@ -40,65 +40,6 @@ call's padding and inputs are those of the whole sequence, inputs of pairs those
 """
 
 
-def weighing_of(
-    work: Work,
-    heads: tuple[int, ...],
-    queries: np.ndarray,
-    keys: np.ndarray,
-    rows: np.ndarray | None,
-    device: torch.device,
-    backend: str,
-) -> Weighing:
-    """What weighs queries over keys, int64 positions in the whole sequence each, by the kernel for
-    one short sequence of them; `work` is that of the heads at its whole length, `backend` the one
-    that was asked for by name, taken unless it refuses this part, or `auto`. `rows` are the numbers
-    of the queries among the rank's own, None for those of other ranks."""
-    merges, more = work.normalize in MERGED, 0
-    kernel, places = None, [torch.from_numpy(x).to(device) for x in (queries[:0], keys)]
-    if len(queries) and len(keys):
-        relation, n, count = gathered(work.relation, work.n_k, queries, keys)
-        laid_out = replace(
-            work,
-            relation=relation,
-            n_q=count,
-            n_k=n,
-            # its zero logit is added where parts are merged
-            normalize="softmax" if work.normalize == "softmax1" else work.normalize,
-            standing=_standing(work, queries, keys, n),
-            copies=len(heads),
-            device=device.type,
-        )
-        if backend != AUTO and refusal_of(backend_of(backend), laid_out, device.type) is not None:
-            backend = AUTO
-        kernel = choose(laid_out, device.type, backend).build(laid_out, heads, device)
-        more = n - len(keys)
-        if rows is not None:
-            places[0] = torch.from_numpy(rows).to(device)
-
-    def weigh(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
-        if kernel is None:
-            out = q.new_zeros(*q.shape[:3], v.shape[-1])
-            wide = torch.promote_types(q.dtype, torch.float32)
-            return out, q.new_full(q.shape[:3], -torch.inf, dtype=wide) if merges else None
-        padding, tables = call.padding, dict(call.tables)
-        if padding is not None:
-            padding = pad(padding[:, places[1]], (0, more))
-        for name in work.changes.pairs:
-            rows_of_keys = tables[name].index_select(2, places[0])[..., places[1]]
-            tables[name] = pad(rows_of_keys, (0, more))
-        if more:
-            k, v = (pad(x, (0, 0, 0, more)) for x in (k, v))
-        if work.normalize == "softmax1":
-            # outputs get the share of the zero logit before they are rounded
-            q, k, v = widened(q), widened(k), widened(v)
-        mine = replace(call, padding=padding, tables=tables)
-        if not merges:
-            return kernel(q, k, v, mine), None
-        return cast(Mergeable, kernel).partial(q, k, v, mine)
-
-    return weigh
-
-
 def _standing(work: Work, queries: np.ndarray, keys: np.ndarray, n: int) -> Standing | None:
     """Where positions stand, if a score asks for them or how far apart they are, and their numbers
     in a short sequence of n do not say it."""
@@ -117,15 +58,10 @@ class GroupHere:
     dictionaries go by the other rank."""
 
     def __init__(
-        self,
-        exchange: Exchange,
-        graph: int,
-        rank: int,
-        ratio: int,
-        device: torch.device,
-        backend: str,
+        self, exchange: Exchange, graph: int, rank: int, device: torch.device, backend: str
     ) -> None:
-        work, self.heads = exchange.works[graph]
+        (work, self.heads), ratio = exchange.works[graph], exchange.tensors.ratio
+        self.work, self.device, self.backend = work, device, backend
         self.key_heads = sorted({head // ratio for head in self.heads})
         # of the key heads that travel those that the formula takes
         self.read = [self.key_heads.index(head) for head in key_heads(self.heads, ratio)]
@@ -140,26 +76,73 @@ class GroupHere:
         self.got_keys = {r: there(r)[exchange.sent_keys(rank, r)] for r in others}
         self.got_queries = {r: there(r)[exchange.sent_queries(r, rank, graph)] for r in others}
 
-        def weighing(
-            queries: np.ndarray, keys: np.ndarray, rows: np.ndarray | None = None
-        ) -> Weighing:
-            return weighing_of(work, self.heads, queries, keys, rows, device, backend)
-
         guests, every = np.concatenate([local[:0], *self.got_keys.values()]), np.arange(len(local))
         # own rows whose queries may read keys that come
         self.reading = np.flatnonzero(exchange.readings[graph].readers(guests)[local])
         # what cannot be merged is weighed once, over all keys
-        self.at_home = weighing(local, local if self.merges else np.append(local, guests), every)
-        self.reads = weighing(
-            local[self.reading], guests[: len(guests) * self.merges], self.reading
-        )
+        at_home = local if self.merges else np.append(local, guests)
+        self.at_home = self.weighing(local, at_home, every)
+        guests = guests[: len(guests) * self.merges]
+        self.reads = self.weighing(local[self.reading], guests, self.reading)
         # queries that come are weighed over own keys, but those that their rank is sent
         self.kept = {
             r: np.setdiff1d(every, x, assume_unique=True) for r, x in self.sent_keys.items()
         }
-        self.for_guests = {
-            r: weighing(self.got_queries[r], local[rows]) for r, rows in self.kept.items()
-        }
+        queries = self.got_queries
+        self.for_guests = {r: self.weighing(queries[r], local[x]) for r, x in self.kept.items()}
+
+    def weighing(
+        self, queries: np.ndarray, keys: np.ndarray, rows: np.ndarray | None = None
+    ) -> Weighing:
+        """What weighs queries over keys, int64 positions in the whole sequence each, by the kernel
+        for one short sequence of them: by the backend that was asked for, unless it refuses this
+        part. `rows` are the numbers of the queries among own ones, None for those of other ranks.
+        """
+        work, device, backend, kernel, more = self.work, self.device, self.backend, None, 0
+        places = [torch.from_numpy(x).to(device) for x in (queries[:0], keys)]
+        if len(queries) and len(keys):
+            relation, n, count = gathered(work.relation, work.n_k, queries, keys)
+            laid_out = replace(
+                work,
+                relation=relation,
+                n_q=count,
+                n_k=n,
+                # its zero logit is added where parts are merged
+                normalize="softmax" if work.normalize == "softmax1" else work.normalize,
+                standing=_standing(work, queries, keys, n),
+                copies=len(self.heads),
+                device=device.type,
+            )
+            asked = backend != AUTO
+            if asked and refusal_of(backend_of(backend), laid_out, device.type) is not None:
+                backend = AUTO
+            kernel = choose(laid_out, device.type, backend).build(laid_out, self.heads, device)
+            more = n - len(keys)
+            if rows is not None:
+                places[0] = torch.from_numpy(rows).to(device)
+
+        def weigh(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
+            if kernel is None:
+                out = q.new_zeros(*q.shape[:3], v.shape[-1])
+                wide = torch.promote_types(q.dtype, torch.float32)
+                return out, q.new_full(q.shape[:3], -torch.inf, dtype=wide) if self.merges else None
+            padding, tables = call.padding, dict(call.tables)
+            if padding is not None:
+                padding = pad(padding[:, places[1]], (0, more))
+            for name in work.changes.pairs:
+                rows_of_keys = tables[name].index_select(2, places[0])[..., places[1]]
+                tables[name] = pad(rows_of_keys, (0, more))
+            if more:
+                k, v = (pad(x, (0, 0, 0, more)) for x in (k, v))
+            if work.normalize == "softmax1":
+                # outputs get the share of the zero logit before they are rounded
+                q, k, v = widened(q), widened(k), widened(v)
+            mine = replace(call, padding=padding, tables=tables)
+            if not self.merges:
+                return kernel(q, k, v, mine), None
+            return cast(Mergeable, kernel).partial(q, k, v, mine)
+
+        return weigh
 
     def over_guests(
         self,
@@ -169,8 +152,7 @@ class GroupHere:
         values: torch.Tensor,
         call: Call,
     ) -> Outputs:
-        """Own queries over own keys, of which partial results are there unless they cannot be
-        merged, and over the keys and values that came."""
+        """Own queries over own keys, `first` if that can be merged, and over what came."""
         q, k, v = own
         if first is None:
             return self.at_home(q, torch.cat([k, keys], 2), torch.cat([v, values], 2), call)
@@ -189,15 +171,12 @@ class RowsHere:
     ) -> None:
         self.engine, self.layer, self.mesh, t = engine, layer, mesh, plan.tensors
         self.others = [r for r in range(mesh.ranks) if r != mesh.rank]
-        kernels: list[Any] = [
-            (
-                GroupHere(exchange, graph, mesh.rank, t.ratio, device, engine.backend),
-                *exchange.works[graph],
-            )
+        self.groups = [
+            GroupHere(exchange, graph, mesh.rank, device, engine.backend)
             for exchange in plan.layers[0].exchanges
             for graph in range(len(exchange.works))
         ]
-        self.groups: list[GroupHere] = [here for here, *_ in kernels]
+        kernels: list[Any] = [(here, here.work, here.heads) for here in self.groups]
         self.ready = engine.together(kernels, t.heads, t.key_heads, device)
 
     def run(self, parts: Parts, call: Call, return_lse: bool) -> Outputs:
@@ -208,15 +187,10 @@ class RowsHere:
         asked, arrived = self._sent((q, k, v), kind)
         parts_here: list[Own] = []
         for here, group in zip(self.groups, self.ready.groups, strict=True):
-            mine = group.parts(q, k, v)
             tables = self.engine.tables(group, self.layer, call.tables)
-            of_group = replace(call, tables=tables)
-            parts_here.append(
-                (here, (mine[0].to(kind), mine[1].to(kind), mine[2].to(kind)), of_group)
-            )
-        outs = [
-            here.at_home(*mine, some) if here.merges else None for here, mine, some in parts_here
-        ]
+            mine, keys, values = (x.to(kind) for x in group.parts(q, k, v))
+            parts_here.append((here, (mine, keys, values), replace(call, tables=tables)))
+        outs = [x.at_home(*mine, some) if x.merges else None for x, mine, some in parts_here]
         came = arrived()
         answered, arrived = self._answered((q, k, v), parts_here, came)
         guests: list[torch.Tensor] = []
@@ -231,13 +205,13 @@ class RowsHere:
             outs[number] = here.over_guests(outs[number], mine, keys, values, some)
         answers = arrived()
         for number, here in enumerate(self.groups):
-            found = cast(Outputs, outs[number])
             for r in self.others:
                 if (number, "out") in answers[r]:
                     more = answers[r][number, "out"], answers[r][number, "lse"]
-                    found = _put(found, here.sent_queries[r], more)
-            # no part has the zero logit
-            outs[number] = with_zero(cast(Partial, found)) if here.adds_zero else found
+                    outs[number] = _put(cast(Outputs, outs[number]), here.sent_queries[r], more)
+            if here.adds_zero:
+                # no part has the zero logit
+                outs[number] = with_zero(cast(Partial, outs[number]))
         every, sums = zip(*cast("list[Outputs]", outs), strict=True)
         out = tied(tied(self.ready.joined(every).to(kind), asked), answered)
         if None in sums:

@@ -27,8 +27,7 @@ from attnspec.runtime.engine import Engine, Group
 
 
 class StatesHere:
-    """What one rank does for a layer: the sums over its keys, and its queries on top of those of
-    others."""
+    """What one rank does for a layer: its keys' sums, and its queries on top of others'."""
 
     def __init__(
         self, engine: Engine, layer: int, plan: DistributedPlan, mesh: Mesh, device: torch.device

@@ -96,7 +96,7 @@ def check_tensors(program: Program, q: torch.Tensor, k: torch.Tensor, v: torch.T
     tensors: tuple[object, ...] = q, k, v
     for name, x in zip("qkv", tensors, strict=True):
         if not isinstance(x, torch.Tensor) or x.layout != torch.strided or x.is_nested:
-            _check_strided(name, x)
+            check_strided(name, x)
     if not q.dim() == k.dim() == v.dim() == 4:
         name = next(name for name, x in zip("qkv", (q, k, v), strict=True) if x.dim() != 4)
         raise _misshapen(f"{name} must have the axes [B, H, n, d]", q, k, v)
@@ -110,27 +110,25 @@ def check_tensors(program: Program, q: torch.Tensor, k: torch.Tensor, v: torch.T
             "q, k and v must be on one device,"
             f" got q on {q.device}, k on {k.device}, v on {v.device}"
         )
-    (batch, heads, n_q, size), (_, key_heads, n_k, _) = q.shape, k.shape
-    if program.heads is not None and heads != program.heads:
-        why = f"`{program.name}` declares {program.heads} heads, so q must be [B, {program.heads},"
+    (batch, heads, n_q, size), (_, key_heads, n_k, _), declared = q.shape, k.shape, program.heads
+    if declared is not None and heads != declared:
+        why = f"`{program.name}` declares {declared} heads, so q must be [B, {declared}, n_q, d]"
         later = "; to choose the count later, make it a parameter: `heads h` with `h` in the"
-        raise _misshapen(
-            f"{why} n_q, d]", q, k, v, program.heads, f"{later} attention's parameters"
-        )
+        raise _misshapen(why, q, k, v, declared, f"{later} attention's parameters")
     if batch != k.shape[0] or batch != v.shape[0]:
         raise _misshapen("q, k and v must have one batch size", q, k, v)
     if key_heads != v.shape[1] or n_k != v.shape[2]:
-        raise _misshapen("k and v must have the same heads and positions", q, k, v, program.heads)
+        raise _misshapen("k and v must have the same heads and positions", q, k, v, declared)
     if size != k.shape[3]:
         raise _misshapen("q and k must have one head size", q, k, v)
     if heads == 0 or key_heads == 0 or heads % key_heads:
-        raise _misshapen("the heads of k and v must divide those of q", q, k, v, program.heads)
+        raise _misshapen("the heads of k and v must divide those of q", q, k, v, declared)
     if size == 0 or v.shape[3] == 0:
         raise _misshapen("heads must have a size of at least 1", q, k, v)
     if not program.cross and n_q > n_k:
         why = "queries are the last n_q of n_k positions, so that n_q is at most n_k"
         other = "; for keys of another sequence the spec says `cross`"
-        raise _misshapen(why, q, k, v, program.heads, other)
+        raise _misshapen(why, q, k, v, declared, other)
 
 
 def _misshapen(
@@ -141,8 +139,7 @@ def _misshapen(
     declared: int | None = -1,
     more: str = "",
 ) -> ValueError:
-    """The error for the shapes of q, k and v; unless `declared` is left out, with a likely
-    cause."""
+    """The error for the shapes of q, k and v, with a likely cause unless `declared` is left out."""
     shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)))
     if declared != -1:
         heads, key_heads = q.shape[2], k.shape[2]
@@ -152,7 +149,8 @@ def _misshapen(
     return ValueError(f"{why}, got {shapes}{more}")
 
 
-def _check_strided(name: str, tensor: object) -> None:
+def check_strided(name: str, tensor: object) -> None:
+    """Raises TypeError unless it is a dense tensor."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
     if tensor.layout != torch.strided or tensor.is_nested:
@@ -179,22 +177,6 @@ def check_query_start(program: Program, query_start: int, reads_m: bool) -> int:
             f" query {start} does not know: call it with all queries at once"
         )
     return start
-
-
-def check_padding(padding: torch.Tensor | None, batch: int, n_k: int, device: torch.device) -> None:
-    """Raises unless the mask is bool [B, n_k] on the device, or None."""
-    if padding is None:
-        return
-    _check_input("key_padding_mask", padding, (torch.bool,), "bool", (batch, n_k), device)
-
-
-def check_table(name: str, table: torch.Tensor, device: torch.device) -> None:
-    """Raises unless a learned table is where q is."""
-    if table.device != device:
-        raise ValueError(
-            f"the parameter `{name}` must be on {device} as q, got {table.device}:"
-            f" move the module, `.to({str(device)!r})`"
-        )
 
 
 def check_dropout(dropout_p: float) -> float:
@@ -234,12 +216,11 @@ def check_names(
     program: Program, inputs: Mapping[str, torch.Tensor] | None
 ) -> Mapping[str, torch.Tensor]:
     """The inputs by name, empty for None; raises unless the program declares each."""
-    tensors = {} if inputs is None else inputs
+    tensors, declared = {} if inputs is None else inputs, [x.name for x in program.inputs]
     if not isinstance(tensors, Mapping):
         raise TypeError(
             f"inputs must be a mapping of names to tensors, got {type(tensors).__name__}"
         )
-    declared = [entry.name for entry in program.inputs]
     for name in tensors:
         if name not in declared:
             names = ", ".join(declared) or "none"
@@ -254,16 +235,20 @@ def _input(
     k: torch.Tensor,
     padding: torch.Tensor | None,
 ) -> torch.Tensor:
-    name, (types, kind, axes) = f"the input `{entry.name}`", _KINDS[entry.kind]
-    shape: tuple[int, ...] = (q.shape[0],) if entry.kind == "length" else (q.shape[0], k.shape[2])
+    (batch, heads, n_q, _), (_, key_heads, n_k, _) = q.shape, k.shape
+    shape: tuple[int, ...] = (batch,) if entry.kind == "length" else (batch, n_k)
     if entry.kind in PER_HEAD:
-        _check_strided(name, tensor)
+        # how many blocks, columns or rounds there must be is for what reads it to say
+        name, (_, kind, axes) = f"the input `{entry.name}`", _KINDS[entry.kind]
+        check_strided(name, tensor)
         shape = tuple(tensor.shape)
-        if not _fits_heads(entry, shape, q, k):
-            sizes = f"B = {q.shape[0]}, H = {q.shape[1]}, H_kv = {k.shape[1]}"
-            sizes += f", n_q = {q.shape[2]}, n_k = {k.shape[2]}"
+        some = (heads, 1) if entry.kind in ("buckets", "pairs") else (heads, key_heads, 1)
+        count = {"choices": n_q, "buckets": n_k, "pairs": n_q}.get(entry.kind)
+        fits = len(shape) == 4 and shape[0] == batch and shape[1] in some
+        if not fits or count not in (None, shape[POSITIONS.get(entry.kind, 0)]):
+            sizes = f"B = {batch}, H = {heads}, H_kv = {key_heads}, n_q = {n_q}, n_k = {n_k}"
             raise ValueError(f"{name} must be {kind} {axes} with {sizes}, got {list(shape)}")
-    _check_input(name, tensor, types, kind, shape, q.device)
+    check_input(entry, tensor, shape, q.device)
     if entry.kind == "length":
         # no position lies before one below 0
         return tensor.long().clamp(min=0).view(-1, 1, 1)
@@ -273,14 +258,12 @@ def _input(
     return tensor if padding is None else _without_padding(tensor, padding)
 
 
-def _fits_heads(entry: Input, shape: tuple[int, ...], q: torch.Tensor, k: torch.Tensor) -> bool:
-    """Whether an input about heads has the axes of its kind; how many blocks, columns or rounds
-    there must be is for what reads it to say."""
-    heads = [q.shape[1], 1] if entry.kind in ("buckets", "pairs") else [q.shape[1], k.shape[1], 1]
-    if len(shape) != 4 or shape[0] != q.shape[0] or shape[1] not in heads:
-        return False
-    count = {"choices": q.shape[2], "buckets": k.shape[2], "pairs": q.shape[2]}.get(entry.kind)
-    return count is None or shape[POSITIONS[entry.kind]] == count
+def check_input(
+    entry: Input, tensor: torch.Tensor, shape: tuple[int, ...], device: torch.device
+) -> None:
+    """Raises unless a run-time input has the type of its kind and a shape, and is where q is."""
+    types, kind, _ = _KINDS[entry.kind]
+    check_tensor(f"the input `{entry.name}`", tensor, types, kind, shape, device)
 
 
 def _without_padding(numbers: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
@@ -294,27 +277,22 @@ def _without_padding(numbers: torch.Tensor, padding: torch.Tensor) -> torch.Tens
 
 
 def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tuple[Parts, Call]:
-    """A call of the first so many keys, with the padding and inputs of those; ValueError for more
-    than there are, or fewer than queries."""
+    """A call of the first so many keys; ValueError for more than there are, or too few."""
     q, k, v = parts
     if not (0 if program.cross else q.shape[2]) <= count <= k.shape[2]:
         raise ValueError(
             f"keys must count the {q.shape[2]} queries, and be at most n_k = {k.shape[2]},"
             f" got {count}"
         )
-    data = along_positions(
-        program,
-        call.data,
-        lambda entry, x, axis: x if entry.kind in OF_QUERIES else x.narrow(axis, 0, count),
-    )
-    tables = {
-        name: x[..., :count] if name in pair_inputs(program) else x
-        for name, x in call.tables.items()
-    }
-    padding = None if call.padding is None else call.padding[:, :count]
-    return (q, k[:, :, :count], v[:, :, :count]), replace(
-        call, padding=padding, tables=tables, data=data
-    )
+
+    def first(entry: Input, x: torch.Tensor, axis: int) -> torch.Tensor:
+        return x if entry.kind in OF_QUERIES else x.narrow(axis, 0, count)
+
+    data, padding = along_positions(program, call.data, first), call.padding
+    padding = None if padding is None else padding[:, :count]
+    pairs = {name: call.tables[name][..., :count] for name in pair_inputs(program)}
+    call = replace(call, padding=padding, tables={**call.tables, **pairs}, data=data)
+    return (q, k[:, :, :count], v[:, :, :count]), call
 
 
 def along_positions(
@@ -332,16 +310,11 @@ def along_positions(
     return changed
 
 
-def check_keys(keys: torch.Tensor) -> None:
-    """Raises TypeError or ValueError unless the number of keys that count is an integer []."""
-    _check_input("keys", keys, INTEGERS, "an integer type", (), keys.device)
-
-
 def check_promise(name: str, at_most: int, marked: torch.Tensor) -> None:
     """Raises ValueError where an input marks more tokens of a sample, [B], than it promises."""
     if marked.device.type == "meta":
         return
-    _require_numbers(name, marked)
+    require_numbers(f"a check reads the numbers of `{name}`", marked)
     most = int(marked.amax())
     if most > at_most:
         raise ValueError(f"`{name}` promises at most {at_most} tokens, got {most}")
@@ -360,22 +333,18 @@ def check_finite(
     for name, x in {"q": q, "k": k, "v": v, **scores}.items():
         if not x.is_floating_point() or x.device.type == "meta":
             continue
-        wrong = ~x.isfinite()
-        if name in scores:
-            wrong = wrong & (x != -torch.inf)
-        if not bool(wrong.any()):
-            continue
-        place = wrong.nonzero()[0].tolist()
-        axes = ("sample", "head", "position", "number")
-        if name in scores:
-            block = "" if name in pair_inputs(program) else " block"
-            axes = ("sample", "head", f"query{block}", f"key{block}")
-        at = ", ".join(f"{axis} {index}" for axis, index in zip(axes, place, strict=False))
-        what = f"the input `{name}`" if name in scores else name
-        raise ValueError(
-            f"{what} must be finite, got {float(x.detach()[tuple(place)])} at {at}, and"
-            f" {int(wrong.sum()):,} such of {x.numel():,} numbers"
-        )
+        scored, block = name in scores, "" if name in pair_inputs(program) else " block"
+        wrong = ~x.isfinite() & (x != -torch.inf) if scored else ~x.isfinite()
+        if bool(wrong.any()):
+            place = wrong.nonzero()[0].tolist()
+            last = (f"query{block}", f"key{block}") if scored else ("position", "number")
+            axes = zip(("sample", "head", *last), place, strict=False)
+            at = ", ".join(f"{axis} {index}" for axis, index in axes)
+            raise ValueError(
+                f"{f'the input `{name}`' if scored else name} must be finite, got"
+                f" {float(x.detach()[tuple(place)])} at {at}, and {int(wrong.sum()):,} such of"
+                f" {x.numel():,} numbers"
+            )
 
 
 def taken_apart(
@@ -425,32 +394,33 @@ def check_exact(
         if any(x.device.type == "meta" for x in whole.values()):
             continue
         for name, x in whole.items():
-            _require_numbers(name, x)
+            require_numbers(f"a check reads the numbers of `{name}`", x)
         ranges = {name: (int(x.min()), int(x.max())) for name, x in whole.items()}
         require_exact(predicate, n, ranges, m)
 
 
-def _require_numbers(name: str, values: torch.Tensor) -> None:
-    """Raises ValueError where a trace has none that a check goes by."""
-    if is_recorded(values):
+def require_numbers(what: str, *tensors: torch.Tensor) -> None:
+    """Raises ValueError where a trace has no numbers of tensors, which `what` names or reads."""
+    if any(map(is_recorded, tensors)):
         raise ValueError(
-            f"the numbers of `{name}` are checked, and a program of plain operations does not have"
-            " them when it is traced: export it without `composed()`, as one operator"
+            f"{what}, which a program of plain operations does not have when it is traced: export"
+            " it without `composed()`, as one operator"
         )
 
 
-def _check_input(
+def check_tensor(
     name: str,
     tensor: torch.Tensor,
     types: tuple[torch.dtype, ...],
     kind: str,
     shape: tuple[int, ...],
-    device: torch.device,
+    device: torch.device | None,
 ) -> None:
-    _check_strided(name, tensor)
+    """Raises unless a tensor is dense, of some types, called a `kind`, a shape, and on a device."""
+    check_strided(name, tensor)
     if tensor.dtype not in types:
         raise TypeError(f"{name} must be {kind}, got {tensor.dtype}")
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{name} must have the shape {list(shape)}, got {list(tensor.shape)}")
-    if tensor.device != device:
+    if device is not None and tensor.device != device:
         raise ValueError(f"{name} must be on {device} as q, got {tensor.device}")

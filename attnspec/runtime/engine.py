@@ -16,13 +16,13 @@ from weakref import WeakValueDictionary
 import torch
 from torch.nn.functional import pad
 
+from attnspec.backends.common.merging import Partial
 from attnspec.backends.common.remembered import Remembered
 from attnspec.backends.common.torch_modes import (
     apart,
     composed,
     derivatives,
     followed,
-    is_recorded,
     is_transformed,
     values_of,
 )
@@ -51,7 +51,7 @@ from attnspec.lower.work import (
     Work,
     key_heads,
 )
-from attnspec.runtime.call_checks import Parts, check_exact, check_promise
+from attnspec.runtime.call_checks import Parts, check_exact, check_promise, require_numbers
 from attnspec.text.diagnostics import AttnSpecError
 from attnspec.version import LEAST_TORCH, is_older
 
@@ -205,7 +205,7 @@ class Engine:
                 mine = self._of_group(group, prepared, mine, choices, q)
             if return_lse or reusable:
                 out, lse = self._merging(group.kernel, rows, mine, return_lse)
-                sums.append(_unknown(out) if lse is None else lse)
+                sums.append(lse)
             else:
                 out = group.kernel(*rows, mine)
             outs.append(out)
@@ -222,25 +222,25 @@ class Engine:
         q: torch.Tensor,
     ) -> Call:
         """The call as the kernel of a group takes it."""
-        known = None
-        if call.known is not None and _reuses(group.kernel, q):
-            out, lse = call.known
-            known = selected(out, 1, group.queries), selected(lse, 1, group.queries)
-        data = call.data
+        known, data = call.known if _reuses(group.kernel, q) else None, call.data
+        if known is not None:
+            known = selected(known[0], 1, group.queries), selected(known[1], 1, group.queries)
         if choices:
             data = data_of(group.work, group.heads, prepared.decisions, choices, data)
         tables = self.tables(group, prepared.layer, call.tables)
         return replace(call, tables=tables, data=data, known=known)
 
-    def _merging(self, kernel: Kernel, parts: Parts, call: Call, return_lse: bool) -> Outputs:
-        """The output, and log-sum-exps where they are asked for or computed anyway."""
+    def _merging(self, kernel: Kernel, parts: Parts, call: Call, return_lse: bool) -> Partial:
+        """The output, and log-sum-exps where they are asked for or computed anyway, else 0."""
         if (return_lse or _reuses(kernel, parts[0])) and isinstance(kernel, Mergeable):
             out, lse = kernel.partial(*parts, call)
             if lse is not None:
                 return out, lse
         if return_lse:
             raise no_log_sum_exps(self.program)
-        return kernel(*parts, call), None
+        out = kernel(*parts, call)
+        wide = torch.promote_types(out.dtype, torch.float32)
+        return out, out.new_zeros(out.shape[:3], dtype=wide)
 
     def check_data(self, data: Mapping[str, torch.Tensor], n: int, m: int | None = None) -> None:
         """Raises ValueError where the inputs of n positions, read by m queries of another sequence
@@ -257,27 +257,21 @@ class Engine:
             self._exact.get(read, lambda: check_exact(self.computed, data, n, m), n, m)
 
     def laid_out(self, parts: Parts, call: Call) -> tuple[Parts, Call]:
-        """A call with keys and values at as many positions as hold two sequences, those behind the
-        keys being no keys."""
+        """A call at as many positions as hold two sequences, those behind the keys no keys."""
         q, k, v = parts
         n = k.shape[2]
         crossing = self.binder.crossing(q.shape[2], n)
-        more = 0 if crossing is None else crossing.length - n
-        if not more:
+        if crossing is None or crossing.length == n:
             return parts, call
-        padding = call.padding
-        if padding is None and crossing is not None and crossing.first == n:
+        padding, more = call.padding, crossing.length - n
+        if padding is None and crossing.first == n:
             padding = torch.ones(len(k), n, dtype=torch.bool, device=k.device)
-        data = dict(call.data)
-        for entry in self.program.inputs:
-            if entry.kind in ("tokens", *READ):
-                data[entry.name] = pad(data[entry.name], (0, more))
-        pairs = {name: pad(call.tables[name], (0, more)) for name in self.pairs}
-        tables = {**call.tables, **pairs}
         padding = None if padding is None else pad(padding, (0, more))
-        return (q, pad(k, (0, 0, 0, more)), pad(v, (0, 0, 0, more))), replace(
-            call, padding=padding, tables=tables, data=data
-        )
+        read = [x.name for x in self.program.inputs if x.kind in ("tokens", *READ)]
+        data = {**call.data, **{name: pad(call.data[name], (0, more)) for name in read}}
+        pairs = {name: pad(call.tables[name], (0, more)) for name in self.pairs}
+        call = replace(call, padding=padding, tables={**call.tables, **pairs}, data=data)
+        return (q, pad(k, (0, 0, 0, more)), pad(v, (0, 0, 0, more))), call
 
     def masked(
         self, layer: int, parts: Parts, call: Call, added: torch.Tensor, return_lse: bool
@@ -291,14 +285,13 @@ class Engine:
                 " for one: leave it out, and say in the spec which pairs there are"
             )
         q, k, _ = parts
-        kernels: list[Built] = []
-        for work, members in self.binder.works(layer, q.shape[1], q.shape[2], k.shape[2]):
-            if work.mechanism is not None:
-                raise ValueError(
-                    f"`{work.mechanism.name}` has no scores that a mask could be added to: leave it"
-                    " out, and say in the spec which pairs there are"
-                )
-            kernels.append((DenseKernel(work, members, q.device, added=added), work, members))
+        works = self.binder.works(layer, q.shape[1], q.shape[2], k.shape[2])
+        for mechanism in (work.mechanism for work, _ in works if work.mechanism is not None):
+            raise ValueError(
+                f"`{mechanism.name}` has no scores that a mask could be added to: leave it out, and"
+                " say in the spec which pairs there are"
+            )
+        kernels = ((DenseKernel(*each, q.device, added=added), *each) for each in works)
         prepared = self.together(kernels, q.shape[1], k.shape[1], q.device)
         if 0 in (q.shape[0], q.shape[2], k.shape[2]):
             prepared = Prepared()
@@ -332,19 +325,22 @@ class Engine:
     def decided(
         self, decisions: Sequence[Decision], layer: int, parts: Parts, call: Call, keys: int
     ) -> dict[DataDependent, Choice]:
-        """Data-dependent choices for q and k as they are laid out, of which `keys` are keys, by
-        graph."""
+        """Data-dependent choices by graph, for q and k as they are laid out, with so many keys."""
         q, k, _ = parts
         if not decisions or 0 in (q.shape[0], q.shape[2], k.shape[2]):
             return {}
-        _require_numbers(decisions[0], q, k)
+        who = f"`{decisions[0].leaf.name}` decides by numbers"
+        if is_transformed():
+            require_numbers(who, q, k)
+        if any(torch._C._functorch.is_batchedtensor(values_of(x)) for x in (q, k)):
+            raise ValueError(
+                f"{who}, and forward-mode differentiation under `vmap` shows none: take the"
+                " derivatives of one sample at a time, or `vjp`"
+            )
 
         def tables(each: Decision) -> dict[str, torch.Tensor]:
-            tables = {}
-            for part in each.leaf.learned:
-                table = call.tables[self._parts[each.leaf.name, part]]
-                tables[part.name] = rows_of(table, layer, each.heads)
-            return tables
+            names = {x.name: self._parts[each.leaf.name, x] for x in each.leaf.learned}
+            return {x: rows_of(call.tables[y], layer, each.heads) for x, y in names.items()}
 
         count = keys if self.program.cross else None
         return decided(decisions, q, k, call, tables, count)
@@ -449,11 +445,8 @@ class Engine:
         return self.together(kernels, heads, key_heads, place)
 
 
-@lru_cache(maxsize=LIMITS.layouts_few)
-def _binder(program: Program) -> Binder:
-    """What binds a program, whatever backend is asked for: engines of one program share it."""
-    return Binder(program)
-
+# engines of one program share what binds it, whatever backend is asked for
+_binder = lru_cache(maxsize=LIMITS.layouts_few)(Binder)
 
 _living: WeakValueDictionary[str, Engine] = WeakValueDictionary()
 _kept: Cache[str, Engine] = Cache(LIMITS.layouts_few)
@@ -501,26 +494,6 @@ def rows_of(table: torch.Tensor, layer: int, heads: Selection | Sequence[int]) -
 def _reuses(kernel: Kernel, q: torch.Tensor) -> bool:
     """Whether a kernel gives log-sum-exps in passing, and goes on from them."""
     return q.device.type in getattr(kernel, "reuses", ())
-
-
-def _require_numbers(first: Decision, q: torch.Tensor, k: torch.Tensor) -> None:
-    """Raises ValueError where the call has no tensors that a choice could be made of."""
-    for x in (q, k):
-        if is_transformed() and is_recorded(x):
-            raise ValueError(
-                f"`{first.leaf.name}` decides by numbers, which a program of plain operations does"
-                " not have when it is traced: export it without `composed()`, as one operator"
-            )
-        if torch._C._functorch.is_batchedtensor(values_of(x)):
-            raise ValueError(
-                f"`{first.leaf.name}` decides by numbers, and forward-mode differentiation under"
-                " `vmap` shows none: take the derivatives of one sample at a time, or `vjp`"
-            )
-
-
-def _unknown(out: torch.Tensor) -> torch.Tensor:
-    """What stands for log-sum-exps that nobody asked for, beside an output [B, H, n_q, d_v]."""
-    return out.new_zeros(out.shape[:3], dtype=torch.promote_types(out.dtype, torch.float32))
 
 
 def nothing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Outputs:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Never, Protocol, TypeAlias, cast
@@ -16,6 +15,7 @@ from torch.nn import functional
 from attnspec.backends.common.merging import merged
 from attnspec.backends.common.torch_modes import is_transformed, is_watched
 from attnspec.backends.planner import require_willing
+from attnspec.ir.api_checks import index_of
 from attnspec.ir.program import Leaf, Program
 from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
@@ -84,10 +84,10 @@ class SelfAttention(_OneLayer):
     projection, and `gmlp` as in its paper, `V s(GELU(U x))`. Neither the residual around the layer
     nor its norm belongs to it, but for those inside of the formula of `mixer`.
 
-    The module holds what mechanisms of the layer learn, for each of `num_heads` heads, and the
-    spec's extra tokens, which stand before every sequence and are left out of the output. `shared`
-    is another layer of the spec, whose parameters this one takes where the spec shares them between
-    all layers, `linformer(share = layer)`.
+    The module holds what mechanisms of the layer learn, for each of `num_heads` heads, by default
+    those that the spec declares, and the spec's extra tokens, which stand before every sequence and
+    are left out of the output. `shared` is another layer of the spec, whose parameters this one
+    takes where the spec shares them between all layers, `linformer(share = layer)`.
 
     With `num_kv_heads`, a divisor of `num_heads`, as many heads of keys and values serve equal
     numbers of heads of queries that follow one another. `rotary(q, k, positions)` returns queries
@@ -101,7 +101,7 @@ class SelfAttention(_OneLayer):
         self,
         spec: HasProgram,
         embed_dim: int,
-        num_heads: int,
+        num_heads: int | None = None,
         layer: int = 0,
         *,
         num_kv_heads: int | None = None,
@@ -112,16 +112,18 @@ class SelfAttention(_OneLayer):
         shared: SelfAttention | None = None,
     ) -> None:
         super().__init__()
-        program, width, self.num_heads, layer = _arguments(spec, embed_dim, num_heads, layer)
+        asked = spec, embed_dim, num_heads, layer, backend
+        program, width, self.num_heads, layer = _arguments(*asked)
         self.embed_dim, self.dropout = width, check_dropout(dropout)
-        require_willing(program, backend)
-        program = of_layer(program, layer, self.num_heads)
         self.extra_tokens, mechanism = program.extra_tokens, program.attends[0].mechanism
         # the mixing without heads that the layer is, or nothing
         self.mixing = mechanism.name if program.heads is None and mechanism is not None else ""
         self._hold(program, layer, backend, width if self.mixing else width // self.num_heads)
-        if shared is not None:
-            _share(self.attention, shared.attention)
+        theirs = {} if shared is None else learned_parts(shared.attention.program)
+        for entry, name in learned_parts(program).items():
+            if shared is not None and entry[1].layers and entry in theirs:
+                parameter = shared.attention.get_parameter(theirs[entry])
+                self.attention.register_parameter(name, parameter)
         self.read = _read_by(program)
         self.num_kv_heads = self._key_heads(num_kv_heads)
         self.rotary = self._checked_rotary(rotary)
@@ -152,7 +154,7 @@ class SelfAttention(_OneLayer):
             )
         return key_heads
 
-    def _checked_rotary(self, rotary: object) -> Rotary | None:
+    def _checked_rotary(self, rotary: Rotary | None) -> Rotary | None:
         if rotary is None:
             return None
         if not callable(rotary):
@@ -160,16 +162,14 @@ class SelfAttention(_OneLayer):
                 "rotary must be callable, rotary(q, k, positions) -> (q, k), got"
                 f" {type(rotary).__name__}"
             )
-        if self.shared and "q" in self.read and "k" not in self.read:
-            raise ValueError(
-                f"`{self.attention.program.name}` reads queries that are its keys, each once:"
-                " positions that turn both have no place to; leave rotary out"
-            )
         if "q" not in self.read or "k" not in self.read:
-            raise ValueError(
-                f"`{self.attention.program.name}` reads no queries and keys that positions could"
-                " turn: leave rotary out"
-            )
+            why = "reads no queries and keys that positions could turn:"
+            if self.shared and "q" in self.read:
+                why = (
+                    "reads queries that are its keys, each once: positions that turn both have no"
+                    " place to;"
+                )
+            raise ValueError(f"`{self.attention.program.name}` {why} leave rotary out")
         return rotary
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -190,11 +190,9 @@ class SelfAttention(_OneLayer):
             nn.init.normal_(self.extra, std=DEVIATION, generator=generator)
 
     def extra_repr(self) -> str:
-        grouped = f", num_kv_heads={self.num_kv_heads}"
-        return (
-            f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
-            f"{grouped if self.num_kv_heads < self.num_heads else ''}, layer={self.layer}"
-        )
+        heads, key_heads = self.num_heads, self.num_kv_heads
+        grouped = f", num_kv_heads={key_heads}" if key_heads < heads else ""
+        return f"embed_dim={self.embed_dim}, num_heads={heads}{grouped}, layer={self.layer}"
 
     def forward(
         self,
@@ -212,18 +210,9 @@ class SelfAttention(_OneLayer):
         """
         if unknown:
             refuse_unknown(self.attention.program, unknown, SelfAttention.forward)
-        self._check(x)
-        count = x.shape[1]
-        if self.extra_tokens:
-            x, key_padding_mask, inputs = self._with_extra(x, key_padding_mask, inputs)
-        out = self.attention(
-            *self._heads(x, 0),
-            layer=self._drawn_as,
-            key_padding_mask=key_padding_mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            inputs=inputs,
-        )
-        return self._joined(out, count)
+        rest = {"dropout_p": self.dropout if self.training else 0}
+        out = self._attended(x, None, self.attention, key_padding_mask, inputs, rest)
+        return self._joined(out, x.shape[1])
 
     def step(
         self,
@@ -244,31 +233,43 @@ class SelfAttention(_OneLayer):
         """
         if unknown:
             refuse_unknown(self.attention.program, unknown, SelfAttention.step)
-        self._check(x)
         if self.training and self.dropout:
             raise ValueError(
                 "a step drops no weights, so that it is another thing than a call in training:"
                 " call eval() first"
             )
         check_state(state)
-        count = x.shape[1]
+        rest = {"state": state, "keep_all": keep_all}
+        attend = self.attention.step
+        out, after = self._attended(x, state, attend, key_padding_mask, inputs, rest)
+        return self._joined(out, x.shape[1]), after
+
+    def _attended(
+        self,
+        x: torch.Tensor,
+        state: StreamState | None,
+        attend: Callable[..., Any],
+        padding: torch.Tensor | None,
+        inputs: Mapping[str, torch.Tensor] | None,
+        rest: Mapping[str, Any],
+    ) -> Any:
+        """What the attention, or its step, returns of the heads of tokens behind a state."""
+        _check_floats("x", x)
+        if x.dim() != 3 or x.shape[2] != self.embed_dim:
+            raise ValueError(f"x must be [B, n, {self.embed_dim}], got {list(x.shape)}")
+        autocast = torch.is_autocast_enabled(x.device.type)
+        if self.read and x.dtype != self.in_weight.dtype and not autocast:
+            raise TypeError(f"x must be {self.in_weight.dtype} as the weights, got {x.dtype}")
         if self.extra_tokens and state is None:
-            x, key_padding_mask, inputs = self._with_extra(x, key_padding_mask, inputs)
-        out, state = self.attention.step(
-            *self._heads(x, 0 if state is None else state.position),
-            state,
-            layer=self._drawn_as,
-            key_padding_mask=key_padding_mask,
-            inputs=inputs,
-            keep_all=keep_all,
-        )
-        return self._joined(out, count), state
+            x, padding, inputs = self._with_extra(x, padding, inputs)
+        parts = self._heads(x, 0 if state is None else state.position)
+        more = {"layer": self._drawn_as, "key_padding_mask": padding, "inputs": inputs}
+        return attend(*parts, **more, **rest)
 
     def _heads(
         self, x: torch.Tensor, first: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q [B, H, n, d], k and v [B, H_kv, n, d] of tokens whose first has this position; values
-        in the place of what is not read."""
+        """q [B, H, n, d], k and v [B, H_kv, n, d] of tokens from a position on; v where unread."""
         named = {"v": x}
         if self.read:
             both = functional.linear(x, self.in_weight, self.in_bias)
@@ -276,10 +277,8 @@ class SelfAttention(_OneLayer):
                 both = functional.gelu(both)
             named = dict(zip(self.read, torch.split(both, self.widths, -1), strict=True))
         counts = [1] * 3 if self.mixing else [self.num_heads] + 2 * [self.num_kv_heads]
-        q, k, v = (
-            _split(named.get(name, named["v"]), count)
-            for name, count in zip("qkv", counts, strict=True)
-        )
+        each = zip("qkv", counts, strict=True)
+        q, k, v = (_split(named.get(name, named["v"]), count) for name, count in each)
         k = self._with_shared(q, k)
         if self.rotary is not None:
             positions = self.attention.positions(first, x.shape[1], x.device)
@@ -291,16 +290,7 @@ class SelfAttention(_OneLayer):
         out = out.transpose(1, 2).flatten(2)
         if out.shape[1] > count:
             out = out[:, out.shape[1] - count :]
-        result: torch.Tensor = self.out(out) if self.read else out
-        return result
-
-    def _check(self, x: torch.Tensor) -> None:
-        _check_floats("x", x)
-        if x.dim() != 3 or x.shape[2] != self.embed_dim:
-            raise ValueError(f"x must be [B, n, {self.embed_dim}], got {list(x.shape)}")
-        autocast = torch.is_autocast_enabled(x.device.type)
-        if self.read and x.dtype != self.in_weight.dtype and not autocast:
-            raise TypeError(f"x must be {self.in_weight.dtype} as the weights, got {x.dtype}")
+        return cast(torch.Tensor, self.out(out)) if self.read else out
 
     def _with_extra(
         self,
@@ -321,11 +311,9 @@ class SelfAttention(_OneLayer):
         # what does not fit is left to the checks of the attention
         if isinstance(padding, torch.Tensor) and padding.dim() == 2:
             padding = functional.pad(padding, (count, 0), value=True)
-        if not isinstance(inputs, Mapping):
-            return x, padding, inputs
-        longer = dict(inputs)
+        longer = dict(inputs) if isinstance(inputs, Mapping) else {}
         for entry in attention.program.inputs:
-            tensor = inputs.get(entry.name)
+            tensor = longer.get(entry.name)
             if not isinstance(tensor, torch.Tensor):
                 continue
             if entry.kind == "length":
@@ -338,7 +326,7 @@ class SelfAttention(_OneLayer):
             elif tensor.dim() == 2:
                 value = BEFORE.get(entry.kind, -1)
                 longer[entry.name] = functional.pad(tensor, (count, 0), value=value)
-        return x, padding, longer
+        return x, padding, longer or inputs
 
 
 class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
@@ -379,12 +367,9 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         layer: int = 0,
         backend: str = "auto",
     ) -> None:
-        program, embed_dim, num_heads, layer = _arguments(spec, embed_dim, num_heads, layer)
-        require_willing(program, backend)
-        alone = of_layer(program, layer, num_heads, two=True)
-        _check_has_heads(alone)
-        if add_bias_kv or add_zero_attn:
-            _check_extra_keys(alone, add_bias_kv)
+        asked = spec, embed_dim, num_heads, layer, backend
+        alone, embed_dim, num_heads, layer = _arguments(*asked, two=True)
+        _check_attends(alone, add_bias_kv, add_zero_attn)
         more = add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         super().__init__(embed_dim, num_heads, check_dropout(dropout), bias, *more)
         # torch's own encoder layers run a kernel of theirs on the weights of a module for which
@@ -429,19 +414,28 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         self._check(query, key, value)
         if self.one_sequence and not _is_same(query, key):
             raise ValueError(self.one_sequence)
-        self._check_shards(need_weights, attn_mask)
+        attention: object = self.attention
+        if not isinstance(attention, CompiledAttention) and (need_weights or attn_mask is not None):
+            raise ValueError(
+                "a rank has a shard of the sequence, and neither weights nor attn_mask of all"
+                " pairs: call it with need_weights=False, and say in the spec what the mask says"
+            )
         q, k, v = self._heads(query, key, value)
         if need_weights and k.shape[2] > LIMITS.pairs_shown:
             raise ValueError(
                 f"weights are returned for up to {LIMITS.pairs_shown:,} keys, got {k.shape[2]:,}:"
                 " need_weights=False returns the output alone"
             )
-        real, added = self._masks(attn_mask, is_causal, key_padding_mask, q, k)
+        masks = self._masks(attn_mask, is_causal, key_padding_mask, q, k)
         extra = self._extra_keys(q)
         values = v if extra is None else torch.cat([v, extra[1].expand(len(v), -1, -1, -1)], 2)
-        # an output is its weights times the values, and so are they, of those of the identity
-        seen = _identity(values) if need_weights else values
-        out = self._attended(q, k, seen, extra, real, added, inputs)
+        seen = values
+        if need_weights:
+            # of the identity, with a column where there are no keys, outputs are the weights
+            count = values.shape[2]
+            one = torch.eye(count, max(1, count), dtype=values.dtype, device=values.device)
+            seen = one.expand(*values.shape[:2], -1, -1)
+        out = self._attended(q, k, seen, extra, masks, inputs)
         weights = None
         if need_weights:
             weights = out[..., : values.shape[2]]
@@ -473,19 +467,8 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
             added = more if added is None else added + more
         return real, added
 
-    def _check_shards(self, need_weights: bool, attn_mask: object) -> None:
-        """Raises where the attention runs over ranks, and what is about all pairs is asked for."""
-        attention: object = self.attention
-        if isinstance(attention, CompiledAttention) or (not need_weights and attn_mask is None):
-            return
-        raise ValueError(
-            "a rank has a shard of the sequence, and neither weights nor attn_mask of all pairs:"
-            " call it with need_weights=False, and say in the spec what the mask says"
-        )
-
     def _check(self, *parts: torch.Tensor) -> None:
-        """Raises unless query, key and value are dense tensors of floats, of two or three axes, of
-        the widths and the type of the weights."""
+        """Raises unless query, key and value are dense floats of fitting shapes and type."""
         for name, x in zip(("query", "key", "value"), parts, strict=True):
             _check_floats(name, x)
             if x.is_nested:
@@ -493,30 +476,22 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
                     f"{name} must be a dense tensor, got a nested one: build torch's encoder with"
                     " enable_nested_tensor=False; `attnspec.packed` takes packed documents"
                 )
-        shapes = [list(x.shape) for x in parts]
+        who, shapes = "query, key and value must", [list(x.shape) for x in parts]
         if {len(shape) for shape in shapes} not in ({2}, {3}):
-            raise ValueError(
-                f"query, key and value must have two axes each, or three, got {shapes}"
-            )
+            raise ValueError(f"{who} have two axes each, or three, got {shapes}")
         widths = [self.embed_dim, self.kdim, self.vdim]
         if [shape[-1] for shape in shapes] != widths:
-            raise ValueError(f"query, key and value must end in {widths}, got the shapes {shapes}")
+            raise ValueError(f"{who} end in {widths}, got the shapes {shapes}")
         dtype, types = self.out_proj.weight.dtype, [str(x.dtype) for x in parts]
         if set(types) != {str(dtype)} and not torch.is_autocast_enabled(parts[0].device.type):
-            raise TypeError(
-                f"query, key and value must be {dtype} as the weights, got {', '.join(types)}"
-            )
+            raise TypeError(f"{who} be {dtype} as the weights, got {', '.join(types)}")
 
     def _heads(self, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """q, k and v [B, H, n, d] of query, key and value."""
         # None where queries, keys and values are of different widths
         both: torch.Tensor | None = self.in_proj_weight
-        weights = (
-            (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-            if both is None
-            else both.chunk(3)
-        )
-        bias: torch.Tensor | None = self.in_proj_bias
+        each = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+        weights, bias = each if both is None else both.chunk(3), self.in_proj_bias
         biases = (None,) * 3 if bias is None else bias.chunk(3)
         heads = []
         for x, weight, bias in zip(parts, weights, biases, strict=True):
@@ -530,20 +505,15 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         return q, self._with_shared(q, k), v
 
     def _extra_keys(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The scores [B, H, n_q, e] and the values [1, H, e, d] of the learned key and the zero
-        key, which every query reads beside those of the spec; None where there are none."""
-        keys: list[torch.Tensor] = []
-        values: list[torch.Tensor] = []
-        if self.bias_k is not None and self.bias_v is not None:
-            for learned, into in ((self.bias_k, keys), (self.bias_v, values)):
-                into.append(_split(learned, self.num_heads).to(q.dtype))
-        if self.add_zero_attn:
-            for into in (keys, values):
-                into.append(q.new_zeros(1, self.num_heads, 1, self.head_dim))
-        if not keys:
+        """Scores [B, H, n_q, e] and values [1, H, e, d] of the learned and the zero key, if any."""
+        if self.bias_k is None and not self.add_zero_attn:
             return None
-        scores = q @ torch.cat(keys, 2).transpose(-1, -2) / math.sqrt(self.head_dim)
-        return scores, torch.cat(values, 2)
+        none = q.new_zeros(1, self.num_heads, int(self.add_zero_attn), self.head_dim)
+        keys, values = (
+            none if x is None else torch.cat([_split(x, self.num_heads).to(q.dtype), none], 2)
+            for x in (self.bias_k, self.bias_v)
+        )
+        return q @ keys.transpose(-1, -2) / math.sqrt(self.head_dim), values
 
     def _attended(
         self,
@@ -551,58 +521,35 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         k: torch.Tensor,
         seen: torch.Tensor,
         extra: tuple[torch.Tensor, torch.Tensor] | None,
-        real: torch.Tensor | None,
-        added: torch.Tensor | None,
+        masks: tuple[torch.Tensor | None, torch.Tensor | None],
         inputs: Mapping[str, torch.Tensor] | None,
     ) -> torch.Tensor:
-        """The output [B, H, n_q, e] for the values `seen` of the keys, and of extra ones behind."""
-        n_k, dropout = k.shape[2], self.dropout if self.training else 0.0
-        rest: dict[str, Any] = {
-            "layer": self._drawn_as,
-            "key_padding_mask": real,
-            "dropout_p": dropout,
-            "inputs": inputs,
-            "return_lse": extra is not None,
-        }
-        v = seen[:, :, :n_k]
-        output = self._in_turn(q, k, v, added, rest)
-        if extra is None:
-            return cast(torch.Tensor, output)
-        scores = extra[0].to(output[1].dtype)
-        weights = functional.dropout(functional.softmax(scores, -1), dropout).to(seen.dtype)
-        more = weights @ seen[:, :, n_k:], torch.logsumexp(scores, -1)
-        return merged(output, more)[0]
-
-    def _in_turn(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        added: torch.Tensor | None,
-        rest: dict[str, Any],
-    ) -> Any:
-        """What the spec's attention returns; more queries than keys, which every pair that is read
-        allows, come as many at a time as there are keys."""
-        n_q, n_k = q.shape[2], k.shape[2]
+        """The output [B, H, n_q, e] for the values `seen` of the keys, and of extra ones behind.
+        More queries than keys, which every pair that is read allows, come as many at a time as
+        there are keys."""
+        (real, added), n_q, n_k = masks, q.shape[2], k.shape[2]
+        dropout_p = self.dropout if self.training else 0
+        rest: dict[str, Any] = {"layer": self._drawn_as, "return_lse": extra is not None}
+        rest |= {"key_padding_mask": real, "dropout_p": dropout_p, "inputs": inputs}
+        of_masked = self._drawn_as, (real, inputs, dropout_p), extra is not None
+        each: Sequence[torch.Tensor] = [q]
+        rows: Sequence[torch.Tensor | None] = [added]
         if n_q > n_k > 0 and not self.attention.program.cross:
             each = torch.split(q, n_k, 2)
-            rows: Sequence[torch.Tensor | None] = [None] * len(each)
-            if added is not None:
-                rows = torch.split(added.expand(-1, -1, n_q, -1), n_k, 2)
-            outputs = [self._in_turn(x, k, v, y, rest) for x, y in zip(each, rows, strict=True)]
-            if not rest["return_lse"]:
-                return torch.cat(outputs, 2)
-            return tuple(torch.cat(part, 2) for part in zip(*outputs, strict=True))
-        if added is None:
-            return self.attention(q, k, v, **rest)
-        return self.attention.masked(q, k, v, added, **rest)
-
-
-def _identity(values: torch.Tensor) -> torch.Tensor:
-    """The identity [B, H, n, n] in the place of values [B, H, n, d], with a column for no keys."""
-    count = values.shape[2]
-    one = torch.eye(count, max(1, count), dtype=values.dtype, device=values.device)
-    return one.expand(*values.shape[:2], -1, -1)
+            whole = None if added is None else added.expand(-1, -1, n_q, -1)
+            rows = [None] * len(each) if whole is None else torch.split(whole, n_k, 2)
+        v, attend = seen[:, :, :n_k], self.attention
+        outputs: list[Any] = [
+            attend(x, k, v, **rest) if y is None else attend.masked((x, k, v), y, *of_masked)
+            for x, y in zip(each, rows, strict=True)
+        ]
+        if extra is None:
+            return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
+        output = [torch.cat(part, 2) for part in zip(*outputs, strict=True)]
+        scores = extra[0].to(output[1].dtype)
+        weights = functional.dropout(functional.softmax(scores, -1), dropout_p)
+        more = weights.to(seen.dtype) @ seen[:, :, n_k:], torch.logsumexp(scores, -1)
+        return merged((output[0], output[1]), more)[0]
 
 
 def _is_same(query: torch.Tensor, key: torch.Tensor) -> bool:
@@ -616,37 +563,35 @@ def _is_same(query: torch.Tensor, key: torch.Tensor) -> bool:
     return alike and query.device == key.device and query.data_ptr() == key.data_ptr() != 0
 
 
+def _check_mask(name: str, mask: torch.Tensor, *shapes: list[int]) -> None:
+    """Raises unless a mask has one of some shapes, and is bool or of numbers."""
+    if list(mask.shape) not in shapes:
+        some = " or ".join(map(str, shapes))
+        raise ValueError(f"{name} must have the shape {some}, got {list(mask.shape)}")
+    if mask.dtype not in (torch.bool, *FLOATS):
+        raise TypeError(f"{name} must be bool or of a floating type, got {mask.dtype}")
+
+
 def _added(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """What `attn_mask` adds to the scores, [1 or B, 1 or H, n_q, n_k]."""
-    batch, heads, n_q, _ = q.shape
-    n_k, shape = k.shape[2], list(mask.shape)
-    if shape not in ([n_q, n_k], [batch * heads, n_q, n_k]):
-        raise ValueError(
-            f"attn_mask must have the shape {[n_q, n_k]} or {[batch * heads, n_q, n_k]},"
-            f" got {shape}"
-        )
+    (batch, heads, n_q, _), n_k = q.shape, k.shape[2]
+    _check_mask("attn_mask", mask, [n_q, n_k], [batch * heads, n_q, n_k])
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, -torch.inf)
-    elif mask.dtype not in FLOATS:
-        raise TypeError(f"attn_mask must be bool or of a floating type, got {mask.dtype}")
     return mask[None, None] if mask.dim() == 2 else torch.unflatten(mask, 0, (batch, heads))
 
 
 def _padding(
     mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Which keys are real, bool [B, n_k], and what is added to their scores [B, 1, 1, n_k], None
-    where there is nothing."""
+    """Which keys are real, bool [B, n_k], and what is added to scores, [B, 1, 1, n_k], or None."""
     if mask is None:
         return None, None
     shape = [len(q), k.shape[2]]
-    if list(mask.shape) not in (shape, shape[1:] if len(q) == 1 else shape):
-        raise ValueError(f"key_padding_mask must have the shape {shape}, got {list(mask.shape)}")
+    _check_mask("key_padding_mask", mask, shape, *[shape[1:]] * (len(q) == 1))
     mask = mask.view(shape)
     if mask.dtype == torch.bool:
         return ~mask, None
-    if mask.dtype not in FLOATS:
-        raise TypeError(f"key_padding_mask must be bool or of a floating type, got {mask.dtype}")
     real = mask > -torch.inf
     plain = ((mask == 0) | ~real).all()
     if is_watched(q):
@@ -658,27 +603,19 @@ def _padding(
     return real, None if plain else mask[:, None, None]
 
 
-def _check_has_heads(program: Program) -> None:
-    """Raises unless every head weighs values by queries and keys, and nothing else is learned."""
-    for attend in program.attends:
-        if attend.mechanism is not None and attend.mechanism.name in WHOLE:
-            raise ValueError(
-                f"`{attend.mechanism.name}` mixes tokens without queries and keys:"
-                " `attnspec.SelfAttention` takes it"
-            )
-    if program.extra_tokens:
-        raise ValueError(
-            f"`{program.name}` has extra tokens, for which torch's class has no parameters:"
-            " `attnspec.SelfAttention` takes it"
-        )
-
-
-def _check_extra_keys(program: Program, learned: bool) -> None:
-    """Raises where a key without a position has no weight beside those of the spec."""
+def _check_attends(program: Program, learned: bool, zero: bool) -> None:
+    """Raises unless every head weighs values by queries and keys, and a key without a position, if
+    there is one, has a weight beside those of the spec."""
     name = "add_bias_kv" if learned else "add_zero_attn"
     for attend in program.attends:
-        if attend.mechanism is not None or attend.normalize not in MERGED:
-            what = attend.mechanism.name if attend.mechanism else f"normalize {attend.normalize}"
+        formula = attend.mechanism and attend.mechanism.name
+        if formula in WHOLE:
+            raise ValueError(
+                f"`{formula}` mixes tokens without queries and keys: `attnspec.SelfAttention` takes"
+                " it"
+            )
+        if (learned or zero) and (formula or attend.normalize not in MERGED):
+            what = formula or f"normalize {attend.normalize}"
             raise ValueError(
                 f"{name} adds a key to a softmax, and `{what}` is none: leave it out; `normalize"
                 " softmax1` has a zero logit"
@@ -688,6 +625,11 @@ def _check_extra_keys(program: Program, learned: bool) -> None:
                 "add_bias_kv adds a key without a position, whose score the spec's `score` or"
                 " `scale` does not tell: leave it out, or leave them out"
             )
+    if program.extra_tokens:
+        raise ValueError(
+            f"`{program.name}` has extra tokens, for which torch's class has no parameters:"
+            " `attnspec.SelfAttention` takes it"
+        )
 
 
 def _why_one_sequence(program: Program) -> str:
@@ -706,11 +648,34 @@ def _why_one_sequence(program: Program) -> str:
 
 
 def _arguments(
-    spec: HasProgram, embed_dim: int, num_heads: int, layer: int
+    spec: HasProgram,
+    embed_dim: int,
+    num_heads: int | None,
+    layer: int,
+    backend: str,
+    two: bool = False,
 ) -> tuple[Program, int, int, int]:
-    """The program, the sizes and the layer that a module is built for; raises unless they fit."""
-    program = program_of(spec)
-    width, heads = size_of("embed_dim", embed_dim), size_of("num_heads", num_heads)
+    """The program of a layer, its sizes and its number, of which a module is built; raises unless
+    they fit. A layer of `two` sequences takes specs that say `cross`."""
+    # whoever calls from outside may hand in anything
+    program: object = getattr(spec, "program", None)
+    if not isinstance(program, Program):
+        value: object = spec
+        more = {
+            str: ": `attnspec.parse(text)` makes one of a text, `attnspec.zoo(name)` of a name",
+            int: ": the spec comes first, then the sizes",
+        }
+        raise TypeError(
+            f"spec must be a Spec, as attnspec.load and attnspec.parse return, got"
+            f" {type(value).__name__}{more.get(type(value), '')}"
+        )
+    if num_heads is None and program.heads is None:
+        raise TypeError(
+            f"num_heads must be given, since `{program.name}` declares no heads: attnspec."
+            "SelfAttention(spec, embed_dim, num_heads)"
+        )
+    width = size_of("embed_dim", embed_dim)
+    heads = size_of("num_heads", program.heads if num_heads is None else num_heads)
     if width % heads:
         raise ValueError(f"num_heads must divide embed_dim, got {width} and {heads}")
     if program.heads not in (None, heads):
@@ -719,7 +684,15 @@ def _arguments(
             " to choose the count later, make it a parameter: `heads h` with `h` in the"
             " attention's parameters"
         )
-    return program, width, heads, check_layer(program, layer)
+    layer = check_layer(program, layer)
+    require_willing(program, backend)
+    if program.cross and not two:
+        raise ValueError(
+            f"`{program.name}` joins two sequences, and a layer of self-attention has one: give it"
+            " to `attnspec.MultiheadAttention`, or call the compiled module with queries of the one"
+            " and keys of the other"
+        )
+    return of_layer(program, layer, heads), width, heads, layer
 
 
 def _split(x: torch.Tensor, heads: int) -> torch.Tensor:
@@ -733,18 +706,11 @@ def _check_floats(name: str, x: object) -> None:
         raise TypeError(f"{name} must be a tensor of a floating type, got {kind}")
 
 
-def of_layer(program: Program, layer: int, heads: int, two: bool = False) -> Program:
+def of_layer(program: Program, layer: int, heads: int) -> Program:
     """The program of one layer alone, for a number of heads or for one mixing without heads.
 
     It serves every `layer` that it is called for, so that random graphs stay those of the layer.
-    A layer of `two` sequences takes specs that say `cross`, others raise ValueError.
     """
-    if program.cross and not two:
-        raise ValueError(
-            f"`{program.name}` joins two sequences, and a layer of self-attention has one: give it"
-            " to `attnspec.MultiheadAttention`, or call the compiled module with queries of the one"
-            " and keys of the other"
-        )
     row = program.row(layer)
     attend = program.attends[row[0]]
     mechanism = attend.mechanism if attend.graph is None and len(set(row)) == 1 else None
@@ -783,40 +749,12 @@ def _read_by(program: Program) -> str:
     return "".join(name for name in "qkv" if name in read)
 
 
-def program_of(spec: HasProgram) -> Program:
-    """The program of a spec; TypeError for anything else."""
-    # whoever calls from outside may hand in anything
-    program: object = getattr(spec, "program", None)
-    if not isinstance(program, Program):
-        value: object = spec
-        more = {
-            str: ": `attnspec.parse(text)` makes one of a text, `attnspec.zoo(name)` of a name",
-            int: ": the spec comes first, then the sizes",
-        }
-        raise TypeError(
-            f"spec must be a Spec, as attnspec.load and attnspec.parse return, got"
-            f" {type(value).__name__}{more.get(type(value), '')}"
-        )
-    return program
-
-
-def size_of(name: str, value: object) -> int:
+def size_of(name: str, value: Any) -> int:
     """A size of at least 1 as an integer; TypeError or ValueError for anything else."""
-    try:
-        size = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {type(value).__name__}") from None
-    if isinstance(value, bool) or size < 1:
+    size = index_of(name, value)
+    if size < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {value}")
     return size
-
-
-def _share(mine: CompiledAttention, other: CompiledAttention) -> None:
-    """Puts the parameters of the other in the place of those that all layers share."""
-    theirs = learned_parts(other.program)
-    for entry, name in learned_parts(mine.program).items():
-        if entry[1].layers and entry in theirs:
-            mine.register_parameter(name, other.get_parameter(theirs[entry]))
 
 
 def _turned(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
 from functools import wraps
-from typing import Any, Never, TypeVar, cast
+from typing import Any, Never, TypeAlias, TypeVar, cast
 
 import torch
 
@@ -15,7 +16,6 @@ from attnspec.backends.common.torch_modes import (
     apart,
     composed,
     is_mapped_over,
-    is_recorded,
     is_transformed,
     is_watched,
 )
@@ -29,23 +29,23 @@ from attnspec.lower.lower import decided_leaves
 from attnspec.lower.work import Call, Kernel, Streamable, Work
 from attnspec.runtime.call_checks import (
     FLOATS,
+    INTEGERS,
     Parts,
     check_dropout,
     check_exact,
     check_finite,
     check_inputs,
-    check_keys,
     check_layer,
-    check_padding,
     check_query_start,
-    check_table,
+    check_tensor,
     check_tensors,
     of_first_keys,
     refuse_unknown,
+    require_numbers,
     require_unchanged,
     taken_apart,
 )
-from attnspec.runtime.engine import NOTHING, Engine, Prepared, no_log_sum_exps
+from attnspec.runtime.engine import NOTHING, Engine, Outputs, Prepared, no_log_sum_exps
 from attnspec.runtime.parameters import Draws, Learner, again
 from attnspec.runtime.streaming import (
     Kept,
@@ -58,32 +58,33 @@ from attnspec.runtime.streaming import (
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
+Besides: TypeAlias = "tuple[torch.Tensor | None, Mapping[str, torch.Tensor] | None, float]"
+"""Padding, inputs and dropout of a call."""
 
-def narrowed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor in the type that autocast asks for, as torch does it: float64 stays, and what is no
-    float is left to `check_tensors`."""
-    # whoever calls from outside may hand in anything
-    given: object = tensor
-    if not isinstance(given, torch.Tensor) or given.dtype not in FLOATS[:3]:
-        return tensor
-    return given.to(dtype)
+Asked: TypeAlias = "tuple[int, int, Besides, torch.Tensor | None, bool]"
+"""Layer, first query, what there is besides q, k and v, the keys that count, whether log-sum-exps
+are asked for."""
 
 
 def in_type_of_autocast(method: Method) -> Method:
-    """A method of q, k and v that has them in the type that autocast asks for, if it asks."""
+    """A method of q, k and v that has them in the type that autocast asks for, if it asks: float64
+    stays, and what is no float is left to `check_tensors`."""
+
+    def narrowed(x: Any, kind: str) -> Any:
+        narrow = isinstance(x, torch.Tensor) and x.dtype in FLOATS[:3]
+        return x.to(torch.get_autocast_dtype(kind)) if narrow else x
 
     @wraps(method)
     def run(
         self: object, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **settings: Any
     ) -> Any:
-        # `check_tensors` refuses what is not a tensor; torch has no autocast of shapes alone
+        # torch has no autocast of shapes alone
         first: object = q
         kind = first.device.type if isinstance(first, torch.Tensor) else "meta"
         if kind == "meta" or not torch.is_autocast_enabled(kind):
             return method(self, q, k, v, *rest, **settings)
-        narrow = torch.get_autocast_dtype(kind)
         with torch.autocast(kind, enabled=False):
-            return method(self, *(narrowed(x, narrow) for x in (q, k, v)), *rest, **settings)
+            return method(self, *(narrowed(x, kind) for x in (q, k, v)), *rest, **settings)
 
     return cast(Method, run)
 
@@ -103,10 +104,10 @@ class CompiledAttention(Learner):
     def __init__(self, plan: Mapping[str, object], head_size: int | None = None) -> None:
         engine = Engine(plan)
         super().__init__(engine.program, head_size)
-        self._run_by(engine)
         mechanisms = [each.mechanism for each in self.program.attends if each.mechanism is not None]
         redraws = any(dict(each.arguments).get("redraw", 0) != 0 for each in mechanisms)
         self.draws = Draws(self.program.layers or 1) if redraws else None
+        self._run_by(engine)
         self._keeps = any(part.kept for _, part in self._parts)
         self._before: dict[tuple[str, int], torch.Tensor] = {}
 
@@ -114,6 +115,8 @@ class CompiledAttention(Learner):
         self.engine, self.backend, self.program = engine, engine.backend, engine.program
         # a trace could not enter the program
         self._reads_m = reads_m(self.program)
+        # whether a call may have nothing besides q, k and v
+        self._alone = not (self.program.inputs or engine.own or self.draws)
         self._streams: Cache[tuple[object, ...], tuple[Works, Prepared]] = Cache(LIMITS.layouts)
         # what `replanned` returned, by the text of its plan or by what else tells it
         self.variants: dict[object, CompiledAttention] = {}
@@ -129,14 +132,13 @@ class CompiledAttention(Learner):
         return other
 
     def redraw(self) -> None:
-        """Draws the random features of mechanisms that redraw them anew; ValueError where none
-        does."""
+        """Draws random features of mechanisms anew; ValueError where none redraws."""
         if self.draws is None:
             raise ValueError(
                 f"no mechanism of `{self.program.name}` redraws its features: say how often it does"
                 " in training, `favor(redraw = 1000)`"
             )
-        self.draws.redraw()
+        self.draws.asked += 1
 
     def __prepare_scriptable__(self) -> CompiledAttention:
         raise TypeError(
@@ -193,12 +195,43 @@ class CompiledAttention(Learner):
         """
         if unknown:
             refuse_unknown(self.program, unknown, CompiledAttention.forward)
-        parts, padding, start = (q, k, v), key_padding_mask, query_start
         # whoever calls from outside may hand in anything
         first: object = q
         watched = isinstance(first, torch.Tensor) and _is_operator(q, self.program)
-        key = prepared = None
-        if not watched and type(layer) is int and type(start) is int:
+        run = self._traced if watched else self._computed
+        besides = key_padding_mask, inputs, dropout_p
+        out, lse = run((q, k, v), (layer, query_start, besides, keys, return_lse))
+        if self.training and (self.draws is not None or self._keeps):
+            self._count(layer, q, k, key_padding_mask)
+        return (out, lse) if return_lse else out
+
+    def _traced(self, parts: Parts, asked: Asked) -> Outputs:
+        """A call that torch traces, as one operator, of which ONNX has none."""
+        if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
+            for leaf in decided_leaves(self.program):
+                raise ValueError(
+                    f"`{leaf.pattern}` decides by numbers, for which ONNX has no operator:"
+                    " torch.export takes it, as one operator"
+                )
+            with composed():
+                return self._computed(parts, asked)
+        layer, start, besides, keys, return_lse = asked
+        layer, start = self.checked(*parts, layer, start)
+        dropout_p, learned, data, draws = self.besides(layer, *parts, *besides)
+        if keys is not None:
+            check_tensor("keys", keys, INTEGERS, "an integer type", (), None)
+        seed = torch.randint(1 << 62, ()) if dropout_p else None
+        rest = self.engine.text, [*learned.values()], [*data.values()], besides[0]
+        outputs: Outputs = torch.ops.attnspec.attention(
+            *parts, *rest, layer, dropout_p, seed, *draws, return_lse, start, keys
+        )
+        return outputs
+
+    def _computed(self, parts: Parts, asked: Asked) -> Outputs:
+        """A call that the engine runs, with numbers or as plain operations."""
+        (q, k, v), (layer, start, besides, keys, return_lse) = parts, asked
+        (padding, inputs, dropout_p), key, prepared = besides, None, None
+        if type(layer) is int and type(start) is int:
             try:
                 # all that the checks of q, k and v go by
                 key = (
@@ -210,43 +243,25 @@ class CompiledAttention(Learner):
                 # no tensor, or a size that is a symbol
                 key = None
         if prepared is None:
-            layer, start = self._checked(q, k, v, layer, start)
-        dropout_p, learned, data = self._besides(q, k, v, padding, inputs, dropout_p)
+            layer, start = self.checked(q, k, v, layer, start)
+        undropped = type(dropout_p) is int and not dropout_p
+        call, alone = NOTHING, self._alone and not self.check_finite
+        if not (alone and undropped and padding is None and inputs is None):
+            call = Call(padding, *self.besides(layer, q, k, v, *besides))
         if keys is not None:
-            check_keys(keys)
-        draws = (0, 0) if self.draws is None else self.draws.of(layer)
-        # ONNX has no operator of ours
-        if watched and not (torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export()):
-            seed = torch.randint(1 << 62, ()) if dropout_p else None
-            arguments = self.engine.text, [*learned.values()], [*data.values()], padding
-            out, lse = torch.ops.attnspec.attention(
-                *parts, *arguments, layer, dropout_p, seed, *draws, return_lse, start, keys
-            )
-        else:
-            call = NOTHING
-            if padding is not None or dropout_p or learned or data or self.draws is not None:
-                call = Call(padding, dropout_p, learned, data, draws)
-            if watched:
-                _require_static(self.program)
-            if keys is not None:
-                parts, call = _first_keys(self.program, parts, call, keys)
-                key = prepared = None
-            if watched:
-                with composed():
-                    prepared = self.engine.prepare(layer, *parts[:2], start)
-                    out, lse = self.engine.run(prepared, parts, call, return_lse)
-            else:
-                if prepared is None:
-                    prepared = self.engine.prepare(layer, *parts[:2], start, key)
-                out, lse = self.engine.run(prepared, parts, call, return_lse)
-                if (call.data or call.padding is not None) and not is_transformed():
-                    read = [*call.data.values(), call.padding]
-                    require_unchanged((out, lse), [x for x in read if x is not None])
-        if self.training and (self.draws is not None or self._keeps):
-            self._count(layer, q, k, padding)
-        return (out, lse) if return_lse else out
+            check_tensor("keys", keys, INTEGERS, "an integer type", (), None)
+            require_numbers("how many keys count is a number", q)
+            parts, call = of_first_keys(self.program, parts, call, int(keys))
+            key = prepared = None
+        if prepared is None:
+            prepared = self.engine.prepare(layer, *parts[:2], start, key)
+        out, lse = self.engine.run(prepared, parts, call, return_lse)
+        if (call.data or call.padding is not None) and not is_transformed():
+            read = [*call.data.values(), call.padding]
+            require_unchanged((out, lse), [x for x in read if x is not None])
+        return out, lse
 
-    def _checked(
+    def checked(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, start: int = 0
     ) -> tuple[int, int]:
         """The layer and the first query; raises as a call does."""
@@ -256,8 +271,9 @@ class CompiledAttention(Learner):
         check_tensors(self.program, q, k, v)
         return layer, start
 
-    def _besides(
+    def besides(
         self,
+        layer: int,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor | None,
@@ -265,13 +281,14 @@ class CompiledAttention(Learner):
         inputs: Mapping[str, torch.Tensor] | None,
         dropout_p: float = 0,
         pairs: bool = True,
-    ) -> tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The dropout, what is learned by name, and the inputs as patterns take them, of tensors
-        that were checked; `v` is None where values are not asked for, and those of `pairs` are
-        among what is learned, or else among the inputs."""
+    ) -> tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor], tuple[int, int]]:
+        """The dropout, what is learned by name, the inputs as patterns take them, and which random
+        features are drawn, of tensors that were checked; `v` is None where values are not asked
+        for, and inputs of `pairs` are among what is learned, or else among the inputs."""
         values = k if v is None else v
         if padding is not None:
-            check_padding(padding, q.shape[0], k.shape[2], q.device)
+            shape = q.shape[0], k.shape[2]
+            check_tensor("key_padding_mask", padding, (torch.bool,), "bool", shape, q.device)
         if type(dropout_p) is not int or dropout_p:
             dropout_p = check_dropout(dropout_p)
         learned: dict[str, torch.Tensor] = {}
@@ -279,7 +296,12 @@ class CompiledAttention(Learner):
         if inputs is not None or self.program.inputs:
             data = check_inputs(self.program, inputs, q, k, padding)
         if self.check_finite:
-            self.check_numbers(q, k, values, data)
+            if _is_operator(q, self.program) or is_transformed():
+                raise ValueError(
+                    "`check_finite` reads numbers, which a program that is traced or transformed"
+                    " has none of: set `module.check_finite = False` for it"
+                )
+            check_finite(self.program, q, k, values, data)
         if self._waits:
             self.make_parameters(q.shape[3], values.shape[3], q.device)
         if self.engine.own:
@@ -287,27 +309,18 @@ class CompiledAttention(Learner):
         if pairs and self.engine.pairs:
             data, tables = taken_apart(self.program, data, k.shape[2])
             learned |= tables
-        return dropout_p, learned, data
-
-    def check_numbers(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, data: Mapping[str, torch.Tensor]
-    ) -> None:
-        """Raises ValueError for what is not finite, if that was asked for."""
-        if not self.check_finite:
-            return
-        if _is_operator(q, self.program) or is_transformed():
-            raise ValueError(
-                "`check_finite` reads numbers, which a program that is traced or transformed has"
-                " none of: set `module.check_finite = False` for it"
-            )
-        check_finite(self.program, q, k, v, data)
+        return dropout_p, learned, data, (0, 0) if self.draws is None else self.draws.of(layer)
 
     def _learned(self, q: torch.Tensor, v: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """What is learned, by name, for a call with these queries and values."""
         self.check_sizes(q, v)
         tables = {name: self.learned(name) for name in self.engine.own}
         for name, table in tables.items():
-            check_table(name, table, q.device)
+            if table.device != q.device:
+                raise ValueError(
+                    f"the parameter `{name}` must be on {q.device} as q, got {table.device}:"
+                    f" move the module, `.to({str(q.device)!r})`"
+                )
         if self._before and again():
             for (name, row), rows in self._before.items():
                 place = torch.tensor([row], device=rows.device)
@@ -316,15 +329,10 @@ class CompiledAttention(Learner):
 
     def masked(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        parts: Parts,
         added: torch.Tensor,
-        *,
-        layer: int = 0,
-        key_padding_mask: torch.Tensor | None = None,
-        dropout_p: float = 0,
-        inputs: Mapping[str, torch.Tensor] | None = None,
+        layer: int,
+        besides: Besides,
         return_lse: bool = False,
     ) -> Any:
         """What a call returns with numbers `added` to the scores, of q's type and broadcastable to
@@ -333,15 +341,14 @@ class CompiledAttention(Learner):
         It is the definition, and costs what all pairs cost. Raises as a call does; ValueError for a
         mechanism, which has no scores, and in a traced program.
         """
-        if _is_operator(q, self.program):
+        if _is_operator(parts[0], self.program):
             raise ValueError(
                 "a mask of all pairs is not read in a traced program: say which pairs there are in"
                 " the spec, by patterns or run-time inputs"
             )
-        layer, _ = self._checked(q, k, v, layer)
-        besides = self._besides(q, k, v, key_padding_mask, inputs, dropout_p)
-        call = Call(key_padding_mask, *besides)
-        out, lse = self.engine.masked(layer, (q, k, v), call, added, return_lse)
+        layer, _ = self.checked(*parts, layer)
+        call = Call(besides[0], *self.besides(layer, *parts, *besides))
+        out, lse = self.engine.masked(layer, parts, call, added, return_lse)
         return (out, lse) if return_lse else out
 
     # --- steps -----------------------------------------------------------------------------------
@@ -387,49 +394,41 @@ class CompiledAttention(Learner):
         key = (self.engine.binder.alike(layer), q.shape[1], k.shape[1], str(q.device), keep_all)
         works, prepared = self._streams.get(key, lambda: apart(lambda: self._stream(*key)))
         state, count = StreamState.first(state, works, q, k, v), q.shape[2]
-        _, learned, data = self._besides(q, k, v, padding, inputs, pairs=False)
+        besides = self.besides(layer, q, k, v, padding, inputs, pairs=False)
+        data = besides[2]
         nothing = 0 in (q.shape[0], count)
         if not nothing:
             state = state.with_marked(self.program, data)
             check_exact(self.engine.computed, data, state.position + count)
         if nothing or any(work.decided or work.changes.inputs for work, _ in works):
             # a call of the next queries with all keys
-            every: Kept = k, v, padding, inputs or {}
             if not nothing:
                 before = cast("Kept | None", state.parts[0])
                 every = followed(before, (k, v, padding, data), self.program)
                 state = replace(state, parts=(every, *state.parts[1:]))
-            k, v, padding, inputs = every
+                k, v, padding, inputs = every
             rest: dict[str, Any] = {"layer": layer, "key_padding_mask": padding, "inputs": inputs}
             out = CompiledAttention.forward(self, q, k, v, **rest, return_lse=return_lse)
             return out, state.after(count, state.parts)
-        draws = (0, 0) if self.draws is None else self.draws.of(layer)
-        call = Call(padding, 0.0, learned, data, draws, in_place=in_place)
-        return self._go_on(prepared, (q, k, v), call, layer, state, return_lse)
+        call = Call(padding, *besides, in_place=in_place)
+        return self._go_on(replace(prepared, layer=layer), (q, k, v), call, state, return_lse)
 
     def _go_on(
-        self,
-        prepared: Prepared,
-        tensors: Parts,
-        whole: Call,
-        layer: int,
-        state: StreamState,
-        return_lse: bool,
+        self, prepared: Prepared, tensors: Parts, whole: Call, state: StreamState, return_lse: bool
     ) -> Any:
         """A step by kernels that go on from the parts of a state."""
-        outs, sums, parts = [], [], []
+        steps = []
         for group, part in zip(prepared.groups, state.parts, strict=True):
             kernel = cast(Streamable, group.kernel)
-            call = replace(whole, tables=self.engine.tables(group, layer, whole.tables))
-            (out, lse), after = kernel.step(*group.parts(*tensors), call, part, return_lse)
-            if return_lse and lse is None:
+            call = replace(whole, tables=self.engine.tables(group, prepared.layer, whole.tables))
+            out, after = kernel.step(*group.parts(*tensors), call, part, return_lse)
+            if return_lse and out[1] is None:
                 raise no_log_sum_exps(self.program)
-            outs.append(out)
-            sums.append(lse)
-            parts.append(after)
+            steps.append((*out, after))
+        outs, sums, parts = zip(*steps, strict=True)
         joined: Any = prepared.joined(outs)
         if return_lse:
-            joined = joined, prepared.joined(cast("list[torch.Tensor]", sums))
+            joined = joined, prepared.joined(sums)
         return joined, state.after(tensors[0].shape[2], parts)
 
     def _stream(
@@ -462,7 +461,7 @@ class CompiledAttention(Learner):
 
         Raises ValueError above n_k = `LIMITS.pairs_shown`, else as a call does.
         """
-        works, data, choices = self._shown(q, k, layer, key_padding_mask, inputs, query_start)
+        works, data, choices = self._shown(q, k, layer, query_start, (key_padding_mask, inputs, 0))
         read = q.new_zeros(*q.shape[:3], k.shape[2], dtype=torch.bool)
         # nothing is decided of no tokens
         for work, heads in works if read.numel() else ():
@@ -487,38 +486,33 @@ class CompiledAttention(Learner):
         Raises ValueError above n_k = `LIMITS.pairs_shown`, and for static layers; else
         as a call does.
         """
-        works, _, choices = self._shown(q, k, layer, key_padding_mask, inputs, query_start)
+        works, _, choices = self._shown(q, k, layer, query_start, (key_padding_mask, inputs, 0))
         decisions = decisions_of(works)
         if not decisions:
             raise ValueError(f"nothing is data-dependent in layer {layer} of `{self.program.name}`")
-        found: dict[str, dict[str, torch.Tensor]] = {}
-        names = [each.leaf.name for each in decisions]
-        for at, (name, each) in enumerate(zip(names, decisions, strict=True)):
-            number = names[:at].count(name)
+        shown: dict[str, dict[str, torch.Tensor]] = {}
+        names = Counter[str]()
+        for each in decisions:
+            name, number = each.leaf.name, names[each.leaf.name] + 1
+            names[name] = number
             heads = torch.tensor(each.heads, device=q.device)
             lists = choices[each.leaf].lists if each.leaf in choices else {}
-            found[f"{name}_{number + 1}" if number else name] = {"heads": heads, **lists}
-        return found
+            shown[f"{name}_{number}" if number > 1 else name] = {"heads": heads, **lists}
+        return shown
 
     def _shown(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        layer: int,
-        padding: torch.Tensor | None,
-        inputs: Mapping[str, torch.Tensor] | None,
-        start: int,
+        self, q: torch.Tensor, k: torch.Tensor, layer: int, start: int, besides: Besides
     ) -> tuple[Works, Mapping[str, torch.Tensor], dict[Any, Any]]:
         """The works, inputs and choices of a call whose pairs are asked for."""
-        layer, start = self._checked(q, k, k, layer, start)
-        _, learned, data = self._besides(q, k, None, padding, inputs)
+        layer, start = self.checked(q, k, k, layer, start)
+        call = Call(besides[0], *self.besides(layer, q, k, None, *besides))
         longest = max(q.shape[2], k.shape[2])
         if longest > LIMITS.pairs_shown:
             raise ValueError(
                 f"pairs and choices are shown up to n = {LIMITS.pairs_shown:,}, got {longest:,}"
             )
         works = self.engine.binder.works(layer, q.shape[1], q.shape[2], k.shape[2], start)
-        laid = self.engine.laid_out((q, k, k), Call(padding, 0.0, learned, data))
+        laid = self.engine.laid_out((q, k, k), call)
         choices = self.engine.decided(decisions_of(works), layer, *laid, k.shape[2])
         return works, laid[1].data, choices
 
@@ -528,6 +522,7 @@ class CompiledAttention(Learner):
         """Counts a call of training, and moves the centroids that are kept."""
         if torch.compiler.is_compiling():
             return
+        layer = check_layer(self.program, layer)
         if self.draws is not None:
             self.draws.count(layer)
         if not self._keeps or again() or 0 in (q.shape[0], q.shape[2], k.shape[2]):
@@ -545,28 +540,6 @@ class CompiledAttention(Learner):
                 self._before[name, row] = rows.clone()
                 context = each.given(q, k, Call(padding, tables={part.name: rows[heads]}))
                 self.learned(name)[row, heads] = moved_centroids(context)
-
-
-def _require_static(program: Program) -> None:
-    """Raises ValueError where ONNX has no operators for what decides."""
-    decided = decided_leaves(program)
-    if decided:
-        raise ValueError(
-            f"`{decided[0].pattern}` decides by numbers, for which ONNX has no operator:"
-            " torch.export takes it, as one operator"
-        )
-
-
-def _first_keys(
-    program: Program, parts: Parts, call: Call, keys: torch.Tensor
-) -> tuple[Parts, Call]:
-    """A call of the keys that count."""
-    if is_recorded(parts[0]):
-        raise ValueError(
-            "how many keys count is a number, which a program of plain operations does not have"
-            " when it is traced: export it without `composed()`, as one operator"
-        )
-    return of_first_keys(program, parts, call, int(keys))
 
 
 def _is_operator(q: torch.Tensor, program: Program) -> bool:

@@ -21,6 +21,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch._guards import active_fake_mode
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from attnspec.awaited import when_imported
 
@@ -113,11 +114,9 @@ class Given(NamedTuple):
             if self.seed is None:
                 yield
                 return
-            device = self.q.device
-            numbers: Any = torch.default_generator
+            device, numbers, places = self.q.device, cast(Any, torch.default_generator), list[Any]()
             if device.type != "cpu":
-                numbers = torch.get_device_module(device)
-            places = [] if device.type == "cpu" else [device]
+                numbers, places = torch.get_device_module(device), [device]
             with torch.random.fork_rng(places, device_type=device.type):
                 numbers.manual_seed(int(self.seed))
                 yield
@@ -226,24 +225,20 @@ class _Followed(_SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, keys: Any, given: tuple[Any, ...], *_: Tensor) -> Any:
         result = _within(_attention, keys, given)
-        at = Given(*given)
-        tensors = *at.parts, *at.learned, at.key_padding_mask, at.seed, at.keys, *at.inputs
-        ctx.save_for_backward(*result, *tensors)
+        flat, ctx.tree = tree_flatten(list(given))
+        ctx.others = [None if isinstance(x, Tensor) else x for x in flat]
+        ctx.save_for_backward(*result, *(x if isinstance(x, Tensor) else None for x in flat))
         ctx.set_materialize_grads(False)
-        if not at.return_lse:
+        if not Given(*given).return_lse:
             ctx.mark_non_differentiable(result[1])
-        at = at._replace(q=None, k=None, v=None, key_padding_mask=None, seed=None, keys=None)
-        ctx.at = at._replace(inputs=(), learned=(None,) * len(at.learned))
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, of_lse: Tensor | None) -> tuple[Any, ...]:
-        out, lse, q, k, v, *others = ctx.saved_tensors
-        count = len(ctx.at.learned)
-        learned, (padding, seed, keys, *inputs) = others[:count], others[count:]
-        at = ctx.at._replace(q=q, k=k, v=v, learned=learned, inputs=inputs)
-        at = at._replace(key_padding_mask=padding, seed=seed, keys=keys)
-        asks = [*ctx.needs_input_grad[2 : 5 + count]]
+        out, lse, *tensors = ctx.saved_tensors
+        flat = [y if x is None else x for x, y in zip(tensors, ctx.others, strict=True)]
+        at = Given(*tree_unflatten(flat, ctx.tree))
+        asks = [*ctx.needs_input_grad[2 : 5 + len(at.learned)]]
         grads: Sequence[Tensor | None] = [None] * len(asks)
         if grad is not None or of_lse is not None:
             if torch.is_grad_enabled() and active_fake_mode() is None and not _each_decides(at):
@@ -251,7 +246,7 @@ class _Followed(_SingleLevelFunction):
                 with at.modes():
                     call = at.call(transformed=True)
                     grads = at.engine.derivatives(*call, (grad, of_lse), asks, again=True)
-                pairs = zip((*at.parts, *learned), grads, strict=True)
+                pairs = zip((*at.parts, *at.learned), grads, strict=True)
                 grads = [y if y is None else _of_all_keys(y, x) for x, y in pairs]
             else:
                 every = _attention_backward(grad, of_lse, out, lse, asks, *at)
@@ -314,8 +309,7 @@ def _within(operator: Any, keys: Any, given: tuple[Any, ...]) -> Any:
 
 def _follows(operator: Any, function: Any) -> Callable[..., Any]:
     def rule(keys: Any, *given: Any) -> Any:
-        flat = [x for each in given for x in (each if isinstance(each, list | tuple) else [each])]
-        tensors = [x for x in flat if isinstance(x, Tensor)]
+        tensors = [x for x in tree_leaves(given) if isinstance(x, Tensor)]
         asks = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
         if not asks and forward_ad._current_level < 0:
             return _below(operator, keys, given)
@@ -348,10 +342,8 @@ def _batched(operator: Callable[..., Any], above: int) -> Callable[..., Any]:
         asked = above and any(given[above - 1][3:])
         alone = asked or at.seed is not None or at.keys is not None
         if alone or any(dim is not None for dim in dims.learned):
-            calls = [_each(partial(_picked, at=i), given, in_dims) for i in range(size)]
-            outs = [
-                torch.stack(parts) for parts in zip(*(operator(*x) for x in calls), strict=True)
-            ]
+            calls = (_each(partial(_picked, at=i), given, in_dims) for i in range(size))
+            outs = [torch.stack(x) for x in zip(*(operator(*call) for call in calls), strict=True)]
             return _alike(operator, outs), _alike(operator, [0] * len(outs))
         folded = _each(partial(_folded, size=size), given, in_dims)
         folded[above + 4] = at.learned

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import TypeAlias, cast
+from typing import Any, cast
 
 import torch
 
@@ -17,12 +17,17 @@ from attnspec.graphs.forms.stability import unsteady_layer
 from attnspec.ir.normal_form import normal_term
 from attnspec.ir.program import Compound, Input, InputRef, Leaf, Program, Term
 from attnspec.ir.serial import plan_data
-from attnspec.runtime.call_checks import INTEGERS, PER_HEAD, check_layer, check_names
+from attnspec.runtime.call_checks import (
+    INTEGERS,
+    PER_HEAD,
+    Parts,
+    check_input,
+    check_layer,
+    check_names,
+    check_strided,
+)
 from attnspec.runtime.engine import engine_of, text_of
 from attnspec.runtime.module import CompiledAttention
-
-Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
-"""q, k and v [T, H, d] of all documents."""
 
 
 def packed(
@@ -61,29 +66,30 @@ def packed(
 
     Raises TypeError or ValueError, with the shapes, for tensors that do not fit.
     """
-    value: object = module
-    if not isinstance(value, CompiledAttention):
-        raise TypeError(f"module must be what spec.compile() returns, got {type(value).__name__}")
+    if not isinstance(cast(object, module), CompiledAttention):
+        raise TypeError(f"module must be what spec.compile() returns, got {type(module).__name__}")
+    rest: dict[str, Any] = {"layer": layer, "dropout_p": dropout_p}
     if torch.compiler.is_dynamo_compiling():
         # documents are counted before anything runs, which a traced program cannot
         outside = torch.compiler.disable(packed)  # type: ignore[no-untyped-call]
-        rest = {"layer": layer, "dropout_p": dropout_p, "inputs": inputs}
-        return cast(torch.Tensor, outside(module, q, k, v, cu_seqlens, cu_seqlens_k, **rest))
+        arguments = module, q, k, v, cu_seqlens, cu_seqlens_k
+        return cast(torch.Tensor, outside(*arguments, inputs=inputs, **rest))
     if module.program.cross:
         raise ValueError(
             f"`{module.program.name}` joins two sequences, and packed documents are one each: call"
             " the module for each document"
         )
-    layer = check_layer(module.program, layer)
-    if any(getattr(x, "is_nested", False) for x in (q, k, v)):
+    rest["layer"] = check_layer(module.program, layer)
+    nested = any(getattr(x, "is_nested", False) for x in (q, k, v))
+    if nested:
         if cu_seqlens is not None or cu_seqlens_k is not None:
             raise ValueError("nested tensors know where documents end: leave cu_seqlens out")
-        parts, at, at_keys = _of_nested(q, k, v)
-        out = packed(module, *parts, at, at_keys, layer=layer, dropout_p=dropout_p, inputs=inputs)
-        return torch.nested.nested_tensor_from_jagged(out, at).transpose(1, 2)
+        (q, k, v), cu_seqlens, cu_seqlens_k = _of_nested(q, k, v)
     if cu_seqlens is None:
         raise ValueError("cu_seqlens must say where documents begin and end, int [documents + 1]")
-    return _of_documents(module, (q, k, v), cu_seqlens, cu_seqlens_k, layer, dropout_p, inputs)
+    out = _of_documents(module, (q, k, v), cu_seqlens, cu_seqlens_k, inputs, rest)
+    of_jagged = torch.nested.nested_tensor_from_jagged
+    return of_jagged(out, cu_seqlens).transpose(1, 2) if nested else out
 
 
 def _of_documents(
@@ -91,27 +97,36 @@ def _of_documents(
     parts: Parts,
     cu_seqlens: torch.Tensor,
     cu_seqlens_k: torch.Tensor | None,
-    layer: int,
-    dropout_p: float,
     inputs: Mapping[str, torch.Tensor] | None,
+    rest: Mapping[str, Any],
 ) -> torch.Tensor:
+    """The output [T, H, d_v] for q, k and v of all documents."""
     (q, k, v), alike = parts, cu_seqlens_k is None
     _check(q, k, v, alike=alike)
     ends = keys = _ends(cu_seqlens, len(q), "cu_seqlens")
     if cu_seqlens_k is not None:
         keys = _ends(cu_seqlens_k, len(k), "cu_seqlens_k")
         _check_queries(ends, keys)
-    inputs = _check_inputs(module.program, inputs, len(k), len(ends) - 1)
+    inputs = check_names(module.program, inputs)
+    for entry in module.program.inputs:
+        if entry.kind in PER_HEAD:
+            raise ValueError(
+                f"the input `{entry.name}` is about heads of one sequence, and has no packed form:"
+                " call the module for each document"
+            )
+        if entry.name in inputs:
+            count = len(ends) - 1 if entry.kind == "length" else len(k)
+            check_input(entry, inputs[entry.name], (count,), q.device)
     together = alike and module.backend == AUTO and len(ends) > 2 and len(q) > 0
-    if not together or not _is_part(module.program, layer, q.shape[1]):
-        return _by_length(module, parts, (ends, keys), layer, dropout_p, inputs)
+    if not together or not _is_part(module.program, rest["layer"], q.shape[1]):
+        return _by_length(module, parts, (ends, keys), inputs, rest)
     text, name = _labelled(module.program)
     places = torch.arange(len(q), device=cu_seqlens.device)
     labels = torch.searchsorted(cu_seqlens, places, right=True).to(q.device)
     whole = {key: x[None] for key, x in {**inputs, name: labels}.items()}
     q, k, v = (x.transpose(0, 1)[None] for x in parts)
     within = module.replanned(engine_of(text))
-    out: torch.Tensor = within.forward(q, k, v, layer=layer, inputs=whole, dropout_p=dropout_p)
+    out: torch.Tensor = within.forward(q, k, v, inputs=whole, **rest)
     return out[0].transpose(0, 1)
 
 
@@ -119,9 +134,8 @@ def _by_length(
     module: CompiledAttention,
     parts: Parts,
     ends: tuple[Sequence[int], Sequence[int]],
-    layer: int,
-    dropout_p: float,
     inputs: Mapping[str, torch.Tensor],
+    rest: Mapping[str, Any],
 ) -> torch.Tensor:
     """The documents of each length, of queries and of keys, in a call of their own."""
     lengths = list(zip(*map(_lengths, ends), strict=True))
@@ -137,13 +151,9 @@ def _by_length(
             for starts, size in zip(ends, sizes, strict=True)
         )
         of_each = torch.tensor(documents, dtype=torch.int64, device=device)
-        mine = {
-            name: x[of_each] if kinds[name] == "length" else x[columns]
-            for name, x in inputs.items()
-        }
-        at = rows, columns, columns
-        q, k, v = (x[index].transpose(1, 2) for x, index in zip(parts, at, strict=True))
-        out = module(q, k, v, layer=layer, dropout_p=dropout_p, inputs=mine)
+        mine = {x: y[of_each if kinds[x] == "length" else columns] for x, y in inputs.items()}
+        at = zip(parts, (rows, columns, columns), strict=True)
+        out = module(*(x[index].transpose(1, 2) for x, index in at), inputs=mine, **rest)
         outs.append(out.transpose(1, 2).flatten(0, 1))
         order.append(rows.flatten())
     return torch.cat(outs)[torch.argsort(torch.cat(order))]
@@ -177,8 +187,7 @@ def _labelled(program: Program) -> tuple[str, str]:
 
 
 def _of_nested(*given: torch.Tensor) -> tuple[Parts, torch.Tensor, torch.Tensor | None]:
-    """The tokens [T, H, d] of jagged tensors [B, H, j, d], and where documents begin and end in
-    queries, and in keys where that is elsewhere."""
+    """The tokens [T, H, d] of jagged tensors, the offsets of queries, and of keys that differ."""
     for name, x in zip("qkv", given, strict=True):
         if not x.is_nested or x.layout != torch.jagged or x.dim() != 4 or x._ragged_idx != 2:  # type: ignore[attr-defined]
             raise TypeError(
@@ -218,10 +227,8 @@ def _check_queries(ends: Sequence[int], keys: Sequence[int]) -> None:
 def _check(*given: torch.Tensor, alike: bool) -> None:
     """Raises unless q, k and v are [T, H, d], of as many tokens if they are `alike`; what is left
     the module checks."""
-    every: tuple[object, ...] = given
-    for name, each in zip("qkv", every, strict=True):
-        if not isinstance(each, torch.Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(each).__name__}")
+    for name, x in zip("qkv", given, strict=True):
+        check_strided(name, x)
     shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in zip("qkv", given, strict=True))
     same = given if alike else given[1:]
     if any(x.dim() != 3 for x in given) or len({len(x) for x in same}) > 1:
@@ -238,9 +245,8 @@ def _ends(offsets: torch.Tensor, tokens: int, name: str) -> list[int]:
     """Where documents begin and end; raises unless that is from 0 up to the number of tokens."""
     value: object = offsets
     if not isinstance(value, torch.Tensor) or value.dtype not in INTEGERS or value.dim() != 1:
-        what = type(value).__name__
-        if isinstance(value, torch.Tensor):
-            what = f"{value.dtype} {list(value.shape)}"
+        tensor = isinstance(value, torch.Tensor)
+        what = f"{offsets.dtype} {list(offsets.shape)}" if tensor else type(value).__name__
         raise TypeError(f"{name} must be a tensor of integers [documents + 1], got {what}")
     ends: list[int] = offsets.tolist()
     if not ends or ends[0] != 0 or ends[-1] != tokens or ends != sorted(ends):
@@ -249,23 +255,3 @@ def _ends(offsets: torch.Tensor, tokens: int, name: str) -> list[int]:
             f"{name} must ascend from 0 to the number of tokens, {tokens}, got {shown}"
         )
     return ends
-
-
-def _check_inputs(
-    program: Program, inputs: Mapping[str, torch.Tensor] | None, tokens: int, documents: int
-) -> Mapping[str, torch.Tensor]:
-    """The inputs by name, [T] and [B]; what is about pairs or heads is refused."""
-    tensors = check_names(program, inputs)
-    for entry in program.inputs:
-        if entry.kind in PER_HEAD:
-            raise ValueError(
-                f"the input `{entry.name}` is about heads of one sequence, and has no packed form:"
-                " call the module for each document"
-            )
-        if entry.name in tensors:
-            shape = [documents] if entry.kind == "length" else [tokens]
-            value: object = tensors[entry.name]
-            if not isinstance(value, torch.Tensor) or list(value.shape) != shape:
-                got = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-                raise ValueError(f"the input `{entry.name}` must have the shape {shape}, got {got}")
-    return tensors

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from itertools import product
 from typing import Any, cast
 
 import numpy as np
@@ -117,31 +118,21 @@ def _start(parameter: torch.Tensor, part: Part, generator: torch.Generator | Non
     """Fills a parameter as its part says."""
     with torch.no_grad():
         match part.start:
-            case "normal":
-                parameter.normal_(0.0, part.by, generator=generator)
+            case "normal" | "scaled":
+                width = parameter.shape[-1] if part.start == "scaled" else 1
+                deviation = part.by / math.sqrt(max(1, width))
+                parameter.normal_(0.0, deviation, generator=generator)
             case "uniform":
                 parameter.uniform_(-part.by, part.by, generator=generator)
-            case "scaled":
-                deviation = part.by / math.sqrt(max(1, parameter.shape[-1]))
-                parameter.normal_(0.0, deviation, generator=generator)
-            case "constant":
-                parameter.fill_(part.by)
             case "drawn":
-                parameter.copy_(torch.from_numpy(_drawn(parameter.shape, int(part.by))))
+                # Gaussian rows [layers, heads, count, d] by the seed, layer and head
+                layers, heads, count, size = parameter.shape
+                for layer, head in product(range(layers), range(heads)):
+                    stream = Stream(int(part.by), CENTROIDS, layer, head)
+                    rows = normals(stream, np.arange(count), size)
+                    parameter[layer, head] = torch.from_numpy(rows)
             case _:
-                parameter.fill_(1.0 if part.start == "ones" else 0.0)
-
-
-def _drawn(shape: Sequence[int], seed: int) -> np.ndarray:
-    """Gaussian rows [layers, heads, count, d], a pure function of the seed, layer and head."""
-    layers, heads, count, size = shape
-    return np.stack(
-        [
-            [normals(Stream(seed, CENTROIDS, layer, head), np.arange(count), size)]
-            for layer in range(layers)
-            for head in range(heads)
-        ]
-    ).reshape(shape)
+                parameter.fill_({"constant": part.by, "ones": 1.0}.get(part.start, 0.0))
 
 
 class Draws(nn.Module):
@@ -167,10 +158,6 @@ class Draws(nn.Module):
             row = layer if layer < len(self.calls) else 0
             self.last[row] = self.calls[row]
             self.calls[row] += 1
-
-    def redraw(self) -> None:
-        """A new draw for every layer."""
-        self.asked += 1
 
     def get_extra_state(self) -> torch.Tensor:
         return torch.tensor([self.asked, *self.calls])

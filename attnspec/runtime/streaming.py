@@ -79,8 +79,7 @@ class StreamState:
         return replace(self, position=self.position + positions, parts=tuple(parts))
 
     def with_marked(self, program: Program, data: Mapping[str, torch.Tensor]) -> StreamState:
-        """The state with the tokens that inputs mark in the next positions counted; raises
-        ValueError where they are more than an input promises."""
+        """The state with marked tokens counted; ValueError where an input promises fewer."""
         marked = dict(self.marked)
         for entry in program.inputs:
             if entry.at_most is None or entry.name not in data:
@@ -120,12 +119,7 @@ class StreamState:
     def kept(self) -> list[torch.Tensor]:
         """The tensors that it holds."""
         tensors: list[torch.Tensor] = []
-
-        def keep(x: torch.Tensor) -> torch.Tensor:
-            tensors.append(x)
-            return x
-
-        self._mapped(keep)
+        self._mapped(lambda x: tensors.append(x) or x)
         return tensors
 
 
@@ -145,8 +139,8 @@ def _mapped(part: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         return tuple(_mapped(each, of) for each in part)
     if not is_dataclass(part):
         return part
-    changed = {x.name: _mapped(getattr(part, x.name), of) for x in fields(part)}
-    return replace(cast("Any", part), **changed)
+    each: Any = part
+    return replace(each, **{x.name: _mapped(getattr(part, x.name), of) for x in fields(part)})
 
 
 def _words(tensors: Tensors) -> str:
@@ -161,43 +155,38 @@ def _words(tensors: Tensors) -> str:
 
 def streamed_works(binder: Binder, layer: int, heads: int) -> Works:
     """What groups of heads compute at every length; ValueError where that is not one thing."""
-    name = binder.program.name
-    if binder.program.cross:
+    program = binder.program
+    name = program.name
+    if program.cross:
         raise ValueError(
             f"`{name}` joins two sequences, of which the keys are there from the start: call the"
             " module with the next queries and their `query_start`"
         )
-    if not binder.program.causal:
+    if not program.causal:
         raise ValueError(
             f"`{name}` is not causal: a position may read later ones, so that no step"
             " can answer before the end"
         )
-    if binder.program.grid:
+    if program.grid:
         raise ValueError(f"`{name}` is a pattern of cells, and a grid has no next position")
-    fault = unsteady_layer(binder.program, layer, heads)
+    fault = unsteady_layer(program, layer, heads)
     if fault is not None:
         raise ValueError(must_be_stable(name, fault))
     works = binder.works(layer, heads, 1, 1)
-    reads = {each for work, _ in works for each in work.reads}
-    for entry in binder.program.inputs:
-        if entry.kind == "length" and entry.name in reads:
-            raise ValueError(
-                f"the graph reads the length `{entry.name}`, a number of the whole sequence, which"
-                " is not known before the end: where it is, call the module with the last queries"
-                " and all keys"
-            )
+    lengths = {entry.name for entry in program.inputs if entry.kind == "length"}
     for work, _ in works:
+        for name in lengths.intersection(work.reads):
+            raise ValueError(
+                f"the graph reads the length `{name}`, a number of the whole sequence, which is not"
+                " known before the end: where it is, call the module with the last queries and all"
+                " keys"
+            )
         if work.decided and work.mechanism is not None:
             raise ValueError(
                 f"`{work.decided[0].name}` beside a mechanism has no state to go on from: a step"
                 " takes it alone, or beside other graphs"
             )
     return works
-
-
-def promised_inputs(program: Program) -> frozenset[str]:
-    """The inputs that promise how many tokens they mark."""
-    return frozenset(entry.name for entry in program.inputs if entry.at_most is not None)
 
 
 _EVERY = 1 << 60
@@ -220,16 +209,18 @@ def stream_kernel(
         if not isinstance(kernel, Streamable):
             raise ValueError(f"`{work.mechanism.name}` has no state of constant size to go on from")
         return kernel
-    promised = promised_inputs(program)
-    bound = look_back(work.relation, promised)
-    lag = lag_of_data(work.relation)
-    if (bound is None or (bound.marked and lag)) and keep_all:
-        bound = LookBack(0, _EVERY)
+    promised = frozenset(entry.name for entry in program.inputs if entry.at_most is not None)
+    bound, lag = look_back(work.relation, promised), lag_of_data(work.relation)
     if bound is None or (bound.marked and lag):
+        bound = LookBack(0, _EVERY) if keep_all else None
+    if bound is None:
         term = cast(Term, program.attend(layer, heads[0]).graph)
         graph = work.relation.terms[0] if isinstance(work.relation, Intersection) else None
+        words = [] if program.layers is None else [f"layer {layer}"]
+        words += [] if program.heads is None else [f"head {ranges(heads)}"]
+        place = f" in {', '.join(words)}" if words else ""
         raise ValueError(
-            f"`{written(_unbounded(term, graph, promised))}`{_place_of(program, layer, heads)} has"
+            f"`{written(_unbounded(term, graph, promised))}`{place} has"
             " no bound on how far back a position reads, at every length: a step keeps"
             " the keys of windows, blocks and first positions, and of `columns(x)` where the input"
             " promises how many there are, `input x: tokens(at_most = 16)`; `keep_all=True` keeps"
@@ -244,8 +235,7 @@ def stream_kernel(
 
 
 def _unbounded(term: Term, relation: Relation | None, promised: frozenset[str]) -> Term:
-    """The part of a union that has no bound on how far back it reads, as it is bound to a relation;
-    all of another graph."""
+    """The part of a union that has no bound on how far back it reads; all of another graph."""
     if isinstance(term, Compound) and term.op == "|" and isinstance(relation, Union):
         for part, bound in zip(term.terms, relation.terms, strict=True):
             if look_back(bound, promised) is None:
@@ -253,27 +243,18 @@ def _unbounded(term: Term, relation: Relation | None, promised: frozenset[str]) 
     return term
 
 
-def _place_of(program: Program, layer: int, heads: tuple[int, ...]) -> str:
-    """` in layer 1, head 0, 2..3`, as far as the program tells layers and heads apart."""
-    words = [] if program.layers is None else [f"layer {layer}"]
-    if program.heads is not None:
-        words.append(f"head {ranges(heads)}")
-    return f" in {', '.join(words)}" if words else ""
-
-
 def followed(before: Kept | None, later: Kept, program: Program) -> Kept:
-    """What is kept with the next positions behind it; inputs about queries are those of these
-    alone."""
+    """What is kept with the next positions behind it; of inputs about queries these alone."""
     if before is None:
         return later
-    (keys, _, first, inputs), (more, _, second, data), padding = before, later, None
-    if first is not None or second is not None:
-        ones = [x.new_ones(len(x), x.shape[2], dtype=torch.bool) for x in (keys, more)]
-        real = [y if x is None else x for x, y in zip((first, second), ones, strict=True)]
+    both, inputs, padding = (before, later), before[3], None
+    if before[2] is not None or later[2] is not None:
+        ones = (x.new_ones(len(x), x.shape[2], dtype=torch.bool) for x, *_ in both)
+        real = [y if x[2] is None else x[2] for x, y in zip(both, ones, strict=True)]
         padding = torch.cat(real, 1)
 
     def joined(entry: Input, x: torch.Tensor, axis: int) -> torch.Tensor:
         return x if entry.kind in OF_QUERIES else torch.cat([inputs[entry.name], x], axis)
 
     keys, values = (torch.cat(each, 2) for each in zip(before[:2], later[:2], strict=True))
-    return keys, values, padding, along_positions(program, data, joined)
+    return keys, values, padding, along_positions(program, later[3], joined)

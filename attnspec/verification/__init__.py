@@ -13,7 +13,7 @@ queries are sampled, but tables are read as far as their pairs can be listed.
 
 from __future__ import annotations
 
-from attnspec.verification.alone import Alone, beyond, mask_alone, verify_alone
+from attnspec.verification.alone import Alone, beyond, mask_alone
 from attnspec.verification.numbers import error_bound
 from attnspec.verification.report import Check, Verification
 from attnspec.verification.samples import sample_inputs
@@ -28,6 +28,5 @@ __all__ = [
     "mask_alone",
     "sample_inputs",
     "verify",
-    "verify_alone",
     "verify_each",
 ]

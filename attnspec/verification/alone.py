@@ -20,9 +20,7 @@ from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
 from attnspec.runtime.module import CompiledAttention
 from attnspec.verification.meaning import SIZE, held_rows
-from attnspec.verification.report import Verification
 from attnspec.verification.samples import sample_inputs
-from attnspec.verification.verify import verify
 
 
 class Alone(CompiledAttention):
@@ -44,14 +42,6 @@ class Alone(CompiledAttention):
         """A call of the other one."""
         out: torch.Tensor = self.alone[0](*tensors, **options)
         return out
-
-
-def verify_alone(program: Program, n: int, kind: type[nn.Module]) -> Verification:
-    """Compares the class of a file that stands alone with the meaning of its program.
-
-    Raises ValueError as `verify` does.
-    """
-    return verify(program, n, module=Alone(program, kind))
 
 
 def beyond(program: Program) -> int:

@@ -61,8 +61,7 @@ def _numbers_fault(run: Run, meant: Run, q: torch.Tensor, k: torch.Tensor) -> st
     grads = [x.differentiated((q, k, v), grad, x.module.parameters()) for x in (run, meant)]
     names = [*NAMES, *(name for name, _ in meant.module.named_parameters())]
     for name, one, other in zip(names, *grads, strict=True):
-        size = max(1.0, float(other.abs().max())) if other.numel() else 1.0
-        apart = float((one - other).abs().max()) if other.numel() else 0.0
-        if not apart <= CLOSE * size:
+        size, apart = (float(x.abs().max()) if x.numel() else 0.0 for x in (other, one - other))
+        if not apart <= CLOSE * max(1.0, size):
             return f"{name} differs by {apart:.3g}"
     return None

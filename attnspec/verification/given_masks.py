@@ -83,8 +83,7 @@ class MaskComparison:
 
     @property
     def counterexample(self) -> tuple[int, int, int] | None:
-        """The first head, query and key of which only one of the two has the pair; None where they
-        are equal."""
+        """The first head, query and key whose pair one side alone has, None if equal."""
         for head in self.heads:
             pairs = [side.examples[0] for side in (head.only_in_spec, head.only_in_mask) if side]
             if pairs:
@@ -149,11 +148,8 @@ def compare_mask(
     of_mask, declared = shape[-3] if len(shape) > 2 else None, program.heads
     wanted = [*range(declared or of_mask or 1)] if head is None else [index_of("head", head)]
     masks = given_mask(mask, (sides.queries, sides.keys), max(wanted) + 1)
-    if declared is not None and of_mask not in (
-        None,
-        declared,
-        1 if head is not None else declared,
-    ):
+    alone = 1 if head is not None else declared
+    if declared is not None and of_mask not in (None, declared, alone):
         # some would not be compared
         raise AttnSpecError(
             f"the mask has {of_mask} heads, and the spec {declared}: a mask for every head is"
@@ -161,10 +157,7 @@ def compare_mask(
         )
     stack, heads = Stack(whole, inputs), []
     for each in wanted:
-        relation, mask_here = (
-            stack.relation(length, layer, each),
-            masks[each if len(masks) > 1 else 0],
-        )
+        relation, mask_here = stack.relation(length, layer, each), masks[each * (len(masks) > 1)]
         other = WrittenPairs(np.pad(mask_here, [(0, length - side) for side in mask_here.shape]))
         sides_of = only_in(relation, other, length), only_in(other, relation, length)
         in_both = int(mask_here.sum()) - sides_of[1].count
@@ -177,8 +170,7 @@ def compare_mask(
 
 
 def given_mask(mask: object, sides: tuple[int, int], heads: int) -> np.ndarray:
-    """A mask as bool [H or 1, m, n], True = attends, `sides` being (m, n); as `compare_mask` takes
-    it."""
+    """A mask of `compare_mask` as bool [H or 1, m, n], True = attends; `sides` are (m, n)."""
     mod = _mod(mask)
     if mod is not None:
         found = of_function(mod, sides, heads)

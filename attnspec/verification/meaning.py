@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -99,6 +99,23 @@ class Run:
         return Check(self.layers, None if every else heads, backend, what, queries, self.n_q, fault)
 
 
+class Numbers(NamedTuple):
+    """What heads compute with: q [H, n_q, d], k and v [H, n, d], what is learned, and the gradient
+    of their outputs [H, n_q, d]."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    learned: Learned
+    grad: torch.Tensor
+
+    def to(self, dtype: torch.dtype) -> Numbers:
+        """The same in another type."""
+        learned = {name: x.to(dtype) for name, x in self.learned.items()}
+        q, k, v, grad = (x.to(dtype) for x in (self.q, self.k, self.v, self.grad))
+        return Numbers(q, k, v, learned, grad)
+
+
 @dataclass(frozen=True, eq=False)
 class Results:
     """Of all heads H the outputs [H, r, d] at the queries that are examined, and what a gradient
@@ -139,10 +156,9 @@ class Meaning:
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """What some queries read by the definition, bool [rows, n]."""
-        key = self.work.relation, rows.tobytes(), self.run.n
-        rows_read: np.ndarray = self.known.get(
-            key, lambda: held_rows(self.work.relation, rows, self.run.n)
-        )
+        relation, n = self.work.relation, self.run.n
+        key = relation, rows.tobytes(), n
+        rows_read: np.ndarray = self.known.get(key, lambda: held_rows(relation, rows, n))
         return rows_read
 
     @property
@@ -170,25 +186,18 @@ class Meaning:
         return parameters
 
     def weights(
-        self,
-        heads: Sequence[int],
-        at: slice,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        learned: Learned,
-        steady: bool = False,
+        self, heads: Sequence[int], at: slice, numbers: Numbers, steady: bool = False
     ) -> torch.Tensor:
-        """The weights [h, rows, n] of q [H, n_q, d] and k [H, n, d]; `steady` ones are divided by
-        constants, as far as gradients are concerned."""
+        """The weights [h, rows, n]; to gradients `steady` ones are divided by constants."""
         rows = torch.from_numpy(self.rows[at])
         if self.held is None:
-            parts = self._alone(heads[0], q, k, learned)
+            parts = self._alone(heads[0], numbers)
             return weights_of(self.work, *parts, steady=steady)[None, rows - self.run.first]
-        some = list(heads)
+        some, q = list(heads), numbers.q
         scores = q[some][:, rows - self.run.first] * scale_of(self.work, q.shape[2])
-        scores = (scores @ k[some].mT)[None, :, None, None]
+        scores = (scores @ numbers.k[some].mT)[None, :, None, None]
         change = ScoreFunction(self.work.changes, some, self.work.length, torch.device("cpu"))
-        symbols, tables = self._symbols(some, rows), self.learned_by(heads, learned)
+        symbols, tables = self._symbols(some, rows), self.learned_by(heads, numbers.learned)
         scores = change(scores, symbols, tables)[0, :, 0, 0]
         row_shares = shares(scores, torch.from_numpy(self.held[at]), self.work.normalize)
         if steady and row_shares.total is not None:
@@ -211,92 +220,71 @@ class Meaning:
         return found
 
     def outputs(
-        self,
-        heads: Sequence[int],
-        at: slice,
-        given: Sequence[torch.Tensor],
-        learned: Learned,
-        steady: bool,
+        self, heads: Sequence[int], at: slice, numbers: Numbers, steady: bool
     ) -> torch.Tensor:
-        """The outputs [h, rows, d] of q, k and v."""
-        q, k, v = given
+        """The outputs [h, rows, d]."""
         if self.weighs:
-            weights = self.weights(heads, at, q, k, learned, steady)
-            return weights @ v[list(heads), : weights.shape[2]]
-        head, queries, keys, tables = self._alone(heads[0], q, k, learned)
-        out = defined(self.work, head, queries, keys, v[head, : self.run.keys], tables)
+            weights = self.weights(heads, at, numbers, steady)
+            return weights @ numbers.v[list(heads), : weights.shape[2]]
+        head, queries, keys, tables = self._alone(heads[0], numbers)
+        out = defined(self.work, head, queries, keys, numbers.v[head, : self.run.keys], tables)
         return out[None, torch.from_numpy(self.rows[at]) - self.run.first]
 
     def _alone(
-        self, head: int, q: torch.Tensor, k: torch.Tensor, learned: Learned
+        self, head: int, numbers: Numbers
     ) -> tuple[int, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """A head, with its queries, keys, and what it has learned and its scores read."""
-        tables = {name: x[0] for name, x in self.learned_by([head], learned).items()}
+        tables = {name: x[0] for name, x in self.learned_by([head], numbers.learned).items()}
         if self.work.changes.inputs:
             tables |= self._symbols([head], torch.arange(self.run.first, self.run.n))
-        return head, q[head], k[head, : self.run.keys], tables
+        return head, numbers.q[head], numbers.k[head, : self.run.keys], tables
 
-    def cancelled(self, head: int, q: torch.Tensor, k: torch.Tensor, learned: Learned) -> float:
-        """The largest sum of the sizes of the weights of a row, which cancel where some are
-        negative; 1 at least."""
+    def cancelled(self, head: int, numbers: Numbers) -> float:
+        """The largest sum of sizes of a row's weights, some of them negative; 1 at least."""
         if self.held is not None or not self.weighs:
             return 1.0
-        weights = self._alone(head, q, k, learned)
-        sizes, total = magnitudes_of(self.work, *weights), totals_of(self.work, *weights)
+        parts = self._alone(head, numbers)
+        sizes, total = magnitudes_of(self.work, *parts), totals_of(self.work, *parts)
         return max(1.0, divided(self.work, sizes, total).abs().sum(-1).max().item())
 
 
-def results(
-    meanings: Sequence[Meaning],
-    given: Sequence[torch.Tensor],
-    grad: torch.Tensor,
-    learned: Learned,
-    *,
-    sized: bool,
-) -> Results:
-    """What heads are meant to compute of q [H, n_q, d], k and v [H, n, d], where the gradient of
-    the outputs that are examined is `grad` [H, r, d]; with the largest numbers if `sized`."""
-    out, grads, of_learned = _swept(meanings, given, grad, learned, steady=False)
-    tensors = (out, *grads)
+def results(meanings: Sequence[Meaning], numbers: Numbers, *, sized: bool) -> Results:
+    """What heads are meant to compute, with the largest numbers if `sized`."""
+    plain = _swept(meanings, numbers, steady=False)
     if not sized:
-        return Results(tensors, of_learned)
-    steady = _swept(meanings, given, grad, learned, steady=True)[1]
-    largest = torch.zeros(len(out), dtype=out.dtype)
-    for x in (*tensors, *steady):
+        return plain
+    largest = torch.zeros(len(numbers.q), dtype=numbers.q.dtype)
+    for x in (*plain.heads, *_swept(meanings, numbers, steady=True).heads[1:]):
         if x[0].numel():
             largest = torch.maximum(largest, x.abs().flatten(1).amax(1))
     with torch.no_grad():
         for meaning in meanings:
             for head in meaning.heads:
-                most = meaning.cancelled(head, given[0], given[1], learned)
+                most = meaning.cancelled(head, numbers)
                 largest[head] = most * max(float(largest[head]), most * (meaning.held is None))
-    return Results(tensors, of_learned, tuple(largest.tolist()))
+    return replace(plain, largest=tuple(largest.tolist()))
 
 
-def _swept(
-    meanings: Sequence[Meaning],
-    given: Sequence[torch.Tensor],
-    grad: torch.Tensor,
-    learned: Learned,
-    steady: bool,
-) -> tuple[torch.Tensor, list[torch.Tensor], Learned]:
+def _swept(meanings: Sequence[Meaning], numbers: Numbers, steady: bool) -> Results:
     """The outputs, and the gradients of q, k, v and of what is learned."""
-    leaves = [x.detach().requires_grad_() for x in given]
-    parameters = {name: x.detach().requires_grad_() for name, x in learned.items()}
-    out = torch.zeros_like(grad)
+    leaves = [x.detach().requires_grad_() for x in numbers[:3]]
+    learned = {name: x.detach().requires_grad_() for name, x in numbers.learned.items()}
+    followed = Numbers(*leaves, learned, numbers.grad)
+    out: torch.Tensor | None = None
     for meaning in meanings:
+        grad = numbers.grad[:, torch.from_numpy(meaning.rows - meaning.run.first)]
+        out = torch.zeros_like(grad) if out is None else out
         for heads, at in meaning.chunks():
-            outs = meaning.outputs(heads, at, leaves, parameters, steady)
+            outs = meaning.outputs(heads, at, followed, steady)
             out[heads, at] = outs.detach()
             total = (outs * grad[heads, at]).sum()
             if total.requires_grad:
                 total.backward()  # type: ignore[no-untyped-call]
-    grads = [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
-    return (
-        out,
-        grads,
-        {n: torch.zeros_like(x) if x.grad is None else x.grad for n, x in parameters.items()},
-    )
+    every = [
+        torch.zeros_like(x) if x.grad is None else x.grad for x in (*leaves, *learned.values())
+    ]
+    heads = cast(torch.Tensor, out), *every[:3]
+    return Results(heads, dict(zip(learned, every[3:], strict=True)))
 
 
 def gradients(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -56,21 +56,17 @@ def about_heads(entry: Input, n: int, n_q: int) -> torch.Tensor:
 
 def words_of(program: Program, inputs: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
     """What such inputs are, in words, each with its name."""
+    kinds: dict[str, Callable[[torch.Tensor], str]] = {
+        "tokens": lambda x: f"{int(x.sum()):,} of {x.shape[1]:,} tokens",
+        "ids": lambda x: f"{len(torch.unique(x)):,} labels",
+        "numbers": lambda x: f"{int(x.min()):,} to {int(x.max()):,}",
+        "length": lambda x: f"{int(x):,}",
+    }
     words = []
-    for entry in program.inputs:
-        value = inputs[entry.name]
-        match entry.kind:
-            case "tokens":
-                what = f"{int(value.sum()):,} of {value.shape[1]:,} tokens"
-            case "ids":
-                what = f"{len(torch.unique(value)):,} labels"
-            case "numbers":
-                what = f"{int(value.min()):,} to {int(value.max()):,}"
-            case "length":
-                what = f"{int(value):,}"
-            case _:
-                what = f"random {entry.kind} {list(value.shape)}"
-        words.append(f"`{entry.name}` {what}")
+    for name, kind in ((entry.name, entry.kind) for entry in program.inputs):
+        shape = list(inputs[name].shape)
+        what = kinds[kind](inputs[name]) if kind in kinds else f"random {kind} {shape}"
+        words.append(f"`{name}` {what}")
     return tuple(words)
 
 

@@ -35,13 +35,12 @@ def tables_fault(
     for batch in tables.batches:
         _count(batch, at, counts)
     try:
-        meant = degrees_of(relation, n)
+        wrong = np.flatnonzero(counts[start:] != degrees_of(relation, n)[start:])
     except TooMuch:
-        meant = None
-    if meant is not None and (counts[start:] != meant[start:]).any():
-        row = start + int(np.flatnonzero(counts[start:] != meant[start:])[0])
-        return n_q, _row_fault(tables, at, np.array([row]), relation, n)
-    if meant is None or counts.sum() > LIMITS.edges_kept:
+        return len(few), _row_fault(tables, at, few, relation, n)
+    if len(wrong):
+        return n_q, _row_fault(tables, at, start + wrong[:1], relation, n)
+    if counts.sum() > LIMITS.edges_kept:
         return len(few), _row_fault(tables, at, few, relation, n)
     return n_q, _pairs_fault(_codes(tables, at, n), relation, n)
 
@@ -86,10 +85,8 @@ def _count(batch: Batch[np.ndarray], at: np.ndarray, into: np.ndarray) -> None:
     """Add the number of keys of each query to `into` [n]."""
     for low, high in _chunks(batch):
         q, k = batch.q[low:high], batch.k[low:high]
-        if batch.mask is None:
-            count = (k >= 0).sum(-1)[:, None]
-        else:
-            count = mask_of(batch, low, high).sum(-1)
+        plain = batch.mask is None
+        count = (k >= 0).sum(-1)[:, None] if plain else mask_of(batch, low, high).sum(-1)
         position = np.where(q >= 0, at[q], -1)
         mine = position >= 0
         np.add.at(into, position[mine], np.broadcast_to(count, q.shape)[mine])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,16 @@ from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
 from attnspec.runtime.call_checks import check_inputs, taken_apart
 from attnspec.text.diagnostics import time_text
-from attnspec.verification.meaning import Known, Meaning, Results, Run, Works, gradients, results
+from attnspec.verification.meaning import (
+    Known,
+    Meaning,
+    Numbers,
+    Results,
+    Run,
+    Works,
+    gradients,
+    results,
+)
 from attnspec.verification.numbers import EXACT, ROUNDINGS, SMALLEST, moderate, numbers_fault
 from attnspec.verification.report import Check
 from attnspec.verification.samples import sample_rows
@@ -66,8 +75,7 @@ class Trial:
             _require_affordable(work, backend.name, seconds)
             chosen.append((resolved, backend.name, seconds))
         q, k = (torch.empty(1, run.heads, rows, 0) for rows in (run.n_q, run.keys))
-        engine = run.module.engine
-        program = run.module.program
+        engine, program = run.module.engine, run.module.program
         data, tables = taken_apart(program, check_inputs(program, run.data, q, k, None), run.keys)
         call = Call(data=data, tables=tables)
         given = engine.laid_out((q, k, k), call)[1].data
@@ -77,9 +85,9 @@ class Trial:
             for group in prepared.groups
             for place, head in enumerate(group.heads)
         }
-        self.parts = []
+        self.parts: list[Meaning] = []
         for (work, heads), (resolved, name, seconds) in zip(works, chosen, strict=True):
-            kernel: Any = kernels[heads[0]][0]
+            kernel, place = cast("tuple[Any, int]", kernels[heads[0]])
             if forced and hasattr(kernel, "dense_seconds"):
                 # tables that were asked for are tried also where dense would cost less
                 kernel.dense_seconds = math.inf
@@ -94,24 +102,14 @@ class Trial:
             held = held or getattr(getattr(kernel, "layout", None), "tables", None)
             if work.mechanism is None:
                 resolved = replace(resolved, reads=work.reads)
-            part = Meaning(
-                work=resolved,
-                heads=heads,
-                backend=name,
-                run=run,
-                rows=self.rows,
-                learned=tuple(x for x in engine.tables_of(work) if x[1] not in engine.pairs),
-                known=known,
-                seconds=seconds,
-                tables=held if isinstance(held, Tables) else None,
-                place=kernels[heads[0]][1],
-            )
-            self.parts.append(part)
+            learned = tuple(x for x in engine.tables_of(work) if x[1] not in engine.pairs)
+            tried = held if isinstance(held, Tables) else None, place
+            means = resolved, heads, name, run, self.rows, learned, known, seconds
+            self.parts.append(Meaning(*means, *tried))
 
     @property
     def computed(self) -> Computed:
-        """What is computed of numbers: the same works but for what says which pairs they have, and
-        the same pairs."""
+        """What is computed of numbers: works, whatever says which pairs they have, and pairs."""
         every = np.arange(self.run.first, self.run.n)
         return frozenset(
             (replace(part.work, relation=ANY), part.heads, part.read(every).tobytes())
@@ -130,38 +128,30 @@ class Trial:
         run, depth = self.run, self.depth
         if depth != "values":
             yield from self._table_checks()
-        if depth == "tables":
-            return
-        if not self._runs():
-            return
-        meanings = self._meanings()
+        meanings = self._meanings() if depth != "tables" and self._runs() else []
         if not meanings:
             return
         drawn = self._drawn(meanings)
-        parameters = {name: x.detach() for name, x in run.module.named_parameters()}
-        learned = {name: x.double() for name, x in parameters.items()}
-        exact = self._meant(meanings, drawn, learned)
+        exact = self._meant(meanings, drawn)
         kinds = {"pairs": (torch.float64,), "values": (torch.float32,)}
         for kind in kinds.get(depth, (torch.float64, torch.float32)):
-            tensors, rough = [x.to(kind) for x in drawn], None
+            numbers, rough = drawn, None
             if kind == torch.float32:
-                rough = self._meant(
-                    meanings, tensors, {name: x.to(kind) for name, x in parameters.items()}
-                )
-            results = self._found(tensors[:3], tensors[3])
+                numbers = drawn.to(kind)
+                rough = self._meant(meanings, numbers)
+            results = self._found(numbers)
             for each in meanings:
                 if rough is None and not each.weighs:
                     continue
                 fault = numbers_fault(each, results, exact, rough)
                 text = None if fault is None else fault[2]
                 if fault is not None and rough is None:
-                    text = self._pair_fault(each, fault, drawn[0], drawn[1], learned) or text
+                    text = self._pair_fault(each, fault, drawn) or text
                 what = _COMPARED[each.held is None, kind]
                 yield run.check(each.heads, each.backend, what, len(self.rows), text)
 
     def _runs(self) -> bool:
-        """Whether outputs and gradients are computed; raises TooMuch where nothing would be
-        examined then."""
+        """Whether numbers are computed; raises TooMuch where nothing would be examined then."""
         run, seconds = self.run, sum(part.seconds * len(part.heads) for part in self.parts)
         many = run.n * run.heads > LIMITS.positions_computed
         if run.n <= LIMITS.every_pair or not (seconds > RUN or many):
@@ -207,10 +197,10 @@ class Trial:
 
     def _meanings(self) -> list[Meaning]:
         """What is compared of numbers."""
-        meanings, run = [], self.run
+        meanings = []
         for part in self.parts:
             formula, dense = part.work.mechanism is not None, part.backend == "dense"
-            if formula and run.n > LIMITS.every_pair:
+            if formula and self.run.n > LIMITS.every_pair:
                 self.skipped.append(
                     f"mechanisms: their formulas are written out up to n = {LIMITS.every_pair:,}"
                 )
@@ -220,7 +210,7 @@ class Trial:
                 meanings.append(part)
         return meanings
 
-    def _drawn(self, meanings: Sequence[Meaning]) -> tuple[torch.Tensor, ...]:
+    def _drawn(self, meanings: Sequence[Meaning]) -> Numbers:
         """Random q, k and v, and the gradient of the outputs that are examined."""
         run = self.run
         of_q, of_k = moderate([(each.work, each.heads) for each in meanings], run.heads)
@@ -228,58 +218,47 @@ class Trial:
         heads = torch.tensor([head for each in meanings for head in each.heads])
         grad = torch.zeros_like(q)
         grad[0, heads[:, None], self._at] = run.drawn(len(self.rows))[0, heads]
-        return q, k, v, grad
+        learned = {name: x.detach().double() for name, x in run.module.named_parameters()}
+        return Numbers(q[0], k[0], v[0], learned, grad[0])
 
-    def _meant(
-        self,
-        meanings: Sequence[Meaning],
-        given: Sequence[torch.Tensor],
-        learned: Mapping[str, torch.Tensor],
-    ) -> Results:
+    def _meant(self, meanings: Sequence[Meaning], numbers: Numbers) -> Results:
         """Outputs and gradients by the definition; the largest numbers in float64 alone."""
-        tensors = [x[0] for x in given]
-        sized = tensors[0].dtype == torch.float64
+        tensors = numbers.q, numbers.k, numbers.v, numbers.grad, *numbers.learned.values()
         key = (
             *((each.work, each.heads) for each in meanings),
-            self.run.layers[0] if learned else None,
+            self.run.layers[0] if numbers.learned else None,
             self.rows.tobytes(),
-            *(x.numpy().tobytes() for x in (*tensors, *learned.values())),
+            *(x.numpy().tobytes() for x in tensors),
         )
-
-        def said() -> Results:
-            return results(meanings, tensors[:3], tensors[3][:, self._at], learned, sized=sized)
-
-        found: Results = self.known.get(key, said)
+        sized = numbers.q.dtype == torch.float64
+        found: Results = self.known.get(key, lambda: results(meanings, numbers, sized=sized))
         return found
 
-    def _found(self, given: Sequence[torch.Tensor], grad: torch.Tensor) -> Results:
+    def _found(self, numbers: Numbers) -> Results:
         """Outputs and gradients of the module; of what is learned in float32 alone."""
-        single = grad.dtype == torch.float32
+        single = numbers.grad.dtype == torch.float32
         learned = dict(self.run.module.named_parameters()) if single else {}
-        out, *grads = self.run.differentiated(given, grad, learned.values())
+        parts = [x[None] for x in numbers[:3]]
+        out, *grads = self.run.differentiated(parts, numbers.grad[None], learned.values())
         heads = out[0][:, self._at], *(x[0] for x in grads[:3])
         return Results(heads, dict(zip(learned, grads[3:], strict=True)))
 
     def _pair_fault(
-        self,
-        meaning: Meaning,
-        fault: tuple[int, int | None, str],
-        q: torch.Tensor,
-        k: torch.Tensor,
-        learned: Mapping[str, torch.Tensor],
+        self, meaning: Meaning, fault: tuple[int, int | None, str], numbers: Numbers
     ) -> str | None:
         """The first key that a query of a wrong output weighs otherwise than it should: the
         gradient of one column of the values is the weights."""
         head, place, _ = fault
         if place is None:
             return None
+        q, k = numbers.q[None], numbers.k[None]
         row = int(self.rows[place])
         v = torch.zeros(*k.shape[:3], 1, dtype=k.dtype, requires_grad=True)
         grad = torch.zeros(*q.shape[:3], 1, dtype=q.dtype)
         grad[0, head, row - self.run.first] = 1.0
         found = gradients(self.run(q, k, v), grad, [v])[0][0, head, :, 0]
         meant = torch.zeros_like(found)
-        some = meaning.weights([head], slice(place, place + 1), q[0], k[0], learned)[0, 0].detach()
+        some = meaning.weights([head], slice(place, place + 1), numbers)[0, 0].detach()
         meant[: len(some)] = some
         missing = found.eq(0) & (meant > SMALLEST)
         mask = meant.ne(0) if meaning.held is None else torch.from_numpy(meaning.held[place])

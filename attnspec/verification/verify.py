@@ -79,18 +79,16 @@ def verify_each(
     """The same with each of these backends; those that refuse, or that n is too long for, are
     named in the report. Raises BackendError or TooMuch where all of them are."""
     verifications: list[Verification] = []
-    refused: list[tuple[str, str]] = []
-    last: BackendError | TooMuch | None = None
+    refused: dict[str, Exception] = {}
     answers: Known = Cache(LIMITS.layouts)
     for backend in backends:
         try:
             verifications.append(verify(program, n, backend=backend, known=answers, m=m))
         except (BackendError, TooMuch) as error:
-            refused.append((backend, str(error)))
-            last = error
-    if last is not None and not verifications:
-        raise last
-    return together(verifications, refused)
+            refused[backend] = error
+    if refused and not verifications:
+        raise refused.popitem()[1]
+    return together(verifications, [(name, str(error)) for name, error in refused.items()])
 
 
 def _verified(
@@ -127,10 +125,9 @@ def _verified(
         checks.extend(sorted(trial.checks(), key=lambda check: check.heads or ()))
         skipped.extend(trial.skipped)
         exhaustive &= trial.exhaustive
-    asked = None if sides is None else n_q
-    reasons = tuple(dict.fromkeys(skipped))
-    drawn = words_of(program, data)
-    return Verification(program.name, n, exhaustive, tuple(checks), reasons, m=asked, inputs=drawn)
+    asked, drawn = None if sides is None else n_q, words_of(program, data)
+    whole = program.name, n, exhaustive, tuple(checks), tuple(dict.fromkeys(skipped))
+    return Verification(*whole, m=asked, inputs=drawn)
 
 
 def _distinct(

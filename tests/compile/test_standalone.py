@@ -25,7 +25,7 @@ from attnspec.compile.emit import check_module
 from attnspec.compile.standalone import StandaloneError, standalone_module
 from attnspec.graphs.counter_rng import RANDOM
 from attnspec.lower.lower import decided_leaves
-from attnspec.verification import beyond, mask_alone, verify_alone
+from attnspec.verification import Alone, beyond, mask_alone, verify
 
 REFUSED = {
     "based": "its heads or layers have different mechanisms",
@@ -54,6 +54,10 @@ def run(spec: Spec, text: str | None = None) -> dict[str, Any]:
     space: dict[str, Any] = {"__name__": "alone"}
     exec(compile(text or body_of(spec), spec.name, "exec"), space)
     return space
+
+
+def is_verified(spec: Spec, kind: type[torch.nn.Module]) -> bool:
+    return verify(spec.program, 20, module=Alone(spec.program, kind)).ok
 
 
 def module_of(body: str) -> torch.nn.Module:
@@ -279,9 +283,9 @@ def test_a_list_has_no_number_beyond_its_ends_and_only_pairs_read_it() -> None:
 
 def test_a_wrong_score_is_found() -> None:
     spec = spec_of("heads 2 attend full score s - 0.1 * abs(q - k)")
-    assert verify_alone(spec.program, 20, run(spec)["Sample"]).ok
+    assert is_verified(spec, run(spec)["Sample"])
     wrong = body_of(spec).replace("0.1", "0.1000001")
-    assert not verify_alone(spec.program, 20, run(spec, wrong)["Sample"]).ok
+    assert not is_verified(spec, run(spec, wrong)["Sample"])
 
 
 LISTS = (
@@ -393,8 +397,8 @@ def test_a_draw_that_is_rejected_is_drawn_again() -> None:
 def test_a_wrong_mask_is_found_and_beyond_all_sizes(size: int) -> None:
     spec = spec_of("attend window(radius = 3)")
     wrong = body_of(spec).replace("k - q <= 3", "k - q <= 4")
-    assert verify_alone(spec.program, 20, run(spec)["Sample"]).ok
-    assert not verify_alone(spec.program, 20, run(spec, wrong)["Sample"]).ok
+    assert is_verified(spec, run(spec)["Sample"])
+    assert not is_verified(spec, run(spec, wrong)["Sample"])
     spec = spec_of(f"causal input t: length attend random_blocks(size = {size}, blocks = 3)")
     n = beyond(spec.program)
     assert mask_alone(spec.program, n, run(spec)["mask_mod_of"])[1] is None
