@@ -26,7 +26,8 @@ from attnspec.lower.work import MERGED, Call, Work
 
 class Masks:
     """The pairs of a batch's blocks on a device: by tile, alike in all blocks, those of the keys
-    that are `real`, or, where none of these is there, all."""
+    that are `real`, or, where none of these is there, all. They `differ` where blocks have masks of
+    their own."""
 
     def __init__(self, batch: Batch[np.ndarray], device: torch.device) -> None:
         self.tiled = self.shared = self.real = None
@@ -37,11 +38,7 @@ class Masks:
             self.shared = torch.from_numpy(mask).to(device)
         elif (batch.k < 0).any():
             self.real = torch.from_numpy(batch.k >= 0).to(device)
-
-    @property
-    def differ(self) -> bool:
-        """Whether blocks have masks of their own."""
-        return self.tiled is not None or self.real is not None
+        self.differ = self.tiled is not None or self.real is not None
 
     def of(self, low: int, high: int, rows: slice) -> torch.Tensor | None:
         """The pairs of some blocks and their queries, bool [1 or blocks, h or 1, w], or None."""

@@ -83,6 +83,11 @@ class SoftmaxKernel(ByKeyHead):
         raise NotImplementedError
 
     @cached_property
+    def scales(self) -> dict[int, float]:
+        """The factor of scores by the size of heads."""
+        return {}
+
+    @cached_property
     def differentiable(self) -> ByKeyHead:
         """The same attention in differentiable operations, built when it is first needed."""
         # it is kept, so the modes of this call must not reach it
@@ -158,7 +163,9 @@ class SoftmaxKernel(ByKeyHead):
             # zeros change no score, and their outputs are cut off
             wide = max(size, out_size)
             q, k, v = rows_of_size(q, wide), rows_of_size(k, wide), rows_of_size(v, wide)
-        scale = scale_of(self.work, size)
+        if size not in self.scales:
+            self.scales[size] = scale_of(self.work, size)
+        scale = self.scales[size]
         if call.dropout_p:
             call = with_seed(call, q.device)
         tensors = q, k, v, *call.tables.values()
@@ -345,7 +352,8 @@ def in_rows(x: torch.Tensor) -> torch.Tensor:
 
 def rows_of_size(x: torch.Tensor, size: int) -> torch.Tensor:
     """Rows of a size, with zeros behind, each in one piece: padding keeps the order of strides."""
-    return in_rows(functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else x)
+    x = functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else x
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def samples_of(

@@ -104,11 +104,11 @@ class SteppedKernel(ByTables):
     ) -> tuple[SteppedKernel, Call] | None:
         """What computes short samples of different padding in the calls of one sequence, and the
         call of it; None elsewhere: they are computed together anyway, or one by one."""
-        padding, count = call.padding, len(q)
-        few = count * k.shape[2:].numel() <= LIMITS.heads_together
-        if padding is None or not few or self.changes is not None or not self.steps:
+        padding, count = call.padding, q.shape[0]
+        if padding is None or self.changes is not None or not self.steps:
             return None
-        if bool((padding == padding[:1]).all()):
+        few = count * k.shape[2:].numel() <= LIMITS.heads_together
+        if not few or bool((padding == padding[:1]).all()):
             return None
 
         def build() -> SteppedKernel:
