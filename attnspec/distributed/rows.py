@@ -188,8 +188,8 @@ class RowsHere:
         parts_here: list[Own] = []
         for here, group in zip(self.groups, self.ready.groups, strict=True):
             tables = self.engine.tables(group, self.layer, call.tables)
-            mine, keys, values = (x.to(kind) for x in group.parts(q, k, v))
-            parts_here.append((here, (mine, keys, values), replace(call, tables=tables)))
+            own_q, own_k, own_v = (x.to(kind) for x in group.parts(q, k, v))
+            parts_here.append((here, (own_q, own_k, own_v), replace(call, tables=tables)))
         outs = [x.at_home(*mine, some) if x.merges else None for x, mine, some in parts_here]
         came = arrived()
         answered, arrived = self._answered((q, k, v), parts_here, came)

@@ -491,7 +491,8 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         # None where queries, keys and values are of different widths
         both: torch.Tensor | None = self.in_proj_weight
         each = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
-        weights, bias = each if both is None else both.chunk(3), self.in_proj_bias
+        weights = each if both is None else both.chunk(3)
+        bias: torch.Tensor | None = self.in_proj_bias
         biases = (None,) * 3 if bias is None else bias.chunk(3)
         heads = []
         for x, weight, bias in zip(parts, weights, biases, strict=True):

@@ -118,9 +118,9 @@ class StreamState:
 
     def kept(self) -> list[torch.Tensor]:
         """The tensors that it holds."""
-        tensors: list[torch.Tensor] = []
-        self._mapped(lambda x: tensors.append(x) or x)
-        return tensors
+        tensors: dict[int, torch.Tensor] = {}
+        self._mapped(lambda x: tensors.setdefault(len(tensors), x))
+        return [*tensors.values()]
 
 
 def check_state(state: object) -> None:

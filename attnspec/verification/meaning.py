@@ -267,9 +267,9 @@ def results(meanings: Sequence[Meaning], numbers: Numbers, *, sized: bool) -> Re
 
 def _swept(meanings: Sequence[Meaning], numbers: Numbers, steady: bool) -> Results:
     """The outputs, and the gradients of q, k, v and of what is learned."""
-    leaves = [x.detach().requires_grad_() for x in numbers[:3]]
+    leaves = q, k, v = [x.detach().requires_grad_() for x in (numbers.q, numbers.k, numbers.v)]
     learned = {name: x.detach().requires_grad_() for name, x in numbers.learned.items()}
-    followed = Numbers(*leaves, learned, numbers.grad)
+    followed = Numbers(q, k, v, learned, numbers.grad)
     out: torch.Tensor | None = None
     for meaning in meanings:
         grad = numbers.grad[:, torch.from_numpy(meaning.rows - meaning.run.first)]
@@ -283,8 +283,8 @@ def _swept(meanings: Sequence[Meaning], numbers: Numbers, steady: bool) -> Resul
     every = [
         torch.zeros_like(x) if x.grad is None else x.grad for x in (*leaves, *learned.values())
     ]
-    heads = cast(torch.Tensor, out), *every[:3]
-    return Results(heads, dict(zip(learned, every[3:], strict=True)))
+    tensors = cast(torch.Tensor, out), *every[:3]
+    return Results(tensors, dict(zip(learned, every[3:], strict=True)))
 
 
 def gradients(

@@ -316,7 +316,7 @@ def test_queries_stay_where_their_numbers_of_each_pair_are() -> None:
     tensors = Tensors(1, 2, 2, 8, 8)
     chosen = layer_of(f"{near}attend topk(keys = 5) score s + near(q, k)", 64, 2, tensors)
     plain = layer_of("attend topk(keys = 5)", 64, 2, tensors)
-    assert (chosen.received - plain.received).tolist() == [2 * 2 * 32 * 64] * 2
+    assert (chosen.links - plain.links).sum(0).tolist() == [2 * 2 * 32 * 64] * 2
 
 
 def test_keys_alone_are_as_much_work_on_every_rank() -> None:
@@ -328,9 +328,9 @@ def test_keys_alone_are_as_much_work_on_every_rank() -> None:
 def test_sums_are_a_frame_of_numbers_there_and_back() -> None:
     # 8 key heads of 128 x 129 float32 numbers, 63 of 64 parts of them there and back, and frames
     long = layer_of("causal attend linear()", MILLION, 64)
-    assert long.received.max() == 8 * 128 * 129 * 4 * 63 // 64 * 2 + 63 * 8 * 4
+    assert long.most == 8 * 128 * 129 * 4 * 63 // 64 * 2 + 63 * 8 * 4
     few = layer_of("causal attend linear()", MILLION, 8)
-    assert few.received.max() < 2 * 8 * 128 * 129 * 4
+    assert few.most < 2 * 8 * 128 * 129 * 4
 
 
 def test_plans_share_their_number_only_if_they_say_the_same() -> None:
@@ -351,7 +351,7 @@ def test_transfer_and_computation_that_overlap_take_at_least_the_longer() -> Non
         assert max(computing, travelling) <= together <= both
         assert together == found.seconds
         assert 0 <= found.hidden <= 1
-    assert replace(layer, rates=Rates(1.0, 2e14)).times[1] == layer.received.max()
+    assert replace(layer, rates=Rates(1.0, 2e14)).times[1] == layer.most
 
 
 # --- the command, and the table over the zoo -----------------------------------------------------
