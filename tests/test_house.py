@@ -10,13 +10,13 @@ from importlib import import_module
 
 from package_map import MODULES, ROOT
 
-LINES = 69_825
+LINES = 68_210
 """The most lines of the package, which becomes less."""
 
 PATCHES = 27
 """The most calls in the tests that patch something."""
 
-PRIVATE = 0.104
+PRIVATE = 0.103
 """The largest share of tests that use a name of the package which no public module gives."""
 
 PUBLIC = ("cli", "distributed", "integrations.transformers", "limits", "runtime", "testing")

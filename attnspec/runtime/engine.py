@@ -339,7 +339,8 @@ class Engine:
             )
 
         def tables(each: Decision) -> dict[str, torch.Tensor]:
-            names = {x.name: self._parts[each.leaf.name, x] for x in each.leaf.learned}
+            parts = each.leaf.learned if self._parts else ()
+            names = {x.name: self._parts[each.leaf.name, x] for x in parts}
             return {x: rows_of(call.tables[y], layer, each.heads) for x, y in names.items()}
 
         count = keys if self.program.cross else None

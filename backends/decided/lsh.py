@@ -296,11 +296,15 @@ def rotations(wanted: Wanted, device: torch.device) -> torch.Tensor:
     def build() -> torch.Tensor:
         seed, layer, heads, rounds, size, columns = wanted
         rows = np.arange(rounds * size)
-        drawn = [normals(Stream(seed, HASHES, layer, head), rows, columns) for head in heads]
-        matrices = np.stack(drawn).reshape(len(heads), rounds, size, columns)
+        streams = (Stream(seed, HASHES, layer, head) for head in heads)
+        matrices = np.stack([normals(each, rows, columns) for each in streams]).reshape(
+            len(heads), rounds, size, columns
+        )
         return torch.from_numpy(matrices).transpose(2, 3).to(device, torch.float32).contiguous()
 
-    return _kept.get((wanted, str(device)), lambda: apart(build))
+    key = wanted, str(device)
+    drawn = _kept.kept.get(key)
+    return _kept.get(key, lambda: apart(build)) if drawn is None else drawn
 
 
 def buckets_of(leaf: Lsh, x: torch.Tensor, heads: tuple[int, ...], count: int) -> torch.Tensor:

@@ -113,7 +113,10 @@ def through_landmarks(q, k, v, real):
     if n <= LANDMARKS:
         return attention(q, k, v, mask, scale)
     if q.shape[2] != n:
-        raise ValueError(f"the queries of all positions are needed, got {q.shape[2]} of {n}")
+        raise ValueError(
+            "`nystrom` needs the queries of all positions, whose means are its landmarks; got"
+            f" {q.shape[2]} of {n}"
+        )
     rows, keys = (means(each, LANDMARKS, real) for each in (q, k))
     values = inverse((rows * scale @ keys.mT).softmax(-1)) @ attention(rows, k, v, mask, scale)
     if real is not None:
