@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnspec.analysis.counting.degrees import degrees_of
-from attnspec.graphs.operators import Intersection, difference
+from attnspec.graphs.operators import difference
 from attnspec.graphs.relation import Relation, evaluate_pairs
-from attnspec.graphs.stack import TooMuch
 
 EXAMPLES = 5
 """The most pairs that are named."""
@@ -52,7 +51,7 @@ def only_in(first: Relation, second: Relation, n: int) -> Pairs:
 
     Raises TooMuch where that means looking at too many pairs.
     """
-    counts = _counts(first, second, n)
+    counts = degrees_of(difference(first, second), n)
     queries = np.flatnonzero(counts)
     if len(queries) == 0:
         return Pairs()
@@ -65,16 +64,6 @@ def only_in(first: Relation, second: Relation, n: int) -> Pairs:
     return Pairs(
         int(counts.sum()), len(queries), int(queries[0]), int(queries[-1]), tuple(examples)
     )
-
-
-def _counts(first: Relation, second: Relation, n: int) -> np.ndarray:
-    """How many such pairs each query has, int64 [n]."""
-    try:
-        return degrees_of(difference(first, second), n)
-    except TooMuch:
-        # what they share may be listed where what they do not may not: a few of all pairs
-        shared = degrees_of(Intersection((first, second)), n)
-        return np.asarray(degrees_of(first, n) - shared)
 
 
 def row(relation: Relation, query: int, n: int) -> np.ndarray:
