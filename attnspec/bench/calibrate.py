@@ -37,6 +37,7 @@ from attnspec.lower.costs import Amounts, Calibration, Rates, RatesError, shippe
 from attnspec.lower.lower import works_of
 from attnspec.lower.work import Backend, Call, Kernel, Work, refusal_of
 from attnspec.text.decoding import source_of
+from attnspec.text.diagnostics import first_line
 
 HEADS, SIZE = 4, 64
 """The shape of what is run; rates are for one head."""
@@ -153,7 +154,7 @@ class Trial:
         try:
             self.run()
         except Exception as error:  # one that fails must not end the others
-            self.reason = _reason(error)
+            self.reason = first_line(error, 300)
             if isinstance(error, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()
 
@@ -185,7 +186,7 @@ def _on_gpu(device: str) -> Iterator[Trial]:
             kernel = backend.build(work, tuple(range(GPU_HEADS)), place)
             trial = _trial(name, text, work, amounts, kernel, place)
         except Exception as error:  # no memory, or no kernel: others may have both
-            trial = Trial(_title(name, text, work), amounts, lambda: None, _reason(error))
+            trial = Trial(_title(name, text, work), amounts, lambda: None, first_line(error, 300))
         yield trial
 
 
@@ -262,12 +263,6 @@ def _trial(
 def _title(name: str, text: str, work: Work) -> str:
     changed = ", scores changed" if work.changes else ""
     return f"{name}, {text}{changed}, n = {work.n_q}"
-
-
-def _reason(error: Exception) -> str:
-    """The first line of an error."""
-    first = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {first:.300}"
 
 
 def _packed(n: int) -> Callable[[], object]:

@@ -152,7 +152,7 @@ def command(
         for n in chosen:
             with blamed(loaded.stack(), n):
                 problems.append(Problem(loaded, n, setting))
-                # a backend that refuses is said before anything is timed
+                # refusals of backends come before anything is timed
                 _ = problems[-1].plan
     rows, interrupted = _timed(problems, rivals, rounds, seconds)
     if as_json:

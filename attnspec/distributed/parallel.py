@@ -390,7 +390,7 @@ def _local(x: Any, mesh: Any) -> torch.Tensor:
 
 
 def _as_dtensors(found: Any, like: Any, n: int) -> Any:
-    """Partial as DTensors where the call's tensors were."""
+    """Outputs as DTensors where the call's tensors were."""
     if isinstance(found, tuple):
         return tuple(_as_dtensors(each, like, n) for each in found)
     shape = torch.Size((*found.shape[:2], n, *found.shape[3:]))

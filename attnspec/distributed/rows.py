@@ -233,7 +233,7 @@ class RowsHere:
         return travel(self.mesh, sent, shapes, kind, parts)
 
     def _answered(self, parts: Parts, own: Sequence[Own], came: Sequence[Named]) -> Travel:
-        """Outputs results of others' queries over own keys, on their way back to them."""
+        """Results of others' queries over own keys, on their way back to them."""
         q, _, v = parts
         sent: list[dict[Any, torch.Tensor]] = [{} for _ in range(self.mesh.ranks)]
         shapes: list[dict[Any, tuple[int, ...]]] = [{} for _ in sent]
@@ -262,7 +262,7 @@ def _rows(x: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
 
 
 def _put(found: Outputs, rows: np.ndarray, more: Outputs) -> Outputs:
-    """Outputs results with more of some of their rows, merged by log-sum-exps."""
+    """Results with more of some of their rows, merged by log-sum-exps."""
     out, lse = cast(Partial, found)
     other = cast(Partial, more)
     if len(rows) == out.shape[2]:

@@ -128,7 +128,7 @@ def _unfinished(program: Program, reason: str) -> AttnSpecError:
 
 
 def leaks(program: Program, reason: str) -> str:
-    """What is said of a spec that may read later positions where it must not."""
+    """The warning about a spec that may read later positions where it must not."""
     return (
         f"a causal spec is needed, the model must not read the future, but `{program.name}` may: "
         f"{reason}; write `causal` in the spec{READS_BOTH_WAYS}"

@@ -21,7 +21,7 @@ from attnspec.interchange.traced import Captured, UntracedError, constants, grap
 from attnspec.ir.program import InputRef, Leaf, Term, leaves
 from attnspec.ir.scalars import FUNCTIONS, symbols
 from attnspec.spec import Spec, parse
-from attnspec.text.diagnostics import AttnSpecError, SpecError
+from attnspec.text.diagnostics import AttnSpecError, SpecError, first_line
 
 LENGTHS = (1, 2, 5, 17, 64)
 """Lengths at which every pair of a spec is held against its function."""
@@ -68,7 +68,7 @@ def from_mask_mod(
             f"`{called}` takes {taken} arguments; a mask takes (b, h, q, k): the"
             " sample, the head and the positions of query and key"
         )
-    with told(called):
+    with errors_of(called):
         term = graph(trace(mask_mod, captured))
         require_positions(term)
     with written_as(called, term, captured.heads if heads is None else heads) as spec:
@@ -86,8 +86,8 @@ def reading_captured(
 
 
 @contextmanager
-def told(called: str) -> Iterator[None]:
-    """Why a function is no spec, in the words of its name."""
+def errors_of(called: str) -> Iterator[None]:
+    """Has errors of tracing a function say its name."""
     try:
         yield
     except UntracedError as error:
@@ -98,18 +98,12 @@ def told(called: str) -> Iterator[None]:
         raise AttnSpecError(f"`{called}` cannot be traced: {first_line(error)}") from error
 
 
-def first_line(error: Exception) -> str:
-    """What an error of torch says first, with its type."""
-    first = str(error).partition("\n")[0]
-    return f"{type(error).__name__}: {first:.200}"
-
-
 @contextmanager
 def written_as(
     called: str, term: Term, heads: int | None, more: Mapping[str, str] | None = None, *rest: str
 ) -> Iterator[Spec]:
-    """The spec of a graph, with `more` inputs by their kinds, and further statements; what is wrong
-    with it is said without places, which are in a text that nobody wrote."""
+    """The spec of a graph, with `more` inputs by their kinds, and further statements; its
+    errors have no places, since nobody wrote its text."""
     found = named(term)
     refs = [
         ref

@@ -12,17 +12,16 @@ from attnspec.interchange.mask_mods import (
     HEADS,
     LENGTHS,
     LONGEST,
-    first_line,
+    errors_of,
     mask_of,
     reading_captured,
     require_positions,
-    told,
     written_as,
 )
 from attnspec.interchange.traced import entries, graph, trace, trace_score
 from attnspec.ir.program import Leaf
 from attnspec.spec import Spec
-from attnspec.text.diagnostics import AttnSpecError
+from attnspec.text.diagnostics import AttnSpecError, first_line
 
 CLOSE = 1e-4
 """How far weights of the function and of the spec may be apart."""
@@ -49,7 +48,7 @@ def from_score_mod(
             f"a function of (score, b, h, q, k) is needed, got {type(score_mod).__name__}"
         )
     called, captured = reading_captured(score_mod, name, "score")
-    with told(called):
+    with errors_of(called):
         value = trace_score(score_mod, captured)
         mask = True if mask_mod is None else trace(mask_mod, captured)
         term = Leaf("full", ()) if mask is True else graph(mask)

@@ -240,7 +240,7 @@ def trace_score(score_mod: Callable[..., Any], captured: Captured) -> Scalar:
     hidden = len(shown) < len(each)
     parts = [x if hidden and len(shown) == 1 else applied("*", (x, when)) for when, x in shown]
     if hidden:
-        # what is no pair of the softmax has the logarithm of 0
+        # a pair outside the softmax has the logarithm of 0
         parts.append(Apply("log", (applied("or", tuple(when for when, _ in shown)),)))
     return reduce(lambda one, other: Apply("+", (one, other)), parts)
 

@@ -158,6 +158,13 @@ def time_text(seconds: float) -> str:
     return f"{three_digits(seconds * 1e6)} us"
 
 
+def first_line(error: Exception, most: int = 200) -> str:
+    """The type of an error of another library, and the first line of its message, cut at `most`
+    characters."""
+    line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {line[:most]}"
+
+
 def in_order(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Sorted by place, without repetitions."""
     unique = {

@@ -16,7 +16,7 @@ from attnspec.ir.api_checks import index_of
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import Crossing, Program
 from attnspec.limits import LIMITS
-from attnspec.text.diagnostics import AttnSpecError
+from attnspec.text.diagnostics import AttnSpecError, first_line
 
 
 @dataclass(frozen=True)
@@ -254,9 +254,8 @@ def _of_batch(
     try:
         mask: np.ndarray = create_mask(mask_mod, batch, heads, *sides, device="cpu").numpy()
     except Exception as error:
-        first = str(error).partition("\n")[0]
         raise AttnSpecError(
-            f"the mask function fails at n = {sides[1]}: {type(error).__name__}: {first:.200}"
+            f"the mask function fails at n = {sides[1]}: {first_line(error)}"
         ) from error
     return mask
 

@@ -88,7 +88,7 @@ def test_choices_enter_few_files_of_the_package() -> None:
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_refused_as_in_the_first_call(wrong: dict[str, Any]) -> None:
+def test_a_later_call_refuses_as_the_first(wrong: dict[str, Any]) -> None:
     spec = spec_of("layers 2 causal attend window(radius = 5)")
     fits = dict(zip("qkv", torch.randn(3, 2, 4, 40, 8), strict=True))
     first, later = spec.compile(), spec.compile()

@@ -158,7 +158,7 @@ def order(report: Inquiry) -> Figure[Any]:
 
     if report.empty:
         raise Unknown("there is no position")
-    # a length at which graphs are examined; what is said there of every length holds beyond it, too
+    # a length at which graphs are examined; claims there of every length hold beyond it, too
     length = min(report.n, LIMITS.positions)
     growth = orders.order(_at_every_length(report), length, report.elaborated)
     return _or_unknown(report, growth)

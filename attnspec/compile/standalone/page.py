@@ -34,7 +34,7 @@ KINDS = {"tokens": "bool", "ids": "int", "length": "int", "numbers": "number"}
 
 
 class StandaloneError(AttnSpecError):
-    """A spec that no short file says; what is said to its user ends with the way out."""
+    """A spec that no short file says; its message ends with the way out."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Page:
 
     @property
     def scores(self) -> bool:
-        """Whether what is said is a score, not whether a pair is one of a mask."""
+        """Whether a score is written, not a mask."""
         return self.reals != ".double()"
 
     @property

@@ -14,7 +14,7 @@ from attnspec.ir.crossing import QUERIES
 from attnspec.ir.program import EXPRESSION, Attend, Program, Score
 from attnspec.ir.scalars import SCORE, Apply, Scalar, Symbol, fold, symbols
 from attnspec.ir.scores import NAMED, Scores, alibi_slopes, thresholds
-from attnspec.lower.lower import bias_tables
+from attnspec.lower.lower import bias_tables, buckets_of
 
 REALS = ".to(score.dtype)"
 """The method by which what a score reads becomes real."""
@@ -164,12 +164,9 @@ def _assigned(statement: str, indent: int) -> list[str]:
 def _buckets(program: Program, score: Score) -> tuple[object, object]:
     """The least distances of the buckets of a learned table but the first, and what the table is:
     its shape and how it starts."""
-    arguments = dict(score.arguments)
-    buckets, distance = int(arguments["buckets"]), int(arguments["max_distance"])  # type: ignore[arg-type]
-    two_sided = not program.causal
-    steps = tuple(thresholds(buckets // 2 if two_sided else buckets, distance))
-    shape = program.layers or 1, program.heads or 1, (len(steps) + 1) * (1 + two_sided)
-    return steps, (shape, "constant", 0.0)
+    buckets, distance = buckets_of(score), int(dict(score.arguments)["max_distance"])  # type: ignore[arg-type]
+    steps = tuple(thresholds(buckets if program.causal else buckets // 2, distance))
+    return steps, ((program.layers or 1, program.heads or 1, buckets), "constant", 0.0)
 
 
 def _scale(program: Program) -> str:

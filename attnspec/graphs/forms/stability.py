@@ -259,7 +259,7 @@ def changing_weights(attend: Attend) -> Fault | None:
 
 
 def must_be_stable(name: str, fault: Fault) -> str:
-    """What is said where an attention would go on from the positions before and contradict them."""
+    """The reason where an attention would go on from the positions before and contradict them."""
     return (
         f"`{name}` must have the same row q at every n > q, or going on gives other rows than the"
         f" whole sequence, but {fault}"
@@ -267,7 +267,7 @@ def must_be_stable(name: str, fault: Fault) -> str:
 
 
 def must_be_steady(name: str, fault: Fault) -> str:
-    """What is said where a padded sample is another than alone."""
+    """The reason where a padded sample is another than alone."""
     return (
         f"`{name}` reads other pairs at another length, so that a padded sample gets other rows"
         f" than alone: {fault}"

@@ -11,7 +11,7 @@ INPUTS = {"important": ("tokens", 64)}
 PARTS = {"bias_0": ((1, 1, 32), "constant", 0.0)}
 
 TWO_SEQUENCES = {"the last n_q positions": "another sequence than keys"}
-"""What is said otherwise where queries are not positions of the sequence of keys."""
+"""Other names where queries are not positions of the sequence of keys."""
 
 
 def given(q, k, v, layer, inputs, padding):
