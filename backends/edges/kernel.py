@@ -47,10 +47,11 @@ class EdgesKernel(ByKeyHead):
 
     def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
         products = self._products(q, v)
-        plain = self.work.plain and not call.dropout_p and unseen(q, k, v)
-        if products is None or not plain:
+        if products is None or not self.work.plain or call.dropout_p:
             return self.composed(q, k, v, call)[0]
-        return self.by_head(q, k, v, call, products)
+        if unseen(q, k, v):
+            return self.by_head(q, k, v, call, products)
+        return self.on_edges(q, k, v, call, products, True)[0]
 
     def _products(self, q: torch.Tensor, v: torch.Tensor) -> EdgeProducts | None:
         """The products on edges where they can be taken."""
@@ -95,10 +96,22 @@ class EdgesKernel(ByKeyHead):
         return out
 
     def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
-        """From the scores of all heads and edges."""
         products = self._products(q, v)
         if products is None:
             return self.tables.composed(q, k, v, call)
+        return self.on_edges(q, k, v, call, products, False)
+
+    def on_edges(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        call: Call,
+        products: EdgeProducts,
+        softmax: bool,
+    ) -> Outputs:
+        """From the scores of all heads and edges; with `softmax` weights are torch's, which train
+        faster and have no log-sum-exps."""
         kept = q.dtype
         q, k, v = widened(q), widened(k), widened(v)
         scores = product(products, None, q * scale_of(self.work, q.shape[-1]), k)
@@ -108,7 +121,11 @@ class EdgesKernel(ByKeyHead):
         for (_, piece), part in zip(self.groups, parts, strict=True):
             part = torch.unflatten(part, -1, (piece.high, piece.batch.width))
             blocks = self.tables.blocks(piece, call)
-            mine, lse = self.tables.formula.weights(part.unsqueeze(-2), blocks, call)
+            part, lse = part.unsqueeze(-2), None
+            if softmax:
+                mine = _softmax(part, blocks.mask)
+            else:
+                mine, lse = self.tables.formula.weights(part, blocks, call)
             if lse is not None:
                 sums.append(lse[..., None])
             weights.append(mine.flatten(3))
@@ -119,6 +136,14 @@ class EdgesKernel(ByKeyHead):
             if self.work.normalize == "softmax1":
                 out, lse = with_zero((out, lse))
         return out.to(kept), lse
+
+
+def _softmax(scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """The weights of scores [..., width] where the mask is true; 0 in rows of none."""
+    if mask is None:
+        return torch.softmax(scores, -1)
+    # rows whose keys are all dropped become NaN, as do gradients, which the masks make 0
+    return torch.softmax(scores.masked_fill(~mask, -torch.inf), -1).masked_fill(~mask, 0.0)
 
 
 def _flat(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
