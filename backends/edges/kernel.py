@@ -47,11 +47,10 @@ class EdgesKernel(ByKeyHead):
 
     def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
         products = self._products(q, v)
-        if products is None or not self.work.plain or call.dropout_p:
-            return self.composed(q, k, v, call)[0]
-        if unseen(q, k, v):
+        plain = self.work.plain and not call.dropout_p
+        if products is not None and plain and unseen(q, k, v):
             return self.by_head(q, k, v, call, products)
-        return self.on_edges(q, k, v, call, products, True)[0]
+        return self.composed(q, k, v, call, plain)[0]
 
     def _products(self, q: torch.Tensor, v: torch.Tensor) -> EdgeProducts | None:
         """The products on edges where they can be taken."""
@@ -95,23 +94,14 @@ class EdgesKernel(ByKeyHead):
                     out[at] = products.to_queries(weights, values)
         return out
 
-    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
-        products = self._products(q, v)
-        if products is None:
-            return self.tables.composed(q, k, v, call)
-        return self.on_edges(q, k, v, call, products, False)
-
-    def on_edges(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        call: Call,
-        products: EdgeProducts,
-        softmax: bool,
+    def composed(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, softmax: bool = False
     ) -> Outputs:
         """From the scores of all heads and edges; with `softmax` weights are torch's, which train
         faster and have no log-sum-exps."""
+        products = self._products(q, v)
+        if products is None:
+            return self.tables.composed(q, k, v, call)
         kept = q.dtype
         q, k, v = widened(q), widened(k), widened(v)
         scores = product(products, None, q * scale_of(self.work, q.shape[-1]), k)
