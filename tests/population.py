@@ -171,14 +171,14 @@ BODIES = {
     "score of pairs": "heads 2 input near: pairs causal attend residue(step = 3) | self"
     " score s + near(q, k) * (k % 2)",
     "score of a short list": "causal attend window(before = 2, after = 0)"
-    " score s * [0.5, 2, 1][q - k] score s + [1, 0, 2][q - k]",
+    " score s * [0.5, 2, 1][q - k] score s * log(2 + q - k) + [1, 0, 2][q - k]",
     "score beside sums": "causal heads 2 attend window(before = 4, after = 0) + linear()"
-    " score s - 0.3 * (1 + head) * abs(q - k)",
+    " score s * sqrt(1 + q - k) - 0.3 * (1 + head) * abs(q - k)",
     "score of pairs beside sums": "heads 2 input near: pairs input t: numbers"
     " attend where(abs(t(q) - t(k)) < 1) + favor(features = 8)"
     " score s + near(q, k) - abs(t(q) - t(k))",
     "score that hides": "attend block(size = 8) score s + log(k // 4 + (q < 0))",
-    "score of choices": "causal attend topk(keys = 4) score s * exp(-abs(q - k) / 8)",
+    "score of choices": "causal attend topk(keys = 4) score s * exp(-abs(q - k) / 8) / (1 + q - k)",
     "score of sigmoids": "attend window(radius = 4) score max(s, min(q, k) - n / 2)"
     " normalize sigmoid",
 }

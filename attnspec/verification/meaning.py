@@ -198,8 +198,9 @@ class Meaning:
         scores = (scores @ numbers.k[some].mT)[None, :, None, None]
         change = ScoreFunction(self.work.changes, some, self.work.length, torch.device("cpu"))
         symbols, tables = self._symbols(some, rows), self.learned_by(heads, numbers.learned)
-        scores = change(scores, symbols, tables)[0, :, 0, 0]
-        row_shares = shares(scores, torch.from_numpy(self.held[at]), self.work.normalize)
+        pairs = torch.from_numpy(self.held[at])
+        scores = change(scores, symbols, tables, pairs=pairs)[0, :, 0, 0]
+        row_shares = shares(scores, pairs, self.work.normalize)
         if steady and row_shares.total is not None:
             row_shares = replace(row_shares, total=row_shares.total.detach())
         return row_shares.weights

@@ -100,7 +100,7 @@ class Formula:
         if blocks.factor is not None:
             scores = scores * blocks.factor
         if self.work.changes:
-            scores = self.change(scores, blocks.symbols, call.tables)
+            scores = self.change(scores, blocks.symbols, call.tables, pairs=blocks.mask)
         if blocks.added is not None:
             scores = scores + blocks.added.to(scores.dtype)
         found = shares(scores, blocks.mask, self.work.normalize, blocks.counts)

@@ -45,6 +45,7 @@ class ScoreFunction:
         self, scores: Scores, heads: Sequence[int], length: int, device: torch.device
     ) -> None:
         self.heads, self.length, self.device = heads, length, device
+        self.everywhere = scores.everywhere
         self.constants: dict[str, torch.Tensor] = {}
         self.statements = tuple(map(self._lifted, scores.statements))
         self.added = None if scores.added is None else self._lifted(scores.added)
@@ -105,17 +106,14 @@ class ScoreFunction:
         given: Mapping[str, Number],
         tables: Mapping[str, torch.Tensor],
         heads: torch.Tensor | None = None,
+        pairs: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """What scores [B, K, R, G, h, w] become; of any shape where `heads`, int64, broadcasts to
         it and says which head each of them is of. `given` are positions q and k, broadcastable to
-        [G, h, w], and inputs by their symbols; `tables` [heads, m] what is learned."""
+        [G, h, w], and inputs by their symbols; `tables` [heads, m] what is learned; `pairs`, bool,
+        which scores are those of pairs."""
         values = self.values(given, tables, heads, scores.shape[1:3])
-        for statement in self.statements:
-            found = value_of(statement, {**values, SCORE: scores}, scores.dtype)
-            whole = found.shape == scores.shape and found.dtype == scores.dtype
-            # a number that reads no pair is that of each
-            scores = found if whole else torch.zeros_like(scores) + found
-        return scores
+        return changed(self.statements, scores, values, None if self.everywhere else pairs)
 
     def added_to(
         self,
@@ -163,6 +161,27 @@ def inputs_read(
     return found
 
 
+def changed(
+    statements: Sequence[Scalar],
+    scores: torch.Tensor,
+    values: Mapping[str, Number],
+    pairs: torch.Tensor | None,
+) -> torch.Tensor:
+    """What scores become by statements, one after the other. Where `pairs`, bool, are none they may
+    be anything, and no gradient comes of it: 0 times a derivative that is infinite is NaN."""
+
+    def read(x: torch.Tensor) -> torch.Tensor:
+        return x if pairs is None else torch.where(pairs, x, 0.0)
+
+    values = {name: read(x) if name.endswith(PAIR) else x for name, x in values.items()}
+    for statement in statements:
+        found = value_of(statement, {**values, SCORE: read(scores)}, scores.dtype)
+        whole = found.shape == scores.shape and found.dtype == scores.dtype
+        # a number that reads no pair is that of each
+        scores = found if whole else torch.zeros_like(scores) + found
+    return scores
+
+
 def value_of(statement: Scalar, values: Mapping[str, Number], kind: torch.dtype) -> torch.Tensor:
     """The value of a statement as `evaluate` has it, NaN where a list is read outside."""
     outside: list[torch.Tensor] = []
@@ -171,6 +190,11 @@ def value_of(statement: Scalar, values: Mapping[str, Number], kind: torch.dtype)
         # a place of another pair, which no mask has to tell: no gradient comes of it
         found = torch.where(places, float("nan"), found)
     return found
+
+
+def pairs_left(bias: torch.Tensor | None, changes: Scores) -> torch.Tensor | None:
+    """The pairs that what a mask adds leaves; None where changes are numbers without it, too."""
+    return None if bias is None or changes.everywhere else bias >= 0
 
 
 def masked(scores: torch.Tensor, bias: torch.Tensor | None, changes: Scores) -> torch.Tensor:

@@ -153,7 +153,7 @@ def undivided(
     weights = _pairs(work, head, q, k, tables)
     if work.hybrid:
         pairs = exact_pairs(work, len(q), len(k))
-        weights = torch.where(pairs, exact_weights(work, head, q, k, tables), weights)
+        weights = torch.where(pairs, exact_weights(work, head, q, k, tables, pairs), weights)
     return weights
 
 
@@ -180,7 +180,7 @@ def magnitudes_of(
     if work.hybrid:
         # what the kernel gave a pair of the graph is taken away again
         pairs = exact_pairs(work, len(q), len(k))
-        sizes = sizes + exact_weights(work, head, q, k, tables).masked_fill(~pairs, 0.0)
+        sizes = sizes + exact_weights(work, head, q, k, tables, pairs).masked_fill(~pairs, 0.0)
     return sizes
 
 
@@ -244,17 +244,18 @@ def exact_pairs(work: Work, n_q: int, n_k: int) -> torch.Tensor:
 
 
 def exact_weights(
-    work: Work, head: int, q: torch.Tensor, k: torch.Tensor, tables: Mapping[str, torch.Tensor]
+    work: Work, head: int, q: torch.Tensor, k: torch.Tensor, tables: Tables, pairs: torch.Tensor
 ) -> torch.Tensor:
-    """exp of the scores [n_q, n_k] of q [n_q, d] and k [n_k, d], with their changes; `tables` also
-    has the inputs that scores read, by their symbols."""
+    """exp of the scores [n_q, n_k] of q [n_q, d] and k [n_k, d], with their changes, of `pairs`,
+    bool; `tables` also has the inputs that scores read, by their symbols."""
     scores = (q @ k.T) * scale_of(work, q.shape[1])
     at = torch.arange(len(k))
     placed = {"q": at[len(k) - len(q) :, None], "k": at}
     placed |= {name: x for name, x in tables.items() if name in work.changes.symbols}
     change = ScoreFunction(work.changes, (head,), len(k), q.device)
     learned = {name: tables[name][None] for name in work.changes.tables}
-    return torch.exp(change(scores[None, None, None, None], placed, learned)[0, 0, 0, 0])
+    scores = change(scores[None, None, None, None], placed, learned, pairs=pairs)
+    return torch.exp(scores[0, 0, 0, 0])
 
 
 def weights_array(

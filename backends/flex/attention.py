@@ -18,10 +18,10 @@ import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from attnspec.backends.common.scores import value_of
+from attnspec.backends.common.scores import changed
 from attnspec.backends.flex.steps import BLOCK
-from attnspec.ir.scalars import PAIR, SCORE, Scalar
-from attnspec.ir.scores import TABLE
+from attnspec.ir.scalars import PAIR, Scalar
+from attnspec.ir.scores import TABLE, Scores
 from attnspec.lower.work import BackendError
 
 RECOMPILES = 32
@@ -214,8 +214,11 @@ def mask_mod(kind: Kind, blocks: Blocks) -> Mod:
 
 def score_mod(kind: Kind, blocks: Blocks, heads: Heads, changes: Changes) -> Mod:
     """The score of a pair of places with all changes."""
+    # FlexAttention itself masks the gradients of scores, and not those of what they read
+    learned = any(name.endswith((TABLE, PAIR)) for name in kind.names)
+    holds = mask_mod(kind, blocks) if learned and not Scores(kind.changes).everywhere else None
 
-    def changed(
+    def of_pair(
         score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor
     ) -> torch.Tensor:
         sample, head = b // heads[0], (b % heads[0]) * heads[1] + h
@@ -223,11 +226,9 @@ def score_mod(kind: Kind, blocks: Blocks, heads: Heads, changes: Changes) -> Mod
         place = sample, head, values["q"], values["k"]
         for name, tensors in zip(kind.names, changes, strict=True):
             values[name] = _read(name, tensors, *place)
-        for statement in kind.changes:
-            score = value_of(statement, {**values, SCORE: score}, torch.float32)
-        return score
+        return changed(kind.changes, score.float(), values, holds and holds(b, h, q, k))
 
-    return changed
+    return of_pair
 
 
 def _read(

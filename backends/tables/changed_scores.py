@@ -15,7 +15,7 @@ import torch
 
 from attnspec.backends.common.merging import Partial
 from attnspec.backends.common.score_formula import shares
-from attnspec.backends.common.scores import ScoreFunction, masked
+from attnspec.backends.common.scores import ScoreFunction, masked, pairs_left
 from attnspec.backends.tables.blocks import Piece
 from attnspec.ir.scores import Scores
 from attnspec.lower.work import Work
@@ -79,8 +79,10 @@ class ScoreChanges:
         def change(
             scores: torch.Tensor, bias: torch.Tensor | None, tables: Learned
         ) -> torch.Tensor:
-            scores = piece.to.arrange(self.function(piece.to.back(scores), placed, tables, heads))
-            return masked(scores, bias, self.scores)
+            left = pairs_left(bias, self.scores)
+            left = None if left is None else piece.to.back(left.expand_as(scores))
+            scores = self.function(piece.to.back(scores), placed, tables, heads, left)
+            return masked(piece.to.arrange(scores), bias, self.scores)
 
         return change
 
@@ -89,7 +91,9 @@ class ScoreChanges:
         [G, w]."""
         placed, heads = self._placed(q, k), self.heads[heads][..., None]
         return lambda scores, bias, tables: masked(
-            self.function(scores, placed, tables, heads), bias, self.scores
+            self.function(scores, placed, tables, heads, pairs_left(bias, self.scores)),
+            bias,
+            self.scores,
         )
 
     def added(self, piece: Piece, bias: torch.Tensor | None, kind: torch.dtype) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from population import spec_of
+from views import KERNELS, Call, Case, check
 
 from attnspec import packed, parse
 
@@ -30,6 +31,33 @@ def test_numbers_of_pairs_have_gradients_and_are_checked() -> None:
     parts = [x[0].transpose(0, 1) for x in (q, k, v)]
     with pytest.raises(ValueError, match="near"):
         packed(module, parts[0], parts[1], parts[2], torch.tensor([0, 4, 9]), inputs={"near": near})
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    "body",
+    [
+        "heads 2 causal attend residue(step = 3) | window(before = 3, after = 0)",
+        "heads 2 causal attend (residue(step = 3) | self) + linear()",
+        "heads 2 causal attend topk(blocks = 2, size = 4)",
+    ],
+)
+def test_what_is_no_number_beside_pairs_has_no_gradient(body: str, kernel: str) -> None:
+    spec = spec_of(f"{body} score bias(buckets = 4) score s * log(1 + q - k) score s / (1 + q - k)")
+    for shape in ("plain", "several"):
+        assert not check(Call(Case(spec, 40), shape, torch.float64), kernel)
+
+
+@pytest.mark.parametrize("more", ["", " + linear()", " normalize sigmoid"])
+def test_nor_has_what_an_input_says_beside_pairs(more: str) -> None:
+    graph = f"window(before = 3, after = 0){more}"
+    spec = spec_of(f"input near: pairs causal attend {graph} score s * log(near(q, k))")
+    pairs = torch.from_numpy(spec_of("causal attend window(before = 3, after = 0)").mask(9))
+    near = torch.where(pairs, torch.rand(9, 9) + 1, 0.0)[None, None].requires_grad_()
+    out = spec.compile()(*torch.randn(3, 1, 1, 9, 4), inputs={"near": near})
+    (grad,) = torch.autograd.grad(out.square().sum(), near)
+    # one key alone has weight 1, but for sigmoid
+    assert torch.equal(grad[0, 0, 1:] != 0, pairs[1:])
 
 
 def test_a_row_that_is_hidden_whole_is_zero() -> None:

@@ -99,7 +99,7 @@ def _head(
     held = torch.from_numpy(pairs & real)[n - len(q) :]
     if at.sample is not None and does.attend.kind != "g+" and kept.any():
         return _decided(does, at, held, q, k, v, call, head)
-    scores = _scores(does, at, q, k, call, head)
+    scores = _scores(does, at, q, k, call, head, held)
     # a score may hide a pair
     held = held & (scores > -math.inf)
     scores = torch.where(scores > -math.inf, scores, 0.0)
@@ -138,7 +138,7 @@ def _decided(
         q = same @ q / same.sum(1, keepdim=True)
     elif leaf is not None and leaf.parts[0] == "sinkhorn":
         factor = decided.factors(a, at, k)[first:]
-    scores = _scores(does, at, q, k, call, head, factor)
+    scores = _scores(does, at, q, k, call, head, held, factor)
     if leaf is not None and (a.get("multiplicity") or a.get("combine") == "mean"):
         rounds = torch.zeros(len(decided.lsh_rounds(leaf, at)), *held.shape, dtype=torch.bool)
         for turn, pairs in enumerate(decided.lsh_rounds(leaf, at)):
@@ -158,6 +158,7 @@ def _scores(
     k: torch.Tensor,
     call: Call,
     head: int,
+    held: torch.Tensor,
     factor: torch.Tensor | float = 1.0,
 ) -> torch.Tensor:
     scores = q @ k.T * _scale(does, at, q) * factor
@@ -166,7 +167,9 @@ def _scores(
     for change in does.scores:
         match change.parts[0]:
             case "expression":
-                value = expressed(change.nodes[0].nodes[0], at, scores)
+                # beside pairs it may be no number, nor its gradient
+                some = torch.where(held, scores, 0.0)
+                value = expressed(change.nodes[0].nodes[0], at, some)
                 scores = torch.zeros_like(scores) + value.to(scores.dtype)
             case "softcap":
                 cap = float(scalar(change.nodes[0].nodes[0], at))
