@@ -202,7 +202,7 @@ class Spec:
         self, n: int, layer: int = 0, head: int = 0, inputs: Sample | None = None
     ) -> Relation:
         """The relation of one head of one layer at n positions, `causal` included."""
-        return self.stack(inputs).relation(n, layer, head)
+        return self.stack(inputs, n).relation(n, layer, head)
 
     def mask(
         self,
@@ -241,7 +241,7 @@ class Spec:
     def _crossed(self, n: int, m: int | None, inputs: Sample | None) -> tuple[Stack, int]:
         """All layers and heads for m queries, and the length that holds these and n keys."""
         program, length = crossed(self.program, n, m)
-        return Stack(program, inputs), length
+        return (Stack(program, inputs) if program.cross else self.stack(inputs, n)), length
 
     def graph(
         self, n: int, layer: int = 0, head: int = 0, inputs: Sample | None = None
@@ -264,7 +264,7 @@ class Spec:
             )
         graph: networkx.DiGraph[int] = networkx.DiGraph()
         graph.add_nodes_from(range(n))
-        for q, k in self.stack(inputs).pairs(n, layer, head):
+        for q, k in self.stack(inputs, n).pairs(n, layer, head):
             graph.add_edges_from(zip(q.tolist(), k.tolist(), strict=True))
         return graph
 
@@ -272,9 +272,10 @@ class Spec:
         """The extents of the grid at n, () for a line; AttnSpecError where n does not fit."""
         return extents_of(self.program, n)
 
-    def stack(self, inputs: Sample | None = None) -> Stack:
-        """All layers and heads of this spec; with `inputs`, those of that sample."""
-        return Stack(self.program, inputs)
+    def stack(self, inputs: Sample | None = None, n: int | None = None) -> Stack:
+        """All layers and heads of this spec; with `inputs`, those of that sample, of which the
+        choices that these make are known at n positions."""
+        return Stack(self.program, inputs, None if n is None else self._decided(n, inputs, None))
 
     # --- checks --------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ package may be another without a change of this file.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -281,6 +282,9 @@ def _block_rows(case: Case) -> Any:
     return case.each(dense)
 
 
+CHOOSING = re.compile(r"score = s\b|(lsh|cluster)\([hl]\b")
+"""Choices that inputs make."""
+
 PAIRS: dict[str, View] = {
     "mask": (lambda c: c.each(c.spec.mask), lambda c: c.masks),
     "adjacency": (lambda c: c.each(lambda *at: c.spec.adjacency(*at).toarray()), lambda c: c.masks),
@@ -300,6 +304,11 @@ PAIRS: dict[str, View] = {
 
 DECIDED: dict[str, View] = {
     "pairs": (lambda c: c.decided(), lambda c: c.masks),
+    # where inputs choose, no tensors are asked for
+    "mask": (
+        lambda c: c.each(c.spec.mask) if CHOOSING.search(c.spec.source) else SILENT,
+        lambda c: c.masks,
+    ),
     "source": PAIRS["source"],
 }
 """What is asked of every graph that tensors decide, beside the figures of its pairs."""

@@ -44,8 +44,10 @@ def decided_pairs(
     sides = [_of_one(name, x, n) for name, x in zip("qk", tensors or (), strict=False)]
     graphs = [attend.graph for attend in program.attends if attend.mechanism is None]
     decided = [graph for graph in graphs if graph is not None and decides(graph)]
+    if not decided or not n:
+        return None
     data = {name: torch.as_tensor(np.asarray(x))[None] for name, x in (inputs or {}).items()}
-    if not decided or not n or any(x.shape[1:2] == (0,) for x in data.values()):
+    if any(x.shape[1:2] == (0,) for x in data.values()):
         return None
     if tensors is None:
         chosen = [leaf for graph in decided for leaf in leaves(graph)]

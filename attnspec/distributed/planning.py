@@ -416,7 +416,7 @@ def _not_rows(works: Works) -> str:
     for work, _ in works:
         if work.decided:
             leaf = work.decided[0]
-            who = "inputs" if leaf.by_inputs else "queries and keys"
+            who = "inputs" if leaf.given_choice else "queries and keys"
             return f"{who} decide the pairs of `{leaf.name}`"
     formula = next(work.mechanism for work, _ in works if work.mechanism is not None)
     return f"`{formula.name}` is a formula of the whole sequence"

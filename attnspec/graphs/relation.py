@@ -331,7 +331,7 @@ class DataDependent(Relation):
     stands in for the choice that is made there."""
 
     by_inputs: ClassVar[bool] = False
-    """Whether run-time inputs alone decide, whatever queries and keys are."""
+    """Whether an input lists its pairs, so that a relation says them and nothing is chosen."""
 
     replaced: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Arguments that have no meaning where another one, an input, is given."""

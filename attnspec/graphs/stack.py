@@ -270,8 +270,8 @@ class Stack:
         )
 
     def decides_later(self, leaf: Leaf) -> bool:
-        """Whether nothing but the queries and keys of a call, or inputs that are not given, say
-        which pairs a pattern has."""
+        """Whether relations say nothing of the pairs of a pattern before a call: it chooses them,
+        or inputs that are missing list them."""
         pattern = BY_NAME[leaf.pattern]
         deferred = issubclass(pattern, DataDependent) and pattern.by_inputs
         return pattern.data_dependent and not (
