@@ -22,6 +22,7 @@ from oracle.program import attention_of
 from oracle.tree import Attention
 from population import inputs_of, spec_of
 from torch.nn.attention.flex_attention import create_block_mask
+from torch.utils._pytree import tree_leaves
 
 from attnspec import Report, Spec, diff, parse
 from attnspec.backends import BACKENDS
@@ -529,18 +530,21 @@ class Call:
 
     def said(self, module: Any) -> list[torch.Tensor]:
         """The same of a module, in the type of the call; no log-sum-exps where it has none."""
-        leaves = [x.detach().requires_grad_() for x in self.tensors]
+        leaves, keywords = [x.detach().requires_grad_() for x in self.tensors], self.keywords
+        passed = [x for x in tree_leaves([leaves, keywords]) if isinstance(x, torch.Tensor)]
+        versions = [x._version for x in passed]
         try:
-            out, lse = module(*leaves, **self.keywords, return_lse=True)
+            out, lse = module(*leaves, **keywords, return_lse=True)
         except (TypeError, ValueError) as error:
             # weights without a positive denominator; files that stand alone
             if "log-sum-exps" not in str(error) and "return_lse" not in str(error):
                 raise
-            out, lse = module(*leaves, **self.keywords), None
+            out, lse = module(*leaves, **keywords), None
         grads = gradients(out, lse, [*leaves, *module.parameters()])
         with torch.no_grad():
             # another operation computes the same
-            plain = module(*leaves, **self.keywords)
+            plain = module(*leaves, **keywords)
+        assert versions == [x._version for x in passed], "what was passed is written over"
         close = 1e-2 if self.dtype.itemsize < 4 else 1e-4 if self.dtype.itemsize < 8 else 1e-9
         torch.testing.assert_close(plain, out.detach(), rtol=close, atol=close, equal_nan=True)
         return [out.detach(), torch.zeros(0) if lse is None else lse.detach(), *grads]

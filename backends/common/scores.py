@@ -175,10 +175,10 @@ def changed(
 
     values = {name: read(x) if name.endswith(PAIR) else x for name, x in values.items()}
     for statement in statements:
-        found = value_of(statement, {**values, SCORE: read(scores)}, scores.dtype)
-        whole = found.shape == scores.shape and found.dtype == scores.dtype
+        # an input may have another type
+        found = value_of(statement, {**values, SCORE: read(scores)}, scores.dtype).to(scores.dtype)
         # a number that reads no pair is that of each
-        scores = found if whole else torch.zeros_like(scores) + found
+        scores = found if found.shape == scores.shape else torch.zeros_like(scores) + found
     return scores
 
 

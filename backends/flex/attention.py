@@ -21,7 +21,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 from attnspec.backends.common.scores import changed
 from attnspec.backends.flex.steps import BLOCK
 from attnspec.ir.scalars import PAIR, Scalar
-from attnspec.ir.scores import TABLE, Scores
+from attnspec.ir.scores import TABLE
 from attnspec.lower.work import BackendError
 
 RECOMPILES = 32
@@ -41,7 +41,8 @@ class Kind(NamedTuple):
     """What is compiled apart.
 
     `changes` are what scores become, one after the other, without numbers, and `names` the symbols
-    in them, each with a tuple of tensors in a call; `padded` says that keys may be missing,
+    in them, each with a tuple of tensors in a call, `bounded` that what they read is differentiated
+    at pairs alone; `padded` says that keys may be missing,
     `labels` how many a pair must have in common; `own` that each sample has masks of its own;
     `runs` counts those of the keys of each query, 0 where masks are read; `options` is what is
     proved of the blocks.
@@ -56,6 +57,7 @@ class Kind(NamedTuple):
     lse: bool = True
     runs: int = 0
     options: tuple[str, ...] = ()
+    bounded: bool = False
 
 
 class Blocks(NamedTuple):
@@ -215,8 +217,7 @@ def mask_mod(kind: Kind, blocks: Blocks) -> Mod:
 def score_mod(kind: Kind, blocks: Blocks, heads: Heads, changes: Changes) -> Mod:
     """The score of a pair of places with all changes."""
     # FlexAttention itself masks the gradients of scores, and not those of what they read
-    learned = any(name.endswith((TABLE, PAIR)) for name in kind.names)
-    holds = mask_mod(kind, blocks) if learned and not Scores(kind.changes).everywhere else None
+    holds = mask_mod(kind, blocks) if kind.bounded else None
 
     def of_pair(
         score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor

@@ -99,10 +99,11 @@ class FlexKernel(ByTables):
         # ROWS_GUARANTEED_SAFE asks for more than rows without empties: a key among the first that a
         # row reads, as many as a tile of its kernel has
         options = () if q.is_cpu else ("IS_DIVISIBLE",)
-        padded = call.padding is not None
+        padded, more = call.padding is not None, self.work.changes
         kind = Kind(
             scale, self.statements, tuple(changes), padded, lse=self.finds_lse, options=options
         )
+        kind = kind._replace(bounded=bool(more.tables or more.pairs) and not more.everywhere)
         if several:
             # gradients of the steps add up in float32
             parts = [widened(x) for x in parts]

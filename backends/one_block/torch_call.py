@@ -143,8 +143,8 @@ class TorchCallKernel(SoftmaxKernel):
             lse = lse.masked_fill(lse == -math.inf, 0.0)
         if whole:
             return parts[0].differentiated((grad, q, k, v, out, lse), scale)
-        grad_q = q.new_zeros(q.shape)
-        grad_k, grad_v = (x.new_zeros(x.shape, dtype=lse.dtype) for x in (k, v))
+        # no key is in more than two parts: of two numbers the sum is rounded once in any type
+        grad_q, grad_k, grad_v = (x.new_zeros(x.shape) for x in (q, k, v))
         for part in parts:
             rows = [part.of_rows(x) for x in (grad, q)]
             keys = [part.of_keys(x) for x in (k, v)]
@@ -153,7 +153,7 @@ class TorchCallKernel(SoftmaxKernel):
             part.of_rows(grad_q).copy_(grads[0])
             part.of_keys(grad_k).add_(grads[1])
             part.of_keys(grad_v).add_(grads[2])
-        return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype)
+        return grad_q, grad_k, grad_v
 
     def _parts(self, q: torch.Tensor, call: Call) -> tuple[Part, ...]:
         """What is computed for queries [B, H, n_q, d], every pair once."""

@@ -16,6 +16,7 @@ from test_views import WEIGHED
 from torch.nn.functional import scaled_dot_product_attention
 from views import Call, Case, gradients, numbers, row_errors, worst
 
+from attnspec.backends.common.merging import merge, merged
 from attnspec.compile.standalone import standalone_module
 from attnspec.distributed import parallelize
 from attnspec.graphs.relation import evaluate_pairs
@@ -139,6 +140,27 @@ def test_shares_beside_a_score_of_0_are_rounded_with_the_output(kind: torch.dtyp
 def test_long_sums_are_rounded_once(body: str, kind: torch.dtype) -> None:
     module, parts = spec_of(body).compile(), torch.randn(3, 1, 1, 8192, 16).to(kind)
     assert worst(module(*parts), module(*parts.float()).double()) <= 2 * torch.finfo(kind).eps
+
+
+@pytest.mark.parametrize("kind", HALF)
+def test_partial_results_are_merged_in_float32_and_rows_of_nothing_stay_0(
+    kind: torch.dtype,
+) -> None:
+    lse = 3 * torch.randn(2, 500)
+    lse[:, :9], lse[0, 9:20], lse[1, 20:30] = -torch.inf, -torch.inf, -torch.inf
+    outs = (torch.randn(2, 500, 8) * (lse > -torch.inf)[..., None]).to(kind)
+    weights = torch.exp(lse.double())[..., None]
+    meant = (weights * outs.double()).sum(0) / weights.sum(0).clamp(min=1e-9)
+    leaves = outs.requires_grad_(), lse.requires_grad_()
+    out, sums = merged((outs[0], lse[0]), (outs[1], lse[1]))
+    assert ((out - meant).abs() <= 0.501 * torch.finfo(kind).eps * meant.abs() + 1e-6).all()
+    torch.testing.assert_close(sums, lse.logsumexp(0))
+    grads = torch.autograd.grad(out.sum() + sums[9:].sum(), leaves)
+    assert all(x.isfinite().all() for x in grads)
+    with torch.no_grad():
+        into = outs[0].float(), lse[0].clone()
+        merge(into, (outs[1], lse[1]))
+    torch.testing.assert_close(into, (meant.float(), sums))
 
 
 @pytest.mark.slow

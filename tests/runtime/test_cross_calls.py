@@ -154,6 +154,32 @@ def test_each_query_by_itself_is_the_last_of_one_sequence(body: str) -> None:
         assert not two(q, k, k).any()
 
 
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_numbers_of_pairs_have_a_row_for_each_query(graph: str) -> None:
+    spec = spec_of(f"input near: pairs attend {graph} score s + near(q, k)")
+    for m, n in SIZES:
+        q, k, v = (x[:, :2] for x in tensors(m, n))
+        near = torch.randn(2, 1, m, n, dtype=torch.float64, requires_grad=True)
+        mask = torch.from_numpy(spec.mask(n, m=m))
+        out = spec.compile()(q, k, v, inputs={"near": near})
+        weights = (q @ k.mT / WIDTH**0.5 + near).masked_fill(~mask, -torch.inf).softmax(-1)
+        meant = weights.nan_to_num() @ v
+        torch.testing.assert_close(out, meant)
+        (grad,) = torch.autograd.grad(out.square().sum(), near, materialize_grads=True)
+        total = meant[:, :, mask.any(-1)].square().sum()
+        (slopes,) = torch.autograd.grad(total, near, materialize_grads=True)
+        torch.testing.assert_close(grad, slopes.nan_to_num())
+
+
+def test_inputs_of_another_type_than_the_call() -> None:
+    # alone in a score they decide no type
+    module = spec_of("input near: pairs attend full score near(q, k)").compile()
+    near = torch.randn(2, 1, 3, 2, dtype=torch.float64)
+    q, k, v = (x.float() for x in tensors(3, 2))
+    meant = near.float().softmax(-1) @ v.repeat_interleave(HEADS // KEY_HEADS, 1)
+    torch.testing.assert_close(module(q, k, v, inputs={"near": near}), meant)
+
+
 PLAIN = "attend window(radius = 3) | where((q + k) % 7 == 0)"
 
 

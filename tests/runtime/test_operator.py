@@ -150,6 +150,20 @@ def test_opcheck(name: str, n_q: int) -> None:
     )
 
 
+@pytest.mark.parametrize("written", ["key_padding_mask", "input"])
+def test_what_is_written_over_before_derivatives_is_refused(written: str) -> None:
+    module = sample("input")
+    parts, rest = given(40), others("input", 40)
+    padding, read = torch.arange(40).expand(2, 40) < 30, [*rest["inputs"].values()]
+    before = [x.clone() for x in (padding, *read)]
+    out, _ = torch.ops.attnspec.attention(*parts, module.engine.text, [], read, padding)
+    torch.autograd.grad(out.sum(), parts, retain_graph=True)
+    assert all(map(torch.equal, (padding, *read), before))
+    (padding if written == "key_padding_mask" else read[0]).zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(out.sum(), parts)
+
+
 def test_selective_checkpoints_keep_the_output() -> None:
     module, parts = sample("static"), given(70)
     kept = torch.ops.attnspec.attention.default
