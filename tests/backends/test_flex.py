@@ -19,6 +19,8 @@ from views import Call, Case, errors
 from attnspec.backends.flex import attention, steps
 from attnspec.backends.flex.backend import FlexBackend
 from attnspec.backends.flex.kernel import FlexKernel
+from attnspec.ir.scalars import PAIR, Apply, Symbol
+from attnspec.ir.scores import S
 from attnspec.lower.work import Call as WorkCall
 from attnspec.lower.work import Work, refusal_of
 from attnspec.runtime import CompiledAttention
@@ -260,3 +262,24 @@ def test_gradients_of_tables_are_the_same_bits_where_torch_is_told_so() -> None:
             assert elsewhere.goes_fast(x, x, x, call) is not learned
         finally:
             torch.use_deterministic_algorithms(False)
+
+
+def test_what_scores_read_is_differentiated_at_pairs_alone() -> None:
+    # FlexAttention has no backward on the CPU: what it is given is differentiated here
+    body = "input near: pairs causal attend full score s * log(near(q, k))"
+    mask, scores = torch.ones(1, 1, 6, 6).tril() > 0, torch.randn(1, 1, 6, 6)
+    near, at = torch.where(mask, torch.rand(6, 6) + 1, 0.0), torch.arange(6)
+    module, parts = spec_of(body).compile(backend="flex"), torch.randn(3, 1, 1, 6, 8)
+    meant = spec_of(body).compile(backend="dense")(*parts, inputs={"near": near})
+    torch.testing.assert_close(module(*parts, inputs={"near": near}), meant)
+    changes = Apply("*", (S, Apply("log", (Symbol(f"near{PAIR}"),))))
+    kind = attention.Kind(1.0, (changes,), (f"near{PAIR}",), runs=1, bounded=True)
+    none, one, six = torch.zeros(1), torch.tensor(1), torch.tensor(6)
+    runs = torch.zeros_like(at), at + 1
+    blocks = attention.Blocks((), one, one, none, none, none, at, at, runs)
+    leaf = near.clone().requires_grad_()
+    read = ((leaf.flatten(), one, six, six, one * 0, one * 0),)
+    change = attention.score_mod(kind, blocks, (one, one), read)
+    out = torch.where(mask, change(scores, one * 0, one * 0, at[:, None], at), 0.0)
+    (grad,) = torch.autograd.grad(out.sum(), leaf)
+    torch.testing.assert_close(grad, torch.where(mask, scores / near, 0.0))
