@@ -135,8 +135,9 @@ class Meaning:
     """Heads of one work of a layer, which a backend computes: its relation is the graph with the
     inputs that are tried. Compared are the positions `rows` [r] of a run. `learned` are what the
     formula calls what is learned, and the names of the parameters. `tables`, if there are any, are
-    what a kernel holds, these heads the `place`-th in them; `seconds` is the estimate for one head,
-    0 for a sequence short enough to try."""
+    what a kernel holds, these heads the `place`-th in them; `shared` says that the kernel runs the
+    text of the definition; `seconds` is the estimate for one head, 0 for a sequence short enough to
+    try."""
 
     work: Work
     heads: tuple[int, ...]
@@ -148,6 +149,7 @@ class Meaning:
     seconds: float
     tables: Tables[np.ndarray] | None
     place: int
+    shared: bool
 
     @cached_property
     def held(self) -> np.ndarray | None:

@@ -58,6 +58,10 @@ _COMPARED = {
 """What is compared of graphs, or of formulas, in a type."""
 
 
+SHARED = ", whose text is what it runs"
+"""What is added of a mechanism that the definition itself computes."""
+
+
 class Trial:
     """The checks of heads that compute some works."""
 
@@ -103,7 +107,8 @@ class Trial:
             if work.mechanism is None:
                 resolved = replace(resolved, reads=work.reads)
             learned = tuple(x for x in engine.tables_of(work) if x[1] not in engine.pairs)
-            tried = held if isinstance(held, Tables) else None, place
+            shared = getattr(kernel, "runs_definition", False)
+            tried = held if isinstance(held, Tables) else None, place, shared
             means = resolved, heads, name, run, self.rows, learned, known, seconds
             self.parts.append(Meaning(*means, *tried))
 
@@ -147,7 +152,7 @@ class Trial:
                 text = None if fault is None else fault[2]
                 if fault is not None and rough is None:
                     text = self._pair_fault(each, fault, drawn) or text
-                what = _COMPARED[each.held is None, kind]
+                what = _COMPARED[each.held is None, kind] + SHARED * each.shared
                 yield run.check(each.heads, each.backend, what, len(self.rows), text)
 
     def _runs(self) -> bool:

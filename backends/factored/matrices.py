@@ -66,6 +66,13 @@ class MatrixKernel:
         learned = {name: table.to(parts[0].dtype) for name, table in call.tables.items()}
         return mix(self, parts, replace(call, tables=learned)).to(q.dtype)
 
+    @property
+    def runs_definition(self) -> bool:
+        """Whether its formula is the text of the definition, so that comparing both shows faults of
+        what stands in the place of single functions alone."""
+        kind = getattr(self.work.mechanism, "kind", "")
+        return MIXINGS[mechanism_of(self.work).name][0] is not fourier and kind not in THIN
+
     @cached_property
     def text(self) -> dict[str, Any]:
         return text_for(self.work, 0.0)
@@ -164,12 +171,15 @@ def along(x: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
     return (band @ windows).reshape(batch, heads, -1, size)[:, :, :n]
 
 
+THIN = "dense", "factorized_random"
+"""Synthesizers whose logits are products of two thin matrices."""
+
 # --- synthesizer ---------------------------------------------------------------------------------
 
 
 def synthesizer(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
     """Over all pairs or the causal ones."""
-    thin = cast(Synthesizer, kernel.work.mechanism).kind in ("dense", "factorized_random")
+    thin = cast(Synthesizer, kernel.work.mechanism).kind in THIN
     return (_thin if thin else defined)(kernel, parts, call)
 
 

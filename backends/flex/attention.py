@@ -42,10 +42,9 @@ class Kind(NamedTuple):
 
     `changes` are what scores become, one after the other, without numbers, and `names` the symbols
     in them, each with a tuple of tensors in a call, `bounded` that what they read is differentiated
-    at pairs alone; `padded` says that keys may be missing,
-    `labels` how many a pair must have in common; `own` that each sample has masks of its own;
-    `runs` counts those of the keys of each query, 0 where masks are read; `options` is what is
-    proved of the blocks.
+    at pairs alone; `padded` says that keys may be missing, `labels` how many a pair must have in
+    common; `own` that each sample has masks of its own; `runs` counts those of the keys of each
+    query, 0 where masks are read; `options` is what is proved of the blocks.
     """
 
     scale: float

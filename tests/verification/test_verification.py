@@ -27,6 +27,9 @@ INPUTS = (
     " attend window(radius = 3) & same(document) | global(important) | prefix(size)"
 )
 VERIFIED = [
+    # no number beside pairs
+    ("heads 2 causal attend full score s * log(1 + q - k)", 20),
+    ("heads 2 causal attend self + linear() score s / (1 + q - k)", 20),
     (INPUTS, 40),
     ("layers 2 heads 2 attend full head 1 { attend self } score bias() normalize softmax1", 33),
     ("sequence grid(6, 7) attend neighborhood(3, 5) normalize relu score alibi()", 42),
@@ -96,6 +99,24 @@ def asked(tmp_path: Path) -> Asked:
 def faults(found: dict[str, Any], what: str = "") -> list[str]:
     """The faults of the checks of one kind."""
     return [x["fault"] for x in found["checks"] if x["fault"] is not None and what in x["what"]]
+
+
+@pytest.mark.parametrize(
+    ("body", "shared"),
+    [
+        ("attend gmlp(max_length = 20)", True),
+        ("attend mixer(hidden = 5, max_length = 20)", True),
+        ("attend efficient()", True),
+        *((f"attend {each}", False) for each in ("fourier()", "linear()", "full")),
+        ("attend synthesizer(max_length = 20)", False),
+    ],
+)
+def test_a_verdict_says_where_the_definition_itself_is_run(
+    body: str, shared: bool, asked: Asked
+) -> None:
+    numbers = [x["what"] for x in asked(body, 20)["checks"] if "gradients agree" in x["what"]]
+    assert numbers
+    assert all(("whose text is what it runs" in what) == shared for what in numbers)
 
 
 @pytest.mark.parametrize(("body", "n"), VERIFIED)
