@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from population import BODIES, spec_of
+from torch import Tensor
 
 from attnspec.runtime import CompiledAttention, composed
 
@@ -48,7 +49,7 @@ def tensors(
     size: int = 8,
     out_size: int | None = None,
     dtype: torch.dtype = torch.float64,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Random q, k, v that ask for gradients."""
     key_heads = heads if key_heads is None else key_heads
     shapes = (
@@ -60,18 +61,14 @@ def tensors(
     return q, k, v
 
 
-def with_gradients(
-    out: torch.Tensor, given: Sequence[torch.Tensor], seed: int = 1
-) -> list[torch.Tensor]:
+def with_gradients(out: Tensor, given: Sequence[Tensor], seed: int = 1) -> list[Tensor]:
     """The output and the gradients of a fixed random weighing of it."""
     generator = torch.Generator().manual_seed(seed)
     grad = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype)
     return [out.detach(), *torch.autograd.grad(out, given, grad)]
 
 
-def check_transforms(
-    module: torch.nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-) -> None:
+def check_transforms(module: torch.nn.Module, q: Tensor, k: Tensor, v: Tensor) -> None:
     """vmap, jvp and grad of torch.func agree with plain calls, differences and autograd."""
     out = module(q, k, v)
     many = torch.func.vmap(lambda *x: module(*(y[None] for y in x))[0])(q, k, v)
@@ -111,7 +108,7 @@ class Positional(torch.nn.Module):
 
 def exported(
     module: torch.nn.Module,
-    inputs: Mapping[str, torch.Tensor] | None = None,
+    inputs: Mapping[str, Tensor] | None = None,
     strict: bool = False,
     **options: Any,
 ) -> Any:

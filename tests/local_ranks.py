@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from population import population, spec_of
+from torch import Tensor
 from views import Call, Case, errors, gradients, numbers, shares_keys
 
 import attnspec
@@ -41,8 +42,8 @@ class Found(NamedTuple):
     and v and of inputs with a number of each pair; its share of gradients of what is learned; the
     bytes of rows that reached it, and as many as were planned."""
 
-    whole: list[torch.Tensor]
-    learned: list[torch.Tensor]
+    whole: list[Tensor]
+    learned: list[Tensor]
     received: int
     planned: int
 
@@ -85,7 +86,7 @@ class Shards:
         return Call(Case(spec, self.n), self.shape, self.dtype, self.layer)
 
     @cached_property
-    def tensors(self) -> list[torch.Tensor]:
+    def tensors(self) -> list[Tensor]:
         q, k, v = self.call.tensors
         # keys that are the queries
         return [q, q.detach().clone() if shares_keys(self.call.case.spec) else k, v]
@@ -116,7 +117,7 @@ class Shards:
         sums: bool,
         share: Callable[..., Any] = lambda x, dim: x,
         mesh: Any = None,
-    ) -> list[torch.Tensor]:
+    ) -> list[Tensor]:
         """The output, log-sum-exps if they are asked for, gradients of q, k, v, of inputs with a
         number of each pair and of what is learned, of this share of the tensors."""
         leaves = [share(x.detach().to(dtype), 2).requires_grad_() for x in self.tensors]
@@ -188,7 +189,7 @@ class Shards:
         return wrong
 
 
-def _placed(x: torch.Tensor, mesh: Any, n: int) -> Any:
+def _placed(x: Tensor, mesh: Any, n: int) -> Any:
     from torch.distributed.tensor import DTensor, Shard
 
     whole = x.new_empty(*x.shape[:2], n, x.shape[3])

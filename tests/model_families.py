@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from tiny_models import IMAGES, TOLERANCE, difference, named, names_restored, padded, tiny, tokens
+from torch import Tensor
 
 import attnspec
 from attnspec.integrations.transformers import convert, used_by
@@ -82,7 +83,7 @@ class Family:
     def build(self, attention: str = "eager", head: str = "Model", /, **settings: Any) -> Any:
         return tiny(self.stem, head, attention, **{**self.settings, **settings})
 
-    def inputs(self, left: bool = False) -> dict[str, torch.Tensor]:
+    def inputs(self, left: bool = False) -> dict[str, Tensor]:
         """Three samples; texts are padded."""
         generator = torch.Generator().manual_seed(5)
         ids = tokens(3, N)
@@ -96,7 +97,7 @@ class Family:
         decoded = {"decoder_input_ids": ids} if self.stem in ("Bart", "LED", "T5") else {}
         return {"input_ids": ids, "attention_mask": padded(N, left), **decoded}
 
-    def hidden(self, model: Any, **given: Any) -> torch.Tensor:
+    def hidden(self, model: Any, **given: Any) -> Tensor:
         """The hidden states at the end, those of padding set to 0."""
         given = given or self.inputs()
         with torch.no_grad():

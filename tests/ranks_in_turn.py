@@ -15,6 +15,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 T = TypeVar("T")
 
@@ -25,7 +26,7 @@ class Network:
     def __init__(self, ranks: int) -> None:
         self.turn = threading.Condition()
         # of each rank the pieces that it sends to all ranks, one round after the other
-        self.sent: list[list[list[torch.Tensor]]] = [[] for _ in range(ranks)]
+        self.sent: list[list[list[Tensor]]] = [[] for _ in range(ranks)]
         self.ended = [False] * ranks
 
     def waits(self, number: int) -> bool:
@@ -59,7 +60,7 @@ class Round:
 
     rank: Rank
     number: int
-    out: torch.Tensor
+    out: Tensor
     got: list[int]
 
     def wait(self, timeout: Any) -> bool:
@@ -75,8 +76,8 @@ class Round:
 
 
 def _all_to_all(
-    out: torch.Tensor,
-    flat: torch.Tensor,
+    out: Tensor,
+    flat: Tensor,
     got: list[int],
     sent: list[int],
     *,

@@ -21,6 +21,7 @@ import torch
 import zoo
 from click.testing import CliRunner
 from population import spec_of
+from torch import Tensor
 
 import attnspec
 from attnspec import AttnSpecError, Spec, SpecError, load, parse
@@ -177,7 +178,7 @@ def test_threads_see_the_same() -> None:
     spec, q = parse(text), torch.randn(1, 12, 65, 4)
     module = spec.compile()
 
-    def run(number: int) -> tuple[bytes, torch.Tensor]:
+    def run(number: int) -> tuple[bytes, Tensor]:
         mine = spec if number % 2 else parse(text)
         return mine.mask(65 + number % 4).tobytes(), (module if number % 2 else mine.compile())(
             q, q, q

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import attnspec
 from attnspec.integrations.transformers import register
@@ -76,12 +77,12 @@ def named(text: str, **settings: Any) -> str:
     return register(attnspec.parse(text), f"attnspec_test_{next(_numbers)}", **settings)
 
 
-def tokens(batch: int, n: int) -> torch.Tensor:
+def tokens(batch: int, n: int) -> Tensor:
     generator = torch.Generator().manual_seed(n)
     return torch.randint(3, 60, (batch, n), generator=generator)
 
 
-def padded(n: int, left: bool) -> torch.Tensor:
+def padded(n: int, left: bool) -> Tensor:
     """int [3, n]: samples of n, n - 5 and 1 tokens."""
     mask = torch.zeros(3, n, dtype=torch.long)
     for row, length in enumerate((n, n - 5, 1)):
@@ -89,13 +90,13 @@ def padded(n: int, left: bool) -> torch.Tensor:
     return mask
 
 
-def hidden(model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+def hidden(model: Any, ids: Tensor, mask: Tensor | None = None) -> Tensor:
     with torch.no_grad():
         out = model(ids, attention_mask=mask)
     return out.logits if "logits" in out else out.last_hidden_state  # type: ignore[no-any-return]
 
 
-def difference(a: torch.Tensor, b: torch.Tensor, real: torch.Tensor | None = None) -> float:
+def difference(a: Tensor, b: Tensor, real: Tensor | None = None) -> float:
     """The largest absolute difference at real tokens."""
     assert a.shape == b.shape
     apart = (a - b).abs()

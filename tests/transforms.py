@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils import checkpoint
@@ -57,7 +57,7 @@ class Kind:
             nn.init.normal_(parameter)
         return module
 
-    def inputs(self, n: int = LENGTH, batch: int = 2) -> dict[str, torch.Tensor]:
+    def inputs(self, n: int = LENGTH, batch: int = 2) -> dict[str, Tensor]:
         return {"doc": (torch.arange(n) // 7).repeat(batch, 1)} if "doc" in self.body else {}
 
     def run(self, n: int = LENGTH, dtype: torch.dtype = torch.float32) -> Callable[..., Any]:
@@ -73,7 +73,7 @@ KINDS = (
 )
 
 
-def tensors(n: int = LENGTH, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+def tensors(n: int = LENGTH, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """Leaves of a query, a key and a value."""
     generator = torch.Generator().manual_seed(n)
     shape = (2, HEADS, n, SIZE)
@@ -85,12 +85,12 @@ def same(found: Any, meant: Any, allowed: float = 1e-4) -> None:
     torch.testing.assert_close(found, meant, rtol=allowed, atol=allowed)
 
 
-def loss_of(run: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def loss_of(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda *parts: run(*parts).square().sum()
 
 
 def same_with_gradients(
-    run: Callable[..., torch.Tensor], meant: Callable[..., torch.Tensor], n: int = LENGTH
+    run: Callable[..., Tensor], meant: Callable[..., Tensor], n: int = LENGTH
 ) -> None:
     parts = tensors(n)
     same(run(*parts), meant(*parts))
@@ -151,7 +151,7 @@ class _Positional(nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, q: Any, k: Any, v: Any, doc: torch.Tensor | None = None) -> Any:
+    def forward(self, q: Any, k: Any, v: Any, doc: Tensor | None = None) -> Any:
         return self.module(q, k, v, inputs={} if doc is None else {"doc": doc})
 
 
@@ -197,13 +197,13 @@ def in_models(kind: Kind) -> None:
 # --- functions of functions -----------------------------------------------------------------------
 
 
-def _one(kind: Kind) -> Callable[..., torch.Tensor]:
+def _one(kind: Kind) -> Callable[..., Tensor]:
     """A call for one sample."""
     module = kind.module()
 
-    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *doc: torch.Tensor) -> torch.Tensor:
+    def run(q: Tensor, k: Tensor, v: Tensor, *doc: Tensor) -> Tensor:
         inputs = {"doc": doc[0][None]} if doc else {}
-        out: torch.Tensor = module(q[None], k[None], v[None], inputs=inputs)[0]
+        out: Tensor = module(q[None], k[None], v[None], inputs=inputs)[0]
         return out
 
     return run
@@ -302,9 +302,9 @@ class _Block(nn.Module):
         self.project = nn.Linear(HEADS * SIZE, 3 * HEADS * SIZE)
         self.attention = kind.module()
 
-    def forward(self, x: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    def forward(self, x: Tensor, inputs: dict[str, Tensor]) -> Tensor:
         parts = self.project(x).unflatten(-1, (3, HEADS, SIZE)).permute(2, 0, 3, 1, 4)
-        out: torch.Tensor = self.attention(*parts, inputs=inputs)
+        out: Tensor = self.attention(*parts, inputs=inputs)
         return out.square().sum()
 
 
@@ -353,8 +353,8 @@ def pickled(kind: Kind) -> None:
 def threaded(kind: Kind) -> None:
     module = kind.module()
 
-    def run(n: int) -> torch.Tensor:
-        out: torch.Tensor = module(*tensors(n), inputs=kind.inputs(n))
+    def run(n: int) -> Tensor:
+        out: Tensor = module(*tensors(n), inputs=kind.inputs(n))
         return out
 
     lengths = [LENGTH + i % 3 for i in range(6)]

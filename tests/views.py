@@ -20,6 +20,7 @@ from oracle.meaning import masks
 from oracle.program import attention_of
 from oracle.tree import Attention
 from population import inputs_of, spec_of
+from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
 from attnspec import Report, Spec, diff, parse
@@ -431,7 +432,7 @@ class Call:
         return np.stack(rows[self.shape]) if self.shape in rows else None
 
     @cached_property
-    def tensors(self) -> list[torch.Tensor]:
+    def tensors(self) -> list[Tensor]:
         n, heads = self.case.n, self.case.spec.heads or 2
         n_q = {"last queries": -(-n // 3), "several": -(-n // 2), "one query": min(n, 1)}.get(
             self.shape, n
@@ -447,7 +448,7 @@ class Call:
             # values are one half of what it takes; standalone files have one size of a head
             out = 6
         generator = torch.Generator().manual_seed(n)
-        made: list[torch.Tensor] = []
+        made: list[Tensor] = []
         for count, length, width in ((heads, n_q, 6), (key_heads, n, 6), (key_heads, n, out)):
             x = torch.randn(2, length, count, 2 * width, generator=generator).to(self.dtype)
             x = x.transpose(1, 2)[..., ::2] * (4 if self.sharp and not made else 1)
@@ -473,13 +474,13 @@ class Call:
         return found
 
     @cached_property
-    def tables(self) -> dict[str, torch.Tensor]:
+    def tables(self) -> dict[str, Tensor]:
         """Numbers for each table that the spec learns, by its name."""
         module = self.made(self.case.spec.compile())
         return {name: numbers(x.shape, 1).float().double() for name, x in module.named_parameters()}
 
     @cached_property
-    def kept(self) -> dict[str, torch.Tensor]:
+    def kept(self) -> dict[str, Tensor]:
         """What a module has beside what it learns."""
         return dict(self.made(self.case.spec.compile()).named_buffers())
 
@@ -500,7 +501,7 @@ class Call:
                 x.copy_(table)
         return module
 
-    def meant(self, dtype: torch.dtype, sums: bool) -> list[torch.Tensor]:
+    def meant(self, dtype: torch.dtype, sums: bool) -> list[Tensor]:
         """The output, the log-sum-exps and the gradients by the oracle in a type, of the `sums`
         too where they are asked for."""
         key = f"{dtype} {sums}"
@@ -518,7 +519,7 @@ class Call:
             self.__dict__[key] = [*results, *grads]
         return self.__dict__[key]  # type: ignore[no-any-return]
 
-    def said(self, module: Any) -> list[torch.Tensor]:
+    def said(self, module: Any) -> list[Tensor]:
         """The same of a module, in the type of the call; no log-sum-exps where it has none."""
         leaves = [x.detach().requires_grad_() for x in self.tensors]
         try:
@@ -537,17 +538,17 @@ class Call:
         return [out.detach(), torch.zeros(0) if lse is None else lse.detach(), *grads]
 
 
-def numbers(shape: Any, seed: int) -> torch.Tensor:
+def numbers(shape: Any, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def gradients(
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    leaves: list[torch.Tensor],
-    weights: torch.Tensor | None = None,
-) -> list[torch.Tensor]:
+    out: Tensor,
+    lse: Tensor | None,
+    leaves: list[Tensor],
+    weights: Tensor | None = None,
+) -> list[Tensor]:
     """Of fixed random weights of the outputs and of the sines of the log-sum-exps."""
     weights = numbers(out.shape, 2) if weights is None else weights
     # the same numbers in every type
@@ -562,9 +563,7 @@ def gradients(
 NAMES = ("output", "log-sum-exp", "gradient of q", "of k", "of v", "of a table")
 
 
-def errors(
-    said: list[torch.Tensor], meant: list[torch.Tensor], rough: list[torch.Tensor]
-) -> list[str]:
+def errors(said: list[Tensor], meant: list[Tensor], rough: list[Tensor]) -> list[str]:
     """What of a call errs by more than the definition does in the same type, `rough`."""
     # a gradient may vanish by cancellation of terms as large as any
     largest = float(
@@ -603,7 +602,7 @@ def errors_of(call: Call, module: Any) -> list[str]:
     return found
 
 
-def worst(said: torch.Tensor, meant: torch.Tensor) -> float:
+def worst(said: Tensor, meant: Tensor) -> float:
     """The greatest error of a row, as a part of the row, or of a tenth of a mean one."""
     size = meant.norm(dim=-1)
     # below its least normal number a type has fewer digits
@@ -612,7 +611,7 @@ def worst(said: torch.Tensor, meant: torch.Tensor) -> float:
     return float(((said.double() - meant).norm(dim=-1) / size.clamp(min=least)).max())
 
 
-def row_errors(call: Call, said: list[torch.Tensor]) -> list[str]:
+def row_errors(call: Call, said: list[Tensor]) -> list[str]:
     """What of a call in 16 bits has a row that errs by more than a few roundings: four of an
     output, twenty of a gradient, whose terms cancel."""
     meant, found = call.meant(torch.float64, said[1].dim() > 1), []
@@ -665,7 +664,7 @@ def times_weighed(case: Case, kernel: str, layer: int) -> Any:
 def step_errors(call: Call) -> list[str]:
     """In what the outputs differ that come in steps of several positions, and of one."""
     module = call.learning(call.case.spec.compile()).double()
-    outs: list[torch.Tensor] = []
+    outs: list[Tensor] = []
     state, first = None, 0
     while first < call.case.n:
         at = slice(first, first + (1, 2, 1, 1, 1, 1, 4)[len(outs) % 7])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-import torch
+from torch import Tensor
 
 from attnspec.bench.rivals import OURS, SAME, SDPA, Attention, Problem, Refused, ours, rival
 from attnspec.bench.timing import Timing, turns
@@ -92,7 +92,7 @@ def _length(
     yield Progress((), 0.0, f"{at}: compiling")
     subjects: dict[str, Attention] = {}
     rows = {name: Row(problem.n, name) for name in (OURS, *rivals)}
-    expected: torch.Tensor | None = None
+    expected: Tensor | None = None
     for name in rows:
         if name != OURS:
             yield Progress(_known(rows), 0.0, f"{at}: preparing {name}")

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from attnspec.backends import BACKENDS
@@ -28,7 +29,7 @@ from attnspec.runtime.module import CompiledAttention
 from attnspec.spec import Spec
 from attnspec.verification import sample_inputs
 
-Attention: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q, k and v -> the output."""
 
 OURS, SDPA, MASK, FLEX = "ours", "sdpa", "mask", "flex"
@@ -83,7 +84,7 @@ class Problem:
         self.works = works_of(program, setting.layer, setting.heads, n, n)
 
     @cached_property
-    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v, [batch, heads, n, size]."""
         setting = self.setting
         generator = torch.Generator().manual_seed(0)
@@ -108,7 +109,7 @@ class Problem:
             return self.spec.compile(backend, head_size=self.setting.size)
 
     @cached_property
-    def pairs(self) -> torch.Tensor:
+    def pairs(self) -> Tensor:
         """The pairs that the tensors decide, bool [batch, heads, n, n]; raises Refused."""
         if self.n > LIMITS.pairs_shown:
             raise Refused(f"its pairs are examined up to n = {LIMITS.pairs_shown:,}")
@@ -176,7 +177,7 @@ class Problem:
         upstream = torch.ones_like(inputs[0])
         return lambda: torch.autograd.grad(attention(*inputs), inputs, upstream)
 
-    def output(self, attention: Attention) -> torch.Tensor:
+    def output(self, attention: Attention) -> Tensor:
         """The output, without gradients."""
         with torch.no_grad():
             return attention(*self.tensors)
@@ -257,8 +258,8 @@ def _flex(problem: Problem) -> Attention:
     except Exception as error:
         raise Refused(f"it cannot be compiled here: {_reason(error)}") from None
 
-    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = compiled(q, k, v, block_mask=mask, scale=scale)
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        output: Tensor = compiled(q, k, v, block_mask=mask, scale=scale)
         return output
 
     return run

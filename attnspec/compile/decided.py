@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from attnspec.compile.compiler import compile_program
 from attnspec.elaborate import Elaborated
@@ -98,9 +99,9 @@ def sample_pairs(
 def _pairs(
     program: Program,
     layers: Iterable[int],
-    q: torch.Tensor,
-    k: torch.Tensor,
-    inputs: Mapping[str, torch.Tensor],
+    q: Tensor,
+    k: Tensor,
+    inputs: Mapping[str, Tensor],
 ) -> Mapping[tuple[int, int], Relation]:
     """The pairs of the layers and heads where tensors decide some, and no mechanism is."""
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
@@ -120,7 +121,7 @@ def _pairs(
     return pairs
 
 
-def _of_one(name: str, given: npt.ArrayLike, n: int) -> torch.Tensor:
+def _of_one(name: str, given: npt.ArrayLike, n: int) -> Tensor:
     """Queries or keys of one sample, [1, H, n, d]."""
     try:
         tensor = torch.as_tensor(given).detach().cpu()

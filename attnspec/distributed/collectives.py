@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from attnspec.distributed.partitions import Partition
 
@@ -47,9 +48,7 @@ class Mesh:
         if done is False:
             raise LostRank(f"rank {self.rank} of {self.ranks} got no answer in {self.limit:g} s")
 
-    def swap(
-        self, flat: torch.Tensor, sent: Sequence[int], got: Sequence[int]
-    ) -> tuple[torch.Tensor, Any]:
+    def swap(self, flat: Tensor, sent: Sequence[int], got: Sequence[int]) -> tuple[Tensor, Any]:
         """Start to send `sent[r]` numbers of a flat tensor to each rank r and to get `got[r]`:
         these, once the work beside them is finished."""
         out = flat.new_empty(sum(got))
@@ -102,13 +101,13 @@ class _Travel(torch.autograd.Function):
         return out, None, None, None, None
 
 
-Named = Mapping[Any, torch.Tensor]
+Named = Mapping[Any, Tensor]
 """Tensors for one rank, or of one: names and their order are alike on both sides."""
 
 Shapes = Mapping[Any, tuple[int, ...]]
 
 
-Ready = Callable[[], list[dict[Any, torch.Tensor]]]
+Ready = Callable[[], list[dict[Any, Tensor]]]
 """Waits for what is on its way: the tensors of each rank."""
 
 
@@ -117,8 +116,8 @@ def travel(
     sent: Sequence[Named],
     shapes: Sequence[Shapes],
     kind: torch.dtype,
-    tie: Sequence[torch.Tensor] = (),
-) -> tuple[torch.Tensor, Ready]:
+    tie: Sequence[Tensor] = (),
+) -> tuple[Tensor, Ready]:
     """Start to send each rank its tensors in a type, and to get tensors of some shapes from it,
     differentiably: the numbers that come, one behind the other, and what waits until they are
     there. What comes from others is counted. The swap has a backward on every rank or on none,
@@ -131,7 +130,7 @@ def travel(
     out = _Travel.apply(flat, mesh, numbers, got, box)  # type: ignore[no-untyped-call]
     mesh.received += (sum(got) - got[mesh.rank]) * flat.element_size()
 
-    def ready() -> list[dict[Any, torch.Tensor]]:
+    def ready() -> list[dict[Any, Tensor]]:
         mesh.finish(box[0])
         pieces = iter(torch.split(out, [math.prod(x) for each in shapes for x in each.values()]))
         return [{name: next(pieces).view(x) for name, x in each.items()} for each in shapes]
@@ -139,7 +138,7 @@ def travel(
     return out, ready
 
 
-def gathered(mesh: Mesh, partition: Partition, x: torch.Tensor, dim: int) -> torch.Tensor:
+def gathered(mesh: Mesh, partition: Partition, x: Tensor, dim: int) -> Tensor:
     """The whole of a tensor, of any type, of which each rank has its positions along an axis."""
     kind = torch.uint8 if x.dtype == torch.bool else x.dtype
     shapes = [{"x": (*x.shape[:dim], n, *x.shape[dim + 1 :])} for n in partition.lengths]
@@ -148,11 +147,11 @@ def gathered(mesh: Mesh, partition: Partition, x: torch.Tensor, dim: int) -> tor
     return tied(whole.index_select(dim, order_of(partition, x.device)), flat)
 
 
-def order_of(partition: Partition, device: torch.device) -> torch.Tensor:
+def order_of(partition: Partition, device: torch.device) -> Tensor:
     """Where each position stands among the shards one behind the other, int64 [n]."""
     return torch.from_numpy(np.argsort(partition.order, kind="stable")).to(device)
 
 
-def tied(out: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
+def tied(out: Tensor, received: Tensor) -> Tensor:
     """The output, which depends on what was received as far as autograd is concerned."""
     return out + received[:0].sum().to(out.dtype) if received.requires_grad else out

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from attnspec.backends.decided.deciders import decisions_of
 from attnspec.backends.planner import choose
@@ -45,7 +46,7 @@ class HeadsHere:
         ratio = self.tensors.ratio if name == "q" else 1
         return range(keys.start * ratio, keys.stop * ratio)
 
-    def _part(self, name: str, rank: int, x: torch.Tensor) -> torch.Tensor:
+    def _part(self, name: str, rank: int, x: Tensor) -> Tensor:
         """Of q, k or v [B, heads, …] those heads."""
         heads = self._of(name, rank)
         return x.narrow(1, heads.start, len(heads))
@@ -113,7 +114,7 @@ class HeadsHere:
             self.mesh.agreed([], wrong, self.device)
         return out, lse
 
-    def _returned(self, x: torch.Tensor, came: torch.Tensor) -> torch.Tensor:
+    def _returned(self, x: Tensor, came: Tensor) -> Tensor:
         """Own heads [B, hs, n, e] at all positions to all heads [B, H, n_local, e] at own ones."""
         held = torch.split(self.back, list(self.lengths))
         if self.every:

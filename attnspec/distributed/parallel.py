@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Never, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from attnspec.backends.common.torch_modes import apart
@@ -133,26 +134,26 @@ class ParallelAttention(torch.nn.Module):
             )
         return fixed or self._partitions.get(n, lambda: plan(program, n, ranks).partition)
 
-    def shard(self, x: torch.Tensor, dim: int = 2) -> torch.Tensor:
+    def shard(self, x: Tensor, dim: int = 2) -> Tensor:
         """This rank's part of a whole tensor that every rank has, cut along an axis."""
         dim = _axis(x, dim)
         rows = self.partition_of(x.shape[dim]).positions(self.mesh.rank)
         return x.index_select(dim, torch.from_numpy(rows).to(x.device))
 
-    def unshard(self, local: torch.Tensor, dim: int = 2) -> torch.Tensor:
+    def unshard(self, local: Tensor, dim: int = 2) -> Tensor:
         """The whole tensor of the shards of all ranks, on each of them; differentiable, where every
         rank goes backward through it."""
         dim = _axis(local, dim)
         return self._gathered(local, self._partition(local.shape[dim], local.device), dim)
 
-    def _gathered(self, x: torch.Tensor, partition: Partition, dim: int) -> torch.Tensor:
+    def _gathered(self, x: Tensor, partition: Partition, dim: int) -> Tensor:
         """What is not a row of a call: its bytes are not counted."""
         before = self.mesh.received
         whole = gathered(self.mesh, partition, x, dim)
         self.mesh.received = before
         return whole
 
-    def positions(self, first: int, count: int, device: torch.device) -> torch.Tensor:
+    def positions(self, first: int, count: int, device: torch.device) -> Tensor:
         """Where the tokens of this rank's shard stand in a whole sequence, which starts at the
         first, int64 [count]; every rank calls it together."""
         partition = self._partition(count, device)
@@ -197,14 +198,14 @@ class ParallelAttention(torch.nn.Module):
 
     def forward(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
         *,
         layer: int = 0,
-        key_padding_mask: torch.Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
         dropout_p: float = 0.0,
-        inputs: Mapping[str, torch.Tensor] | None = None,
+        inputs: Mapping[str, Tensor] | None = None,
         return_lse: bool = False,
         **unknown: Never,
     ) -> Any:
@@ -228,10 +229,10 @@ class ParallelAttention(torch.nn.Module):
         return plan if like is None else _as_dtensors(plan, like, n)
 
     @in_type_of_autocast
-    def _called(self, q: Any, k: torch.Tensor, v: torch.Tensor, asked: _Asked) -> tuple[Any, int]:
+    def _called(self, q: Any, k: Tensor, v: Tensor, asked: _Asked) -> tuple[Any, int]:
         """The outputs, and the whole length; raises on every rank where calls differ."""
         self.mesh.received = 0
-        device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
+        device = q.device if isinstance(q, Tensor) else torch.device("cpu")
         wrong: Exception | None = None
         mine = [0] * (2 + len(self._alike))
         try:
@@ -350,8 +351,8 @@ class _Asked(NamedTuple):
     """What a call is asked besides q, k and v."""
 
     layer: int
-    padding: torch.Tensor | None
-    inputs: Mapping[str, torch.Tensor] | None
+    padding: Tensor | None
+    inputs: Mapping[str, Tensor] | None
     dropout_p: float
     return_lse: bool
 
@@ -382,7 +383,7 @@ def _random_state(device: torch.device) -> int:
     return 1 + (int.from_bytes(sha256(state.numpy().tobytes()).digest()[:8]) >> 2)
 
 
-def _local(x: Any, mesh: Any) -> torch.Tensor:
+def _local(x: Any, mesh: Any) -> Tensor:
     """The shard of a DTensor that is cut along its positions."""
     if not isinstance(x, DTensor) or tuple(x.placements) != (Shard(2),) or x.device_mesh != mesh:
         raise ValueError("DTensors must all be on this mesh and placed by Shard(2), the positions")
@@ -402,7 +403,7 @@ def _as_dtensors(found: Any, like: Any, n: int) -> Any:
 
 def _axis(x: object, dim: int) -> int:
     """The number of a tensor's axis, from 0 on; TypeError or ValueError where it has none such."""
-    if not isinstance(x, torch.Tensor):
+    if not isinstance(x, Tensor):
         raise TypeError(f"a tensor is needed, got {type(x).__name__}")
     axis = index_of("dim", dim)
     if not -x.dim() <= axis < x.dim():

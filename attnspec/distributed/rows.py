@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from attnspec.backends.common.merging import Partial, merged, with_zero
@@ -34,7 +35,7 @@ from attnspec.lower.work import (
 from attnspec.runtime.call_checks import Parts
 from attnspec.runtime.engine import Engine, Outputs
 
-Weighing = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Call], Outputs]
+Weighing = Callable[[Tensor, Tensor, Tensor, Call], Outputs]
 """Weighs q [B, H, rows, d] over k and v [B, H_kv, keys, …]: the output and its log-sum-exps. The
 call's padding and inputs are those of the whole sequence, inputs of pairs those of all own queries.
 """
@@ -121,7 +122,7 @@ class GroupHere:
             if rows is not None:
                 places[0] = torch.from_numpy(rows).to(device)
 
-        def weigh(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
+        def weigh(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
             if kernel is None:
                 out = q.new_zeros(*q.shape[:3], v.shape[-1])
                 wide = torch.promote_types(q.dtype, torch.float32)
@@ -148,8 +149,8 @@ class GroupHere:
         self,
         first: Outputs | None,
         own: Parts,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        keys: Tensor,
+        values: Tensor,
         call: Call,
     ) -> Outputs:
         """Own queries over own keys, `first` if that can be merged, and over what came."""
@@ -193,7 +194,7 @@ class RowsHere:
         outs = [x.at_home(*mine, some) if x.merges else None for x, mine, some in parts_here]
         came = arrived()
         answered, arrived = self._answered((q, k, v), parts_here, came)
-        guests: list[torch.Tensor] = []
+        guests: list[Tensor] = []
         for number, (here, mine, some) in enumerate(parts_here):
             if here.brings:
                 none = [x[:, here.key_heads, :0].to(kind) for x in (k, v)]
@@ -221,7 +222,7 @@ class RowsHere:
     def _sent(self, parts: Parts, kind: torch.dtype) -> Travel:
         """Keys with values, and queries, on their way to each rank."""
         q, k, v = parts
-        sent: list[dict[Any, torch.Tensor]] = [{} for _ in range(self.mesh.ranks)]
+        sent: list[dict[Any, Tensor]] = [{} for _ in range(self.mesh.ranks)]
         shapes: list[dict[Any, tuple[int, ...]]] = [{} for _ in sent]
         for (number, here), r in product(enumerate(self.groups), self.others):
             keys = here.key_heads, here.sent_keys[r], here.got_keys[r]
@@ -235,7 +236,7 @@ class RowsHere:
     def _answered(self, parts: Parts, own: Sequence[Own], came: Sequence[Named]) -> Travel:
         """Results of others' queries over own keys, on their way back to them."""
         q, _, v = parts
-        sent: list[dict[Any, torch.Tensor]] = [{} for _ in range(self.mesh.ranks)]
+        sent: list[dict[Any, Tensor]] = [{} for _ in range(self.mesh.ranks)]
         shapes: list[dict[Any, tuple[int, ...]]] = [{} for _ in sent]
         for (number, (here, (_, k, values), call)), r in product(enumerate(own), self.others):
             if len(here.sent_queries[r]):
@@ -244,7 +245,7 @@ class RowsHere:
             if len(here.got_queries[r]):
                 keys = _rows(k, here.kept[r]), _rows(values, here.kept[r])
                 out, lse = here.for_guests[r](came[r][number, "q"], *keys, call)
-                sent[r] |= {(number, "out"): out, (number, "lse"): cast(torch.Tensor, lse)}
+                sent[r] |= {(number, "out"): out, (number, "lse"): cast(Tensor, lse)}
         learned = [table for *_, call in own for table in call.tables.values()]
         wide = torch.promote_types(q.dtype, torch.float32)
         return travel(self.mesh, sent, shapes, wide, (*parts, *learned))
@@ -253,11 +254,11 @@ class RowsHere:
 Own = tuple[GroupHere, Parts, Call]
 """Heads of one graph, with their own queries, keys and values and their call."""
 
-Travel = tuple[torch.Tensor, Ready]
+Travel = tuple[Tensor, Ready]
 """What `travel` returns."""
 
 
-def _rows(x: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+def _rows(x: Tensor, rows: np.ndarray) -> Tensor:
     return x.index_select(2, torch.from_numpy(rows).to(x.device))
 
 

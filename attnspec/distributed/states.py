@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.merging import LOWEST, in_one_frame
 from attnspec.backends.factored.features.sums import State
@@ -39,7 +40,7 @@ class StatesHere:
         kernels = ((kernel_of(*each, device), *each) for each in works)
         self.ready = engine.together(kernels, heads, key_heads, device)
 
-    def run(self, parts: Parts, call: Call, return_lse: bool) -> tuple[torch.Tensor, None]:
+    def run(self, parts: Parts, call: Call, return_lse: bool) -> tuple[Tensor, None]:
         """The output of own positions; log-sum-exps do not travel with sums of features."""
         if return_lse:
             raise ValueError(
@@ -49,7 +50,7 @@ class StatesHere:
         outs = [self._of_group(group, parts, call) for group in self.ready.groups]
         return self.ready.joined(outs), None
 
-    def _of_group(self, group: Group, parts: Parts, call: Call) -> torch.Tensor:
+    def _of_group(self, group: Group, parts: Parts, call: Call) -> Tensor:
         # a kernel of sums: of features, or of dense projections
         kernel: Any = group.kernel
         parts, padding = group.parts(*parts), call.padding
@@ -61,12 +62,12 @@ class StatesHere:
         sums, left = kernel.key_sums(*parts, call, self.own)
         tie = [*parts, *call.tables.values()]
         before, came = self._exchanged(sums, left, tie, group.work.causal)
-        out: torch.Tensor = kernel.onward(*parts, call, before)
+        out: Tensor = kernel.onward(*parts, call, before)
         return tied(out, came)
 
     def _exchanged(
-        self, own: State, left: torch.Tensor | None, tie: Sequence[torch.Tensor], causal: bool
-    ) -> tuple[State, torch.Tensor]:
+        self, own: State, left: Tensor | None, tie: Sequence[Tensor], causal: bool
+    ) -> tuple[State, Tensor]:
         """The sums that this rank goes on from, and what was received for them; `left` are the
         logarithms of what a gate leaves of the sums before own keys."""
         mesh, sums = self.mesh, own.sums.flatten(0, 1)
@@ -93,8 +94,8 @@ class StatesHere:
 
 
 def merged(
-    parts: torch.Tensor, bases: torch.Tensor, row: torch.Tensor, causal: bool, gated: bool
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    parts: Tensor, bases: Tensor, row: Tensor, causal: bool, gated: bool
+) -> list[tuple[Tensor, Tensor]]:
     """The sums that each rank goes on from, and their frames [N], made of some lines of the sums of
     all ranks [ranks, lines, e] in the frames `bases` [ranks, N]; `row` says of which of N each line
     is. Causal sums are those of the ranks before; where a gate forgets, `bases` are the logarithms

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from attnspec.graphs.bind import bind_attended, situation_of
 from attnspec.graphs.forms.properties import never_reads_later
@@ -64,8 +64,8 @@ def require_rows_done(
     program: Program,
     of: tuple[int, int],
     positions: tuple[int, int],
-    inputs: Mapping[str, torch.Tensor],
-    padding: torch.Tensor | None,
+    inputs: Mapping[str, Tensor],
+    padding: Tensor | None,
     *,
     real_alone: bool,
 ) -> None:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from attnspec.analysis.counting.figures import head_counts
 from attnspec.analysis.counting.graph_heads import slots_words
@@ -289,11 +289,11 @@ class OwnTable(CompiledAttention):
         # a part of the model already
         vars(self)["table"] = table
 
-    def learned(self, name: str) -> torch.Tensor:
+    def learned(self, name: str) -> Tensor:
         """A parameter by its name; the bias [layers or 1, heads, buckets] from the model."""
         if name not in self.names:
             return super().learned(name)
-        weight: torch.Tensor = vars(self)["table"].relative_attention_bias.weight
+        weight: Tensor = vars(self)["table"].relative_attention_bias.weight
         return weight.T.expand(self.program.layers or 1, -1, -1)
 
 
@@ -318,7 +318,7 @@ def _no_bias(
     key_length: int,
     device: torch.device | None = None,
     past_seen_tokens: object = 0,
-) -> torch.Tensor:
+) -> Tensor:
     """What stands for a bias that is read elsewhere: one zero, seen as [1, H, q, k]."""
     return torch.zeros(1, device=device).expand(1, heads, query_length, key_length)
 

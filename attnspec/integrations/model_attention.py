@@ -14,6 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import Tensor
 
 from attnspec.analysis.growth.stable import changed_by_padding, unstable
 from attnspec.backends.common.torch_modes import is_recorded
@@ -105,7 +106,7 @@ class ModelAttention:
     def __init__(self, module: CompiledAttention) -> None:
         self.module = module
         self.program: Program = module.program
-        self.standing: Mapping[str, torch.Tensor] | None = None
+        self.standing: Mapping[str, Tensor] | None = None
         # what stands may be for another side of a model
         self.shares = False
         # the lengths of a long-running server come and go: only so many answers are kept
@@ -120,17 +121,17 @@ class ModelAttention:
     def __call__(
         self,
         module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: ModelMask | torch.Tensor | None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: ModelMask | Tensor | None,
         *,
         scaling: float | None = None,
         dropout: float = 0.0,
         is_causal: bool | None = None,
-        attnspec_inputs: Mapping[str, torch.Tensor] | None = None,
+        attnspec_inputs: Mapping[str, Tensor] | None = None,
         **others: object,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         """The output, [B, q, H, d_v] and contiguous, and no weights.
 
         query [B, H, q, d]; key, value [B, H_kv, k, d], where k may reach beyond the positions
@@ -152,7 +153,7 @@ class ModelAttention:
         of, traced = (layer, query.shape[1]), is_recorded(query)
         self._require_meant(place, mask, of, bool(is_causal), traced)
         query = self.scaled(query, scaling, layer, mask.end)
-        sink = cast("torch.Tensor | None", terms[SINK])
+        sink = cast("Tensor | None", terms[SINK])
         about = mask, others.get("position_ids"), len(query)
         attnspec_inputs = self.with_documents(attnspec_inputs, *about)
         inputs = self.inputs_of(attnspec_inputs, mask, lists is not None, place)
@@ -202,7 +203,7 @@ class ModelAttention:
     def _called(
         self,
         running: CompiledAttention | RealRunning,
-        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        tensors: tuple[Tensor, Tensor, Tensor],
         mask: ModelMask,
         settings: dict[str, Any],
     ) -> Any:
@@ -221,10 +222,10 @@ class ModelAttention:
         place: Place | None,
         lists: Lists | None,
         sink: bool,
-        inputs: Mapping[str, torch.Tensor] | None,
+        inputs: Mapping[str, Tensor] | None,
         mask: ModelMask,
         of: tuple[int, int],
-    ) -> tuple[CompiledAttention | RealRunning, Mapping[str, torch.Tensor] | None]:
+    ) -> tuple[CompiledAttention | RealRunning, Mapping[str, Tensor] | None]:
         """What computes at a place of a model, its pairs cut to lists that the model chose, over
         real tokens alone where `convert` was asked for that; and the run-time inputs with these
         lists, without slots of a cache behind the last query, which are empty."""
@@ -278,7 +279,7 @@ class ModelAttention:
         place: Place | None,
         mask: ModelMask,
         of: tuple[int, int],
-        inputs: Mapping[str, torch.Tensor] | None,
+        inputs: Mapping[str, Tensor] | None,
         cached: bool,
     ) -> None:
         """Raise where a layer, `of` so many heads, is meant to read later positions, and a cache
@@ -470,15 +471,15 @@ class ModelAttention:
 
     def _mask(
         self,
-        given: ModelMask | torch.Tensor | None,
+        given: ModelMask | Tensor | None,
         module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
+        query: Tensor,
+        key: Tensor,
         is_causal: bool | None,
     ) -> ModelMask:
         """The facts that the mask function left, checked against the tensors."""
         q_length, kv_length = query.shape[2], key.shape[2]
-        if isinstance(given, torch.Tensor):
+        if isinstance(given, Tensor):
             raise AttnSpecError(
                 f"a padding mask [batch, length] is needed, got a mask {list(given.shape)}: which "
                 f"query reads which key is said by `{self.program.name}`"
@@ -573,11 +574,11 @@ class ModelAttention:
 
     def with_documents(
         self,
-        given: Mapping[str, torch.Tensor] | None,
+        given: Mapping[str, Tensor] | None,
         mask: ModelMask,
         position_ids: object,
         batch: int,
-    ) -> Mapping[str, torch.Tensor] | None:
+    ) -> Mapping[str, Tensor] | None:
         """The run-time inputs, with the documents that `position_ids` show where the spec has one
         input, of kind `ids`, that is not given; says what was found in the log of this package, and
         warns, once, where the spec does not tell documents apart."""
@@ -585,7 +586,7 @@ class ModelAttention:
         taken = kinds == ["ids"] and given is None and self.standing is None
         traced = torch.compiler.is_compiling()
         # a trace has no warnings, and must know no more than it needs
-        if (not taken and (traced or "ids" in kinds)) or not isinstance(position_ids, torch.Tensor):
+        if (not taken and (traced or "ids" in kinds)) or not isinstance(position_ids, Tensor):
             return given
         if mask.q_offset or position_ids.ndim != 2 or position_ids.shape[1] != mask.end:
             return given
@@ -610,11 +611,11 @@ class ModelAttention:
 
     def inputs_of(
         self,
-        given: Mapping[str, torch.Tensor] | None,
+        given: Mapping[str, Tensor] | None,
         mask: ModelMask,
         chosen: bool = False,
         place: Place | None = None,
-    ) -> Mapping[str, torch.Tensor] | None:
+    ) -> Mapping[str, Tensor] | None:
         """The run-time inputs of a call: its own, or those that stand, up to its last position;
         where the model has chosen, without the one for choices."""
         taken = own_input(self.program) if chosen else None
@@ -640,7 +641,7 @@ class ModelAttention:
                     " cache: give `attnspec_inputs` in calls of the model itself"
                 )
 
-        def reaching(entry: Input, x: torch.Tensor, axis: int) -> torch.Tensor:
+        def reaching(entry: Input, x: Tensor, axis: int) -> Tensor:
             if entry.name in declared and x.shape[axis] < mask.end:
                 raise AttnSpecError(
                     f"the input `{entry.name}` must reach as far as the sequence, {mask.end}"
@@ -655,9 +656,7 @@ class ModelAttention:
             self.program, named, slice(0, mask.end), slice(mask.q_offset, mask.end)
         )
 
-    def scaled(
-        self, query: torch.Tensor, scaling: float | None, layer: int, n: int
-    ) -> torch.Tensor:
+    def scaled(self, query: Tensor, scaling: float | None, layer: int, n: int) -> Tensor:
         """The query such that the spec's own scale gives what the model's would.
 
         Where the spec declares a scale it must be the model's.
@@ -736,10 +735,10 @@ def _without_mask(
 
 def own_attention(
     module: torch.nn.Module,
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    mask: ModelMask | torch.Tensor | None,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    mask: ModelMask | Tensor | None,
     settings: Mapping[str, object],
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:
     """What a layer computes that keeps its own attention beside layers with a spec: by the name of
     its place, with the mask that it would get."""
     place = place_of(module)
@@ -748,7 +747,7 @@ def own_attention(
     eager = inspect.unwrap(type(module).forward).__globals__.get("eager_attention_forward")
     attend = import_module("transformers").AttentionInterface().get_interface(name, eager)
     kept = {key: value for key, value in settings.items() if value is not None}
-    output: tuple[torch.Tensor, torch.Tensor | None] = attend(module, *tensors, own_mask, **kept)
+    output: tuple[Tensor, Tensor | None] = attend(module, *tensors, own_mask, **kept)
     return output
 
 
@@ -770,18 +769,18 @@ def learns(module: CompiledAttention) -> bool:
 
 def _selection(
     module: torch.nn.Module,
-    mask: ModelMask | torch.Tensor | None,
+    mask: ModelMask | Tensor | None,
     own: Mapping[str, object],
     kv_length: int,
-) -> tuple[ModelMask | torch.Tensor | None, torch.Tensor | None]:
+) -> tuple[ModelMask | Tensor | None, Tensor | None]:
     """The facts of a mask that a layer with an indexer passes on, and the pairs that it lets
     through, bool [B, 1 or H, q, k], if they are what the layer chose."""
-    if not isinstance(mask, torch.Tensor) or mask.ndim != 4 or not chooses(module):
+    if not isinstance(mask, Tensor) or mask.ndim != 4 or not chooses(module):
         return mask, None
     facts, listed = getattr(mask, "facts", None), own[INDICES] is not None
     if listed:
         return facts if isinstance(facts, ModelMask) else mask, None
-    plain = mask.as_subclass(torch.Tensor)
+    plain = mask.as_subclass(Tensor)
     selected = plain if plain.dtype == torch.bool else plain == 0
     if isinstance(facts, ModelMask):
         return replace(facts, padding=None), selected[..., : facts.end]

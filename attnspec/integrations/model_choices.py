@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.merging import with_zero
 from attnspec.integrations.model_layers import attribute_of
@@ -29,23 +30,23 @@ INPUT = "chosen_by_the_model"
 """The input that a spec gets where it declares none for choices."""
 
 
-Lists: TypeAlias = tuple[int, torch.Tensor]
+Lists: TypeAlias = tuple[int, Tensor]
 """A size, and for every query and head the key blocks of so many positions, int
 [B, H or H_kv or 1, q, c], that it may read, -1 for none."""
 
 
 def lists_of(
-    module: torch.nn.Module, terms: Mapping[str, object], selected: torch.Tensor | None
+    module: torch.nn.Module, terms: Mapping[str, object], selected: Tensor | None
 ) -> Lists | None:
     """What a layer chose: by keyword, or as a mask bool [B, 1 or H, q, k]; None for nothing."""
     keys, blocks = terms.get(INDICES), terms.get(BLOCKS)
-    if isinstance(keys, torch.Tensor) and isinstance(blocks, torch.Tensor):
+    if isinstance(keys, Tensor) and isinstance(blocks, Tensor):
         raise AttnSpecError(f"one of `{INDICES}` and `{BLOCKS}` is needed, the model passes both")
-    if isinstance(keys, torch.Tensor):
+    if isinstance(keys, Tensor):
         _require_axes(INDICES, keys, 3, "[batch, queries, keys]")
         # made of a mask that knows its facts, which concern this layer alone
-        return 1, keys.as_subclass(torch.Tensor)[:, None]
-    if isinstance(blocks, torch.Tensor):
+        return 1, keys.as_subclass(Tensor)[:, None]
+    if isinstance(blocks, Tensor):
         _require_axes(BLOCKS, blocks, 4, "[batch, key heads, queries, blocks]")
         size = attribute_of(module, "index_block_size")
         if not isinstance(size, int):
@@ -108,11 +109,11 @@ def _cut(name: str, attend: Attend) -> Attend:
     return replace(attend, graph=Compound("&", (attend.graph, chosen)))
 
 
-def with_sink(out: torch.Tensor, lse: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+def with_sink(out: Tensor, lse: Tensor, logits: Tensor) -> Tensor:
     """Outputs [B, H, q, d] with log-sum-exps [B, H, q] beside a key of value 0 with logits [H]."""
     return with_zero((out, lse), logits.to(lse.dtype)[:, None])[0]
 
 
-def _require_axes(name: str, tensor: torch.Tensor, axes: int, wanted: str) -> None:
+def _require_axes(name: str, tensor: Tensor, axes: int, wanted: str) -> None:
     if tensor.ndim != axes:
         raise AttnSpecError(f"`{name}` must be {wanted}, got {list(tensor.shape)}")

@@ -14,6 +14,7 @@ from types import FunctionType
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.torch_modes import is_recorded
 from attnspec.ir.program import Input, Program
@@ -68,14 +69,14 @@ class ModelMask:
     q_offset: int
     kv_length: int
     kv_offset: int
-    padding: torch.Tensor | None
+    padding: Tensor | None
     left_padded: bool = False
     parted: bool = False
     past: bool = False
     arguments: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
-    offset: torch.Tensor | None = None
-    slots: torch.Tensor | None = None
-    single: torch.Tensor | None = None
+    offset: Tensor | None = None
+    slots: Tensor | None = None
+    single: Tensor | None = None
 
     def of_own(self, name: str) -> object:
         """The mask that an attention of transformers takes, for a layer that keeps it; "eager" and
@@ -136,7 +137,7 @@ def _no_tensor(used: str) -> NoTensorError:
     )
 
 
-def model_mask(**asked: Any) -> ModelMask | torch.Tensor:
+def model_mask(**asked: Any) -> ModelMask | Tensor:
     """The mask function that is registered with every spec; its arguments are transformers' own.
 
     Of these `q_length`, `kv_length`, `mask_function`, `q_offset`, `kv_offset`, `attention_mask` and
@@ -164,7 +165,7 @@ def model_mask(**asked: Any) -> ModelMask | torch.Tensor:
     padding = None if attention_mask is None else _whole(attention_mask, end)
     if padding is not None and bool(padding.all()):
         padding = None
-    static, slots = isinstance(at, torch.Tensor), None
+    static, slots = isinstance(at, Tensor), None
     if static and padding is not None:
         slots = _whole(attention_mask, asked["kv_length"])
     mask = ModelMask(
@@ -208,8 +209,8 @@ def _traced(asked: dict[str, Any]) -> ModelMask:
     require_compilable()
     q_length, kv_length, at = asked["q_length"], asked["kv_length"], asked["q_offset"]
     mask_function, attention_mask = asked["mask_function"], asked["attention_mask"]
-    offset = at.clone() if isinstance(at, torch.Tensor) else None
-    first = kv_length - q_length if isinstance(at, torch.Tensor) else at
+    offset = at.clone() if isinstance(at, Tensor) else None
+    first = kv_length - q_length if isinstance(at, Tensor) else at
     name = mask_function.__code__.co_qualname if isinstance(mask_function, FunctionType) else ""
     past, single = "allow_is_bidirectional_skip" not in asked, None
     if name in ("causal_mask_function", "bidirectional_mask_function"):
@@ -243,7 +244,7 @@ def _traced(asked: dict[str, Any]) -> ModelMask:
     )
 
 
-class WrittenMask(torch.Tensor):
+class WrittenMask(Tensor):
     """A mask bool [B, 1, q, k] that knows its facts, and a mask that is made of it knows them too;
     None where it came in another way."""
 
@@ -275,20 +276,20 @@ def written_out(facts: ModelMask) -> WrittenMask:
     return written
 
 
-def part_of_padding(padding: torch.Tensor | None, keys: slice) -> torch.Tensor | None:
+def part_of_padding(padding: Tensor | None, keys: slice) -> Tensor | None:
     """What is said of some positions by padding [B, n]."""
     return None if padding is None else padding[:, keys]
 
 
 def part_of_inputs(
     program: Program,
-    inputs: Mapping[str, torch.Tensor] | None,
+    inputs: Mapping[str, Tensor] | None,
     keys: slice,
     queries: slice = slice(None),
-) -> dict[str, torch.Tensor] | None:
+) -> dict[str, Tensor] | None:
     """What run-time inputs say of some positions, and choices of some queries."""
 
-    def part(entry: Input, x: torch.Tensor, axis: int) -> torch.Tensor:
+    def part(entry: Input, x: Tensor, axis: int) -> Tensor:
         return x[(*[slice(None)] * axis, queries if entry.kind == "choices" else keys)]
 
     return None if inputs is None else along_positions(program, inputs, part)
@@ -327,13 +328,13 @@ def _parts(function: object) -> Iterator[Callable[..., object]]:
             yield from _parts(cell.cell_contents)
 
 
-def _is_parted(padding: torch.Tensor) -> bool:
+def _is_parted(padding: Tensor) -> bool:
     """Whether padding, bool [B, n], stands between tokens of a sample."""
     begins = padding[:, 1:] & ~padding[:, :-1]
     return bool((begins.sum(1) + padding[:, :1].sum(1) > 1).any())
 
 
-def _whole(mask: torch.Tensor, end: int) -> torch.Tensor:
+def _whole(mask: Tensor, end: int) -> Tensor:
     """bool [B, end]; a mask that is too short ends in padding."""
     padding = mask[:, :end].to(torch.bool)
     return torch.nn.functional.pad(padding, (0, end - padding.shape[1]))

@@ -7,6 +7,7 @@ from threading import local
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from attnspec.analysis.growth.stable import changed_by_padding
 from attnspec.graphs.forms.stability import must_be_steady
@@ -25,17 +26,17 @@ class CrossAttention(ModelAttention):
     def __call__(
         self,
         module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: ModelMask | torch.Tensor | None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: ModelMask | Tensor | None,
         *,
         scaling: float | None = None,
         dropout: float = 0.0,
         is_causal: bool | None = None,
-        attnspec_inputs: Mapping[str, torch.Tensor] | None = None,
+        attnspec_inputs: Mapping[str, Tensor] | None = None,
         **others: object,
-    ) -> tuple[torch.Tensor, None]:
+    ) -> tuple[Tensor, None]:
         """The output [B, m, H, d_v] of queries [B, H, m, d], by keyword from `query_start` on, and
         no weights; keys [B, H_kv, n, d] are the encoder's, and so are padding and inputs."""
         start, place = cast(int, others.pop("query_start", 0)), place_of(module)
@@ -73,10 +74,10 @@ class CrossAttention(ModelAttention):
         heads = attribute_of(module, "num_attention_heads")
         self.require_heads(heads if isinstance(heads, int) else self.program.heads or 1)
 
-    def _padding(self, mask: ModelMask | torch.Tensor | None, keys: int) -> torch.Tensor | None:
+    def _padding(self, mask: ModelMask | Tensor | None, keys: int) -> Tensor | None:
         """Which keys are real, bool [B, n], None where all are."""
-        if isinstance(mask, torch.Tensor) or (mask is not None and mask.kind != "bidirectional"):
-            shape = list(mask.shape) if isinstance(mask, torch.Tensor) else f"a {mask.kind} one"
+        if isinstance(mask, Tensor) or (mask is not None and mask.kind != "bidirectional"):
+            shape = list(mask.shape) if isinstance(mask, Tensor) else f"a {mask.kind} one"
             raise AttnSpecError(
                 f"a padding mask [batch, length] of the encoder is needed, got {shape}: which query"
                 f" reads which key is said by `{self.program.name}`"
@@ -126,12 +127,12 @@ class SidesAttention:
     def __call__(
         self,
         module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: ModelMask | torch.Tensor | None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: ModelMask | Tensor | None,
         **others: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         """As `ModelAttention` for the module's own spec; without one as transformers' own."""
         chosen = self.of(module)
         if self.cross is not None:
@@ -155,10 +156,10 @@ class SidesAttention:
         return start
 
 
-def _start(mask: ModelMask | torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> int | None:
+def _start(mask: ModelMask | Tensor | None, q: Tensor, k: Tensor) -> int | None:
     """The position of the first query of a sequence; None where its mask does not say."""
     if isinstance(mask, ModelMask):
         return mask.q_offset
     before = k.shape[2] - q.shape[2]
     # a mask of pairs may be one of a cache with places that nothing was written to yet
-    return None if before and isinstance(mask, torch.Tensor) else before
+    return None if before and isinstance(mask, Tensor) else before

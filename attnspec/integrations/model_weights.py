@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attnspec.spec import Spec, parse
 from attnspec.text.diagnostics import AttnSpecError
@@ -106,7 +107,7 @@ def _other(model: Any, old: str, new: str) -> Any:
     return kind(getattr(transformers, f"{new}Config")(**settings))
 
 
-def _filled(made: Any, model: Any, prefix: str, state: Mapping[str, torch.Tensor]) -> Any:
+def _filled(made: Any, model: Any, prefix: str, state: Mapping[str, Tensor]) -> Any:
     """A model with weights of another, whose body goes by a prefix, and in its mode."""
     body = f"{made.base_model_prefix}."
     renamed = {

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.torch_modes import is_recorded
 from attnspec.ir.program import Input, Program
@@ -20,7 +21,7 @@ from attnspec.runtime.module import CompiledAttention
 from attnspec.runtime.streaming import StreamState
 from attnspec.text.diagnostics import AttnSpecError
 
-Inputs: TypeAlias = "Mapping[str, torch.Tensor] | None"
+Inputs: TypeAlias = "Mapping[str, Tensor] | None"
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +30,7 @@ class RealRunning:
     token, or None where all are; `moved` says that padding behind a sample changes its rows."""
 
     running: CompiledAttention
-    real: torch.Tensor | None
+    real: Tensor | None
     moved: bool
 
     @property
@@ -39,11 +40,11 @@ class RealRunning:
 
     def __call__(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
         *,
-        key_padding_mask: torch.Tensor | None,
+        key_padding_mask: Tensor | None,
         inputs: Inputs,
         **settings: Any,
     ) -> Any:
@@ -71,7 +72,7 @@ class RealRunning:
                 parts.append((rows, queries, output))
         return _joined(parts, q, v, bool(settings.get("return_lse")))
 
-    def _sorted(self, tensors: Any, real: torch.Tensor, inputs: Inputs, settings: Any) -> Any:
+    def _sorted(self, tensors: Any, real: Tensor, inputs: Inputs, settings: Any) -> Any:
         """A whole pass with real tokens first; its rows are put back."""
         order = (~real).to(torch.uint8).argsort(dim=1, stable=True)
         moved = [x.gather(2, order[:, None, :, None].expand_as(x)) for x in tensors]
@@ -81,7 +82,7 @@ class RealRunning:
         )
         back = order.argsort(dim=1)
 
-        def put_back(x: torch.Tensor) -> torch.Tensor:
+        def put_back(x: Tensor) -> Tensor:
             index = back.reshape(len(back), 1, -1, *[1] * (x.ndim - 3)).expand_as(x)
             return x.gather(2, index)
 
@@ -89,12 +90,12 @@ class RealRunning:
 
     def step(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
         state: RealState | None,
         *,
-        key_padding_mask: torch.Tensor | None,
+        key_padding_mask: Tensor | None,
         inputs: Inputs,
         **settings: Any,
     ) -> tuple[Any, RealState]:
@@ -138,13 +139,13 @@ class RealState:
         owned = ((rows, None if state is None else state.owned()) for rows, state in self.groups)
         return RealState(tuple(owned))
 
-    def kept(self) -> Iterator[torch.Tensor]:
+    def kept(self) -> Iterator[Tensor]:
         """The tensors that it holds."""
         for _, state in self.groups:
             if state is not None:
                 yield from state.kept()
 
-    def selected(self, samples: torch.Tensor) -> RealState:
+    def selected(self, samples: Tensor) -> RealState:
         """The state of some samples, by their numbers."""
         numbers, groups = samples.tolist(), []
         for rows, state in self.groups:
@@ -156,9 +157,9 @@ class RealState:
 
 
 def _joined(
-    parts: Sequence[tuple[Sequence[int], torch.Tensor, Any]],
-    q: torch.Tensor,
-    v: torch.Tensor,
+    parts: Sequence[tuple[Sequence[int], Tensor, Any]],
+    q: Tensor,
+    v: Tensor,
     with_lse: bool,
 ) -> Any:
     """Outputs [B, H, q, d_v], and log-sum-exps `with_lse`, put together from those of some samples
@@ -177,7 +178,7 @@ def _joined(
     return tuple(wholes) if with_lse else wholes[0]
 
 
-def _alike(real: torch.Tensor) -> Iterator[tuple[list[int], torch.Tensor]]:
+def _alike(real: Tensor) -> Iterator[tuple[list[int], Tensor]]:
     """The samples that are padded alike, bool [B, n], and how, bool [n]."""
     groups: dict[bytes, list[int]] = {}
     for index, row in enumerate(real.cpu().numpy()):
@@ -186,7 +187,7 @@ def _alike(real: torch.Tensor) -> Iterator[tuple[list[int], torch.Tensor]]:
         yield rows, real[rows[0]]
 
 
-def _taken(x: torch.Tensor, rows: Sequence[int], at: torch.Tensor, axis: int = 2) -> torch.Tensor:
+def _taken(x: Tensor, rows: Sequence[int], at: Tensor, axis: int = 2) -> Tensor:
     """Some samples, and positions along an axis; a view where they follow each other."""
     first, last = rows[0], rows[-1] + 1
     follow = last - first == len(rows) and list(rows) == sorted(rows)
@@ -199,14 +200,14 @@ def _input_part(
     program: Program,
     inputs: Inputs,
     rows: Sequence[int],
-    keys: torch.Tensor,
-    queries: torch.Tensor,
-    real: torch.Tensor | None,
+    keys: Tensor,
+    queries: Tensor,
+    real: Tensor | None,
 ) -> Inputs:
     """Run-time inputs of some samples, of the keys and queries at some positions, by numbers over
     real tokens."""
 
-    def part(entry: Input, x: torch.Tensor, axis: int) -> torch.Tensor:
+    def part(entry: Input, x: Tensor, axis: int) -> Tensor:
         chosen = entry.kind == "choices"
         x = _taken(x, range(len(rows)), queries if chosen else keys, axis)
         return _renumbered(entry, x, real[list(rows)]) if chosen and real is not None else x
@@ -218,12 +219,10 @@ def _input_part(
     return along_positions(program, arrays, part)
 
 
-def _input_sorted(
-    program: Program, inputs: Inputs, order: torch.Tensor, real: torch.Tensor
-) -> Inputs:
+def _input_sorted(program: Program, inputs: Inputs, order: Tensor, real: Tensor) -> Inputs:
     """Run-time inputs with their positions in another order, int64 [B, n]."""
 
-    def ordered(entry: Input, x: torch.Tensor, axis: int) -> torch.Tensor:
+    def ordered(entry: Input, x: Tensor, axis: int) -> Tensor:
         shape = [len(order), *[1] * (axis - 1), -1, *[1] * (x.ndim - axis - 1)]
         x = x.gather(axis, order.reshape(shape).expand_as(x))
         return _renumbered(entry, x, real) if entry.kind == "choices" else x
@@ -234,7 +233,7 @@ def _input_sorted(
     return along_positions(program, whole, ordered)
 
 
-def _renumbered(entry: Input, choices: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+def _renumbered(entry: Input, choices: Tensor, real: Tensor) -> Tensor:
     """Keys [B, H, q, c] that were chosen, by their numbers over real tokens, -1 for none."""
     if entry.size != 1:
         raise AttnSpecError(

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from attnspec.integrations.model_layers import attribute_of, crosses, place_of
@@ -19,7 +19,7 @@ from attnspec.runtime.module import CompiledAttention
 from attnspec.runtime.streaming import StreamState
 from attnspec.text.diagnostics import AttnSpecError
 
-Tensors: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
+Tensors: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
 
 
 _CHOICES = ("update_indexer", "update_index", "store_compression_weights")
@@ -79,12 +79,12 @@ def _bytes(layers: Sequence[object]) -> int:
         x.untyped_storage()
         for layer in layers
         for x in (layer.kept() if isinstance(layer, SpecLayer) else vars(layer).values())
-        if isinstance(x, torch.Tensor)
+        if isinstance(x, Tensor)
     ]
     return sum({each.data_ptr(): each.nbytes() for each in kept}.values())
 
 
-Step: TypeAlias = "tuple[Callable[..., tuple[Any, Any]], Tensors, torch.Tensor | None, Any]"
+Step: TypeAlias = "tuple[Callable[..., tuple[Any, Any]], Tensors, Tensor | None, Any]"
 """Some positions that a layer went on by: what computes, their queries, keys and values, padding
 and inputs."""
 
@@ -126,13 +126,13 @@ class SpecLayer(CacheLayerMixin):  # type: ignore[misc]
         number = getattr(module, "layer_idx", None)
         return self.readers.get(number if isinstance(number, int) else -1, self)
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **_settings: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: Tensor, value_states: Tensor, *_: object, **_settings: object
+    ) -> tuple[Tensor, Tensor]:
         """The new keys [B, H_kv, t, d] and values, marked: the attention joins them with those that
         are kept."""
         self.lazy_initialization(key_states, value_states)
@@ -172,7 +172,7 @@ class SpecLayer(CacheLayerMixin):  # type: ignore[misc]
         self.state, self.position = state.owned() if first else state, mask.end
         return out
 
-    def kept(self) -> list[torch.Tensor]:
+    def kept(self) -> list[Tensor]:
         """The tensors that are held."""
         states = [each for each in (self.state, self._base) if each is not None]
         parts = [x for each in states for x in each.kept()]
@@ -222,7 +222,7 @@ class SpecLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.state is not None:
             self.batch_select_indices(torch.arange(self.batch_size).repeat_interleave(repeats))
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
+    def batch_select_indices(self, indices: Tensor) -> None:
         if self._steps:
             raise RuntimeError("`crop` must come before samples are chosen while the past is kept")
         if self.state is not None:

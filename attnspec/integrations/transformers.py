@@ -42,8 +42,7 @@ from attnspec.spec import Spec
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
+    from torch import Tensor, nn
 
     from attnspec.integrations.spec_cache import SpecCache
     from attnspec.runtime.module import CompiledAttention
@@ -231,7 +230,7 @@ def bert_from_bigbird(model: nn.Module, *, backend: str = "auto") -> Conversion:
 
 
 @contextmanager
-def with_inputs(name: str | Conversion, inputs: Mapping[str, torch.Tensor]) -> Iterator[None]:
+def with_inputs(name: str | Conversion, inputs: Mapping[str, Tensor]) -> Iterator[None]:
     """The run-time inputs of a spec, by the name that it is registered under or by what `convert`
     returned, for every call within.
 

@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-import torch
+from torch import Tensor
 from torch.nn.attention.flex_attention import create_mask
 
 from attnspec.graphs.patterns import BY_NAME
@@ -174,7 +174,7 @@ def _captured(function: Any) -> dict[int, str]:
         if id(value) in seen or isinstance(value, str | bytes | int | float):
             continue
         seen.add(id(value))
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             names[id(value)] = name
         for key, part in _parts_of(value).items():
             path = key if isinstance(key, str) else f"{name}_{key}" if key else name
@@ -198,14 +198,14 @@ def _parts_of(value: Any) -> Mapping[Any, Any]:
         return value
     if isinstance(value, list | tuple):
         return dict(zip(getattr(value, "_fields", count()), value, strict=False))
-    if inspect.ismodule(value) or isinstance(value, torch.Tensor):
+    if inspect.ismodule(value) or isinstance(value, Tensor):
         return {}
     kinds = reversed((value if inspect.isclass(value) else type(value)).__mro__)
     slots = {
         name: getattr(value, name, None)
         for kind in kinds
         for name, slot in vars(kind).items()
-        if isinstance(slot, torch.Tensor) or inspect.ismemberdescriptor(slot)
+        if isinstance(slot, Tensor) or inspect.ismemberdescriptor(slot)
     }
     return slots if inspect.isclass(value) else {**slots, **getattr(value, "__dict__", {})}
 
@@ -243,7 +243,7 @@ def _hold(spec: Spec, mask_mod: Callable[..., Any], captured: Captured, sizes: s
                     )
 
 
-def mask_of(mask_mod: Callable[..., Any], batch: int, heads: int, n: int) -> torch.Tensor:
+def mask_of(mask_mod: Callable[..., Any], batch: int, heads: int, n: int) -> Tensor:
     """The pairs of a function, bool [batch, heads, n, n]."""
     # torch counts the arguments of a plain function right, and of a method one too many
     plain = lambda b, h, q, k: mask_mod(b, h, q, k)  # noqa: E731

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attnspec.graphs.forms.written import written_scalar
 from attnspec.interchange.mask_mods import (
@@ -77,7 +78,7 @@ def _hold(
     spec: Spec,
     score_mod: Callable[..., Any],
     mask_mod: Callable[..., Any] | None,
-    tensors: dict[str, torch.Tensor],
+    tensors: dict[str, Tensor],
     n: int,
 ) -> None:
     """Raise AttnSpecError where the weights of function and spec differ at a length."""

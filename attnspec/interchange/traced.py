@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from attnspec.graphs.forms.written import written_scalar
@@ -88,22 +89,22 @@ class Captured:
     `lengths`, one number for each sample; and how many heads the tables have that it reads at its
     head, None without one."""
 
-    named: Callable[[torch.Tensor], str]
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    lengths: dict[str, torch.Tensor] = field(default_factory=dict)
+    named: Callable[[Tensor], str]
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    lengths: dict[str, Tensor] = field(default_factory=dict)
     heads: int | None = None
-    pairs: dict[str, torch.Tensor] = field(default_factory=dict)
+    pairs: dict[str, Tensor] = field(default_factory=dict)
     """Those with a number of each pair, [B or 1, H or 1, n, n]."""
-    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    made: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """Tensors made of others inside the function, with these; kept, being known by identity."""
 
-    def name_of(self, tensor: torch.Tensor) -> str:
+    def name_of(self, tensor: Tensor) -> str:
         """The name of a tensor; of one that the function makes that of what it is made of."""
         while id(tensor) in self.made:
             _, tensor = self.made[id(tensor)]
         return self.named(tensor)
 
-    def read(self, tensor: torch.Tensor, side: str) -> Entry:
+    def read(self, tensor: Tensor, side: str) -> Entry:
         """What stands at a side; "" is the sample."""
         same_kind, others = (self.tensors, self.lengths) if side else (self.lengths, self.tensors)
         plain = "marked" if tensor.dtype == torch.bool else "document" if side else "lengths"
@@ -118,22 +119,22 @@ class Captured:
         return Entry(reading(name, side).name, tensor.dtype, ends)
 
 
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _alike(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors hold the same numbers, or the same booleans."""
     if one.shape != other.shape or (one.dtype == torch.bool) != (other.dtype == torch.bool):
         return False
     return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
-class Row(torch.Tensor):
+class Row(Tensor):
     """What a captured tensor holds at a traced index of its first axes, before the rest is read."""
 
-    read: tuple[torch.Tensor, tuple[Any, ...]]
+    read: tuple[Tensor, tuple[Any, ...]]
 
     @staticmethod
-    def __new__(cls, tensor: torch.Tensor, parts: tuple[Any, ...]) -> Row:
+    def __new__(cls, tensor: Tensor, parts: tuple[Any, ...]) -> Row:
         shape = tensor.shape[len(parts) :]
-        made: Row = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=tensor.dtype)
+        made: Row = Tensor._make_wrapper_subclass(cls, shape, dtype=tensor.dtype)
         made.read = tensor, parts
         return made
 
@@ -145,14 +146,14 @@ class Row(torch.Tensor):
         raise UntracedError(f"it computes `torch.{name}` of a row; read it at [q] or [k] first")
 
 
-class Traced(torch.Tensor):
+class Traced(Tensor):
     """A tensor without numbers that records what is done to it."""
 
     said: Said
 
     @staticmethod
     def __new__(cls, said: Said, dtype: torch.dtype = torch.int64) -> Traced:
-        made: Traced = torch.Tensor._make_wrapper_subclass(cls, (), dtype=dtype)
+        made: Traced = Tensor._make_wrapper_subclass(cls, (), dtype=dtype)
         made.said = said
         return made
 
@@ -182,7 +183,7 @@ class Indexing(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        if func is torch.Tensor.__getitem__:
+        if func is Tensor.__getitem__:
             tensor, index = args
             parts = index if isinstance(index, tuple) else (index,)
             if isinstance(tensor, Row):
@@ -192,7 +193,7 @@ class Indexing(TorchFunctionMode):
                 return _read(self.captured, tensor, parts)
         result = func(*args, **(kwargs or {}))
         source = args[0] if args else None
-        if isinstance(result, torch.Tensor) and isinstance(source, torch.Tensor):
+        if isinstance(result, Tensor) and isinstance(source, Tensor):
             if result is not source and not isinstance(result, Traced):
                 self.captured.made[id(result)] = result, source
         return result
@@ -208,8 +209,8 @@ def trace(mask_mod: Callable[..., Any], captured: Captured) -> Said:
         result = mask_mod(b, h, q, k)
     if isinstance(result, bool):
         return result
-    if not isinstance(result, torch.Tensor) or result.dtype != torch.bool or result.dim():
-        tensor = isinstance(result, torch.Tensor)
+    if not isinstance(result, Tensor) or result.dtype != torch.bool or result.dim():
+        tensor = isinstance(result, Tensor)
         what = f"{result.dtype} {list(result.shape)}" if tensor else type(result).__name__
         score = tensor and result.dtype.is_floating_point and not result.dim()
         hint = "; of numbers that are added to scores, return `… == 0`" if score else ""
@@ -310,7 +311,7 @@ def _said(value: Any) -> Said:
     """What an operand is: traced, a number, or a tensor of one number."""
     if isinstance(value, Traced):
         return value.said
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         if value.numel() != 1:
             raise UntracedError(
                 f"a captured tensor {list(value.shape)} is computed with as a whole; read it at"
@@ -489,13 +490,13 @@ def _unsigned(op: str, value: Any, other: Said) -> Any:
 
 
 def _is_condition(value: Any) -> bool:
-    return (value.dtype if isinstance(value, torch.Tensor) else type(value)) in (torch.bool, bool)
+    return (value.dtype if isinstance(value, Tensor) else type(value)) in (torch.bool, bool)
 
 
 def _joined(op: str, first: Any, second: Any) -> Traced:
     """`and` or `or` of predicates."""
     for value in (first, second):
-        if isinstance(value, torch.Tensor) and value.dtype != torch.bool:
+        if isinstance(value, Tensor) and value.dtype != torch.bool:
             raise UntracedError("`&`, `|` and `^` of numbers, bit by bit")
     return Traced(applied(op, (_said(first), _said(second))), torch.bool)  # type: ignore[arg-type]
 
@@ -565,7 +566,7 @@ _cut_off = partial(_natural, "floor", "it cuts a real number off, of", "use `.fl
 def _listed(what: str, tensor: Any) -> list[int | float]:
     """The numbers of a captured tensor, of which each stands in the spec."""
     traced = isinstance(tensor, Traced)
-    if traced or not isinstance(tensor, torch.Tensor) or tensor.numel() > MOST_LISTED:
+    if traced or not isinstance(tensor, Tensor) or tensor.numel() > MOST_LISTED:
         raise UntracedError(
             f"{what} takes a captured tensor of at most {MOST_LISTED} numbers here; more are an"
             " input, one boolean for each position, read at [q] or [k]"
@@ -747,7 +748,7 @@ def _read(captured: Captured, tensor: Any, parts: tuple[Any, ...]) -> Traced | R
 def _shown(part: Any) -> str:
     """An index as a message has it."""
     if not isinstance(part, Traced):
-        return "…" if isinstance(part, torch.Tensor) else str(part)
+        return "…" if isinstance(part, Tensor) else str(part)
     return "…" if isinstance(part.said, Cases) else written_scalar(part.said)
 
 
@@ -774,7 +775,7 @@ def _position(part: Any, count: int) -> str:
 
 
 def _listed_at(
-    captured: Captured, tensor: torch.Tensor, parts: tuple[Any, ...], names: list[str]
+    captured: Captured, tensor: Tensor, parts: tuple[Any, ...], names: list[str]
 ) -> Traced:
     """An entry of a list, of all heads or one for each, at a whole number."""
     index = _said(parts[-1])
@@ -789,7 +790,7 @@ def _listed_at(
     return Traced(Apply("item", (index, *listed)), tensor.dtype)
 
 
-def _of_head(captured: Captured, tensor: torch.Tensor) -> Traced:
+def _of_head(captured: Captured, tensor: Tensor) -> Traced:
     """An entry of a table of heads: cases, or of booleans a condition."""
     if len(tensor) > MOST_CASES or tensor.dtype.is_complex:
         raise UntracedError(f"a table of more than {MOST_CASES} heads is captured")
@@ -803,7 +804,7 @@ def _of_head(captured: Captured, tensor: torch.Tensor) -> Traced:
     return Traced(Cases(tuple(table)), tensor.dtype)
 
 
-def _length(captured: Captured, tensor: torch.Tensor) -> Traced:
+def _length(captured: Captured, tensor: Tensor) -> Traced:
     """A number for each sample, which is an input of kind `length`."""
     kind = tensor.dtype
     if kind == torch.bool or kind.is_floating_point or kind.is_complex:

@@ -22,6 +22,7 @@ from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 
 MERGED = ("softmax", "softmax1")
@@ -154,14 +155,14 @@ class Call:
     among those of all samples.
     """
 
-    padding: torch.Tensor | None = None
+    padding: Tensor | None = None
     dropout_p: float = 0.0
-    tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    tables: Mapping[str, Tensor] = field(default_factory=dict)
     data: Mapping[Any, Any] = field(default_factory=dict)
     draws: tuple[int, int] = (0, 0)
-    known: tuple[torch.Tensor, torch.Tensor] | None = None
+    known: tuple[Tensor, Tensor] | None = None
     in_place: bool = False
-    seed: torch.Tensor | None = None
+    seed: Tensor | None = None
     line: int = 0
 
     def of_samples(self, some: slice, heads: int) -> Call:
@@ -179,18 +180,14 @@ class Kernel(Protocol):
     """Runs a work: q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v] of one floating
     type -> [B, H, n_q, d_v]. H_kv divides H."""
 
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> torch.Tensor: ...
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor: ...
 
 
 @runtime_checkable
 class Mergeable(Protocol):
     """A kernel whose outputs can be merged with those of other keys."""
 
-    def partial(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
         """The output and its log-sum-exps [B, H, n_q], the logarithms of denominators, float32 at
         least, -inf where a query has no key; None for weights without a positive one."""
 
@@ -201,13 +198,13 @@ class Streamable(Protocol):
 
     def step(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
         call: Call,
         state: object,
         with_lse: bool = False,
-    ) -> tuple[tuple[torch.Tensor, torch.Tensor | None], object]:
+    ) -> tuple[tuple[Tensor, Tensor | None], object]:
         """The outputs of more positions, and the state after them; it is None at first. Outputs
         come with log-sum-exps as of `Mergeable`, None for those too that were not asked for."""
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 # a pair is read where its weight is larger: a smaller one changes no sum of float64 numbers
@@ -41,28 +42,28 @@ class Call:
 
     kind: str
     shape: tuple[int, ...] = (0, 0, 0, 0)
-    q: torch.Tensor = _NONE
-    k: torch.Tensor = _NONE
-    v: torch.Tensor = _NONE
-    run: Callable[..., torch.Tensor] = lambda *tensors, cast: _NONE
-    sizes: Callable[[bool], torch.Tensor] | None = None
+    q: Tensor = _NONE
+    k: Tensor = _NONE
+    v: Tensor = _NONE
+    run: Callable[..., Tensor] = lambda *tensors, cast: _NONE
+    sizes: Callable[[bool], Tensor] | None = None
     together: bool = False
     reason: str = ""
     passes: int = 0
 
-    def outputs(self, values: torch.Tensor, steepest: float, double: bool) -> torch.Tensor:
+    def outputs(self, values: Tensor, steepest: float, double: bool) -> Tensor:
         """The output with other values, and queries scaled down until no score is steeper."""
         self.passes += 1
         largest = float(self.q.norm(dim=-1).max() * self.k.norm(dim=-1).max())
         q = self.q * min(1.0, steepest / max(largest, 1e-9))
 
-        def wider(x: torch.Tensor) -> torch.Tensor:
+        def wider(x: Tensor) -> Tensor:
             return x.double() if double and x.is_floating_point() else x
 
-        cast = partial(tree_map_only, torch.Tensor, wider)
+        cast = partial(tree_map_only, Tensor, wider)
         return self.run(*cast((q, self.k, values)), cast=cast)
 
-    def weights(self, double: bool = False) -> torch.Tensor:
+    def weights(self, double: bool = False) -> Tensor:
         """The size of each weight, [B, H, n_q, n_k]; NaN is 0."""
         if self.sizes is not None:
             self.passes += 1
@@ -74,7 +75,7 @@ class Call:
             columns.append(self.outputs(unit, STEEPEST, double)[..., : len(keys)])
         return torch.cat(columns, -1).abs().nan_to_num(nan=0.0)
 
-    def rows_differ(self, allowed: torch.Tensor) -> torch.Tensor:
+    def rows_differ(self, allowed: Tensor) -> Tensor:
         """Which rows read other keys than `allowed` [B | 1, H | 1, n_q, n_k]: bool [B, H, n_q, 1].
 
         With queries of zero all keys of a row weigh the same: random values show their mean. A row
@@ -127,7 +128,7 @@ def written_out(
     denominator. So the softmax is differentiated: a pair is read where either is not 0.
     """
     name, first = getattr(function, "__name__", ""), args[0] if args else None
-    if name in ("softmax", "_softmax") and isinstance(first, torch.Tensor) and first.ndim > 1:
+    if name in ("softmax", "_softmax") and isinstance(first, Tensor) and first.ndim > 1:
         scores = first.detach().requires_grad_(first.is_floating_point())
         with torch.enable_grad():
             out = function(scores, *args[1:], **kwargs)
@@ -155,13 +156,13 @@ def written_out(
         # weights are written into a view that was made without gradients
         return function(*args, **kwargs), None
     # the column of a sink may be cut off
-    kept = isinstance(out, torch.Tensor) and out.numel() == weights.numel()
+    kept = isinstance(out, Tensor) and out.numel() == weights.numel()
     if kept or name == "__getitem__":
         setattr(out, _OF, getattr(weights, _OF))
     return out, None
 
 
-def _call(weights: torch.Tensor, v: torch.Tensor, heads: int | None) -> Call | None:
+def _call(weights: Tensor, v: Tensor, heads: int | None) -> Call | None:
     """The call of a product with weights [..., n_q, n_k]."""
     scores, sizes = getattr(weights, _OF), weights.detach().abs().nan_to_num(nan=0.0)
     alike = weights.requires_grad and weights.numel() == scores.numel()
@@ -173,7 +174,7 @@ def _call(weights: torch.Tensor, v: torch.Tensor, heads: int | None) -> Call | N
             slope = slope.abs().nan_to_num(nan=0.0).reshape(sizes.shape)
             sizes = sizes.maximum(slope * (slope > 256 * torch.finfo(slope.dtype).eps))
 
-    def sized(double: bool) -> torch.Tensor:
+    def sized(double: bool) -> Tensor:
         if not (double and alike):
             return four_axes(sizes, heads)
         # what the softmax itself rounds to 0 in its own type
@@ -185,7 +186,7 @@ def _call(weights: torch.Tensor, v: torch.Tensor, heads: int | None) -> Call | N
     return Call("softmax and a product", shape, v=v, sizes=sized) if len(shape) == 4 else None
 
 
-def four_axes(x: torch.Tensor, heads: int | None) -> torch.Tensor:
+def four_axes(x: Tensor, heads: int | None) -> Tensor:
     """A tensor [B * H, …] or of one sample with samples and heads as axes of their own."""
     if x.ndim == 2:
         return x[None, None]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from attnspec.model_check.call import NARROWEST, READ, Call
@@ -174,16 +174,16 @@ class Run:
             _compare_weights(call, pairs, check)
         check.passes = call.passes
 
-    def _outputs(self) -> list[torch.Tensor]:
+    def _outputs(self) -> list[Tensor]:
         """Run the model: the floating point tensors that it returns, on the CPU."""
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
             kwargs = {name: copied(x) for name, x in self.kwargs.items()}
             leaves = tree_leaves(self.model(*map(copied, self.args), **kwargs))
-        tensors = (x for x in leaves if isinstance(x, torch.Tensor))
+        tensors = (x for x in leaves if isinstance(x, Tensor))
         return [x.cpu() for x in tensors if x.is_floating_point()]
 
-    def _compare_outputs(self, plain: list[torch.Tensor], watched: list[torch.Tensor]) -> None:
+    def _compare_outputs(self, plain: list[Tensor], watched: list[Tensor]) -> None:
         """Add a fault where a fused kernel or compiled code returns other outputs."""
         real = self.wanted.own
         for before, after in zip(plain, watched, strict=True):

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attnspec.graphs.stack import Stack, decides, influence
 from attnspec.ir.crossing import crossed
@@ -33,10 +34,10 @@ class Pairs(NamedTuple):
     read, by what their keys are."""
 
     first: int
-    keys: torch.Tensor
-    allowed: torch.Tensor
-    compared: torch.Tensor
-    never: Mapping[str, torch.Tensor]
+    keys: Tensor
+    allowed: Tensor
+    compared: Tensor
+    never: Mapping[str, Tensor]
 
 
 class Wanted:
@@ -74,15 +75,15 @@ class Wanted:
             raise AttnSpecError(f"`{self.program.name}` is a formula without pairs")
         self.decided = any(g is not None and decides(g) and not inputs_of(g) for g in graphs)
 
-    def _real(self, *names: str) -> torch.Tensor | None:
+    def _real(self, *names: str) -> Tensor | None:
         """The first of these arguments that is a mask [B, n]; torch's are True at padding."""
         for name in names:
             mask = self.arguments.get(name)
-            if isinstance(mask, torch.Tensor) and mask.ndim == 2:
+            if isinstance(mask, Tensor) and mask.ndim == 2:
                 return (mask == 0 if name.endswith("key_padding_mask") else mask != 0).cpu()
         return None
 
-    def _documents(self) -> torch.Tensor | None:
+    def _documents(self) -> Tensor | None:
         """The documents that `position_ids` show; None where every sample is one document."""
         positions = self.arguments.get("position_ids")
         if positions is None or positions.ndim < 2 or positions.is_floating_point():
@@ -94,7 +95,7 @@ class Wanted:
         numbers = documents(positions, self.own)
         return numbers if bool(numbers.any()) else None
 
-    def _inputs(self, inputs: Named) -> dict[str, torch.Tensor]:
+    def _inputs(self, inputs: Named) -> dict[str, Tensor]:
         """The run-time inputs; missing documents are taken from `position_ids`."""
         arrays = self.arguments.get("attnspec_inputs")
         every = {**(arrays if isinstance(arrays, Mapping) else {}), **inputs}
@@ -158,7 +159,7 @@ class Wanted:
             never["another document"] = (others & used)[:, None]
         return Pairs(first, keys, allowed, compared, {} if cross else never)
 
-    def _padded(self, real: torch.Tensor | None, n: int) -> torch.Tensor:
+    def _padded(self, real: Tensor | None, n: int) -> Tensor:
         """Which of n positions are real; those beyond the end of a mask are padding."""
         if real is None:
             return torch.ones(1, n, dtype=torch.bool)
@@ -191,7 +192,7 @@ def copied(value: Any) -> Any:
     if not is_cache(value):
         return value
     # keys that were computed with gradients are copied, too
-    with patch.object(torch.Tensor, "__deepcopy__", lambda x, memo: x.detach().clone()):
+    with patch.object(Tensor, "__deepcopy__", lambda x, memo: x.detach().clone()):
         return copy.deepcopy(value)
 
 
@@ -199,7 +200,7 @@ def is_cache(value: object) -> bool:
     return callable(getattr(value, "get_seq_length", None))
 
 
-def documents(position_ids: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
+def documents(position_ids: Tensor, real: Tensor | None = None) -> Tensor:
     """The number of each token's document, int64 [B, n]. A document begins where positions start
     again, at 0 or below the position before, and at `real` tokens, bool [B, n]."""
     starts = (position_ids[:, 1:] == 0) | (position_ids[:, 1:] < position_ids[:, :-1])

@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -45,13 +45,13 @@ class Frame:
     @property
     def crosses(self) -> bool:
         """Whether it reads another sequence, by its name or by its arguments."""
-        other = any(isinstance(self.arguments[1].get(name), torch.Tensor) for name in _OTHER)
+        other = any(isinstance(self.arguments[1].get(name), Tensor) for name in _OTHER)
         return other or _CROSS.search(self.path) is not None
 
     @property
-    def states(self) -> list[torch.Tensor]:
+    def states(self) -> list[Tensor]:
         """Its arguments of three axes: hidden states are the first."""
-        tensors = (x for x in tree_leaves(self.arguments) if isinstance(x, torch.Tensor))
+        tensors = (x for x in tree_leaves(self.arguments) if isinstance(x, Tensor))
         return [x for x in tensors if x.ndim == 3]
 
     @property
@@ -207,14 +207,14 @@ def _whole(frame: Frame, output: Any) -> Call:
         return Call("the module as a whole", together=True, reason=reason)
     x = states.detach()
 
-    def moved(noise: torch.Tensor, at: slice) -> torch.Tensor:
+    def moved(noise: Tensor, at: slice) -> Tensor:
         other = x.clone()
         other[:, at] += noise
-        args, kwargs = tree_map_only(torch.Tensor, lambda t: other if t is states else t, arguments)
-        out: torch.Tensor = tree_leaves(frame.module(*args, **kwargs))[0]
+        args, kwargs = tree_map_only(Tensor, lambda t: other if t is states else t, arguments)
+        out: Tensor = tree_leaves(frame.module(*args, **kwargs))[0]
         return out.flatten(2)
 
-    def sizes(double: bool) -> torch.Tensor:
+    def sizes(double: bool) -> Tensor:
         noise = torch.randn(x[:, :1].shape, generator=torch.Generator().manual_seed(0)).to(x)
         before = moved(noise, slice(0))
         # a smaller move is rounding

@@ -8,6 +8,7 @@ from inspect import Parameter, signature
 from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.torch_modes import is_recorded
 from attnspec.graphs.predicates.inputs import require_exact
@@ -19,7 +20,7 @@ from attnspec.lower.lower import pair_inputs
 from attnspec.lower.work import Call
 from attnspec.text.diagnostics import did_you_mean
 
-Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
+Parts: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
 """q [B, H, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v]."""
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -91,11 +92,11 @@ def check_layer(program: Program, layer: int) -> int:
     return layer
 
 
-def check_tensors(program: Program, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+def check_tensors(program: Program, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raises TypeError or ValueError unless q, k and v fit each other and the program."""
     tensors: tuple[object, ...] = q, k, v
     for name, x in zip("qkv", tensors, strict=True):
-        if not isinstance(x, torch.Tensor) or x.layout != torch.strided or x.is_nested:
+        if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_nested:
             check_strided(name, x)
     if not q.dim() == k.dim() == v.dim() == 4:
         name = next(name for name, x in zip("qkv", (q, k, v), strict=True) if x.dim() != 4)
@@ -133,9 +134,9 @@ def check_tensors(program: Program, q: torch.Tensor, k: torch.Tensor, v: torch.T
 
 def _misshapen(
     why: str,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     declared: int | None = -1,
     more: str = "",
 ) -> ValueError:
@@ -151,7 +152,7 @@ def _misshapen(
 
 def check_strided(name: str, tensor: object) -> None:
     """Raises TypeError unless it is a dense tensor."""
-    if not isinstance(tensor, torch.Tensor):
+    if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
     if tensor.layout != torch.strided or tensor.is_nested:
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
@@ -191,11 +192,11 @@ def check_dropout(dropout_p: float) -> float:
 
 def check_inputs(
     program: Program,
-    inputs: Mapping[str, torch.Tensor] | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    padding: torch.Tensor | None,
-) -> dict[str, torch.Tensor]:
+    inputs: Mapping[str, Tensor] | None,
+    q: Tensor,
+    k: Tensor,
+    padding: Tensor | None,
+) -> dict[str, Tensor]:
     """The inputs of q [B, H, n_q, d] and k [B, H_kv, n_k, d] as patterns take them: [B, n_k],
     numbers as int64 or float64, one of a token at padding [B, n_k]; a length [B, 1, 1]; what is
     about heads as it is given."""
@@ -212,9 +213,7 @@ def check_inputs(
     return checked
 
 
-def check_names(
-    program: Program, inputs: Mapping[str, torch.Tensor] | None
-) -> Mapping[str, torch.Tensor]:
+def check_names(program: Program, inputs: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
     """The inputs by name, empty for None; raises unless the program declares each."""
     tensors, declared = {} if inputs is None else inputs, [x.name for x in program.inputs]
     if not isinstance(tensors, Mapping):
@@ -230,11 +229,11 @@ def check_names(
 
 def _input(
     entry: Input,
-    tensor: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    padding: torch.Tensor | None,
-) -> torch.Tensor:
+    tensor: Tensor,
+    q: Tensor,
+    k: Tensor,
+    padding: Tensor | None,
+) -> Tensor:
     (batch, heads, n_q, _), (_, key_heads, n_k, _) = q.shape, k.shape
     shape: tuple[int, ...] = (batch,) if entry.kind == "length" else (batch, n_k)
     if entry.kind in PER_HEAD:
@@ -258,15 +257,13 @@ def _input(
     return tensor if padding is None else _without_padding(tensor, padding)
 
 
-def check_input(
-    entry: Input, tensor: torch.Tensor, shape: tuple[int, ...], device: torch.device
-) -> None:
+def check_input(entry: Input, tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
     """Raises unless a run-time input has the type of its kind and a shape, and is where q is."""
     types, kind, _ = _KINDS[entry.kind]
     check_tensor(f"the input `{entry.name}`", tensor, types, kind, shape, device)
 
 
-def _without_padding(numbers: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+def _without_padding(numbers: Tensor, padding: Tensor) -> Tensor:
     """Numbers [B, n_k] with one of a real token at padding, 1 where no token is real: what stands
     there is no number of a token, and no predicate may fail on it."""
     if not numbers.numel():
@@ -285,7 +282,7 @@ def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tup
             f" got {count}"
         )
 
-    def first(entry: Input, x: torch.Tensor, axis: int) -> torch.Tensor:
+    def first(entry: Input, x: Tensor, axis: int) -> Tensor:
         return x if entry.kind in OF_QUERIES else x.narrow(axis, 0, count)
 
     data, padding = along_positions(program, call.data, first), call.padding
@@ -297,20 +294,20 @@ def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tup
 
 def along_positions(
     program: Program,
-    inputs: Mapping[str, torch.Tensor],
-    change: Callable[[Input, torch.Tensor, int], torch.Tensor],
-) -> dict[str, torch.Tensor]:
+    inputs: Mapping[str, Tensor],
+    change: Callable[[Input, Tensor, int], Tensor],
+) -> dict[str, Tensor]:
     """The inputs with `change(input, tensor, axis)` in the place of those that have an axis of
     positions; what cannot be one stays, and is refused by who reads it."""
     changed = dict(inputs)
     for entry in program.inputs:
         axis, x = POSITIONS.get(entry.kind), inputs.get(entry.name)
-        if axis is not None and isinstance(x, torch.Tensor) and x.ndim > axis:
+        if axis is not None and isinstance(x, Tensor) and x.ndim > axis:
             changed[entry.name] = change(entry, x, axis)
     return changed
 
 
-def check_promise(name: str, at_most: int, marked: torch.Tensor) -> None:
+def check_promise(name: str, at_most: int, marked: Tensor) -> None:
     """Raises ValueError where an input marks more tokens of a sample, [B], than it promises."""
     if marked.device.type == "meta":
         return
@@ -322,10 +319,10 @@ def check_promise(name: str, at_most: int, marked: torch.Tensor) -> None:
 
 def check_finite(
     program: Program,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    data: Mapping[str, torch.Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    data: Mapping[str, Tensor],
 ) -> None:
     """Raises ValueError, with the first place, where a tensor holds NaN or an infinity; a score
     that is given may be -inf, which is never chosen."""
@@ -348,8 +345,8 @@ def check_finite(
 
 
 def taken_apart(
-    program: Program, data: Mapping[str, torch.Tensor], n_k: int
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    program: Program, data: Mapping[str, Tensor], n_k: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The inputs of a call without those that have a number of each pair, and these as tables,
     [1, H or 1, B, n_q, n_k]: they have gradients."""
     pairs = {name: data[name] for name in pair_inputs(program)}
@@ -363,7 +360,7 @@ def taken_apart(
     return rest, {name: x.transpose(0, 1)[None] for name, x in pairs.items()}
 
 
-def require_unchanged(outs: Sequence[torch.Tensor | None], given: Sequence[torch.Tensor]) -> None:
+def require_unchanged(outs: Sequence[Tensor | None], given: Sequence[Tensor]) -> None:
     """Derivatives of outputs raise RuntimeError where padding or inputs have been written over
     since, as those of torch's own operations do: they are taken of what is there now."""
     versions = [(x, x._version) for x in given if not x.is_inference()]
@@ -383,7 +380,7 @@ def require_unchanged(outs: Sequence[torch.Tensor | None], given: Sequence[torch
 
 def check_exact(
     predicates: Mapping[Scalar, Sequence[str]],
-    data: Mapping[str, torch.Tensor],
+    data: Mapping[str, Tensor],
     n: int,
     m: int | None = None,
 ) -> None:
@@ -399,7 +396,7 @@ def check_exact(
         require_exact(predicate, n, ranges, m)
 
 
-def require_numbers(what: str, *tensors: torch.Tensor) -> None:
+def require_numbers(what: str, *tensors: Tensor) -> None:
     """Raises ValueError where a trace has no numbers of tensors, which `what` names or reads."""
     if any(map(is_recorded, tensors)):
         raise ValueError(
@@ -410,7 +407,7 @@ def require_numbers(what: str, *tensors: torch.Tensor) -> None:
 
 def check_tensor(
     name: str,
-    tensor: torch.Tensor,
+    tensor: Tensor,
     types: tuple[torch.dtype, ...],
     kind: str,
     shape: tuple[int, ...],

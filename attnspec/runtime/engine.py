@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from attnspec.backends.common.merging import Partial
@@ -64,7 +65,7 @@ if is_older(torch.__version__, LEAST_TORCH):
 Key: TypeAlias = "tuple[int, int, int, int, int, str, int]"
 """Layer, heads, key heads, n_q, n_k, device and first query."""
 
-Outputs: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
+Outputs: TypeAlias = "tuple[Tensor, Tensor | None]"
 """The output [B, H, n_q, d_v], and its log-sum-exps [B, H, n_q] if there are any."""
 
 
@@ -72,7 +73,7 @@ Built: TypeAlias = "tuple[Kernel, Work, tuple[int, ...]]"
 """A kernel, what it computes, and its heads."""
 
 
-Selection: TypeAlias = torch.Tensor | range | None
+Selection: TypeAlias = Tensor | range | None
 """Which heads: their numbers, as a range where they are one, None for all."""
 
 
@@ -90,7 +91,7 @@ class Group:
     keys: Selection
     tables: tuple[tuple[str, str], ...]
 
-    def parts(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Parts:
+    def parts(self, q: Tensor, k: Tensor, v: Tensor) -> Parts:
         """Queries of these heads, and the keys and values that they read."""
         if self.keys is not None:
             k, v = selected(k, 1, self.keys), selected(v, 1, self.keys)
@@ -109,7 +110,7 @@ class Prepared:
     layer: int = 0
     start: int = 0
 
-    def joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
         """The outputs of the groups, [B, H, …], in the order of the heads."""
         whole = parts[0] if len(parts) == 1 else torch.cat([*parts], 1)
         return whole if self.order is None else selected(whole, 1, self.order)
@@ -123,7 +124,7 @@ def selection(chosen: Sequence[int], count: int, device: torch.device) -> Select
     return torch.tensor(chosen, device=device)
 
 
-def selected(x: torch.Tensor, axis: int, heads: Selection | Sequence[int]) -> torch.Tensor:
+def selected(x: Tensor, axis: int, heads: Selection | Sequence[int]) -> Tensor:
     """Some heads of a tensor: a view where they are a range."""
     if heads is None:
         return x
@@ -219,7 +220,7 @@ class Engine:
         prepared: Prepared,
         call: Call,
         choices: Mapping[DataDependent, Choice],
-        q: torch.Tensor,
+        q: Tensor,
     ) -> Call:
         """The call as the kernel of a group takes it."""
         known, data = call.known if _reuses(group.kernel, q) else None, call.data
@@ -242,7 +243,7 @@ class Engine:
         wide = torch.promote_types(out.dtype, torch.float32)
         return out, out.new_zeros(out.shape[:3], dtype=wide)
 
-    def check_data(self, data: Mapping[str, torch.Tensor], n: int, m: int | None = None) -> None:
+    def check_data(self, data: Mapping[str, Tensor], n: int, m: int | None = None) -> None:
         """Raises ValueError where the inputs of n positions, read by m queries of another sequence
         if it is given, break a promise, or numbers that predicates compute of them may not be
         exact."""
@@ -274,7 +275,7 @@ class Engine:
         return (q, pad(k, (0, 0, 0, more)), pad(v, (0, 0, 0, more))), call
 
     def masked(
-        self, layer: int, parts: Parts, call: Call, added: torch.Tensor, return_lse: bool
+        self, layer: int, parts: Parts, call: Call, added: Tensor, return_lse: bool
     ) -> Outputs:
         """What `run` returns with numbers added to the scores of all pairs, broadcastable to
         [B, H, n_q, n_k], -inf for a pair that is none: by the definition, whose cost is that of all
@@ -302,10 +303,10 @@ class Engine:
         prepared: Prepared,
         parts: Parts,
         call: Call,
-        grads: tuple[torch.Tensor | None, torch.Tensor | None],
+        grads: tuple[Tensor | None, Tensor | None],
         asks: Sequence[bool],
         again: bool = False,
-    ) -> list[torch.Tensor | None]:
+    ) -> list[Tensor | None]:
         """The gradients of q, k and v, and of the call's tables in their order, where `asks` says
         so, from those of what `run` returned. What the call knows is not computed again.
 
@@ -315,7 +316,7 @@ class Engine:
         if not again:
             leaves = [x.detach().requires_grad_(a) for x, a in zip(leaves, asks, strict=True)]
 
-        def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *learned: torch.Tensor) -> Any:
+        def run(q: Tensor, k: Tensor, v: Tensor, *learned: Tensor) -> Any:
             whole = replace(call, tables=dict(zip(call.tables, learned, strict=True)))
             return self.run(prepared, (q, k, v), whole, grads[1] is not None)
 
@@ -338,7 +339,7 @@ class Engine:
                 " derivatives of one sample at a time, or `vjp`"
             )
 
-        def tables(each: Decision) -> dict[str, torch.Tensor]:
+        def tables(each: Decision) -> dict[str, Tensor]:
             parts = each.leaf.learned if self._parts else ()
             names = {x.name: self._parts[each.leaf.name, x] for x in parts}
             return {x: rows_of(call.tables[y], layer, each.heads) for x, y in names.items()}
@@ -346,9 +347,7 @@ class Engine:
         count = keys if self.program.cross else None
         return decided(decisions, q, k, call, tables, count)
 
-    def tables(
-        self, group: Group, layer: int, learned: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
+    def tables(self, group: Group, layer: int, learned: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What a group's heads have learned, [heads of the group or 1, …], in float32 at least:
         gradients of tables are sums over all pairs."""
         tables = {}
@@ -384,8 +383,8 @@ class Engine:
     def prepare(
         self,
         layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
+        q: Tensor,
+        k: Tensor,
         query_start: int = 0,
         call: tuple[object, ...] | None = None,
     ) -> Prepared:
@@ -486,18 +485,18 @@ def no_log_sum_exps(program: Program) -> ValueError:
     )
 
 
-def rows_of(table: torch.Tensor, layer: int, heads: Selection | Sequence[int]) -> torch.Tensor:
+def rows_of(table: Tensor, layer: int, heads: Selection | Sequence[int]) -> Tensor:
     """What some heads of a layer have learned, [heads or 1, …]; what is shared has one row."""
     rows = table[layer if len(table) > 1 else 0]
     return selected(rows, 0, heads) if len(rows) > 1 else rows
 
 
-def _reuses(kernel: Kernel, q: torch.Tensor) -> bool:
+def _reuses(kernel: Kernel, q: Tensor) -> bool:
     """Whether a kernel gives log-sum-exps in passing, and goes on from them."""
     return q.device.type in getattr(kernel, "reuses", ())
 
 
-def nothing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Outputs:
+def nothing(q: Tensor, k: Tensor, v: Tensor) -> Outputs:
     """Zeros [B, H, n_q, d_v] that depend on q, k and v as far as autograd is concerned, and
     log-sum-exps of nothing."""
     every = torch.ones((), dtype=torch.bool, device=q.device)

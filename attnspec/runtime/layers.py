@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Never, Protocol, TypeAlias, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from attnspec.backends.common.merging import merged
@@ -26,9 +26,7 @@ from attnspec.runtime.call_checks import FLOATS, check_dropout, check_layer, ref
 from attnspec.runtime.module import CompiledAttention
 from attnspec.runtime.streaming import StreamState, check_state
 
-Rotary: TypeAlias = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
-]
+Rotary: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Turns q [B, H, n, d] and k [B, H_kv, n, d] by their positions, int64 [n]."""
 
 DEVIATION = 0.02
@@ -66,7 +64,7 @@ class _OneLayer(nn.Module):
             if shares_keys(program.attends[slot].graph)
         )
 
-    def _with_shared(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def _with_shared(self, q: Tensor, k: Tensor) -> Tensor:
         """The keys [B, H, n, d] with queries in their place for the heads that share them."""
         if not self.shared:
             return k
@@ -196,12 +194,12 @@ class SelfAttention(_OneLayer):
 
     def forward(
         self,
-        x: torch.Tensor,
+        x: Tensor,
         *,
-        key_padding_mask: torch.Tensor | None = None,
-        inputs: Mapping[str, torch.Tensor] | None = None,
+        key_padding_mask: Tensor | None = None,
+        inputs: Mapping[str, Tensor] | None = None,
         **unknown: Never,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Attention of x [B, n, embed_dim] with itself, of the same shape.
 
         `key_padding_mask` is bool [B, n], True for a real token; `inputs` are the tensors that the
@@ -216,14 +214,14 @@ class SelfAttention(_OneLayer):
 
     def step(
         self,
-        x: torch.Tensor,
+        x: Tensor,
         state: StreamState | None = None,
         *,
-        key_padding_mask: torch.Tensor | None = None,
-        inputs: Mapping[str, torch.Tensor] | None = None,
+        key_padding_mask: Tensor | None = None,
+        inputs: Mapping[str, Tensor] | None = None,
         keep_all: bool = False,
         **unknown: Never,
-    ) -> tuple[torch.Tensor, StreamState]:
+    ) -> tuple[Tensor, StreamState]:
         """Goes on with a causal layer: the outputs of the next t tokens x [B, t, embed_dim], the
         rows of a call with the whole sequence, and the state after them. It is None at the start;
         `key_padding_mask` and `inputs` are those of the t tokens, `keep_all` lets the state grow.
@@ -246,11 +244,11 @@ class SelfAttention(_OneLayer):
 
     def _attended(
         self,
-        x: torch.Tensor,
+        x: Tensor,
         state: StreamState | None,
         attend: Callable[..., Any],
-        padding: torch.Tensor | None,
-        inputs: Mapping[str, torch.Tensor] | None,
+        padding: Tensor | None,
+        inputs: Mapping[str, Tensor] | None,
         rest: Mapping[str, Any],
     ) -> Any:
         """What the attention, or its step, returns of the heads of tokens behind a state."""
@@ -266,9 +264,7 @@ class SelfAttention(_OneLayer):
         more = {"layer": self._drawn_as, "key_padding_mask": padding, "inputs": inputs}
         return attend(*parts, **more, **rest)
 
-    def _heads(
-        self, x: torch.Tensor, first: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _heads(self, x: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
         """q [B, H, n, d], k and v [B, H_kv, n, d] of tokens from a position on; v where unread."""
         named = {"v": x}
         if self.read:
@@ -285,19 +281,19 @@ class SelfAttention(_OneLayer):
             q, k = _turned(self.rotary, q, k, positions)
         return q, k, v
 
-    def _joined(self, out: torch.Tensor, count: int) -> torch.Tensor:
+    def _joined(self, out: Tensor, count: int) -> Tensor:
         """The heads' outputs [B, H, n, d] as [B, count, embed_dim], of the last tokens."""
         out = out.transpose(1, 2).flatten(2)
         if out.shape[1] > count:
             out = out[:, out.shape[1] - count :]
-        return cast(torch.Tensor, self.out(out)) if self.read else out
+        return cast(Tensor, self.out(out)) if self.read else out
 
     def _with_extra(
         self,
-        x: torch.Tensor,
-        padding: torch.Tensor | None,
-        inputs: Mapping[str, torch.Tensor] | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, Mapping[str, torch.Tensor] | None]:
+        x: Tensor,
+        padding: Tensor | None,
+        inputs: Mapping[str, Tensor] | None,
+    ) -> tuple[Tensor, Tensor | None, Mapping[str, Tensor] | None]:
         """The tokens, their padding and inputs with the extra tokens before them."""
         attention: object = self.attention
         if not isinstance(attention, CompiledAttention):
@@ -309,12 +305,12 @@ class SelfAttention(_OneLayer):
         count = self.extra_tokens
         x = torch.cat([self.extra.to(x.dtype).expand(len(x), -1, -1), x], 1)
         # what does not fit is left to the checks of the attention
-        if isinstance(padding, torch.Tensor) and padding.dim() == 2:
+        if isinstance(padding, Tensor) and padding.dim() == 2:
             padding = functional.pad(padding, (count, 0), value=True)
         longer = dict(inputs) if isinstance(inputs, Mapping) else {}
         for entry in attention.program.inputs:
             tensor = longer.get(entry.name)
-            if not isinstance(tensor, torch.Tensor):
+            if not isinstance(tensor, Tensor):
                 continue
             if entry.kind == "length":
                 longer[entry.name] = tensor + count
@@ -387,17 +383,17 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
 
     def forward(
         self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        key_padding_mask: torch.Tensor | None = None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
         need_weights: bool = True,
-        attn_mask: torch.Tensor | None = None,
+        attn_mask: Tensor | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
         *,
-        inputs: Mapping[str, torch.Tensor] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        inputs: Mapping[str, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
         """The output, and the weights with `need_weights`, as torch's class returns them.
 
         query [L, B, E], key [S, B, kdim] and value [S, B, vdim], with `batch_first` [B, L, E] and
@@ -448,12 +444,12 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
 
     def _masks(
         self,
-        attn_mask: torch.Tensor | None,
+        attn_mask: Tensor | None,
         is_causal: bool,
-        key_padding_mask: torch.Tensor | None,
-        q: torch.Tensor,
-        k: torch.Tensor,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        key_padding_mask: Tensor | None,
+        q: Tensor,
+        k: Tensor,
+    ) -> tuple[Tensor | None, Tensor | None]:
         """Which keys are real, and what is added to scores, as torch's class is told them."""
         if is_causal and attn_mask is None and not self.attention.program.causal:
             raise ValueError(
@@ -467,7 +463,7 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
             added = more if added is None else added + more
         return real, added
 
-    def _check(self, *parts: torch.Tensor) -> None:
+    def _check(self, *parts: Tensor) -> None:
         """Raises unless query, key and value are dense floats of fitting shapes and type."""
         for name, x in zip(("query", "key", "value"), parts, strict=True):
             _check_floats(name, x)
@@ -486,13 +482,13 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         if set(types) != {str(dtype)} and not torch.is_autocast_enabled(parts[0].device.type):
             raise TypeError(f"{who} be {dtype} as the weights, got {', '.join(types)}")
 
-    def _heads(self, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _heads(self, *parts: Tensor) -> tuple[Tensor, ...]:
         """q, k and v [B, H, n, d] of query, key and value."""
         # None where queries, keys and values are of different widths
-        both: torch.Tensor | None = self.in_proj_weight
+        both: Tensor | None = self.in_proj_weight
         each = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
         weights = each if both is None else both.chunk(3)
-        bias: torch.Tensor | None = self.in_proj_bias
+        bias: Tensor | None = self.in_proj_bias
         biases = (None,) * 3 if bias is None else bias.chunk(3)
         heads = []
         for x, weight, bias in zip(parts, weights, biases, strict=True):
@@ -505,7 +501,7 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         q, k, v = heads
         return q, self._with_shared(q, k), v
 
-    def _extra_keys(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def _extra_keys(self, q: Tensor) -> tuple[Tensor, Tensor] | None:
         """Scores [B, H, n_q, e] and values [1, H, e, d] of the learned and the zero key, if any."""
         if self.bias_k is None and not self.add_zero_attn:
             return None
@@ -518,13 +514,13 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
 
     def _attended(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        seen: torch.Tensor,
-        extra: tuple[torch.Tensor, torch.Tensor] | None,
-        masks: tuple[torch.Tensor | None, torch.Tensor | None],
-        inputs: Mapping[str, torch.Tensor] | None,
-    ) -> torch.Tensor:
+        q: Tensor,
+        k: Tensor,
+        seen: Tensor,
+        extra: tuple[Tensor, Tensor] | None,
+        masks: tuple[Tensor | None, Tensor | None],
+        inputs: Mapping[str, Tensor] | None,
+    ) -> Tensor:
         """The output [B, H, n_q, e] for the values `seen` of the keys, and of extra ones behind.
         More queries than keys, which every pair that is read allows, come as many at a time as
         there are keys."""
@@ -533,8 +529,8 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         rest: dict[str, Any] = {"layer": self._drawn_as, "return_lse": extra is not None}
         rest |= {"key_padding_mask": real, "dropout_p": dropout_p, "inputs": inputs}
         of_masked = self._drawn_as, (real, inputs, dropout_p), extra is not None
-        each: Sequence[torch.Tensor] = [q]
-        rows: Sequence[torch.Tensor | None] = [added]
+        each: Sequence[Tensor] = [q]
+        rows: Sequence[Tensor | None] = [added]
         if n_q > n_k > 0 and not self.attention.program.cross:
             each = torch.split(q, n_k, 2)
             whole = None if added is None else added.expand(-1, -1, n_q, -1)
@@ -553,7 +549,7 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         return merged((output[0], output[1]), more)[0]
 
 
-def _is_same(query: torch.Tensor, key: torch.Tensor) -> bool:
+def _is_same(query: Tensor, key: Tensor) -> bool:
     """Whether both are one tensor, or views of the same numbers in the same order."""
     if query is key:
         return True
@@ -564,7 +560,7 @@ def _is_same(query: torch.Tensor, key: torch.Tensor) -> bool:
     return alike and query.device == key.device and query.data_ptr() == key.data_ptr() != 0
 
 
-def _check_mask(name: str, mask: torch.Tensor, *shapes: list[int]) -> None:
+def _check_mask(name: str, mask: Tensor, *shapes: list[int]) -> None:
     """Raises unless a mask has one of some shapes, and is bool or of numbers."""
     if list(mask.shape) not in shapes:
         some = " or ".join(map(str, shapes))
@@ -573,7 +569,7 @@ def _check_mask(name: str, mask: torch.Tensor, *shapes: list[int]) -> None:
         raise TypeError(f"{name} must be bool or of a floating type, got {mask.dtype}")
 
 
-def _added(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+def _added(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
     """What `attn_mask` adds to the scores, [1 or B, 1 or H, n_q, n_k]."""
     (batch, heads, n_q, _), n_k = q.shape, k.shape[2]
     _check_mask("attn_mask", mask, [n_q, n_k], [batch * heads, n_q, n_k])
@@ -582,9 +578,7 @@ def _added(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor
     return mask[None, None] if mask.dim() == 2 else torch.unflatten(mask, 0, (batch, heads))
 
 
-def _padding(
-    mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def _padding(mask: Tensor | None, q: Tensor, k: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """Which keys are real, bool [B, n_k], and what is added to scores, [B, 1, 1, n_k], or None."""
     if mask is None:
         return None, None
@@ -696,14 +690,14 @@ def _arguments(
     return of_layer(program, layer, heads), width, heads, layer
 
 
-def _split(x: torch.Tensor, heads: int) -> torch.Tensor:
+def _split(x: Tensor, heads: int) -> Tensor:
     """[B, n, H d] as [B, H, n, d]."""
     return torch.unflatten(x, 2, (heads, -1)).transpose(1, 2)
 
 
 def _check_floats(name: str, x: object) -> None:
-    if not isinstance(x, torch.Tensor) or x.dtype not in FLOATS:
-        kind = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
+    if not isinstance(x, Tensor) or x.dtype not in FLOATS:
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"{name} must be a tensor of a floating type, got {kind}")
 
 
@@ -758,17 +752,15 @@ def size_of(name: str, value: Any) -> int:
     return size
 
 
-def _turned(
-    rotary: Rotary, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _turned(rotary: Rotary, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """What `rotary` makes of queries and keys; raises unless it keeps their shapes."""
     # whoever writes a callable may return anything
     result: object = rotary(q, k, positions)
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise TypeError(f"rotary must return q and k, got {type(result).__name__}")
     for name, one, other in zip("qk", result, (q, k), strict=True):
-        if not isinstance(one, torch.Tensor) or one.shape != other.shape:
-            what = list(one.shape) if isinstance(one, torch.Tensor) else type(one).__name__
+        if not isinstance(one, Tensor) or one.shape != other.shape:
+            what = list(one.shape) if isinstance(one, Tensor) else type(one).__name__
             raise ValueError(
                 f"rotary must keep the shape of {name}, {list(other.shape)}, got {what}"
             )

@@ -10,6 +10,7 @@ from functools import wraps
 from typing import Any, Never, TypeAlias, TypeVar, cast
 
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.masks import mask_of
 from attnspec.backends.common.torch_modes import (
@@ -58,10 +59,10 @@ from attnspec.runtime.streaming import (
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-Besides: TypeAlias = "tuple[torch.Tensor | None, Mapping[str, torch.Tensor] | None, float]"
+Besides: TypeAlias = "tuple[Tensor | None, Mapping[str, Tensor] | None, float]"
 """Padding, inputs and dropout of a call."""
 
-Asked: TypeAlias = "tuple[int, int, Besides, torch.Tensor | None, bool]"
+Asked: TypeAlias = "tuple[int, int, Besides, Tensor | None, bool]"
 """Layer, first query, what there is besides q, k and v, the keys that count, whether log-sum-exps
 are asked for."""
 
@@ -71,16 +72,14 @@ def in_type_of_autocast(method: Method) -> Method:
     stays, and what is no float is left to `check_tensors`."""
 
     def narrowed(x: Any, kind: str) -> Any:
-        narrow = isinstance(x, torch.Tensor) and x.dtype in FLOATS[:3]
+        narrow = isinstance(x, Tensor) and x.dtype in FLOATS[:3]
         return x.to(torch.get_autocast_dtype(kind)) if narrow else x
 
     @wraps(method)
-    def run(
-        self: object, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **settings: Any
-    ) -> Any:
+    def run(self: object, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **settings: Any) -> Any:
         # torch has no autocast of shapes alone
         first: object = q
-        kind = first.device.type if isinstance(first, torch.Tensor) else "meta"
+        kind = first.device.type if isinstance(first, Tensor) else "meta"
         if kind == "meta" or not torch.is_autocast_enabled(kind):
             return method(self, q, k, v, *rest, **settings)
         with torch.autocast(kind, enabled=False):
@@ -109,7 +108,7 @@ class CompiledAttention(Learner):
         self.draws = Draws(self.program.layers or 1) if redraws else None
         self._run_by(engine)
         self._keeps = any(part.kept for _, part in self._parts)
-        self._before: dict[tuple[str, int], torch.Tensor] = {}
+        self._before: dict[tuple[str, int], Tensor] = {}
 
     def _run_by(self, engine: Engine) -> None:
         self.engine, self.backend, self.program = engine, engine.backend, engine.program
@@ -150,24 +149,24 @@ class CompiledAttention(Learner):
         return f"{self.program.name}, backend={self.backend}"
 
     @staticmethod
-    def positions(first: int, count: int, device: torch.device) -> torch.Tensor:
+    def positions(first: int, count: int, device: torch.device) -> Tensor:
         """Where so many tokens of a call stand, the first of them given, int64 [count]."""
         return torch.arange(first, first + count, device=device)
 
     @in_type_of_autocast
     def forward(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
         *,
         layer: int = 0,
-        key_padding_mask: torch.Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
         dropout_p: float = 0,  # an integer: torch.compile makes a variable of any other number
-        inputs: Mapping[str, torch.Tensor] | None = None,
+        inputs: Mapping[str, Tensor] | None = None,
         return_lse: bool = False,
         query_start: int = 0,
-        keys: torch.Tensor | None = None,
+        keys: Tensor | None = None,
         **unknown: Never,
     ) -> Any:
         """Attention of q [B, H, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v].
@@ -197,7 +196,7 @@ class CompiledAttention(Learner):
             refuse_unknown(self.program, unknown, CompiledAttention.forward)
         # whoever calls from outside may hand in anything
         first: object = q
-        watched = isinstance(first, torch.Tensor) and _is_operator(q, self.program)
+        watched = isinstance(first, Tensor) and _is_operator(q, self.program)
         run = self._traced if watched else self._computed
         besides = key_padding_mask, inputs, dropout_p
         out, lse = run((q, k, v), (layer, query_start, besides, keys, return_lse))
@@ -262,7 +261,7 @@ class CompiledAttention(Learner):
         return out, lse
 
     def checked(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, start: int = 0
+        self, q: Tensor, k: Tensor, v: Tensor, layer: int, start: int = 0
     ) -> tuple[int, int]:
         """The layer and the first query; raises as a call does."""
         if type(start) is not int or start:
@@ -274,14 +273,14 @@ class CompiledAttention(Learner):
     def besides(
         self,
         layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor | None,
-        padding: torch.Tensor | None,
-        inputs: Mapping[str, torch.Tensor] | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        padding: Tensor | None,
+        inputs: Mapping[str, Tensor] | None,
         dropout_p: float = 0,
         pairs: bool = True,
-    ) -> tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor], tuple[int, int]]:
+    ) -> tuple[float, dict[str, Tensor], dict[str, Tensor], tuple[int, int]]:
         """The dropout, what is learned by name, the inputs as patterns take them, and which random
         features are drawn, of tensors that were checked; `v` is None where values are not asked
         for, and inputs of `pairs` are among what is learned, or else among the inputs."""
@@ -291,8 +290,8 @@ class CompiledAttention(Learner):
             check_tensor("key_padding_mask", padding, (torch.bool,), "bool", shape, q.device)
         if type(dropout_p) is not int or dropout_p:
             dropout_p = check_dropout(dropout_p)
-        learned: dict[str, torch.Tensor] = {}
-        data: dict[str, torch.Tensor] = {}
+        learned: dict[str, Tensor] = {}
+        data: dict[str, Tensor] = {}
         if inputs is not None or self.program.inputs:
             data = check_inputs(self.program, inputs, q, k, padding)
         if self.check_finite:
@@ -311,7 +310,7 @@ class CompiledAttention(Learner):
             learned |= tables
         return dropout_p, learned, data, (0, 0) if self.draws is None else self.draws.of(layer)
 
-    def _learned(self, q: torch.Tensor, v: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    def _learned(self, q: Tensor, v: Tensor | None) -> dict[str, Tensor]:
         """What is learned, by name, for a call with these queries and values."""
         self.check_sizes(q, v)
         tables = {name: self.learned(name) for name in self.engine.own}
@@ -330,7 +329,7 @@ class CompiledAttention(Learner):
     def masked(
         self,
         parts: Parts,
-        added: torch.Tensor,
+        added: Tensor,
         layer: int,
         besides: Besides,
         return_lse: bool = False,
@@ -356,14 +355,14 @@ class CompiledAttention(Learner):
     @in_type_of_autocast
     def step(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
         state: StreamState | None = None,
         *,
         layer: int = 0,
-        key_padding_mask: torch.Tensor | None = None,
-        inputs: Mapping[str, torch.Tensor] | None = None,
+        key_padding_mask: Tensor | None = None,
+        inputs: Mapping[str, Tensor] | None = None,
         keep_all: bool = False,
         in_place: bool = False,
         return_lse: bool = False,
@@ -449,14 +448,14 @@ class CompiledAttention(Learner):
 
     def pairs(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
+        q: Tensor,
+        k: Tensor,
         *,
         layer: int = 0,
-        inputs: Mapping[str, torch.Tensor] | None = None,
-        key_padding_mask: torch.Tensor | None = None,
+        inputs: Mapping[str, Tensor] | None = None,
+        key_padding_mask: Tensor | None = None,
         query_start: int = 0,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """bool [B, H, n_q, n_k]: which keys a call with these tensors reads, by the definition.
 
         Raises ValueError above n_k = `LIMITS.pairs_shown`, else as a call does.
@@ -471,14 +470,14 @@ class CompiledAttention(Learner):
 
     def choices(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
+        q: Tensor,
+        k: Tensor,
         *,
         layer: int = 0,
-        inputs: Mapping[str, torch.Tensor] | None = None,
-        key_padding_mask: torch.Tensor | None = None,
+        inputs: Mapping[str, Tensor] | None = None,
+        key_padding_mask: Tensor | None = None,
         query_start: int = 0,
-    ) -> dict[str, dict[str, torch.Tensor]]:
+    ) -> dict[str, dict[str, Tensor]]:
         """Data-dependent choices in a call with these tensors: for each graph, by its name, the
         `heads` that have it and its lists, buckets, clusters or matchings, [B, H or 1, …]; no lists
         of no tokens.
@@ -490,7 +489,7 @@ class CompiledAttention(Learner):
         decisions = decisions_of(works)
         if not decisions:
             raise ValueError(f"nothing is data-dependent in layer {layer} of `{self.program.name}`")
-        shown: dict[str, dict[str, torch.Tensor]] = {}
+        shown: dict[str, dict[str, Tensor]] = {}
         names = Counter[str]()
         for each in decisions:
             name, number = each.leaf.name, names[each.leaf.name] + 1
@@ -501,8 +500,8 @@ class CompiledAttention(Learner):
         return shown
 
     def _shown(
-        self, q: torch.Tensor, k: torch.Tensor, layer: int, start: int, besides: Besides
-    ) -> tuple[Works, Mapping[str, torch.Tensor], dict[Any, Any]]:
+        self, q: Tensor, k: Tensor, layer: int, start: int, besides: Besides
+    ) -> tuple[Works, Mapping[str, Tensor], dict[Any, Any]]:
         """The works, inputs and choices of a call whose pairs are asked for."""
         layer, start = self.checked(q, k, k, layer, start)
         call = Call(besides[0], *self.besides(layer, q, k, None, *besides))
@@ -516,9 +515,7 @@ class CompiledAttention(Learner):
         choices = self.engine.decided(decisions_of(works), layer, *laid, k.shape[2])
         return works, laid[1].data, choices
 
-    def _count(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, padding: torch.Tensor | None
-    ) -> None:
+    def _count(self, layer: int, q: Tensor, k: Tensor, padding: Tensor | None) -> None:
         """Counts a call of training, and moves the centroids that are kept."""
         if torch.compiler.is_compiling():
             return
@@ -542,7 +539,7 @@ class CompiledAttention(Learner):
                 self.learned(name)[row, heads] = moved_centroids(context)
 
 
-def _is_operator(q: torch.Tensor, program: Program) -> bool:
+def _is_operator(q: Tensor, program: Program) -> bool:
     """Whether torch traces a call, or records its operators one by one: then it sees one. What is
     transformed otherwise, or must be composed, consists of operations that can be."""
     watched = is_watched(q)

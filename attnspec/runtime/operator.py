@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
+from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch._guards import active_fake_mode
 from torch.autograd import forward_ad
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from attnspec.lower.work import Call
     from attnspec.runtime.engine import Engine, Prepared
 
-Tensor: TypeAlias = torch.Tensor
 
 _LIBRARY: Any = torch.library.Library("attnspec", "DEF")  # type: ignore[no-untyped-call]
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.torch_modes import is_watched
 from attnspec.backends.planner import AUTO
@@ -32,16 +33,16 @@ from attnspec.runtime.module import CompiledAttention
 
 def packed(
     module: CompiledAttention,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens: torch.Tensor | None = None,
-    cu_seqlens_k: torch.Tensor | None = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
     *,
     layer: int = 0,
     dropout_p: float = 0.0,
-    inputs: Mapping[str, torch.Tensor] | None = None,
-) -> torch.Tensor:
+    inputs: Mapping[str, Tensor] | None = None,
+) -> Tensor:
     """Attention of packed documents, each a sequence by itself: what a loop over them returns.
 
     q [T, H, d], k [T, H_kv, d] and v [T, H_kv, d_v] are the tokens of all documents, document i
@@ -73,7 +74,7 @@ def packed(
         # documents are counted before anything runs, which a traced program cannot
         outside = torch.compiler.disable(packed)  # type: ignore[no-untyped-call]
         arguments = module, q, k, v, cu_seqlens, cu_seqlens_k
-        return cast(torch.Tensor, outside(*arguments, inputs=inputs, **rest))
+        return cast(Tensor, outside(*arguments, inputs=inputs, **rest))
     if module.program.cross:
         raise ValueError(
             f"`{module.program.name}` joins two sequences, and packed documents are one each: call"
@@ -95,11 +96,11 @@ def packed(
 def _of_documents(
     module: CompiledAttention,
     parts: Parts,
-    cu_seqlens: torch.Tensor,
-    cu_seqlens_k: torch.Tensor | None,
-    inputs: Mapping[str, torch.Tensor] | None,
+    cu_seqlens: Tensor,
+    cu_seqlens_k: Tensor | None,
+    inputs: Mapping[str, Tensor] | None,
     rest: Mapping[str, Any],
-) -> torch.Tensor:
+) -> Tensor:
     """The output [T, H, d_v] for q, k and v of all documents."""
     (q, k, v), alike = parts, cu_seqlens_k is None
     _check(q, k, v, alike=alike)
@@ -126,7 +127,7 @@ def _of_documents(
     whole = {key: x[None] for key, x in {**inputs, name: labels}.items()}
     q, k, v = (x.transpose(0, 1)[None] for x in parts)
     within = module.replanned(engine_of(text))
-    out: torch.Tensor = within.forward(q, k, v, inputs=whole, **rest)
+    out: Tensor = within.forward(q, k, v, inputs=whole, **rest)
     return out[0].transpose(0, 1)
 
 
@@ -134,9 +135,9 @@ def _by_length(
     module: CompiledAttention,
     parts: Parts,
     ends: tuple[Sequence[int], Sequence[int]],
-    inputs: Mapping[str, torch.Tensor],
+    inputs: Mapping[str, Tensor],
     rest: Mapping[str, Any],
-) -> torch.Tensor:
+) -> Tensor:
     """The documents of each length, of queries and of keys, in a call of their own."""
     lengths = list(zip(*map(_lengths, ends), strict=True))
     device = parts[0].device
@@ -186,7 +187,7 @@ def _labelled(program: Program) -> tuple[str, str]:
     return text_of(plan_data(replace(program, attends=attends, inputs=inputs))), name
 
 
-def _of_nested(*given: torch.Tensor) -> tuple[Parts, torch.Tensor, torch.Tensor | None]:
+def _of_nested(*given: Tensor) -> tuple[Parts, Tensor, Tensor | None]:
     """The tokens [T, H, d] of jagged tensors, the offsets of queries, and of keys that differ."""
     for name, x in zip("qkv", given, strict=True):
         if not x.is_nested or x.layout != torch.jagged or x.dim() != 4 or x._ragged_idx != 2:  # type: ignore[attr-defined]
@@ -203,7 +204,7 @@ def _of_nested(*given: torch.Tensor) -> tuple[Parts, torch.Tensor, torch.Tensor 
             "k and v must be nested alike, with the same offsets:"
             " torch.nested.nested_tensor_from_jagged(values, offsets)"
         )
-    rows: torch.Tensor = q.offsets()  # type: ignore[attr-defined]
+    rows: Tensor = q.offsets()  # type: ignore[attr-defined]
     columns = None if q.shape[2] == k.shape[2] else k.offsets()  # type: ignore[attr-defined]
     q, k, v = (x.values().transpose(0, 1) for x in given)
     return (q, k, v), rows, columns
@@ -224,7 +225,7 @@ def _check_queries(ends: Sequence[int], keys: Sequence[int]) -> None:
             )
 
 
-def _check(*given: torch.Tensor, alike: bool) -> None:
+def _check(*given: Tensor, alike: bool) -> None:
     """Raises unless q, k and v are [T, H, d], of as many tokens if they are `alike`; what is left
     the module checks."""
     for name, x in zip("qkv", given, strict=True):
@@ -241,11 +242,11 @@ def _check(*given: torch.Tensor, alike: bool) -> None:
         )
 
 
-def _ends(offsets: torch.Tensor, tokens: int, name: str) -> list[int]:
+def _ends(offsets: Tensor, tokens: int, name: str) -> list[int]:
     """Where documents begin and end; raises unless that is from 0 up to the number of tokens."""
     value: object = offsets
-    if not isinstance(value, torch.Tensor) or value.dtype not in INTEGERS or value.dim() != 1:
-        tensor = isinstance(value, torch.Tensor)
+    if not isinstance(value, Tensor) or value.dtype not in INTEGERS or value.dim() != 1:
+        tensor = isinstance(value, Tensor)
         what = f"{offsets.dtype} {list(offsets.shape)}" if tensor else type(value).__name__
         raise TypeError(f"{name} must be a tensor of integers [documents + 1], got {what}")
     ends: list[int] = offsets.tolist()

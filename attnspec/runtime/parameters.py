@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
@@ -72,7 +72,7 @@ class Learner(nn.Module):
                 _start(self.learned(name), part, None)
         self._waits = False
 
-    def check_sizes(self, q: torch.Tensor, v: torch.Tensor | None) -> None:
+    def check_sizes(self, q: Tensor, v: Tensor | None) -> None:
         """Raises ValueError for heads of another size than what is learned was made for."""
         sides = {"d": ("q", q), "d_v": ("v", v)}
         for (owner, part), name in self._parts.items():
@@ -85,9 +85,9 @@ class Learner(nn.Module):
                         f" head_size={tensor.shape[3]} for these"
                     )
 
-    def learned(self, name: str) -> torch.Tensor:
+    def learned(self, name: str) -> Tensor:
         """A parameter, or a buffer, by its name."""
-        return cast(torch.Tensor, getattr(self, name))
+        return cast(Tensor, getattr(self, name))
 
     def _shape(self, part: Part, head_size: int, value_size: int) -> tuple[int, ...]:
         """[layers or 1, heads or 1, *shape] for heads of a size."""
@@ -103,9 +103,7 @@ class Learner(nn.Module):
             if isinstance(value, UninitializedParameter | UninitializedBuffer):
                 yield name, value
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, torch.Tensor], prefix: str, *rest: Any
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         LazyModuleMixin._lazy_load_hook(self, state_dict, prefix, *rest)  # type: ignore[arg-type]
         self._waits = any(True for _ in self._waiting())
         super()._load_from_state_dict(state_dict, prefix, *rest)
@@ -114,7 +112,7 @@ class Learner(nn.Module):
     _save_to_state_dict = LazyModuleMixin._save_to_state_dict
 
 
-def _start(parameter: torch.Tensor, part: Part, generator: torch.Generator | None) -> None:
+def _start(parameter: Tensor, part: Part, generator: torch.Generator | None) -> None:
     """Fills a parameter as its part says."""
     with torch.no_grad():
         match part.start:
@@ -159,10 +157,10 @@ class Draws(nn.Module):
             self.last[row] = self.calls[row]
             self.calls[row] += 1
 
-    def get_extra_state(self) -> torch.Tensor:
+    def get_extra_state(self) -> Tensor:
         return torch.tensor([self.asked, *self.calls])
 
-    def set_extra_state(self, state: torch.Tensor) -> None:
+    def set_extra_state(self, state: Tensor) -> None:
         self.asked, *self.calls = state.tolist()
         self.last = list(self.calls)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeAlias, cast
 
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.key_cache import GraphStream, InPieces, Keeper
 from attnspec.backends.planner import choose
@@ -27,9 +28,7 @@ Works: TypeAlias = "list[tuple[Work, tuple[int, ...]]]"
 Tensors: TypeAlias = "tuple[tuple[tuple[int, int, int], ...], torch.dtype, torch.device]"
 """Samples, heads and sizes of q, k and v, their type and device: the same in all steps."""
 
-Kept: TypeAlias = (
-    "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, Mapping[str, torch.Tensor]]"
-)
+Kept: TypeAlias = "tuple[Tensor, Tensor, Tensor | None, Mapping[str, Tensor]]"
 """The state of data-dependent graphs: the keys [B, K, n, d] and values [B, K, n, d_v] of
 all positions, which of them are real, None where all are, and the inputs, those with a number for
 each position of all of them."""
@@ -45,11 +44,11 @@ class StreamState:
     parts: tuple[object, ...]
     works: Works
     tensors: Tensors
-    marked: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    marked: Mapping[str, Tensor] = field(default_factory=dict)
 
     @staticmethod
     def first(
-        state: StreamState | None, works: Works, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        state: StreamState | None, works: Works, q: Tensor, k: Tensor, v: Tensor
     ) -> StreamState:
         """The state to go on from; raises unless it is one of such works and of such tensors, and
         all positions have queries and keys."""
@@ -78,7 +77,7 @@ class StreamState:
         """The state so many positions later."""
         return replace(self, position=self.position + positions, parts=tuple(parts))
 
-    def with_marked(self, program: Program, data: Mapping[str, torch.Tensor]) -> StreamState:
+    def with_marked(self, program: Program, data: Mapping[str, Tensor]) -> StreamState:
         """The state with marked tokens counted; ValueError where an input promises fewer."""
         marked = dict(self.marked)
         for entry in program.inputs:
@@ -89,12 +88,12 @@ class StreamState:
             check_promise(entry.name, entry.at_most, marked[entry.name])
         return replace(self, marked=marked)
 
-    def selected(self, samples: torch.Tensor) -> StreamState:
+    def selected(self, samples: Tensor) -> StreamState:
         """The state of some samples, by their numbers, int64 [B']: in another order, more than once
         or left out, as a search with beams goes on from them."""
         batch = self.samples
 
-        def chosen(x: torch.Tensor) -> torch.Tensor:
+        def chosen(x: Tensor) -> Tensor:
             # of each sample one row or more, one after the other; or what serves all
             if len(x) == 1 < batch:
                 return x
@@ -108,7 +107,7 @@ class StreamState:
         """The state with memory of its own, so that none of what it does not hold is kept."""
         return self._mapped(lambda x: x if x.untyped_storage().nbytes() == x.nbytes else x.clone())
 
-    def _mapped(self, of: Callable[[torch.Tensor], torch.Tensor]) -> StreamState:
+    def _mapped(self, of: Callable[[Tensor], Tensor]) -> StreamState:
         return replace(self, parts=_mapped(self.parts, of), marked=_mapped(dict(self.marked), of))
 
     @property
@@ -116,9 +115,9 @@ class StreamState:
         """How many samples it is of."""
         return self.tensors[0][0][0]
 
-    def kept(self) -> list[torch.Tensor]:
+    def kept(self) -> list[Tensor]:
         """The tensors that it holds."""
-        tensors: dict[int, torch.Tensor] = {}
+        tensors: dict[int, Tensor] = {}
         self._mapped(lambda x: tensors.setdefault(len(tensors), x))
         return [*tensors.values()]
 
@@ -129,9 +128,9 @@ def check_state(state: object) -> None:
         raise TypeError(f"state must be what a step returned, or None, got {type(state).__name__}")
 
 
-def _mapped(part: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _mapped(part: Any, of: Callable[[Tensor], Tensor]) -> Any:
     """What is kept, with something done to each of its tensors."""
-    if isinstance(part, torch.Tensor):
+    if isinstance(part, Tensor):
         return of(part)
     if isinstance(part, Mapping):
         return {name: _mapped(each, of) for name, each in part.items()}
@@ -253,7 +252,7 @@ def followed(before: Kept | None, later: Kept, program: Program) -> Kept:
         real = [y if x[2] is None else x[2] for x, y in zip(both, ones, strict=True)]
         padding = torch.cat(real, 1)
 
-    def joined(entry: Input, x: torch.Tensor, axis: int) -> torch.Tensor:
+    def joined(entry: Input, x: Tensor, axis: int) -> Tensor:
         return x if entry.kind in OF_QUERIES else torch.cat([inputs[entry.name], x], axis)
 
     keys, values = (torch.cat(each, 2) for each in zip(before[:2], later[:2], strict=True))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from attnspec.backends.factored.backend import FactoredBackend
 from attnspec.backends.one_block.backend import Dense
@@ -38,9 +38,9 @@ class Alone(CompiledAttention):
         # not a module of this one, whose parameters would be there twice
         self.alone = (alone,)
 
-    def forward(self, *tensors: torch.Tensor, **options: Any) -> torch.Tensor:
+    def forward(self, *tensors: Tensor, **options: Any) -> Tensor:
         """A call of the other one."""
-        out: torch.Tensor = self.alone[0](*tensors, **options)
+        out: Tensor = self.alone[0](*tensors, **options)
         return out
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from attnspec.backends.planner import AUTO
 from attnspec.ir.program import Program
@@ -38,9 +39,7 @@ def decided_checks(program: Program, run: Run, works: Works) -> Iterator[Check]:
     yield run.check(None, module.backend, what, run.n_q, _numbers_fault(run, meant, q, k))
 
 
-def _pairs_fault(
-    run: Run, meant: Run, works: Works, q: torch.Tensor, k: torch.Tensor
-) -> str | None:
+def _pairs_fault(run: Run, meant: Run, works: Works, q: Tensor, k: Tensor) -> str | None:
     """With the unit vectors as values, the output is the weights themselves."""
     v = torch.eye(run.n, dtype=torch.float64).expand(1, run.heads, -1, -1)
     read = run(q, k, v)[0].detach() != 0
@@ -56,7 +55,7 @@ def _pairs_fault(
     return None
 
 
-def _numbers_fault(run: Run, meant: Run, q: torch.Tensor, k: torch.Tensor) -> str | None:
+def _numbers_fault(run: Run, meant: Run, q: Tensor, k: Tensor) -> str | None:
     v, grad = run.drawn(run.n), run.drawn(run.n_q)
     grads = [x.differentiated((q, k, v), grad, x.module.parameters()) for x in (run, meant)]
     names = [*NAMES, *(name for name, _ in meant.module.named_parameters())]

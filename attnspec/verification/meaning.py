@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from attnspec.backends.common.score_formula import scale_of, shares
@@ -39,7 +40,7 @@ Works: TypeAlias = "Sequence[tuple[Work, tuple[int, ...]]]"
 Known: TypeAlias = "Cache[tuple[Any, ...], Any]"
 """What the definition says, kept for other modules that are asked the same."""
 
-Learned = Mapping[str, torch.Tensor]
+Learned = Mapping[str, Tensor]
 """Parameters of a module by name, [layers or 1, heads or 1, …]."""
 
 
@@ -50,7 +51,7 @@ class Run:
     of the positions are keys."""
 
     module: CompiledAttention
-    data: Mapping[str, torch.Tensor]
+    data: Mapping[str, Tensor]
     n_q: int
     n: int
     layers: tuple[int, ...]
@@ -67,18 +68,18 @@ class Run:
         """The position of the first query."""
         return self.n - self.n_q
 
-    def drawn(self, length: int) -> torch.Tensor:
+    def drawn(self, length: int) -> Tensor:
         """Random rows of all heads, float64 [1, heads, length, SIZE]."""
         return torch.randn(1, self.heads, length, SIZE, dtype=torch.float64)
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = k[:, :, : self.keys], v[:, :, : self.keys]
-        out: torch.Tensor = self.module(q, k, v, layer=self.layers[0], inputs=self.data)
+        out: Tensor = self.module(q, k, v, layer=self.layers[0], inputs=self.data)
         return out
 
     def differentiated(
-        self, given: Sequence[torch.Tensor], grad: torch.Tensor, learned: Iterable[torch.Tensor]
-    ) -> tuple[torch.Tensor, ...]:
+        self, given: Sequence[Tensor], grad: Tensor, learned: Iterable[Tensor]
+    ) -> tuple[Tensor, ...]:
         """The output of q, k and v, and what its gradient leaves of them and of what is learned."""
         leaves = [x.detach().requires_grad_() for x in given]
         out = self(*leaves)
@@ -103,11 +104,11 @@ class Numbers(NamedTuple):
     """What heads compute with: q [H, n_q, d], k and v [H, n, d], what is learned, and the gradient
     of their outputs [H, n_q, d]."""
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
     learned: Learned
-    grad: torch.Tensor
+    grad: Tensor
 
     def to(self, dtype: torch.dtype) -> Numbers:
         """The same in another type."""
@@ -125,7 +126,7 @@ class Results:
     gradients that goes through the sums of weights: the two parts may cancel, and leave the
     roundings of numbers of that size."""
 
-    heads: tuple[torch.Tensor, ...]
+    heads: tuple[Tensor, ...]
     learned: Learned
     largest: tuple[float, ...] = ()
 
@@ -177,7 +178,7 @@ class Meaning:
             for low in range(0, len(self.rows), step):
                 yield list(self.heads[first : first + many]), slice(low, low + step)
 
-    def learned_by(self, heads: Sequence[int], learned: Learned) -> dict[str, torch.Tensor]:
+    def learned_by(self, heads: Sequence[int], learned: Learned) -> dict[str, Tensor]:
         """What some heads have learned, [h or 1, …], by what the formula calls it."""
         parameters = {}
         for called, name in self.learned:
@@ -187,7 +188,7 @@ class Meaning:
 
     def weights(
         self, heads: Sequence[int], at: slice, numbers: Numbers, steady: bool = False
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """The weights [h, rows, n]; to gradients `steady` ones are divided by constants."""
         rows = torch.from_numpy(self.rows[at])
         if self.held is None:
@@ -204,7 +205,7 @@ class Meaning:
             row_shares = replace(row_shares, total=row_shares.total.detach())
         return row_shares.weights
 
-    def _symbols(self, heads: list[int], rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _symbols(self, heads: list[int], rows: Tensor) -> dict[str, Tensor]:
         """What expressions of scores read, broadcastable to [1, h, 1, 1, rows, n]."""
         found = {"q": rows[:, None], "k": torch.arange(self.run.n)}
         for entry in self.run.module.program.inputs:
@@ -219,9 +220,7 @@ class Meaning:
                 found[f"{entry.name}{PAIR}"] = (x[heads] if len(x) > 1 else x)[None, :, None, None]
         return found
 
-    def outputs(
-        self, heads: Sequence[int], at: slice, numbers: Numbers, steady: bool
-    ) -> torch.Tensor:
+    def outputs(self, heads: Sequence[int], at: slice, numbers: Numbers, steady: bool) -> Tensor:
         """The outputs [h, rows, d]."""
         if self.weighs:
             weights = self.weights(heads, at, numbers, steady)
@@ -230,9 +229,7 @@ class Meaning:
         out = defined(self.work, head, queries, keys, numbers.v[head, : self.run.keys], tables)
         return out[None, torch.from_numpy(self.rows[at]) - self.run.first]
 
-    def _alone(
-        self, head: int, numbers: Numbers
-    ) -> tuple[int, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    def _alone(self, head: int, numbers: Numbers) -> tuple[int, Tensor, Tensor, dict[str, Tensor]]:
         """A head, with its queries, keys, and what it has learned and its scores read."""
         tables = {name: x[0] for name, x in self.learned_by([head], numbers.learned).items()}
         if self.work.changes.inputs:
@@ -270,7 +267,7 @@ def _swept(meanings: Sequence[Meaning], numbers: Numbers, steady: bool) -> Resul
     leaves = q, k, v = [x.detach().requires_grad_() for x in (numbers.q, numbers.k, numbers.v)]
     learned = {name: x.detach().requires_grad_() for name, x in numbers.learned.items()}
     followed = Numbers(q, k, v, learned, numbers.grad)
-    out: torch.Tensor | None = None
+    out: Tensor | None = None
     for meaning in meanings:
         grad = numbers.grad[:, torch.from_numpy(meaning.rows - meaning.run.first)]
         out = torch.zeros_like(grad) if out is None else out
@@ -283,13 +280,11 @@ def _swept(meanings: Sequence[Meaning], numbers: Numbers, steady: bool) -> Resul
     every = [
         torch.zeros_like(x) if x.grad is None else x.grad for x in (*leaves, *learned.values())
     ]
-    tensors = cast(torch.Tensor, out), *every[:3]
+    tensors = cast(Tensor, out), *every[:3]
     return Results(tensors, dict(zip(learned, every[3:], strict=True)))
 
 
-def gradients(
-    out: torch.Tensor, upstream: torch.Tensor, leaves: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor, ...]:
+def gradients(out: Tensor, upstream: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """What the gradient `upstream` of an output leaves; zeros for what it does not depend on.
 
     Of a sum, because torch loads sympy to compare the shapes of an output and its gradient.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from attnspec.ir.mechanisms.rbf import Rbf
 from attnspec.ir.scalars import parts_of
@@ -29,7 +30,7 @@ SMALLEST = 1e-290
 """A weight below it may be rounded to 0 by one way of computing it and not by another."""
 
 
-def moderate(works: Heads, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+def moderate(works: Heads, heads: int) -> tuple[Tensor, Tensor]:
     """What random queries and keys are multiplied by, powers of 2, float64 [heads, 1, 1], so that
     no score is far above 1: of larger ones rounding decides which keys weigh anything."""
     factors = torch.ones(2, heads, 1, 1, dtype=torch.float64)
@@ -52,9 +53,7 @@ def _power(x: float) -> float:
     return float(2.0 ** math.floor(math.log2(x)))
 
 
-def error_bound(
-    exact: torch.Tensor, dense: torch.Tensor, dtype: torch.dtype, largest: float
-) -> float:
+def error_bound(exact: Tensor, dense: Tensor, dtype: torch.dtype, largest: float) -> float:
     """How far from `exact` a backend may be in a type in which the definition gives `dense`.
 
     `largest` is the largest number among outputs and gradients: a gradient may vanish by
@@ -95,9 +94,9 @@ def numbers_fault(
 
 def _fault(
     name: str,
-    found: torch.Tensor,
-    exact: torch.Tensor,
-    rough: torch.Tensor,
+    found: Tensor,
+    exact: Tensor,
+    rough: Tensor,
     largest: float,
     is_exact: bool,
 ) -> tuple[int, str] | None:

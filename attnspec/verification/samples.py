@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attnspec.ir.program import Input, Program
 from attnspec.runtime.call_checks import PER_HEAD
@@ -17,7 +18,7 @@ DOCUMENTS = 5
 """About how many runs of equal labels a sequence has."""
 
 
-def sample_inputs(program: Program, n: int, n_q: int | None = None) -> dict[str, torch.Tensor]:
+def sample_inputs(program: Program, n: int, n_q: int | None = None) -> dict[str, Tensor]:
     """Inputs for a batch of one and the last n_q of n positions, or all: a tenth of the tokens,
     documents of unequal lengths, half, random numbers and choices."""
     data = {}
@@ -39,7 +40,7 @@ def sample_inputs(program: Program, n: int, n_q: int | None = None) -> dict[str,
     return data
 
 
-def about_heads(entry: Input, n: int, n_q: int) -> torch.Tensor:
+def about_heads(entry: Input, n: int, n_q: int) -> Tensor:
     """An input for a batch of one that all heads have in common."""
     blocks = -(-n // entry.size)
     match entry.kind:
@@ -54,9 +55,9 @@ def about_heads(entry: Input, n: int, n_q: int) -> torch.Tensor:
             return torch.randint(0, max(2, n // DOCUMENTS), (1, 1, 2, n))
 
 
-def words_of(program: Program, inputs: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
+def words_of(program: Program, inputs: Mapping[str, Tensor]) -> tuple[str, ...]:
     """What such inputs are, in words, each with its name."""
-    kinds: dict[str, Callable[[torch.Tensor], str]] = {
+    kinds: dict[str, Callable[[Tensor], str]] = {
         "tokens": lambda x: f"{int(x.sum()):,} of {x.shape[1]:,} tokens",
         "ids": lambda x: f"{len(torch.unique(x)):,} labels",
         "numbers": lambda x: f"{int(x.min()):,} to {int(x.max()):,}",

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.masks import with_data
 from attnspec.backends.planner import choose
@@ -191,7 +192,7 @@ class Trial:
         return sample_rows(n_q, most, n - n_q)
 
     @property
-    def _at(self) -> torch.Tensor:
+    def _at(self) -> Tensor:
         """Where these stand among the queries."""
         return torch.from_numpy(self.rows - self.run.first)
 

@@ -13,6 +13,7 @@ from functools import reduce
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.dropping import kept
 from attnspec.backends.common.exact import ByKeyHead, fused
@@ -40,7 +41,7 @@ class Masks:
             self.real = torch.from_numpy(batch.k >= 0).to(device)
         self.differ = self.tiled is not None or self.real is not None
 
-    def of(self, low: int, high: int, rows: slice) -> torch.Tensor | None:
+    def of(self, low: int, high: int, rows: slice) -> Tensor | None:
         """The pairs of some blocks and their queries, bool [1 or blocks, h or 1, w], or None."""
         if self.shared is not None:
             return self.shared[:, rows]
@@ -66,33 +67,31 @@ class Piece:
     last: int
 
     @property
-    def queries(self) -> torch.Tensor:
+    def queries(self) -> Tensor:
         """Rows of the query tensor, int64 [blocks, h]."""
         return self.batch.queries[self.low : self.high, self.first : self.last]
 
     @property
-    def keys(self) -> torch.Tensor:
+    def keys(self) -> Tensor:
         """Rows of the key tensor, int64 [blocks, w]."""
         return self.batch.keys[self.low : self.high]
 
     @property
-    def mask(self) -> torch.Tensor | None:
+    def mask(self) -> Tensor | None:
         """The pairs, bool [1 or blocks, h or 1, w]; None where every pair is an edge."""
         return self.batch.masks.of(self.low, self.high, slice(self.first, self.last))
 
-    def of_queries(self, x: torch.Tensor) -> torch.Tensor:
+    def of_queries(self, x: Tensor) -> Tensor:
         """[B, K, R, n_q, d] -> [B, K, R, blocks, h, d]."""
         batch = self.batch
         return _of(x, 3, batch.first_query, self.low * batch.height + self.first, self.queries)
 
-    def of_keys(self, x: torch.Tensor) -> torch.Tensor:
+    def of_keys(self, x: Tensor) -> Tensor:
         """[B, K, n_k, d] -> [B, K, blocks, w, d]."""
         return _of(x, 2, self.batch.first_key, self.low * self.batch.width, self.keys)
 
 
-def _of(
-    x: torch.Tensor, axis: int, first: int | None, start: int, index: torch.Tensor
-) -> torch.Tensor:
+def _of(x: Tensor, axis: int, first: int | None, start: int, index: Tensor) -> Tensor:
     """The rows of x along an axis, which follow one another from `first` on if that is known."""
     if first is None:
         x = x.index_select(axis, index.reshape(-1))
@@ -161,7 +160,7 @@ class ComposedStep:
         for batch in self.batches:
             yield from batch.pieces(heads, repeat, size)
 
-    def ordered(self, parts: Sequence[torch.Tensor], empty: float = 0.0) -> torch.Tensor:
+    def ordered(self, parts: Sequence[Tensor], empty: float = 0.0) -> Tensor:
         """What pieces have found [B, K, R, blocks, h, e] for the queries in order; `empty` for
         those that are in no block."""
         flat = [part.flatten(3, 4) for part in parts]
@@ -189,7 +188,7 @@ class ComposedTables(ByKeyHead):
         steps = tables.steps or ((none,),)
         self.steps = [ComposedStep(step, tables.n_q, device) for step in steps]
 
-    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+    def traced(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """The output [B, K, R, n_q, d_v] of q [B, K, R, n_q, d]."""
         if not self._fuses(q, k, v):
             return self.composed(q, k, v, call)[0]
@@ -203,14 +202,14 @@ class ComposedTables(ByKeyHead):
             outs.append(self._sdpa(rows.to(kind), keys.to(kind), values.to(kind), piece, call))
         return self.steps[0].ordered(outs)
 
-    def _fuses(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    def _fuses(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
         """Whether torch's own attention does, which on the CPU has no second derivative."""
         if not (self.work.plain and len(self.tables.steps) == 1 and q.shape[-1] and v.shape[-1]):
             return False
         graded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
         return not (is_transformed() or (q.is_cpu and graded))
 
-    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
+    def composed(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
         """The same by the formula, and its log-sum-exps [B, K, R, n_q], if there are any."""
         kind = q.dtype
         q, k, v = widened(q), widened(k), widened(v)
@@ -220,9 +219,7 @@ class ComposedTables(ByKeyHead):
             out, lse = with_zero((out, lse))
         return out.to(kind), lse
 
-    def _step(
-        self, step: ComposedStep, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> Outputs:
+    def _step(self, step: ComposedStep, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
         outs, sums = [], []
         for piece in self._pieces(step, q):
             left = kept(call, q.shape[:3], piece.queries, piece.keys)
@@ -234,7 +231,7 @@ class ComposedTables(ByKeyHead):
                 sums.append(lse[..., None])
         return step.ordered(outs), step.ordered(sums, -torch.inf)[..., 0] if sums else None
 
-    def _pieces(self, step: ComposedStep, q: torch.Tensor) -> Iterator[Piece]:
+    def _pieces(self, step: ComposedStep, q: Tensor) -> Iterator[Piece]:
         return step.pieces(q.shape[:2].numel(), q.shape[2], q.shape[-1])
 
     def blocks(self, piece: Piece, call: Call) -> Blocks:
@@ -248,9 +245,7 @@ class ComposedTables(ByKeyHead):
             mask = real if mask is None else mask & real
         return Blocks(mask, symbols=symbols)
 
-    def _sdpa(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, piece: Piece, call: Call
-    ) -> torch.Tensor:
+    def _sdpa(self, q: Tensor, k: Tensor, v: Tensor, piece: Piece, call: Call) -> Tensor:
         batch, keys, repeat, blocks, height, size = q.shape
         mask = piece.mask
         if mask is not None and mask.shape[1] > 1:

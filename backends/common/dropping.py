@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from attnspec.graphs.counter_rng import DROPOUT, MASK, philox
 from attnspec.lower.work import Call
@@ -38,9 +39,7 @@ def factor_of(p: float) -> float:
     return 1.0 / (1.0 - p) if p < 1.0 else 0.0
 
 
-def kept(
-    call: Call, shape: Sequence[int], q_rows: torch.Tensor, k_rows: torch.Tensor
-) -> torch.Tensor | None:
+def kept(call: Call, shape: Sequence[int], q_rows: Tensor, k_rows: Tensor) -> Tensor | None:
     """Which weights of query rows int64 [G, h] and key rows int64 [G, w] are kept, bool
     [B, K, R, G, h, w] for B samples, K key heads and R query heads of each, each then multiplied
     with `factor_of`; None without a seed."""
@@ -49,5 +48,5 @@ def kept(
     lines = call.line + torch.arange(shape[0] * shape[1] * shape[2], device=call.seed.device)
     counter = q_rows[..., None], k_rows[:, None], lines.view(*shape, 1, 1, 1), DROPOUT
     # of the products of two words int64 holds the lower 64 bits, which are all of them
-    words: torch.Tensor = philox(counter, (call.seed & MASK, call.seed >> 32 & MASK))[0]
+    words: Tensor = philox(counter, (call.seed & MASK, call.seed >> 32 & MASK))[0]
     return words >> 32 - BITS >= least_of(call.dropout_p)

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from attnspec.backends.common.dropping import with_seed
@@ -42,21 +43,19 @@ class ByKeyHead:
     """A kernel whose query heads lie by the key head that they read: the one place where those of
     a call are brought into that shape, and outputs back."""
 
-    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
+    def composed(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
         """The output [B, K, R, n_q, d_v] of q [B, K, R, n_q, d], and its log-sum-exps if there are
         any."""
         raise NotImplementedError
 
-    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+    def traced(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         """The output alone."""
         return self.composed(q, k, v, call)[0]
 
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> torch.Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         return self.traced(grouped(q, k), k, v, call).reshape(*q.shape[:3], v.shape[-1])
 
-    def partial(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
+    def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
         """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q], if there are any."""
         out, lse = self.composed(grouped(q, k), k, v, call)
         return out.reshape(*q.shape[:3], v.shape[-1]), None if lse is None else lse.flatten(1, 2)
@@ -93,27 +92,25 @@ class SoftmaxKernel(ByKeyHead):
         # it is kept, so the modes of this call must not reach it
         return apart(self.build_differentiable)
 
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
-    ) -> Partial:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
         """The output [B, K, R, n_q, d] and its log-sum-exps [B, K, R, n_q]."""
         raise NotImplementedError
 
     def backward(
-        self, grad: torch.Tensor, saved: Sequence[torch.Tensor], call: Call, scale: float
-    ) -> Sequence[torch.Tensor]:
+        self, grad: Tensor, saved: Sequence[Tensor], call: Call, scale: float
+    ) -> Sequence[Tensor]:
         """The gradients of q, k and v, and of the call's tables if one of them asks; `saved` are
         q, k, v and what `forward` returned."""
         raise NotImplementedError
 
     def derivatives(
         self,
-        saved: Sequence[torch.Tensor],
-        grad: torch.Tensor,
-        of_lse: torch.Tensor | None,
+        saved: Sequence[Tensor],
+        grad: Tensor,
+        of_lse: Tensor | None,
         call: Call,
         scale: float,
-    ) -> Sequence[torch.Tensor]:
+    ) -> Sequence[Tensor]:
         """As `backward`, from the gradients of the output and of its log-sum-exps.
 
         The weights of a row have the gradient P (dP - delta), delta = sum(grad out), to which that
@@ -129,34 +126,32 @@ class SoftmaxKernel(ByKeyHead):
         grads = self.backward(grad, (q, k, v, out, lse), call, scale)
         return *(x[..., :-1] for x in grads[:3]), *grads[3:]
 
-    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
+    def composed(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Partial:
         """The same in differentiable operations."""
         out, lse = self.differentiable.composed(q, k, v, call)
         if lse is None:
             raise ValueError(f"`{self.work.normalize}` has no log-sum-exps")
         return out, lse
 
-    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+    def traced(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         return self.differentiable.traced(q, k, v, call)
 
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> torch.Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         if self.goes_fast(q, k, v, call):
             return self._fast(q, k, v, call)[0]
         return super().__call__(q, k, v, call)
 
-    def partial(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
+    def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Partial:
         if self.goes_fast(q, k, v, call):
             return self._fast(q, k, v, call)
         # `composed` of a softmax has log-sum-exps
         return cast("Partial", super().partial(q, k, v, call))
 
-    def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
+    def goes_fast(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> bool:
         """Whether the fast way can go; where it cannot, the composed one does."""
         return q.is_cpu and is_plain(q, k, v, call)
 
-    def _fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
+    def _fast(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Partial:
         """As `partial`, without the composed way."""
         size, out_size = q.shape[-1], v.shape[-1]
         if self.one_size:
@@ -176,9 +171,7 @@ class SoftmaxKernel(ByKeyHead):
             out, lse = self.attended(q, k, v, call, scale)
         return out if out.shape[-1] == out_size else out[..., :out_size], lse
 
-    def attended(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
-    ) -> Partial:
+    def attended(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
         """`forward` of q [B, H, n_q, d], with the logit 0 of `softmax1`: the output like it and the
         log-sum-exps [B, H, n_q]."""
         kind, more = q.dtype, self.work.normalize == "softmax1" and not self.weighs_zero
@@ -195,12 +188,12 @@ class SoftmaxKernel(ByKeyHead):
 
     def derivatives_of_heads(
         self,
-        saved: Sequence[torch.Tensor],
-        grad: torch.Tensor,
-        of_lse: torch.Tensor | None,
+        saved: Sequence[Tensor],
+        grad: Tensor,
+        of_lse: Tensor | None,
         call: Call,
         scale: float,
-    ) -> Sequence[torch.Tensor]:
+    ) -> Sequence[Tensor]:
         """`derivatives` of what `attended` was given and returned."""
         if not self.by_key_head:
             return self.derivatives(saved, grad, of_lse, call, scale)
@@ -218,7 +211,7 @@ class Several(ByKeyHead):
     def __init__(self, each: Sequence[tuple[Any, int]]) -> None:
         self.each = each
 
-    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
+    def composed(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Partial:
         # every query head with keys of its own
         every = q.flatten(1, 2)[:, :, None]
         keys, values = (x.repeat_interleave(q.shape[2], 1) for x in (k, v))
@@ -230,7 +223,7 @@ class Several(ByKeyHead):
         out, lse = (torch.cat(parts, 1) for parts in zip(*partials, strict=True))
         return out.view(*q.shape[:-1], -1), lse.view(q.shape[:-1])
 
-    def mask(self, call: Call) -> torch.Tensor:
+    def mask(self, call: Call) -> Tensor:
         """The masks of all heads, bool [B or 1, H, n_q, n_k]."""
         masks = [kernel.mask(call).expand(-1, count, -1, -1) for kernel, count in self.each]
         return torch.cat(masks, 1)
@@ -259,7 +252,7 @@ class _Differentiable(Function):
         q, k, v, out, lse, *tables = ctx.saved_tensors
         call = _with_tables(call, names, tables)
         tensors, asks = (q, k, v, *tables), ctx.needs_input_grad[5:]
-        grads: Sequence[torch.Tensor | None]
+        grads: Sequence[Tensor | None]
         if torch.is_grad_enabled():
             grads = _again(kernel, call, sizes, tensors, asks, (grad, of_lse))
         elif grad is None and of_lse is None:
@@ -274,16 +267,14 @@ def _again(
     kernel: SoftmaxKernel,
     call: Call,
     sizes: tuple[int, int],
-    given: Sequence[torch.Tensor],
+    given: Sequence[Tensor],
     asks: Sequence[bool],
-    grads: Sequence[torch.Tensor | None],
-) -> list[torch.Tensor | None]:
+    grads: Sequence[Tensor | None],
+) -> list[Tensor | None]:
     """The gradients as something that can be differentiated again."""
     size, out_size = sizes
 
-    def run(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tables: torch.Tensor
-    ) -> Sequence[torch.Tensor | None]:
+    def run(q: Tensor, k: Tensor, v: Tensor, *tables: Tensor) -> Sequence[Tensor | None]:
         whole = _with_tables(call, tuple(call.tables), tables)
         q, k, v = q[..., :size], k[..., :size], v[..., :out_size]
         return ByKeyHead.partial(kernel, q, k, v, whole)
@@ -292,32 +283,32 @@ def _again(
     return derivatives(run, given, asks, uppers)
 
 
-def is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
+def is_plain(q: Tensor, k: Tensor, v: Tensor, call: Call) -> bool:
     """Whether nothing looks on, nothing is dropped, and there is something to compute."""
     return not call.dropout_p and has_numbers(q, k, v)
 
 
-def has_numbers(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+def has_numbers(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether nothing looks on, and there is something to compute."""
     return not is_transformed() and bool(q.numel() and k.numel() and v.numel())
 
 
-def _with_tables(call: Call, names: Sequence[str], tables: Sequence[torch.Tensor]) -> Call:
+def _with_tables(call: Call, names: Sequence[str], tables: Sequence[Tensor]) -> Call:
     if not names:
         return call
-    tables_by_name: Mapping[str, torch.Tensor] = dict(zip(names, tables, strict=True))
+    tables_by_name: Mapping[str, Tensor] = dict(zip(names, tables, strict=True))
     return replace(call, tables=tables_by_name)
 
 
 def fused(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
     scale: float,
     dropout_p: float = 0.0,
     causal: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """Torch's own attention of q [B, K, R, n, d] and keys [B, K, w, d], under a mask bool
     [B or 1, K R or 1, n or 1, w]: [B, K, R, n, d_v]."""
     # a few rows of query heads that share a key head are more rows of one product
@@ -339,26 +330,26 @@ def fused(
     return out.view(*q.shape[:-1], v.shape[-1])
 
 
-def grouped(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+def grouped(x: Tensor, k: Tensor) -> Tensor:
     """What belongs to query heads, [B, H, n_q, …], by key head: [B, K, R, n_q, …]."""
     keys = k.shape[1]
     return x.reshape(x.shape[0], keys, x.shape[1] // keys, *x.shape[2:])
 
 
-def in_rows(x: torch.Tensor) -> torch.Tensor:
+def in_rows(x: Tensor) -> Tensor:
     """The same numbers with every row in one piece."""
     return rows_of_size(x, 0)
 
 
-def rows_of_size(x: torch.Tensor, size: int) -> torch.Tensor:
+def rows_of_size(x: Tensor, size: int) -> Tensor:
     """Rows of a size, with zeros behind, each in one piece: padding keeps the order of strides."""
     x = functional.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else x
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def samples_of(
-    batch: int, padding: torch.Tensor | None, apart: bool = False
-) -> list[tuple[slice, torch.Tensor | None]]:
+    batch: int, padding: Tensor | None, apart: bool = False
+) -> list[tuple[slice, Tensor | None]]:
     """Samples that follow one another and have the same real keys, with these; each by itself if
     they are to be `apart`."""
     if padding is None or bool(padding.all()):
@@ -367,7 +358,7 @@ def samples_of(
     else:
         same = (padding[1:] == padding[:-1]).all(1).tolist()
         ends = [sample for sample in range(1, batch) if apart or not same[sample - 1]]
-    found: list[tuple[slice, torch.Tensor | None]] = []
+    found: list[tuple[slice, Tensor | None]] = []
     for low, high in pairwise((0, *ends, batch)):
         found.append((slice(low, high), None if padding is None else padding[low]))
     return found

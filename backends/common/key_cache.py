@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.exact import fused, grouped
 from attnspec.backends.common.masks import mask_plan, with_data
@@ -37,16 +38,16 @@ class KeyCache:
     f on, at f + (p - f) mod turn; what stands where the next one goes is read no more.
     """
 
-    keys: torch.Tensor
-    values: torch.Tensor
+    keys: Tensor
+    values: Tensor
     positions: np.ndarray
     count: int
-    padding: torch.Tensor | None = None
-    data: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    padding: Tensor | None = None
+    data: Mapping[str, Tensor] = field(default_factory=dict)
     turn: int = 0
 
     def moved(
-        self, of: Callable[[torch.Tensor, int], torch.Tensor], positions: np.ndarray, turn: int = 0
+        self, of: Callable[[Tensor, int], Tensor], positions: np.ndarray, turn: int = 0
     ) -> KeyCache:
         """The same with something done to each of its tensors along its axis of keys; at these
         positions."""
@@ -82,7 +83,7 @@ class KeyCache:
         )
 
     @property
-    def real(self) -> torch.Tensor:
+    def real(self) -> Tensor:
         """Which keys are real, bool [B, w]."""
         if self.padding is not None:
             return self.padding
@@ -100,7 +101,7 @@ class KeyCache:
         turn = reach.before + 1
         at = torch.from_numpy(_place(self.positions, reach.first, turn)).to(self.keys.device)
 
-        def placed(x: torch.Tensor, axis: int) -> torch.Tensor:
+        def placed(x: Tensor, axis: int) -> Tensor:
             shape = (*x.shape[:axis], width + 1, *x.shape[axis + 1 :])
             return x.new_zeros(shape).index_copy_(axis, at, x)
 
@@ -114,7 +115,7 @@ class KeyCache:
         positions = np.concatenate([np.arange(first), np.arange(last, self.count)])
         return self.taken(_place(positions, first, self.turn), positions)
 
-    def written(self, k: torch.Tensor, v: torch.Tensor, padding: torch.Tensor | None) -> KeyCache:
+    def written(self, k: Tensor, v: Tensor, padding: Tensor | None) -> KeyCache:
         """The ring with the key [B, K, 1, d] and value of the next position, in the same memory:
         this one must not be gone on from again."""
         first = self.keys.shape[2] - self.turn
@@ -163,10 +164,10 @@ class Seen:
 class Placed:
     """A tensor [B, w] of some positions, ascending, that is read by position as one [B, n] is."""
 
-    values: torch.Tensor
-    positions: torch.Tensor
+    values: Tensor
+    positions: Tensor
 
-    def __getitem__(self, index: tuple[object, torch.Tensor]) -> torch.Tensor:
+    def __getitem__(self, index: tuple[object, Tensor]) -> Tensor:
         place = torch.searchsorted(self.positions, index[1].contiguous())
         # what is not kept is in no pair, and is asked for only beside a mask that says so
         return self.values[:, place.clamp_max(len(self.positions) - 1)]
@@ -180,9 +181,7 @@ class Keeper:
     heads: tuple[int, ...]
     device: torch.device
 
-    def seen(
-        self, work: Work, k: torch.Tensor, v: torch.Tensor, call: Call, before: KeyCache | None
-    ) -> Seen:
+    def seen(self, work: Work, k: Tensor, v: Tensor, call: Call, before: KeyCache | None) -> Seen:
         """What new positions with keys k [B, K, t, d] and values v [B, K, t, d_v] may read; padding
         and inputs of the call are those of these positions."""
         first = 0 if before is None else before.count
@@ -196,7 +195,7 @@ class Keeper:
         blocks = Blocks(mask[:, None, None, None], symbols=symbols)
         return Seen(every, formula, blocks, self._later(every))
 
-    def symbols(self, q: np.ndarray, k: np.ndarray) -> dict[str, torch.Tensor]:
+    def symbols(self, q: np.ndarray, k: np.ndarray) -> dict[str, Tensor]:
         """Positions as scores read them."""
         return {name: torch.from_numpy(x).to(self.device) for name, x in (("q", q), ("k", k))}
 
@@ -205,7 +204,7 @@ class Keeper:
         here = Work(work.relation, n_q, n_k, work.scale, work.changes, work.normalize)
         return Formula(here, self.heads, self.device)
 
-    def _mask(self, work: Work, every: KeyCache, at: np.ndarray) -> torch.Tensor:
+    def _mask(self, work: Work, every: KeyCache, at: np.ndarray) -> Tensor:
         """Which keys the positions read, bool [B or 1, t, w]."""
         q, k, n = at[:, None], every.positions[None], every.count
         mask = mask_plan(work.relation, q, k, n, self.device)(self._placed(every), n)
@@ -219,7 +218,7 @@ class Keeper:
         if self.reach.marked:
             placed, index = self._placed(every), torch.from_numpy(at).to(self.device)
             for tokens in self.reach.marked:
-                member = cast(torch.Tensor, with_data(tokens, placed).contains(index, every.count))
+                member = cast(Tensor, with_data(tokens, placed).contains(index, every.count))
                 # samples that mark others keep those, too: their masks tell them apart
                 later |= member.reshape(-1, len(at)).any(0).cpu().numpy()
         return later
@@ -236,9 +235,9 @@ class RingRows(NamedTuple):
     bool [r, w], whether these are of whole rows, and positions int64 [r, …] where scores ask."""
 
     formula: Formula
-    masks: torch.Tensor
+    masks: Tensor
     whole: list[bool]
-    symbols: dict[str, torch.Tensor]
+    symbols: dict[str, Tensor]
 
     @staticmethod
     def of(work: Work, keeper: Keeper, number: int) -> RingRows:
@@ -275,9 +274,9 @@ class GraphStream:
 
     def step(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
         call: Call,
         state: object,
         with_lse: bool = False,
@@ -306,7 +305,7 @@ class GraphStream:
         out = out.reshape(*q.shape[:3], v.shape[-1])
         return (out, None if lse is None else lse.flatten(1, 2)), after
 
-    def _ring(self, before: KeyCache | None, k: torch.Tensor, v: torch.Tensor) -> KeyCache | None:
+    def _ring(self, before: KeyCache | None, k: Tensor, v: Tensor) -> KeyCache | None:
         """What is kept, where the next position may be written into it."""
         # what is written over must not be needed for derivatives
         if before is None or self.work.reads or not unseen(k, v, before.keys, before.values):
@@ -324,9 +323,9 @@ class InPieces:
 
     def step(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
         call: Call,
         state: object,
         with_lse: bool = False,

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attnspec.graphs.across import Across
 from attnspec.graphs.gathered import Gathered
@@ -62,7 +63,7 @@ def filling(value: Part) -> Callable[[Mapping[Any, Any]], Part]:
     return lambda data: value
 
 
-def of_sample(work: Work, read: Sequence[torch.Tensor]) -> Work:
+def of_sample(work: Work, read: Sequence[Tensor]) -> Work:
     """A work with these inputs of one sample in place: bool or numbers [n_k], a length [1, 1]."""
     arrays = [x.detach().cpu().numpy() for x in read]
     values = [x.item() if x.ndim == 2 else x for x in arrays]
@@ -70,27 +71,27 @@ def of_sample(work: Work, read: Sequence[torch.Tensor]) -> Work:
     return replace(work, relation=with_data(work.relation, data), reads=())
 
 
-MaskPlan: TypeAlias = Callable[[Mapping[Any, Any], int], torch.Tensor]
+MaskPlan: TypeAlias = Callable[[Mapping[Any, Any], int], Tensor]
 """How a mask is computed of data and a length: bool, broadcastable to [B, n_q, n_k], and to
 [B, H, n_q, n_k] where the data decide."""
 
 
-def static(held: torch.Tensor) -> MaskPlan:
+def static(held: Tensor) -> MaskPlan:
     """The plan of what reads no input: bool, broadcastable to [n_q, n_k]."""
     return lambda data, n: held
 
 
-def joined(op: Callable[..., torch.Tensor], parts: Sequence[MaskPlan]) -> MaskPlan:
+def joined(op: Callable[..., Tensor], parts: Sequence[MaskPlan]) -> MaskPlan:
     """The plan of parts that are joined one after the other."""
     return lambda data, n: reduce(op, [part(data, n) for part in parts])
 
 
-def reading(relation: Relation, q: torch.Tensor, k: torch.Tensor) -> MaskPlan:
+def reading(relation: Relation, q: Tensor, k: Tensor) -> MaskPlan:
     """The plan of a pattern that reads inputs, or that the data decide, at positions q and k; these
     may be those of each sample and head, [B or 1, H or 1, …]."""
     filled = filling(relation)
 
-    def sample_by_sample(data: Mapping[Any, Any], n: int) -> torch.Tensor:
+    def sample_by_sample(data: Mapping[Any, Any], n: int) -> Tensor:
         inputs = {name: x for name, x in data.items() if isinstance(name, str)}
         batch = max([q.shape[0], k.shape[0], *(len(x) for x in inputs.values())])
         heads = max(q.shape[1], k.shape[1])
@@ -145,7 +146,7 @@ def mask_plan(
             return reading(relation, at[0], at[1])
 
 
-def mask_of(work: Work, data: Mapping[Any, Any], device: torch.device) -> torch.Tensor:
+def mask_of(work: Work, data: Mapping[Any, Any], device: torch.device) -> Tensor:
     """Which keys queries weigh, broadcastable to [B, H, n_q, n_k]: those of the graph, beside a
     mechanism all."""
     n_k, relation = work.n_k, work.relation
@@ -157,12 +158,12 @@ def mask_of(work: Work, data: Mapping[Any, Any], device: torch.device) -> torch.
     return mask[:, None] if mask.dim() == 3 else mask
 
 
-def added_by(mask: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+def added_by(mask: Tensor, kind: torch.dtype) -> Tensor:
     """What stands for a mask in scores: 0 for a pair, -inf for another."""
     return mask.new_zeros(mask.shape, dtype=kind).masked_fill_(~mask, -math.inf)
 
 
-def by_key_head(held: torch.Tensor, keys: int) -> torch.Tensor:
+def by_key_head(held: Tensor, keys: int) -> Tensor:
     """What is broadcastable to [B, H, n_q, n_k] as [B, K, R, 1, n_q, n_k], for K key heads."""
     held = held.view(*(1,) * (4 - held.dim()), *held.shape)
     if held.shape[1] == 1:

@@ -11,23 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 LOWEST = -1e30
 """In place of minus infinity in a maximum over nothing, so that differences stay numbers."""
 
-Partial = tuple[torch.Tensor, torch.Tensor]
+Partial = tuple[Tensor, Tensor]
 """Outputs [..., n, d] and their log-sum-exps [..., n], -inf without a key."""
 
-Outputs = tuple[torch.Tensor, torch.Tensor | None]
+Outputs = tuple[Tensor, Tensor | None]
 """The same of weights that may have no log-sum-exps: then None."""
 
 
 def in_one_frame(
-    logs: torch.Tensor,
+    logs: Tensor,
     dim: int,
-    power: Callable[[torch.Tensor], torch.Tensor] = torch.exp,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    power: Callable[[Tensor], Tensor] = torch.exp,
+) -> tuple[Tensor, Tensor]:
     """The largest of logarithms along an axis, which stays with size 1, a constant; and the powers
     of all in that frame, 0 for those that are -inf."""
     top = logs.detach().amax(dim, keepdim=True)
@@ -55,7 +56,7 @@ def merge(into: Partial, more: Partial) -> None:
     torch.logaddexp(lse, sums, out=lse)
 
 
-def with_zero(found: Partial, logit: torch.Tensor | None = None, in_place: bool = False) -> Partial:
+def with_zero(found: Partial, logit: Tensor | None = None, in_place: bool = False) -> Partial:
     """The same with a key of value 0 in every row, whose score is `logit` or 0: sinks, and
     `softmax1`. `in_place` changes the output, and there are no derivatives."""
     out, lse = found

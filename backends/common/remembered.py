@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 from weakref import ref
 
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.torch_modes import is_transformed, is_watched
 
@@ -22,10 +23,10 @@ class Remembered(Generic[Value]):
     def __init__(self, size: int = 1) -> None:
         self.size = size
         # replaced as a whole: tensors may go, and other threads come, at any time
-        self.kept: dict[tuple[Hashable, ...], tuple[Value, list[ref[torch.Tensor]]]] = {}
+        self.kept: dict[tuple[Hashable, ...], tuple[Value, list[ref[Tensor]]]] = {}
 
     def get(
-        self, tensors: Sequence[torch.Tensor], build: Callable[[], Value], *settings: Hashable
+        self, tensors: Sequence[Tensor], build: Callable[[], Value], *settings: Hashable
     ) -> Value:
         """The value that is built of tensors and settings, or was built of them.
 
@@ -58,7 +59,7 @@ class Remembered(Generic[Value]):
         self.kept = {key: entry for key, entry in each if all(x is not gone for x in entry[1])}
 
 
-def _known_by(x: torch.Tensor, base: torch.Tensor) -> tuple[Any, ...]:
+def _known_by(x: Tensor, base: Tensor) -> tuple[Any, ...]:
     if x.is_cpu:
         numbers = x.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
         return x.dtype, x.shape, numbers.tobytes()

@@ -13,6 +13,7 @@ from copy import copy
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from attnspec.backends.common.dropping import factor_of
@@ -35,15 +36,15 @@ class Blocks:
     int64, broadcastable to [G, h, w], and inputs by their symbols.
     """
 
-    mask: torch.Tensor | None
-    counts: torch.Tensor | None = None
-    factor: torch.Tensor | None = None
-    kept: torch.Tensor | None = None
-    symbols: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    added: torch.Tensor | None = None
+    mask: Tensor | None
+    counts: Tensor | None = None
+    factor: Tensor | None = None
+    kept: Tensor | None = None
+    symbols: Mapping[str, Tensor] = field(default_factory=dict)
+    added: Tensor | None = None
 
 
-def widened(x: torch.Tensor) -> torch.Tensor:
+def widened(x: Tensor) -> Tensor:
     """A tensor in the type that sums are kept in: float32 for the half types."""
     return x.float() if x.dtype in HALF else x
 
@@ -67,17 +68,13 @@ class Formula:
         some.change = self.change.of_heads(places)
         return some
 
-    def of_block(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: Blocks, call: Call
-    ) -> Outputs:
+    def of_block(self, q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, call: Call) -> Outputs:
         """As `partial`, of one block, without its axis: q [B, K, R, h, d], k [B, K, w, d]."""
         q, k, v = q[:, :, :, None], k[:, :, None], v[:, :, None]
         out, lse = self.partial(q, k, v, blocks, call)
         return out[:, :, :, 0], None if lse is None else lse[:, :, :, 0]
 
-    def partial(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: Blocks, call: Call
-    ) -> Outputs:
+    def partial(self, q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, call: Call) -> Outputs:
         """The output blocks and their log-sum-exps [B, K, R, G, h] in float32 at least, -inf where
         a query has no key; None for weights that are not softmax."""
         batch, keys, repeat, groups, rows, _ = q.shape
@@ -94,7 +91,7 @@ class Formula:
         out = (weights @ v).view(batch, keys, groups, repeat, rows, v.shape[-1])
         return out.transpose(2, 3).to(dtype), lse
 
-    def weights(self, scores: torch.Tensor, blocks: Blocks, call: Call) -> Outputs:
+    def weights(self, scores: Tensor, blocks: Blocks, call: Call) -> Outputs:
         """The weights [B, K, R, G, h, w] of scaled scores, and their log-sum-exps [B, K, R, G, h],
         if there are any."""
         if blocks.factor is not None:
@@ -114,7 +111,7 @@ class Formula:
         return weights, found.lse
 
 
-def unit(x: torch.Tensor) -> torch.Tensor:
+def unit(x: Tensor) -> Tensor:
     """Vectors [..., d] at length 1; those of length 0 stay."""
     # of a size at which squares neither vanish nor overflow; it cancels, and so has no gradient
     least, most = x.detach().amin(-1, keepdim=True), x.detach().amax(-1, keepdim=True)
@@ -124,7 +121,7 @@ def unit(x: torch.Tensor) -> torch.Tensor:
     return x / torch.where(square > 0, square, 1.0).sqrt()
 
 
-def weigh(scores: torch.Tensor, mask: torch.Tensor | None, normalize: str) -> torch.Tensor:
+def weigh(scores: Tensor, mask: Tensor | None, normalize: str) -> Tensor:
     """The weights of scores [..., w] under a mask; a row without a key weighs nothing."""
     return shares(scores, mask, normalize).weights
 
@@ -134,21 +131,21 @@ class Shares:
     """Weights as numerators [..., w], what divides them [..., 1], None for nothing, and the
     log-sum-exps of the scores [...], None for weights that are not softmax."""
 
-    numerators: torch.Tensor
-    total: torch.Tensor | None
-    lse: torch.Tensor | None = None
+    numerators: Tensor
+    total: Tensor | None
+    lse: Tensor | None = None
 
     @property
-    def weights(self) -> torch.Tensor:
+    def weights(self) -> Tensor:
         """The weights."""
         return self.numerators if self.total is None else self.numerators / self.total
 
 
 def shares(
-    scores: torch.Tensor,
-    mask: torch.Tensor | None,
+    scores: Tensor,
+    mask: Tensor | None,
     normalize: str,
-    counts: torch.Tensor | None = None,
+    counts: Tensor | None = None,
 ) -> Shares:
     """What scores [..., w] weigh under a mask, each so many times."""
     if normalize == "sigmoid":
@@ -173,11 +170,11 @@ def shares(
     return Shares(weights, some, lse[..., 0])
 
 
-def _times(weights: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+def _times(weights: Tensor, counts: Tensor | None) -> Tensor:
     return weights if counts is None else weights * counts.to(weights.dtype)
 
 
-def _top(scores: torch.Tensor, least: float) -> torch.Tensor:
+def _top(scores: Tensor, least: float) -> Tensor:
     """The greatest score of every row [..., 1], a constant; 0 where there is none."""
     if scores.shape[-1] == 0:
         return torch.zeros_like(scores.detach().sum(-1, keepdim=True))

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attnspec.ir.scalars import (
     NEGATED,
@@ -45,7 +46,7 @@ class ScoreFunction:
         self, scores: Scores, heads: Sequence[int], length: int, device: torch.device
     ) -> None:
         self.heads, self.length, self.device = heads, length, device
-        self.constants: dict[str, torch.Tensor] = {}
+        self.constants: dict[str, Tensor] = {}
         self.statements = tuple(map(self._lifted, scores.statements))
         self.added = None if scores.added is None else self._lifted(scores.added)
 
@@ -85,8 +86,8 @@ class ScoreFunction:
     def values(
         self,
         given: Mapping[str, Number],
-        tables: Mapping[str, torch.Tensor],
-        heads: torch.Tensor | None,
+        tables: Mapping[str, Tensor],
+        heads: Tensor | None,
         by_key_head: Sequence[int] = (),
     ) -> dict[str, Number]:
         """All values by their names: of some heads, or of all by key head where they are None."""
@@ -101,11 +102,11 @@ class ScoreFunction:
 
     def __call__(
         self,
-        scores: torch.Tensor,
+        scores: Tensor,
         given: Mapping[str, Number],
-        tables: Mapping[str, torch.Tensor],
-        heads: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        tables: Mapping[str, Tensor],
+        heads: Tensor | None = None,
+    ) -> Tensor:
         """What scores [B, K, R, G, h, w] become; of any shape where `heads`, int64, broadcasts to
         it and says which head each of them is of. `given` are positions q and k, broadcastable to
         [G, h, w], and inputs by their symbols; `tables` [heads, m] what is learned."""
@@ -121,17 +122,17 @@ class ScoreFunction:
         self,
         kind: torch.dtype,
         given: Mapping[str, Number],
-        tables: Mapping[str, torch.Tensor],
-        heads: torch.Tensor,
-    ) -> torch.Tensor:
+        tables: Mapping[str, Tensor],
+        heads: Tensor,
+    ) -> Tensor:
         """What is added to all scores, of a type, broadcastable to them."""
         values = self.values(given, tables, heads)
         return value_of(cast(Scalar, self.added), values, kind).to(kind)
 
 
 def _entries(
-    table: torch.Tensor, heads: torch.Tensor | None, by_key_head: Sequence[int]
-) -> Callable[[torch.Tensor], torch.Tensor]:
+    table: Tensor, heads: Tensor | None, by_key_head: Sequence[int]
+) -> Callable[[Tensor], Tensor]:
     """Reads a table [heads, m] by an index [h, w] or [G, h, w]."""
     if heads is None:
         alike = (1,) * 3
@@ -140,8 +141,8 @@ def _entries(
 
 
 def inputs_read(
-    work: Work, call: Call, n_q: int, rows: slice | torch.Tensor, by_key_head: Sequence[int]
-) -> dict[str, torch.Tensor]:
+    work: Work, call: Call, n_q: int, rows: slice | Tensor, by_key_head: Sequence[int]
+) -> dict[str, Tensor]:
     """What scores read of inputs for some of the last n_q queries, by their symbols, broadcastable
     to [B, K, R, 1, rows, n_k]; of positions where the work says that queries and keys stand."""
     found = {}
@@ -163,17 +164,17 @@ def inputs_read(
     return found
 
 
-def value_of(statement: Scalar, values: Mapping[str, Number], kind: torch.dtype) -> torch.Tensor:
+def value_of(statement: Scalar, values: Mapping[str, Number], kind: torch.dtype) -> Tensor:
     """The value of a statement as `evaluate` has it, NaN where a list is read outside."""
-    outside: list[torch.Tensor] = []
-    found: torch.Tensor = evaluate(statement, {**values, _OUTSIDE: outside}, kind)
+    outside: list[Tensor] = []
+    found: Tensor = evaluate(statement, {**values, _OUTSIDE: outside}, kind)
     for places in outside:
         # a place of another pair, which no mask has to tell: no gradient comes of it
         found = torch.where(places, float("nan"), found)
     return found
 
 
-def masked(scores: torch.Tensor, bias: torch.Tensor | None, changes: Scores) -> torch.Tensor:
+def masked(scores: Tensor, bias: Tensor | None, changes: Scores) -> Tensor:
     """Changed scores with what a mask adds, 0 or as good as -inf; places of no pair may hold
     anything."""
     if bias is None:
@@ -187,25 +188,25 @@ _OUTSIDE = ""
 """The name of the list of places where a list is read outside."""
 
 
-def _item(outside: list[torch.Tensor], index: torch.Tensor, *items: Number) -> torch.Tensor:
+def _item(outside: list[Tensor], index: Tensor, *items: Number) -> Tensor:
     if index.is_floating_point():
         raise ValueError("a list in `score` is read by whole numbers")
     listed = callable(items[0])
     count = items[1] if listed else len(items)
     outside.append((index < 0) | (index >= count))
     if listed:
-        return cast(torch.Tensor, items[0](torch.where(outside[-1], 0, index)))
-    found: torch.Tensor = reduce(
+        return cast(Tensor, items[0](torch.where(outside[-1], 0, index)))
+    found: Tensor = reduce(
         lambda rest, at: torch.where(index == at, items[at], rest), range(1, count), items[0]
     )
     return found
 
 
-def _whole(x: torch.Tensor, rounded: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def _whole(x: Tensor, rounded: Callable[[Tensor], Tensor]) -> Tensor:
     return rounded(x).long() if x.is_floating_point() else x
 
 
-def _isqrt(x: torch.Tensor) -> torch.Tensor:
+def _isqrt(x: Tensor) -> Tensor:
     root = x.double().sqrt().floor().long()
     root = root - (root * root > x).long()
     return root + ((root + 1) * (root + 1) <= x).long()

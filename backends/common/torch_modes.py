@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch._guards import active_fake_mode
 from torch.autograd import forward_ad
 
@@ -29,7 +30,7 @@ def is_transformed() -> bool:
     )
 
 
-def unseen(*given: torch.Tensor) -> bool:
+def unseen(*given: Tensor) -> bool:
     """Whether nothing differentiates or transforms what is made of tensors."""
     if torch.is_grad_enabled():
         for x in given:
@@ -38,12 +39,12 @@ def unseen(*given: torch.Tensor) -> bool:
     return not is_transformed()
 
 
-def is_watched(x: torch.Tensor) -> bool:
+def is_watched(x: Tensor) -> bool:
     """Whether a call with x is traced, or its operators are examined one by one."""
     return _is_traced(x) or torch._C._len_torch_dispatch_stack() > 0
 
 
-def is_recorded(x: torch.Tensor | None = None) -> bool:
+def is_recorded(x: Tensor | None = None) -> bool:
     """Whether what is done, with x, is written down, for numbers that come later."""
     return (_is_tracing() if x is None else _is_traced(x)) or active_fake_mode() is not None
 
@@ -52,12 +53,12 @@ def _is_tracing() -> bool:
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
-def _is_traced(x: torch.Tensor) -> bool:
+def _is_traced(x: Tensor) -> bool:
     # where something else than Dynamo compiles, tensors are of a kind of their own
     return (
         torch.compiler.is_dynamo_compiling()
         or torch._C._get_tracing_state() is not None
-        or type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        or type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
     )
 
 
@@ -70,7 +71,7 @@ def is_mapped_over() -> bool:
     return kinds.Vmap in seen and seen <= {kinds.Vmap, kinds.Grad} and forward_ad._current_level < 0
 
 
-def values_of(x: torch.Tensor) -> torch.Tensor:
+def values_of(x: Tensor) -> Tensor:
     """The numbers of a tensor that derivatives are taken through; of one that is mapped over those
     of all samples."""
     x = x.detach()
@@ -79,7 +80,7 @@ def values_of(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def array_of(x: torch.Tensor) -> np.ndarray:
+def array_of(x: Tensor) -> np.ndarray:
     """The numbers of a tensor as an array, whatever is done with what is computed besides."""
     if not torch._C._are_functorch_transforms_active():
         return x.detach().cpu().numpy()
@@ -155,7 +156,7 @@ class Function(torch.autograd.Function):
 def _not_cast(backward: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(backward)
     def run(ctx: Any, *grads: Any) -> Any:
-        kinds = {x.device.type for x in grads if isinstance(x, torch.Tensor)}
+        kinds = {x.device.type for x in grads if isinstance(x, Tensor)}
         if not kinds or not torch._C._is_any_autocast_enabled():
             return backward(ctx, *grads)
         with torch.autocast(kinds.pop(), enabled=False):
@@ -165,12 +166,12 @@ def _not_cast(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def derivatives(
-    run: Callable[..., Sequence[torch.Tensor | None]],
-    given: Sequence[torch.Tensor],
+    run: Callable[..., Sequence[Tensor | None]],
+    given: Sequence[Tensor],
     asks: Sequence[bool],
-    grads: Sequence[torch.Tensor | None],
+    grads: Sequence[Tensor | None],
     again: bool = True,
-) -> list[torch.Tensor | None]:
+) -> list[Tensor | None]:
     """The gradients of tensors that are asked for, from those of what a function makes of them;
     with `again` they can be differentiated again.
 

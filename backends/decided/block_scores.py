@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from attnspec.backends.decided.given import Given
 from attnspec.backends.decided.ranking import softmax
@@ -25,9 +26,9 @@ class Part:
     """
 
     index: slice
-    q_at: torch.Tensor
-    own: torch.Tensor
-    first: torch.Tensor
+    q_at: Tensor
+    own: Tensor
+    first: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,9 +42,9 @@ class Rows:
     given: Given
     queries: int
     size: int
-    start: torch.Tensor
-    at: torch.Tensor
-    seen: torch.Tensor
+    start: Tensor
+    at: Tensor
+    seen: Tensor
     count: int
     blocks: int
 
@@ -67,7 +68,7 @@ class Rows:
         return Rows(given, queries, size, start, at, seen, count, blocks)
 
     @cached_property
-    def first_row(self) -> torch.Tensor:
+    def first_row(self) -> Tensor:
         """The number of the first row of each sample, [B]."""
         return (self.start.clamp_min(self.given.first_query) - self.start) // self.queries
 
@@ -75,7 +76,7 @@ class Rows:
     def slots(self) -> int:
         return self.seen.shape[1]
 
-    def in_slots(self, k: torch.Tensor) -> torch.Tensor:
+    def in_slots(self, k: Tensor) -> Tensor:
         """Keys [B, H, n_k, d] in their slots, [B, H, slots, d]; what is not real is 0."""
         at = self.at.clamp_max(self.given.n_k - 1)
         k = k.gather(2, at[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3]))
@@ -97,7 +98,7 @@ class Rows:
             first = torch.where(present.any(-1), first, -1)
             yield Part(slice(low, high), q_at, present, first)
 
-    def mean_query(self, part: Part) -> torch.Tensor:
+    def mean_query(self, part: Part) -> Tensor:
         """The mean of the real queries of rows, float32 [B, H, rows, d]."""
         q = self.given.q
         if self.queries == 1 and self.given.padding is None:
@@ -110,7 +111,7 @@ class Rows:
         total = rows.masked_fill(~present, 0.0).sum(3)
         return total / present.sum(3).clamp_min(1)
 
-    def visible(self, part: Part, causal: bool) -> torch.Tensor:
+    def visible(self, part: Part, causal: bool) -> Tensor:
         """Which slots rows see, bool [B, 1, rows, slots]."""
         seen = self.seen[:, None] & (part.first >= 0)[..., None]
         if causal:
@@ -119,12 +120,12 @@ class Rows:
         return seen[:, None]
 
     @cached_property
-    def _begin(self) -> torch.Tensor:
+    def _begin(self) -> Tensor:
         """The first real slot of every block [B, blocks]; `slots` where there is none."""
         slot = torch.arange(self.slots, device=self.seen.device)
         return self.in_blocks(torch.where(self.seen, slot, self.slots)).amin(-1)
 
-    def some_visible(self, part: Part, causal: bool) -> torch.Tensor:
+    def some_visible(self, part: Part, causal: bool) -> Tensor:
         """In which blocks rows see a key, bool [B, 1, rows, blocks]."""
         last = torch.full_like(part.first, self.slots - 1)
         if causal:
@@ -132,12 +133,12 @@ class Rows:
         last = torch.where(part.first >= 0, last, -1)
         return (self._begin[:, None] <= last[..., None])[:, None]
 
-    def finished(self, part: Part) -> torch.Tensor:
+    def finished(self, part: Part) -> Tensor:
         """Which blocks lie at or before the first query of rows, bool [B, 1, rows, blocks]."""
         end = (torch.arange(self.blocks, device=self.seen.device) + 1) * self.size - 1
         return (end <= (part.first - self.start[:, None])[..., None])[:, None]
 
-    def in_blocks(self, slots: torch.Tensor) -> torch.Tensor:
+    def in_blocks(self, slots: Tensor) -> Tensor:
         """[..., slots] as [..., blocks, size]."""
         return torch.unflatten(slots, -1, (self.blocks, self.size))
 
@@ -152,8 +153,8 @@ class Scores:
 
     rows: Rows
     scorer: str
-    keys: torch.Tensor
-    pooled: tuple[torch.Tensor, ...]
+    keys: Tensor
+    pooled: tuple[Tensor, ...]
 
     @staticmethod
     def of(rows: Rows, scorer: str, exact: bool) -> Scores:
@@ -161,7 +162,7 @@ class Scores:
         if scorer == "bound":
             # 0 times an infinite key is 0: it bounds nothing
             keys = keys.clamp(-LARGEST, LARGEST)
-        pooled: tuple[torch.Tensor, ...] = ()
+        pooled: tuple[Tensor, ...] = ()
         if scorer in ("mean", "bound") and not exact:
             # no number, or an infinite one, where blocks hold no real key
             k = torch.unflatten(keys, 2, (rows.blocks, rows.size))
@@ -180,7 +181,7 @@ class Scores:
             return self.rows.slots * self.keys.shape[-1]
         return self.rows.blocks if self.pooled else self.rows.slots
 
-    def __call__(self, part: Part, seen: torch.Tensor | None, scales: torch.Tensor) -> torch.Tensor:
+    def __call__(self, part: Part, seen: Tensor | None, scales: Tensor) -> Tensor:
         """[B, H, rows, blocks] for slots that rows see [B, 1 or H, rows, slots], None where it does
         not matter which; anything where they see none. `scales` [H, 1, 1] are those of a
         softmax."""
@@ -194,9 +195,7 @@ class Scores:
             return product(q.clamp_max(0), least) + product(q.clamp_min(0), most)
         return product(q, self.pooled[0])
 
-    def _of_keys(
-        self, scores: torch.Tensor, seen: torch.Tensor, scales: torch.Tensor
-    ) -> torch.Tensor:
+    def _of_keys(self, scores: Tensor, seen: Tensor, scales: Tensor) -> Tensor:
         """From scores of keys [B, H, rows, slots] to those of blocks."""
         blocks, present = self.rows.in_blocks(scores), self.rows.in_blocks(seen)
         match self.scorer:
@@ -209,7 +208,7 @@ class Scores:
             case _:
                 return self.rows.in_blocks(softmax(scores * scales, seen)).sum(-1)
 
-    def _bound(self, q: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    def _bound(self, q: Tensor, seen: Tensor) -> Tensor:
         """The sum over channels of max(q min k, q max k)."""
         groups = q.shape[1] // self.keys.shape[1]
         present = self.rows.in_blocks(seen)[..., None]
@@ -224,7 +223,7 @@ class Scores:
         return torch.stack(heads, 1)
 
 
-def product(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+def product(q: Tensor, k: Tensor) -> Tensor:
     """q [B, H, rows, d] times k [B, H_kv, slots, d]: [B, H, rows, slots]."""
     batch, heads, rows, size = q.shape
     grouped = q.reshape(batch, k.shape[1], -1, size)

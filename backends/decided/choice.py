@@ -13,13 +13,14 @@ from functools import reduce
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from attnspec.graphs.relation import Relation
 from attnspec.lower.work import Call, Work
 
 Part = TypeVar("Part")
 
-Holds = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Holds = Callable[[Tensor, Tensor], Tensor]
 """Whether q reads k, bool, or what is added to the score: of positions that broadcast, int64."""
 
 
@@ -36,11 +37,11 @@ class TileLists:
     that share keys share their lists, None where that is not known.
     """
 
-    q_order: torch.Tensor | None
-    k_order: torch.Tensor | None
+    q_order: Tensor | None
+    k_order: Tensor | None
     q_tile: int
     k_tile: int
-    lists: torch.Tensor
+    lists: Tensor
     holds: Holds
     whole: bool = False
     alike: bool | None = None
@@ -59,7 +60,7 @@ class TileLists:
     def of_groups(self, repeat: int) -> TileLists:
         """The same for the first of every so many heads."""
 
-        def every(x: torch.Tensor) -> torch.Tensor:
+        def every(x: Tensor) -> Tensor:
             return x if x.shape[1] == 1 else x[:, ::repeat]
 
         q_order, k_order = (x if x is None else every(x) for x in (self.q_order, self.k_order))
@@ -72,7 +73,7 @@ class Choice:
     Tensors among the fields of a choice are [B or 1, H or 1, ...].
     """
 
-    def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def holds(self, q: Tensor, k: Tensor) -> Tensor:
         """Whether query position q reads key position k: bool, elementwise."""
         raise NotImplementedError
 
@@ -81,30 +82,30 @@ class Choice:
         raise NotImplementedError
 
     @property
-    def lists(self) -> Mapping[str, torch.Tensor]:
+    def lists(self) -> Mapping[str, Tensor]:
         """What was decided, in the words of the language."""
         raise NotImplementedError
 
     # --- what some graphs change beside the pairs ----------------------------------------------
 
-    def counts(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def counts(self, q: Tensor, k: Tensor) -> Tensor:
         """How often each pair is weighed, int, 0 where it is none, of a choice that is counted."""
         raise NotImplementedError
 
-    weight: torch.Tensor | None = None
+    weight: Tensor | None = None
     """Numbers [B, H, …] that are 1, and have a gradient: keys and values of some pairs are
     multiplied with them."""
 
-    def factor(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def factor(self, q: Tensor, k: Tensor) -> Tensor:
         """What keys and values are multiplied with for each pair, of a choice with weights."""
         raise NotImplementedError
 
-    def of_weight(self, sums: torch.Tensor) -> torch.Tensor:
+    def of_weight(self, sums: Tensor) -> Tensor:
         """The gradient of the weights [B, H, …], given those of the factor of each entry in the
         lists of the one layout [B, H, query tiles, r]: the sums over their pairs."""
         raise NotImplementedError
 
-    def attending(self, q: torch.Tensor) -> torch.Tensor:
+    def attending(self, q: Tensor) -> Tensor:
         """What attends in place of the queries [B, H, n_q, d]."""
         return q
 
@@ -127,7 +128,7 @@ def rounds_of(work: Work, call: Call) -> list[Call]:
     ]
 
 
-def mean_of(outs: Sequence[torch.Tensor], some: Sequence[torch.Tensor]) -> torch.Tensor:
+def mean_of(outs: Sequence[Tensor], some: Sequence[Tensor]) -> Tensor:
     """The mean outputs [..., n_q, d] of rounds where queries have keys, bool [..., n_q], or 0."""
     kind = torch.promote_types(outs[0].dtype, torch.float32)
     total = reduce(torch.add, [out.to(kind) for out in outs])
@@ -135,9 +136,9 @@ def mean_of(outs: Sequence[torch.Tensor], some: Sequence[torch.Tensor]) -> torch
     return (total / count.clamp_min(1)).to(outs[0].dtype)
 
 
-def part_of(value: Part, samples: slice, heads: torch.Tensor | slice) -> Part:
+def part_of(value: Part, samples: slice, heads: Tensor | slice) -> Part:
     """A choice, or what there is in one, for some of the samples and heads."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         found = value if len(value) == 1 else value[samples]
         return found if found.shape[1] == 1 else found[:, heads]  # type: ignore[return-value]
     if isinstance(value, tuple):
@@ -150,7 +151,7 @@ def part_of(value: Part, samples: slice, heads: torch.Tensor | slice) -> Part:
     return value
 
 
-def look_up(table: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+def look_up(table: Tensor, position: Tensor) -> Tensor:
     """table[b, h, position[b, h, ...]] of a table [B, H, n]: [B, H, ...]."""
     position = position.view(*(1,) * (4 - position.dim()), *position.shape)
     lead = [max(sizes) for sizes in zip(table.shape[:2], position.shape[:2], strict=True)]

@@ -12,6 +12,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.score_formula import unit
 from attnspec.backends.common.torch_modes import apart, array_of
@@ -29,9 +30,7 @@ KEPT = 0.999
 
 ROUNDS = 10
 
-_kept: Cache[tuple[int, int, tuple[int, ...], int, int, str], torch.Tensor] = Cache(
-    LIMITS.draws, DRAWS
-)
+_kept: Cache[tuple[int, int, tuple[int, ...], int, int, str], Tensor] = Cache(LIMITS.draws, DRAWS)
 """The numbers drawn [1, heads, count] for seed, layer, heads, points, count and device."""
 
 
@@ -40,12 +39,12 @@ class Points:
     """Unit vectors float32 [B, H, N, d], of length 0 where `real`, bool [B, N], says there is
     none; `every` says that all are known to be real."""
 
-    at: torch.Tensor
-    real: torch.Tensor
+    at: Tensor
+    real: Tensor
     every: bool
 
     @staticmethod
-    def of(given: Given, vectors: torch.Tensor, real: torch.Tensor) -> Points:
+    def of(given: Given, vectors: Tensor, real: Tensor) -> Points:
         vectors = vectors.float().masked_fill(~real[:, None, :, None], 0.0)
         return Points(unit(vectors), real, given.padding is None)
 
@@ -56,19 +55,19 @@ class Points:
         return Points.of(given, torch.cat([given.q, given.keys_by_head], 2), real)
 
     @cached_property
-    def zero(self) -> torch.Tensor:
+    def zero(self) -> Tensor:
         """Which points are vectors of length 0, bool [B, H, N]."""
         return self.at.abs().amax(-1) == 0
 
 
 def drawn(
     points: Points, count: int, leaf: Cluster, heads: tuple[int, ...]
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """The first centroids [B, H, count, d], as many of the points, and bool [B, 1, count], which
     there are: fewer where there are fewer points. Number i of the draw is the i-th real point."""
     device = points.at.device
 
-    def build(population: np.ndarray) -> torch.Tensor:
+    def build(population: np.ndarray) -> Tensor:
         row = np.zeros(len(population), np.int64)
         streams = [Stream(leaf.seed, CENTROIDS, leaf.layer, head) for head in heads]
         rows = np.stack([distinct(each, row, population, count) for each in streams], 1)
@@ -89,7 +88,7 @@ def drawn(
     return points.at.gather(2, at[..., None].expand(-1, -1, -1, points.at.shape[3])), exists
 
 
-def nearest(points: Points, centroids: torch.Tensor, exists: torch.Tensor) -> torch.Tensor:
+def nearest(points: Points, centroids: Tensor, exists: Tensor) -> Tensor:
     """The nearest centroid of every point, int64 [B, H, N]; ties go to the lower one, vectors of
     length 0 to the first."""
     batch, heads, count, _ = points.at.shape
@@ -105,7 +104,7 @@ def nearest(points: Points, centroids: torch.Tensor, exists: torch.Tensor) -> to
     return torch.cat(parts, 2).masked_fill_(points.zero, 0)
 
 
-def sums_of(points: Points, labels: torch.Tensor, count: int) -> torch.Tensor:
+def sums_of(points: Points, labels: Tensor, count: int) -> Tensor:
     """The sums of the vectors of so many clusters, [B, H, count, d]."""
     lead, size = labels.shape[:2].numel(), points.at.shape[3]
     first = torch.arange(lead, device=labels.device).view(*labels.shape[:2], 1) * count
@@ -114,7 +113,7 @@ def sums_of(points: Points, labels: torch.Tensor, count: int) -> torch.Tensor:
     return total.view(*labels.shape[:2], count, size)
 
 
-def kmeans(points: Points, count: int, leaf: Cluster, heads: tuple[int, ...]) -> torch.Tensor:
+def kmeans(points: Points, count: int, leaf: Cluster, heads: tuple[int, ...]) -> Tensor:
     """The cluster of every point, int64 [B, H, N]: centroids move to the directions of the sums of
     their clusters, and one without a sum stays."""
     centroids, exists = drawn(points, count, leaf, heads)
@@ -129,19 +128,19 @@ def kmeans(points: Points, count: int, leaf: Cluster, heads: tuple[int, ...]) ->
 class QueryClusters(Choice):
     """Clusters of queries: `labels` int64 [B, H, n_q], -1 for padding, of `count`."""
 
-    labels: torch.Tensor
+    labels: Tensor
     count: int
     n_k: int
 
-    def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def holds(self, q: Tensor, k: Tensor) -> Tensor:
         at = q - (self.n_k - self.labels.shape[2])
         return (look_up(self.labels, at) >= 0) & (k == k)
 
-    def attending(self, q: torch.Tensor) -> torch.Tensor:
+    def attending(self, q: Tensor) -> Tensor:
         """The mean of the queries of each query's cluster, [B, H, n_q, d]."""
         return self.spread(self.means(q), 0.0)
 
-    def means(self, q: torch.Tensor) -> torch.Tensor:
+    def means(self, q: Tensor) -> Tensor:
         """The mean of the queries of each cluster, [B, H, count, d]."""
         label = (self.labels + 1)[..., None].expand_as(q)
         kept = torch.promote_types(q.dtype, torch.float32)
@@ -151,14 +150,14 @@ class QueryClusters(Choice):
         many = torch.zeros_like(total[..., :1]).scatter_add(2, label[..., :1], one)
         return (total / many.clamp_min(1)).to(q.dtype)[:, :, 1:]
 
-    def spread(self, x: torch.Tensor, none: float) -> torch.Tensor:
+    def spread(self, x: Tensor, none: float) -> Tensor:
         """x [B, H, count, e] of clusters for their queries [B, H, n_q, e]; `none` for padding."""
         label = self.labels[..., None]
         taken = x.gather(2, label.clamp_min(0).expand(-1, -1, -1, x.shape[3]))
         return taken.masked_fill(label < 0, none)
 
     @property
-    def lists(self) -> Mapping[str, torch.Tensor]:
+    def lists(self) -> Mapping[str, Tensor]:
         return {"queries": self.labels}
 
 
@@ -183,7 +182,7 @@ def decide(leaf: Cluster, given: Given) -> Choice:
     )
 
 
-def _balanced(given: Given, q_real: torch.Tensor) -> Choice:
+def _balanced(given: Given, q_real: Tensor) -> Choice:
     """Each centroid takes its nearest queries and its nearest keys, as many of each."""
     centroids = unit(given.tables["centroids"].float())
     width = -(-given.n_k // centroids.shape[1])
@@ -192,7 +191,7 @@ def _balanced(given: Given, q_real: torch.Tensor) -> Choice:
     return LabelChoice(torch.where(q < 0, NONE_Q, q), torch.where(k < 0, NONE_K, k))
 
 
-def _taken(points: Points, centroids: torch.Tensor, width: int) -> torch.Tensor:
+def _taken(points: Points, centroids: Tensor, width: int) -> Tensor:
     """The centroids that take each point, lists int64 [B, H, N, r]; ties go to earlier points."""
     batch, heads, count, _ = points.at.shape
     together = max(1, LIMITS.pairs_at_once // max(1, batch * heads * count))
@@ -207,7 +206,7 @@ def _taken(points: Points, centroids: torch.Tensor, width: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def moved_centroids(given: Given) -> torch.Tensor:
+def moved_centroids(given: Given) -> Tensor:
     """The centroids [H or 1, count, d] after a call of training: each a little towards the
     direction of the queries and keys that it is nearest to, those of all samples."""
     kept = given.tables["centroids"]

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.on_device import table_of
 from attnspec.backends.common.score_formula import scale_of
@@ -41,7 +42,7 @@ class Decision:
         """The run-time inputs that the graph is about."""
         return tuple(inputs_of(self.leaf))
 
-    def given(self, q: torch.Tensor, k: torch.Tensor, call: Call, keys: int | None = None) -> Given:
+    def given(self, q: Tensor, k: Tensor, call: Call, keys: int | None = None) -> Given:
         """What there is to decide by, for q [B, H, n_q, d] and k [B, H_kv, n_k, d], and the tables
         of these heads; `keys` as `Given` has it."""
         ratio = q.shape[1] // k.shape[1]
@@ -83,10 +84,10 @@ def decisions_of(works: Sequence[tuple[Work, tuple[int, ...]]]) -> tuple[Decisio
 
 def decided(
     decisions: Sequence[Decision],
-    q: torch.Tensor,
-    k: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
     call: Call,
-    tables: Callable[[Decision], Mapping[str, torch.Tensor]],
+    tables: Callable[[Decision], Mapping[str, Tensor]],
     keys: int | None = None,
 ) -> dict[DataDependent, Choice]:
     """The choices of a layer, one for each decision."""
@@ -119,6 +120,6 @@ def data_of(
     return parts
 
 
-def _with_heads(x: torch.Tensor) -> torch.Tensor:
+def _with_heads(x: Tensor) -> Tensor:
     """An input with an axis of heads: [B, 1, n] of [B, n]."""
     return x if x.dim() == 4 else x[:, None]

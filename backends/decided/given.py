@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,14 +22,14 @@ class Given:
     `shared` are the inputs that say the same of heads that share keys, as far as their shape tells.
     """
 
-    q: torch.Tensor
-    k: torch.Tensor
+    q: Tensor
+    k: Tensor
     heads: tuple[int, ...]
     groups: tuple[int, ...]
     scales: tuple[float, ...]
-    padding: torch.Tensor | None = None
+    padding: Tensor | None = None
     data: Mapping[Any, Any] = field(default_factory=dict)
-    tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    tables: Mapping[str, Tensor] = field(default_factory=dict)
     keys: int | None = None
     shared: frozenset[str] = frozenset()
 
@@ -38,7 +39,7 @@ class Given:
         return len(set(self.groups)) < len(self.groups)
 
     @property
-    def keys_by_head(self) -> torch.Tensor:
+    def keys_by_head(self) -> Tensor:
         """The keys that each head reads, [B, H, n_k, d]."""
         ratio = self.q.shape[1] // self.k.shape[1]
         return self.k if ratio == 1 else self.k.repeat_interleave(ratio, 1)
@@ -57,7 +58,7 @@ class Given:
         return self.n_k - self.n_q
 
     @property
-    def real(self) -> torch.Tensor:
+    def real(self) -> Tensor:
         """Which keys are real, bool [B, n_k]."""
         if self.padding is not None:
             return self.padding

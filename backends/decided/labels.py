@@ -8,6 +8,7 @@ from functools import partial, reduce
 from itertools import product
 
 import torch
+from torch import Tensor
 
 from attnspec.backends.decided.choice import Choice, TileLists, look_up
 from attnspec.backends.decided.lists import TILE
@@ -21,10 +22,10 @@ NONE_Q, NONE_K = -(1 << 62), -(1 << 62) + 1
 class LabelChoice(Choice):
     """Labels of queries int64 [B, H or 1, n_q, i] and of keys [B, H or 1, n_k, j]."""
 
-    q: torch.Tensor
-    k: torch.Tensor
+    q: Tensor
+    k: Tensor
 
-    def _match(self, i: int, j: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def _match(self, i: int, j: int, q: Tensor, k: Tensor) -> Tensor:
         at = q - (self.k.shape[2] - self.q.shape[2])
         return look_up(self.q[..., i], at) == look_up(self.k[..., j], k)
 
@@ -32,7 +33,7 @@ class LabelChoice(Choice):
     def _ways(self) -> list[tuple[int, int]]:
         return list(product(range(self.q.shape[3]), range(self.k.shape[3])))
 
-    def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def holds(self, q: Tensor, k: Tensor) -> Tensor:
         return reduce(torch.logical_or, (self._match(*way, q, k) for way in self._ways))
 
     def layouts(self) -> tuple[TileLists, ...]:
@@ -49,21 +50,21 @@ class LabelChoice(Choice):
         lists = meeting(sides[0].values, sides[1].values, TILE)
         return TileLists(q_order, k_order, TILE, TILE, lists, partial(self._first, number))
 
-    def _first(self, number: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def _first(self, number: int, q: Tensor, k: Tensor) -> Tensor:
         pairs = self._match(*self._ways[number], q, k)
         for way in self._ways[:number]:
             pairs = pairs & ~self._match(*way, q, k)
         return pairs
 
     @property
-    def lists(self) -> Mapping[str, torch.Tensor]:
+    def lists(self) -> Mapping[str, Tensor]:
         one = self.q.shape[3] == 1 and self.k.shape[3] == 1
         clusters = {"queries": self.q, "keys": self.k}
         clusters = {name: x.masked_fill(x <= NONE_K, -1) for name, x in clusters.items()}
         return {name: x[..., 0] for name, x in clusters.items()} if one else clusters
 
 
-def meeting(q: torch.Tensor, k: torch.Tensor, tile: int) -> torch.Tensor:
+def meeting(q: Tensor, k: Tensor, tile: int) -> Tensor:
     """The key tiles in which labels of each query tile may stand, for labels along their orders,
     [B, H or 1, slots] each, that within a tile need not be sorted: lists [B, H or 1, tiles, r]."""
     ends = []

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.masks import mask_plan
 from attnspec.backends.common.on_device import pairs_at
@@ -32,7 +33,7 @@ class Pairs(Choice):
     data: Mapping[Any, Any]
     n: int
 
-    def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def holds(self, q: Tensor, k: Tensor) -> Tensor:
         if not reads_data(self.relation):
             return pairs_at(self.relation, q, k, self.n)
         at = [position.cpu().numpy() for position in (q, k)]
@@ -50,9 +51,9 @@ class ListChoice(Choice):
     and `alike` whether heads that share keys are known to share their lists.
     """
 
-    blocks: torch.Tensor
-    start: torch.Tensor
-    first_row: torch.Tensor
+    blocks: Tensor
+    start: Tensor
+    first_row: Tensor
     size: int
     shared_by: int
     n_q: int
@@ -61,16 +62,14 @@ class ListChoice(Choice):
     from_zero: bool = False
     alike: bool | None = None
 
-    def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def holds(self, q: Tensor, k: Tensor) -> Tensor:
         row, block, inside = self._named(q, k)
         if not self.blocks.numel():
             return inside & False
         pairs = inside & self._read(row, block)
         return pairs if self.within is None else pairs & self.within.holds(q, k)
 
-    def _named(
-        self, q: torch.Tensor, k: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _named(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The rows of queries and the blocks of keys, and for which pairs there are both."""
         dims = max(4, q.dim(), k.dim())
         start, first_row = (x.view(-1, *(1,) * (dims - 1)) for x in (self.start, self.first_row))
@@ -85,7 +84,7 @@ class ListChoice(Choice):
         """Key blocks that may be named."""
         return -(-self.n_k // self.size)
 
-    def _read(self, row: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
+    def _read(self, row: Tensor, block: Tensor) -> Tensor:
         """Whether rows read blocks."""
         batch, heads, rows, _ = self.blocks.shape
         sample, head = (
@@ -110,7 +109,7 @@ class ListChoice(Choice):
         return codes[place] == wanted
 
     @cached_property
-    def _table(self) -> torch.Tensor:
+    def _table(self) -> Tensor:
         """Whether each row reads each block, bool [B, H, rows, blocks]."""
         return marked(self.blocks, self.count)
 
@@ -132,7 +131,7 @@ class ListChoice(Choice):
         return (TileLists(q_order, k_order, *tiles, self.holds, whole, self.alike),)
 
     @property
-    def lists(self) -> Mapping[str, torch.Tensor]:
+    def lists(self) -> Mapping[str, Tensor]:
         return {"keys" if self.size == 1 else "blocks": self.blocks}
 
 

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.decided.choice import Choice, TileLists, look_up
@@ -39,13 +40,13 @@ class Sorted:
     bytes as there are codes for.
     """
 
-    bucket: torch.Tensor
-    chunk: torch.Tensor
-    code: torch.Tensor
-    order: torch.Tensor
+    bucket: Tensor
+    chunk: Tensor
+    code: Tensor
+    order: Tensor
 
     @staticmethod
-    def of(bucket: torch.Tensor, real: torch.Tensor, leaf: Lsh, n_k: int) -> Sorted:
+    def of(bucket: Tensor, real: Tensor, leaf: Lsh, n_k: int) -> Sorted:
         """The order of buckets [B, H or 1, R, n] of positions that are real or not, [B, n]."""
         n = bucket.shape[-1]
         apart = (~real)[:, None, None].expand_as(bucket)
@@ -75,7 +76,7 @@ class Sorted:
         return Sorted(bucket, chunk, code, order)
 
 
-def _short(code: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
+def _short(code: Tensor, chunk: Tensor) -> Tensor:
     """Codes in as few bytes as they take, that of padding far below all others."""
     most = int(code.max()) if code.numel() else 0
     for kind in (torch.int16, torch.int32, torch.int64):
@@ -100,7 +101,7 @@ class LshChoice(Choice):
 
     q: Sorted
     k: Sorted
-    alone: torch.Tensor | None
+    alone: Tensor | None
     leaf: Lsh
     n_k: int
 
@@ -108,13 +109,13 @@ class LshChoice(Choice):
     def n_q(self) -> int:
         return self.q.bucket.shape[-1]
 
-    def _near(self, turn: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def _near(self, turn: int, q: Tensor, k: Tensor) -> Tensor:
         """Which pairs one round finds, without the rule of pairs with oneself."""
         code = look_up(self.q.code[:, :, turn], q - (self.n_k - self.n_q))
         other = look_up(self.k.code[:, :, turn], k)
         return reaches(code, other, self.leaf.look)
 
-    def _may_read(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def _may_read(self, q: Tensor, k: Tensor) -> Tensor:
         """Whether a pair is of two positions, or of one that reads itself."""
         if self.alone is None:
             return torch.ones_like(k, dtype=torch.bool)
@@ -122,10 +123,10 @@ class LshChoice(Choice):
         at = look_up(self.alone, q - (self.n_k - self.n_q))
         return torch.where(at, -1, q).int() != k.int()
 
-    def _each(self, q: torch.Tensor, k: torch.Tensor) -> Iterator[torch.Tensor]:
+    def _each(self, q: Tensor, k: Tensor) -> Iterator[Tensor]:
         return (self._near(turn, q, k) for turn in range(self.turns))
 
-    def holds(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def holds(self, q: Tensor, k: Tensor) -> Tensor:
         return reduce(torch.logical_or, self._each(q, k)) & self._may_read(q, k)
 
     @property
@@ -137,7 +138,7 @@ class LshChoice(Choice):
     def counted(self) -> bool:
         return self.leaf.multiplicity and self.leaf.combine != "mean"
 
-    def counts(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def counts(self, q: Tensor, k: Tensor) -> Tensor:
         none = torch.zeros((), dtype=torch.int64, device=k.device)
         return reduce(torch.add, self._each(q, k), none) * self._may_read(q, k)
 
@@ -167,7 +168,7 @@ class LshChoice(Choice):
         lists = self._lists(turn, tile)
         return TileLists(orders[0], orders[1], tile, tile, lists, partial(self._first, turn))
 
-    def _lists(self, turn: int, tile: int) -> torch.Tensor:
+    def _lists(self, turn: int, tile: int) -> Tensor:
         """The key tiles of each query tile [B, H or 1, query tiles, r]."""
         chunk, look = self.leaf.chunk, self.leaf.look
         if self.leaf.cut == "bucket" and not _one_order(self.leaf):
@@ -183,7 +184,7 @@ class LshChoice(Choice):
         lists = torch.where((lists >= 0) & (lists < others), lists, -1)
         return lists[None, None]
 
-    def _first(self, turn: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def _first(self, turn: int, q: Tensor, k: Tensor) -> Tensor:
         """The pairs that a round finds and none before it: of those with oneself, which every
         round finds, only the first one need be asked."""
         pairs = self._near(turn, q, k)
@@ -195,7 +196,7 @@ class LshChoice(Choice):
         return pairs
 
     @property
-    def lists(self) -> Mapping[str, torch.Tensor]:
+    def lists(self) -> Mapping[str, Tensor]:
         return {"buckets": self.k.bucket, "chunks": self.k.chunk.clamp_min(-1)}
 
 
@@ -245,7 +246,7 @@ def _require_shared(given: Given) -> None:
         )
 
 
-def has_other(side: Sorted, leaf: Lsh) -> torch.Tensor:
+def has_other(side: Sorted, leaf: Lsh) -> Tensor:
     """Which positions find a key that is another one in some round, bool [B, H or 1, n]."""
     chunk = side.chunk.gather(-1, side.order)
     other = _near(side, leaf) if leaf.bucket_mask else _in_chunks(side, chunk, leaf)
@@ -253,7 +254,7 @@ def has_other(side: Sorted, leaf: Lsh) -> torch.Tensor:
     return torch.zeros_like(other).scatter_(-1, side.order, other).any(2)
 
 
-def _near(side: Sorted, leaf: Lsh) -> torch.Tensor:
+def _near(side: Sorted, leaf: Lsh) -> Tensor:
     """In the sorted order: whether a neighbour is of the same bucket, and near."""
     code = side.code.gather(-1, side.order)
     near = torch.zeros_like(code, dtype=torch.bool)
@@ -264,7 +265,7 @@ def _near(side: Sorted, leaf: Lsh) -> torch.Tensor:
     return near
 
 
-def _in_chunks(side: Sorted, chunk: torch.Tensor, leaf: Lsh) -> torch.Tensor:
+def _in_chunks(side: Sorted, chunk: Tensor, leaf: Lsh) -> Tensor:
     """In the sorted order: whether the chunks that are examined have another key."""
     n = chunk.shape[-1]
     counted = -(-n // leaf.chunk)
@@ -286,14 +287,14 @@ def _in_chunks(side: Sorted, chunk: torch.Tensor, leaf: Lsh) -> torch.Tensor:
 Wanted: TypeAlias = "tuple[int, int, tuple[int, ...], int, int, int]"
 """Seed, layer, heads, rounds, size of a head, columns."""
 
-_kept: Cache[tuple[Wanted, str], torch.Tensor] = Cache(LIMITS.draws, DRAWS)
+_kept: Cache[tuple[Wanted, str], Tensor] = Cache(LIMITS.draws, DRAWS)
 
 
-def rotations(wanted: Wanted, device: torch.device) -> torch.Tensor:
+def rotations(wanted: Wanted, device: torch.device) -> Tensor:
     """Gaussian numbers float32 [heads, rounds, columns, size]: place i of the vectors of round r is
     row r * size + i of the stream of its layer and head."""
 
-    def build() -> torch.Tensor:
+    def build() -> Tensor:
         seed, layer, heads, rounds, size, columns = wanted
         rows = np.arange(rounds * size)
         streams = (Stream(seed, HASHES, layer, head) for head in heads)
@@ -307,7 +308,7 @@ def rotations(wanted: Wanted, device: torch.device) -> torch.Tensor:
     return _kept.get(key, lambda: apart(build)) if drawn is None else drawn
 
 
-def buckets_of(leaf: Lsh, x: torch.Tensor, heads: tuple[int, ...], count: int) -> torch.Tensor:
+def buckets_of(leaf: Lsh, x: Tensor, heads: tuple[int, ...], count: int) -> Tensor:
     """The bucket of every vector of x [B, H, n, d] in every round, int64 [B, H, rounds, n]; ties go
     to the lower bucket."""
     batch, _, n, size = x.shape
@@ -332,12 +333,12 @@ def buckets_of(leaf: Lsh, x: torch.Tensor, heads: tuple[int, ...], count: int) -
     return buckets
 
 
-def _side(y: torch.Tensor) -> torch.Tensor:
+def _side(y: Tensor) -> Tensor:
     """Of which sides of planes the columns of y [rounds, c, m] are, as the bits of one number."""
     return ((y > 0) * 2 ** torch.arange(y.shape[1], device=y.device)[:, None]).sum(1)
 
 
-def farthest(y: torch.Tensor) -> torch.Tensor:
+def farthest(y: Tensor) -> Tensor:
     """argmax([y; -y]) of each column of y [rounds, c, m], the first of several, 0 where a number is
     none; y is written over."""
     top, most = _first_greatest(y)
@@ -346,7 +347,7 @@ def farthest(y: torch.Tensor) -> torch.Tensor:
     return code.masked_fill_(top.isnan(), 0)
 
 
-def _first_greatest(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _first_greatest(y: Tensor) -> tuple[Tensor, Tensor]:
     """The greatest number of each column of y [rounds, c, m], and where it first stands."""
     if not y.is_cpu:
         return y.max(1)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from attnspec.backends.common.torch_modes import array_of
@@ -21,7 +22,7 @@ FORCED = 1 << 62
 NONE = -(1 << 62)
 
 
-def ranks(scores: torch.Tensor, forced: torch.Tensor | None) -> torch.Tensor:
+def ranks(scores: Tensor, forced: Tensor | None) -> Tensor:
     """int64 numbers of scores float32 [..., c], in their order; -inf is not a candidate."""
     # -0 is 0; the bits of floats have their order, those of negative ones the reverse
     bits = (scores + 0.0).view(torch.int32)
@@ -34,7 +35,7 @@ def ranks(scores: torch.Tensor, forced: torch.Tensor | None) -> torch.Tensor:
     return rank if forced is None else torch.where(forced, FORCED + below, rank)
 
 
-def best(scores: torch.Tensor, forced: torch.Tensor | None, budget: int) -> torch.Tensor:
+def best(scores: Tensor, forced: Tensor | None, budget: int) -> Tensor:
     """Where the highest scores float32 [..., c] stand, at most `budget`, but all that are forced:
     ascending lists [..., r], -1 for none."""
     count = min(scores.shape[-1], budget)
@@ -57,13 +58,13 @@ def best(scores: torch.Tensor, forced: torch.Tensor | None, budget: int) -> torc
     return lists
 
 
-def equally_long(lists: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def equally_long(lists: Sequence[Tensor]) -> list[Tensor]:
     """Lists [..., r] with -1 before the numbers of shorter ones."""
     width = max(x.shape[-1] for x in lists)
     return [functional.pad(x, (width - x.shape[-1], 0), value=-1) for x in lists]
 
 
-def _last_taken(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _last_taken(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The least of so many highest scores of rows [..., c], [..., 1], and bool [...], for
     which of them that says too little: where the next one is as high, or there is a NaN."""
     more = min(scores.shape[-1], count + 1)
@@ -79,7 +80,7 @@ def _last_taken(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.T
     return least, unclear
 
 
-def _few(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _few(scores: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
     """Some of the scores of long rows [..., c] among which so many highest are, and more than so
     many equal ones if there are, with their places; of short rows all, and None.
 
@@ -97,7 +98,7 @@ def _few(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor |
     return few.flatten(-2), (turns + groups[..., None, :]).flatten(-2)
 
 
-def _put_back(lists: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
+def _put_back(lists: Tensor, places: Tensor | None) -> Tensor:
     """Ascending lists [..., r] of what stands at places [..., c]."""
     if places is None:
         return lists
@@ -105,7 +106,7 @@ def _put_back(lists: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
     return torch.where(lists >= 0, positions, -1).sort(-1).values
 
 
-def rising(numbers: torch.Tensor, count: int) -> torch.Tensor:
+def rising(numbers: Tensor, count: int) -> Tensor:
     """Lists int64 [..., r] of numbers below a count, not less than -1, in their order."""
     if not numbers.is_cpu:
         return numbers.sort(-1).values
@@ -114,7 +115,7 @@ def rising(numbers: torch.Tensor, count: int) -> torch.Tensor:
     return torch.from_numpy(np.sort(array_of(numbers).astype(kind), axis=-1).astype(np.int64))
 
 
-def in_order(numbers: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+def in_order(numbers: Tensor, last: Tensor) -> Tensor:
     """The places of numbers int64 [..., c] from the least one up, of equal ones the lower place
     first; those of bool `last` [..., c] come behind all others."""
     order = _rising_places(numbers)
@@ -124,7 +125,7 @@ def in_order(numbers: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
     return order.gather(-1, _rising_places(behind))
 
 
-def _rising_places(numbers: torch.Tensor) -> torch.Tensor:
+def _rising_places(numbers: Tensor) -> Tensor:
     if not numbers.is_cpu:
         return numbers.argsort(dim=-1, stable=True)
     # short integers are counted, in a tenth of the time that sorting takes
@@ -134,13 +135,13 @@ def _rising_places(numbers: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(array_of(numbers).argsort(axis=-1, kind="stable"))
 
 
-def marked(numbers: torch.Tensor, count: int) -> torch.Tensor:
+def marked(numbers: Tensor, count: int) -> Tensor:
     """bool [..., count]: which numbers stand in lists [..., r]; those below 0 are none."""
     table = numbers.new_zeros(*numbers.shape[:-1], count + 1, dtype=torch.bool)
     return table.scatter_(-1, numbers + 1, True)[..., 1:]
 
 
-def listed(table: torch.Tensor) -> torch.Tensor:
+def listed(table: Tensor) -> Tensor:
     """The numbers of what is marked in a table [..., count], ascending, after -1 for none; as many
     as the longest list has."""
     lead, width = table.shape[:-1], max(1, table.shape[-1])
@@ -162,7 +163,7 @@ def listed(table: torch.Tensor) -> torch.Tensor:
     return lists.view(*lead, most)
 
 
-def _places(table: torch.Tensor) -> torch.Tensor:
+def _places(table: Tensor) -> Tensor:
     """Where a table is true, ascending, its axes as one."""
     if table.is_cpu:
         # in two thirds of the time
@@ -170,7 +171,7 @@ def _places(table: torch.Tensor) -> torch.Tensor:
     return table.flatten().nonzero()[:, 0]
 
 
-def _ranked_best(ranked: torch.Tensor, budget: int) -> torch.Tensor:
+def _ranked_best(ranked: Tensor, budget: int) -> Tensor:
     """The same of numbers that differ."""
     forced = (ranked >= FORCED).sum(-1)
     forced_most = int(forced.max()) if forced.numel() else 0
@@ -181,7 +182,7 @@ def _ranked_best(ranked: torch.Tensor, budget: int) -> torch.Tensor:
     return torch.where(taken, places, -1).sort(-1).values
 
 
-def prefix(ranked: torch.Tensor, shares: torch.Tensor, mass: float) -> torch.Tensor:
+def prefix(ranked: Tensor, shares: Tensor, mass: float) -> Tensor:
     """bool [..., c]: what is forced, and then the shortest prefix in falling order whose shares add
     up to a mass."""
     values, places = ranked.sort(-1, descending=True)
@@ -192,7 +193,7 @@ def prefix(ranked: torch.Tensor, shares: torch.Tensor, mass: float) -> torch.Ten
     return torch.zeros_like(taken).scatter_(-1, places, taken)
 
 
-def softmax(logits: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+def softmax(logits: Tensor, candidates: Tensor) -> Tensor:
     """The shares of scores [..., c]; NaN weighs nothing, infinities share everything."""
     logits = torch.where(candidates & ~logits.isnan(), logits, -torch.inf)
     top = logits.amax(-1, keepdim=True)
@@ -202,7 +203,7 @@ def softmax(logits: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
     return weights / torch.where(total > 0, total, 1.0)
 
 
-def reaches(x: torch.Tensor, y: torch.Tensor, most: int) -> torch.Tensor:
+def reaches(x: Tensor, y: Tensor, most: int) -> Tensor:
     """0 <= x - y <= most, for integers that broadcast and differ by less than their range."""
     back = x - y
     if x.is_cpu:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from attnspec.backends.decided.block_scores import Rows
 from attnspec.backends.decided.choice import Choice, look_up
@@ -23,11 +24,11 @@ class MatchChoice(ListChoice):
     `cut` the first is the own block, and the second the matched one.
     """
 
-    matched: torch.Tensor
+    matched: Tensor
     cut: bool
-    weight: torch.Tensor | None = None
+    weight: Tensor | None = None
 
-    def factor(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def factor(self, q: Tensor, k: Tensor) -> Tensor:
         row, block, inside = self._named(q, k)
         weight = torch.ones_like(self.matched) if self.weight is None else self.weight
         # a block that several rows have counts once, and trains all of them
@@ -37,13 +38,13 @@ class MatchChoice(ListChoice):
         ]
         return 1 + torch.stack(shares).sum(0)
 
-    def of_weight(self, sums: torch.Tensor) -> torch.Tensor:
+    def of_weight(self, sums: Tensor) -> Tensor:
         matched = self.matched[..., None]
         same = (matched == self.blocks[..., None, :]) & (matched >= 0)
         return torch.where(same, sums[..., None, :], 0.0).sum(-1)
 
     @property
-    def lists(self) -> Mapping[str, torch.Tensor]:
+    def lists(self) -> Mapping[str, Tensor]:
         return {"matched": self.matched[:, :, 0] if self.cut else self.matched[..., 1]}
 
 
@@ -99,9 +100,7 @@ def decide(leaf: Sinkhorn, given: Given) -> Choice:
     )
 
 
-def balanced(
-    logits: torch.Tensor, allowed: torch.Tensor, iterations: int, causal: bool
-) -> torch.Tensor:
+def balanced(logits: Tensor, allowed: Tensor, iterations: int, causal: bool) -> Tensor:
     """Rows and columns of exp(logits) [..., blocks, blocks] normalised in turns, in log space;
     under `causal` sums over a column run over the rows up to the current one. 0 where not
     allowed."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from attnspec.backends.common.on_device import pairs_at
@@ -26,14 +27,14 @@ from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call
 
-_covers: Cache[tuple[Relation, int, int, str], torch.Tensor] = Cache(LIMITS.layouts_few)
+_covers: Cache[tuple[Relation, int, int, str], Tensor] = Cache(LIMITS.layouts_few)
 
 
-def cover_of(relation: Relation, n: int, size: int, device: torch.device) -> torch.Tensor:
+def cover_of(relation: Relation, n: int, size: int, device: torch.device) -> Tensor:
     """For blocks of `size` of n positions, how many key blocks before each do not have every pair
     of a relation with a block of queries: int32 [blocks, blocks + 1]."""
 
-    def build() -> torch.Tensor:
+    def build() -> Tensor:
         starts = np.arange(0, n, size)
         stops = np.minimum(starts + size, n)
         count = len(starts)
@@ -61,10 +62,10 @@ class Side:
 
     def __init__(
         self,
-        order: torch.Tensor | None,
+        order: Tensor | None,
         size: int,
         n: int,
-        lists: torch.Tensor,
+        lists: Tensor,
         repeat: int,
         count: int,
     ) -> None:
@@ -77,21 +78,21 @@ class Side:
             order = torch.arange(first, n, device=device)[None, None]
         if order.shape[2] % size:
             order = functional.pad(order, (0, -order.shape[2] % size), value=-1)
-        self.places: torch.Tensor = order.reshape(*order.shape[:2], -1, size)
+        self.places: Tensor = order.reshape(*order.shape[:2], -1, size)
         # which of the places are positions, None where all are
         whole = self.natural and count % size == 0
         real = None if whole else self.places >= 0
         self.real = None if real is None or bool(real.all()) else real
         # the rows of tiles [B, K, T, R, size], any for no position; None where they follow one
         # another
-        self.rows: torch.Tensor | None = None
+        self.rows: Tensor | None = None
         if not (self.natural and repeat == 1 and self.real is None):
             base = torch.arange(self.many, device=device)
             at = self.places[:, :, :, None] - first
             self.rows = base.view(*self.lists, 1, repeat, 1) * count + at.clamp(min=0)
 
     @cached_property
-    def real_rows(self) -> torch.Tensor | None:
+    def real_rows(self) -> Tensor | None:
         """Which rows of tiles are positions, bool [N, T, R size], or None."""
         if self.real is None:
             return None
@@ -103,7 +104,7 @@ class Side:
         """How many rows all tiles have."""
         return self.many * self.places.shape[2] * self.size
 
-    def back(self, where: torch.Tensor) -> torch.Tensor:
+    def back(self, where: Tensor) -> Tensor:
         """What is known of the rows of tiles, [slots], for all rows; -1 of those in no tile."""
         if self.rows is None:
             return where
@@ -114,13 +115,13 @@ class Side:
         return where.new_full((self.many * self.count,), -1).index_copy_(0, index, where)
 
     @cached_property
-    def ends(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def ends(self) -> tuple[Tensor, Tensor]:
         """The least and the greatest position of every tile, [.., T]; n and -1 of an empty one."""
         places = self.places
         return places.masked_fill(places < 0, self.n).amin(-1), places.amax(-1)
 
     @cached_property
-    def compact(self) -> torch.Tensor | None:
+    def compact(self) -> Tensor | None:
         """The tiles whose places are positions that follow one another; None where all are."""
         if self.real is None and self.natural:
             return None
@@ -143,7 +144,7 @@ class Placed:
     each: Sequence[Holds] = ()
     static: Relation | None = None
     always: bool = False
-    padding: torch.Tensor | None = None
+    padding: Tensor | None = None
 
     def __post_init__(self) -> None:
         self.batch, self.heads, self.repeat, self.n_q = self.shape
@@ -155,7 +156,7 @@ class Placed:
         self.k = Side(layout.k_order, layout.k_tile, n, lists, 1, n)
 
     @property
-    def numbered(self) -> torch.Tensor:
+    def numbered(self) -> Tensor:
         """The lists [N, T, r] by the numbers of key tiles among those of all lists."""
         count = self.k.places.shape[2]
         base = torch.arange(self.batch * self.heads, device=self.lists.device) * count
@@ -163,7 +164,7 @@ class Placed:
         return torch.where(self.lists >= 0, self.lists + base, -1).flatten(0, 1)
 
     @cached_property
-    def masked(self) -> torch.Tensor | None:
+    def masked(self) -> Tensor | None:
         """The entries whose pairs need to be examined, bool [N, T, r]; None for none."""
         there = self.lists >= 0
         if not self.layout.whole or self.always:
@@ -180,7 +181,7 @@ class Placed:
             return None
         return (there & ~reduce(torch.logical_and, wholes)).flatten(0, 1)
 
-    def _covered(self, static: Relation, tiles: torch.Tensor) -> torch.Tensor:
+    def _covered(self, static: Relation, tiles: Tensor) -> Tensor:
         """Of which entries [B, K, T, r] the blocks of positions hold every pair, bool."""
         size = max(LIMITS.tile, self.layout.q_tile, -(-self.n_k // LIMITS.blocks_covered))
         before = cover_of(static, self.n_k, size, tiles.device)
@@ -192,7 +193,7 @@ class Placed:
             ends = ends[:1]
         return reduce(torch.logical_and, [of_tiles(full, tiles + x[..., None]) for x in ends])
 
-    def held(self, low: int, high: int, slots: torch.Tensor) -> torch.Tensor:
+    def held(self, low: int, high: int, slots: Tensor) -> Tensor:
         """The masks of some entries `slots` int64 [N, high - low, s] of query tiles
         low <= t < high: bool, or what is added to the scores, [N, high - low, h, s, w]."""
         slots = slots.view(self.batch, self.heads, high - low, -1)
@@ -217,7 +218,7 @@ class Placed:
         return mask.flatten(3, 4).flatten(0, 1)
 
 
-def of_tiles(x: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
+def of_tiles(x: Tensor, tiles: Tensor) -> Tensor:
     """x [B or 1, heads or 1, T, …] of tiles [B, heads, …]."""
     if x.shape[:2] == (1, 1):
         rows = x[0, 0].index_select(0, tiles.flatten())
@@ -241,11 +242,11 @@ class Part:
     n_k: int
     call: Call
 
-    def of_q(self, x: torch.Tensor) -> torch.Tensor:
+    def of_q(self, x: Tensor) -> Tensor:
         """The part of x [B, K, R, …]."""
         return x[self.samples, self.heads, self.repeats]
 
-    def of_k(self, x: torch.Tensor) -> torch.Tensor:
+    def of_k(self, x: Tensor) -> Tensor:
         """The part of x [B, K, …]."""
         return x[self.samples, self.heads]
 
@@ -299,9 +300,7 @@ class Part:
             yield replace(self, repeats=slice(each, each + 1))
 
 
-def parts_of_call(
-    q: torch.Tensor, n_k: int, call: Call, products: Sequence[Product]
-) -> Iterator[Part]:
+def parts_of_call(q: Tensor, n_k: int, call: Call, products: Sequence[Product]) -> Iterator[Part]:
     """The parts of a call with q [B, K, R, n_q, d]."""
     batch, keys, repeat, n_q, size = q.shape
     many = max(1, LIMITS.queries_together // (repeat * n_q * size))

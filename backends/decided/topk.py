@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.on_device import table_of
 from attnspec.backends.decided.block_scores import Part, Rows, Scores
@@ -87,7 +88,7 @@ class Chooser:
     def pairs(self, graph: Relation) -> Pairs:
         return Pairs(graph, self.given.data, self.given.n_k)
 
-    def lists(self, part: Part) -> torch.Tensor:
+    def lists(self, part: Part) -> Tensor:
         """The blocks of some rows, int64 [B, H or 1, rows, r], ascending, -1 for none."""
         leaf = self.leaf
         seen, some = self._seen(part)
@@ -117,7 +118,7 @@ class Chooser:
             shares = softmax(logits, ranked > NONE)
         return listed(prefix(ranked, shares, leaf.mass))
 
-    def _seen(self, part: Part) -> tuple[torch.Tensor | None, torch.Tensor]:
+    def _seen(self, part: Part) -> tuple[Tensor | None, Tensor]:
         """Which slots rows see, bool [B, 1 or H, rows, slots], None where nothing asks for it; and
         in which blocks they see any, [B, 1 or H, rows, blocks]."""
         leaf, rows = self.leaf, self.rows
@@ -128,10 +129,10 @@ class Chooser:
             seen = seen & self._any_pair(part, leaf.within)
         return seen, seen if rows.size == 1 else rows.in_blocks(seen).any(-1)
 
-    def _given_scores(self, part: Part) -> torch.Tensor:
+    def _given_scores(self, part: Part) -> Tensor:
         """The scores of an input for some rows, float32 [B, H or 1, rows, blocks]."""
         name = self.leaf.score.name  # type: ignore[union-attr]
-        scores: torch.Tensor = self.given.data[name]
+        scores: Tensor = self.given.data[name]
         if scores.shape[2] < self.rows.count or scores.shape[3] < self.rows.blocks:
             raise ValueError(
                 f"`{name}` must have a row for each of {self.rows.count} query blocks and a column"
@@ -139,7 +140,7 @@ class Chooser:
             )
         return scores[:, :, part.index, : self.rows.blocks].float()
 
-    def _shared(self, scores: torch.Tensor) -> torch.Tensor:
+    def _shared(self, scores: Tensor) -> Tensor:
         """The mean of scores over the heads that share it, [B, H or 1, rows, blocks]."""
         if self.share == "head" or scores.shape[1] == 1:
             return scores
@@ -152,7 +153,7 @@ class Chooser:
         total = scores.new_zeros(len(scores), len(groups), *scores.shape[2:])
         return (total.index_add_(1, number, scores) / count)[:, number]
 
-    def _forced(self, part: Part) -> torch.Tensor | None:
+    def _forced(self, part: Part) -> Tensor | None:
         """Which blocks are taken first, bool [B, 1 or H, rows, blocks]; None for none."""
         leaf = self.leaf
         if leaf.always is not None:
@@ -165,7 +166,7 @@ class Chooser:
         block = torch.where(part.own, block, -1).clamp_min(-1)
         return marked(block, self.rows.blocks)[:, None]
 
-    def _any_pair(self, part: Part, graph: Relation, cut: bool = False) -> torch.Tensor:
+    def _any_pair(self, part: Part, graph: Relation, cut: bool = False) -> Tensor:
         """Which slots have a pair of a graph with a query of a row, bool [B, 1 or H, rows, slots];
         with `cut` one with k <= q."""
         n = self.given.n_k

@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.composed import ComposedTables, Piece
 from attnspec.backends.common.exact import ByKeyHead
@@ -45,26 +46,26 @@ class EdgesKernel(ByKeyHead):
             for rows, batch in zip(self.layout.rows, batches, strict=True)
         ]
 
-    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+    def traced(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         products = self._products(q, v)
         plain = self.work.plain and not call.dropout_p
         if products is not None and plain and unseen(q, k, v):
             return self.by_head(q, k, v, call, products)
         return self.composed(q, k, v, call, plain)[0]
 
-    def _products(self, q: torch.Tensor, v: torch.Tensor) -> EdgeProducts | None:
+    def _products(self, q: Tensor, v: Tensor) -> EdgeProducts | None:
         """The products on edges where they can be taken."""
         some = 0 not in (len(q), q.shape[-1], v.shape[-1]) and self.layout.rows
         return self.products if some and not is_transformed() else None
 
     def by_head(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
         call: Call,
         products: EdgeProducts,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """The output [B, K, R, n_q, e] of plain softmax, without derivatives."""
         wide = torch.float32 if q.dtype in HALF else q.dtype
         scale = scale_of(self.work, q.shape[-1])
@@ -95,7 +96,7 @@ class EdgesKernel(ByKeyHead):
         return out
 
     def composed(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, softmax: bool = False
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, softmax: bool = False
     ) -> Outputs:
         """From the scores of all heads and edges; with `softmax` weights are torch's, which train
         faster and have no log-sum-exps."""
@@ -128,7 +129,7 @@ class EdgesKernel(ByKeyHead):
         return out.to(kept), lse
 
 
-def _softmax(scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     """The weights of scores [..., width] where the mask is true; 0 in rows of none."""
     if mask is None:
         return torch.softmax(scores, -1)
@@ -136,5 +137,5 @@ def _softmax(scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     return torch.softmax(scores.masked_fill(~mask, -torch.inf), -1).masked_fill(~mask, 0.0)
 
 
-def _flat(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _flat(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype).contiguous()

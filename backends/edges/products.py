@@ -12,6 +12,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.torch_modes import Function
 from attnspec.layout.edge_list import EdgeLayout
@@ -33,11 +34,11 @@ class EdgeProducts:
             torch.sparse_csr_tensor(none.new_zeros(2), none, none.float(), (1, 1), device="cpu")
 
     @cached_property
-    def _by_key(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _by_key(self) -> tuple[Tensor, Tensor, Tensor]:
         starts, queries, places = self.layout.by_key
         return torch.from_numpy(starts), torch.from_numpy(queries), torch.from_numpy(places)
 
-    def workspace(self, dtype: torch.dtype) -> torch.Tensor:
+    def workspace(self, dtype: torch.dtype) -> Tensor:
         """What `scores` writes all places of, sparse [n_q, n_k]; no number stands in it yet."""
         values = torch.empty(self.places, dtype=dtype, device=self.keys.device)
         shape = (self.layout.n_q, self.layout.n_k)
@@ -45,9 +46,7 @@ class EdgeProducts:
             self.offsets, self.keys, values, shape, device=self.keys.device
         )
 
-    def scores(
-        self, a: torch.Tensor, b: torch.Tensor, scale: float, into: torch.Tensor
-    ) -> torch.Tensor:
+    def scores(self, a: Tensor, b: Tensor, scale: float, into: Tensor) -> Tensor:
         """scale a . b for every place, [places]: a [n_q, d], b [n_k, d]."""
         scores = into.values()
         # what stands there is multiplied by 0, and must be finite for that
@@ -57,23 +56,21 @@ class EdgeProducts:
         torch.sparse.sampled_addmm(into, a, b.t(), beta=0.0, alpha=scale, out=into)
         return scores
 
-    def to_queries(self, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def to_queries(self, w: Tensor, b: Tensor) -> Tensor:
         """Sums [n_q, d] of w [places] times b [n_k, d] over the keys of each query."""
         out = _sums(self.offsets, self.keys, w, b)
         if self.order is None:
             return out
         return torch.empty_like(out).index_copy_(0, self.order, out)
 
-    def to_keys(self, w: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    def to_keys(self, w: Tensor, a: Tensor) -> Tensor:
         """Sums [n_k, d] of w [places] times a [n_q, d] over the queries of each key."""
         starts, queries, places = self._by_key
         return _sums(starts, queries, w.index_select(0, places), a)
 
 
-def _sums(
-    offsets: torch.Tensor, columns: torch.Tensor, w: torch.Tensor, x: torch.Tensor
-) -> torch.Tensor:
-    sums: torch.Tensor
+def _sums(offsets: Tensor, columns: Tensor, w: Tensor, x: Tensor) -> Tensor:
+    sums: Tensor
     if x.dtype == torch.float32:
         sums = torch.embedding_bag(x, columns, offsets, False, 0, False, w, True)[0]
     else:
@@ -84,11 +81,11 @@ def _sums(
     return sums
 
 
-def product(products: EdgeProducts, *three: torch.Tensor | None) -> torch.Tensor:
+def product(products: EdgeProducts, *three: Tensor | None) -> Tensor:
     """The derivative of f = sum of w (a . b) over places by the one of w, a and b that is None:
     scores [B, K, R, places] of a [B, K, R, n_q, d] and b [B, K, n_k, d], sums [B, K, R, n_q, d] of
     w [B, K, R, places] times b, or those [B, K, n_k, d] of w times a."""
-    sums: torch.Tensor = _Product.apply(products, *three)  # type: ignore[no-untyped-call]
+    sums: Tensor = _Product.apply(products, *three)  # type: ignore[no-untyped-call]
     return sums
 
 

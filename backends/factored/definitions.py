@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.common.scores import ScoreFunction
@@ -31,7 +32,7 @@ from attnspec.ir.mechanisms.rfa import Rfa
 from attnspec.ir.mechanisms.taylor import Taylor
 from attnspec.lower.work import Work, mechanism_of
 
-Tables: TypeAlias = Mapping[str, torch.Tensor]
+Tables: TypeAlias = Mapping[str, Tensor]
 
 TEXTS = text_of_sums, text_of_matrices
 
@@ -107,9 +108,7 @@ def cancels(declared: MechanismDeclaration) -> bool:
     return declared.sums and not declared.positive({**vars(declared), "normalize": "sum"})
 
 
-def defined(
-    work: Work, head: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tables: Tables
-) -> torch.Tensor:
+def defined(work: Work, head: int, q: Tensor, k: Tensor, v: Tensor, tables: Tables) -> Tensor:
     """The output [n_q, d_v] of a head for q [n_q, d], k [n_k, d], v [n_k, d_v] and what it has
     learned, [*shape] each."""
     if mechanism_of(work).sums:
@@ -126,12 +125,12 @@ def has_weights(work: Work) -> bool:
 def weights_of(
     work: Work,
     head: int,
-    q: torch.Tensor,
-    k: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
     tables: Tables,
     *,
     steady: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """The weights [n_q, n_k] of all pairs; `steady` ones are divided by constants, as far as
     gradients are concerned."""
     weights = undivided(work, head, q, k, tables)
@@ -139,16 +138,12 @@ def weights_of(
     return divided(work, weights, total.detach() if steady else total)
 
 
-def totals_of(
-    work: Work, head: int, q: torch.Tensor, k: torch.Tensor, tables: Tables
-) -> torch.Tensor:
+def totals_of(work: Work, head: int, q: Tensor, k: Tensor, tables: Tables) -> Tensor:
     """The sums [n_q, 1] of the weights that each query divides by."""
     return undivided(work, head, q, k, tables).sum(-1, keepdim=True)
 
 
-def undivided(
-    work: Work, head: int, q: torch.Tensor, k: torch.Tensor, tables: Tables
-) -> torch.Tensor:
+def undivided(work: Work, head: int, q: Tensor, k: Tensor, tables: Tables) -> Tensor:
     """The weights [n_q, n_k] of all pairs before they are divided."""
     weights = _pairs(work, head, q, k, tables)
     if work.hybrid:
@@ -157,7 +152,7 @@ def undivided(
     return weights
 
 
-def divided(work: Work, weights: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+def divided(work: Work, weights: Tensor, total: Tensor) -> Tensor:
     """Weights divided by what the mechanism makes of their sums [n_q, 1]."""
     if not mechanism_of(work).sums:
         return weights
@@ -165,15 +160,11 @@ def divided(work: Work, weights: torch.Tensor, total: torch.Tensor) -> torch.Ten
     if not (work.hybrid or text["ADDED"] or text["LEAST"]):
         # of weights above 0 that are too small for their type nothing is known
         total = total.masked_fill(total == 0, torch.nan)
-    quotient: torch.Tensor = text["divided"](
-        torch.cat([weights, total], 1), torch.zeros_like(total)
-    )
+    quotient: Tensor = text["divided"](torch.cat([weights, total], 1), torch.zeros_like(total))
     return quotient
 
 
-def magnitudes_of(
-    work: Work, head: int, q: torch.Tensor, k: torch.Tensor, tables: Tables
-) -> torch.Tensor:
+def magnitudes_of(work: Work, head: int, q: Tensor, k: Tensor, tables: Tables) -> Tensor:
     """How large the numbers are whose sums are the weights [n_q, n_k] before they are divided, and
     which may cancel."""
     sizes = _pairs(work, head, q, k, tables, sized=cancels(mechanism_of(work))).abs()
@@ -187,11 +178,11 @@ def magnitudes_of(
 def _pairs(
     work: Work,
     head: int,
-    q: torch.Tensor,
-    k: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
     tables: Tables,
     sized: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """The weights [n_q, n_k] that the mechanism gives all pairs, before they are divided, or the
     products of the sizes of features."""
     declared, values = mechanism_of(work), torch.eye(len(k), dtype=k.dtype)
@@ -199,7 +190,7 @@ def _pairs(
         return _mixed(work, text_of(work, head), q, k, values, tables)
     text, learned = text_of(work, head), _learned(work, tables)
 
-    def features(x: torch.Tensor) -> torch.Tensor:
+    def features(x: Tensor) -> Tensor:
         rows, log = (y[0, 0] for y in text["feature_of"](x[None, None], work.layer, learned))
         if sized:
             rows = rows.abs() if isinstance(declared, Linear) else rows.norm(dim=1, keepdim=True)
@@ -208,7 +199,7 @@ def _pairs(
     weights = features(q) @ features(k).T
     if getattr(declared, "gated", False):
 
-        def one(x: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+        def one(x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
             return torch.ones_like(x[..., :1]), torch.zeros_like(x[..., :1])
 
         # what the gates leave of each pair
@@ -220,23 +211,23 @@ def _pairs(
 def _mixed(
     work: Work,
     text: Mapping[str, Any],
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     tables: Tables,
-) -> torch.Tensor:
+) -> Tensor:
     """The output of one head by its text."""
     parts = (x[None, None] for x in (q, k, v))
-    output: torch.Tensor = text["mix"](*parts, work.layer, None, _learned(work, tables))
+    output: Tensor = text["mix"](*parts, work.layer, None, _learned(work, tables))
     return output[0, 0]
 
 
-def _learned(work: Work, tables: Tables) -> dict[str, torch.Tensor]:
+def _learned(work: Work, tables: Tables) -> dict[str, Tensor]:
     """What is learned as the text calls it, [1, *shape]."""
     return {f"{mechanism_of(work).name}_{name}": x[None] for name, x in tables.items()}
 
 
-def exact_pairs(work: Work, n_q: int, n_k: int) -> torch.Tensor:
+def exact_pairs(work: Work, n_q: int, n_k: int) -> Tensor:
     """bool [n_q, n_k]: the pairs of the graph."""
     rows, columns = np.arange(n_k - n_q, n_k)[:, None], np.arange(n_k)[None]
     pairs = evaluate_pairs(work.relation, rows, columns, n_k)
@@ -244,8 +235,8 @@ def exact_pairs(work: Work, n_q: int, n_k: int) -> torch.Tensor:
 
 
 def exact_weights(
-    work: Work, head: int, q: torch.Tensor, k: torch.Tensor, tables: Mapping[str, torch.Tensor]
-) -> torch.Tensor:
+    work: Work, head: int, q: Tensor, k: Tensor, tables: Mapping[str, Tensor]
+) -> Tensor:
     """exp of the scores [n_q, n_k] of q [n_q, d] and k [n_k, d], with their changes; `tables` also
     has the inputs that scores read, by their symbols."""
     scores = (q @ k.T) * scale_of(work, q.shape[1])

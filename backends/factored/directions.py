@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.torch_modes import apart
 from attnspec.graphs.counter_rng import FEATURES, Stream, normals
@@ -22,7 +23,7 @@ from attnspec.lower.cache import DRAWS, Cache
 KEPT = 256
 """How many sets of directions are kept."""
 
-_kept: Cache[tuple[object, ...], torch.Tensor] = Cache(KEPT, DRAWS)
+_kept: Cache[tuple[object, ...], Tensor] = Cache(KEPT, DRAWS)
 
 
 def directions(
@@ -30,14 +31,14 @@ def directions(
     layer: int,
     heads: tuple[int, ...],
     draw: int,
-    x: torch.Tensor,
-) -> torch.Tensor:
+    x: Tensor,
+) -> Tensor:
     """The directions [heads, count, size] of some heads for rows x, in the type of their sums."""
     seed, count, size, device = declared.seed, declared.features, x.shape[-1], x.device
     kind = torch.promote_types(x.dtype, torch.float32)
     orthogonal = getattr(declared, "orthogonal", isinstance(declared, Rbf))
 
-    def build() -> torch.Tensor:
+    def build() -> Tensor:
         drawn = [one_head(seed, layer, head, draw, count, size, orthogonal) for head in heads]
         return torch.from_numpy(np.stack(drawn)).to(device, kind)
 

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from attnspec.backends.common.composed import ComposedStep, Piece
@@ -61,7 +62,7 @@ LIKE_ONE = 64
 # --- sums under one denominator ------------------------------------------------------------------
 
 
-Weighed: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
+Weighed: TypeAlias = "tuple[Tensor, Tensor]"
 """Sums of values by their weights [..., n, e], that of the weights last, which stand for exp(log)
 times as much, log [..., n]."""
 
@@ -90,13 +91,13 @@ def pair_by_pair(
     kind, how = given.kind, kernel.how
     q, k, v = (x.to(kind) for x in (given.q, given.k, given.v))
     out, lse = cast(Partial, formula.of_block(q, k, v, blocks, Call(tables=tables)))
-    mask = ~cast(torch.Tensor, blocks.mask)[:, :, :, 0]
+    mask = ~cast(Tensor, blocks.mask)[:, :, :, 0]
     if given.padding is not None:
         mask = mask & given.padding[:, None, None, None]
     if how.causal:
         mask = mask & (blocks.symbols["q"] >= blocks.symbols["k"])
 
-    def of_heads(x: torch.Tensor) -> torch.Tensor:
+    def of_heads(x: Tensor) -> Tensor:
         return torch.unflatten(x, 2, (given.q.shape[2], -1))
 
     q = q.flatten(2, 3)
@@ -111,7 +112,7 @@ def pair_by_pair(
     return [(pad(out, (0, 1), value=1.0), lse), (sums, top[..., 0])]
 
 
-def _in_frames(found: Features) -> tuple[torch.Tensor, torch.Tensor]:
+def _in_frames(found: Features) -> tuple[Tensor, Tensor]:
     """Features and their frames, constants, whether they have some or not."""
     values, log = found
     return values, torch.zeros_like(values[..., 0].detach()) if log is None else log.detach()
@@ -121,8 +122,8 @@ def _in_frames(found: Features) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def of_pieces(
-    of_piece: Callable[..., torch.Tensor], pieces: Sequence[Piece], *tensors: torch.Tensor
-) -> Sequence[torch.Tensor]:
+    of_piece: Callable[..., Tensor], pieces: Sequence[Piece], *tensors: Tensor
+) -> Sequence[Tensor]:
     """The sums of features over the pairs of some pieces of tables: f [B, K, R, n_q, m], g
     [B, K, n_k, m] and w [B, K, n_k, e], with the frames of f and g, constants, to blocks
     [B, K, R, blocks, h, e + 1] of each piece, the sums of the sizes of weights last.
@@ -130,10 +131,10 @@ def of_pieces(
     Pieces are computed again for gradients, which are added where rows belong.
     """
 
-    def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def run(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tuple(of_piece(piece, *_read(piece, tensors)) for piece in pieces)
 
-    def gradients(tensors: Any, _: Any, __: Any, grads: Any) -> Sequence[torch.Tensor | None]:
+    def gradients(tensors: Any, _: Any, __: Any, grads: Any) -> Sequence[Tensor | None]:
         into = [torch.zeros_like(x) for x in tensors[:3]]
         for piece, grad in zip(pieces, grads, strict=True):
             parts = _read(piece, tensors)
@@ -146,21 +147,19 @@ def of_pieces(
                 target.index_add_(axis, index.reshape(-1), share.flatten(axis, axis + 1))
         return *into, None, None
 
-    outs: Sequence[torch.Tensor] = Derived.apply(  # type: ignore[no-untyped-call]
+    outs: Sequence[Tensor] = Derived.apply(  # type: ignore[no-untyped-call]
         run, lambda *x: (run(*x), (), None), gradients, *tensors
     )
     return outs
 
 
-def _read(piece: Piece, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _read(piece: Piece, tensors: Sequence[Tensor]) -> list[Tensor]:
     """The rows of a piece of features and values, and of frames [..., 1]."""
     of_q, of_k = piece.of_queries, piece.of_keys
     return [read(x) for read, x in zip((of_q, of_k, of_k, of_q, of_k), tensors, strict=True)]
 
 
-def taken(
-    how: Summing, steps: Sequence[ComposedStep], given: Given, frames: torch.Tensor
-) -> torch.Tensor:
+def taken(how: Summing, steps: Sequence[ComposedStep], given: Given, frames: Tensor) -> Tensor:
     """What a kernel's sums [B, K, R, n_q, e], in `frames` [B, K, R, n_q], have of the pairs of some
     steps, and the sums of the sizes of their weights as one column more."""
     room = room_of(how, given)
@@ -172,8 +171,8 @@ def taken(
 
 
 def _of_share(
-    how: Summing, steps: Sequence[ComposedStep], frames: torch.Tensor, given: Given
-) -> tuple[torch.Tensor]:
+    how: Summing, steps: Sequence[ComposedStep], frames: Tensor, given: Given
+) -> tuple[Tensor]:
     """The same of some samples and heads."""
     q, shape = given.q.to(given.kind), given.q.shape[:-1]
     values = without_padding(values_of(how, given), given.padding)
@@ -194,7 +193,7 @@ def _of_share(
     return (share,)
 
 
-def _of_piece(how: Summing, framed: bool, piece: Piece, *parts: torch.Tensor) -> torch.Tensor:
+def _of_piece(how: Summing, framed: bool, piece: Piece, *parts: Tensor) -> Tensor:
     """The sums of a piece [B, K, R, blocks, h, e + 1], the sizes of their weights last."""
     f, g, w, rows, columns = parts
     repeat, mask = f.shape[2], piece.mask
@@ -257,14 +256,10 @@ class HybridKernel:
         # they are kept, so the modes of this call must not reach them
         return apart(built)
 
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> torch.Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         return self.partial(q, k, v, call)[0]
 
-    def partial(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
         """The output and the logarithms [B, H, n_q] of its denominators."""
         check_no_dropout(f"a graph with `{self.kernel.name}`", call.dropout_p)
         kept, kind = q.dtype, torch.promote_types(q.dtype, torch.float32)
@@ -284,15 +279,13 @@ class HybridKernel:
             out, lse = self._by_sums(request, cast(Partial, partial), call)
         return out.to(kept).flatten(1, 2), None if lse is None else lse.flatten(1, 2)
 
-    def worth(self, found: Weighed) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def worth(self, found: Weighed) -> tuple[Tensor, Tensor | None]:
         """What sums are worth, and the logarithms of what divides them, if it is positive."""
         (sums, log), quotient = found, self.quotient
         lse = quotient.log_divisor(sums[..., -1], log) if quotient.positive else None
         return quotient.of(sums, log), lse
 
-    def _by_sums(
-        self, given: Given, exact: Partial, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _by_sums(self, given: Given, exact: Partial, call: Call) -> tuple[Tensor, Tensor | None]:
         """The output [B, K, R, n_q, d_v] and the logarithms of its denominators, of those of the
         graph and of sums."""
         shape, late = given.q.shape[:-1], late_of(given, self.lag)
@@ -321,18 +314,18 @@ class HybridKernel:
         joined = together([weighed, (sums, frames)], self.quotient)
         return self.worth(self._again(given, call, joined, lost) if again else joined)
 
-    def _lost(self, lse: torch.Tensor, others: Weighed, sizes: torch.Tensor) -> torch.Tensor:
+    def _lost(self, lse: Tensor, others: Weighed, sizes: Tensor) -> Tensor:
         """The rows of which more was taken away than stays, bool [B, K, n_q]."""
         with torch.no_grad():
             _, (one, other) = in_one_frame(torch.stack([lse, others[1]]), 0)
             total = one + other * others[0][..., -1]
             # NaN stands for too much, too
-            lost: torch.Tensor = ~(sizes * other / self.most <= total.abs())
+            lost: Tensor = ~(sizes * other / self.most <= total.abs())
             return lost.any(2)
 
     # --- pair by pair --------------------------------------------------------------------------
 
-    def _again(self, given: Given, call: Call, found: Weighed, rows: torch.Tensor) -> Weighed:
+    def _again(self, given: Given, call: Call, found: Weighed, rows: Tensor) -> Weighed:
         """The same with some rows, bool [B, K, n_q], weighed pair by pair."""
         lines = enumerate(zip(shares(given, (1, 1)), rows.flatten(0, 1).cpu().numpy(), strict=True))
         parts = [
@@ -357,7 +350,7 @@ class HybridKernel:
         most = max(1, LIMITS.pairs_at_once // max(1, given.q.shape[:3].numel() * n_k))
         formula, parts = self.formula.of_heads(places), []
 
-        def weighed(at: np.ndarray, blocks: Blocks, given: Given, *tables: torch.Tensor) -> Weighed:
+        def weighed(at: np.ndarray, blocks: Blocks, given: Given, *tables: Tensor) -> Weighed:
             learned = dict(zip(self.names, tables, strict=True))
             mine, rows = replace(call, tables=learned), torch.from_numpy(at).to(self.device)
             read = inputs_read(self.work, mine, self.work.n_q, rows, given.q.shape[1:3])
@@ -463,13 +456,13 @@ class HybridStream:
 
     def step(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
         call: Call,
         state: object,
         with_lse: bool = False,
-    ) -> tuple[tuple[torch.Tensor, torch.Tensor | None], object]:
+    ) -> tuple[tuple[Tensor, Tensor | None], object]:
         """The outputs of more positions with the logarithms of denominators, and the state after
         them."""
         hybrid, kernel = self.hybrid, self.hybrid.kernel

@@ -24,6 +24,7 @@ from functools import cached_property
 from typing import Any, TypeAlias, cast
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from attnspec.backends.common.score_formula import weigh, widened
@@ -42,7 +43,7 @@ from attnspec.ir.mechanisms.synthesizer import Synthesizer
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work, mechanism_of
 
-Parts: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
+Parts: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
 """q [B, H, n_q, d], k [B, K, n, d] and v [B, K, n, d_v] in the type of sums, in which the tables of
 a call are, too; its padding is bool [B, n]."""
 
@@ -55,9 +56,7 @@ class MatrixKernel:
     heads: tuple[int, ...]
     device: torch.device
 
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> torch.Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         declared = mechanism_of(self.work)
         mix, drops = MIXINGS[declared.name]
         if not drops:
@@ -70,16 +69,16 @@ class MatrixKernel:
     def text(self) -> dict[str, Any]:
         return text_for(self.work, 0.0)
 
-    def mixed(self, parts: Parts, call: Call) -> torch.Tensor:
+    def mixed(self, parts: Parts, call: Call) -> Tensor:
         """The output by the definition."""
         text = text_for(self.work, call.dropout_p) if call.dropout_p else self.text
         name = mechanism_of(self.work).name
         learned = {f"{name}_{part}": x for part, x in call.tables.items()}
-        out: torch.Tensor = text["mix"](*parts, 0, call.padding, learned)
+        out: Tensor = text["mix"](*parts, 0, call.padding, learned)
         return out
 
     def key_sums(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, at: torch.Tensor
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, at: Tensor
     ) -> tuple[State, None]:
         """What keys and values at these positions add to the dense projections of Linformer,
         [B, heads, rank, d + d_v], of a call whose padding is theirs."""
@@ -88,9 +87,7 @@ class MatrixKernel:
         by_values = here.get("values", here["keys"])
         return State(torch.cat([here["keys"] @ k, by_values @ v], 3)), None
 
-    def onward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, before: State
-    ) -> torch.Tensor:
+    def onward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, before: State) -> Tensor:
         """The outputs of queries, where `before` has the projections of all positions."""
         keys, values = torch.split(before.sums, [k.shape[3], v.shape[3]], 3)
         scale = q.shape[3] ** -0.5
@@ -101,15 +98,15 @@ def text_for(work: Work, dropout_p: float) -> dict[str, Any]:
     """The functions of the definition, with faster ones in the place of some."""
 
     def attention(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: torch.Tensor | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
         scale: float,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         return attend(q, k, v, scale, mask=mask, dropout_p=dropout_p)
 
-    def by_logits(logits: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    def by_logits(logits: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         weights = weigh(logits, mask, "softmax")
         if dropout_p:
             weights = functional.dropout(weights.expand(*v.shape[:2], -1, -1), dropout_p)
@@ -126,7 +123,7 @@ def text_for(work: Work, dropout_p: float) -> dict[str, Any]:
     )
 
 
-def _with_convolution(out: torch.Tensor, x: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
+def _with_convolution(out: Tensor, x: Tensor, kernels: Tensor) -> Tensor:
     """out [B, H, n_q, d] plus the last rows of `along`; head by head in its place if nothing else
     sees it."""
     rows = out.shape[2]
@@ -140,7 +137,7 @@ def _with_convolution(out: torch.Tensor, x: torch.Tensor, kernels: torch.Tensor)
     return out
 
 
-def along(x: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
+def along(x: Tensor, kernels: Tensor) -> Tensor:
     """Each head of x [B, H, n, d] convolved along n with its kernel [H or 1, width], of odd width,
     zeros on both sides: out_i = sum_t kernel_t x_(i + t - width // 2).
 
@@ -167,13 +164,13 @@ def along(x: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
 # --- synthesizer ---------------------------------------------------------------------------------
 
 
-def synthesizer(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
+def synthesizer(kernel: MatrixKernel, parts: Parts, call: Call) -> Tensor:
     """Over all pairs or the causal ones."""
     thin = cast(Synthesizer, kernel.work.mechanism).kind in ("dense", "factorized_random")
     return (_thin if thin else defined)(kernel, parts, call)
 
 
-def _thin(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
+def _thin(kernel: MatrixKernel, parts: Parts, call: Call) -> Tensor:
     """Attention over synthesised rows and columns."""
     (q, k, v), declared, learned = parts, cast(Synthesizer, kernel.work.mechanism), call.tables
     (batch, heads, n_q, size), n_k = q.shape, k.shape[2]
@@ -206,40 +203,38 @@ def _thin(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
 # --- efficient attention, and mixings ------------------------------------------------------------
 
 
-def efficient(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
+def efficient(kernel: MatrixKernel, parts: Parts, call: Call) -> Tensor:
     """By the definition, the query heads of a key head being more rows of one product."""
     q, k, v = parts
     rows = q.reshape(len(q), k.shape[1], -1, q.shape[3])
     return kernel.mixed((rows, k, v), call).view(*q.shape[:3], v.shape[3])
 
 
-def linformer(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
+def linformer(kernel: MatrixKernel, parts: Parts, call: Call) -> Tensor:
     """By the definition."""
     return kernel.mixed((parts[0], *_beside(*parts, call)), call)
 
 
-def _beside(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _beside(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     """Keys and values; heads with projections of their own read one key head each."""
     heads = q.shape[1] if any(len(x) > 1 for x in call.tables.values()) else k.shape[1]
     return repeated(k, heads), repeated(v, heads)
 
 
-def defined(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
+def defined(kernel: MatrixKernel, parts: Parts, call: Call) -> Tensor:
     """By the definition, with key heads for all query heads."""
     q, k, v = parts
     return kernel.mixed((q, repeated(k, q.shape[1]), repeated(v, q.shape[1])), call)
 
 
-def fourier(kernel: MatrixKernel, parts: Parts, call: Call) -> torch.Tensor:
+def fourier(kernel: MatrixKernel, parts: Parts, call: Call) -> Tensor:
     """Re(F_n V F_d)."""
     q, _, v = parts
     out = transformed(without_padding(v, call.padding))
     return repeated(out, q.shape[1])[:, :, -q.shape[2] :]
 
 
-def transformed(x: torch.Tensor) -> torch.Tensor:
+def transformed(x: Tensor) -> Tensor:
     """Re(F_n X F_d) of x [..., n, d], the unnormalised transforms along both axes."""
     size = x.shape[-1]
     if x.shape[-2] >= LIMITS.transformed and unseen(x):
@@ -254,7 +249,7 @@ def transformed(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([half, rest], -1)
 
 
-def _by_channels(x: torch.Tensor, out: torch.Tensor) -> None:
+def _by_channels(x: Tensor, out: Tensor) -> None:
     """The same of one matrix x [n, d], each channel transformed where it lies in one piece."""
     size = x.shape[1]
     half = torch.fft.fft(torch.fft.rfft(x, dim=1).T.contiguous()).real
@@ -264,7 +259,7 @@ def _by_channels(x: torch.Tensor, out: torch.Tensor) -> None:
     out[1:, len(half) :] = rest[:, 1:].flip(1).T
 
 
-MIXINGS: dict[str, tuple[Callable[[MatrixKernel, Parts, Call], torch.Tensor], bool]] = {
+MIXINGS: dict[str, tuple[Callable[[MatrixKernel, Parts, Call], Tensor], bool]] = {
     "linformer": (linformer, True),
     "nystrom": (defined, False),
     "synthesizer": (synthesizer, True),

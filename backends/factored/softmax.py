@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from attnspec.backends.common.score_formula import weigh
@@ -29,15 +30,15 @@ _text: Any = text_of_matrices
 
 
 def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     scale: float,
     *,
-    mask: torch.Tensor | None = None,
+    mask: Tensor | None = None,
     causal: bool = False,
     dropout_p: float = 0.0,
-) -> torch.Tensor:
+) -> Tensor:
     """softmax(scale q k^T) v [B, H, n_q, d_v] of q [B, H, n_q, d], k [B, K, n_k, d] and v
     [B, K, n_k, d_v], where K divides H.
 
@@ -79,20 +80,20 @@ def attend(
     return out.view(batch, heads, rows, out_size)
 
 
-def lower_triangle(rows: int, columns: int, device: torch.device) -> torch.Tensor:
+def lower_triangle(rows: int, columns: int, device: torch.device) -> Tensor:
     """bool [rows, columns]: the last `rows` positions read no later one."""
     at = torch.arange(columns - rows, columns, device=device)
     return at[:, None] >= torch.arange(columns, device=device)
 
 
-def repeated(x: torch.Tensor, heads: int) -> torch.Tensor:
+def repeated(x: Tensor, heads: int) -> Tensor:
     """Key heads [B, K, n, d] as [B, heads, n, d], each beside the query heads that read it."""
     if x.shape[1] == heads:
         return x
     return x.repeat_interleave(heads // x.shape[1], 1)
 
 
-def without_padding(x: torch.Tensor, padding: torch.Tensor | None) -> torch.Tensor:
+def without_padding(x: Tensor, padding: Tensor | None) -> Tensor:
     """Rows [B, H, n, d] with zeros where `padding`, bool [B, n], is False."""
     return x if padding is None else x.masked_fill(~padding[:, None, :, None], 0.0)
 
@@ -106,7 +107,7 @@ def check_no_dropout(name: str, dropout_p: float) -> None:
 # --- segments ------------------------------------------------------------------------------------
 
 
-def segment_means(x: torch.Tensor, count: int, padding: torch.Tensor | None = None) -> torch.Tensor:
+def segment_means(x: Tensor, count: int, padding: Tensor | None = None) -> Tensor:
     """The means [B, H, m, d] of m = min(count, n) segments of x [B, H, n, d]; 0 for an empty one.
 
     `padding` is bool [B, n], True for a real position.
@@ -115,20 +116,18 @@ def segment_means(x: torch.Tensor, count: int, padding: torch.Tensor | None = No
     return _of_segments(x, count, padding, _text.means, lambda parts: parts.sum(3) / parts.shape[3])
 
 
-def segment_maxima(
-    x: torch.Tensor, count: int, padding: torch.Tensor | None = None
-) -> torch.Tensor:
+def segment_maxima(x: Tensor, count: int, padding: Tensor | None = None) -> Tensor:
     """The maxima likewise."""
     return _of_segments(x, count, padding, _text.maxima, lambda parts: parts.amax(3))
 
 
 def _of_segments(
-    x: torch.Tensor,
+    x: Tensor,
     count: int,
-    padding: torch.Tensor | None,
-    defined: Callable[..., torch.Tensor],
-    pooled: Callable[[torch.Tensor], torch.Tensor],
-) -> torch.Tensor:
+    padding: Tensor | None,
+    defined: Callable[..., Tensor],
+    pooled: Callable[[Tensor], Tensor],
+) -> Tensor:
     """What `pooled` makes of segments [B, H, m, length, d], first of the short ones, then of the
     others; the definition where they are those of real positions."""
     n = x.shape[2]

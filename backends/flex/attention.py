@@ -15,6 +15,7 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
@@ -33,7 +34,7 @@ WORDS = BLOCK // 32
 _flex: Any = flex_attention
 _block_mask: Any = BlockMask
 
-Mod = Callable[..., torch.Tensor]
+Mod = Callable[..., Tensor]
 """What FlexAttention asks of a sample, a head, and a pair of places."""
 
 
@@ -70,22 +71,22 @@ class Blocks(NamedTuple):
     int32.
     """
 
-    lists: tuple[torch.Tensor, ...]
-    tall: torch.Tensor
-    wide: torch.Tensor
-    numbers: torch.Tensor
-    bits: torch.Tensor
-    real: torch.Tensor
-    q_at: torch.Tensor
-    k_at: torch.Tensor
-    runs: tuple[torch.Tensor, ...] = ()
-    labels: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+    lists: tuple[Tensor, ...]
+    tall: Tensor
+    wide: Tensor
+    numbers: Tensor
+    bits: Tensor
+    real: Tensor
+    q_at: Tensor
+    k_at: Tensor
+    runs: tuple[Tensor, ...] = ()
+    labels: tuple[tuple[Tensor, Tensor], ...] = ()
 
 
-Heads = tuple[torch.Tensor, torch.Tensor]
+Heads = tuple[Tensor, Tensor]
 """How many key heads stand beside one another in a sample's place, and query heads for each."""
 
-Changes = tuple[tuple[torch.Tensor, ...], ...]
+Changes = tuple[tuple[Tensor, ...], ...]
 """The tensors behind the names in scores: a number; a list; a number of each head; of a table the
 numbers of all heads one after the other, and how many a head has; of inputs the numbers of all
 samples, and how many a sample has; of those of pairs the numbers, the samples, queries and keys,
@@ -94,11 +95,11 @@ the first query, and 1, or 0 where all heads have the same."""
 
 def attend(
     kind: Kind,
-    parts: Sequence[torch.Tensor],
+    parts: Sequence[Tensor],
     blocks: Blocks,
     heads: Heads,
     changes: Changes,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:
     """The output [b, R, q places, d_v] of q [b, R, q places, d] and k, v [b, K, k places, …] and,
     if the kind asks, its log-sum-exps [b, R, q places]; b counts samples, and for each of them key
     heads where these stand beside one another.
@@ -106,7 +107,7 @@ def attend(
     Raises BackendError where torch does not compile it: uncompiled, it would compute every score.
     """
     try:
-        result: tuple[torch.Tensor, torch.Tensor | None]
+        result: tuple[Tensor, Tensor | None]
         result = _compiled(kind)(*parts, *blocks, heads, changes)
     except FailOnRecompileLimitHit:
         raise BackendError(
@@ -123,7 +124,7 @@ def attend(
 
 
 @lru_cache(maxsize=1 << 10)
-def number_on(device: torch.device, number: int, use: str) -> torch.Tensor:
+def number_on(device: torch.device, number: int, use: str) -> Tensor:
     """A number as a tensor, int32, filled on the device: nothing waits for a copy. Each use has one
     of its own, or calls in which two uses have one tensor would be compiled apart."""
     with torch.inference_mode(False):
@@ -154,16 +155,14 @@ def _compiled(kind: Kind) -> Callable[..., Any]:
     return torch.compile(compiled, fullgraph=True, dynamic=True, **limits)
 
 
-def call_of(kind: Kind) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]]:
+def call_of(kind: Kind) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """FlexAttention of a kind as a function of tensors."""
     options: dict[str, Any] = dict.fromkeys(kind.options, True)
     if any(name.endswith((TABLE, PAIR)) for name in kind.names):
         # what is read of a table for every pair leaves no room for keys to be fetched ahead
         options["num_stages"] = 1
 
-    def run(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: Any
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def run(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor | None]:
         blocks, (heads, changes) = Blocks(*given[:-2]), given[-2:]
         sizes = q.shape[2], k.shape[2]
         result = _flex(
@@ -189,19 +188,19 @@ def mask_mod(kind: Kind, blocks: Blocks) -> Mod:
     by the runs of the query; of real keys, and pairs whose labels agree, alone."""
     runs, tall, wide = blocks.runs, blocks.tall, blocks.wide
 
-    def by_bit(b: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def by_bit(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         row = b * tall + (q >> 7) if kind.own else q >> 7
         mask = at(blocks.numbers, row * wide + (k >> 7))
         word = at(blocks.bits, (mask * BLOCK + (q & 127)) * WORDS + ((k & 127) >> 5))
         return ((word >> (k & 31)) & 1) != 0
 
-    def by_runs(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def by_runs(q: Tensor, k: Tensor) -> Tensor:
         mask = (k >= at(runs[0], q)) & (k < at(runs[1], q))
         for low, high in zip(runs[2::2], runs[3::2], strict=True):
             mask = mask | ((k >= at(low, q)) & (k < at(high, q)))
         return mask
 
-    def holds(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def holds(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         mask = by_runs(q, k) if kind.runs else by_bit(b, q, k)
         if kind.padded:
             mask = mask & at(blocks.real, b * wide * BLOCK + k)
@@ -215,9 +214,7 @@ def mask_mod(kind: Kind, blocks: Blocks) -> Mod:
 def score_mod(kind: Kind, blocks: Blocks, heads: Heads, changes: Changes) -> Mod:
     """The score of a pair of places with all changes."""
 
-    def changed(
-        score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor
-    ) -> torch.Tensor:
+    def changed(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         sample, head = b // heads[0], (b % heads[0]) * heads[1] + h
         values: dict[str, Any] = {"q": at(blocks.q_at, q).long(), "k": at(blocks.k_at, k).long()}
         place = sample, head, values["q"], values["k"]
@@ -232,11 +229,11 @@ def score_mod(kind: Kind, blocks: Blocks, heads: Heads, changes: Changes) -> Mod
 
 def _read(
     name: str,
-    tensors: tuple[torch.Tensor, ...],
-    sample: torch.Tensor,
-    head: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
+    tensors: tuple[Tensor, ...],
+    sample: Tensor,
+    head: Tensor,
+    q: Tensor,
+    k: Tensor,
 ) -> Any:
     """What a name in scores stands for at a pair."""
     first, *sizes = tensors
@@ -257,7 +254,7 @@ def _read(
     return first
 
 
-def at(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def at(table: Tensor, index: Tensor) -> Tensor:
     """An entry of a table [m] that is there."""
     if table.is_cpu:
         # for C++ torch mixes up the names of sizes that an index is compared with

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attnspec.backends.flex.steps import BLOCK
 from attnspec.layout.tables import FULL_TILE
@@ -21,7 +22,7 @@ PARTS = 8
 """Blocks of a query block, FULL neighbours as one, in which runs are looked for at most."""
 
 
-def visited(some: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def visited(some: Tensor, whole: Tensor) -> tuple[Tensor, ...]:
     """The lists of FlexAttention for blocks that have a pair, and those whose pairs all are, bool
     [samples, q blocks, k blocks]: of each side how many of the other side each has, and which,
     ascending, contiguous, as its kernels read them whatever their strides are."""

@@ -16,6 +16,7 @@ from typing import cast
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from attnspec.backends.common.exact import ByKeyHead, grouped, is_plain, rows_of_size
@@ -56,7 +57,7 @@ class FlexKernel(ByTables):
         steps = [FlexStep(band, work, device) for band in bands]
         self.steps = [step for step in steps if step.has_pairs]
         self.statements: tuple[Scalar, ...] = ()
-        self.fixed: dict[str, torch.Tensor] = {}
+        self.fixed: dict[str, Tensor] = {}
         if work.changes or work.scale is not None:
             function = ScoreFunction(work.changes, heads, work.n_k, device)
             self.fixed = {name: _single(x) for name, x in function.constants.items()}
@@ -67,7 +68,7 @@ class FlexKernel(ByTables):
             self.statements = (Apply("*", (S, Symbol("#scale"))), *self.statements)
         self.finds_lse = device.type != "cpu"
 
-    def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
+    def goes_fast(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> bool:
         if not is_plain(q, k, v, call) or q.dtype not in TYPES or not self.steps:
             return False
         # on a GPU the gradient of a learned table is added up by atomic operations, in any order
@@ -75,13 +76,13 @@ class FlexKernel(ByTables):
         needed = call.tables.values() if not q.is_cpu else (q, k, v, *call.tables.values())
         return settled or not (torch.is_grad_enabled() and any(x.requires_grad for x in needed))
 
-    def partial(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
+    def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Partial:
         if not q.is_cpu:
             return super().partial(q, k, v, call)
         # compiled for the CPU it has no log-sum-exps
         return cast("Partial", ByKeyHead.partial(self, q, k, v, call))
 
-    def _fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
+    def _fast(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Partial:
         """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q], on the CPU zeros."""
         shape, out_size, several = q.shape[:3], v.shape[-1], len(self.steps) > 1
         scale = scale_of(self.work, q.shape[-1]) if self.work.scale is None else 1.0
@@ -119,9 +120,9 @@ class FlexKernel(ByTables):
             out, lse = with_zero((out, lse))
         return out.to(q.dtype)[..., :out_size].reshape(*shape, out_size), lse.reshape(shape)
 
-    def _changes(self, call: Call, samples: int) -> dict[str, tuple[torch.Tensor, ...]]:
+    def _changes(self, call: Call, samples: int) -> dict[str, tuple[Tensor, ...]]:
         """The tensors behind the names in scores."""
-        found: dict[str, tuple[torch.Tensor, ...]] = {x: (y,) for x, y in self.fixed.items()}
+        found: dict[str, tuple[Tensor, ...]] = {x: (y,) for x, y in self.fixed.items()}
         n_q, n_k = self.work.n_q, self.work.n_k
         for name in sorted(self.work.changes.symbols):
             called, brackets, _ = name.partition("[" if name.endswith(TABLE) else "(")
@@ -138,7 +139,7 @@ class FlexKernel(ByTables):
         return found
 
 
-def _single(x: torch.Tensor) -> torch.Tensor:
+def _single(x: Tensor) -> Tensor:
     """Numbers as scores are computed: float32, or whole."""
     return x.float() if x.is_floating_point() else x.long()
 
@@ -167,11 +168,11 @@ class FlexStep:
     def __call__(
         self,
         kind: Kind,
-        parts: Sequence[torch.Tensor],
+        parts: Sequence[Tensor],
         blocks: Blocks,
         heads: Heads,
         changes: Changes,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         """The output [b, R, n_q, d_v] of q [b, R, n_q, d], k and v [b, K, n_k, d], and its
         log-sum-exps [b, R, n_q] if the kind asks."""
         ordered = [side.ordered(x) for side, x in zip((self.q, self.k, self.k), parts, strict=True)]
@@ -225,7 +226,7 @@ class FlexStep:
             tuple(zip(*labels, strict=True)),
         )
 
-    def _in_blocks(self, x: torch.Tensor) -> torch.Tensor:
+    def _in_blocks(self, x: Tensor) -> Tensor:
         """What is said of tiles, [B, tiles], of all blocks, [B, q blocks, k blocks]."""
         blocks = x.new_zeros(len(x), *self.shape)
         blocks[:, self.tiles.entries[0], self.tiles.entries[1]] = x
@@ -253,14 +254,14 @@ class Ordered:
         self.back = torch.from_numpy(back).to(device)
         self.is_complete = bool((back < self.places).all())
 
-    def ordered(self, x: torch.Tensor) -> torch.Tensor:
+    def ordered(self, x: Tensor) -> Tensor:
         """[b, H, count, d] -> [b, H, places, d]."""
         if not self.is_natural:
             return x.index_select(2, self.index)
         missing = self.places - self.count
         return functional.pad(x, (0, 0, 0, missing)) if missing else x
 
-    def natural(self, x: torch.Tensor, nothing: float) -> torch.Tensor:
+    def natural(self, x: Tensor, nothing: float) -> Tensor:
         """[b, H, places, …] -> [b, H, count, …], `nothing` where a position has no place."""
         if self.is_natural:
             return x[:, :, : self.count]

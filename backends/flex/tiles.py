@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from attnspec.backends.common.labels import Part, certain, labels_of, reading_of
@@ -35,9 +36,9 @@ LOOKED = 1 << 24
 EMPTY, WHOLE = 0, 1
 """The numbers of the masks without a pair and with every pair of a tile."""
 
-Data = Mapping[str, torch.Tensor]
+Data = Mapping[str, Tensor]
 
-Static = tuple[torch.Tensor, torch.Tensor]
+Static = tuple[Tensor, Tensor]
 """The number of the mask of each tile, int64 [tiles], and masks as bits int32."""
 
 
@@ -47,12 +48,12 @@ class Masks(NamedTuple):
     empty, int32 [masks * height * words]. Besides, a pair must have `labels` int64 [B, L, n_k] in
     common; `alike` says in which tiles all have, [B, tiles]."""
 
-    numbers: torch.Tensor
-    some: torch.Tensor
-    full: torch.Tensor
-    bits: torch.Tensor
-    labels: torch.Tensor | None = None
-    alike: torch.Tensor | None = None
+    numbers: Tensor
+    some: Tensor
+    full: Tensor
+    bits: Tensor
+    labels: Tensor | None = None
+    alike: Tensor | None = None
 
 
 class StepTiles:
@@ -148,12 +149,12 @@ class StepTiles:
         named = self.numbers
         return Masks(first + named, some[:, named], full[:, named], masks.flatten())
 
-    def _packed(self, held: torch.Tensor) -> torch.Tensor:
+    def _packed(self, held: Tensor) -> Tensor:
         """bool [..., height, width] as int32 [..., height, words] with room for the shape."""
         lower, more = (x - y for x, y in zip(self.shape, held.shape[-2:], strict=True))
         return packed(functional.pad(held, (0, more, 0, lower)))
 
-    def _held(self, part: slice, data: Data, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _held(self, part: slice, data: Data, batch: int) -> tuple[Tensor, Tensor]:
         """The pairs of some tiles, bool [B, tiles, height, width], and which of the rows there
         are."""
         q = self.places[0][self.looked[0][part]][:, :, None]
@@ -167,8 +168,8 @@ class StepTiles:
         relation: Relation,
         part: slice,
         data: Data,
-        at: tuple[torch.Tensor, torch.Tensor],
-    ) -> torch.Tensor:
+        at: tuple[Tensor, Tensor],
+    ) -> Tensor:
         """Which pairs of some tiles a condition holds, bool, broadcastable to [B, tiles, height,
         width]."""
         match relation:
@@ -180,7 +181,7 @@ class StepTiles:
             case Complement(term):
                 return ~self._of(term, part, data, at)
             case _:
-                mask: torch.Tensor = with_data(relation, data).holds(*at, self.n)
+                mask: Tensor = with_data(relation, data).holds(*at, self.n)
                 return mask
 
     # --- what is static ------------------------------------------------------------------------
@@ -198,7 +199,7 @@ class StepTiles:
         words = np.packbits(np.pad(masks, padding), axis=2, bitorder="little").view("<i4")
         return self._brought(kinds - EMPTY_TILE), self._brought(words.ravel(), np.int32)
 
-    def _unpacked(self, static: Static, part: slice) -> torch.Tensor:
+    def _unpacked(self, static: Static, part: slice) -> Tensor:
         """Static pairs in some tiles that are examined, bool [tiles, height, width]."""
         numbers, bits = static
         words = bits.view(-1, self.shape[0], -(-self.shape[1] // 32))[numbers[part]]
@@ -206,7 +207,7 @@ class StepTiles:
         mask = ((words[..., None] >> places) & 1).flatten(2) != 0
         return mask[:, : self.places[0].shape[1], : self.places[1].shape[1]]
 
-    def _brought(self, x: np.ndarray, kind: type[np.generic] = np.int64) -> torch.Tensor:
+    def _brought(self, x: np.ndarray, kind: type[np.generic] = np.int64) -> Tensor:
         """An array on the device."""
         return torch.from_numpy(x.astype(kind)).to(self.device)
 
@@ -229,7 +230,7 @@ def kinds_in(layout: StepLayout, grid: StepLayout) -> np.ndarray:
     return kinds
 
 
-def packed(held: torch.Tensor) -> torch.Tensor:
+def packed(held: Tensor) -> Tensor:
     """bool [..., keys] as int32 [..., words], the first key lowest."""
     held = functional.pad(held, (0, -held.shape[-1] % 32))
     places = torch.arange(32, device=held.device)

@@ -12,6 +12,7 @@ from functools import reduce
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.dropping import kept
 from attnspec.backends.common.exact import ByKeyHead, fused
@@ -30,8 +31,8 @@ class DenseKernel(ByKeyHead):
     `added`, broadcastable to [B, H, n_q, n_k] for all heads, on top of the changed scores, where a
     pair with -inf is none."""
 
-    added: torch.Tensor | None = None
-    allowed: torch.Tensor | None = None
+    added: Tensor | None = None
+    allowed: Tensor | None = None
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class DenseKernel(ByKeyHead):
         device: torch.device,
         keys: np.ndarray | None = None,
         plan: MaskPlan | None = None,
-        added: torch.Tensor | None = None,
+        added: Tensor | None = None,
     ) -> None:
         self.work, self.formula = work, Formula(work, heads, device)
         q_at = np.arange(work.n_k - work.n_q, work.n_k)[:, None]
@@ -59,14 +60,12 @@ class DenseKernel(ByKeyHead):
             self.allowed = added > -torch.inf
             self.added = torch.where(self.allowed, added, 0.0)
 
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> torch.Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         if self.work.decided:
             return self.partial(q, k, v, call)[0]
         return super().__call__(q, k, v, call)
 
-    def partial(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
+    def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
         for leaf in self.work.decided:
             q = call.data[leaf].attending(q)
         rounds = rounds_of(self.work, call)
@@ -76,7 +75,7 @@ class DenseKernel(ByKeyHead):
         masks = [self.mask(each) for each in rounds]
         return mean_of(outs, [mask.any(-1) for mask in masks if mask is not None]), None
 
-    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
+    def composed(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
         """The same of q [B, K, R, n_q, d]."""
         mask, counts, factor, left = self.mask(call), None, None, None
         if mask is not None:
@@ -88,7 +87,7 @@ class DenseKernel(ByKeyHead):
                 torch.arange(x, device=q.device)[None] for x in (q.shape[3], k.shape[2])
             )
             left = kept(call, q.shape[:3], queries, keys)
-        symbols: dict[str, torch.Tensor] = {}
+        symbols: dict[str, Tensor] = {}
         if self.work.changes:
             read = inputs_read(self.work, call, q.shape[3], slice(None), q.shape[1:3])
             symbols = {**self.positions, **read}
@@ -96,7 +95,7 @@ class DenseKernel(ByKeyHead):
         blocks = Blocks(mask, counts, factor, left, symbols, added)
         return self.formula.of_block(q, k, v, blocks, call)
 
-    def mask(self, call: Call) -> torch.Tensor | None:
+    def mask(self, call: Call) -> Tensor | None:
         """Which pairs attend, bool, broadcastable to [B, H, n_q, n_k]; None where all do."""
         mask = None if self.plan is None else self.plan(call.data, self.work.n_k)
         if mask is not None and not self.work.decided:
@@ -108,11 +107,11 @@ class DenseKernel(ByKeyHead):
         real = self._read(call.padding, 1)[:, None, None]
         return real if mask is None else mask & real
 
-    def _read(self, x: torch.Tensor, axis: int) -> torch.Tensor:
+    def _read(self, x: Tensor, axis: int) -> Tensor:
         """The keys that are read along an axis."""
         return x
 
-    def _weighed(self, call: Call, q: torch.Tensor) -> Iterator[torch.Tensor | None]:
+    def _weighed(self, call: Call, q: Tensor) -> Iterator[Tensor | None]:
         """How often pairs are weighed where a choice finds them several times, and what their keys
         and values are multiplied with, by key head; None for nothing."""
         choices = [call.data[leaf] for leaf in self.work.decided]
@@ -135,16 +134,16 @@ class RowsKernel(DenseKernel):
         if self.ranges is None:
             self.index = torch.from_numpy(keys.positions).to(device)
 
-    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
+    def composed(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
         return super().composed(q, self._read(k, 2), self._read(v, 2), call)
 
-    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+    def traced(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         if not (self.fuses and q.shape[-1] and v.shape[-1] and unseen(q, k, v)):
             return self.composed(q, k, v, call)[0]
         scale = scale_of(self.work, q.shape[-1])
         return fused(q, self._read(k, 2), self._read(v, 2), self.mask(call), scale, call.dropout_p)
 
-    def _read(self, x: torch.Tensor, axis: int) -> torch.Tensor:
+    def _read(self, x: Tensor, axis: int) -> Tensor:
         """A view where the keys are one range."""
         if self.whole:
             return x

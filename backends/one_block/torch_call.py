@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.exact import (
     ByKeyHead,
@@ -42,7 +43,7 @@ class Bias:
     """What is added to scores [B or 1, H or 1, n_q or 1, n_k], -inf where there is no pair, and
     which rows have none: bool [B or 1, H or 1, n_q or 1], None where all have one."""
 
-    def __init__(self, added: torch.Tensor) -> None:
+    def __init__(self, added: Tensor) -> None:
         empty = (added == -math.inf).all(-1)
         self.added, self.empty = added, empty if bool(empty.any()) else None
 
@@ -63,15 +64,15 @@ class Part:
         """Whether these are all samples, queries and keys."""
         return self.samples is EVERY and self.rows is EVERY and self.keys is EVERY
 
-    def of_rows(self, x: torch.Tensor) -> torch.Tensor:
+    def of_rows(self, x: Tensor) -> Tensor:
         """[B, H, n_q, …] of these samples and queries."""
         return x[self.samples, :, self.rows]
 
-    def of_keys(self, x: torch.Tensor) -> torch.Tensor:
+    def of_keys(self, x: Tensor) -> Tensor:
         """[B, K, n_k, d] of these samples and keys."""
         return x[self.samples, :, self.keys]
 
-    def attended(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> Partial:
+    def attended(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Partial:
         """The output and log-sum-exps of these queries and keys."""
         if self.bias is None:
             out, lse = flash(q, k, v, 0.0, self.causal, scale=scale)
@@ -83,7 +84,7 @@ class Part:
         # a value of infinity times a weight of 0 is not 0
         return out.masked_fill(empty[..., None], 0.0), lse.masked_fill(empty, -math.inf)
 
-    def differentiated(self, tensors: Sequence[torch.Tensor], scale: float) -> list[torch.Tensor]:
+    def differentiated(self, tensors: Sequence[Tensor], scale: float) -> list[Tensor]:
         """The gradients of q, k and v from that of the output, q, k, v, the output and its sums."""
         mask = self.bias and self.bias.added
         return list(flash_backward(*tensors, 0.0, self.causal, attn_mask=mask, scale=scale))
@@ -108,7 +109,7 @@ class TorchCallKernel(SoftmaxKernel):
         self._read: Remembered[tuple[Part, ...]] = Remembered()
         self._padded: Remembered[tuple[Part, ...] | None] = Remembered(LIMITS.paddings_laid_out)
         # what torch's call gets on other devices where no call changes it
-        self._mask: tuple[torch.Tensor, torch.Tensor | None] | None = None
+        self._mask: tuple[Tensor, Tensor | None] | None = None
 
     def build_differentiable(self) -> ByKeyHead:
         each = [(DenseKernel(work, mine, self.device), len(mine)) for work, mine in self.groups]
@@ -116,9 +117,7 @@ class TorchCallKernel(SoftmaxKernel):
 
     # --- the fast way --------------------------------------------------------------------------
 
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
-    ) -> Partial:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
         parts = self._parts(q, call)
         if len(parts) == 1 and parts[0].is_whole:
             return parts[0].attended(q, k, v, scale)
@@ -133,8 +132,8 @@ class TorchCallKernel(SoftmaxKernel):
         return out, lse
 
     def backward(
-        self, grad: torch.Tensor, saved: Sequence[torch.Tensor], call: Call, scale: float
-    ) -> Sequence[torch.Tensor]:
+        self, grad: Tensor, saved: Sequence[Tensor], call: Call, scale: float
+    ) -> Sequence[Tensor]:
         q, k, v, out, lse = saved
         parts = self._parts(q, call)
         whole = len(parts) == 1 and parts[0].is_whole
@@ -155,7 +154,7 @@ class TorchCallKernel(SoftmaxKernel):
             part.of_keys(grad_v).add_(grads[2])
         return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype)
 
-    def _parts(self, q: torch.Tensor, call: Call) -> tuple[Part, ...]:
+    def _parts(self, q: Tensor, call: Call) -> tuple[Part, ...]:
         """What is computed for queries [B, H, n_q, d], every pair once."""
         kind = torch.promote_types(q.dtype, torch.float32)
         if self.work.reads or self.work.decided:
@@ -187,7 +186,7 @@ class TorchCallKernel(SoftmaxKernel):
             return build()
         return self._read.get(read, build, kind, call.padding is None)
 
-    def _of_padding(self, padding: torch.Tensor, kind: torch.dtype) -> tuple[Part, ...] | None:
+    def _of_padding(self, padding: Tensor, kind: torch.dtype) -> tuple[Part, ...] | None:
         """The parts for real keys bool [B, n_k]: one call with a mask for every sample where these
         are small, else calls without; None where real keys are in several ranges."""
         if len(padding) * self.masks * self.work.n_q * self.work.n_k <= LIMITS.mask_kept:
@@ -197,7 +196,7 @@ class TorchCallKernel(SoftmaxKernel):
             return None
         return tuple(part for each in ranges for part in self._in_range(*each, kind))
 
-    def _masked(self, padding: torch.Tensor, kind: torch.dtype) -> tuple[Part, ...]:
+    def _masked(self, padding: Tensor, kind: torch.dtype) -> tuple[Part, ...]:
         """One call with a mask for every sample."""
         real = padding[:, None, None]
         if self.form is Form.NOTHING and not self.work.changes:
@@ -239,7 +238,7 @@ class TorchCallKernel(SoftmaxKernel):
             self._biases[kind] = apart(build)
         return self._biases[kind]
 
-    def _sloped(self, added: torch.Tensor) -> torch.Tensor:
+    def _sloped(self, added: Tensor) -> Tensor:
         """What is added to scores with their changes, which add constants."""
         change = ScoreFunction(self.work.changes, self.heads, self.work.length, torch.device("cpu"))
         q, k = (torch.from_numpy(at) for at in self.work.positions)
@@ -249,7 +248,7 @@ class TorchCallKernel(SoftmaxKernel):
 
     # --- where it cannot go --------------------------------------------------------------------
 
-    def traced(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> torch.Tensor:
+    def traced(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         large = q.is_cuda or q.shape[:-1].numel() * self.work.n_k >= LIMITS.fused
         if not (self.work.plain and large and q.shape[-1] and v.shape[-1]) or is_transformed():
             return super().traced(q, k, v, call)
@@ -261,13 +260,13 @@ class TorchCallKernel(SoftmaxKernel):
             out = out.flatten(1, 2).masked_fill(empty, 0.0).view(out.shape)
         return out
 
-    def _pairs(self, call: Call) -> torch.Tensor:
+    def _pairs(self, call: Call) -> Tensor:
         """Which pairs attend, bool, broadcastable to [B, H, n_q, n_k]."""
         definition: Any = self.differentiable
-        mask: torch.Tensor = definition.mask(call)
+        mask: Tensor = definition.mask(call)
         return mask
 
-    def _plain_mask(self, call: Call) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def _plain_mask(self, call: Call) -> tuple[Tensor | None, Tensor | None]:
         """The mask bool [B or 1, H or 1, n_q, n_k] of a call, and the queries without a key, bool
         [B or 1, H or 1, n_q, 1]; None where all pairs are, or every query has one."""
         if self.form is not Form.MASK and call.padding is None:
@@ -298,7 +297,7 @@ def _mask_of(work: Work, kind: torch.dtype) -> Bias:
     return mask
 
 
-def _ranges(padding: torch.Tensor) -> list[tuple[slice, slice]] | None:
+def _ranges(padding: Tensor) -> list[tuple[slice, slice]] | None:
     """Samples that follow one another and have the same range of real keys, with that range; None
     where one has its keys in several."""
     ranges = []

@@ -16,6 +16,7 @@ from threading import local
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.composed import DeviceBatch
 from attnspec.backends.common.masks import added_by
@@ -38,7 +39,7 @@ SINGLE = 8
 Positions = tuple[np.ndarray, np.ndarray]
 """Where queries [n_q] and keys [n_k] stand, int64."""
 
-Added = tuple[torch.Tensor | None, torch.Tensor | None]
+Added = tuple[Tensor | None, Tensor | None]
 """What is added to scores, and the rows without a key; None for nothing, and for no such rows."""
 
 
@@ -88,14 +89,14 @@ class Arrangement:
     each: int
     swapped: bool = False
 
-    def arrange(self, x: torch.Tensor) -> torch.Tensor:
+    def arrange(self, x: Tensor) -> Tensor:
         """[c, blocks, …] -> [batch, heads, …]."""
         if self.many == 1:
             return x.transpose(0, 1)
         x = x.reshape(self.many, self.each, *x.shape[2:])
         return x.transpose(0, 1) if self.swapped else x
 
-    def back(self, x: torch.Tensor) -> torch.Tensor:
+    def back(self, x: Tensor) -> Tensor:
         """[batch, heads, …] -> [c, blocks, …]."""
         if self.many == 1:
             return x.transpose(0, 1)
@@ -151,28 +152,28 @@ class Blocks:
         return int(np.gcd.reduce(np.concatenate([breaks, starts, [self.height]])))
 
     @cached_property
-    def index(self) -> torch.Tensor:
+    def index(self) -> Tensor:
         """The row of every place, int64 [blocks * height]; the first one in place of none."""
         return torch.from_numpy(np.maximum(self.rows, 0).ravel())
 
     @cached_property
-    def tile_index(self) -> torch.Tensor | None:
+    def tile_index(self) -> Tensor | None:
         """The tile of every block, if tiles can be taken whole: int64 [blocks * tiles]."""
         if self.tile < TILE:
             return None
         return torch.from_numpy(self.rows[:, :: self.tile].ravel() // self.tile)
 
     @cached_property
-    def missing(self) -> torch.Tensor | None:
+    def missing(self) -> Tensor | None:
         """The places that are not rows, or None."""
         return None if self._real is None else torch.from_numpy(np.flatnonzero(~self._real))
 
     @cached_property
-    def present(self) -> torch.Tensor:
+    def present(self) -> Tensor:
         """The places that are rows."""
         return torch.from_numpy(np.flatnonzero(self.rows >= 0))
 
-    def views(self, *tensors: torch.Tensor) -> list[torch.Tensor] | None:
+    def views(self, *tensors: Tensor) -> list[Tensor] | None:
         """The blocks of tensors [c, rows, …] as views [batch, heads, height, …], or None."""
         at = self._arranged
         if at is None or (at.many > 1 and tensors[0].shape[0] > 1):
@@ -190,14 +191,14 @@ class Blocks:
             views.append(x.as_strided(size, strides, x.storage_offset() + at.first * row))
         return views
 
-    def read(self, blank: str = "", **named: torch.Tensor) -> list[torch.Tensor]:
+    def read(self, blank: str = "", **named: Tensor) -> list[Tensor]:
         """The blocks of tensors [c, rows, …] as [batch, heads, height, …], where they lie or in
         buffers of their names; places that are not rows repeat the first row, or are zero in the
         tensor `blank`."""
         views = self.views(*named.values())
         return self.gathered(blank, **named) if views is None else views
 
-    def gathered(self, blank: str = "", **named: torch.Tensor) -> list[torch.Tensor]:
+    def gathered(self, blank: str = "", **named: Tensor) -> list[Tensor]:
         """The same in buffers."""
         blocks = []
         for name, x in named.items():
@@ -214,7 +215,7 @@ class Blocks:
             blocks.append(self.to.arrange(taken.view(count, self.count, self.height, *rest)))
         return blocks
 
-    def rows_of(self, result: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def rows_of(self, result: Tensor) -> tuple[Tensor, Tensor]:
         """[batch, heads, height, …] -> the rows that there are [c, m, …], and which they are."""
         flat = self.to.back(result).flatten(1, 2)
         if self.missing is None:
@@ -239,7 +240,7 @@ class Blocks:
             there[0].copy_(result[0])
             there[1].copy_(result[1])
 
-    def add(self, into: torch.Tensor, shares: torch.Tensor) -> None:
+    def add(self, into: Tensor, shares: Tensor) -> None:
         """Add [batch, heads, height, …] to the rows of [c, rows, …]; no row stands twice."""
         there = self.views(into)
         if there is not None:
@@ -263,7 +264,7 @@ class Blocks:
         parts = tuple(Blocks(self.rows[:, x : x + self.tile], self.to) for x in places)
         return parts if all(part.lattice is not None for part in parts) else None
 
-    def add_overlapping(self, into: torch.Tensor, shares: torch.Tensor) -> None:
+    def add_overlapping(self, into: Tensor, shares: Tensor) -> None:
         """The same where several blocks may have one row."""
         size = self.tile
         if self.count == 1:
@@ -285,7 +286,7 @@ class Blocks:
             into.index_add_(1, index, rows.to(into.dtype))
 
 
-def _tiles(x: torch.Tensor, size: int) -> torch.Tensor:
+def _tiles(x: Tensor, size: int) -> Tensor:
     """[c, rows, …] as [c, tiles, size, …], without rows that make no whole tile."""
     return torch.unflatten(x[:, : x.shape[1] // size * size], 1, (-1, size))
 
@@ -303,13 +304,13 @@ class _Scratch(local):
     """Buffers of one thread: fresh memory costs more than what is computed in it."""
 
     def __init__(self) -> None:
-        self.kept: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+        self.kept: dict[tuple[str, torch.dtype], Tensor] = {}
 
 
 _scratch = _Scratch()
 
 
-def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """An uninitialised tensor on the CPU, valid until the next one for the same use."""
     count = math.prod(shape)
     buffer = _scratch.kept.get((use, dtype))
@@ -330,7 +331,7 @@ class Order:
         self.natural = rows is None
         self.blocks = Blocks(np.zeros((1, 0), np.int64) if rows is None else rows[None])
 
-    def room(self, **named: torch.Tensor) -> Sequence[torch.Tensor]:
+    def room(self, **named: Tensor) -> Sequence[Tensor]:
         """Buffers [c, places, …] of their names for what is put into tensors [c, rows, …]."""
         if self.natural:
             return (*named.values(),)
@@ -339,7 +340,7 @@ class Order:
             for name, x in named.items()
         ]
 
-    def take(self, blank: str = "", **named: torch.Tensor) -> Sequence[torch.Tensor]:
+    def take(self, blank: str = "", **named: Tensor) -> Sequence[Tensor]:
         """[c, rows, …] -> [c, places, …] in buffers of their names; a place without a row repeats
         the first row, or is zero in the tensor `blank`."""
         if self.natural:
@@ -347,17 +348,17 @@ class Order:
         return [x[0] for x in self.blocks.gathered(blank, **named)]
 
     @cached_property
-    def _back(self) -> torch.Tensor:
+    def _back(self) -> Tensor:
         """The place of every row, where every row has one: int64 [rows]."""
         index = self.blocks.index[self.blocks.present]
         return torch.empty_like(index).index_copy_(0, index, self.blocks.present)
 
-    def put(self, into: Sequence[torch.Tensor], rows: Sequence[torch.Tensor]) -> None:
+    def put(self, into: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
         """Put [c, places, …] where it belongs in [c, rows, …], if every row has a place."""
         for x, y in zip(into, rows, strict=True) if not self.natural else ():
             torch.index_select(y, 1, self._back, out=x)
 
-    def add(self, into: torch.Tensor, rows: torch.Tensor) -> None:
+    def add(self, into: Tensor, rows: Tensor) -> None:
         """Add [c, places, …] to the rows [c, rows, …] that it stands for."""
         self.blocks.add(into, rows[None])
 
@@ -413,11 +414,11 @@ class Piece:
         self.to = self.q.to = self.k.to = arrangement(self.q, self.k, heads)
 
     @property
-    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def rows(self) -> tuple[Tensor, Tensor]:
         """The rows of queries [blocks, h] and of keys [blocks, w]."""
         return self.batch.rows(self.low, self.high)
 
-    def bias(self, padding: torch.Tensor | None, kind: torch.dtype) -> Added:
+    def bias(self, padding: Tensor | None, kind: torch.dtype) -> Added:
         """What is added to scores [batch, heads, h, w], in a type, and the rows without a key, bool
         [batch, heads, h]; `padding` is 0 or -inf for every key."""
         bias, empty = self.batch.added(self.low, self.high)
@@ -474,7 +475,7 @@ class TensorBatch(DeviceBatch):
         empty = ~pairs.any(-1)
         return added_by(pairs, torch.float32), empty if bool(empty.any()) else None
 
-    def rows(self, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def rows(self, low: int, high: int) -> tuple[Tensor, Tensor]:
         """The rows of queries and of keys of some blocks."""
         return self.queries[low:high], self.keys[low:high]
 

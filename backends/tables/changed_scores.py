@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.merging import Partial
 from attnspec.backends.common.score_formula import shares
@@ -20,10 +21,10 @@ from attnspec.backends.tables.blocks import Piece
 from attnspec.ir.scores import Scores
 from attnspec.lower.work import Work
 
-Learned = Mapping[str, torch.Tensor]
+Learned = Mapping[str, Tensor]
 """Learned tables [heads of the work, buckets] by their names."""
 
-Change = Callable[[torch.Tensor, "torch.Tensor | None", Learned], torch.Tensor]
+Change = Callable[[Tensor, "Tensor | None", Learned], Tensor]
 """What the scaled scores of blocks become under a mask that is added, with these tables."""
 
 
@@ -34,10 +35,10 @@ class ScoreChanges:
 
     scores: Scores
     function: ScoreFunction
-    positions: Sequence[torch.Tensor]
-    heads: torch.Tensor
+    positions: Sequence[Tensor]
+    heads: Tensor
     tables: Learned
-    grads: dict[str, torch.Tensor] = field(default_factory=dict)
+    grads: dict[str, Tensor] = field(default_factory=dict)
 
     @staticmethod
     def of_work(work: Work, heads: tuple[int, ...]) -> ScoreChanges | None:
@@ -56,12 +57,12 @@ class ScoreChanges:
         some = torch.tensor(heads, device="cpu")
         return replace(self, heads=some, tables=tables, grads={})
 
-    def _placed(self, q: torch.Tensor, k: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _placed(self, q: Tensor, k: Tensor) -> dict[str, Tensor]:
         """The positions of query rows [G, h] and key rows [G, w]."""
         queries, keys = self.positions
         return {"q": queries[q][..., None], "k": keys[k][:, None]}
 
-    def _of(self, piece: Piece) -> dict[str, torch.Tensor]:
+    def _of(self, piece: Piece) -> dict[str, Tensor]:
         """The positions of a piece, or those of the first block where all are as far apart."""
         if self.scores.by_distance and piece.batch.alike:
             return self._placed(*piece.batch.rows(0, 1))
@@ -76,15 +77,13 @@ class ScoreChanges:
         """The change of scores [batch, heads, h, w] of a piece."""
         heads, placed = self.heads.view(-1, 1, 1, 1), self._of(piece)
 
-        def change(
-            scores: torch.Tensor, bias: torch.Tensor | None, tables: Learned
-        ) -> torch.Tensor:
+        def change(scores: Tensor, bias: Tensor | None, tables: Learned) -> Tensor:
             scores = piece.to.arrange(self.function(piece.to.back(scores), placed, tables, heads))
             return masked(scores, bias, self.scores)
 
         return change
 
-    def of_places(self, q: torch.Tensor, heads: torch.Tensor, k: torch.Tensor) -> Change:
+    def of_places(self, q: Tensor, heads: Tensor, k: Tensor) -> Change:
         """The change of scores [G, h, w] of query rows and their heads [G, h] and key rows
         [G, w]."""
         placed, heads = self._placed(q, k), self.heads[heads][..., None]
@@ -92,7 +91,7 @@ class ScoreChanges:
             self.function(scores, placed, tables, heads), bias, self.scores
         )
 
-    def added(self, piece: Piece, bias: torch.Tensor | None, kind: torch.dtype) -> torch.Tensor:
+    def added(self, piece: Piece, bias: Tensor | None, kind: torch.dtype) -> Tensor:
         """What additive changes and a mask add to the scores of a piece [batch, heads, h, w]."""
         heads, (rows, columns) = self.heads.view(-1, 1, 1, 1), (piece.q.height, piece.k.height)
         added = self.function.added_to(kind, self._of(piece), self.tables, heads)
@@ -100,7 +99,7 @@ class ScoreChanges:
         return masked(added, bias, self.scores)
 
     def forward(
-        self, rows: Sequence[torch.Tensor], bias: torch.Tensor | None, scale: float, change: Change
+        self, rows: Sequence[Tensor], bias: Tensor | None, scale: float, change: Change
     ) -> Partial:
         """Output and log-sum-exps of blocks' queries [..., h, d], keys and values as the flash
         kernel would have them, in the type of `bias`; -inf for a query without a key."""
@@ -113,11 +112,11 @@ class ScoreChanges:
 
     def backward(
         self,
-        rows: Sequence[torch.Tensor],
-        bias: torch.Tensor | None,
+        rows: Sequence[Tensor],
+        bias: Tensor | None,
         scale: float,
         change: Change,
-    ) -> list[torch.Tensor]:
+    ) -> list[Tensor]:
         """The gradients of blocks' queries, keys and values; `rows` are the gradient of the output,
         q, k, v, the output and the log-sum-exps, as `forward` takes and returns them."""
         sums = rows[5]
@@ -139,6 +138,6 @@ class ScoreChanges:
         return [of_q, of_k, of_v]
 
 
-def _for_each(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+def _for_each(x: Tensor, q: Tensor) -> Tensor:
     """Keys of heads that queries share, once for each of these."""
     return x if x.shape[:-2] == q.shape[:-2] else x.repeat_interleave(len(q[0]) // len(x[0]), 1)

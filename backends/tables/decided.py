@@ -15,6 +15,7 @@ from itertools import islice
 from typing import cast
 
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.exact import SoftmaxKernel
 from attnspec.backends.common.merging import Outputs, Partial, with_zero
@@ -60,13 +61,11 @@ class DecidedTables(SoftmaxKernel):
             rest = replace(work, relation=parts.rest, reads=reads, normalize="softmax")
             self.rest = ReadingKernel(rest, heads, device)
 
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> torch.Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         return self.partial(q, k, v, call)[0]
 
     def partial(  # type: ignore[override]
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call
     ) -> Outputs:
         if self._is_dense(call):
             return self.definition.partial(q, k, v, call)
@@ -91,9 +90,7 @@ class DecidedTables(SoftmaxKernel):
         backend, given = definition_of(self.work, self.device.type), (self.work, self.heads)
         return cast(SoftmaxKernel, apart(lambda: backend.build(*given, self.device)))
 
-    def _mean(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rounds: Sequence[Call]
-    ) -> torch.Tensor:
+    def _mean(self, q: Tensor, k: Tensor, v: Tensor, rounds: Sequence[Call]) -> Tensor:
         """The mean of the outputs of the rounds in which a query has a key."""
         results = [super(DecidedTables, self.plain).partial(q, k, v, each) for each in rounds]
         some = [lse > -math.inf for _, lse in results]
@@ -109,14 +106,14 @@ class DecidedTables(SoftmaxKernel):
         work = replace(self.work, normalize="softmax")
         return DecidedTables(work, self.heads, self.device, self.parts)
 
-    def _fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
+    def _fast(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Partial:
         weight = call.data[self.work.decided[0]].weight
         if weight is not None:
             # among the tables it gets its gradient
             call = replace(call, tables={**call.tables, WEIGHT: weight})
         return super()._fast(q, unit(k) if self.work.unit_keys else k, v, call)
 
-    def composed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Partial:
+    def composed(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Partial:
         if WEIGHT in call.tables:
             leaf = self.work.decided[0]
             choice = replace(call.data[leaf], weight=call.tables[WEIGHT])
@@ -139,7 +136,7 @@ class DecidedTables(SoftmaxKernel):
         for some, kernel, mine in self.rest.samples(replace(call, data=data), batch, heads):
             yield some, cast(SoftmaxKernel, kernel), mine
 
-    def parts_of(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
+    def parts_of(self, q: Tensor, call: Call) -> Iterator[Part]:
         """The parts of a call that are computed together."""
         return parts_of_call(q, self.work.n_k, call, self.parts.products)
 
@@ -154,9 +151,7 @@ class DecidedTables(SoftmaxKernel):
         while some := list(islice(each, LIMITS.merged)):
             yield some
 
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
-    ) -> Partial:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
         call, _ = _without_weight(call)
         wide = torch.promote_types(q.dtype, torch.float32)
         out = q.new_zeros(q.shape, dtype=wide)
@@ -179,8 +174,8 @@ class DecidedTables(SoftmaxKernel):
         return out.to(q.dtype), lse
 
     def backward(
-        self, grad: torch.Tensor, saved: Sequence[torch.Tensor], call: Call, scale: float
-    ) -> Sequence[torch.Tensor]:
+        self, grad: Tensor, saved: Sequence[Tensor], call: Call, scale: float
+    ) -> Sequence[Tensor]:
         q, k, v, out, lse = saved
         wide = lse.dtype
         call, weight = _without_weight(call)
@@ -218,7 +213,7 @@ class DecidedTables(SoftmaxKernel):
         return *(x.to(y.dtype) for x, y in pairs), *tables.values()
 
 
-def _without_weight(call: Call) -> tuple[Call, torch.Tensor | None]:
+def _without_weight(call: Call) -> tuple[Call, Tensor | None]:
     """The call with its own tables alone, and what its choice learns."""
     tables = dict(call.tables)
     weight = tables.pop(WEIGHT, None)
@@ -228,8 +223,8 @@ def _without_weight(call: Call) -> tuple[Call, torch.Tensor | None]:
 def _merged(
     known: Results | None,
     some: Sequence[Placed],
-    q: torch.Tensor,
-    keys: Sequence[torch.Tensor],
+    q: Tensor,
+    keys: Sequence[Tensor],
     scale: float,
     scores: ScoreChanges | None,
 ) -> Results:
@@ -247,12 +242,12 @@ def _merged(
 
 def _gradients(
     some: Sequence[Placed],
-    rows: Sequence[torch.Tensor],
-    keys: Sequence[torch.Tensor],
+    rows: Sequence[Tensor],
+    keys: Sequence[Tensor],
     scale: float,
     scores: ScoreChanges | None,
     weighed: bool,
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+) -> tuple[list[Tensor], list[Tensor]]:
     """The gradients of all queries, keys and values, [rows, d] each, over some layouts, and those
     of the factors of their entries where these are `weighed`; `rows` as `ListedTiles.backward`
     takes them."""
@@ -293,12 +288,10 @@ class MeansKernel:
         """What drops single weights of each query."""
         return DenseKernel(self.work, self.heads, self.device)
 
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> torch.Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         return self.partial(q, k, v, call)[0]
 
-    def partial(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
+    def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
         """The output [B, H, n_q, d_v] and its log-sum-exps [B, H, n_q]."""
         if call.dropout_p:
             return self.definition.partial(q, k, v, call)

@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.composed import ComposedTables
 from attnspec.backends.common.exact import (
@@ -81,9 +82,7 @@ class SteppedKernel(ByTables):
         self.changes = ScoreChanges.of_work(work, heads)
         self._several: Cache[int, SteppedKernel] = Cache(LIMITS.paddings_laid_out)
 
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
-    ) -> Partial:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
         if several := self._of_several(q, k, call):
             parts = _as_one(q, QUERIES), _as_one(k, KEYS), _as_one(v, KEYS)
             results = several[0].forward(*parts, several[1], scale)
@@ -99,9 +98,7 @@ class SteppedKernel(ByTables):
             self._forward_part(q[some].flatten(0, 2), keys, result, real, scale, scores)
         return out, lse
 
-    def _of_several(
-        self, q: torch.Tensor, k: torch.Tensor, call: Call
-    ) -> tuple[SteppedKernel, Call] | None:
+    def _of_several(self, q: Tensor, k: Tensor, call: Call) -> tuple[SteppedKernel, Call] | None:
         """What computes short samples of different padding in the calls of one sequence, and the
         call of it; None elsewhere: they are computed together anyway, or one by one."""
         padding, count = call.padding, q.shape[0]
@@ -120,10 +117,10 @@ class SteppedKernel(ByTables):
 
     def _forward_part(
         self,
-        q: torch.Tensor,
-        keys: Sequence[torch.Tensor],
+        q: Tensor,
+        keys: Sequence[Tensor],
         result: Partial,
-        padding: torch.Tensor | None,
+        padding: Tensor | None,
         scale: float,
         scores: ScoreChanges | None,
     ) -> None:
@@ -156,7 +153,7 @@ class SteppedKernel(ByTables):
         if out is not result[0]:
             result[0].copy_(out)
 
-    def _summing(self, x: torch.Tensor, wide: torch.dtype, use: str) -> torch.Tensor:
+    def _summing(self, x: Tensor, wide: torch.dtype, use: str) -> Tensor:
         """Where the shares of steps add up to x, which is zero at first: itself, or a wider buffer
         where several steps meet, so that a sum is rounded once."""
         if x.dtype == wide or len(self.steps) < 2:
@@ -164,8 +161,8 @@ class SteppedKernel(ByTables):
         return scratch(use, tuple(x.shape), wide).zero_()
 
     def _parts(
-        self, q: torch.Tensor, k: torch.Tensor, call: Call
-    ) -> Iterator[tuple[tuple[slice, slice], torch.Tensor | None, ScoreChanges | None]]:
+        self, q: Tensor, k: Tensor, call: Call
+    ) -> Iterator[tuple[tuple[slice, slice], Tensor | None, ScoreChanges | None]]:
         """The samples and key heads that are computed together, which keys are real, bool [n_k] or
         None, and the changes of their scores: all samples of one padding, as many heads as there is
         room for; scores are changed sample by sample."""
@@ -184,8 +181,8 @@ class SteppedKernel(ByTables):
                     yield (some, slice(low, high)), real, scores
 
     def backward(
-        self, grad: torch.Tensor, saved: Sequence[torch.Tensor], call: Call, scale: float
-    ) -> Sequence[torch.Tensor]:
+        self, grad: Tensor, saved: Sequence[Tensor], call: Call, scale: float
+    ) -> Sequence[Tensor]:
         q, k, v, out, lse = saved
         if several := self._of_several(q, k, call):
             axes = QUERIES, QUERIES, KEYS, KEYS, QUERIES, QUERIES
@@ -207,10 +204,10 @@ class SteppedKernel(ByTables):
 
     def _backward_part(
         self,
-        rows: Sequence[torch.Tensor],
-        keys: Sequence[torch.Tensor],
-        into: Sequence[torch.Tensor],
-        padding: torch.Tensor | None,
+        rows: Sequence[Tensor],
+        keys: Sequence[Tensor],
+        into: Sequence[Tensor],
+        padding: Tensor | None,
         scale: float,
         scores: ScoreChanges | None,
     ) -> None:
@@ -222,7 +219,7 @@ class SteppedKernel(ByTables):
         for step in self.steps:
             queries, order = step.q_order, step.k_orders[True]
             k_now, v_now = order.take(keys=k, values=v)
-            sums: Sequence[torch.Tensor] = targets
+            sums: Sequence[Tensor] = targets
             if not order.natural:
                 uses = ("key gradients", "value gradients")
                 sums = [scratch(use, tuple(k_now.shape), wide).zero_() for use in uses]
@@ -271,16 +268,14 @@ class JoinedSteps(SteppedKernel):
     def build_differentiable(self) -> ByKeyHead:
         return Several(self.each)
 
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
-    ) -> Partial:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
         parts = _of_queries(q), _of_heads(k, q.shape[2]), _of_heads(v, q.shape[2])
         out, lse = super().forward(*parts, _for_heads(call, q), scale)
         return out.reshape(q.shape), lse.reshape(q.shape[:-1])
 
     def backward(
-        self, grad: torch.Tensor, saved: Sequence[torch.Tensor], call: Call, scale: float
-    ) -> Sequence[torch.Tensor]:
+        self, grad: Tensor, saved: Sequence[Tensor], call: Call, scale: float
+    ) -> Sequence[Tensor]:
         q, k, v, out, lse = saved
         keys = [_of_heads(x, q.shape[2]) for x in (k, v)]
         saved = (_of_queries(q), *keys, _of_queries(out), lse.reshape(len(q), 1, 1, -1))
@@ -295,28 +290,28 @@ def tables_of_work(work: Work) -> Tables[np.ndarray]:
     return stepped_tables(bands_of(work.relation, work.n_q, work.n_k))
 
 
-def _of_queries(x: torch.Tensor) -> torch.Tensor:
+def _of_queries(x: Tensor) -> Tensor:
     """[B, K, R, n, d] as one head [B, 1, 1, K R n, d]."""
     return x.reshape(len(x), 1, 1, -1, x.shape[-1])
 
 
-def _of_heads(x: torch.Tensor, ratio: int) -> torch.Tensor:
+def _of_heads(x: Tensor, ratio: int) -> Tensor:
     """The keys of every query head, [B, K, n, d], as those of one head [B, 1, K R n, d]."""
     return x.repeat_interleave(ratio, 1).reshape(len(x), 1, -1, x.shape[-1])
 
 
-def _for_heads(call: Call, q: torch.Tensor) -> Call:
+def _for_heads(call: Call, q: Tensor) -> Call:
     """The call with its padding [B, n] once for every head [B, H n]."""
     if call.padding is None:
         return call
     return replace(call, padding=call.padding.repeat(1, q.shape[1] * q.shape[2]))
 
 
-def _as_one(x: torch.Tensor, axis: int) -> torch.Tensor:
+def _as_one(x: Tensor, axis: int) -> Tensor:
     """Samples [B, K, …, n, …] with positions along an axis as one [1, K, …, B n, …]."""
     return x.movedim(0, axis - 1).flatten(axis - 1, axis)[None]
 
 
-def _as_many(x: torch.Tensor, axis: int, batch: int) -> torch.Tensor:
+def _as_many(x: Tensor, axis: int, batch: int) -> Tensor:
     """One sample as the `batch` that it was made of."""
     return torch.unflatten(x[0], axis - 1, (batch, -1)).movedim(axis - 1, 0)

@@ -17,6 +17,7 @@ from functools import cached_property, partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.exact import flash, flash_backward
 from attnspec.backends.decided.tables import Placed
@@ -24,7 +25,7 @@ from attnspec.backends.tables.blocks import scratch
 from attnspec.backends.tables.changed_scores import Change, ScoreChanges
 from attnspec.limits import LIMITS
 
-Compute = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+Compute = Callable[..., tuple[Tensor, Tensor]]
 """What a piece makes of its rows and keys: [G, M h, …], and log-sum-exps, or anything."""
 
 LOWEST = -1e30
@@ -36,8 +37,8 @@ class Results:
     """Results of rows, of which the `used` first are there: outputs [rows, e] with their
     log-sum-exps [rows], or gradients, which have none."""
 
-    outs: torch.Tensor
-    lse: torch.Tensor | None
+    outs: Tensor
+    lse: Tensor | None
     used: int = 0
 
     @staticmethod
@@ -65,7 +66,7 @@ class Results:
             into.lse.copy_(more.lse)
         return self.used - len(more.outs)
 
-    def combined(self, places: torch.Tensor) -> Results:
+    def combined(self, places: Tensor) -> Results:
         """Some results for each row as one, int64 [rows, parts], -1 for none: gradients summed,
         outputs merged, 0 and -inf where there is no key."""
         if self.lse is None:
@@ -81,9 +82,7 @@ class Results:
         return Results(outs, lse[:, 0])
 
 
-def summed(
-    x: torch.Tensor, places: torch.Tensor, weights: torch.Tensor | None = None
-) -> torch.Tensor:
+def summed(x: Tensor, places: Tensor, weights: Tensor | None = None) -> Tensor:
     """The sums [L, e] of rows of x [m, e] at places [L, parts], the last row for -1, times their
     weights."""
     count, parts = places.shape
@@ -111,10 +110,10 @@ class Batch:
     `row_step` and `tile_step` are the steps (`step_of`) of the whole batch that this is a piece of.
     """
 
-    rows: torch.Tensor
-    tiles: torch.Tensor
-    entries: torch.Tensor
-    real: torch.Tensor | None
+    rows: Tensor
+    tiles: Tensor
+    entries: Tensor
+    real: Tensor | None
     masked: bool
     first: int
     row_step: int = 0
@@ -150,11 +149,11 @@ class Batches:
 
     each: list[Batch]
     partials: int
-    places: torch.Tensor
-    slots: torch.Tensor | None = None
+    places: Tensor
+    slots: Tensor | None = None
 
 
-def step_of(index: torch.Tensor) -> int:
+def step_of(index: Tensor) -> int:
     """The distance between the rows of an index [G, M], of which each numbers what follows one
     another; 0 if there is none."""
     numbers = index.numpy()
@@ -167,7 +166,7 @@ def step_of(index: torch.Tensor) -> int:
     return step if np.array_equal(numbers, wanted) else 0
 
 
-def by_keys(lists: torch.Tensor, masked: torch.Tensor | None) -> Batches:
+def by_keys(lists: Tensor, masked: Tensor | None) -> Batches:
     """The entries of lists int64 [L, r], -1 for none, key tile by key tile; those with masks, bool
     [L, r], by themselves."""
     flat = lists.numpy().ravel()
@@ -224,7 +223,7 @@ def _grouped(counts: np.ndarray, span: int) -> tuple[list[tuple[np.ndarray, int]
     return groups, firsts, total
 
 
-def by_queries(lists: torch.Tensor, masked: torch.Tensor | None) -> Batches:
+def by_queries(lists: Tensor, masked: Tensor | None) -> Batches:
     """The entries of lists int64 [L, r], -1 for none, query tile by query tile; those with a mask,
     bool [L, r], by themselves."""
     count, width = lists.shape
@@ -246,7 +245,7 @@ def by_queries(lists: torch.Tensor, masked: torch.Tensor | None) -> Batches:
 class Chunk:
     """Query tiles low <= t < high of all lists of a layout, in batches."""
 
-    def __init__(self, tiles: ListedTiles, low: int, high: int, lists: torch.Tensor) -> None:
+    def __init__(self, tiles: ListedTiles, low: int, high: int, lists: Tensor) -> None:
         self.tiles, self.low, self.high = tiles, low, high
         masked = tiles.placed.masked
         masked = None if masked is None else masked[:, low:high].flatten(0, 1)
@@ -254,7 +253,7 @@ class Chunk:
             masked = None
         batches = by_queries if tiles.tall else by_keys
         self.batches: Batches = batches(lists[:, low:high].flatten(0, 1), masked)
-        self.masks: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.masks: tuple[Tensor, Tensor] | None = None
         if masked is not None:
             slots = self.batches.slots
             if slots is None:
@@ -265,11 +264,11 @@ class Chunk:
             mask = tiles.placed.held(low, high, slots).flatten(0, 1)
             self.masks = mask, (masked.cumsum(1) - 1).flatten()
 
-    def rows(self, x: torch.Tensor) -> torch.Tensor:
+    def rows(self, x: Tensor) -> Tensor:
         """The rows of the chunk's query tiles: [N, T, h, …] -> [L, h …]."""
         return x[:, self.low : self.high].flatten(0, 1)
 
-    def bias(self, batch: Batch, dtype: torch.dtype) -> torch.Tensor | None:
+    def bias(self, batch: Batch, dtype: torch.dtype) -> Tensor | None:
         """What is added to the scores of a batch [G, M h, C w], in a buffer, or None."""
         if self.masks is None or not batch.masked:
             return None
@@ -291,7 +290,7 @@ class Chunk:
         return into
 
     @cached_property
-    def _places(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _places(self) -> tuple[Tensor, Tensor, Tensor]:
         """The rows of the chunk's queries and their heads [L, h], and the rows of key tiles."""
         placed, part = self.tiles.placed, slice(self.low, self.high)
         size = placed.batch, placed.heads, self.high - self.low, placed.repeat, placed.q.size
@@ -326,7 +325,7 @@ class Chunk:
         size, dtype = into.outs.shape[1], into.outs.dtype
         return Results.room("partial results", rows, size, dtype, into.lse is not None)
 
-    def put(self, parts: Results, into: Results) -> torch.Tensor:
+    def put(self, parts: Results, into: Results) -> Tensor:
         """Where the results of the rows are [L, h], -1 where there is none, once partial ones are
         one for each."""
         height, places = self.tiles.height, self.batches.places[:, None]
@@ -346,7 +345,7 @@ class ListedTiles:
     def __init__(
         self,
         placed: Placed,
-        keys: Sequence[torch.Tensor],
+        keys: Sequence[Tensor],
         scale: float,
         scores: ScoreChanges | None = None,
         weighed: bool = False,
@@ -364,7 +363,7 @@ class ListedTiles:
         entries = placed.lists.numel()
         self.of_factors = self.k.new_zeros(entries) if weighed else None
 
-    def of_q(self, x: torch.Tensor, use: str) -> torch.Tensor:
+    def of_q(self, x: Tensor, use: str) -> Tensor:
         """x [B, K, R, n_q, …] by query tiles: [N, T, h, …], in a buffer where they are moved."""
         lists = self.placed.batch * self.placed.heads
         rows = _taken_rows(x.reshape(-1, *x.shape[4:]), self.placed.q.rows, f"tiles of {use}")
@@ -383,14 +382,12 @@ class ListedTiles:
         for low in range(0, tiles, step):
             yield Chunk(self, low, min(low + step, tiles), lists)
 
-    def forward(self, q: torch.Tensor, into: Results) -> torch.Tensor:
+    def forward(self, q: Tensor, into: Results) -> Tensor:
         """Puts the results of q [B, K, R, n_q, d] into `into`; where those of all queries are,
         int64 [B K R n_q], -1 where a query has no key tile."""
         return self._walk((self.of_q(q, "rows"),), into, self._forward)
 
-    def backward(
-        self, rows: Sequence[torch.Tensor], of_keys: Sequence[torch.Tensor], into: Results
-    ) -> torch.Tensor:
+    def backward(self, rows: Sequence[Tensor], of_keys: Sequence[Tensor], into: Results) -> Tensor:
         """Puts the gradients of the queries into `into`, and says where they are, as `forward`
         does; those of key tiles and values are added to `of_keys`, like k and v. `rows` are the
         gradient of the output, q, the output, and its log-sum-exps, finite."""
@@ -401,7 +398,7 @@ class ListedTiles:
             lse = lse.masked_fill(~real, math.inf)
         return self._walk((grad, q, out, lse), into, partial(self._backward, of_keys))
 
-    def _walk(self, rows: Sequence[torch.Tensor], into: Results, piece: Compute) -> torch.Tensor:
+    def _walk(self, rows: Sequence[Tensor], into: Results, piece: Compute) -> Tensor:
         """Puts what pieces make of rows [N, T, h, …] and keys into `into`, and says where."""
         where = self.placed.lists.new_empty(rows[0].shape[:3])
         for chunk in self.chunks():
@@ -420,8 +417,8 @@ class ListedTiles:
         return self.placed.q.back(where.flatten())
 
     def _forward(
-        self, chunk: Chunk, batch: Batch, rows: Sequence[torch.Tensor], keys: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, chunk: Chunk, batch: Batch, rows: Sequence[Tensor], keys: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """The output [G, M h, e] of a piece and its log-sum-exps [G, M h]."""
         q, bias = rows[0], chunk.bias(batch, rows[0].dtype)
         if self.scores is not None:
@@ -432,12 +429,12 @@ class ListedTiles:
 
     def _backward(
         self,
-        of_keys: Sequence[torch.Tensor],
+        of_keys: Sequence[Tensor],
         chunk: Chunk,
         batch: Batch,
-        rows: Sequence[torch.Tensor],
-        keys: Sequence[torch.Tensor],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows: Sequence[Tensor],
+        keys: Sequence[Tensor],
+    ) -> tuple[Tensor, Tensor]:
         """The gradient of a piece's queries [G, M h, d]."""
         grad, q, out, lse = rows
         if batch.real is not None:
@@ -461,22 +458,22 @@ class ListedTiles:
         return of_q, lse
 
 
-def _alone(*tensors: torch.Tensor) -> list[torch.Tensor]:
+def _alone(*tensors: Tensor) -> list[Tensor]:
     """Tensors [G, …] of one head, [G, 1, …]."""
     return [x[:, None] for x in tensors]
 
 
-def _mask(bias: torch.Tensor | None) -> torch.Tensor | None:
+def _mask(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias[:, None]
 
 
-def _ascending(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def _ascending(x: Tensor, rows: Tensor) -> Tensor:
     """x[rows] for ascending rows, as a view where they follow one another."""
     first, last = int(rows[0]), int(rows[-1])
     return x[first : last + 1] if last - first == len(rows) - 1 else x.index_select(0, rows)
 
 
-def taken(x: torch.Tensor, index: torch.Tensor, step: int, use: str) -> torch.Tensor:
+def taken(x: Tensor, index: Tensor, step: int, use: str) -> Tensor:
     """x [L, h, …][index [G, M]] as [G, M h, …], where it lies or in a buffer: to be read alone.
     `step` is that of the index."""
     height = x.shape[1]
@@ -489,7 +486,7 @@ def taken(x: torch.Tensor, index: torch.Tensor, step: int, use: str) -> torch.Te
     return _taken_rows(x, index, use).view(len(index), -1, *x.shape[2:])
 
 
-def _add_tiles(into: torch.Tensor, batch: Batch, x: torch.Tensor) -> None:
+def _add_tiles(into: Tensor, batch: Batch, x: Tensor) -> None:
     """Add what a batch gives to its keys, [G, C w, e], to the tiles [tiles, w, e]."""
     count, columns = batch.tiles.shape
     x = x.view(count, columns, *into.shape[1:])
@@ -501,7 +498,7 @@ def _add_tiles(into: torch.Tensor, batch: Batch, x: torch.Tensor) -> None:
         into[first + column :: batch.tile_step][:count].add_(x[:, column])
 
 
-def _taken_rows(x: torch.Tensor, index: torch.Tensor | None, use: str) -> torch.Tensor:
+def _taken_rows(x: Tensor, index: Tensor | None, use: str) -> Tensor:
     """Rows of x at an index, in a buffer; all of them where there is none."""
     if index is None:
         return x

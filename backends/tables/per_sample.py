@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.masks import of_sample
 from attnspec.backends.common.merging import Outputs
@@ -62,13 +63,11 @@ class ReadingKernel:
         # it is kept, so the modes of this call must not reach it
         return apart(self.unknown)
 
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> torch.Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         outs = [kernel(*parts, one) for kernel, parts, one in self._samples(q, k, v, call)]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
-    def partial(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Outputs:
+    def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Outputs:
         """The output and its log-sum-exps [B, H, n_q]; None where a kernel has none."""
         partials = [
             kernel.partial(*parts, one) if isinstance(kernel, Mergeable) else (q, None)
@@ -80,8 +79,8 @@ class ReadingKernel:
         return torch.cat([out for out, _ in partials]), torch.cat(sums)
 
     def _samples(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> list[tuple[Kernel, tuple[torch.Tensor, torch.Tensor, torch.Tensor], Call]]:
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call
+    ) -> list[tuple[Kernel, tuple[Tensor, Tensor, Tensor], Call]]:
         """What runs which part of a call: sample by sample, or everything at once."""
         if is_transformed() or call.dropout_p:
             return [(self.dense, (q, k, v), call)]
@@ -100,7 +99,7 @@ class ReadingKernel:
             some = slice(sample, sample + 1)
             yield some, self.kernel_of(call.data, sample), call.of_samples(some, heads)
 
-    def kernel_of(self, data: Mapping[str, torch.Tensor], sample: int) -> Kernel | None:
+    def kernel_of(self, data: Mapping[str, Tensor], sample: int) -> Kernel | None:
         """What runs one sample's inputs; None for the definition."""
         read = [data[name][sample] for name in self.work.reads]
         build = partial(apart, lambda: self.known(of_sample(self.work, read)))

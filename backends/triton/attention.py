@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from attnspec.backends.common.dropping import factor_of, least_of
 from attnspec.backends.common.exact import in_rows
@@ -53,7 +54,7 @@ def looks_of(
     return looks
 
 
-def by_distance(value: Scalar, heads: tuple[int, ...], n: int) -> torch.Tensor:
+def by_distance(value: Scalar, heads: tuple[int, ...], n: int) -> Tensor:
     """What an expression is worth at every distance q - k from -m to m, [2 m + 1], or with a row
     for each head, where what is further away is as at m."""
     host = torch.device("cpu")
@@ -109,7 +110,7 @@ def blocks_for(
     return rows, rows, 4, 2
 
 
-def fits(q: torch.Tensor, v: torch.Tensor) -> bool:
+def fits(q: Tensor, v: Tensor) -> bool:
     """Whether the least blocks do on the device of q: rows of queries, keys, values and gradients.
     Compiled for compute capability 8.6 they take just that, 131 KB for float32 of 512."""
     size = max(block_of(x.shape[-1]) for x in (q, v))
@@ -130,11 +131,11 @@ class Launches:
         looks: Mapping[torch.dtype, Mapping[str, Any]],
         steps: Sequence[Step],
         part: Part,
-        tensors: Sequence[torch.Tensor],
+        tensors: Sequence[Tensor],
         scale: float,
         back: bool,
         in_line: bool = False,
-        labels: torch.Tensor | None = None,
+        labels: Tensor | None = None,
     ) -> None:
         self.steps, self.part, self.in_line, call = steps, part, in_line, part.call
         _, keys, repeat, n_q = part.shape
@@ -173,7 +174,7 @@ class Launches:
         """Whether every output is written once."""
         return len(self.steps) < 2 and not any(step.rows[2] for step in self.steps)
 
-    def attend(self, out: torch.Tensor, lse: torch.Tensor) -> None:
+    def attend(self, out: Tensor, lse: Tensor) -> None:
         """Merges what the steps give into outputs [B, K, R, n_q, e] and their log-sum-exps
         [B, K, R, n_q]."""
         with running_on(self.q.device), self._written(out, lse) as into:
@@ -182,9 +183,9 @@ class Launches:
 
     def derive(
         self,
-        above: Sequence[torch.Tensor],
-        into: Sequence[torch.Tensor],
-        tables: Sequence[torch.Tensor],
+        above: Sequence[Tensor],
+        into: Sequence[Tensor],
+        tables: Sequence[Tensor],
     ) -> None:
         """Adds the gradients of q, k and v, and of the table of a bias; `above` are the gradient of
         the output, its log-sum-exps, and delta [B, K, R, n_q], the sums of that gradient times the
@@ -205,7 +206,7 @@ class Launches:
                     table += shares.sum((0, 2))[:, : table.shape[1]]
 
     def _run(
-        self, kernel: Any, step: Step, side: int, into: Sequence[torch.Tensor], *more: object
+        self, kernel: Any, step: Step, side: int, into: Sequence[Tensor], *more: object
     ) -> None:
         """Runs a kernel for the tiles of a side. What the programs of long lists find goes to
         slots, and from there to its place."""
@@ -236,18 +237,18 @@ class Launches:
 
     # --- what kernels are handed ---------------------------------------------------------------
 
-    def _of_q(self, x: torch.Tensor) -> torch.Tensor:
+    def _of_q(self, x: Tensor) -> Tensor:
         """What belongs to queries, [B, K, R, n_q, …], as [B, heads, rows, …]."""
         x = self.part.of_q(x)
         return x.movedim(2, 0).flatten(1, 3)[None] if self.in_line else x.flatten(1, 2)
 
-    def _of_k(self, x: torch.Tensor) -> torch.Tensor:
+    def _of_k(self, x: Tensor) -> Tensor:
         """What belongs to keys, [B, K, n_k, …], likewise."""
         x = self.part.of_k(x)
         return x.reshape(1, 1, -1, x.shape[-1]) if self.in_line else x
 
     @contextmanager
-    def _written(self, *tensors: torch.Tensor) -> Iterator[list[torch.Tensor]]:
+    def _written(self, *tensors: Tensor) -> Iterator[list[Tensor]]:
         """What belongs to queries to be written to; copies are brought back."""
         into = [self._of_q(x).contiguous() for x in tensors]
         yield into
@@ -272,7 +273,7 @@ def running_on(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def padding_of(padding: torch.Tensor | None, like: torch.Tensor) -> Rows:
+def padding_of(padding: Tensor | None, like: Tensor) -> Rows:
     """Which keys there are, bool [B, n_k], as kernels take it; of none anything."""
     if padding is None:
         return Rows(like, 0, 0, 0)
@@ -280,7 +281,7 @@ def padding_of(padding: torch.Tensor | None, like: torch.Tensor) -> Rows:
     return Rows(bits, bits.stride(0), 0, bits.stride(1))
 
 
-def rows_of(x: torch.Tensor) -> Rows:
+def rows_of(x: Tensor) -> Rows:
     """A tensor [B, heads, n, size] or [B, heads, n] as kernels take it."""
     sizes = (x.shape[3], block_of(x.shape[3])) if x.dim() == 4 else ()
     return Rows(x, *x.stride()[:3], *map(tl.constexpr, sizes))

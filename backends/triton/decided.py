@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from attnspec.backends.decided import choice
@@ -76,14 +77,14 @@ class DecidedKernel(Launching, DecidedTables):
             self.beside = TritonKernel(rest, heads, device)
         self.looks = looks_of(work, heads, device)
 
-    def parts_of(self, q: torch.Tensor, call: Call) -> Iterator[Part]:
+    def parts_of(self, q: Tensor, call: Call) -> Iterator[Part]:
         batch, keys, repeat, n_q = q.shape[:4]
         sides = slice(0, batch), slice(0, keys), slice(0, repeat)
         whole = TallPart(*sides, (batch, keys, repeat, n_q), self.work.n_k, call)
         return whole.apart(self.parts.products)
 
     def launches(
-        self, tensors: Sequence[torch.Tensor], call: Call, scale: float, back: bool
+        self, tensors: Sequence[Tensor], call: Call, scale: float, back: bool
     ) -> Iterator[Launches]:
         if self.beside is not None:
             # its inputs are [B, n_k]
@@ -124,7 +125,7 @@ def placed_step(placed: Placed) -> Step:
     return Step(sides[0], sides[1], (queries, keys), masks, cuts)
 
 
-def _masks(placed: Placed, masked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _masks(placed: Placed, masked: Tensor) -> tuple[Tensor, Tensor]:
     """The numbers of the masks of entries bool [lists, rows, r], which have one or not, and masks
     as bits int32 [masks * height * words]."""
     lists, rows = masked.shape[:2]

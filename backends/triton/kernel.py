@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.exact import SoftmaxKernel, has_numbers
 from attnspec.backends.common.masks import of_sample
@@ -28,7 +29,7 @@ from attnspec.lower.work import Call, Work
 HOST = torch.device("cpu")
 """Where the lists of static steps are made."""
 
-Laid = tuple[slice, Sequence[Step], "torch.Tensor | None"]
+Laid = tuple[slice, Sequence[Step], "Tensor | None"]
 """Samples of a call, their steps, and the labels int64 [B, L, n_k] that pairs must have in
 common."""
 
@@ -46,18 +47,16 @@ class Launching(SoftmaxKernel):
     reuses = ("cpu", "cuda")
 
     def launches(
-        self, tensors: Sequence[torch.Tensor], call: Call, scale: float, back: bool
+        self, tensors: Sequence[Tensor], call: Call, scale: float, back: bool
     ) -> Iterable[Launches]:
         """The launches of a call with q [B, K, R, n_q, d], k and v [B, K, n_k, …]; `back` says that
         it is for gradients. Data-dependent choices are made one after the other."""
         raise NotImplementedError
 
-    def goes_fast(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> bool:
+    def goes_fast(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> bool:
         return is_taken(q) and fits(q, v) and has_numbers(q, k, v)
 
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, scale: float
-    ) -> Partial:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
         launches = self.launches((q, k, v), call, scale, False)
         # what is merged is kept in wide numbers meanwhile
         wide = torch.promote_types(q.dtype, torch.float32)
@@ -72,12 +71,12 @@ class Launching(SoftmaxKernel):
 
     def derivatives(
         self,
-        saved: Sequence[torch.Tensor],
-        grad: torch.Tensor,
-        of_lse: torch.Tensor | None,
+        saved: Sequence[Tensor],
+        grad: Tensor,
+        of_lse: Tensor | None,
         call: Call,
         scale: float,
-    ) -> Sequence[torch.Tensor]:
+    ) -> Sequence[Tensor]:
         *tensors, out, lse = saved
         launches = self.launches(tensors, call, scale, True)
         once = not self.work.decided and all(len(each.steps) < 2 for each in launches)
@@ -108,7 +107,7 @@ class TritonKernel(Launching, ByTables):
         self.samples: Remembered[list[Step]] = Remembered(LIMITS.layouts_few)
 
     def launches(
-        self, tensors: Sequence[torch.Tensor], call: Call, scale: float, back: bool
+        self, tensors: Sequence[Tensor], call: Call, scale: float, back: bool
     ) -> list[Launches]:
         batch, keys, repeat, n_q = tensors[0].shape[:4]
         launches = []
@@ -121,7 +120,7 @@ class TritonKernel(Launching, ByTables):
             launches.append(Launches(self.looks, steps, part, tensors, scale, back, labels=labels))
         return launches
 
-    def _laid_out(self, data: Mapping[str, torch.Tensor], batch: int) -> list[Laid]:
+    def _laid_out(self, data: Mapping[str, Tensor], batch: int) -> list[Laid]:
         """The steps of a call with these inputs."""
         read = {name: data[name] for name in self.work.reads}
         if not read:
@@ -131,13 +130,13 @@ class TritonKernel(Launching, ByTables):
         return [(slice(x, x + 1), self._of_sample(read, x), None) for x in range(batch)]
 
     @torch.no_grad()
-    def _together(self, read: Mapping[str, torch.Tensor], batch: int) -> Laid:
+    def _together(self, read: Mapping[str, Tensor], batch: int) -> Laid:
         """All samples at once."""
         masks = [tiles(read, batch) for tiles in self.tiles]
         pairs = zip(self.steps, masks, strict=True)
         return slice(None), [replace(step, masks=mine) for step, mine in pairs], masks[0].labels
 
-    def _of_sample(self, read: Mapping[str, torch.Tensor], sample: int) -> list[Step]:
+    def _of_sample(self, read: Mapping[str, Tensor], sample: int) -> list[Step]:
         """The steps of one sample, kept for the last few inputs."""
         arrays = [x[sample] for x in read.values()]
 
@@ -149,6 +148,6 @@ class TritonKernel(Launching, ByTables):
         return self.samples.get(arrays, lambda: apart(build))
 
 
-def is_taken(q: torch.Tensor) -> bool:
+def is_taken(q: Tensor) -> bool:
     """Whether kernels take the type of a tensor on its device."""
     return q.dtype != (torch.float64 if q.is_cuda else torch.bfloat16)

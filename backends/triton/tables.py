@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attnspec.backends.flex.tiles import Masks, StepTiles
 from attnspec.backends.triton.blocks import Lists, Side
@@ -38,7 +39,7 @@ class Cut(NamedTuple):
     most: int
     programs: int
     slots: int
-    tiles: torch.Tensor
+    tiles: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,7 @@ class Step:
 
     q: Side
     k: Side
-    tiles: Sequence[torch.Tensor]
+    tiles: Sequence[Tensor]
     masks: Masks
     cuts: tuple[Cut, Cut]
 
@@ -79,7 +80,7 @@ class Step:
         return programs, spans, cut.slots + 1 if cut.slots else 0
 
 
-def _programs(code: torch.Tensor, count: int, cut: Cut) -> tuple[torch.Tensor, torch.Tensor]:
+def _programs(code: Tensor, count: int, cut: Cut) -> tuple[Tensor, Tensor]:
     """The programs and the spans of lists of so many tiles, as `Lists` has them, by the sorted
     codes of their entries [B, entries], twice the tile, and 1 more with a mask."""
     batch, total = code.shape

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from population import spec_of
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -52,7 +53,7 @@ def report_of(body: str, n: int, head_dim: int = 64) -> Report:
     return spec_of(f"heads 2 {body}").analyse(n, head_dim=head_dim)
 
 
-def tensors(n: int, size: int = 64) -> list[torch.Tensor]:
+def tensors(n: int, size: int = 64) -> list[Tensor]:
     return [torch.randn(1, 2, n, size, requires_grad=True) for _ in range(3)]
 
 

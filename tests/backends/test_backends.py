@@ -15,6 +15,7 @@ from limited import REFUSING
 from package_map import ROOT
 from population import spec_of
 from sweeps import checkered
+from torch import Tensor
 from views import KERNELS, SHAPES, Call, Case, check, errors_of, taken
 from zoo import EXAMPLES
 
@@ -229,7 +230,7 @@ def test_derivatives_of_derivatives(backend: str, body: str) -> None:
     for x in module.parameters():
         torch.nn.init.normal_(x)
 
-    def both(*parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def both(*parts: Tensor) -> tuple[Tensor, Tensor]:
         out, lse = module(*parts, return_lse=True)
         return out, torch.where(lse.isfinite(), lse, 0.0)
 
@@ -266,15 +267,15 @@ def test_gradients_that_are_differentiated_again_are_the_same(
     if module is None:
         pytest.skip(f"{backend} does not take it")
 
-    def attend(q: torch.Tensor) -> torch.Tensor:
+    def attend(q: Tensor) -> Tensor:
         k = q if "lsh" in body else q.roll(1, 3) * 0.7
-        out: torch.Tensor = module(q, k, k * 2)
+        out: Tensor = module(q, k, k * 2)
         return out
 
     run = torch.compile(attend, backend="eager") if traced else attend
     q = torch.randn(1, 2, 40, 8).requires_grad_()
 
-    def grad(more: bool) -> torch.Tensor:
+    def grad(more: bool) -> Tensor:
         return torch.autograd.grad(run(q).square().sum(), q, create_graph=more)[0]
 
     once = taken(backend, lambda: grad(False))
@@ -318,9 +319,9 @@ def test_arguments_written_to_between_calls_are_read_again(what: str, seen: bool
     spec, array = spec_of(body), np.full((1, 40), not labels, np.int64 if labels else bool)
     module, x = spec.compile(), torch.from_numpy(array)
 
-    def call(module: CompiledAttention, x: torch.Tensor) -> torch.Tensor:
+    def call(module: CompiledAttention, x: Tensor) -> Tensor:
         more: Any = {"inputs": {"d": x}} if labels else {"key_padding_mask": x}
-        out: torch.Tensor = module(*given, **more)
+        out: Tensor = module(*given, **more)
         return out
 
     before = call(module, x)
@@ -333,7 +334,7 @@ def test_arguments_written_to_between_calls_are_read_again(what: str, seen: bool
 def bytes_alive() -> int:
     """The bytes of all tensors that live, each storage once."""
     gc.collect()
-    tensors = (x for x in gc.get_objects() if type(x) is torch.Tensor)
+    tensors = (x for x in gc.get_objects() if type(x) is Tensor)
     # what a transform wrapped, kept by the error of another test, has no storage
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     storages = (x.untyped_storage() for x in tensors if not wrapped(x))

@@ -7,6 +7,7 @@ import torch
 from attention_checks import ALONG, GRAPHS, tensors, with_gradients
 from interpreted import interpreted
 from population import spec_of
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from attnspec.graphs.counter_rng import DROPOUT, philox
@@ -26,7 +27,7 @@ BODIES = {
 }
 
 
-def inputs_of(name: str, n: int) -> dict[str, torch.Tensor]:
+def inputs_of(name: str, n: int) -> dict[str, Tensor]:
     labels = torch.arange(n).expand(2, n) // 4
     given = {
         "documents": labels,
@@ -72,9 +73,9 @@ def test_a_module_drops_anew_and_alike_in_all_derivatives(name: str) -> None:
     module, inputs = spec_of(BODIES[name]).compile("triton"), inputs_of(name, 3)
     given = [x.detach() for x in tensors(2, 1, 3, 3, size=2)]
 
-    def run(*parts: torch.Tensor) -> torch.Tensor:
+    def run(*parts: Tensor) -> Tensor:
         torch.manual_seed(5)
-        found: torch.Tensor = module(*parts, dropout_p=0.4, inputs=inputs or None)
+        found: Tensor = module(*parts, dropout_p=0.4, inputs=inputs or None)
         return found
 
     first = run(*given)

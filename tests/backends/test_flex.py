@@ -12,6 +12,7 @@ import torch
 import torch.nn.attention.flex_attention as torchs
 from population import BODIES, population, spec_of
 from test_views import call_of, case_of
+from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 from views import Call, Case, errors
@@ -31,7 +32,7 @@ pytestmark = [
 BLOCK = 128
 
 
-def unlisted(counts: Any, columns: Any, shape: tuple[int, int]) -> torch.Tensor:
+def unlisted(counts: Any, columns: Any, shape: tuple[int, int]) -> Tensor:
     """Lists [b, h, rows] and [b, h, rows, columns] as bool [b, rows, columns]."""
     # FlexAttention's kernels read lists by their shape alone: of others, gradients are wrong
     assert counts.is_contiguous()

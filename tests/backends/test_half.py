@@ -13,6 +13,7 @@ from ranks_in_turn import Rank
 from ranks_in_turn import in_turn as of_ranks
 from sweeps import in_turn
 from test_views import WEIGHED
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from views import Call, Case, gradients, numbers, row_errors, worst
 
@@ -75,7 +76,7 @@ def test_ranks_are_as_exact_as_one(body: str, kind: torch.dtype) -> None:
     call = call_of(body, 300, kind)
     module = call.learning(call.case.spec.compile()).float()
 
-    def one(rank: Rank) -> list[torch.Tensor]:
+    def one(rank: Rank) -> list[Tensor]:
         par = parallelize(module, cast(Any, rank))
         leaves = [par.shard(x).detach().requires_grad_() for x in call.tensors]
         weights = par.shard(numbers((*call.tensors[0].shape[:3], 5), 2))

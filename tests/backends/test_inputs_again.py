@@ -9,6 +9,7 @@ import pytest
 import torch
 from attention_checks import tensors
 from population import spec_of
+from torch import Tensor
 
 from attnspec.backends.common.remembered import Remembered
 
@@ -49,7 +50,7 @@ def test_so_many_values_are_kept() -> None:
 def test_nothing_is_kept_where_numbers_are_not_known() -> None:
     kept, build, x = Remembered[int](), Counted(), torch.arange(4.0)
 
-    def look(x: torch.Tensor) -> torch.Tensor:
+    def look(x: Tensor) -> Tensor:
         kept.get([x], build)
         return x * 2
 

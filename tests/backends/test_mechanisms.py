@@ -13,6 +13,7 @@ import torch
 from attention_checks import learner_of, tensors
 from population import BODIES, spec_of
 from sweeps import in_turn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from attnspec.limits import LIMITS
@@ -224,12 +225,12 @@ def redrawing(every: int) -> CompiledAttention:
     return spec_of(f"layers 2 attend favor(features = 4, redraw = {every})").compile()
 
 
-def outputs(module: CompiledAttention, times: int, layer: int = 0) -> list[torch.Tensor]:
+def outputs(module: CompiledAttention, times: int, layer: int = 0) -> list[Tensor]:
     q, k, v = torch.randn(3, 1, 1, 5, 4, generator=torch.Generator().manual_seed(0))
     return [module(q, k, v, layer=layer) for _ in range(times)]
 
 
-def changes(outs: list[torch.Tensor]) -> list[bool]:
+def changes(outs: list[Tensor]) -> list[bool]:
     return [not torch.equal(a, b) for a, b in pairwise(outs)]
 
 

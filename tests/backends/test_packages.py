@@ -11,6 +11,7 @@ import pytest
 import torch
 from attention_checks import learner_of, tensors, with_gradients
 from population import spec_of
+from torch import Tensor
 
 from attnspec.backends.factored.directions import one_head
 from attnspec.runtime import CompiledAttention
@@ -25,10 +26,10 @@ nystrom_attention: Any = import_module("nystrom_attention")
 
 SIZE = 8
 
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def assert_same(ours: Attend, theirs: Attend, given: Sequence[torch.Tensor]) -> None:
+def assert_same(ours: Attend, theirs: Attend, given: Sequence[Tensor]) -> None:
     """Both give the same output and the same gradients of q, k and v."""
     q, k, v = given
     found, meant = (with_gradients(attend(q, k, v), given) for attend in (ours, theirs))
@@ -36,13 +37,13 @@ def assert_same(ours: Attend, theirs: Attend, given: Sequence[torch.Tensor]) -> 
         torch.testing.assert_close(one, other)
 
 
-def projection(features: int) -> torch.Tensor:
+def projection(features: int) -> Tensor:
     """The directions of `favor(seed = 3)` in its first head, in float64."""
     return torch.from_numpy(one_head(3, 0, 0, 0, features, SIZE, True))
 
 
-def features_of(x: torch.Tensor, is_query: bool, eps: float, count: int) -> torch.Tensor:
-    found: torch.Tensor = performer.softmax_kernel(
+def features_of(x: Tensor, is_query: bool, eps: float, count: int) -> Tensor:
+    found: Tensor = performer.softmax_kernel(
         x, projection_matrix=projection(count), is_query=is_query, eps=eps
     )
     return found
@@ -57,8 +58,8 @@ def test_favor_is_that_of_performer_pytorch(causal: bool, n: int, count: int) ->
     sums = performer.causal_linear_attention_noncuda if causal else performer.linear_attention
     extra = {"eps": 0.0} if causal else {}
 
-    def theirs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = sums(
+    def theirs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        found: Tensor = sums(
             features_of(q, True, 0.0, count), features_of(k, False, 0.0, count), v, **extra
         )
         return found
@@ -110,8 +111,8 @@ def nystrom_pair(landmarks: int, width: int) -> tuple[CompiledAttention, torch.n
 def test_nystrom_is_that_of_nystrom_attention(n: int, landmarks: int, width: int) -> None:
     ours, theirs = nystrom_pair(landmarks, width)
 
-    def attend(*given: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = theirs(torch.cat([x[:, 0] for x in given], -1))
+    def attend(*given: Tensor) -> Tensor:
+        found: Tensor = theirs(torch.cat([x[:, 0] for x in given], -1))
         return found[:, None]
 
     assert_same(ours, attend, tensors(1, 1, n, n))
@@ -143,10 +144,10 @@ def test_linformer_is_that_of_its_package(share: str, n: int) -> None:
         if share == "head":
             ours.get_parameter("linformer_values").copy_(theirs.proj_v.T)
 
-    def attend(*given: torch.Tensor) -> torch.Tensor:
+    def attend(*given: Tensor) -> Tensor:
         q, k, v = (x.transpose(1, 2).flatten(2) for x in given)
         theirs.to_q, theirs.to_k, theirs.to_v = (Given(x) for x in (q, k, v))
-        found: torch.Tensor = theirs(q)
+        found: Tensor = theirs(q)
         return found.view(2, n, heads, SIZE).transpose(1, 2)
 
     assert_same(ours, attend, tensors(2, heads, n, n))
@@ -155,11 +156,11 @@ def test_linformer_is_that_of_its_package(share: str, n: int) -> None:
 class Given(torch.nn.Module):
     """Stands in place of a projection: whatever comes in, the given tensor comes out."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: Tensor) -> None:
         super().__init__()
         self.tensor = tensor
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: Tensor) -> Tensor:
         return self.tensor
 
 

@@ -13,6 +13,7 @@ from attention_checks import ALONG, check_transforms, module_of, tensors
 from interpreted import compiled_for_a_gpu, interpreted
 from local_ranks import Shards
 from population import spec_of
+from torch import Tensor
 from views import errors
 
 from attnspec.verification import verify
@@ -180,7 +181,7 @@ def test_other_derivatives_are_found_by_other_ways(body: str) -> None:
     inputs = {"x": torch.tensor([[0, 0, 1, 1]])} if body == "inputs" else None
     given = tensors(1, 1, 4, 4, size=2)
 
-    def run(*parts: torch.Tensor, lse: bool = False) -> Any:
+    def run(*parts: Tensor, lse: bool = False) -> Any:
         return module(*parts, inputs=inputs, return_lse=lse)
 
     assert torch.autograd.gradgradcheck(partial(run, lse=True), given, **ALONG)

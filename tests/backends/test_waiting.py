@@ -10,6 +10,7 @@ import pytest
 import torch
 from interpreted import interpreted
 from population import population, spec_of
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from views import KERNELS, taken
 
@@ -40,13 +41,13 @@ class Unmoved(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         found = func(*args, **(kwargs or {}))
         flat = [x for each in args for x in (each if isinstance(each, list | tuple) else [each])]
-        places = {x.device.type for x in [*flat, found] if isinstance(x, torch.Tensor) and x.dim()}
+        places = {x.device.type for x in [*flat, found] if isinstance(x, Tensor) and x.dim()}
         if len(places) > 1:
             self.moved.append(str(func))
         return found
 
 
-def waits(call: Callable[..., torch.Tensor], parts: Sequence[torch.Tensor]) -> list[str]:
+def waits(call: Callable[..., Tensor], parts: Sequence[Tensor]) -> list[str]:
     """What moves in the second call and its backward: the first one lays out."""
     moved: list[str] = []
     for _ in range(2):
@@ -56,7 +57,7 @@ def waits(call: Callable[..., torch.Tensor], parts: Sequence[torch.Tensor]) -> l
     return moved
 
 
-def tensors(heads: int, n: int) -> list[torch.Tensor]:
+def tensors(heads: int, n: int) -> list[Tensor]:
     return [torch.empty(2, heads, n, 16, device=ELSEWHERE).requires_grad_() for _ in range(3)]
 
 
@@ -90,7 +91,7 @@ def nothing_runs(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "launch", lambda *given: None)
 
     def uncompiled(kind: flex.Kind) -> Any:
-        def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: Any) -> Any:
+        def run(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Any:
             # torch does not ask whether what it is told of lengths is so
             assert "IS_DIVISIBLE" in kind.options
             assert q.shape[2] % 128 == k.shape[2] % 128 == 0

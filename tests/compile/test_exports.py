@@ -12,6 +12,7 @@ import pytest
 import torch
 from attention_checks import exported, imported
 from population import BODIES, spec_of
+from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 from views import Call, Case, errors, numbers
 
@@ -141,7 +142,7 @@ HERE = [
 SLOW = pytest.mark.slow
 
 
-def inputs_of(body: str, n: int) -> dict[str, torch.Tensor]:
+def inputs_of(body: str, n: int) -> dict[str, Tensor]:
     at = torch.arange(n)[None]
     every = {"doc": at // 4, "p": torch.tensor([5]), "t": at % 7 == 0, "x": at * 2 % 9}
     return {name: x for name, x in every.items() if f"input {name}:" in body}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from oracle.decided import nearest, unit
 from population import spec_of
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 
@@ -18,7 +19,7 @@ def module_of(body: str) -> Any:
     return spec_of(body).compile(head_size=6).double()
 
 
-def tensors(n: int, n_q: int | None = None, heads: int = 2) -> list[torch.Tensor]:
+def tensors(n: int, n_q: int | None = None, heads: int = 2) -> list[Tensor]:
     shapes = (heads, n if n_q is None else n_q, 6), (2, n, 6), (2, n, 5)
     generator = torch.Generator().manual_seed(n)
     return [torch.randn(2, *x, generator=generator, dtype=torch.float64) for x in shapes]
@@ -128,7 +129,7 @@ def test_keys_must_be_the_queries(body: str) -> None:
 def test_forward_mode_agrees_with_the_gradient(words: str) -> None:
     module = module_of(f"attend lsh(buckets = 8{words})")
     x, along, v = (torch.randn(1, 2, 40, 6, dtype=torch.float64) for _ in range(3))
-    found: torch.Tensor = torch.func.jvp(lambda x: module(x, x, v), (x,), (along,))[1]
+    found: Tensor = torch.func.jvp(lambda x: module(x, x, v), (x,), (along,))[1]
     leaf, above = x.clone().requires_grad_(), torch.randn_like(v)
     (grad,) = torch.autograd.grad(module(leaf, leaf, v), leaf, above)
     torch.testing.assert_close((found * above).sum(), (grad * along).sum())
@@ -150,9 +151,7 @@ def test_recomputed_choices_are_the_same(body: str, reentrant: bool) -> None:
     for again in (False, True):
         module, turns = module_of(body).train(), iter((1, 2))
 
-        def attend(
-            x: torch.Tensor, v: torch.Tensor, module: Any = module, turns: Any = turns
-        ) -> Any:
+        def attend(x: Tensor, v: Tensor, module: Any = module, turns: Any = turns) -> Any:
             torch.manual_seed(next(turns))
             return module(x, x, v)
 

@@ -15,6 +15,7 @@ from local_ranks import Found, Shards, cut, run
 from population import BODIES, population, spec_of
 from ranks_in_turn import Rank, in_turn
 from test_views import kinds
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from views import numbers
 
@@ -173,7 +174,7 @@ def test_ways_of_rows_heads_and_sums(shards: Shards) -> None:
 def test_dropped_weights_are_the_same_in_gradients(body: str) -> None:
     shards = Shards(body, 37, 2)
 
-    def call(rank: Rank) -> list[torch.Tensor]:
+    def call(rank: Rank) -> list[Tensor]:
         par = parallelize(shards.module(torch.float64), rank)
         torch.manual_seed(100 + rank.number)
         q, k, v = (par.shard(x.detach()).requires_grad_() for x in shards.tensors)
@@ -196,7 +197,7 @@ def test_one_attention_takes_any_lengths_samples_types_and_gradients(body: str) 
     module = spec_of(body).compile()
     calls = [(2, 37, "qkv"), (2, 42, "v"), (2, 1, "q"), (2, 0, ""), (0, 10, "k"), (2, 37, "")]
 
-    def call(rank: Rank) -> list[list[torch.Tensor]]:
+    def call(rank: Rank) -> list[list[Tensor]]:
         par = parallelize(module, rank)
         found = []
         for batch, n, names in calls:
@@ -238,7 +239,7 @@ class Asked:
     kind: torch.dtype = torch.float64
     grad: str = ""
     padding: bool = False
-    inputs: dict[str, torch.Tensor] | None = None
+    inputs: dict[str, Tensor] | None = None
     more: dict[str, Any] = field(default_factory=dict)
 
     def of(self, rank: Rank) -> str:
@@ -448,9 +449,7 @@ def test_a_layer_turns_positions_as_the_whole_sequence_has_them(alone: DeviceMes
     turned = Partition("turned", 7, (((4, 7), (0, 4)),))
     spec = spec_of("causal attend window(before = 2, after = 0)")
 
-    def rotary(
-        q: torch.Tensor, k: torch.Tensor, at: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def rotary(q: Tensor, k: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         angle = at[:, None] / 3.0
         return q * angle.cos(), k * angle.cos()
 

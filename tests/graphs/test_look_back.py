@@ -12,6 +12,7 @@ from oracle.scalars import Invalid
 from oracle.tree import Attention, Node, pattern, text
 from population import inputs_of, spec_of
 from specs import predicates, ten
+from torch import Tensor
 from views import Call, Case, step_errors
 
 from attnspec import parse
@@ -19,12 +20,12 @@ from attnspec import parse
 N = 48
 
 
-def tensors_of(part: object, seen: set[int]) -> Iterator[torch.Tensor]:
+def tensors_of(part: object, seen: set[int]) -> Iterator[Tensor]:
     """The tensors that something holds."""
     if id(part) in seen:
         return
     seen.add(id(part))
-    if isinstance(part, torch.Tensor):
+    if isinstance(part, Tensor):
         yield part
         return
     inside = part if isinstance(part, list | tuple) else getattr(part, "__dict__", {}).values()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from model_families import CHOOSING
 from tiny_models import CAUSAL, TOLERANCE, called, difference, named, tiny, tokens, transformers
+from torch import Tensor
 
 import attnspec
 from attnspec.integrations.transformers import SpecCache, convert, register
@@ -17,7 +18,7 @@ from attnspec.integrations.transformers import SpecCache, convert, register
 NEAR = "attention near { causal attend window(before = 2, after = 0) }"
 
 
-def pieces(model: Any, cache: Any) -> torch.Tensor:
+def pieces(model: Any, cache: Any) -> Tensor:
     """What a model makes of a text that it reads in pieces."""
     with torch.no_grad():
         return torch.cat(
@@ -29,7 +30,7 @@ def pieces(model: Any, cache: Any) -> torch.Tensor:
         )
 
 
-def states(model: Any) -> list[torch.Tensor]:
+def states(model: Any) -> list[Tensor]:
     """What a model makes of a text, of one with padding, and of one that it reads in pieces."""
     mask = torch.ones(3, 2, 13, dtype=torch.long)
     mask[2, 0, 9:] = 0

@@ -24,6 +24,7 @@ from tiny_models import (
     tokens,
     transformers,
 )
+from torch import Tensor
 
 import attnspec
 from attnspec.integrations.transformers import SpecCache, convert, with_inputs
@@ -58,11 +59,11 @@ def sparse(text: str) -> Any:
 
 def steps(
     model: Any,
-    ids: torch.Tensor,
+    ids: Tensor,
     cache: Any,
     parts: Sequence[tuple[int, int]] = PARTS,
-    mask: torch.Tensor | None = None,
-) -> torch.Tensor:
+    mask: Tensor | None = None,
+) -> Tensor:
     """The logits of a text that is read in parts."""
     found = []
     with torch.no_grad():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny_models import difference, hidden, llama, tokens
 from tiny_models import transformers as hf
+from torch import Tensor
 
 import attnspec
 from attnspec.integrations.transformers import SpecCache, convert, with_inputs
@@ -35,7 +36,7 @@ def spec_of(kind: str) -> attnspec.Spec:
     return attnspec.parse(f"attention {kind} {{ {BODIES[kind]} }}")
 
 
-def inputs_of(kind: str, rows: int, shift: torch.Tensor) -> dict[str, Any]:
+def inputs_of(kind: str, rows: int, shift: Tensor) -> dict[str, Any]:
     """The input of a text, of so many positions, whose samples begin at `shift`."""
     at = torch.arange(rows) - shift[:, None]
     if kind == "documents":
@@ -45,7 +46,7 @@ def inputs_of(kind: str, rows: int, shift: torch.Tensor) -> dict[str, Any]:
     return {}
 
 
-def rows_of(model: Any, ids: Any, inputs: Any, mask: Any = None, cache: Any = None) -> torch.Tensor:
+def rows_of(model: Any, ids: Any, inputs: Any, mask: Any = None, cache: Any = None) -> Tensor:
     mask = torch.ones_like(ids) if mask is None else mask
     at = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
     more = {"attnspec_inputs": inputs} if inputs else {}
@@ -54,7 +55,7 @@ def rows_of(model: Any, ids: Any, inputs: Any, mask: Any = None, cache: Any = No
     return out.logits  # type: ignore[no-any-return]
 
 
-def apart(padded: torch.Tensor, alone: list[torch.Tensor]) -> float:
+def apart(padded: Tensor, alone: list[Tensor]) -> float:
     pairs = zip(padded, alone, strict=True)
     return max(difference(x[N - y.shape[1] :], y[0]) for x, y in pairs)
 
@@ -91,7 +92,7 @@ def test_padded_samples_write_as_alone(how: str) -> None:
     convert(model, spec_of("sinks"), positions="real")
     ids = tokens(4, N) * REAL
 
-    def write(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def write(ids: Tensor, mask: Tensor) -> Tensor:
         more: dict[str, Any] = {"cache_implementation": "static"} if how == "static" else {}
         more |= {"past_key_values": SpecCache(model)} if how in ("spec", "beams") else {}
         more |= {"num_beams": 3} if how == "beams" else {}

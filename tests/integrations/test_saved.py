@@ -24,6 +24,7 @@ from tiny_models import (
     tokens,
 )
 from tiny_models import transformers as hf
+from torch import Tensor
 
 import attnspec
 from attnspec.integrations.transformers import convert, from_pretrained, used_by, with_inputs
@@ -102,7 +103,7 @@ def test_saving_warns_of_settings_that_no_config_holds(tmp_path: Path) -> None:
         hf.AutoModel.from_pretrained(tmp_path)
 
 
-def prefixed(ids: torch.Tensor, prompt: torch.Tensor) -> torch.Tensor:
+def prefixed(ids: Tensor, prompt: Tensor) -> Tensor:
     """The logits of the model's own attention under the mask of a prompt read both ways."""
     at = torch.arange(ids.shape[1])
     mask = (at <= at[:, None]) | (at < prompt[:, None, None])

@@ -22,6 +22,7 @@ from tiny_models import (
     tokens,
 )
 from tiny_models import transformers as hf
+from torch import Tensor
 
 import attnspec
 from attnspec.integrations.transformers import SpecCache, convert, used_by
@@ -37,14 +38,14 @@ def llava() -> Any:
     return hf.LlavaForConditionalGeneration(config).eval()
 
 
-def images() -> dict[str, torch.Tensor]:
+def images() -> dict[str, Tensor]:
     ids = tokens(2, 12)
     ids[:, 1:5] = 60
     pixels = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(3))
     return {"input_ids": ids, "pixel_values": pixels}
 
 
-def logits(model: Any, **inputs: Any) -> torch.Tensor:
+def logits(model: Any, **inputs: Any) -> Tensor:
     with torch.no_grad():
         return model(**inputs, use_cache=False).logits  # type: ignore[no-any-return]
 

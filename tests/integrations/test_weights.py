@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import TOLERANCE, difference, tiny, tokens
+from torch import Tensor
 
 import attnspec
 from attnspec.integrations.transformers import bert_from_bigbird, roberta_from_longformer
@@ -15,14 +16,14 @@ from attnspec.integrations.transformers import bert_from_bigbird, roberta_from_l
 N = 21
 
 
-def first(model: Any, mask: torch.Tensor, **given: Any) -> torch.Tensor:
+def first(model: Any, mask: Tensor, **given: Any) -> Tensor:
     """What a model says of a text, that of padding set to 0."""
     with torch.no_grad():
         found = model(tokens(2, mask.shape[1]), attention_mask=mask, **given)[0]
     return found * mask[..., None] if found.ndim == 3 else found  # type: ignore[no-any-return]
 
 
-def mask_of(n: int, other: int) -> torch.Tensor:
+def mask_of(n: int, other: int) -> Tensor:
     mask = torch.ones(2, n, dtype=torch.long)
     mask[1, other:] = 0
     return mask

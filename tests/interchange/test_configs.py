@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import LAYERS, TINY, WIDTH, transformers
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from attnspec import AttnSpecError, Spec, from_hf_config
@@ -138,7 +138,7 @@ def config_of(seed: int, kind: str = "") -> tuple[Any, dict[str, Any]]:
     return config, varied
 
 
-def inputs_of(model: Any, n: int = N) -> dict[str, torch.Tensor]:
+def inputs_of(model: Any, n: int = N) -> dict[str, Tensor]:
     """One random sample."""
     kind, size = next(model.parameters()).dtype, getattr(model.config, "image_size", None)
     ids = torch.randint(3, 40, (1, n))
@@ -154,8 +154,8 @@ def inputs_of(model: Any, n: int = N) -> dict[str, torch.Tensor]:
 class _Watching(TorchFunctionMode):
     """Keeps the last product of queries and keys and the last softmax."""
 
-    operands: tuple[torch.Tensor, torch.Tensor] | None = None
-    weights: torch.Tensor | None = None
+    operands: tuple[Tensor, Tensor] | None = None
+    weights: Tensor | None = None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -164,7 +164,7 @@ class _Watching(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in ("matmul", "__matmul__", "bmm", "baddbmm"):
             every = (*args, *(kwargs or {}).values())
-            left, right = [x for x in every if isinstance(x, torch.Tensor)][-2:]
+            left, right = [x for x in every if isinstance(x, Tensor)][-2:]
             if self.weights is None and left.shape[-2] == right.shape[-1]:
                 self.operands = left, right.mT
         # that of a router comes before queries meet keys
@@ -173,7 +173,7 @@ class _Watching(TorchFunctionMode):
         return result
 
 
-def weighed(model: Any, layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def weighed(model: Any, layer: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
     """The queries and keys [1, H, n, d] of a layer as they meet, and its weights [1, H, n, n]."""
     watch, entered = _Watching(), ExitStack()
     hooks = [

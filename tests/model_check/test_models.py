@@ -20,7 +20,7 @@ from population import spec_of
 from specs import drawn, graphs
 from sweeps import checkered
 from tiny_models import bert, llama, names_restored, padded, tokens, transformers
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 import attnspec
@@ -50,7 +50,7 @@ BY_STEM = {family.stem: family for family in FAMILIES}
 Attend = Callable[..., Any]
 
 
-def mask_of(spec: attnspec.Spec, n: int = N, layer: int = 0) -> torch.Tensor:
+def mask_of(spec: attnspec.Spec, n: int = N, layer: int = 0) -> Tensor:
     """bool [1, H, n, n]."""
     masks = [spec.mask(n, layer, head if spec.heads else 0) for head in range(spec.heads or H)]
     return torch.from_numpy(np.stack(masks))[None]
@@ -97,7 +97,7 @@ def flex(q: Any, k: Any, v: Any, mask: Any) -> Any:
 class SomeAttention(nn.Module):
     """Projections around an attention with a mask [1, H, n, n]; G heads of keys are repeated."""
 
-    def __init__(self, attend: Attend, mask: torch.Tensor, groups: int = 0, size: int = 4) -> None:
+    def __init__(self, attend: Attend, mask: Tensor, groups: int = 0, size: int = 4) -> None:
         super().__init__()
         heads, groups = mask.shape[1], groups or mask.shape[1]
         self.q, self.kv = nn.Linear(D, size * heads), nn.Linear(D, 2 * size * groups)
@@ -105,7 +105,7 @@ class SomeAttention(nn.Module):
         self.attend, self.mask, self.groups = attend, mask, groups
         self.repeat: Any = lambda x: x.repeat_interleave(heads // groups, 1)
 
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, x: Tensor) -> Any:
         q = self.q(x).unflatten(2, (self.mask.shape[1], -1)).transpose(1, 2)
         k, v = self.kv(x).unflatten(2, (2 * self.groups, -1)).transpose(1, 2).chunk(2, 1)
         out = self.attend(q, self.repeat(k), self.repeat(v), self.mask)
@@ -118,13 +118,13 @@ class Net(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layers)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = x + layer(x)
         return x
 
 
-def net(spec: attnspec.Spec, wrong: torch.Tensor | None = None, attend: Attend = sdpa) -> Net:
+def net(spec: attnspec.Spec, wrong: Tensor | None = None, attend: Attend = sdpa) -> Net:
     """Three layers of a spec, the second with a wrong mask."""
     torch.manual_seed(0)
     masks = [mask_of(spec, layer=layer) for layer in range(3)]
@@ -132,11 +132,11 @@ def net(spec: attnspec.Spec, wrong: torch.Tensor | None = None, attend: Attend =
     return Net(*(SomeAttention(attend, mask) for mask in masks))
 
 
-def states(n: int = N) -> torch.Tensor:
+def states(n: int = N) -> Tensor:
     return torch.randn(B, n, D, generator=torch.Generator().manual_seed(1))
 
 
-def changed(spec: attnspec.Spec, *pairs: tuple[int, int], n: int = N) -> torch.Tensor:
+def changed(spec: attnspec.Spec, *pairs: tuple[int, int], n: int = N) -> Tensor:
     """The mask of a spec with some pairs of head 2 turned round."""
     mask = mask_of(spec, n)
     for q, k in pairs:
@@ -250,7 +250,7 @@ def test_layers_of_torch(norm_first: bool) -> None:
 class FusedOtherwise(Net):
     """Computes something else as long as nobody looks."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         seen = torch.overrides.has_torch_function([x])
         return super().forward(x) if seen else super().forward(x) + x.sum(1, keepdim=True)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from oracle.drawn import Draw, rotations
 from oracle.scalars import Place, scalar
@@ -31,7 +32,7 @@ class Sample:
     causal: bool
     scale: float
     group: int = 1
-    learned: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    learned: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def n(self) -> int:
@@ -252,14 +253,14 @@ def kmeans(points: np.ndarray, first: np.ndarray) -> list[int]:
 
 
 def sinkhorn(
-    k: torch.Tensor, real: Sequence[bool], sort: torch.Tensor, a: Mapping[str, Any], causal: bool
-) -> tuple[torch.Tensor, list[int]]:
+    k: Tensor, real: Sequence[bool], sort: Tensor, a: Mapping[str, Any], causal: bool
+) -> tuple[Tensor, list[int]]:
     """The balanced matrix of keys [n, d] and a learned one [d, blocks], in float64, and the block
     that is matched with each, -1 for none."""
     k, sort = k.double(), sort.double()
     start, size = list(real).index(True), a["size"]
     count = -(-(len(k) - start) // size)
-    sums: list[torch.Tensor] = []
+    sums: list[Tensor] = []
     for j in range(count):
         last = start + j * size if causal else start + (j + 1) * size - 1
         first = start if causal else start + j * size
@@ -424,14 +425,14 @@ def clusters(a: dict[str, Any], at: Place) -> np.ndarray:
     return found
 
 
-def _learned(called: str, at: Place) -> torch.Tensor:
+def _learned(called: str, at: Place) -> Tensor:
     """What a layer and head has of it."""
-    layers: torch.Tensor = at.sample.learned[called]
+    layers: Tensor = at.sample.learned[called]
     heads = layers[at.layer if len(layers) > 1 else 0]
     return heads[at.head if len(heads) > 1 else 0]
 
 
-def matching(a: dict[str, Any], at: Place, k: torch.Tensor) -> tuple[torch.Tensor, list[int], Any]:
+def matching(a: dict[str, Any], at: Place, k: Tensor) -> tuple[Tensor, list[int], Any]:
     """The balanced matrix, the matched blocks, and the block of each position, negative before the
     first real one."""
     sort = _learned("sinkhorn_sort", at)
@@ -449,7 +450,7 @@ def _matched(a: dict[str, Any], at: Place) -> np.ndarray:
     return np.asarray(there & ((block[:, None] == block) | (mine[:, None] == block)))
 
 
-def factors(a: dict[str, Any], at: Place, k: torch.Tensor) -> torch.Tensor:
+def factors(a: dict[str, Any], at: Place, k: Tensor) -> Tensor:
     """What the keys and values of matched blocks are multiplied with [n, n]: 1, which trains."""
     found, rows, block = matching(a, at, k)
     made = torch.ones(at.n, at.n, dtype=k.dtype)

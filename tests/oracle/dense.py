@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from oracle import decided, drawn
 from oracle.matrices import OUTPUTS, Head
@@ -29,14 +30,14 @@ class Call:
     the inputs of each sample, by the number of buckets a learned table [layers, heads, buckets],
     and by its name, as `linformer_keys`, what a mechanism learns, [layers or 1, heads or 1, …]."""
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
     layer: int
     padding: np.ndarray | None
     inputs: list[dict[str, Any]]
-    tables: Mapping[int, torch.Tensor]
-    learned: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    tables: Mapping[int, Tensor]
+    learned: Mapping[str, Tensor] = field(default_factory=dict)
 
     def real(self, b: int) -> np.ndarray:
         return np.ones(self.k.shape[2], bool) if self.padding is None else self.padding[b]
@@ -48,7 +49,7 @@ class Call:
         wide = k.repeat(group, 0)
         return decided.Sample(q, wide, real, causal, scale, group, self.learned)
 
-    def learned_by(self, mechanism: str, layer: int, head: int) -> dict[str, torch.Tensor]:
+    def learned_by(self, mechanism: str, layer: int, head: int) -> dict[str, Tensor]:
         """What a layer and head of a mechanism has learned, by the part of its name."""
         found = {}
         for name, x in self.learned.items():
@@ -59,7 +60,7 @@ class Call:
         return found
 
 
-def attend_with_lse(spec: Attention, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+def attend_with_lse(spec: Attention, call: Call) -> tuple[Tensor, Tensor]:
     """[B, H, n_q, e], and the log-sum-exps [B, H, n_q], NaN where the weights have none."""
     batch, heads, asked, _ = call.q.shape
     if call.k.shape[2] == 0:
@@ -78,8 +79,8 @@ def attend_with_lse(spec: Attention, call: Call) -> tuple[torch.Tensor, torch.Te
 
 
 def _head(
-    spec: Attention, call: Call, b: int, head: int, keys: tuple[torch.Tensor, torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    spec: Attention, call: Call, b: int, head: int, keys: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor | None]:
     k, v = keys
     q, n = call.q[b, head], len(k)
     asked = head if spec.heads is not None else 0
@@ -108,20 +109,20 @@ def _head(
     return weights(scores, held, does.normalize) @ v, log_sum_exp(scores, held, does.normalize)
 
 
-def _scale(does: Slot, at: Place, q: torch.Tensor) -> float:
+def _scale(does: Slot, at: Place, q: Tensor) -> float:
     return 1 / math.sqrt(q.shape[-1]) if does.scale is None else float(scalar(does.scale, at))
 
 
 def _decided(
     does: Slot,
     at: Place,
-    held: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    held: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     call: Call,
     head: int,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:
     """Under data-dependent pairs, some of which change what they weigh."""
     first, factor, how = len(k) - len(q), torch.ones(len(k), dtype=q.dtype), does.normalize
     leaf = next(
@@ -154,12 +155,12 @@ def _decided(
 def _scores(
     does: Slot,
     at: Place,
-    q: torch.Tensor,
-    k: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
     call: Call,
     head: int,
-    factor: torch.Tensor | float = 1.0,
-) -> torch.Tensor:
+    factor: Tensor | float = 1.0,
+) -> Tensor:
     scores = q @ k.T * _scale(does, at, q) * factor
     n = len(k)
     distance = torch.arange(n - len(q), n)[:, None] - torch.arange(n)
@@ -184,7 +185,7 @@ def _scores(
     return scores
 
 
-def expressed(node: Node, at: Place, scores: torch.Tensor) -> torch.Tensor:
+def expressed(node: Node, at: Place, scores: Tensor) -> Tensor:
     """What an expression of scores [n_q, n] is worth, float64 for all that does not read them."""
     if node.kind == "name":
         return _symbol(str(node.parts[0]), at, scores)
@@ -198,7 +199,7 @@ def expressed(node: Node, at: Place, scores: torch.Tensor) -> torch.Tensor:
             0,
             x.long().clamp(0, len(more) - 1)[None],
         )[0]
-    found: torch.Tensor = _EXPRESSED[operation](x, *more)
+    found: Tensor = _EXPRESSED[operation](x, *more)
     return found.to(torch.float64)
 
 
@@ -232,7 +233,7 @@ _EXPRESSED: dict[str, Callable[..., Any]] = {
 }
 
 
-def _symbol(called: str, at: Place, scores: torch.Tensor) -> torch.Tensor:
+def _symbol(called: str, at: Place, scores: Tensor) -> Tensor:
     n_q, n = scores.shape
     queries, keys = torch.arange(n - n_q, n), torch.arange(n)
     if called == "s":
@@ -257,7 +258,7 @@ def papers_slope(head: int, heads: int) -> float:
     return papers_slope(2 * (head - power), 2 * power)
 
 
-def buckets(distance: torch.Tensor, size: int, far: int, two_sided: bool) -> torch.Tensor:
+def buckets(distance: Tensor, size: int, far: int, two_sided: bool) -> Tensor:
     """The bucket of each q - k: T5's, with the boundaries of the logarithm decided exactly."""
 
     def one(x: int) -> int:
@@ -279,7 +280,7 @@ def buckets(distance: torch.Tensor, size: int, far: int, two_sided: bool) -> tor
     return torch.tensor([one(x) for x in every.tolist()], dtype=torch.long)[where]
 
 
-def log_sum_exp(scores: torch.Tensor, held: torch.Tensor, normalize: str) -> torch.Tensor | None:
+def log_sum_exp(scores: Tensor, held: Tensor, normalize: str) -> Tensor | None:
     """The logarithm of what a query's weights are divided by, -inf for nothing."""
     if normalize not in ("softmax", "softmax1"):
         return None
@@ -289,7 +290,7 @@ def log_sum_exp(scores: torch.Tensor, held: torch.Tensor, normalize: str) -> tor
     return torch.logsumexp(torch.where(held, scores, -math.inf), -1)
 
 
-def weights(scores: torch.Tensor, held: torch.Tensor, normalize: str) -> torch.Tensor:
+def weights(scores: Tensor, held: Tensor, normalize: str) -> Tensor:
     """Of a query's keys; a query without any weighs nothing."""
     if normalize == "sigmoid":
         return torch.where(held, torch.sigmoid(scores), 0.0)
@@ -308,7 +309,7 @@ def weights(scores: torch.Tensor, held: torch.Tensor, normalize: str) -> torch.T
 
 # --- mechanisms --------------------------------------------------------------------------------
 
-_MAPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "elu1": lambda x: torch.where(x > 0, x + 1, torch.exp(x.clamp(max=0.0))),
     "relu": lambda x: x.clamp(min=0.0),
     "squared_relu": lambda x: x.clamp(min=0.0) ** 2,
@@ -326,20 +327,20 @@ def _options(node: Node, at: Place) -> dict[str, Any]:
     return found
 
 
-def _kernel(node: Node, at: Place, one: Head) -> torch.Tensor:
+def _kernel(node: Node, at: Place, one: Head) -> Tensor:
     """The weights of all pairs, before any is left out or divided."""
     (q, k), a, size = (one.q, one.k), _options(node, at), one.q.shape[-1]
     if node.parts[0] == "linear":
         feature = _MAPS[a.get("feature", "elu1")]
-        products: torch.Tensor = feature(q) @ feature(k).T
+        products: Tensor = feature(q) @ feature(k).T
         return products
     if node.parts[0] == "taylor":
         if a.get("order", 1) == 1:
             units = [x / x.norm(dim=1, keepdim=True) for x in (q, k)]
-            first: torch.Tensor = 1 + units[0] @ units[1].T
+            first: Tensor = 1 + units[0] @ units[1].T
             return first
         s = q @ k.T / math.sqrt(size)
-        second: torch.Tensor = 1 + s + s * s / 2
+        second: Tensor = 1 + s + s * s / 2
         return second
     w = _rows({"orthogonal": node.parts[0] != "rfa", **a}, at, size).to(q.dtype)
     if node.parts[0] == "rfa":
@@ -348,16 +349,16 @@ def _kernel(node: Node, at: Place, one: Head) -> torch.Tensor:
     q, k = q * size**-0.25, k * size**-0.25
     if a.get("kind") == "trig":
         return torch.exp(((q * q).sum(1)[:, None] + (k * k).sum(1)) / 2) * _waves(q, k, w)
-    halves: torch.Tensor = torch.relu(q @ w.T) @ torch.relu(k @ w.T).T / len(w)
+    halves: Tensor = torch.relu(q @ w.T) @ torch.relu(k @ w.T).T / len(w)
     return halves
 
 
-def _waves(q: torch.Tensor, k: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def _waves(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
     """The means over the random rows w of the cosines of w (q - k), for all pairs."""
     return torch.cos((q @ w.T)[:, None] - (k @ w.T)[None]).mean(-1)
 
 
-def _left(one: Head) -> torch.Tensor:
+def _left(one: Head) -> Tensor:
     """What the gates behind each key, up to a query's own, leave of it."""
     gate = torch.sigmoid(one.k @ one.learned["gate"] + one.learned["gate_bias"])
     gate = torch.where(one.real, gate, 1.0)
@@ -365,7 +366,7 @@ def _left(one: Head) -> torch.Tensor:
     return one.last(torch.where(behind, gate, 1.0).cumprod(1).T * (1 - gate))
 
 
-def _logarithms(node: Node, at: Place, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
+def _logarithms(node: Node, at: Place, q: Tensor, k: Tensor) -> Tensor | None:
     """The logarithms of the weights of a kernel of exponentials, None for another: the weights
     themselves may be too small for their type, all of a query's."""
     a, size = _options(node, at), q.shape[-1]
@@ -382,13 +383,13 @@ def _logarithms(node: Node, at: Place, q: torch.Tensor, k: torch.Tensor) -> torc
     return torch.logsumexp(sides[0][:, None] + sides[1][None], -1) - math.log(len(w))
 
 
-def _rows(a: dict[str, Any], at: Place, size: int) -> torch.Tensor:
+def _rows(a: dict[str, Any], at: Place, size: int) -> Tensor:
     """The random rows of a mechanism [m, size]."""
     given = a.get("seed", 0), at.layer, at.head, a.get("features", 256), size
     return torch.from_numpy(drawn.directions(*given, bool(a.get("orthogonal", True))))
 
 
-def _mechanism(node: Node, at: Place, one: Head) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _mechanism(node: Node, at: Place, one: Head) -> tuple[Tensor, Tensor | None]:
     """The outputs, and the logarithms of what they are divided by."""
     a, (q, k, v, real) = _options(node, at), (one.q, one.k, one.v, one.real)
     if node.parts[0] in OUTPUTS:
@@ -396,7 +397,7 @@ def _mechanism(node: Node, at: Place, one: Head) -> tuple[torch.Tensor, torch.Te
     if node.parts[0] == "fourier":
         # padding counts as zeros
         given = torch.where(real[:, None], v, 0.0).to(torch.promote_types(v.dtype, torch.float32))
-        waves: torch.Tensor = torch.fft.fft(torch.fft.fft(given, dim=1), dim=0).real
+        waves: Tensor = torch.fft.fft(torch.fft.fft(given, dim=1), dim=0).real
         return one.last(waves).to(v.dtype), None
     if node.parts[0] == "efficient":
         if a.get("normalize") == "scaling":
@@ -423,15 +424,15 @@ def _mechanism(node: Node, at: Place, one: Head) -> tuple[torch.Tensor, torch.Te
     return raw / away @ v, _log(total)
 
 
-def _log(total: torch.Tensor, more: float = 0.0) -> torch.Tensor:
+def _log(total: Tensor, more: float = 0.0) -> Tensor:
     """The logarithm of sums [n_q, 1], -inf for those of nothing."""
     some = total > 0
     return torch.where(some, torch.log(torch.where(some, total + more, 1.0)), -math.inf)[:, 0]
 
 
 def _hybrid(
-    node: Node, at: Place, held: torch.Tensor, scores: torch.Tensor, one: Head
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    node: Node, at: Place, held: Tensor, scores: Tensor, one: Head
+) -> tuple[Tensor, Tensor | None]:
     allowed = _allowed(at, len(one.q), len(one.k)) & one.real
     logarithms = _logarithms(node, at, one.q, one.k)
     if logarithms is not None:
@@ -443,6 +444,6 @@ def _hybrid(
     return raw / torch.where(total == 0, 1.0, total) @ one.v, _log(total)
 
 
-def _allowed(at: Place, rows: int, n: int) -> torch.Tensor:
+def _allowed(at: Place, rows: int, n: int) -> Tensor:
     every = torch.ones(n, n, dtype=torch.bool)
     return (every.tril() if at.spec.causal else every)[n - rows :]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -19,21 +20,21 @@ class Head:
     """q [m, d] of the last of n positions, k [n, d], v [n, e], the positions that are real, bool
     [n], and by its name what is learned."""
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    real: torch.Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    real: Tensor
     causal: bool
-    learned: Mapping[str, torch.Tensor]
+    learned: Mapping[str, Tensor]
 
-    def products(self) -> torch.Tensor:
+    def products(self) -> Tensor:
         return self.q @ self.k.T / math.sqrt(self.q.shape[1])
 
-    def last(self, rows: torch.Tensor) -> torch.Tensor:
+    def last(self, rows: Tensor) -> Tensor:
         return rows[len(rows) - len(self.q) :]
 
 
-def linformer(one: Head, a: Mapping[str, Any]) -> torch.Tensor:
+def linformer(one: Head, a: Mapping[str, Any]) -> Tensor:
     n, rank, kind = len(one.k), a.get("rank", 256), a.get("projection", "linear")
     if not one.real.any():
         return one.q.new_zeros(len(one.q), one.v.shape[1])
@@ -56,7 +57,7 @@ def linformer(one: Head, a: Mapping[str, Any]) -> torch.Tensor:
     return torch.softmax(one.q @ keys.T / math.sqrt(one.q.shape[1]), 1) @ values
 
 
-def _pooled(x: torch.Tensor, count: int, kind: str) -> torch.Tensor:
+def _pooled(x: Tensor, count: int, kind: str) -> Tensor:
     """Means or maxima of runs as long as one another, the last of them one position longer."""
     count = min(count, len(x))
     short, longer = divmod(len(x), count)
@@ -64,7 +65,7 @@ def _pooled(x: torch.Tensor, count: int, kind: str) -> torch.Tensor:
     return torch.stack([run.mean(0) if kind == "mean" else run.amax(0) for run in runs])
 
 
-def nystrom(one: Head, a: Mapping[str, Any]) -> torch.Tensor:
+def nystrom(one: Head, a: Mapping[str, Any]) -> Tensor:
     landmarks, scale = a.get("landmarks", 64), 1 / math.sqrt(one.q.shape[1])
     q, k, v = (x[one.real] for x in (one.q, one.k, one.v))
     out = one.q.new_zeros(len(one.q), one.v.shape[1])
@@ -93,11 +94,11 @@ def nystrom(one: Head, a: Mapping[str, Any]) -> torch.Tensor:
     return out
 
 
-def synthesizer(one: Head, a: Mapping[str, Any]) -> torch.Tensor:
+def synthesizer(one: Head, a: Mapping[str, Any]) -> Tensor:
     n, learned, kind = len(one.k), one.learned, a.get("kind", "dense")
 
-    def network(x: torch.Tensor, *at: int) -> torch.Tensor:
-        inner: torch.Tensor = x @ learned["hidden"][at].T + learned["hidden_bias"][at]
+    def network(x: Tensor, *at: int) -> Tensor:
+        inner: Tensor = x @ learned["hidden"][at].T + learned["hidden_bias"][at]
         return torch.relu(inner)
 
     if kind == "dense":
@@ -124,7 +125,7 @@ def synthesizer(one: Head, a: Mapping[str, Any]) -> torch.Tensor:
     return torch.where(held, weights, 0.0) @ one.v
 
 
-def mixer(one: Head, a: Mapping[str, Any]) -> torch.Tensor:
+def mixer(one: Head, a: Mapping[str, Any]) -> Tensor:
     n, learned = len(one.v), one.learned
     x = _normal(one)
     inner = learned["inner"][:, :n] @ x + learned["inner_bias"][:, None]
@@ -132,14 +133,14 @@ def mixer(one: Head, a: Mapping[str, Any]) -> torch.Tensor:
     return one.last(one.v + learned["outer"][:n] @ inner + learned["outer_bias"][:n, None])
 
 
-def gmlp(one: Head, a: Mapping[str, Any]) -> torch.Tensor:
+def gmlp(one: Head, a: Mapping[str, Any]) -> Tensor:
     n = len(one.v)
     weight = one.learned["weight"][:n, :n]
     gate = (weight.tril() if one.causal else weight) @ _normal(one)
     return one.q * one.last(gate + one.learned["bias"][:n, None])
 
 
-def _normal(one: Head) -> torch.Tensor:
+def _normal(one: Head) -> Tensor:
     """The values by the mean and the spread of their channels."""
     spread = torch.sqrt(one.v.var(1, correction=0, keepdim=True) + 1e-5)
     found = (one.v - one.v.mean(1, keepdim=True)) / spread
@@ -147,7 +148,7 @@ def _normal(one: Head) -> torch.Tensor:
     return torch.where(one.real[:, None], found, 0.0)
 
 
-OUTPUTS: dict[str, Callable[[Head, Mapping[str, Any]], torch.Tensor]] = {
+OUTPUTS: dict[str, Callable[[Head, Mapping[str, Any]], Tensor]] = {
     "linformer": linformer,
     "nystrom": nystrom,
     "synthesizer": synthesizer,

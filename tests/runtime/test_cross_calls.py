@@ -9,6 +9,7 @@ import pytest
 import torch
 from attention_checks import ALONG
 from population import spec_of as one_sequence
+from torch import Tensor
 
 from attnspec import Spec
 from attnspec.runtime import CompiledAttention
@@ -40,7 +41,7 @@ def spec_of(body: str) -> Spec:
     return one_sequence(f"cross {body}")
 
 
-def tensors(m: int, n: int) -> list[torch.Tensor]:
+def tensors(m: int, n: int) -> list[Tensor]:
     """q, k and v in float64, two queries' heads to a head of keys."""
     generator = torch.Generator().manual_seed(m * 1000 + n)
     shapes = ((HEADS, m, WIDTH), (KEY_HEADS, n, WIDTH), (KEY_HEADS, n, WIDTH - 2))
@@ -48,11 +49,11 @@ def tensors(m: int, n: int) -> list[torch.Tensor]:
     return [x.requires_grad_() for x in parts]
 
 
-def padding_of(n: int) -> torch.Tensor:
+def padding_of(n: int) -> Tensor:
     return torch.rand(2, n) > 0.2
 
 
-def inputs_of(spec: Spec, m: int, n: int) -> dict[str, torch.Tensor]:
+def inputs_of(spec: Spec, m: int, n: int) -> dict[str, Tensor]:
     every = {
         "tokens": torch.rand(2, n) > 0.7,
         "length": torch.randint(0, n + 1, (2,)),
@@ -63,7 +64,7 @@ def inputs_of(spec: Spec, m: int, n: int) -> dict[str, torch.Tensor]:
 
 
 def assert_computes(
-    module: CompiledAttention, parts: list[torch.Tensor], pairs: torch.Tensor, **given: Any
+    module: CompiledAttention, parts: list[Tensor], pairs: Tensor, **given: Any
 ) -> None:
     """Outputs, log-sum-exps and gradients are those of the formula, pairs [B, H, m, n] or less."""
     found = module(*parts, return_lse=True, **given)

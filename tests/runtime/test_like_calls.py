@@ -13,6 +13,7 @@ import pytest
 import torch
 from attention_checks import tensors
 from population import spec_of
+from torch import Tensor
 
 import attnspec
 
@@ -21,7 +22,7 @@ ROOMS = [os.path.realpath(path) for path in attnspec.__path__]
 ROOMS.append(os.path.realpath(os.path.join(ROOMS[0], "backends")))
 
 
-def entered(module: Any, *parts: torch.Tensor) -> Counter[str]:
+def entered(module: Any, *parts: Tensor) -> Counter[str]:
     """How many Python functions of each file a call enters that is like two before it."""
     counts: Counter[str] = Counter()
 

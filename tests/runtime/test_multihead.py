@@ -11,7 +11,7 @@ import torch
 from attention_checks import with_gradients
 from limited import REFUSING
 from population import spec_of
-from torch import nn
+from torch import Tensor, nn
 
 from attnspec import MultiheadAttention
 
@@ -50,7 +50,7 @@ def pair(**options: Any) -> tuple[nn.MultiheadAttention, MultiheadAttention]:
     return theirs, ours(**options)
 
 
-def tokens(n: int, width: int = WIDTH, *, first: bool = False, batch: int = BATCH) -> torch.Tensor:
+def tokens(n: int, width: int = WIDTH, *, first: bool = False, batch: int = BATCH) -> Tensor:
     shape = (batch, n, width) if first else (n, batch, width)
     return torch.randn(shape, dtype=torch.float64, requires_grad=True)
 
@@ -97,7 +97,7 @@ def test_full_attention_is_that_of_torch(options: dict[str, Any], more: bool) ->
         out, shown = mine(*parts, **given)
         torch.testing.assert_close(shown, weights)
         # a learned mask has gradients, too
-        added = [x for x in given.values() if isinstance(x, torch.Tensor) and x.requires_grad]
+        added = [x for x in given.values() if isinstance(x, Tensor) and x.requires_grad]
         for one, other in zip(
             with_gradients(out, [*parts, *mine.parameters(), *added]),
             with_gradients(meant, [*parts, *theirs.parameters(), *added]),
@@ -118,9 +118,7 @@ BODIES = (
 )
 
 
-def by_hand(
-    module: MultiheadAttention, x: torch.Tensor, inputs: Any, real: torch.Tensor
-) -> torch.Tensor:
+def by_hand(module: MultiheadAttention, x: Tensor, inputs: Any, real: Tensor) -> Tensor:
     """Projections, the spec's attention, the projection back; x [B, n, E]."""
     parts = nn.functional.linear(x, module.in_proj_weight, module.in_proj_bias).chunk(3, -1)
     q, k, v = (torch.unflatten(part, 2, (HEADS, -1)).transpose(1, 2) for part in parts)

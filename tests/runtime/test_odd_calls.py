@@ -10,7 +10,7 @@ import pytest
 import torch
 from attention_checks import GRAPHS, learner_of, tensors, with_gradients
 from population import spec_of
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from views import KERNELS
 
@@ -24,7 +24,7 @@ BODIES = (
 TAKING_GRAPHS = [name for name in KERNELS if name != "factored"]
 
 
-def given(n: int = 40, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+def given(n: int = 40, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     return [x.detach() for x in tensors(2, 4, n, n, key_heads=2, dtype=dtype)]
 
 
@@ -153,7 +153,7 @@ def test_hooks_and_parametrizations() -> None:
     module, parts, seen = learner_of(BODIES[2]).float(), given(), []
 
     class Twice(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             return 2 * x
 
     fresh = copy.deepcopy(module)
@@ -199,8 +199,8 @@ def test_vmap_over_tensors_and_inputs(mapped: tuple[int | None, int | None]) -> 
     module, (q, k, v) = spec_of(body).compile(), (x[:1] for x in given(12))
     qs, times = torch.randn(3, *q.shape, dtype=q.dtype), torch.rand(3, 1, 12)
 
-    def one(q: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = module(q, k, v, inputs={"time": time})
+    def one(q: Tensor, time: Tensor) -> Tensor:
+        out: Tensor = module(q, k, v, inputs={"time": time})
         return out
 
     several = [x if dim == 0 else x[0] for x, dim in zip((qs, times), mapped, strict=True)]

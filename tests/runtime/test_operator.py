@@ -12,6 +12,7 @@ import pytest
 import torch
 from attention_checks import learner_of, tensors, with_gradients
 from population import spec_of
+from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from torch.utils import checkpoint
@@ -37,7 +38,7 @@ def sample(name: str) -> CompiledAttention:
     return module
 
 
-def given(n: int, n_q: int | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def given(n: int, n_q: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
     return tensors(2, 4, n if n_q is None else n_q, n, key_heads=2, dtype=torch.float32)
 
 
@@ -51,7 +52,7 @@ def others(name: str, n: int) -> dict[str, Any]:
     return found
 
 
-def check_same(found: torch.Tensor, meant: torch.Tensor, leaves: Sequence[torch.Tensor]) -> None:
+def check_same(found: Tensor, meant: Tensor, leaves: Sequence[Tensor]) -> None:
     for one, other in zip(
         with_gradients(found, leaves), with_gradients(meant, leaves), strict=True
     ):
@@ -125,14 +126,14 @@ def test_an_exported_program_runs_in_another_process(elsewhere: bool, tmp_path: 
     assert torch.equal(found, module(*parts))
 
 
-def operator(module: CompiledAttention, **inputs: torch.Tensor) -> Callable[..., torch.Tensor]:
+def operator(module: CompiledAttention, **inputs: Tensor) -> Callable[..., Tensor]:
     """What a traced program calls: of q, k, v, and of what is learned where that is not the
     module's."""
 
-    def run(q: Any, k: Any, v: Any, *tables: torch.Tensor) -> torch.Tensor:
+    def run(q: Any, k: Any, v: Any, *tables: Tensor) -> Tensor:
         learned = list(tables or module.parameters())
         rest: Any = module.engine.text, learned, [*inputs.values()]
-        out: torch.Tensor = torch.ops.attnspec.attention(q, k, v, *rest)[0]
+        out: Tensor = torch.ops.attnspec.attention(q, k, v, *rest)[0]
         return out
 
     return run
@@ -158,13 +159,13 @@ def test_selective_checkpoints_keep_the_output() -> None:
         which = checkpoint.CheckpointPolicy
         return which.MUST_SAVE if each == kept else which.PREFER_RECOMPUTE
 
-    def block(*parts: torch.Tensor) -> torch.Tensor:
+    def block(*parts: Tensor) -> Tensor:
         return torch.as_tensor(module(*(x.sin() for x in parts))).cos()
 
     def contexts() -> Any:
         return checkpoint.create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
 
-    def kept_back(*parts: torch.Tensor) -> Any:
+    def kept_back(*parts: Tensor) -> Any:
         return checkpoint.checkpoint(block, *parts, use_reentrant=False, context_fn=contexts)
 
     counts = []
@@ -182,7 +183,7 @@ def test_vmap_of_the_operator(name: str) -> None:
     module, parts = sample(name), given(30)
     read = {x: y[:1] for x, y in others(name, 30).get("inputs", {}).items()}
 
-    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return operator(module, **read)(q[None], k[None], v[None])[0]
 
     meant = torch.cat([module(*(x[i : i + 1] for x in parts), inputs=read) for i in range(2)])
@@ -203,15 +204,15 @@ def test_every_level_of_torch_func_derives(body: str) -> None:
     run = operator(sample(body).double())
     q, k, v = (x.detach() for x in tensors(2, 1, 4, 4))
 
-    def loss(*parts: torch.Tensor) -> torch.Tensor:
+    def loss(*parts: Tensor) -> Tensor:
         return run(*parts).square().sum()
 
-    def value(q: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = torch.func.vjp(lambda q: loss(q, k, v), q)[0]
+    def value(q: Tensor) -> Tensor:
+        found: Tensor = torch.func.vjp(lambda q: loss(q, k, v), q)[0]
         return found
 
-    def slopes(*parts: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = torch.func.grad(loss)(*parts).square().sum()
+    def slopes(*parts: Tensor) -> Tensor:
+        found: Tensor = torch.func.grad(loss)(*parts).square().sum()
         return found
 
     leaf = q.clone().requires_grad_()

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 from attention_checks import learner_of, with_gradients
+from torch import Tensor
 
 from attnspec import packed
 from attnspec.runtime import CompiledAttention
@@ -42,20 +43,18 @@ BODIES = (
 )
 
 
-def offsets(lengths: Sequence[int] = LENGTHS) -> torch.Tensor:
+def offsets(lengths: Sequence[int] = LENGTHS) -> Tensor:
     return torch.tensor([0, *lengths]).cumsum(0)
 
 
-def tokens(
-    keys: int = sum(LENGTHS), queries: int | None = None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def tokens(keys: int = sum(LENGTHS), queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
     counts = (keys if queries is None else queries, keys, keys)
     shapes = [(count, heads, 8) for count, heads in zip(counts, (4, 2, 2), strict=True)]
     q, k, v = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
     return q, k, v
 
 
-def inputs_of(module: CompiledAttention) -> dict[str, torch.Tensor]:
+def inputs_of(module: CompiledAttention) -> dict[str, Tensor]:
     at = torch.arange(sum(LENGTHS))
     every = {"length": torch.tensor(LENGTHS) // 2, "ids": at // 3, "tokens": at % 5 == 1}
     return {entry.name: every[entry.kind] for entry in module.program.inputs}
@@ -63,11 +62,11 @@ def inputs_of(module: CompiledAttention) -> dict[str, torch.Tensor]:
 
 def looped(
     module: CompiledAttention,
-    parts: Sequence[torch.Tensor],
-    ends: Sequence[torch.Tensor],
-    inputs: Mapping[str, torch.Tensor],
+    parts: Sequence[Tensor],
+    ends: Sequence[Tensor],
+    inputs: Mapping[str, Tensor],
     layer: int = 0,
-) -> torch.Tensor:
+) -> Tensor:
     """The definition: one call for each document."""
     outs, bounds = [], [list(pairwise(ends[at].tolist())) for at in (0, -1, -1)]
     for i, spans in enumerate(zip(*bounds, strict=True)):
@@ -133,7 +132,7 @@ def test_autocast_dropout_and_a_compiled_step() -> None:
         assert packed(module, *parts, ends).dtype == torch.bfloat16
     assert not packed(module, *parts, ends, dropout_p=1.0).any()
 
-    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return packed(module, q.sin(), k, v, ends).cos()
 
     torch._dynamo.reset()

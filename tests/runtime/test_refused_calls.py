@@ -17,7 +17,7 @@ import torch
 from attention_checks import exported, tensors
 from goldens import Golden
 from population import spec_of
-from torch import arange, ones, zeros
+from torch import Tensor, arange, ones, zeros
 
 from attnspec import (
     AttnSpecError,
@@ -119,7 +119,7 @@ def layer(spec: Any = "attend full", width: Any = WIDTH, at: Any = 0, **options:
     return SelfAttention(spec, width, HEADS, at, **options).double()
 
 
-def rotary(q: torch.Tensor, k: torch.Tensor, at: torch.Tensor) -> Any:
+def rotary(q: Tensor, k: Tensor, at: Tensor) -> Any:
     return q, k
 
 
@@ -128,19 +128,19 @@ LENGTHS = (4, 0, 7, 1, 7, 13, 4)
 A, B, C = (torch.randn(36, heads, 8).double() for heads in (4, 2, 2))
 
 
-def ends(*lengths: int) -> torch.Tensor:
+def ends(*lengths: int) -> Tensor:
     return torch.tensor([0, *lengths]).cumsum(0)
 
 
 ENDS, ONE, TWO = ends(*LENGTHS), torch.tensor([0, 1, 36]), torch.tensor([0, 3, 36])
 
 
-def documents(*given: Any, body: Any = "causal attend full", **options: Any) -> torch.Tensor:
+def documents(*given: Any, body: Any = "causal attend full", **options: Any) -> Tensor:
     module: Any = compiled(body, head_size=8).double() if isinstance(body, str) else body
     return packed(module, *given, **options)
 
 
-def nested(x: torch.Tensor, at: torch.Tensor = ENDS) -> torch.Tensor:
+def nested(x: Tensor, at: Tensor = ENDS) -> Tensor:
     """Documents of tokens [T, H, d] as a nested tensor [B, j, H, d]."""
     return torch.nested.nested_tensor_from_jagged(x, at)
 

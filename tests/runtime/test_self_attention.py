@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 from population import spec_of
-from torch import nn
+from torch import Tensor, nn
 
 from attnspec import SelfAttention
 
@@ -26,7 +26,7 @@ def layer_of(body: str, *, layer: int = 0, **options: object) -> SelfAttention:
     return module
 
 
-def states(n: int, batch: int = 2) -> torch.Tensor:
+def states(n: int, batch: int = 2) -> Tensor:
     generator = torch.Generator().manual_seed(n)
     return torch.randn(batch, n, WIDTH, generator=generator, dtype=torch.float64)
 
@@ -217,15 +217,13 @@ def test_grouped_heads_are_repeated_ones(keys: int) -> None:
     assert "num_kv_heads" in repr(grouped)
 
 
-def rotary(
-    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary(q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Su et al. 2021: pairs of channels are turned by the position times a frequency each."""
     half = q.shape[-1] // 2
     angle = positions[:, None] * 100.0 ** -(torch.arange(half, dtype=q.dtype) / half)
     cos, sin = torch.cos(angle), torch.sin(angle)
 
-    def turned(x: torch.Tensor) -> torch.Tensor:
+    def turned(x: Tensor) -> Tensor:
         a, b = x[..., :half], x[..., half:]
         return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 

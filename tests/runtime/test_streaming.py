@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 from attention_checks import learner_of
+from torch import Tensor
 
 from attnspec.runtime import CompiledAttention
 
@@ -25,7 +26,7 @@ LABELLED = (
     " attend (window(before = 2, after = 0) | columns(y)) & same(x)"
 )
 
-Given: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Given: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 
 def tensors(n: int) -> Given:
@@ -35,12 +36,12 @@ def tensors(n: int) -> Given:
     return q, k, v
 
 
-def part_of(parts: Sequence[torch.Tensor], low: int, high: int) -> Given:
+def part_of(parts: Sequence[Tensor], low: int, high: int) -> Given:
     q, k, v = (x[:, :, low:high] for x in parts)
     return q, k, v
 
 
-def inputs_of(module: CompiledAttention, n: int) -> dict[str, torch.Tensor]:
+def inputs_of(module: CompiledAttention, n: int) -> dict[str, Tensor]:
     """Runs of documents, not in order, and twelve marked tokens, others in every sample."""
     source = torch.Generator().manual_seed(n)
     documents = torch.randint(0, 4, (3, n // 9 + 1), generator=source).repeat_interleave(9, 1)
@@ -49,7 +50,7 @@ def inputs_of(module: CompiledAttention, n: int) -> dict[str, torch.Tensor]:
     return {entry.name: every[entry.name] for entry in module.program.inputs}
 
 
-def real_keys(n: int) -> torch.Tensor:
+def real_keys(n: int) -> Tensor:
     """Padding in front, in the middle and at the end of samples."""
     padding = torch.ones(3, n, dtype=torch.bool)
     padding[0, : n // 5] = False
@@ -60,10 +61,10 @@ def real_keys(n: int) -> torch.Tensor:
 
 def in_steps(
     module: CompiledAttention,
-    parts: Sequence[torch.Tensor],
+    parts: Sequence[Tensor],
     sizes: Iterable[int],
-    inputs: Mapping[str, torch.Tensor] | None = None,
-    padding: torch.Tensor | None = None,
+    inputs: Mapping[str, Tensor] | None = None,
+    padding: Tensor | None = None,
     **options: Any,
 ) -> tuple[Any, Any]:
     """What all steps return together, and the last state."""

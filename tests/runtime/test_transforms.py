@@ -9,6 +9,7 @@ import pytest
 import torch
 from attention_checks import tensors
 from population import spec_of
+from torch import Tensor
 from transcripts import blocks, run_python
 from transforms import KINDS, PAGE, ROWS, WORKS, Kind, Row, line, outcome, refusal_of
 
@@ -50,22 +51,22 @@ def test_the_ways_out_of_a_refused_trace_work() -> None:
     module = spec_of("attend window(radius = 3)").compile().double()
     given = tensors(2, 2, 12, 12)
 
-    def slope(run: Callable[..., Any]) -> torch.Tensor:
-        found: torch.Tensor = torch.func.jvp(run, given, given)[1]
+    def slope(run: Callable[..., Any]) -> Tensor:
+        found: Tensor = torch.func.jvp(run, given, given)[1]
         return found
 
-    def curved(run: Callable[..., Any]) -> torch.Tensor:
+    def curved(run: Callable[..., Any]) -> Tensor:
         leaves = [x.clone().requires_grad_() for x in given]
         (grad,) = torch.autograd.grad(run(*leaves).square().sum(), leaves[:1], create_graph=True)
         (found,) = torch.autograd.grad(grad.square().sum(), leaves[:1])
         return found
 
     @torch.compile(backend="eager", fullgraph=True)
-    def compiled(q: torch.Tensor) -> torch.Tensor:
-        def grad(q: torch.Tensor) -> Any:
+    def compiled(q: Tensor) -> Tensor:
+        def grad(q: Tensor) -> Any:
             return torch.func.grad(lambda q: module(q, *given[1:]).sum())(q).square().sum()
 
-        found: torch.Tensor = torch.func.grad(grad)(q)
+        found: Tensor = torch.func.grad(grad)(q)
         return found
 
     ways = r"call the module itself.* or export it under `attnspec.runtime.composed\(\)`"

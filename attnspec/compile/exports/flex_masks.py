@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attnspec.compile.exports.block_rows import cover_of, masks_of
 from attnspec.compile.standalone.graphs import mask_text
@@ -57,7 +58,7 @@ class FlexMask:
     layer: int
     n: int | None
     heads: int
-    inputs: Mapping[str, torch.Tensor]
+    inputs: Mapping[str, Tensor]
     device: torch.device
     m: int | None = None
 
@@ -278,7 +279,7 @@ def flex_mask(
     return mask
 
 
-def _batched(name: str, kind: str, value: Any) -> torch.Tensor:
+def _batched(name: str, kind: str, value: Any) -> Tensor:
     """An input of a batch, [B, n] or, of a length, [B]; one sample is a batch of one."""
     tensor = torch.as_tensor(value)
     axis = {"length": 0, "pairs": 3}.get(kind, 1)
@@ -320,7 +321,7 @@ def _of_layer(program: Program, layer: int) -> Program:
     return found
 
 
-def _listed(held: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+def _listed(held: np.ndarray) -> tuple[Tensor, Tensor]:
     """How many columns each row of blocks has, int32 [B, H, rows], and which, ascending, with the
     others behind them, int32 [B, H, rows, columns]."""
     order = np.argsort(~held, axis=-1, kind="stable").astype(np.int32)

@@ -22,7 +22,7 @@ import math
 from functools import lru_cache
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import dropout, gelu, layer_norm, pad, scaled_dot_product_attention
 """

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from attnspec.backends.common.torch_modes import is_transformed, unseen
@@ -64,8 +65,8 @@ class Way:
         self,
         how: Summing,
         given: Given,
-        found: tuple[torch.Tensor, torch.Tensor, Any],
-        grads: Sequence[torch.Tensor],
+        found: tuple[Tensor, Tensor, Any],
+        grads: Sequence[Tensor],
     ) -> Given:
         """The gradients of what is given, where `grads` are those of outputs and sums of weights,
         and `found` are these and what was kept."""
@@ -110,8 +111,8 @@ ALL_KEYS = Way()
 
 
 def followed(
-    features: FeatureMap, x: torch.Tensor, tables: Tables, into: Tables, learned: Sequence[str]
-) -> tuple[torch.Tensor, torch.Tensor | None, Callable[[torch.Tensor], torch.Tensor]]:
+    features: FeatureMap, x: Tensor, tables: Tables, into: Tables, learned: Sequence[str]
+) -> tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]:
     """The features of rows x and their frames, and what makes the gradient of x of that of the
     features, either of which it may write over; it adds those of learned tables to others."""
     if getattr(features.declared, "feature", None) == "elu1":
@@ -122,7 +123,7 @@ def followed(
     with torch.enable_grad():
         values, log = features(leaves[0], {**tables, **dict(zip(learned, leaves[1:], strict=True))})
 
-    def back(grad: torch.Tensor) -> torch.Tensor:
+    def back(grad: Tensor) -> Tensor:
         of_x, *others = torch.autograd.grad(values, leaves, grad, allow_unused=True)
         for name, share in zip(learned, others, strict=True):
             if share is not None:
@@ -149,27 +150,23 @@ class FeatureKernel:
     def name(self) -> str:
         return self.how.map.declared.name
 
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> torch.Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         return self._worth(self.given(q, k, v, call), None, False)[0][0]
 
-    def partial(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
         """The output and the logarithms [B, H, n_q] of what its rows are divided by, None where
         that may be negative or is nothing."""
         return self._worth(self.given(q, k, v, call), None, True)[0]
 
     def step(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
         call: Call,
         state: object,
         with_lse: bool = False,
-    ) -> tuple[tuple[torch.Tensor, torch.Tensor | None], object]:
+    ) -> tuple[tuple[Tensor, Tensor | None], object]:
         """The same of the causal sums of more positions, on top of those that `state` holds, None
         at first, and the state after them."""
         request = self.given(q, k, v, call)
@@ -179,9 +176,7 @@ class FeatureKernel:
             before = State(before.sums)
         return self._worth(request, before, True)
 
-    def onward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, before: State
-    ) -> torch.Tensor:
+    def onward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, before: State) -> Tensor:
         """The outputs of queries on top of the sums over keys elsewhere: those before all of these
         positions where it is causal, else those over all keys, these among them."""
         if not self.how.causal:
@@ -189,8 +184,8 @@ class FeatureKernel:
         return self._worth(self.given(q, k, v, call), before, False)[0][0]
 
     def key_sums(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, at: torch.Tensor
-    ) -> tuple[State, torch.Tensor | None]:
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, at: Tensor
+    ) -> tuple[State, Tensor | None]:
         """The sums over these keys [B, K, m, e], wherever they are; q tells heads and types alone.
         Of a gate they are as they stand after the last key, with the logarithms of what it leaves
         of sums before, [B, K]."""
@@ -205,13 +200,13 @@ class FeatureKernel:
         sums = absorbed(how, request, no_keys(how, request))
         return sums, -last[..., 0].to(request.kind)
 
-    def given(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> Given:
+    def given(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Given:
         """What is summed: heads beside the key head that they read, and all tables."""
         check_no_dropout(self.name, call.dropout_p)
         batch, heads, rows, size = q.shape
         kind, declared = torch.promote_types(q.dtype, torch.float32), self.how.map.declared
         tables = {name: table.to(kind) for name, table in call.tables.items()}
-        gate: tuple[torch.Tensor, ...] = ()
+        gate: tuple[Tensor, ...] = ()
         if isinstance(declared, Favor | Rbf | Rfa):
             # drawn anew every so many calls in training, never where that is 0
             redraw, (calls, asked) = getattr(declared, "redraw", 0), call.draws
@@ -223,7 +218,7 @@ class FeatureKernel:
         q = q.reshape(batch, k.shape[1], heads // k.shape[1], rows, size)
         return Given(q, k, v, call.padding, gate, tables)
 
-    def sums(self, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
+    def sums(self, given: Given) -> tuple[Tensor, Tensor]:
         """The sums of all queries [B, K, R, n_q, e] before they are divided, that of the weights
         last, and their frames [B, K, R, n_q], constants."""
         whole = replace(self.how, quotient=Quotient(whole=True))
@@ -243,7 +238,7 @@ class FeatureKernel:
 
     def _worth(
         self, given: Given, state: State | None, with_lse: bool
-    ) -> tuple[tuple[torch.Tensor, torch.Tensor | None], State | None]:
+    ) -> tuple[tuple[Tensor, Tensor | None], State | None]:
         """As `step`."""
         (out, total, log), after = self.results(self.how, given, state)
         quotient, lse = self.how.quotient, None
@@ -261,15 +256,15 @@ def by_way(way: Way, how: Summing, given: Given) -> Sums:
         return way.outputs(how, given)[0]
     frame = given.frame
 
-    def run(*tensors: torch.Tensor) -> Sums:
+    def run(*tensors: Tensor) -> Sums:
         again = given_of(frame, tensors)
         return summed(how, again, no_keys(how, again))[0]
 
-    def outputs(*tensors: torch.Tensor) -> tuple[Any, ...]:
+    def outputs(*tensors: Tensor) -> tuple[Any, ...]:
         outs, kept = way.outputs(how, given_of(frame, tensors))
         return outs, outs[:2], kept
 
-    def gradients(tensors: Any, saved: Any, kept: Any, grads: Any) -> Sequence[torch.Tensor]:
+    def gradients(tensors: Any, saved: Any, kept: Any, grads: Any) -> Sequence[Tensor]:
         pairs = zip(saved, grads[:2], strict=True)
         above = [torch.zeros_like(x) if y is None else y for x, y in pairs]
         return way.gradients(how, given_of(frame, tensors), (*saved, kept), above).tensors
@@ -291,9 +286,7 @@ def feature_kernel(work: Work, heads: tuple[int, ...]) -> FeatureKernel:
     return FeatureKernel(work, heads, Summing(features, work.causal, quotient, chunk))
 
 
-def gate_frames(
-    k: torch.Tensor, tables: Tables, padding: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def gate_frames(k: Tensor, tables: Tables, padding: Tensor | None) -> tuple[Tensor, Tensor]:
     """Frames t, r [B, H, n] in float64 of sums S_i = g_i S_(i-1) + (1 - g_i) f_i: a key j weighs
     exp(t_j - r_i) = (1 - g_j) g_(j+1) ... g_i, with g = sigmoid(gate . k + gate_bias).
 

@@ -24,6 +24,7 @@ from functools import cached_property
 from typing import Any, TypeAlias, cast
 
 import torch
+from torch import Tensor
 
 from attnspec.backends.common.torch_modes import unseen
 from attnspec.backends.factored.definitions import text_of
@@ -31,9 +32,9 @@ from attnspec.ir.mechanisms.declaration import KeySums, MechanismDeclaration
 from attnspec.ir.mechanisms.taylor import CHANNELS
 from attnspec.lower.work import Work, mechanism_of
 
-Tables: TypeAlias = Mapping[str, torch.Tensor]
+Tables: TypeAlias = Mapping[str, Tensor]
 
-Features: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
+Features: TypeAlias = "tuple[Tensor, Tensor | None]"
 """Features [..., n, m] of rows, times exp(log), log [..., n], where it is there. A frame is a
 constant to autograd: what it takes out of the values it puts back."""
 
@@ -62,7 +63,7 @@ class FeatureMap:
         """The functions of the definition, which take directions in the place of a layer."""
         return text_of(self.work, 0, directions=lambda x, rows: rows)
 
-    def __call__(self, x: torch.Tensor, tables: Tables) -> Features:
+    def __call__(self, x: Tensor, tables: Tables) -> Features:
         name, drawn = self.text["feature_of"].__name__, tables.get("directions")
         if name == "second_order":
             return self._second_order(x * self._factor(x)), None
@@ -93,12 +94,12 @@ class FeatureMap:
         """Whether the products of features have a shorter formula, without frames."""
         return bool(self.text["feature_of"].__name__ == "second_order")
 
-    def pairs(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def pairs(self, q: Tensor, k: Tensor) -> Tensor:
         """The products [..., n_q, n_k] of the features of rows [..., n, d] by that formula."""
         scores = (q * self._factor(q)) @ (k * self._factor(k)).mT
         return 1 + scores + scores.square() / 2
 
-    def _second_order(self, x: torch.Tensor) -> torch.Tensor:
+    def _second_order(self, x: Tensor) -> Tensor:
         """(the products of two channels, x, 1) of scaled rows.
 
         The products are computed by blocks of channels: x_a x_b for each pair of blocks, and
@@ -118,11 +119,11 @@ class FeatureMap:
         values[..., low:-1], values[..., -1] = x, 1.0
         return values
 
-    def _factor(self, x: torch.Tensor) -> float:
+    def _factor(self, x: Tensor) -> float:
         return float(self.text["factor_of"](x.shape[-1]))
 
 
-def _blocks(x: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _blocks(x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Each block of channels and what it is multiplied with: itself, over the root of 2 on both
     sides of a product, and all channels behind it."""
     for low in range(0, x.shape[-1], CHANNELS):

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Quotient:
     signed: bool = False
     whole: bool = False
 
-    def of(self, sums: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:
+    def of(self, sums: Tensor, log: Tensor | None) -> Tensor:
         """What sums [..., e] are worth; the last of them is that of the weights if it divides."""
         if self.whole:
             return sums
@@ -38,13 +39,13 @@ class Quotient:
         """Whether sums are divided by one of weights that are never negative."""
         return self.divides and not self.signed
 
-    def log_divisor(self, total: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:
+    def log_divisor(self, total: Tensor, log: Tensor | None) -> Tensor:
         """The logarithm of what a sum of such weights divides by, -inf where there is no weight."""
         divisor = torch.log(self.divisor(total, log))
         divisor = divisor if log is None else divisor + log
         return divisor.masked_fill(total == 0, -torch.inf)
 
-    def divisor(self, total: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:
+    def divisor(self, total: Tensor, log: Tensor | None) -> Tensor:
         """What a sum of weights divides by."""
         unit = _unit(total, log)
         if self.added:
@@ -62,12 +63,12 @@ class Quotient:
 
     def gradient(
         self,
-        grad: torch.Tensor,
-        out: torch.Tensor,
-        total: torch.Tensor,
-        log: torch.Tensor | None,
-        of_totals: torch.Tensor,
-    ) -> torch.Tensor:
+        grad: Tensor,
+        out: Tensor,
+        total: Tensor,
+        log: Tensor | None,
+        of_totals: Tensor,
+    ) -> Tensor:
         """The gradient of the sums, where `grad` is that of `out` [..., e], `total` the sum of the
         weights and `of_totals` its gradient by other ways than `out`."""
         if self.whole:
@@ -88,7 +89,7 @@ class Quotient:
         return torch.cat([grad, of_total + of_totals[..., None]], -1)
 
 
-def _unit(total: torch.Tensor, log: torch.Tensor | None) -> torch.Tensor:
+def _unit(total: Tensor, log: Tensor | None) -> Tensor:
     """1 in the frames of the sums."""
     return torch.ones_like(total) if log is None else torch.exp(-log)
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from attnspec.backends.common.merging import LOWEST
@@ -32,11 +33,11 @@ from attnspec.backends.tables.blocks import scratch
 from attnspec.ir.mechanisms.declaration import WIDE
 from attnspec.limits import LIMITS
 
-Sums: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]"
+Sums: TypeAlias = "tuple[Tensor, Tensor, Tensor | None]"
 """What sums are worth [B, K, R, n_q, d_v], the sums of their weights [B, K, R, n_q] and the frames
 of these [B, K, R, n_q], constants, if there are any."""
 
-Frame: TypeAlias = "tuple[torch.Tensor | None, int, tuple[str, ...]]"
+Frame: TypeAlias = "tuple[Tensor | None, int, tuple[str, ...]]"
 """Padding, the number of frames of a gate, and the names of the tables."""
 
 
@@ -45,11 +46,11 @@ class Given:
     """What is summed: q [B, K, R, n_q, d], k [B, K, n_k, d], v [B, K, n_k, d_v], `padding` bool
     [B, n_k] or None, and, of a gate, frames of keys and rows [B, K, n_k] in float64."""
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    padding: torch.Tensor | None
-    gate: tuple[torch.Tensor, ...]
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    padding: Tensor | None
+    gate: tuple[Tensor, ...]
     tables: Tables
 
     @property
@@ -58,7 +59,7 @@ class Given:
         return torch.promote_types(self.q.dtype, torch.float32)
 
     @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
+    def tensors(self) -> tuple[Tensor, ...]:
         """All that may be differentiated."""
         return self.q, self.k, self.v, *self.gate, *self.tables.values()
 
@@ -74,7 +75,7 @@ class Given:
 
     def keys(self, sizes: list[int]) -> list[Given]:
         """The keys in blocks of these sizes, without queries."""
-        real: Sequence[torch.Tensor | None] = [None] * len(sizes)
+        real: Sequence[Tensor | None] = [None] * len(sizes)
         if self.padding is not None:
             real = torch.split(self.padding, sizes, 1)
         k, v, *gate = (torch.split(x, sizes, 2) for x in (self.k, self.v, *self.gate))
@@ -83,7 +84,7 @@ class Given:
         return [Given(none, *x, self.tables) for x in zip(k, v, real, gates, strict=True)]
 
 
-def given_of(frame: Frame, tensors: Sequence[torch.Tensor]) -> Given:
+def given_of(frame: Frame, tensors: Sequence[Tensor]) -> Given:
     """What these tensors are, as `Given.tensors` has them."""
     (padding, gates, names), (q, k, v, *rest) = frame, tensors
     tables = dict(zip(names, rest[gates:], strict=True))
@@ -123,7 +124,7 @@ def room_of(how: Summing, given: Given) -> tuple[int, int]:
     return max(1, together // max(1, given.k.shape[1])), together
 
 
-def cut(x: torch.Tensor, room: tuple[int, int]) -> list[torch.Tensor]:
+def cut(x: Tensor, room: tuple[int, int]) -> list[Tensor]:
     """[B, K, …] in parts of so many samples and heads, whose gradients are put together again."""
     return [part for some in torch.split(x, room[0]) for part in torch.split(some, room[1], 1)]
 
@@ -145,14 +146,14 @@ def shares(given: Given, room: tuple[int, int]) -> Iterator[Given]:
         yield Given(q, k, v, real, tuple(gate), mine)
 
 
-def joined(parts: Sequence[torch.Tensor], heads: int) -> torch.Tensor:
+def joined(parts: Sequence[Tensor], heads: int) -> Tensor:
     """The parts [B', K', …] of all samples and so many heads, as `cut` has them, in one tensor."""
     columns = max(1, -(-heads // max(1, parts[0].shape[1])))
     rows = [in_line(parts[at : at + columns], 1) for at in range(0, len(parts), columns)]
     return in_line(rows, 0)
 
 
-def in_line(parts: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
+def in_line(parts: Sequence[Tensor], axis: int) -> Tensor:
     """Tensors one after the other along an axis."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
 
@@ -185,8 +186,8 @@ def _sizes(count: int, step: int) -> list[int]:
 class State:
     """The sums over some keys [B, K, m, e] in the frame `base` [B, K], None for 0."""
 
-    sums: torch.Tensor
-    base: torch.Tensor | None = None
+    sums: Tensor
+    base: Tensor | None = None
 
 
 def no_keys(how: Summing, given: Given) -> State:
@@ -204,28 +205,26 @@ class Frames:
     Their type may be wider than that of the sums: differences are rounded, not what they are of.
     """
 
-    keys: torch.Tensor
-    rows: torch.Tensor
-    start: torch.Tensor
-    end: torch.Tensor
+    keys: Tensor
+    rows: Tensor
+    start: Tensor
+    end: Tensor
 
-    def entering(self, f: torch.Tensor) -> torch.Tensor:
+    def entering(self, f: Tensor) -> Tensor:
         """Rows [B, K, S, R c, …] brought to the frame of the state before their chunk."""
         factor = torch.exp((-self.rows).to(f.dtype))
         return f * factor.repeat(1, 1, 1, f.shape[3] // factor.shape[3])[..., None]
 
-    def staying(self, w: torch.Tensor) -> torch.Tensor:
+    def staying(self, w: Tensor) -> Tensor:
         """Rows [B, K, S, c, e] as the state after their chunk has them."""
         return w * torch.exp((self.keys - self.rows[..., -1:].detach()).to(w.dtype))[..., None]
 
-    def fades(self, kind: torch.dtype) -> torch.Tensor:
+    def fades(self, kind: torch.dtype) -> Tensor:
         """What the state before a chunk is multiplied with in the one after it [B, K, S, 1, 1]."""
         return torch.exp((-self.rows[..., -1].detach()).to(kind))[..., None, None]
 
 
-def frames_of(
-    given: Given, log: torch.Tensor | None, base: torch.Tensor | None, chunk: int
-) -> Frames | None:
+def frames_of(given: Given, log: Tensor | None, base: Tensor | None, chunk: int) -> Frames | None:
     """The frames of a block of keys with frames `log` [B, K, n], or those of a gate, whose first
     state is in the frame `base` [B, K]."""
     if given.gate:
@@ -248,8 +247,8 @@ def frames_of(
 
 
 def states_of(
-    state: torch.Tensor, g: torch.Tensor, w: torch.Tensor, frames: Frames | None, fresh: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+    state: Tensor, g: Tensor, w: Tensor, frames: Frames | None, fresh: bool
+) -> tuple[Tensor, Tensor]:
     """The states before each chunk [B, K, S, m, e], where `state` is the first, and the one after
     the last. Where they need not be `fresh` they lie in a buffer that the next block overwrites."""
     count, fades = g.shape[2], None
@@ -285,7 +284,7 @@ def features_of_keys(how: Summing, given: Given) -> Features:
     return values.masked_fill(~real[..., None], 0.0), log
 
 
-def values_of(how: Summing, given: Given) -> torch.Tensor:
+def values_of(how: Summing, given: Given) -> Tensor:
     """Rows of values [B, K, n, e]: behind each a 1, whose sum is that of the weights."""
     v = given.v.to(given.kind)
     return pad(v, (0, 1), value=1.0) if how.quotient.divides else v
@@ -301,14 +300,14 @@ def absorb(how: Summing, given: Given, state: State) -> tuple[tuple[()], State]:
     return (), State(more + state.sums * frames.fades(w.dtype)[:, :, 0], frames.end)
 
 
-def worth(how: Summing, sums: torch.Tensor, log: torch.Tensor | None) -> list[torch.Tensor]:
+def worth(how: Summing, sums: Tensor, log: Tensor | None) -> list[Tensor]:
     """What sums [..., e] are worth, of which exp(log) times as much is meant, the sums of their
     weights, and log if there is one."""
     total = sums[..., -1] if how.quotient.divides else torch.zeros_like(sums[..., 0])
     return [how.quotient.of(sums, log), total, *([] if log is None else [log])]
 
 
-def read(how: Summing, given: Given, state: State) -> tuple[torch.Tensor, ...]:
+def read(how: Summing, given: Given, state: State) -> tuple[Tensor, ...]:
     """What queries [B, K, R, n, d] make of the sums over all keys."""
     f, log = how.map(given.q.to(given.kind).flatten(2, 3), given.tables)
     log = None if log is None else log.detach()
@@ -319,14 +318,14 @@ def read(how: Summing, given: Given, state: State) -> tuple[torch.Tensor, ...]:
     return tuple(torch.unflatten(x, 2, given.q.shape[2:4]) for x in output)
 
 
-def read_causal(how: Summing, given: Given, state: State) -> tuple[tuple[torch.Tensor, ...], State]:
+def read_causal(how: Summing, given: Given, state: State) -> tuple[tuple[Tensor, ...], State]:
     """The same of queries that read the keys at their positions and before, on top of a state, and
     the state after them."""
     repeat, n = given.q.shape[2:4]
     chunk = how.chunk if n % how.chunk == 0 else n
     count = n // chunk
 
-    def chunked(x: torch.Tensor) -> torch.Tensor:
+    def chunked(x: Tensor) -> Tensor:
         return torch.unflatten(x, 2, (count, -1))
 
     keys, log = features_of_keys(how, given)
@@ -357,7 +356,7 @@ def read_causal(how: Summing, given: Given, state: State) -> tuple[tuple[torch.T
     return out, State(after, None if frames is None else frames.end)
 
 
-def _weights(how: Summing, given: Given, frames: Frames | None, c: int) -> torch.Tensor:
+def _weights(how: Summing, given: Given, frames: Frames | None, c: int) -> Tensor:
     """exp(t_j - r_i) of the pairs of a chunk, 0 where j > i: [B, K, S, R c, c], or [R c, c]."""
     repeat = given.q.shape[2]
     later = torch.ones(c, c, dtype=torch.bool, device=given.q.device).triu(1)
@@ -385,9 +384,9 @@ def absorbed(how: Summing, given: Given, state: State) -> State:
 def summed(how: Summing, given: Given, state: State) -> tuple[Sums, State]:
     """The sums of all queries on top of a state, and the state after all keys."""
     room, heads = room_of(how, given), given.k.shape[1]
-    parts, sums, into = list(shares(given, room)), cut(state.sums, room), list[list[torch.Tensor]]()
+    parts, sums, into = list(shares(given, room)), cut(state.sums, room), list[list[Tensor]]()
     bases = [None] * len(parts) if state.base is None else cut(state.base, room)
-    outs, wholes, states = list[list[torch.Tensor]](), list[torch.Tensor](), list[State]()
+    outs, wholes, states = list[list[Tensor]](), list[Tensor](), list[State]()
     for number, (part, mine) in enumerate(zip(parts, map(State, sums, bases), strict=True)):
         before, blocks = blocks_of(how, part)
         found = []
@@ -412,16 +411,14 @@ def summed(how: Summing, given: Given, state: State) -> tuple[Sums, State]:
     return (out, total, log[0].detach() if log else None), after
 
 
-def _run(
-    how: Summing, given: Given, state: State, reads: bool
-) -> tuple[tuple[torch.Tensor, ...], State]:
+def _run(how: Summing, given: Given, state: State, reads: bool) -> tuple[tuple[Tensor, ...], State]:
     """The sums of a block, of which queries are read or not, and the state after it. A block of
     many features is computed again for its derivatives."""
     base, again = state.base, how.wide(given)
     if reads and not (how.causal and given.q.shape[3]):
         return lean(again, given, lambda x, y: read(how, x, State(y, base)), state.sums), state
 
-    def run(given: Given, sums: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def run(given: Given, sums: Tensor) -> tuple[Tensor | None, ...]:
         step = read_causal if reads else absorb
         rows, after = step(how, given, State(sums, base))
         return *rows, after.sums, after.base
@@ -431,7 +428,7 @@ def _run(
 
 
 def lean(
-    again: bool, given: Given, run: Callable[..., tuple[Any, ...]], *more: torch.Tensor
+    again: bool, given: Given, run: Callable[..., tuple[Any, ...]], *more: Tensor
 ) -> tuple[Any, ...]:
     """What `run` makes of what is given and of more tensors, of which nothing outlives the first
     derivatives; `again` nothing else is kept for them, and it runs once more."""
@@ -440,10 +437,10 @@ def lean(
         return run(given, *more)
     frame, count = given.frame, len(given.tensors)
 
-    def made(*tensors: torch.Tensor) -> tuple[Any, ...]:
+    def made(*tensors: Tensor) -> tuple[Any, ...]:
         return run(given_of(frame, tensors[:count]), *tensors[count:])
 
-    def outputs(*tensors: torch.Tensor) -> tuple[Any, ...]:
+    def outputs(*tensors: Tensor) -> tuple[Any, ...]:
         if again:
             return made(*tensors), (), []
         leaves, outs = _followed(made, tensors)
@@ -466,8 +463,8 @@ def lean(
 
 
 def _followed(
-    run: Callable[..., tuple[Any, ...]], tensors: Sequence[torch.Tensor]
-) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
+    run: Callable[..., tuple[Any, ...]], tensors: Sequence[Tensor]
+) -> tuple[list[Tensor], tuple[Any, ...]]:
     """Leaves like tensors, and what is made of them, for autograd."""
     leaves = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
     with torch.enable_grad():

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from attnspec.backends.common.exact import in_rows
 from attnspec.backends.factored.features.kernel import FeatureKernel, Way, feature_kernel
@@ -96,8 +97,8 @@ class Launched(Way):
         self,
         how: Summing,
         given: Given,
-        found: tuple[torch.Tensor, torch.Tensor, None],
-        grads: Sequence[torch.Tensor],
+        found: tuple[Tensor, Tensor, None],
+        grads: Sequence[Tensor],
     ) -> Given:
         into, room = given.gradients(), _room(how, given)
         rows = zip(*(cut(x, room) for x in (*found[:2], *grads)), strict=True)
@@ -120,7 +121,7 @@ class _Launches:
         self.length = given.k.shape[2]
         self.first = self.length - rows
         self.map = MAPS.get(getattr(how.map.declared, "feature", ""))
-        self.logs: torch.Tensor | None = None
+        self.logs: Tensor | None = None
         frames = None
         if self.map is None:
             self.f, self.g, frames = self._features(back)
@@ -152,7 +153,7 @@ class _Launches:
             *map(tl.constexpr, constants),
         )
 
-    def _features(self, back: bool) -> tuple[torch.Tensor, torch.Tensor, TorchFrames | None]:
+    def _features(self, back: bool) -> tuple[Tensor, Tensor, TorchFrames | None]:
         """The features of queries [B, H, n_q, m] and keys [B, K, n_k, m], and their frames."""
         how, leaves = self.how, self.given.tensors
         if back:
@@ -202,7 +203,7 @@ class _Launches:
         attention.launch(kernels.carry, lines * blocks, rest, *PROGRAM)
         return states
 
-    def outputs(self, out: torch.Tensor, totals: torch.Tensor) -> None:
+    def outputs(self, out: Tensor, totals: Tensor) -> None:
         """Fills the outputs [B, K, R, n_q, e], and the sums of weights [B, K, R, n_q]."""
         logs = rows_of(totals.flatten(1, 2) if self.logs is None else self.logs)
         into = rows_of(out.flatten(1, 2)), rows_of(totals.flatten(1, 2)), logs
@@ -215,10 +216,10 @@ class _Launches:
     def gradients(
         self,
         into: Given,
-        out: torch.Tensor,
-        totals: torch.Tensor,
-        grad: torch.Tensor,
-        of_totals: torch.Tensor,
+        out: Tensor,
+        totals: Tensor,
+        grad: Tensor,
+        of_totals: Tensor,
     ) -> None:
         """Fills in the gradients of what is given, where `grad` is that of the output, `of_totals`
         that of the sums of weights."""
@@ -240,7 +241,7 @@ class _Launches:
         if not direct:
             self._through(into, of_f, of_g)
 
-    def _above(self, out: torch.Tensor, *rest: torch.Tensor) -> tuple[Rows, Rows, Rows]:
+    def _above(self, out: Tensor, *rest: Tensor) -> tuple[Rows, Rows, Rows]:
         """The gradients of outputs, what these are divided by, and the gradients of the sums of
         weights."""
         out, totals, grad, of_totals = (x.flatten(1, 2) for x in (out, *rest))
@@ -251,7 +252,7 @@ class _Launches:
         gradient = self.how.quotient.gradient(ones, delta, totals, self.logs, of_totals)
         return rows_of(grad), rows_of(gradient[..., 0]), rows_of(gradient[..., -1])
 
-    def _through(self, into: Given, of_f: torch.Tensor, of_g: torch.Tensor) -> None:
+    def _through(self, into: Given, of_f: Tensor, of_g: Tensor) -> None:
         """Takes the gradients of features to rows, tables and gates."""
         f, g, of_f, of_g = (x.to(self.kind) for x in (self.f, self.g, of_f, of_g))
         if into.gate:
