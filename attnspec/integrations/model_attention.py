@@ -114,7 +114,9 @@ class ModelAttention:
         self._unstable = lru_cache(maxsize=1024)(unstable)
         self._padded = lru_cache(maxsize=1024)(changed_by_padding)
         self._said: set[str] = set()
-        self._looked_at: Callable[[], object] = lambda: None
+        # the positions that were passed last, and the documents that they show
+        self._documents: tuple[Callable[[], object], Tensor | None] = (lambda: None), None
+        self._packed = False
         # every layer computes the same, and what traces one has traced them all
         self._same = self.program.layers is None and not module.engine.binder.alike(1)
 
@@ -580,34 +582,50 @@ class ModelAttention:
         batch: int,
     ) -> Mapping[str, Tensor] | None:
         """The run-time inputs, with the documents that `position_ids` show where the spec has one
-        input, of kind `ids`, that is not given; says what was found in the log of this package, and
-        warns, once, where the spec does not tell documents apart."""
+        input, of kind `ids`, that no call passes. A step behind a cache belongs to one document
+        where its positions count every real token before it, and no earlier pass was packed. The
+        log of this package says which documents there are, and a warning, once, where the spec does
+        not tell them apart."""
         kinds = [entry.kind for entry in self.program.inputs]
         taken = kinds == ["ids"] and given is None and self.standing is None
         traced = torch.compiler.is_compiling()
         # a trace has no warnings, and must know no more than it needs
         if (not taken and (traced or "ids" in kinds)) or not isinstance(position_ids, Tensor):
             return given
-        if mask.q_offset or position_ids.ndim != 2 or position_ids.shape[1] != mask.end:
+        if position_ids.ndim != 2 or position_ids.shape[1] != mask.q_length:
+            return given
+        if mask.q_offset and (not taken or traced or self._packed):
             return given
         # the layers of one pass are given the same tensor, which a GPU is waited for once
-        first = not traced and self._looked_at() is not position_ids
-        if not (taken or first):
-            return given
+        positions_before, labels = self._documents
+        first = traced or positions_before() is not position_ids or labels is None
+        if first:
+            new, real = position_ids.expand(batch, -1), mask.padding
+            later = None if real is None else real[:, mask.q_offset :]
+            labels = torch.nn.functional.pad(documents(new, later), (mask.q_offset, 0))
+            if mask.q_offset:
+                before = mask.q_offset if real is None else real[:, : mask.q_offset].sum(1)
+                labels = labels if bool((new[:, 0] == before).all()) else None
+        if first and not traced:
+            self._documents = weakref.ref(position_ids), labels
+            self._packed = labels is not None and bool(labels.any())
+            if self._packed:
+                self._tell_documents(cast("Tensor", labels), taken)
+        return {self.program.inputs[0].name: labels} if taken and labels is not None else given
+
+    def _tell_documents(self, labels: Tensor, taken: bool) -> None:
+        """Log, or warn, that a pass was packed."""
+        count = f"`position_ids` show up to {int(labels.max()) + 1} packed documents a sample"
         name = self.program.name
-        labels = documents(position_ids.expand(batch, -1), mask.padding)
-        if first and bool(labels.any()):
-            count = f"`position_ids` show up to {int(labels.max()) + 1} packed documents a sample"
-            if taken:
-                # just what is meant: nothing to warn of
-                documents_input = self.program.inputs[0].name
-                _LOG.info("%s; they are the input `%s` of `%s`", count, documents_input, name)
-            else:
-                words = f"{count}, which read each other by `{name}`: {PACKED}"
-                self.warn_once("packed documents", words)
-        if not traced:
-            self._looked_at = weakref.ref(position_ids)
-        return {self.program.inputs[0].name: labels} if taken else given
+        if taken:
+            # just what is meant: nothing to warn of
+            _LOG.info(
+                "%s; they are the input `%s` of `%s`", count, self.program.inputs[0].name, name
+            )
+        else:
+            self.warn_once(
+                "packed documents", f"{count}, which read each other by `{name}`: {PACKED}"
+            )
 
     def inputs_of(
         self,

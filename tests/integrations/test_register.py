@@ -29,7 +29,7 @@ from tiny_models import (
 )
 
 import attnspec
-from attnspec.integrations.transformers import register, with_inputs
+from attnspec.integrations.transformers import SpecCache, register, with_inputs
 from attnspec.testing import assert_attends
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
@@ -259,6 +259,18 @@ def test_positions_that_count_from_padding_on_the_left_warn(body: str) -> None:
     model = llama(named(f"attention a {{ causal {body} }}"))
     with pytest.warns(UserWarning, match="count from the padding"):
         hidden(model, tokens(3, 13), padded(13, left=True))
+
+
+def test_steps_that_count_every_token_belong_to_one_document() -> None:
+    body = "input d: ids causal attend window(before = 3, after = 0) & same(d)"
+    model, ids = llama(named(f"attention a {{ {body} }}")), tokens(2, 7)
+    settings = {**GREEDY, "attention_mask": padded(7, left=True)[:2].long(), "pad_token_id": 0}
+    wanted = model.generate(ids, use_cache=False, **settings)
+    caches: list[dict[str, Any]] = [{}, {"past_key_values": SpecCache(model)}]
+    assert all(bool((model.generate(ids, **settings, **x) == wanted).all()) for x in caches)
+    # the documents behind a packed pass are not known in a step
+    packed = model(ids, position_ids=torch.arange(7)[None] % 4)
+    refused(model, ids[:, :1], past_key_values=packed.past_key_values)
 
 
 def test_inputs_that_are_not_there_or_too_short() -> None:
