@@ -15,7 +15,7 @@ from attnspec import AttnSpecError, SpecError, parse
 from attnspec.analysis.report.printed import table
 
 
-@pytest.mark.parametrize(("path", "name"), ATTENTIONS[::8], ids=IDS[::8])
+@pytest.mark.parametrize(("path", "name"), ATTENTIONS[::16], ids=IDS[::16])
 def test_reports_of_the_zoo(path: Path, name: str) -> None:
     spec = small(path, name)
     n = spec.program.fixed_length or 48

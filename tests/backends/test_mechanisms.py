@@ -12,7 +12,7 @@ import pytest
 import torch
 from attention_checks import learner_of, tensors
 from population import BODIES, spec_of
-from sweeps import in_turn
+from sweeps import checkered, few
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -29,7 +29,7 @@ MECHANISMS = [
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    in_turn(
+    checkered(
         [
             "linear()",
             "linear(feature = exp)",
@@ -43,6 +43,7 @@ MECHANISMS = [
             "taylor(order = 2)",
         ],
         [0.0, 1e-30, 60.0, -60.0, 300.0],
+        of=5,
     ),
 )
 def test_no_input_divides_by_zero(text: str, size: float) -> None:
@@ -144,7 +145,7 @@ def test_no_bit_of_a_row_depends_on_the_future(body: str) -> None:
         assert torch.equal(module(*later)[:, :, :at], before[:, :, :at])
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", few(MECHANISMS))
 def test_derivatives_of_derivatives(name: str) -> None:
     if "maxima" in name:
         pytest.skip("differences across the corners of a maximum are not derivatives")
@@ -173,11 +174,7 @@ MEMORY = (
 
 
 @pytest.mark.parametrize(
-    ("body", "padded"),
-    [
-        pytest.param(body, at % 4 < 2, marks=[pytest.mark.slow] * (at % 2))
-        for at, body in enumerate(MEMORY)
-    ],
+    ("body", "padded"), few(((body, at % 6 < 3) for at, body in enumerate(MEMORY)), 3)
 )
 def test_memory_is_that_of_a_few_tensors(body: str, padded: bool) -> None:
     """Forward and backward: n x n numbers, like n x d x d_v, are 16 times as many as q, k, v and

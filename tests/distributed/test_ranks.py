@@ -14,6 +14,7 @@ import torch.distributed as dist
 from local_ranks import Found, Shards, cut, run
 from population import BODIES, population, spec_of
 from ranks_in_turn import Rank, in_turn
+from sweeps import few
 from test_views import kinds
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -48,11 +49,11 @@ def shards_of(name: str) -> Shards:
 
 
 def quick() -> set[str]:
-    """Of the bodies each ninth, and those that have a word of the language which none before has:
+    """Of the bodies each 18th, and those that have a word of the language which none before has:
     a pattern, a mechanism, an input, a normaliser."""
     words, found = set[str](), set[str]()
     for turn, name in enumerate(NAMES):
-        if name in BODIES and (turn % 9 == 1 or not kinds(population()[name]) <= words):
+        if name in BODIES and (turn % 18 == 1 or not kinds(population()[name]) <= words):
             words |= kinds(population()[name])
             found.add(name)
     return found
@@ -65,9 +66,7 @@ def differing(shards: Shards) -> list[str]:
     return shards.differing(in_turn(shards.ranks, shards.on))
 
 
-@pytest.mark.parametrize(
-    "name", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in NAMES]
-)
+@pytest.mark.parametrize("name", few(NAMES, QUICK))
 def test_ranks_together_compute_what_one_does(name: str) -> None:
     assert differing(shards_of(name)) == []
 
@@ -165,7 +164,7 @@ MORE = [
 ]
 
 
-@pytest.mark.parametrize("shards", MORE, ids=lambda each: f"{each.text[:50]} {each.n}")
+@pytest.mark.parametrize("shards", few(MORE), ids=lambda each: f"{each.text[:50]} {each.n}")
 def test_ways_of_rows_heads_and_sums(shards: Shards) -> None:
     assert differing(shards) == []
 

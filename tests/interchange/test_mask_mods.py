@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from goldens import Golden
+from sweeps import few
 from torch.nn.attention import flex_attention as flex
 from transformers import masking_utils as hf  # noqa: F401, a name in the file of functions
 
@@ -193,10 +194,7 @@ def drawn(draw: random.Random, kind: str, depth: int) -> str:
     return re.sub(r"\b[xyrazc]\b", part, form)
 
 
-SLOW = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 200)]
-
-
-@pytest.mark.parametrize("seed", [*range(6), *SLOW])
+@pytest.mark.parametrize("seed", few(range(200), range(6)))
 def test_a_random_function_has_the_pairs_that_torch_computes(seed: int) -> None:
     mask_mod = function(drawn(random.Random(seed), "a", 3))
     require_pairs(from_mask_mod(mask_mod, heads=3), mask_mod, 9)

@@ -18,7 +18,7 @@ from model_settings import MODELS, SETTINGS, build, outcome, shown, uncompiled
 from oracle.tree import expression
 from population import spec_of
 from specs import drawn, graphs
-from sweeps import checkered
+from sweeps import checkered, few
 from tiny_models import bert, llama, names_restored, padded, tokens, transformers
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
@@ -220,9 +220,7 @@ def test_uneven_weights_are_no_fault_in_a_long_sequence() -> None:
         assert verify_model(model, CAUSAL, states(n), exact=exact).ok
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(6), *(pytest.param(s, marks=pytest.mark.slow) for s in range(6, 200))]
-)
+@pytest.mark.parametrize("seed", few(range(200), range(6)))
 def test_random_specs_raise_no_false_alarm(seed: int) -> None:
     one, other = map(expression, drawn(8, seed, graphs)[-2:])
     causal = "causal " * (seed // 2 % 2)

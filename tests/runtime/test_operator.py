@@ -12,6 +12,7 @@ import pytest
 import torch
 from attention_checks import learner_of, tensors, with_gradients
 from population import spec_of
+from sweeps import few
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
@@ -60,7 +61,7 @@ def check_same(found: Tensor, meant: Tensor, leaves: Sequence[Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "n_q"), [("static", None), ("input", None), ("hybrid", None), ("bias", 3)]
+    ("name", "n_q"), few([("input", None), ("static", None), ("bias", 3), ("hybrid", None)])
 )
 def test_one_graph_for_all_lengths(name: str, n_q: int | None) -> None:
     """Of whole sequences, or of the last queries in steps of generation."""
@@ -110,7 +111,7 @@ torch.save(program(*torch.load(f"{sys.argv[1]}/given.pt")), f"{sys.argv[1]}/foun
 """
 
 
-@pytest.mark.parametrize("elsewhere", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("elsewhere", few([False, True]))
 def test_an_exported_program_runs_in_another_process(elsewhere: bool, tmp_path: Path) -> None:
     module, n = sample("bias"), torch.export.Dim("n", max=1 << 20)
     shapes = {name: {2: n} for name in "qkv"}
@@ -246,8 +247,8 @@ def test_every_level_of_torch_func_derives(body: str) -> None:
 @pytest.mark.parametrize(
     ("body", "different"),
     [
-        ("layers 12 causal attend window(before = 7, after = 0)", 1),
-        ("layers 12 attend full layer 3 { attend block(size = 4) }", 2),
+        ("layers 5 causal attend window(before = 7, after = 0)", 1),
+        ("layers 5 attend full layer 3 { attend block(size = 4) }", 2),
         ("layers 3 attend random_blocks(size = 4, blocks = 2, seed = 1)", 3),
     ],
 )
