@@ -123,8 +123,7 @@ class Limits:
     rows_least: int = _limit(16, 2)  # the same for a layout
     rows_drawn: int = _limit(1 << 12, 3)  # rows that are drawn, or sorted, in one go
     drawn_at_once: int = _limit(1 << 14, 8)  # random numbers that are drawn in one go
-    words: int = _limit(1 << 19, 2)  # words of 64 keys that a sweep holds for all queries
-    words_gathered: int = _limit(1 << 21, 4)  # words that it gathers in one go
+    words_gathered: int = _limit(1 << 21, 4)  # words of 64 keys that a sweep gathers in one go
     columns: int = _limit(1 << 10, 4)  # columns of the hashes of some rounds
     merged: int = _limit(8, 2)  # layouts whose results are merged in one go
     stream: int = _limit(256, 4)  # positions that are streamed in one go

@@ -125,6 +125,8 @@ def require_pairs(spec: Spec, mask_mod: MaskMod, n: int) -> None:
 def test_heads_are_as_many_as_a_table_has_or_is_said() -> None:
     assert from_mask_mod(widths, heads=2).heads == 2
     assert from_mask_mod(causal, heads=5).heads == 5
+    # a spec is called as its function, unless that is a word of the language
+    assert [from_mask_mod(x).name for x in (widths, causal)] == ["widths", "mask"]
     with pytest.raises(AttnSpecError, match="no mask at n = 1"):
         from_mask_mod(widths, heads=4)
 
