@@ -287,7 +287,7 @@ def _statement(score: Score, at: Situation, heads: int, table: str) -> Scalar:
     if score.name == EXPRESSION:
         return _expression(score, at)
     values = {
-        name: _number(value, at, f"{score.name}: {name}", score.span)
+        name: _number(value, at, f"{name}` of `{score.name}", score.span)
         for name, value in score.arguments
     }
     given: dict[str, Any] = dict(values)

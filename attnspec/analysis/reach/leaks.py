@@ -31,10 +31,12 @@ from attnspec.graphs.relation import Relation, evaluate_pairs
 from attnspec.graphs.stack import (
     Stack,
     TooMuch,
+    chosen_text,
     decides,
     require_few_patterns,
     require_supported,
     undecided,
+    unread_text,
 )
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.api_checks import sampled
@@ -104,7 +106,7 @@ def _by_choice(stack: Stack, n: int) -> tuple[Leak | None, str]:
             bound = bound_choice(stack.program, leaf, n, layer, head)
             ahead = None if bound is None else bound.ahead(n)
             if ahead is not None:
-                why = f"`{leaf.pattern}`: {ahead.why}"
+                why = f"in `{leaf.pattern}` {ahead.why}"
                 return Leak(ahead.query, ((layer, head, ahead.token),), choice=why), ""
             if bound is not None:
                 words.add("given" if bound.given_choice else "yes")
@@ -146,9 +148,7 @@ def _by_pairs(stack: Stack, n: int) -> Figure[Leak | None]:
                 where = " and ".join([*words, *(f"`{name}` joins them" for name in decided)])
                 return Figure(Leak(pair[0], ((layer, head, pair[1]),), where))
         if names or decided:
-            doubt = "its pairs depend on run-time inputs"
-            if decided:
-                doubt = f"`{decided[0]}` is data-dependent"
+            doubt = chosen_text(decided[0]) if decided else unread_text(names)
     return Figure(None, "estimate", doubt) if doubt else Figure(None)
 
 
