@@ -33,10 +33,10 @@ from attnspec.check.places import (
 from attnspec.graphs.bind import BindError, integer_of
 from attnspec.graphs.forms.properties import is_symmetric, never_reads_later, reads_itself
 from attnspec.graphs.patterns import BY_NAME
+from attnspec.graphs.relation import chosen_text
 from attnspec.graphs.stack import (
     Stack,
     TooMuch,
-    chosen_text,
     has_mechanism,
     influence,
     unread_text,

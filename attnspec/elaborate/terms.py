@@ -9,7 +9,7 @@ from typing import NoReturn
 from attnspec.elaborate.names import ARTICLES, INPUTS, Kind, Value, kind_of, type_of
 from attnspec.elaborate.scope import Scope, Work, meaning
 from attnspec.grammar import nodes
-from attnspec.graphs.relation import DataDependent
+from attnspec.graphs.relation import DataDependent, chosen_text
 from attnspec.ir.program import (
     ArgumentValue,
     Compound,
@@ -155,7 +155,7 @@ def known_now(term: Term, span: Span, scope: Scope, where: str, by_inputs: bool 
     for leaf in leaves(term):
         pattern = scope.work.patterns[leaf.pattern]
         if issubclass(pattern, DataDependent) and not (by_inputs and pattern.by_inputs):
-            message = f"`{leaf.pattern}` chooses its pairs in a call, and cannot stand {where}"
+            message = f"{chosen_text(leaf.pattern)}, and it cannot stand {where}"
             scope.fail("A703", message, span, help="use a graph of fixed pairs there")
 
 

@@ -394,7 +394,7 @@ def extents_of(program: Program, n: int) -> tuple[int, ...]:
 def _one_length(program: Program) -> str:
     """The way out where a grid has one size."""
     n = program.fixed_length
-    return "" if n is None else f": its one length is {n}, which commands take without -n"
+    return "" if n is None else f": write n = {n}, or on the command line no `-n`"
 
 
 def situation_of(

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from attnspec.graphs.bind import Situation, bind_attended, extents_of, located, situation_of
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.predicates.inputs import READ
-from attnspec.graphs.relation import DataDependent, Relation, probes
+from attnspec.graphs.relation import DataDependent, Relation, chosen_text, probes
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.api_checks import index_of, length_of, of_head, sampled
 from attnspec.ir.parameters import RelationError
@@ -102,11 +102,6 @@ def unread_text(names: Collection[str]) -> str:
     listed = " and ".join(f"`{name}`" for name in sorted(names))
     which = "input" if len(names) == 1 else "inputs"
     return listed and f"its pairs depend on the {which} {listed}, known only in a call"
-
-
-def chosen_text(pattern: str) -> str:
-    """Why the pairs of a data-dependent pattern are not known."""
-    return f"`{pattern}` chooses its pairs in a call, by the values of q and k"
 
 
 def patterns_in(graph: Term | None) -> int:
@@ -208,7 +203,7 @@ class Stack:
                 raise SpecError(
                     Diagnostic(
                         "A706",
-                        f"the pairs of `{leaf.pattern}` are decided by the tensors of a call",
+                        chosen_text(leaf.pattern),
                         leaf.span,
                         help="`module.pairs(q, k)` of the compiled module gives them",
                     )

@@ -66,13 +66,13 @@ def _choices(
     blocks = -(-n // entry.size)
     if values.ndim != 3 or values.shape[1] != queries or values.dtype.kind != "i":
         raise AttnSpecError(
-            f"`{entry.name}` must be integers [H or H_kv or 1, {queries}, c], got {values.dtype}"
-            f" with the shape {list(values.shape)}"
+            f"`{entry.name}` must be integers [H or H_kv or 1, {queries}, choices], got"
+            f" {values.dtype} with the shape {list(values.shape)}"
         )
     if values.size and not (-1 <= values.min() and values.max() < blocks):
         raise AttnSpecError(
-            f"`{entry.name}` must name key blocks 0 … {blocks - 1}, {entry.size} of {n} keys each,"
-            " or -1 for none"
+            f"`{entry.name}` must hold numbers of blocks of {entry.size} keys, 0 to {blocks - 1}, or"
+            " -1 for none"
         )
     return values
 

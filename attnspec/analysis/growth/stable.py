@@ -30,8 +30,8 @@ from attnspec.graphs.forms.stability import (
 )
 from attnspec.graphs.forms.written import written
 from attnspec.graphs.patterns import BY_NAME
-from attnspec.graphs.relation import evaluate_pairs
-from attnspec.graphs.stack import TooMuch, asks_for, chosen_text, require_supported, unread_text
+from attnspec.graphs.relation import chosen_text, evaluate_pairs
+from attnspec.graphs.stack import TooMuch, asks_for, require_supported, unread_text
 from attnspec.graphs.token_sets import Data
 from attnspec.ir.parameters import RelationError
 from attnspec.ir.program import Attend, Input, Leaf, Program, Term, inputs_of, leaves, symbols_of

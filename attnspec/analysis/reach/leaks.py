@@ -27,11 +27,10 @@ from attnspec.graphs.forms.properties import never_reads_later
 from attnspec.graphs.forms.stability import FAR, bound_choice
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.patterns.where import Where
-from attnspec.graphs.relation import Relation, evaluate_pairs
+from attnspec.graphs.relation import Relation, chosen_text, evaluate_pairs
 from attnspec.graphs.stack import (
     Stack,
     TooMuch,
-    chosen_text,
     decides,
     require_few_patterns,
     require_supported,

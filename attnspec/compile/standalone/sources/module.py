@@ -16,7 +16,7 @@ TWO_SEQUENCES = {"the last n_q positions": "another sequence than keys"}
 
 def given(q, k, v, layer, inputs, padding):
     """The inputs and the padding of a call; raises unless all fits together and to the spec."""
-    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+    shapes = ", ".join(f"{list(x.shape)} {x.dtype}" for x in (q, k, v))
     fit = q.dim() == k.dim() == v.dim() == 4 and q.dtype == k.dtype == v.dtype
     fit = fit and k.shape[:3] == v.shape[:3] and q.shape[::3] == k.shape[::3]
     if CROSS:
@@ -24,13 +24,14 @@ def given(q, k, v, layer, inputs, padding):
     else:
         fit = fit and q.shape[2] <= k.shape[2] and HEADS in (None, q.shape[1])
     if not fit or not k.shape[1] or q.shape[1] % k.shape[1]:
-        needed = f"[B, {HEADS or 'H'}, n_q, d], [B, H_kv, n_k, d] and [B, H_kv, n_k, d_v]"
-        raise ValueError(f"{needed} of one type are needed, H_kv dividing H, got {shapes}")
+        needed = f"q [B, {HEADS or 'H'}, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v]"
+        rules = f"of one type are needed, H_kv dividing H{'' if CROSS else ', n_q at most n_k'}"
+        raise ValueError(f"{needed} {rules}, got {shapes}")
     if not 0 <= layer < (LAYERS or layer + 1):
-        raise ValueError(f"layer must be from 0 on and below {LAYERS}, got {layer}")
+        raise ValueError(f"layer must be 0 to {(LAYERS or 1) - 1}, got {layer}")
     x = {**(inputs or {}), **({} if padding is None else {"key padding": padding})}
     if {*x, "key padding"} != {*INPUTS, "key padding"}:
-        raise ValueError(f"the inputs are {list(INPUTS)}, got {list(inputs or {})}")
+        raise ValueError(f"`inputs` must have the names {list(INPUTS)}, got {list(inputs or {})}")
     for name, tensor in x.items():
         kind, most = INPUTS.get(name, ("tokens", None))
         shape = k.shape[:1] if kind == "length" else k.shape[::2]
@@ -39,9 +40,12 @@ def given(q, k, v, layer, inputs, padding):
                 heads = 1 if tensor.shape[1:2] == (1,) else q.shape[1]
                 shape = q.shape[0], heads, q.shape[2], k.shape[2]
         if tensor.shape != shape or (tensor.dtype == torch.bool) != (kind == "tokens"):
-            raise ValueError(f"{name} must be {kind} {list(shape)}, got {list(tensor.shape)}")
+            form = "bool" if kind == "tokens" else "numbers"
+            name = name.replace("key padding", "key_padding_mask")
+            got = f"{tensor.dtype} {list(tensor.shape)}"
+            raise ValueError(f"{name} must be {form} {list(shape)}, got {got}")
         if most is not None and int(tensor.sum(-1).amax()) > most:
-            raise ValueError(f"`{name}` promises at most {most} tokens")
+            raise ValueError(f"{name} may mark at most {most} tokens of a sample")
     return x
 
 
