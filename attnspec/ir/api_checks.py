@@ -71,8 +71,8 @@ def _choices(
         )
     if values.size and not (-1 <= values.min() and values.max() < blocks):
         raise AttnSpecError(
-            f"`{entry.name}` must hold numbers of blocks of {entry.size} keys, 0 to {blocks - 1}, or"
-            " -1 for none"
+            f"`{entry.name}` must hold numbers of blocks of {entry.size} keys, 0 to {blocks - 1},"
+            " or -1 for none"
         )
     return values
 
