@@ -41,19 +41,21 @@ _FOREIGN_WORDS = {
     "//": "`#` starts a comment",
     "bidirectional": "a spec without the statement `causal` reads both ways",
     "class": "`attention NAME { … }` describes one attention",
-    "const": "`let NAME = EXPRESSION` names a value",
-    "def": "`graph NAME(a, b) = EXPRESSION` names a graph, outside the attention",
+    **dict.fromkeys(("const", "var"), "`let NAME = EXPRESSION` names a value"),
+    **dict.fromkeys(
+        ("def", "function", "lambda"),
+        "`graph NAME(a, b) = EXPRESSION` names a graph, outside the attention",
+    ),
     "dropout": "a call takes it: `module(q, k, v, dropout_p = 0.1)`",
     "for": "`layer 0..5 { … }` and `head even { … }` choose layers and heads; there are no loops",
-    "function": "`graph NAME(a, b) = EXPRESSION` names a graph, outside the attention",
     "if": "`layer` and `head` blocks and `where(…)` make distinctions",
-    "import": '`from "file.attn" import NAME` imports a graph, outside the attention',
-    "include": '`from "file.attn" import NAME` imports a graph, outside the attention',
-    "lambda": "`graph NAME(a, b) = EXPRESSION` names a graph, outside the attention",
+    **dict.fromkeys(
+        ("import", "include"),
+        '`from "file.attn" import NAME` imports a graph, outside the attention',
+    ),
     "return": "`attend EXPRESSION` says what is attended to",
     **dict.fromkeys(("rope", "rotary"), ROPE),
     **dict.fromkeys(("attnspec", "version"), "a spec has no version line: delete it"),
-    "var": "`let NAME = EXPRESSION` names a value",
 }
 """Words that start a statement in other languages, and what does their work here."""
 

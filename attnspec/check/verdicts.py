@@ -34,13 +34,7 @@ from attnspec.graphs.bind import BindError, integer_of
 from attnspec.graphs.forms.properties import is_symmetric, never_reads_later, reads_itself
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.relation import chosen_text
-from attnspec.graphs.stack import (
-    Stack,
-    TooMuch,
-    has_mechanism,
-    influence,
-    unread_text,
-)
+from attnspec.graphs.stack import Stack, TooMuch, has_mechanism, influence, unread_text
 from attnspec.ir.crossing import evened
 from attnspec.ir.program import Attend, Claim, Program, Term, inputs_of, leaves
 from attnspec.ir.scalars import ScalarError, evaluate

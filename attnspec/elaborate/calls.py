@@ -26,8 +26,6 @@ from attnspec.elaborate.names import (
 from attnspec.elaborate.scope import Failed, Scope, each, meaning
 from attnspec.grammar import nodes
 from attnspec.graphs.bind import check_value
-from attnspec.graphs.forms.written import written_scalar
-from attnspec.graphs.grid import AXES
 from attnspec.graphs.patterns.where_inputs import parted
 from attnspec.graphs.predicates.inputs import (
     INEXACT,
@@ -43,6 +41,7 @@ from attnspec.ir.scalars import FUNCTIONS, SCORE_FUNCTIONS, Apply, Scalar, Symbo
 from attnspec.limits import LIMITS
 from attnspec.text.diagnostics import did_you_mean
 
+OTHER_BOXES = "other boxes are written by `where`, with `q.row`, `k.row` and their like"
 _ANY = Parameter("any", "", positional=True)
 
 
@@ -196,16 +195,13 @@ def _extents(node: nodes.Call, scope: Scope, parameter: Parameter) -> tuple[Scal
     def one(argument: nodes.Argument) -> Scalar:
         if argument.name is not None:
             message = f"`{node.name}` takes extents without names, got `{argument.name}`"
-            bare = "write the sizes without names"
             axis = argument.name.lower() in ("t", "h", "w")
-            scope.fail(
-                "A301", message, argument.span, help=bare if axis else _other_box(node, scope)
-            )
+            advice = "write the sizes without names" if axis else OTHER_BOXES
+            scope.fail("A301", message, argument.span, help=advice)
         value = terms.integer(argument.value, scope, "an extent")
         wrong = check_value(replace(parameter, kind="integer"), "extent", value)
         if isinstance(value, int) and wrong:
-            advice = _other_box(node, scope) if value > 0 else None
-            notes = (f"`extent`: {parameter.doc}",)
+            notes, advice = (f"`extent`: {parameter.doc}",), OTHER_BOXES if value > 0 else None
             scope.fail("A306", wrong, argument.value.span, notes=notes, help=advice)
         return value
 
@@ -217,34 +213,6 @@ def _extents(node: nodes.Call, scope: Scope, parameter: Parameter) -> tuple[Scal
         message = f"`{node.name}` needs one extent for each of the grid's {axes} axes"
         scope.fail("A303", f"{message}, got {len(extents)}", node.span)
     return extents
-
-
-def _other_box(node: nodes.Call, scope: Scope) -> str | None:
-    """How `where` says a box whose sizes may be even, and that several queries may share."""
-    grid, stride = scope.work.grid, 1
-    if grid is None:
-        return None
-    sizes = []
-    for argument in node.arguments:
-        if not isinstance(argument.value, nodes.Integer):
-            return "other boxes are written by `where`, with `q.row`, `k.row` and their like"
-        if argument.name == "stride":
-            stride = argument.value.value
-        elif argument.name is None or argument.name.lower() in ("t", "h", "w"):
-            sizes.append(argument.value.value)
-        else:
-            return "other boxes are written by `where`, with `q.row`, `k.row` and their like"
-    parts = [
-        f"k.{axis} - min(max({_leader(axis, stride)} - {size // 2}, 0),"
-        f" {written_scalar(Apply('-', (extent, size)))}) in 0..{size - 1}"
-        for axis, extent, size in zip(AXES[len(grid)], grid, sizes, strict=False)
-    ]
-    return f"this box is `where({' and '.join(parts)})`"
-
-
-def _leader(axis: str, stride: int) -> str:
-    """The query in the middle of those that share a box."""
-    return f"q.{axis}" if stride < 2 else f"(q.{axis} // {stride} * {stride} + {stride // 2})"
 
 
 def _needs_grid(node: nodes.Call, scope: Scope) -> NoReturn:

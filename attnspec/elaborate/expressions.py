@@ -26,15 +26,7 @@ from attnspec.graphs.grid import AXES
 from attnspec.graphs.predicates.inputs import reading
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.program import Compound, InputRef, Leaf, Mechanism, Term
-from attnspec.ir.scalars import (
-    FUNCTIONS,
-    NEGATED,
-    SCORE,
-    SCORE_FUNCTIONS,
-    Apply,
-    Scalar,
-    Symbol,
-)
+from attnspec.ir.scalars import FUNCTIONS, NEGATED, SCORE, SCORE_FUNCTIONS, Apply, Scalar, Symbol
 from attnspec.text.diagnostics import did_you_mean, nearest
 from attnspec.text.source import Span
 

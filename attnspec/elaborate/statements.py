@@ -197,7 +197,7 @@ class Statements:
             raise Failed
         many = work.layers if kind == "layer" else work.heads
         if many is None:
-            message = f"`{kind}` needs a spec that says how many {kind}s there are"
+            message = f"`{kind}` needs to know how many {kind}s there are"
             scope.fail("A401", message, block.items_span, help=f"add `{kind}s N`")
         chosen = _chosen(block, scope, many)
         if not chosen:

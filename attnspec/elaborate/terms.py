@@ -20,16 +20,7 @@ from attnspec.ir.program import (
     TokenTerm,
     leaves,
 )
-from attnspec.ir.scalars import (
-    LARGEST,
-    SCORE,
-    Apply,
-    Scalar,
-    ScalarError,
-    Symbol,
-    fold,
-    symbols,
-)
+from attnspec.ir.scalars import LARGEST, SCORE, Apply, Scalar, ScalarError, Symbol, fold, symbols
 from attnspec.limits import LIMITS
 from attnspec.text.source import Span
 

@@ -99,7 +99,7 @@ def asks_for(term: Term) -> set[str]:
 
 def unread_text(names: Collection[str]) -> str:
     """Why pairs that depend on inputs are not known, "" where no names are given."""
-    listed = " and ".join(f"`{name}`" for name in sorted(names))
+    listed = ", ".join(f"`{name}`" for name in sorted(names))
     which = "input" if len(names) == 1 else "inputs"
     return listed and f"its pairs depend on the {which} {listed}, known only in a call"
 

@@ -47,7 +47,7 @@ def sampled(
         )
     if entry.at_most is not None and int(values.sum()) > entry.at_most:
         raise AttnSpecError(
-            f"`{entry.name}` promises at most {entry.at_most} tokens, got {int(values.sum())}"
+            f"`{entry.name}` may mark at most {entry.at_most} tokens, got {int(values.sum())}"
         )
     if values.dtype.kind == "u" and values.size and values.max() >= 2**63:
         raise AttnSpecError(f"`{entry.name}` must hold whole numbers below 2**63")

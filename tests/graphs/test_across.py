@@ -175,7 +175,7 @@ def test_figures_of_one_sequence_are_unknown_between_two() -> None:
 )
 def test_rows_are_stable_where_no_graph_reads_m(graph: str, reads: bool) -> None:
     figure = spec_of(f"attend {graph}").analyse(9, m=5).to_dict(("stable",))["figures"]["stable"]
-    assert (figure["note"] == "the graph reads m, the number of queries") == reads
+    assert (figure["note"] == "the graph depends on m, the number of queries") == reads
 
 
 def test_costs_are_those_of_m_queries() -> None:

@@ -10,7 +10,7 @@ PAIRS = True
 INPUTS = {"important": ("tokens", 64)}
 PARTS = {"bias_0": ((1, 1, 32), "constant", 0.0)}
 
-TWO_SEQUENCES = {"the last n_q positions": "another sequence than keys"}
+TWO_SEQUENCES = {"the last n_q positions": "another sequence than keys", ", n_q at most n_k": ""}
 """Other names where queries are not positions of the sequence of keys."""
 
 
@@ -25,7 +25,7 @@ def given(q, k, v, layer, inputs, padding):
         fit = fit and q.shape[2] <= k.shape[2] and HEADS in (None, q.shape[1])
     if not fit or not k.shape[1] or q.shape[1] % k.shape[1]:
         needed = f"q [B, {HEADS or 'H'}, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v]"
-        rules = f"of one type are needed, H_kv dividing H{'' if CROSS else ', n_q at most n_k'}"
+        rules = "of one type are needed, H_kv dividing H, n_q at most n_k"
         raise ValueError(f"{needed} {rules}, got {shapes}")
     if not 0 <= layer < (LAYERS or layer + 1):
         raise ValueError(f"layer must be 0 to {(LAYERS or 1) - 1}, got {layer}")
