@@ -331,6 +331,8 @@ def _advice(value: str) -> str | None:
         return f"write `0{value}`"
     if re.fullmatch(r"[0-9]+\.", value):
         return f"write `{value}0`"
+    if re.fullmatch(r"[0-9.]+[eE][+-]?", value):
+        return f"write the exponent: `{value}3`"
     if re.fullmatch(r"[0-9]+[A-Za-z_][A-Za-z0-9_]*", value):
         return "a name starts with a letter, and `*` is written out: `2 * x`"
     return None

@@ -21,8 +21,6 @@ from attnspec.ir.program import Program, leaves, symbols_of
 from attnspec.text.diagnostics import AttnSpecError, Diagnostic, SpecError
 from attnspec.text.source import Span
 
-MORE = "ask for more `blocks` of `topk`, or more `buckets` of `lsh`"
-
 
 def rows_without_keys(stack: Stack, checked: tuple[int, ...], advice: str) -> Iterator[Diagnostic]:
     """Warnings of queries and graphs without pairs, `advice` being how they get one; errors where
@@ -78,8 +76,8 @@ def choices(program: Program, n: int) -> Iterator[Diagnostic]:
             bound = bound_choice(program, leaf, n)
             doubt = "" if bound is None else bound.doubt(n)
             if doubt:
-                message = f"`{leaf.pattern}` {doubt} at n = {n:,}"
-                yield Diagnostic("A906", message, leaf.span, "warning", help=MORE)
+                message = f"`{leaf.pattern}` at n = {n:,} {doubt}"
+                yield Diagnostic("A906", message, leaf.span, "warning")
 
 
 def ahead_of(program: Program, found: Leak) -> Diagnostic:

@@ -54,20 +54,12 @@ _LONG = frozenset(
 """Claims that are checked at lengths above `LIMITS.matrix` too, as far as the graphs allow it."""
 
 
+_READ = "every query has read every key that it may, directly or through others"
 MEANINGS = {
-    "reach": (
-        "`reach(layers = L)`: after L layers every query has read every key that it may, directly"
-        " or through other positions"
-    ),
-    "depth": (
-        "`depth`: the fewest layers after which every query has read every key that it may,"
-        " directly or through other positions"
-    ),
-    "diameter": (
-        "`diameter`: the most steps from a query to a key that it may read; a step takes any layer"
-        " and head"
-    ),
-    "path_length": "`path_length`: the mean number of steps from a query to a key that it may read",
+    "reach": f"`reach(layers = L)`: after L layers {_READ}",
+    "depth": f"`depth`: the fewest layers after which {_READ}",
+    "diameter": "`diameter`: the most steps to a key that a query may read, by any layer and head",
+    "path_length": "`path_length`: the mean number of steps to a key that a query may read",
     "stable": "`stable`: the keys of a query stay the same when positions are added after it",
 }
 """What claims mean whose name does not tell, for their refutations."""
@@ -77,6 +69,7 @@ PATHS = (
     " and those without a step are left out"
 )
 
+NO_WARNING = "the spec compiles all the same; leave the claim out to have no warning"
 WHERE_IT_HAS_A_VALUE = "claim it from a length on at which it has a value: `for n >= …`"
 
 
@@ -276,9 +269,11 @@ def _at_lengths(
     missing = [n for n in wanted if n not in lengths]
     if missing and (not lengths or stack.program.grid is None):
         fault = domain.faults.get(missing[0])
-        why = "the grid has another length" if fault is None else fault.message
+        why, mend = f"the grid has n = {stack.program.fixed_length}", NO_WARNING
+        if fault is not None:
+            why, mend = fault.message, WHERE_IT_HAS_A_VALUE
         listed = ", ".join(f"{n:,}" for n in missing)
-        yield _unchecked(claim, why, f" at n = {listed}")
+        yield _unchecked(claim, why, f" at n = {listed}", mend)
     for n in lengths:
         if n > LIMITS.matrix and claim.kind not in _LONG:
             yield _unchecked(claim, f"this claim supports n <= {LIMITS.matrix:,}, got n = {n:,}")
@@ -416,13 +411,8 @@ def _without_answer(claim: Claim, error: Exception, where: str = "") -> Diagnost
     return Diagnostic("A608", message, claim.span, help=later)
 
 
-def _unchecked(claim: Claim, reason: str, where: str = "") -> Diagnostic:
+def _unchecked(claim: Claim, reason: str, where: str = "", mend: str = NO_WARNING) -> Diagnostic:
     message = f"`{claim.text}` is not checked{where}: {reason}"
-    mend = (
-        WHERE_IT_HAS_A_VALUE
-        if where
-        else "the spec compiles all the same; leave the claim out to have no warning"
-    )
     return Diagnostic("A609", message, claim.span, "warning", help=mend)
 
 

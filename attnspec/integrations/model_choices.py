@@ -104,7 +104,7 @@ def _cut(name: str, attend: Attend) -> Attend:
     if attend.graph is None or attend.mechanism is not None:
         raise AttnSpecError(
             f"the model chooses which keys a query reads, and `{name}` has a mechanism, which reads"
-            " all: write a graph"
+            " all: write a graph, such as `full`"
         )
     chosen = Leaf("chosen", (("choices", InputRef(INPUT, "choices")),))
     return replace(attend, graph=Compound("&", (attend.graph, chosen)))

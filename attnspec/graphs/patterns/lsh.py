@@ -142,7 +142,7 @@ class Lsh(DataDependent):
     def doubt(self, n: int) -> str:
         read, size = (self.look + 1) * self.chunk, n / self.buckets_at(n)
         if self.given is None and self.bucket_mask and size > read * self.rounds:
-            return f"has buckets of {size:,.0f} positions, and a query reads {read:,} of one"
+            return f"has buckets of {size:,.0f} positions and reads {read:,} of one: ask for more"
         return ""
 
     def most_keys(self, n: int) -> int:

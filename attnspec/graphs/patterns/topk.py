@@ -188,7 +188,7 @@ class TopK(DataDependent):
     def doubt(self, n: int) -> str:
         most, forced = self.blocks or 0, self.forced(n)
         if 0 < most <= forced and most * self.block < n:
-            return f"keeps {count_of(most, 'block')} and forces as many, so that no score decides"
+            return f"keeps {count_of(most, 'block')} and forces as many: ask for more"
         return ""
 
     def most_keys(self, n: int) -> int:
