@@ -85,7 +85,7 @@ def _too_many(node: nodes.Call, argument: nodes.Argument, scope: Scope, most: in
         f"write `{node.name}`; `{node.name} & …` keeps the pairs that are also in another graph"
     )
     if most:
-        advice = "`|` joins token sets, `&` intersects them"
+        advice = "join token sets by `|`: `first(1) | last(1)`"
     advice = advice if node.name in scope.work.callable and most < 2 else None  # type: ignore[assignment]
     scope.fail("A302", message, argument.span, help=advice)
 

@@ -201,8 +201,8 @@ def _extents(node: nodes.Call, scope: Scope, parameter: Parameter) -> tuple[Scal
         value = terms.integer(argument.value, scope, "an extent")
         wrong = check_value(replace(parameter, kind="integer"), "extent", value)
         if isinstance(value, int) and wrong:
-            notes, advice = (f"`extent`: {parameter.doc}",), OTHER_BOXES if value > 0 else None
-            scope.fail("A306", wrong, argument.value.span, notes=notes, help=advice)
+            notes, box = (f"`extent`: {parameter.doc}",), OTHER_BOXES if value > 0 else None
+            scope.fail("A306", wrong, argument.value.span, notes=notes, help=box)
         return value
 
     extents = tuple(each(node.arguments, one))

@@ -51,9 +51,9 @@ def meant(name: str, scope: Scope) -> str | None:
     the language, stands; None for other words."""
     low = name.lower()
     if low in SCORES:
-        return f"it changes scores, not pairs: the statement `score {low}(…)` beside `attend`"
+        return f"write the statement `score {low}(…)` beside `attend`; it changes scores, not pairs"
     if low in NORMALIZERS:
-        return f"it normalises scores: the statement `normalize {low}` beside `attend`"
+        return f"write the statement `normalize {low}` beside `attend`; it normalises scores"
     sentence = _MEANT.get(_ALIASES.get(low, low))
     if sentence is None and name in scope.module.attentions:
         sentence = f"`{name}` is an attention; what others can use is a `graph {name}(…) = …`"

@@ -146,7 +146,7 @@ def known_now(term: Term, span: Span, scope: Scope, where: str, by_inputs: bool 
     for leaf in leaves(term):
         pattern = scope.work.patterns[leaf.pattern]
         if issubclass(pattern, DataDependent) and not (by_inputs and pattern.by_inputs):
-            message = f"{chosen_text(leaf.pattern)}, and it cannot stand {where}"
+            message = f"{chosen_text(leaf.pattern)}, so it cannot stand {where}"
             scope.fail("A703", message, span, help="use a graph of fixed pairs there")
 
 

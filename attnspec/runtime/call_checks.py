@@ -23,6 +23,8 @@ from attnspec.text.diagnostics import did_you_mean
 Parts: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
 """q [B, H, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v]."""
 
+LATER = "for any number write `heads h`, with `h` a parameter of the attention"
+
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 PER_HEAD = ("choices", "scores", "buckets", "pairs")
 """Kinds of inputs with an axis of heads."""
@@ -115,8 +117,7 @@ def check_tensors(program: Program, q: Tensor, k: Tensor, v: Tensor) -> None:
     (batch, heads, n_q, size), (_, key_heads, n_k, _), declared = q.shape, k.shape, program.heads
     if declared is not None and heads != declared:
         why = f"`{program.name}` declares {declared} heads, so q must be [B, {declared}, n_q, d]"
-        later = "; to choose the count later, make it a parameter: `heads h` with `h` in the"
-        raise _misshapen(why, q, k, v, declared, f"{later} attention's parameters")
+        raise _misshapen(why, q, k, v, declared, f"; {LATER}")
     if batch != k.shape[0] or batch != v.shape[0]:
         raise _misshapen("q, k and v must have one batch size", q, k, v)
     if key_heads != v.shape[1] or n_k != v.shape[2]:

@@ -22,7 +22,7 @@ from attnspec.limits import LIMITS
 from attnspec.lower.lower import shares_keys
 from attnspec.lower.mechanism_sizes import learned_parts, symbols_in
 from attnspec.lower.work import MERGED
-from attnspec.runtime.call_checks import FLOATS, check_dropout, check_layer, refuse_unknown
+from attnspec.runtime.call_checks import FLOATS, LATER, check_dropout, check_layer, refuse_unknown
 from attnspec.runtime.module import CompiledAttention
 from attnspec.runtime.streaming import StreamState, check_state
 
@@ -670,9 +670,7 @@ def _arguments(
         raise ValueError(f"num_heads must divide embed_dim, got {width} and {heads}")
     if program.heads not in (None, heads):
         raise ValueError(
-            f"`{program.name}` declares {program.heads} heads, got num_heads = {heads};"
-            " to choose the count later, make it a parameter: `heads h` with `h` in the"
-            " attention's parameters"
+            f"num_heads must be the {program.heads} heads of `{program.name}`, got {heads}; {LATER}"
         )
     layer = check_layer(program, layer)
     require_willing(program, backend)

@@ -28,7 +28,7 @@ def given(q, k, v, layer, inputs, padding):
         rules = "of one type are needed, H_kv dividing H, n_q at most n_k"
         raise ValueError(f"{needed} {rules}, got {shapes}")
     if not 0 <= layer < (LAYERS or layer + 1):
-        raise ValueError(f"layer must be 0 to {(LAYERS or 1) - 1}, got {layer}")
+        raise ValueError(f"layer must be at least 0, and below {LAYERS}, got {layer}")
     x = {**(inputs or {}), **({} if padding is None else {"key padding": padding})}
     if {*x, "key padding"} != {*INPUTS, "key padding"}:
         raise ValueError(f"`inputs` must have the names {list(INPUTS)}, got {list(inputs or {})}")
