@@ -97,7 +97,7 @@ def test_choices_have_a_row_for_each_query() -> None:
     lists = np.array([[[0, 1], [2, -1], [3, 3]]])
     expected = [[1, 1, 1, 1, 0, 0, 0], [0, 0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 0, 1]]
     assert spec.mask(7, m=3, inputs={"x": lists}).astype(int).tolist() == expected
-    with pytest.raises(AttnSpecError, match=r"\[H or H_kv or 1, 4, c\]"):
+    with pytest.raises(AttnSpecError, match=r"\[H or H_kv or 1, 4, choices\]"):
         spec.mask(7, m=4, inputs={"x": lists})
 
 
