@@ -72,9 +72,7 @@ def bert_of_bigbird(model: Any) -> tuple[Any, Spec]:
             " it to False and multiply `embeddings.word_embeddings.weight` by sqrt(hidden_size)"
         )
     if config.is_decoder:
-        raise AttnSpecError(
-            "this BigBird is a decoder, and BERT reads later positions: it cannot be converted"
-        )
+        raise AttnSpecError("this BigBird is a decoder, and BERT is an encoder: keep BigBird")
     state = {
         re.sub(r"pooler\.(\w+)$", r"pooler.dense.\1", key): value
         for key, value in model.state_dict().items()

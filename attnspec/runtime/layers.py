@@ -229,9 +229,7 @@ class SelfAttention(_OneLayer):
         if unknown:
             refuse_unknown(self.attention.program, unknown, SelfAttention.step)
         if self.training and self.dropout:
-            raise ValueError(
-                "`step` applies no dropout, and the module is in training: call eval() first"
-            )
+            raise ValueError("`step` applies no dropout: call eval() first")
         check_state(state)
         rest = {"state": state, "keep_all": keep_all}
         attend = self.attention.step

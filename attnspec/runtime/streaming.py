@@ -64,9 +64,7 @@ class StreamState:
         if state.tensors != tensors:
             raise ValueError(f"the state is of {_words(state.tensors)}, got {_words(tensors)}")
         if state.works != works:
-            raise ValueError(
-                "the state comes from another layer or module, whose heads compute something else"
-            )
+            raise ValueError("the state is of another layer or module, with other heads")
         return state
 
     def __repr__(self) -> str:

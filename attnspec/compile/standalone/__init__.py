@@ -67,7 +67,7 @@ def _refusal(program: Program) -> str:
         return ""
     return f'''\
 if torch.compiler.is_exporting(){unless}:
-            why = "{why}; compiled without --standalone it is exported as one operator"
+            why = "{why}; compile it without --standalone"
             raise ValueError(f"this file cannot be exported{refused}: {{why}}")'''
 
 

@@ -35,8 +35,7 @@ def score_mod_of(q, k, layer, x, learned):
 def required(name, value, least=0, most=2**62):
     """Refuses a size that depends on n where it has no admissible value."""
     if not least <= value <= most:
-        bound = f"at least {least}" if value < least else f"at most {most}"
-        raise ValueError(f"`{name}` must be {bound} at this length, got {value}")
+        raise ValueError(f"`{name}` must be {least} to {most} at this length, got {value}")
 
 
 def isqrt(x):

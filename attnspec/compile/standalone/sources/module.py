@@ -7,16 +7,15 @@ from attnspec.backends.factored.text_of_sums import attend
 
 HEADS, LAYERS, CROSS, REFUSED, SIZED, DRAWN = None, None, False, True, True, True
 PAIRS = True
-INPUTS = {"important": ("tokens", 64)}
+INPUTS = {"important": ("bool", 64)}
 PARTS = {"bias_0": ((1, 1, 32), "constant", 0.0)}
 
-TWO_SEQUENCES = {"the last n_q positions": "another sequence than keys", ", n_q at most n_k": ""}
+TWO_SEQUENCES = {"the last n_q positions": "another sequence than keys", ", n_q <= n_k": ""}
 """Other names where queries are not positions of the sequence of keys."""
 
 
 def given(q, k, v, layer, inputs, padding):
     """The inputs and the padding of a call; raises unless all fits together and to the spec."""
-    shapes = ", ".join(f"{list(x.shape)} {x.dtype}" for x in (q, k, v))
     fit = q.dim() == k.dim() == v.dim() == 4 and q.dtype == k.dtype == v.dtype
     fit = fit and k.shape[:3] == v.shape[:3] and q.shape[::3] == k.shape[::3]
     if CROSS:
@@ -24,27 +23,24 @@ def given(q, k, v, layer, inputs, padding):
     else:
         fit = fit and q.shape[2] <= k.shape[2] and HEADS in (None, q.shape[1])
     if not fit or not k.shape[1] or q.shape[1] % k.shape[1]:
-        needed = f"q [B, {HEADS or 'H'}, n_q, d], k [B, H_kv, n_k, d], v [B, H_kv, n_k, d_v]"
-        rules = "of one type are needed, H_kv dividing H, n_q at most n_k"
-        raise ValueError(f"{needed} {rules}, got {shapes}")
+        got = ", ".join(f"{list(x.shape)} {x.dtype}" for x in (q, k, v))
+        needed = f"of one type, [B, {HEADS or 'H'}, n_q, d], [B, H_kv, n_k, d], [B, H_kv, n_k, d_v]"
+        raise ValueError(f"q, k, v must be {needed}, H_kv dividing H, n_q <= n_k, got {got}")
     if not 0 <= layer < (LAYERS or layer + 1):
         raise ValueError(f"layer must be at least 0, and below {LAYERS}, got {layer}")
     x = {**(inputs or {}), **({} if padding is None else {"key padding": padding})}
     if {*x, "key padding"} != {*INPUTS, "key padding"}:
         raise ValueError(f"`inputs` must have the names {list(INPUTS)}, got {list(inputs or {})}")
-    for name, tensor in x.items():
-        kind, most = INPUTS.get(name, ("tokens", None))
+    for name, t in x.items():
+        kind, most = INPUTS.get(name, ("bool", None))
         shape = k.shape[:1] if kind == "length" else k.shape[::2]
         if PAIRS:
             if kind == "pairs":
-                heads = 1 if tensor.shape[1:2] == (1,) else q.shape[1]
+                heads = 1 if t.shape[1:2] == (1,) else q.shape[1]
                 shape = q.shape[0], heads, q.shape[2], k.shape[2]
-        if tensor.shape != shape or (tensor.dtype == torch.bool) != (kind == "tokens"):
-            form = "bool" if kind == "tokens" else "numbers"
-            name = name.replace("key padding", "key_padding_mask")
-            got = f"{tensor.dtype} {list(tensor.shape)}"
-            raise ValueError(f"{name} must be {form} {list(shape)}, got {got}")
-        if most is not None and int(tensor.sum(-1).amax()) > most:
+        if t.shape != shape or (t.dtype == torch.bool) != (kind == "bool"):
+            raise ValueError(f"{name} must be {kind} {list(shape)}, got {t.dtype} {list(t.shape)}")
+        if most is not None and int(t.sum(-1).amax()) > most:
             raise ValueError(f"{name} may mark at most {most} tokens of a sample")
     return x
 
