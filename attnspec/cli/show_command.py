@@ -16,6 +16,7 @@ from attnspec.show.drawing import MAKER
 from attnspec.show.panels import first_drawn
 from attnspec.show.picture import SUFFIXES, Picture
 from attnspec.spec import Spec
+from attnspec.text.diagnostics import count_of
 
 DEFAULT_LENGTH = 64
 
@@ -106,8 +107,7 @@ def require_slot(spec: Spec, layer: int | None, head: int | None) -> None:
     for what, number, most in (("layer", layer, spec.layers), ("head", head, spec.heads)):
         if number is not None and most is not None and number >= most:
             raise click.UsageError(
-                f"`{spec.name}` has {most} {what}{'' if most == 1 else 's'},"
-                f" counted from 0, got --{what} {number}"
+                f"`{spec.name}` has {count_of(most, what)}, counted from 0, got --{what} {number}"
             )
 
 

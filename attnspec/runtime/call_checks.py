@@ -23,6 +23,8 @@ from attnspec.text.diagnostics import did_you_mean
 Parts: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
 """q [B, H, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v]."""
 
+LATER = "for any number write `heads h`, with `h` a parameter of the attention"
+
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 PER_HEAD = ("choices", "scores", "buckets", "pairs")
 """Kinds of inputs with an axis of heads."""
@@ -34,7 +36,7 @@ _KINDS: dict[str, tuple[tuple[torch.dtype, ...], str, str]] = {
     "ids": (INTEGERS, "an integer type", "[B, n_k]"),
     "numbers": ((*INTEGERS, *FLOATS), "an integer or floating type", "[B, n_k]"),
     "length": (INTEGERS, "an integer type", "[B]"),
-    "choices": (INTEGERS[1:], "a signed integer type", "[B, H or H_kv or 1, n_q, c]"),
+    "choices": (INTEGERS[1:], "a signed integer type", "[B, H or H_kv or 1, n_q, choices]"),
     "scores": (FLOATS, "a floating type", "[B, H or H_kv or 1, query blocks, key blocks]"),
     "buckets": (INTEGERS[1:], "a signed integer type", "[B, H or 1, rounds, n_k]"),
     "pairs": (FLOATS, "a floating type", "[B, H or 1, n_q, n_k]"),
@@ -42,24 +44,24 @@ _KINDS: dict[str, tuple[tuple[torch.dtype, ...], str, str]] = {
 """The types of an input of each kind, in words, and its axes."""
 
 _MASKS = (
-    "which pairs there are stands in the spec: `attnspec.explain_mask` and `attnspec.from_mask_mod`"
-    " write one; padding is `key_padding_mask`, and masks that come with calls are taken by"
+    "the spec says which keys are read, and `attnspec.explain_mask` or `attnspec.from_mask_mod`"
+    " write it from a mask; for padding pass `key_padding_mask`, for a mask of each call use"
     " `attnspec.MultiheadAttention`"
 )
-_WEIGHTS = "`attnspec.MultiheadAttention` returns weights; `pairs(q, k)` are those that are read"
-_CAUSAL = "whether later keys are read stands in the spec, as the statement `causal`"
-_SCALE = "the factor on q·k stands in the spec, as `scale 1 / 8`"
+_WEIGHTS = "`attnspec.MultiheadAttention` returns weights; `pairs(q, k)` shows the pairs"
+_CAUSAL = "write the statement `causal` in the spec"
+_SCALE = "write the factor on q · k in the spec, as in `scale 1 / 8`"
 _INSTEAD = {
     **dict.fromkeys(("attention_mask", "attn_mask", "block_mask", "mask", "mask_mod"), _MASKS),
-    "enable_gqa": "keys and values may have fewer heads than queries as they are",
+    "enable_gqa": "k and v may always have fewer heads than q: leave it out",
     "head": "a call has all heads: give them as the axis H",
-    "head_mask": "what each head does stands in the spec, in `head` blocks",
+    "head_mask": "write what each head does in `head` blocks of the spec",
     **dict.fromkeys(("causal", "is_causal"), _CAUSAL),
     **dict.fromkeys(("need_weights", "output_attentions", "return_weights"), _WEIGHTS),
     "padding_mask": "it is `key_padding_mask`, bool, True for a real key",
     "position_ids": "positions are 0 to n_k - 1, the queries the last n_q of them",
     **dict.fromkeys(("scale", "softmax_scale"), _SCALE),
-    "score_mod": "what changes scores stands in the spec, as `score alibi()` or `score bias()`",
+    "score_mod": "write it in the spec, as in `score alibi()` or `score bias()`",
 }
 """What callers know from other attentions, and where it is here."""
 
@@ -85,7 +87,8 @@ def check_layer(program: Program, layer: int) -> int:
     # whoever calls from outside may hand in anything
     number: object = layer
     if type(number) is not int:
-        layer = index_of("layer", layer)
+        most = "" if program.layers is None else f", 0 to {program.layers - 1},"
+        layer = index_of(f"layer{most}", layer)
     if layer < 0 or (program.layers is not None and layer >= program.layers):
         allowed = "at least 0" if program.layers is None else f"between 0 and {program.layers - 1}"
         raise ValueError(f"layer must be {allowed}, got {layer}")
@@ -114,8 +117,7 @@ def check_tensors(program: Program, q: Tensor, k: Tensor, v: Tensor) -> None:
     (batch, heads, n_q, size), (_, key_heads, n_k, _), declared = q.shape, k.shape, program.heads
     if declared is not None and heads != declared:
         why = f"`{program.name}` declares {declared} heads, so q must be [B, {declared}, n_q, d]"
-        later = "; to choose the count later, make it a parameter: `heads h` with `h` in the"
-        raise _misshapen(why, q, k, v, declared, f"{later} attention's parameters")
+        raise _misshapen(why, q, k, v, declared, f"; {LATER}")
     if batch != k.shape[0] or batch != v.shape[0]:
         raise _misshapen("q, k and v must have one batch size", q, k, v)
     if key_heads != v.shape[1] or n_k != v.shape[2]:
@@ -169,24 +171,24 @@ def check_query_start(program: Program, query_start: int, reads_m: bool) -> int:
         raise ValueError(f"query_start must be at most 2**31 - 1, got {start}")
     if start and not program.cross:
         raise ValueError(
-            f"`{program.name}` has one sequence, of which queries are the last n_q positions: only"
-            f" a spec that says `cross` takes a query_start, got {start}"
+            f"query_start is for specs with `cross`, and the queries of `{program.name}` are the"
+            f" last n_q positions: leave it out, got {start}"
         )
     if start and reads_m:
         raise ValueError(
-            f"`{program.name}` reads m, the number of all queries, which a call that starts at"
+            f"`{program.name}` depends on m, the number of all queries, which a call that starts at"
             f" query {start} does not know: call it with all queries at once"
         )
     return start
 
 
-def check_dropout(dropout_p: float) -> float:
+def check_dropout(dropout_p: float, name: str = "dropout_p") -> float:
     """The probability as a float between 0 and 1."""
     # tuples where calls are traced: the tracer of torch 2.9 knows no unions
     if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)):
-        raise TypeError(f"dropout_p must be a number, got {type(dropout_p).__name__}")
+        raise TypeError(f"{name} must be a number, got {type(dropout_p).__name__}")
     if not 0.0 <= dropout_p <= 1.0:
-        raise ValueError(f"dropout_p must be between 0 and 1, got {dropout_p}")
+        raise ValueError(f"{name} must be between 0 and 1, got {dropout_p}")
     return float(dropout_p)
 
 
@@ -238,15 +240,15 @@ def _input(
     shape: tuple[int, ...] = (batch,) if entry.kind == "length" else (batch, n_k)
     if entry.kind in PER_HEAD:
         # how many blocks, columns or rounds there must be is for what reads it to say
-        name, (_, kind, axes) = f"the input `{entry.name}`", _KINDS[entry.kind]
+        name, axes = f"the input `{entry.name}`", _KINDS[entry.kind][2]
         check_strided(name, tensor)
         shape = tuple(tensor.shape)
         some = (heads, 1) if entry.kind in ("buckets", "pairs") else (heads, key_heads, 1)
         count = {"choices": n_q, "buckets": n_k, "pairs": n_q}.get(entry.kind)
         fits = len(shape) == 4 and shape[0] == batch and shape[1] in some
         if not fits or count not in (None, shape[POSITIONS.get(entry.kind, 0)]):
-            sizes = f"B = {batch}, H = {heads}, H_kv = {key_heads}, n_q = {n_q}, n_k = {n_k}"
-            raise ValueError(f"{name} must be {kind} {axes} with {sizes}, got {list(shape)}")
+            sizes = f"here B = {batch}, H = {heads}, H_kv = {key_heads}, n_q = {n_q}, n_k = {n_k}"
+            raise ValueError(f"{name} must have the shape {axes}, {sizes}, got {list(shape)}")
     check_input(entry, tensor, shape, q.device)
     if entry.kind == "length":
         # no position lies before one below 0
@@ -276,10 +278,11 @@ def _without_padding(numbers: Tensor, padding: Tensor) -> Tensor:
 def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tuple[Parts, Call]:
     """A call of the first so many keys; ValueError for more than there are, or too few."""
     q, k, v = parts
-    if not (0 if program.cross else q.shape[2]) <= count <= k.shape[2]:
+    least = 0 if program.cross else q.shape[2]
+    if not least <= count <= k.shape[2]:
         raise ValueError(
-            f"keys must count the {q.shape[2]} queries, and be at most n_k = {k.shape[2]},"
-            f" got {count}"
+            f"keys, how many of them are in use, must be between {least} and {k.shape[2]}, got"
+            f" {count}"
         )
 
     def first(entry: Input, x: Tensor, axis: int) -> Tensor:
@@ -311,10 +314,10 @@ def check_promise(name: str, at_most: int, marked: Tensor) -> None:
     """Raises ValueError where an input marks more tokens of a sample, [B], than it promises."""
     if marked.device.type == "meta":
         return
-    require_numbers(f"a check reads the numbers of `{name}`", marked)
+    require_numbers(f"the values of `{name}` are checked", marked)
     most = int(marked.amax())
     if most > at_most:
-        raise ValueError(f"`{name}` promises at most {at_most} tokens, got {most}")
+        raise ValueError(f"the input `{name}` may mark at most {at_most} tokens, got {most}")
 
 
 def check_finite(
@@ -391,7 +394,7 @@ def check_exact(
         if any(x.device.type == "meta" for x in whole.values()):
             continue
         for name, x in whole.items():
-            require_numbers(f"a check reads the numbers of `{name}`", x)
+            require_numbers(f"the values of `{name}` are checked", x)
         ranges = {name: (int(x.min()), int(x.max())) for name, x in whole.items()}
         require_exact(predicate, n, ranges, m)
 
@@ -400,8 +403,8 @@ def require_numbers(what: str, *tensors: Tensor) -> None:
     """Raises ValueError where a trace has no numbers of tensors, which `what` names or reads."""
     if any(map(is_recorded, tensors)):
         raise ValueError(
-            f"{what}, which a program of plain operations does not have when it is traced: export"
-            " it without `composed()`, as one operator"
+            f"{what}, and a trace has no values: export the module without `composed()`, as one"
+            " operator"
         )
 
 

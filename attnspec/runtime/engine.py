@@ -35,7 +35,7 @@ from attnspec.graphs.bind import extents_of
 from attnspec.graphs.predicates.inputs import READ, computed
 from attnspec.graphs.relation import DataDependent
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS_BY_NAME
-from attnspec.ir.program import Program, leaves
+from attnspec.ir.program import Attend, Program, leaves
 from attnspec.ir.serial import FORMAT, Plain, from_data
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
@@ -282,15 +282,15 @@ class Engine:
         pairs. ValueError where a mechanism has no scores."""
         if self.program.cross:
             raise ValueError(
-                f"`{self.program.name}` joins two sequences, and a mask that comes with a call is"
-                " for one: leave it out, and say in the spec which pairs there are"
+                f"attn_mask is for one sequence, and `{self.program.name}` has `cross`: leave it"
+                " out, and describe its pairs in the spec"
             )
         q, k, _ = parts
         works = self.binder.works(layer, q.shape[1], q.shape[2], k.shape[2])
         for mechanism in (work.mechanism for work, _ in works if work.mechanism is not None):
             raise ValueError(
-                f"`{mechanism.name}` has no scores that a mask could be added to: leave it out, and"
-                " say in the spec which pairs there are"
+                f"attn_mask cannot be used with `{mechanism.name}`, which has no scores: leave it"
+                " out, and describe its pairs in the spec"
             )
         kernels = ((DenseKernel(*each, q.device, added=added), *each) for each in works)
         prepared = self.together(kernels, q.shape[1], k.shape[1], q.device)
@@ -417,10 +417,9 @@ class Engine:
             works = self.binder.open_works(layer, heads)
         except BackendError as error:
             raise ValueError(
-                f"plain operations of `{self.program.name}` are laid out for one length, since"
-                f" {error}, and this trace is for many: leave out `composed()`, and the program has"
-                " one operator for all of them, or try a file that `attnspec compile --standalone`"
-                " writes"
+                f"`composed()` of `{self.program.name}` cannot be traced with a dynamic length:"
+                f" {error}; leave `composed()` out, and the program has one operator for every"
+                " length, or export the file of `attnspec compile --standalone`"
             ) from None
         works = [(replace(work, n_q=n_q, n_k=n_k), members) for work, members in works]
         kernels = [(OpenKernel(*each, device), *each) for each in works]
@@ -466,22 +465,29 @@ def engine_of(text: str) -> Engine:
 def require_log_sum_exps(program: Program, layer: int) -> None:
     """Raises ValueError where what a head of the layer divides by has no logarithm."""
     for head in range(program.heads or 1):
-        attend = program.attend(layer, head)
-        mechanism, positive = attend.mechanism, attend.normalize in MERGED
-        if mechanism is not None:
-            positive = MECHANISMS_BY_NAME[mechanism.name].positive(dict(mechanism.arguments))
-        for leaf in () if attend.graph is None else leaves(attend.graph):
-            # a mean over rounds is not a softmax
-            positive = positive and dict(leaf.arguments).get("combine") != "mean"
-        if not positive:
+        if _without_logarithm(program.attend(layer, head)):
             raise no_log_sum_exps(program)
+
+
+def _without_logarithm(attend: Attend) -> str:
+    """What keeps a head from dividing by a sum of positive weights, "" where nothing does."""
+    mechanism = attend.mechanism
+    if mechanism is not None:
+        if not MECHANISMS_BY_NAME[mechanism.name].positive(dict(mechanism.arguments)):
+            return mechanism.name
+    elif attend.normalize not in MERGED:
+        return f"normalize {attend.normalize}"
+    named = () if attend.graph is None else leaves(attend.graph)
+    averaged = any(dict(leaf.arguments).get("combine") == "mean" for leaf in named)
+    return "combine = mean" if averaged else ""
 
 
 def no_log_sum_exps(program: Program) -> ValueError:
     """Why there are none."""
+    what = next(filter(None, map(_without_logarithm, program.attends)), "these weights")
     return ValueError(
-        f"`return_lse` asks for log-sum-exps, and what `{program.name}` divides by has no"
-        " logarithm: `relu`, `sigmoid`, and mechanisms whose denominator may be negative, have none"
+        f"`return_lse` cannot be used with `{what}`: it returns the logarithm of the sum of"
+        f" weights, and `{program.name}` has none that is always positive; leave it out"
     )
 
 

@@ -22,7 +22,7 @@ from attnspec.limits import LIMITS
 from attnspec.lower.lower import shares_keys
 from attnspec.lower.mechanism_sizes import learned_parts, symbols_in
 from attnspec.lower.work import MERGED
-from attnspec.runtime.call_checks import FLOATS, check_dropout, check_layer, refuse_unknown
+from attnspec.runtime.call_checks import FLOATS, LATER, check_dropout, check_layer, refuse_unknown
 from attnspec.runtime.module import CompiledAttention
 from attnspec.runtime.streaming import StreamState, check_state
 
@@ -112,7 +112,7 @@ class SelfAttention(_OneLayer):
         super().__init__()
         asked = spec, embed_dim, num_heads, layer, backend
         program, width, self.num_heads, layer = _arguments(*asked)
-        self.embed_dim, self.dropout = width, check_dropout(dropout)
+        self.embed_dim, self.dropout = width, check_dropout(dropout, "dropout")
         self.extra_tokens, mechanism = program.extra_tokens, program.attends[0].mechanism
         # the mixing without heads that the layer is, or nothing
         self.mixing = mechanism.name if program.heads is None and mechanism is not None else ""
@@ -145,10 +145,10 @@ class SelfAttention(_OneLayer):
                 f"num_kv_heads must divide num_heads, got {key_heads} and {self.num_heads}"
             )
         if key_heads < self.num_heads and (self.shared or self.read != "qkv"):
-            why = "keys are its queries" if self.shared else "it has no queries, keys and values"
+            why = "its queries are also its keys" if self.shared else "it has no queries and keys"
             raise ValueError(
-                f"`{self.attention.program.name}` has no fewer heads of keys, {why}: leave"
-                f" num_kv_heads = {key_heads} out"
+                f"num_kv_heads cannot be used with `{self.attention.program.name}`, got"
+                f" {key_heads}: {why}"
             )
         return key_heads
 
@@ -161,13 +161,10 @@ class SelfAttention(_OneLayer):
                 f" {type(rotary).__name__}"
             )
         if "q" not in self.read or "k" not in self.read:
-            why = "reads no queries and keys that positions could turn:"
-            if self.shared and "q" in self.read:
-                why = (
-                    "reads queries that are its keys, each once: positions that turn both have no"
-                    " place to;"
-                )
-            raise ValueError(f"`{self.attention.program.name}` {why} leave rotary out")
+            shared = self.shared and "q" in self.read
+            why = "its queries are also its keys" if shared else "it has no queries and keys"
+            name = self.attention.program.name
+            raise ValueError(f"rotary cannot be used with `{name}`: {why}, so leave it out")
         return rotary
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -232,10 +229,7 @@ class SelfAttention(_OneLayer):
         if unknown:
             refuse_unknown(self.attention.program, unknown, SelfAttention.step)
         if self.training and self.dropout:
-            raise ValueError(
-                "a step drops no weights, so that it is another thing than a call in training:"
-                " call eval() first"
-            )
+            raise ValueError("`step` applies no dropout: call eval() first")
         check_state(state)
         rest = {"state": state, "keep_all": keep_all}
         attend = self.attention.step
@@ -316,8 +310,8 @@ class SelfAttention(_OneLayer):
                 longer[entry.name] = tensor + count
             elif entry.kind == "numbers" and not tensor.is_floating_point():
                 raise TypeError(
-                    f"the input `{entry.name}` must be real beside extra tokens, which have no"
-                    f" number, NaN; got {tensor.dtype}"
+                    f"the input `{entry.name}` must be of a floating type, since extra tokens have"
+                    f" no value and get NaN, got {tensor.dtype}"
                 )
             elif tensor.dim() == 2:
                 value = BEFORE.get(entry.kind, -1)
@@ -367,7 +361,7 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         alone, embed_dim, num_heads, layer = _arguments(*asked, two=True)
         _check_attends(alone, add_bias_kv, add_zero_attn)
         more = add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
-        super().__init__(embed_dim, num_heads, check_dropout(dropout), bias, *more)
+        super().__init__(embed_dim, num_heads, check_dropout(dropout, "dropout"), bias, *more)
         # torch's own encoder layers run a kernel of theirs on the weights of a module for which
         # this is true, and its forward, with the spec, never
         self._qkv_same_embed_dim = False
@@ -453,8 +447,8 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         """Which keys are real, and what is added to scores, as torch's class is told them."""
         if is_causal and attn_mask is None and not self.attention.program.causal:
             raise ValueError(
-                "is_causal is a hint about attn_mask, which is not given: write `causal` in the"
-                " spec, or give the mask"
+                "is_causal needs attn_mask, which is not given: write `causal` in the spec, or pass"
+                " the mask"
             )
         hinted = is_causal and self.attention.program.causal
         added = None if hinted or attn_mask is None else _added(attn_mask, q, k)
@@ -606,24 +600,23 @@ def _check_attends(program: Program, learned: bool, zero: bool) -> None:
         formula = attend.mechanism and attend.mechanism.name
         if formula in WHOLE:
             raise ValueError(
-                f"`{formula}` mixes tokens without queries and keys: `attnspec.SelfAttention` takes"
-                " it"
+                f"`{formula}` mixes tokens without queries and keys: use `attnspec.SelfAttention`"
             )
         if (learned or zero) and (formula or attend.normalize not in MERGED):
             what = formula or f"normalize {attend.normalize}"
             raise ValueError(
-                f"{name} adds a key to a softmax, and `{what}` is none: leave it out; `normalize"
-                " softmax1` has a zero logit"
+                f"{name} adds a key to a softmax, and the spec has `{what}`: leave it out, or write"
+                " `normalize softmax1`, which adds a zero logit"
             )
         if learned and (attend.scores or attend.scale is not None):
             raise ValueError(
-                "add_bias_kv adds a key without a position, whose score the spec's `score` or"
-                " `scale` does not tell: leave it out, or leave them out"
+                "add_bias_kv adds a key without a position, to which the `score` or `scale` of the"
+                " spec cannot be applied: leave it out, or remove them from the spec"
             )
     if program.extra_tokens:
         raise ValueError(
-            f"`{program.name}` has extra tokens, for which torch's class has no parameters:"
-            " `attnspec.SelfAttention` takes it"
+            f"`{program.name}` has extra tokens, for which torch's class has no parameters: use"
+            " `attnspec.SelfAttention`"
         )
 
 
@@ -635,9 +628,9 @@ def _why_one_sequence(program: Program) -> str:
         some = attend.mechanism is not None or attend.graph != Leaf("full", ())
         if program.causal or some or placed:
             return (
-                f"`{program.name}` says which positions of one sequence read each other, and query"
-                " is not key: give the same tensor as both, or views of the same numbers (equal"
-                " numbers in another place are not examined), or a spec of two sequences, `cross`"
+                f"`{program.name}` is for one sequence, and query and key are different tensors:"
+                " pass the same tensor for both (a view is fine, a copy is not), or for two"
+                " sequences write `cross` in the spec"
             )
     return ""
 
@@ -675,17 +668,14 @@ def _arguments(
         raise ValueError(f"num_heads must divide embed_dim, got {width} and {heads}")
     if program.heads not in (None, heads):
         raise ValueError(
-            f"`{program.name}` declares {program.heads} heads, got num_heads = {heads};"
-            " to choose the count later, make it a parameter: `heads h` with `h` in the"
-            " attention's parameters"
+            f"num_heads must be the {program.heads} heads of `{program.name}`, got {heads}; {LATER}"
         )
     layer = check_layer(program, layer)
     require_willing(program, backend)
     if program.cross and not two:
         raise ValueError(
-            f"`{program.name}` joins two sequences, and a layer of self-attention has one: give it"
-            " to `attnspec.MultiheadAttention`, or call the compiled module with queries of the one"
-            " and keys of the other"
+            f"`{program.name}` has `cross`, and a layer of self-attention has one sequence: use"
+            " `attnspec.MultiheadAttention`"
         )
     return of_layer(program, layer, heads), width, heads, layer
 

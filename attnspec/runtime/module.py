@@ -134,8 +134,8 @@ class CompiledAttention(Learner):
         """Draws random features of mechanisms anew; ValueError where none redraws."""
         if self.draws is None:
             raise ValueError(
-                f"no mechanism of `{self.program.name}` redraws its features: say how often it does"
-                " in training, `favor(redraw = 1000)`"
+                f"no mechanism of `{self.program.name}` redraws its features: write how often it"
+                " does in training, as in `favor(redraw = 1000)`"
             )
         self.draws.asked += 1
 
@@ -249,7 +249,7 @@ class CompiledAttention(Learner):
             call = Call(padding, *self.besides(layer, q, k, v, *besides))
         if keys is not None:
             check_tensor("keys", keys, INTEGERS, "an integer type", (), None)
-            require_numbers("how many keys count is a number", q)
+            require_numbers("the value of `keys` is read", q)
             parts, call = of_first_keys(self.program, parts, call, int(keys))
             key = prepared = None
         if prepared is None:
@@ -297,8 +297,8 @@ class CompiledAttention(Learner):
         if self.check_finite:
             if _is_operator(q, self.program) or is_transformed():
                 raise ValueError(
-                    "`check_finite` reads numbers, which a program that is traced or transformed"
-                    " has none of: set `module.check_finite = False` for it"
+                    "`check_finite` reads values, and a program that is traced or transformed has"
+                    " none: set `module.check_finite = False` for it"
                 )
             check_finite(self.program, q, k, values, data)
         if self._waits:
@@ -342,8 +342,8 @@ class CompiledAttention(Learner):
         """
         if _is_operator(parts[0], self.program):
             raise ValueError(
-                "a mask of all pairs is not read in a traced program: say which pairs there are in"
-                " the spec, by patterns or run-time inputs"
+                "attn_mask cannot be used in a traced program: describe its pairs in the spec, by"
+                " patterns or inputs"
             )
         layer, _ = self.checked(*parts, layer)
         call = Call(besides[0], *self.besides(layer, *parts, *besides))
@@ -488,7 +488,10 @@ class CompiledAttention(Learner):
         works, _, choices = self._shown(q, k, layer, query_start, (key_padding_mask, inputs, 0))
         decisions = decisions_of(works)
         if not decisions:
-            raise ValueError(f"nothing is data-dependent in layer {layer} of `{self.program.name}`")
+            raise ValueError(
+                "`choices` shows what graphs such as `topk` choose, and layer"
+                f" {layer} of `{self.program.name}` has none of them: call `pairs`"
+            )
         shown: dict[str, dict[str, Tensor]] = {}
         names = Counter[str]()
         for each in decisions:

@@ -29,6 +29,7 @@ from attnspec.runtime.call_checks import (
 )
 from attnspec.runtime.engine import engine_of, text_of
 from attnspec.runtime.module import CompiledAttention
+from attnspec.text.diagnostics import count_of
 
 
 def packed(
@@ -77,7 +78,7 @@ def packed(
         return cast(Tensor, outside(*arguments, inputs=inputs, **rest))
     if module.program.cross:
         raise ValueError(
-            f"`{module.program.name}` joins two sequences, and packed documents are one each: call"
+            f"`{module.program.name}` has `cross`, and packed documents are one sequence each: call"
             " the module for each document"
         )
     rest["layer"] = check_layer(module.program, layer)
@@ -112,8 +113,8 @@ def _of_documents(
     for entry in module.program.inputs:
         if entry.kind in PER_HEAD:
             raise ValueError(
-                f"the input `{entry.name}` is about heads of one sequence, and has no packed form:"
-                " call the module for each document"
+                f"the input `{entry.name}` cannot be used with packed documents: call the module"
+                " for each document"
             )
         if entry.name in inputs:
             count = len(ends) - 1 if entry.kind == "length" else len(k)
@@ -214,14 +215,15 @@ def _check_queries(ends: Sequence[int], keys: Sequence[int]) -> None:
     """Raises where a document has more queries than keys."""
     if len(ends) != len(keys):
         raise ValueError(
-            "cu_seqlens and cu_seqlens_k must have as many documents, got"
+            "cu_seqlens and cu_seqlens_k must have the same number of documents, got"
             f" {len(ends) - 1} and {len(keys) - 1}"
         )
     for document, sizes in enumerate(zip(_lengths(ends), _lengths(keys), strict=True)):
         if sizes[0] > sizes[1]:
             raise ValueError(
-                "the queries of a document are its last positions, so that there are at most as"
-                f" many as keys, got {sizes[0]} queries and {sizes[1]} keys in document {document}"
+                "the queries of a document are its last positions, so it must have as many keys at"
+                f" least: document {document} has {count_of(sizes[0], 'query', 'queries')} and"
+                f" {count_of(sizes[1], 'key')}"
             )
 
 
@@ -233,7 +235,7 @@ def _check(*given: Tensor, alike: bool) -> None:
     shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in zip("qkv", given, strict=True))
     same = given if alike else given[1:]
     if any(x.dim() != 3 for x in given) or len({len(x) for x in same}) > 1:
-        fewer = "; of fewer queries than keys cu_seqlens_k says where the keys end" * alike
+        fewer = "; for fewer queries than keys pass cu_seqlens_k, too" * alike
         raise ValueError(f"q, k and v must be [T, H, d] of the same T tokens, got {shapes}{fewer}")
     if is_watched(given[0]):
         raise ValueError(

@@ -64,10 +64,7 @@ class StreamState:
         if state.tensors != tensors:
             raise ValueError(f"the state is of {_words(state.tensors)}, got {_words(tensors)}")
         if state.works != works:
-            raise ValueError(
-                "the state is of another layer or module: what its heads compute is not what these"
-                " compute"
-            )
+            raise ValueError("the state is of another layer or module, with other heads")
         return state
 
     def __repr__(self) -> str:
@@ -158,16 +155,16 @@ def streamed_works(binder: Binder, layer: int, heads: int) -> Works:
     name = program.name
     if program.cross:
         raise ValueError(
-            f"`{name}` joins two sequences, of which the keys are there from the start: call the"
-            " module with the next queries and their `query_start`"
+            f"`step` is for one growing sequence, and `{name}` has `cross`: call the module with"
+            " the next queries and their `query_start`"
         )
     if not program.causal:
         raise ValueError(
-            f"`{name}` is not causal: a position may read later ones, so that no step"
-            " can answer before the end"
+            f"`step` needs a causal spec, and `{name}` may read later positions: write the"
+            " statement `causal`"
         )
     if program.grid:
-        raise ValueError(f"`{name}` is a pattern of cells, and a grid has no next position")
+        raise ValueError(f"`step` needs a sequence that grows, and the grid of `{name}` does not")
     fault = unsteady_layer(program, layer, heads)
     if fault is not None:
         raise ValueError(must_be_stable(name, fault))
@@ -176,14 +173,13 @@ def streamed_works(binder: Binder, layer: int, heads: int) -> Works:
     for work, _ in works:
         for name in lengths.intersection(work.reads):
             raise ValueError(
-                f"the graph reads the length `{name}`, a number of the whole sequence, which is not"
-                " known before the end: where it is, call the module with the last queries and all"
-                " keys"
+                f"`step` cannot use the input `{name}`, a length that may change as the sequence"
+                " grows: if it is known, call the module with the last queries and all keys"
             )
         if work.decided and work.mechanism is not None:
             raise ValueError(
-                f"`{work.decided[0].name}` beside a mechanism has no state to go on from: a step"
-                " takes it alone, or beside other graphs"
+                f"`step` cannot run `{work.decided[0].name}` that is added to a mechanism, only"
+                " alone or with other graphs"
             )
     return works
 
@@ -206,7 +202,7 @@ def stream_kernel(
     if work.mechanism is not None and not work.hybrid:
         kernel = choose(work, device.type, backend).build(work, heads, device)
         if not isinstance(kernel, Streamable):
-            raise ValueError(f"`{work.mechanism.name}` has no state of constant size to go on from")
+            raise ValueError(f"`step` cannot run `{work.mechanism.name}`: it has no state to keep")
         return kernel
     promised = frozenset(entry.name for entry in program.inputs if entry.at_most is not None)
     bound, lag = look_back(work.relation, promised), lag_of_data(work.relation)
@@ -219,11 +215,10 @@ def stream_kernel(
         words += [] if program.heads is None else [f"head {ranges(heads)}"]
         place = f" in {', '.join(words)}" if words else ""
         raise ValueError(
-            f"`{written(_unbounded(term, graph, promised))}`{place} has"
-            " no bound on how far back a position reads, at every length: a step keeps"
-            " the keys of windows, blocks and first positions, and of `columns(x)` where the input"
-            " promises how many there are, `input x: tokens(at_most = 16)`; `keep_all=True` keeps"
-            " every key, in a state that grows, and a call takes the last queries with all keys"
+            f"`step` keeps a fixed number of keys, and"
+            f" `{written(_unbounded(term, graph, promised))}`{place} may read any earlier one:"
+            " pass `keep_all=True`, with a state that grows, or use windows, blocks, first"
+            " positions, or `columns(x)` with `input x: tokens(at_most = 16)`"
         )
     # an input that is read at earlier positions is kept with their keys
     keeper = Keeper(replace(bound, before=bound.before + lag), heads, device)

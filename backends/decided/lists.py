@@ -144,8 +144,8 @@ def decide_chosen(leaf: Chosen, given: Given) -> Choice:
     wrong = (blocks < -1) | (blocks >= count)
     if bool(wrong.any()):
         raise ValueError(
-            f"`{name}` must name key blocks 0 … {count - 1}, {size} of {keys} keys each, or -1"
-            f" for none, got {int(blocks[wrong][0])}"
+            f"`{name}` must hold numbers of blocks of {size} keys, 0 to {count - 1}, or -1 for"
+            f" none, got {int(blocks[wrong][0])}"
         )
     blocks = rising(blocks, count)
     again = (blocks[..., 1:] == blocks[..., :-1]) & (blocks[..., 1:] >= 0)

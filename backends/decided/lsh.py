@@ -213,7 +213,7 @@ def decide(leaf: Lsh, given: Given) -> Choice:
         bucket = given.data[name].to(torch.int64)
         if not bucket.shape[2]:
             raise ValueError(
-                f"`{name}` must have a round at least, got the shape {list(bucket.shape)}"
+                f"`{name}` must have 1 round or more, on axis 2, got {list(bucket.shape)}"
             )
     k = Sorted.of(bucket, given.real, leaf, given.n_k)
     # the last positions alone; orders are those of all

@@ -261,7 +261,7 @@ class HybridKernel:
 
     def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
         """The output and the logarithms [B, H, n_q] of its denominators."""
-        check_no_dropout(f"a graph with `{self.kernel.name}`", call.dropout_p)
+        check_no_dropout(f"GRAPH + {self.kernel.name}", call.dropout_p)
         kept, kind = q.dtype, torch.promote_types(q.dtype, torch.float32)
         # what is learned asks for gradients in the type in which it is read
         call = replace(call, tables={name: x.to(kind) for name, x in call.tables.items()})
@@ -466,7 +466,7 @@ class HybridStream:
         """The outputs of more positions with the logarithms of denominators, and the state after
         them."""
         hybrid, kernel = self.hybrid, self.hybrid.kernel
-        check_no_dropout(f"a graph with `{kernel.name}`", call.dropout_p)
+        check_no_dropout(f"GRAPH + {kernel.name}", call.dropout_p)
         request = kernel.given(q, k, v, call)
         sums, kept = cast(
             "tuple[State, KeyCache | None]", state or (no_keys(kernel.how, request), None)

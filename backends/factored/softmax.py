@@ -101,7 +101,8 @@ def without_padding(x: Tensor, padding: Tensor | None) -> Tensor:
 def check_no_dropout(name: str, dropout_p: float) -> None:
     """Raises ValueError for a formula without weights to drop."""
     if dropout_p:
-        raise ValueError(f"`{name}` has no weights to drop: dropout_p must be 0, got {dropout_p}")
+        why = "it does not compute every attention weight"
+        raise ValueError(f"dropout_p must be 0 with `{name}`, got {dropout_p}: {why}")
 
 
 # --- segments ------------------------------------------------------------------------------------

@@ -170,7 +170,7 @@ def mix_gmlp(q, k, v, layer, real, x):
     """q * (W LayerNorm(v) + b), W lower triangular if the spec is causal."""
     if q.shape[3] != v.shape[3]:
         sizes = f"{q.shape[3]} and {v.shape[3]}"
-        raise ValueError(f"`gmlp` multiplies q by what it makes of v: one head size, got {sizes}")
+        raise ValueError(f"`gmlp` multiplies q by v: both must have one head size, got {sizes}")
     n_q, n = q.shape[2], v.shape[2]
     normal = layer_norm(v, v.shape[-1:]) * x["gmlp_gain"][:, None] + x["gmlp_shift"][:, None]
     weight = x["gmlp_weight"][:, n - n_q : n, :n]

@@ -16,7 +16,7 @@ NORMALIZE, ADDED, LEAST, FLOOR = "sum", 1e-6, 0.0, 0.0
 def attend(q, k, v, layer, dropout_p, x, learned):
     """mix(q, k, v) in float32 at least, with a head of keys for each of queries."""
     if dropout_p:
-        raise ValueError(f"there are no weights to drop: dropout_p must be 0, got {dropout_p}")
+        raise ValueError(f"dropout_p must be 0, got {dropout_p}: no weights are computed")
     if LONGEST is not None:
         if k.shape[2] > LONGEST:
             raise ValueError(f"n is at most {LONGEST}, got {k.shape[2]}")

@@ -59,7 +59,7 @@ class TablesBackend:
         if work.decodes or self.stepped(work, device):
             return None
         if work.reads:
-            return f"the graph reads {inputs_read(work)}, and tables are laid out before"
+            return f"it lays tables out before a call, and the graph reads {inputs_read(work)}"
         if not self._costs(work):
             size = f"{LARGE[-1]:,} x {LARGE[-1]:,}"
             return f"in tiles of {size} there would be more than {LIMITS.tiles:,}"
@@ -199,16 +199,16 @@ def refuses_decided(work: Work, device: str) -> str | None:
     if device != "cpu":
         return f"its kernel runs on the CPU, not on {device}"
     if work.normalize not in MERGED:
-        return f"results that `{work.normalize}` normalises are not merged by log-sum-exps"
+        return f"it merges results of a softmax, and the spec says `normalize {work.normalize}`"
     parts = parts_of(work.relation)
     if parts is None:
-        return "decided graphs stand under something else than `|` and `&`, or in too many terms"
+        return "data-dependent graphs must be joined by `|` and `&` alone, in few terms"
     alone = len(parts.products) == 1 and parts.rest is None and not parts.products[0].others
     for leaf in work.decided:
         if not alone and not leaf.beside(vars(leaf)):
-            return f"`{leaf.name}` changes weights, and another graph stands beside it"
+            return f"`{leaf.name}` changes weights, and is joined with another graph"
         if leaf.averages and work.changes.placed:
-            return "scores change with positions, and means of queries have none"
+            return "scores depend on positions, and the mean query of a cluster has none"
     return None
 
 

@@ -88,8 +88,11 @@ def test_specs_without_a_state_have_no_cache(text: str) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("attend linear()", "`linear` is a mechanism"),
-        ("input marked: tokens attend global(marked)", "its pairs depend on run-time inputs"),
+        ("attend linear()", "`linear` is a mechanism, which has no pairs"),
+        (
+            "input marked: tokens attend global(marked)",
+            "its pairs depend on the input `marked`, known only in a call",
+        ),
     ],
 )
 def test_figures_known_only_at_run_time_say_why(body: str, reason: str) -> None:

@@ -311,7 +311,9 @@ def test_a_call_that_one_rank_refuses_fails_on_all_ranks() -> None:
     right, wrong = (Asked("input x: choices attend chosen(x)", 1, inputs=each) for each in lists)
     assert each_says(right, right) == [""] * 4
     for number, said in enumerate(each_says(right, wrong)):
-        assert ("`x` must name key blocks" if number % 2 else "rank 1 refused its part") in said
+        assert (
+            "`x` must hold numbers of blocks" if number % 2 else "rank 1 refused its part"
+        ) in said
 
 
 def test_shards_of_other_lengths_and_sums_without_log_sum_exps_are_refused() -> None:
@@ -500,7 +502,7 @@ def test_numbers_and_inputs_are_looked_at_as_in_one_process(alone: DeviceMesh) -
     )
     promising = spec_of("input t: tokens(at_most = 1) attend columns(t) | self").compile()
     marked = torch.tensor([[True, True, False, False, False]])
-    with pytest.raises(ValueError, match="promises at most 1"):
+    with pytest.raises(ValueError, match="may mark at most 1"):
         parallelize(promising, alone)(x, x, x, inputs={"t": marked})
     wrong = x.index_fill(2, torch.tensor(3), torch.inf)
     for graph in ("window(radius = 1)", "full", "linear()", "topk(keys = 2)"):

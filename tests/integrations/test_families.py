@@ -89,10 +89,12 @@ def test_code_of_its_own_is_refused_wherever_a_spec_comes_from(family: Family) -
     model, name = family.build(), named("attention nothing { attend self }")
     model.set_attn_implementation("eager")
     wanted, before = family.hidden(model), model.config._attn_implementation
-    with pytest.raises(attnspec.AttnSpecError, match="in code of its own"):
+    with pytest.raises(attnspec.AttnSpecError, match="in its own code"):
         model.set_attn_implementation(name)
     assert model.config._attn_implementation == before
-    with pytest.raises(attnspec.AttnSpecError, match="in its own code; attnspec/integrations"):
+    with pytest.raises(
+        attnspec.AttnSpecError, match="in its own code; supported models: attnspec/integrations"
+    ):
         convert(model, attnspec.parse(FULL))
     assert {layer.kind for layer in used_by(model)} == {"cannot"}
     # a config that was changed by hand, past every check: as before, or an error
@@ -100,7 +102,7 @@ def test_code_of_its_own_is_refused_wherever_a_spec_comes_from(family: Family) -
     try:
         assert difference(family.hidden(model), wanted) == 0.0
     except (TypeError, ValueError) as error:
-        assert "this one computes it in code of its own" in str(error)  # noqa: PT017
+        assert "this layer computes attention in its own code" in str(error)  # noqa: PT017
     assert {layer.kind for layer in used_by(model)} == {"cannot"}
 
 
@@ -108,11 +110,11 @@ def test_models_that_inherit_or_contain_code_of_their_own_are_refused() -> None:
     deberta, model = BY_STEM["Deberta"].build(), BY_STEM["Bert"].build()
     own = type("Own", (type(deberta),), {})
     deberta.config._attn_implementation = named(FULL)
-    with pytest.raises(attnspec.AttnSpecError, match="Own computes it in code of its own"):
+    with pytest.raises(attnspec.AttnSpecError, match="Own computes attention in its own code"):
         own(deberta.config)
     pair = type("Pair", (type(model),), {})(model.config)
     pair.second = BY_STEM["Deberta"].build()
-    message = "DebertaModel computes it in code.*`convert` the parts that do ask"
+    message = "DebertaModel computes attention in its own.*`convert` the parts that do ask"
     with pytest.raises(attnspec.AttnSpecError, match=message):
         pair.set_attn_implementation(named(FULL))
 

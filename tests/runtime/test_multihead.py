@@ -314,5 +314,5 @@ def test_a_spec_of_two_sequences_reads_another(queries: int, keys: int) -> None:
     wanted = theirs(q, k, k, attn_mask=blocked)
     for found, each in zip(mine(q, k, k), wanted, strict=True):
         torch.testing.assert_close(found, each)
-    with pytest.raises(ValueError, match="joins two sequences"):
+    with pytest.raises(ValueError, match="has `cross`"):
         mine(q, k, k, attn_mask=blocked)

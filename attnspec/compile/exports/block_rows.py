@@ -77,8 +77,8 @@ def cover_of(relation: Relation, n: int, size: int) -> np.ndarray:
     count = -(-n // size)
     if count * count > LIMITS.blocks_classified:
         raise TooMuch(
-            f"at most {LIMITS.blocks_classified:,} pairs of blocks are classified, got"
-            f" {count:,} x {count:,}: take larger blocks"
+            f"at most {LIMITS.blocks_classified:,} blocks are computed, got {count:,} x {count:,}:"
+            " take larger blocks"
         )
     if n == 0:
         return np.zeros((0, 0), np.uint8)

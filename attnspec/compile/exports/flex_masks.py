@@ -23,7 +23,7 @@ from attnspec.compile.standalone.page import StandaloneError, Text
 from attnspec.compile.standalone.scores import numbers_in, score_text
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.predicates.inputs import inputs_read
-from attnspec.graphs.relation import FULL, SOME, Relation
+from attnspec.graphs.relation import FULL, SOME, Relation, chosen_text
 from attnspec.graphs.stack import Stack
 from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.crossing import QUERIES, crossed
@@ -77,7 +77,7 @@ class FlexMask:
         if self._source is None or self._reads_length:
             length = "(n, m=m)" if self.program.cross else "(n)"
             raise ValueError(
-                f"the pairs of `{self.program.name}` depend on n: `to_flex{length}` says of which"
+                f"the pairs of `{self.program.name}` depend on n: write `to_flex{length}`"
             )
         # a length that every position of the inputs has, or the longest of the language
         lengths = [tensor.shape[1] for tensor in self.inputs.values() if tensor.dim() == 2]
@@ -93,20 +93,18 @@ class FlexMask:
         """
         first = self.program.attends[0]
         if first.normalize != "softmax":
-            raise self._no_score_mod(f"`normalize {first.normalize}` is not a softmax")
+            raise self._no_score_mod(f"it takes a softmax, not `normalize {first.normalize}`")
         if any(score.name == "bias" for score in first.scores):
-            raise self._no_score_mod("the table of `score bias()` is learned by a module")
+            raise self._no_score_mod("the table of `score bias()` belongs to a module")
         made = self._weighing["score_mod_of"]
         if not first.scores:
             return None
         asked = {name for value in numbers_in(first) for name in symbols(value)}
         if self.n is None and asked & {"n", QUERIES}:
-            raise ValueError(
-                f"the scores of `{self.program.name}` depend on n: `to_flex(n)` says of which"
-            )
+            raise ValueError(f"the scores of `{self.program.name}` depend on n: write `to_flex(n)`")
         missing = [x.name for x in self.program.inputs if x.name not in self.inputs]
         if missing:
-            raise self._no_score_mod(f"they read the inputs {', '.join(missing)}: pass `inputs=`")
+            raise self._no_score_mod(f"`inputs=` must have {', '.join(missing)}")
         sides = Crossing(1, 1) if self.n is None else self._sides(self.n, self.m)
         q, k = (
             torch.empty(1, self.heads, count, 0, device=self.device)
@@ -125,9 +123,7 @@ class FlexMask:
         given."""
         scale = self.program.attends[0].scale
         if self.n is None and isinstance(scale, Symbol | Apply) and "n" in symbols(scale):
-            raise ValueError(
-                f"the scale of `{self.program.name}` depends on n: `to_flex(n)` says of which"
-            )
+            raise ValueError(f"the scale of `{self.program.name}` depends on n: write `to_flex(n)`")
         return float(self._weighing["scale_of"](size, self.n, self.layer))
 
     @cached_property
@@ -154,7 +150,7 @@ class FlexMask:
         return space
 
     def _no_score_mod(self, why: str) -> AttnSpecError:
-        return AttnSpecError(f"the scores of `{self.program.name}` have no function: {why}")
+        return AttnSpecError(f"FlexAttention cannot compute `{self.program.name}`: {why}")
 
     def block_mask(self, n: int | None = None, m: int | None = None) -> BlockMask:
         """The BlockMask at n positions, of m queries and n keys where they are two sequences, with
@@ -167,7 +163,7 @@ class FlexMask:
 
         length = n if n is not None else self.n or self.program.fixed_length
         if length is None:
-            raise ValueError("a BlockMask is of one length: `block_mask(n)`")
+            raise ValueError("a BlockMask has one length: write `block_mask(n)`")
         sides = self._sides(length_of(length), self.m if m is None else m)
         some, every = np.zeros((2, *self._blocks(sides)), bool)
         for sample, head, relation in self._relations(sides):
@@ -254,15 +250,15 @@ def flex_mask(
     Raises SpecError where they are not known before run time, AttnSpecError for a missing input.
     """
     if m is not None and n is None:
-        raise ValueError(f"m queries read a number of keys, got m = {m} alone: `to_flex(n, m=m)`")
+        raise ValueError(f"m = {m} needs n, the number of keys: write `to_flex(n, m={m})`")
     single = _of_layer(program, layer)
     declared = {entry.name for entry in program.inputs}
     kinds = {entry.name: entry.kind for entry in single.inputs}
     needed = {x for each in single.attends if each.graph for x in inputs_of(each.graph)}
     if not needed <= (inputs or {}).keys() <= declared:
         raise AttnSpecError(
-            f"`{program.name}` needs its inputs {', '.join(sorted(needed)) or 'none'}, got"
-            f" {', '.join(sorted(inputs or {})) or 'none'}"
+            f"`inputs` must be those of `{program.name}`: {', '.join(sorted(needed)) or 'none'},"
+            f" got {', '.join(sorted(inputs or {})) or 'none'}"
         )
     tensors = {
         name: _batched(name, kinds[name], value).to(device)
@@ -301,7 +297,9 @@ def _of_layer(program: Program, layer: int) -> Program:
     kept = [*dict.fromkeys(row)]
     attends = tuple(program.attends[index] for index in kept)
     if any(attend.graph is None or attend.mechanism is not None for attend in attends):
-        raise AttnSpecError(f"layer {layer} of `{program.name}` computes a mechanism, no mask")
+        raise AttnSpecError(
+            f"layer {layer} of `{program.name}` has a mechanism and no mask: compile the spec"
+        )
     read = {name for attend in attends if attend.graph for name in inputs_of(attend.graph)}
     read |= {
         name for attend in attends for value in numbers_in(attend) for name in inputs_read(value)
@@ -315,8 +313,8 @@ def _of_layer(program: Program, layer: int) -> Program:
     )
     for leaf in decided_leaves(found):
         raise AttnSpecError(
-            f"the pairs of `{leaf.pattern}` in `{program.name}` are decided by the tensors of a"
-            " call; `module.pairs(q, k)` gives them"
+            f"`{program.name}` has no mask before a call: {chosen_text(leaf.pattern)}; call"
+            " `module.pairs(q, k)`"
         )
     return found
 

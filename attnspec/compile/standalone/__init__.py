@@ -11,6 +11,7 @@ from attnspec.compile.standalone.graphs import graph_text
 from attnspec.compile.standalone.mechanisms import mechanism_text
 from attnspec.compile.standalone.page import StandaloneError
 from attnspec.compile.standalone.scores import numbers_in
+from attnspec.graphs.relation import chosen_text
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
 from attnspec.ir.program import Program, leaves, scalars_of
@@ -25,7 +26,7 @@ def standalone_module(program: Program, class_name: str) -> str:
     refusal, graphs = _refusal(program), all(each.mechanism is None for each in program.attends)
     try:
         for leaf in decided_leaves(program):
-            raise StandaloneError(f"queries and keys decide which pairs `{leaf.pattern}` has")
+            raise StandaloneError(chosen_text(leaf.pattern))
         text = graph_text(program) if graphs else mechanism_text(program)
         text.settings["REFUSED"] = bool(refusal)
         text.names.update({"Attention": class_name, "exportable(k)": refusal})
@@ -33,42 +34,41 @@ def standalone_module(program: Program, class_name: str) -> str:
         return text.file(program, roots)
     except StandaloneError as error:
         raise StandaloneError(
-            f"`{program.name}` cannot be said in a short file that stands alone: {error};"
-            " compile it without --standalone"
+            f"`{program.name}` cannot be compiled with --standalone: {error}; compile it without"
         ) from None
 
 
 def _refusal(program: Program) -> str:
     """The statement that refuses a trace of torch.export before torch does, with the reason; none
     where one program serves every length."""
-    unless, refused = " and isinstance(k.shape[2], torch.SymInt)", "a dynamic length"
+    unless, refused = " and isinstance(k.shape[2], torch.SymInt)", " with a dynamic length"
     tables = {leaf.pattern for each in program.attends if each.graph for leaf in leaves(each.graph)}
     if tables & {"random", "random_blocks"}:
-        why, unless, refused = "its pairs are drawn", "", "this file"
+        why, unless, refused = "its pairs are drawn at random", "", ""
     elif "expander" in tables:
-        why = "its pairs are drawn"
+        why = "its pairs are drawn at random"
     elif any(each.mechanism and MECHANISMS[each.mechanism.name].drawn for each in program.attends):
-        why, unless = "its features are drawn", " and not torch.compiler.is_dynamo_compiling()"
-        refused = "this file with `strict=False`"
+        why, refused = "its features are drawn at random", " with `strict=False`"
+        unless = " and not torch.compiler.is_dynamo_compiling()"
     elif any(each.mechanism for each in program.attends) and program.causal:
-        why = "its mechanism goes by pieces of keys"
+        why = "its mechanism is computed in chunks"
     elif any("n" in symbols(numbers_of(each).get("scale", 0)) for each in program.attends):
-        why = "its scale reads n"
+        why = "its scale depends on n"
     elif any(
         _reads_root(scalar)
         for each in program.attends
         if each.graph
         for _, _, scalar in scalars_of(each.graph)
     ):
-        why = "its mask reads a root or logarithm of n"
+        why = "its mask takes a root or logarithm of n"
     elif any(_reads_root(value) for each in program.attends for value in numbers_in(each)):
-        why = "its scores read a root or logarithm of n"
+        why = "its scores take a root or logarithm of n"
     else:
         return ""
     return f'''\
 if torch.compiler.is_exporting(){unless}:
-            why = "{why}: without --standalone it is one operator"
-            raise ValueError(f"torch.export cannot take {refused}, since {{why}}")'''
+            why = "{why}; compile it without --standalone"
+            raise ValueError(f"this file cannot be exported{refused}: {{why}}")'''
 
 
 def _reads_root(scalar: Scalar) -> bool:

@@ -109,12 +109,12 @@ def formula_of(term: Term, page: Page) -> Expression:
     try:
         extents = tuple(at.value(extent, "an extent") for extent in program.grid or ())
         if any(isinstance(extent, Expression) for extent in extents):
-            raise StandaloneError("the extents of its grid depend on n")
+            raise StandaloneError("the sizes of its grid depend on n")
         at = replace(at, grid=cast(tuple[int, ...], extents))
         bound = bind(term, at) if program.cross else bind_attended(term, at)
         formula: Operand = _written(bound, at.patterns).holds(q, k, cast(int, length))
     except UndecidedError as error:
-        raise StandaloneError(f"a size must be known before n is: {error}") from None
+        raise StandaloneError(f"a size depends on n, so `{error}` is not known") from None
     if tensor_of(formula):
         return cast(Expression, formula)
     if formula is False:
@@ -188,7 +188,7 @@ def _patterns(page: Page) -> Mapping[str, type[Relation]]:
 def _ask(predicate: Scalar, read: str, page: Page) -> None:
     """Notes what a predicate needs an input to be, so that its numbers are exact."""
     if real_remainder(predicate, ()) is not None:
-        raise StandaloneError(f"what it makes of `{read}` is real, and `//` and `%` divide it")
+        raise StandaloneError(f"`//` or `%` divides a real number made from `{read}`")
     most, whole = page.numbers.get(read, (None, False))
     try:
         room = exact_up_to(predicate, int(page.n.high))
@@ -207,7 +207,7 @@ def _most(predicate: Scalar, values: Mapping[str, Operand], page: Page) -> int:
     while reach_of(predicate, ranges) > LARGEST:
         most = 1 << (most.bit_length() - 1 if most & (most - 1) else most.bit_length() - 2)
         if most < 2 or page.program.fixed_length is not None:
-            raise StandaloneError("numbers of its predicate do not fit in 64 bits")
+            raise StandaloneError("integers in its `where` do not fit in 64 bits")
         ranges = {
             key: ends if key in ("layer", "head") else (ends[0], np.minimum(ends[1], most))
             for key, ends in ranges.items()
@@ -243,7 +243,7 @@ def _applied(op: str, args: tuple[Operand, ...], page: Page) -> Operand:
             low, high = ends_of("max", args[1])
             # of scores IEEE says what a division by 0 gives
             if low <= 0 <= high and not (page.scores and op == "/" and tensor_of(*args)):
-                raise StandaloneError(f"{flat(args[1])}, which divides, may be 0")
+                raise StandaloneError(f"the divisor `{flat(args[1])}` may be 0")
             return joined(op, *args)
         case "min" | "max":
             return reduce(lambda a, b: _extreme(op, a, b), args)
@@ -278,11 +278,11 @@ def _power(x: Operand, power: Operand, page: Page) -> Operand:
         # as it is computed elsewhere, to the last bit
         return reduce(mul, [x] * power) if power else x * 0 + 1
     if not (constant or page.scores) and tensor_of(x, power):
-        raise StandaloneError("a power of positions has an exponent that is not a number")
+        raise StandaloneError("the exponent of a power of positions is not a fixed number")
     whole = kind_of(x) == "int" and kind_of(power) == "int"
     if whole and ends_of("max", power)[0] < 0:
         if not tensor_of(x, power):
-            raise StandaloneError(f"{flat(power)}, which is an exponent, may be negative")
+            raise StandaloneError(f"the exponent `{flat(power)}` may be negative")
         x, power, whole = real(x), real(power), False
     return replace(joined("**", x, power), kind="int" if whole else "real")
 
@@ -292,7 +292,7 @@ def _item(index: Operand, items: Sequence[Operand], page: Page) -> Operand:
     low, high = ends_of("max", index)
     inside = low >= 0 and high < len(items)
     if not (inside or (page.scores and tensor_of(index))):
-        raise StandaloneError(f"a list of {len(items)} is read at {flat(index)}")
+        raise StandaloneError(f"the index `{flat(index)}` may be outside a list of {len(items)}")
     listed = Expression(f"({', '.join(map(flat, items))}{',' * (len(items) == 1)})")
     kind = "real" if "real" in map(kind_of, items) else "int"
     if not tensor_of(index):
@@ -329,7 +329,7 @@ def _function(op: str, x: Operand, page: Page) -> Operand:
     """Roots, logarithms and what else makes reals, with the values that the language gives them."""
     least = ends_of("max", x)[0]
     if least < LEAST.get(op, least) and not (page.scores and tensor_of(x)):
-        raise StandaloneError(f"`{op}` is asked of {flat(x)}, which it may not be defined for")
+        raise StandaloneError(f"`{op}({flat(x)})` may have no value")
     if not tensor_of(x):
         if op != "isqrt":
             return call(f"math.{op}", x, kind="real")
@@ -339,4 +339,4 @@ def _function(op: str, x: Operand, page: Page) -> Operand:
         return call("isqrt", x)
     if op == "sqrt" or page.scores:
         return call(f"torch.{op}", real(counted(x)), kind="score" if page.scores else "real")
-    raise StandaloneError(f"`{op}` of positions differs in its last bits from machine to machine")
+    raise StandaloneError(f"the last bits of `{op}` of positions differ between machines")

@@ -22,7 +22,7 @@ def mechanism_text(program: Program) -> Text:
     if len(program.attends) > 1:
         raise StandaloneError("its heads or layers have different mechanisms")
     if attend.mechanism is None or attend.graph is not None:
-        raise StandaloneError("it weighs some pairs exactly and others by a mechanism")
+        raise StandaloneError("it adds a mechanism to a graph")
     if any(isinstance(value, Symbol | Apply) for _, value in attend.mechanism.arguments):
         raise StandaloneError("the arguments of its mechanism depend on n, the layer or the head")
     if isinstance(attend.scale, Symbol | Apply):
@@ -31,7 +31,7 @@ def mechanism_text(program: Program) -> Text:
     at = Situation(1, {}, layers=layers, heads=program.heads)
     declared: Any = bind_mechanism(attend.mechanism, at)
     if getattr(declared, "redraw", 0):
-        raise StandaloneError("its features are drawn anew while it is trained")
+        raise StandaloneError("`redraw` draws its features anew in training")
     parts = {}
     for (_, part), name in learned_parts(program).items():
         shape = 1 if part.layers else layers, 1 if part.heads else heads, *part.shape

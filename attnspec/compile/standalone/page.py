@@ -51,7 +51,9 @@ class Text:
         """The file of some functions, and of all that they call."""
         settings: dict[str, object] = {
             **{"HEADS": program.heads, "LAYERS": program.layers},
-            "INPUTS": {x.name: (x.kind, x.at_most) for x in program.inputs},
+            "INPUTS": {
+                x.name: (x.kind.replace("tokens", "bool"), x.at_most) for x in program.inputs
+            },
             **{"SLOTS": program.slots, "CROSS": program.cross},
             "PAIRS": bool(pair_inputs(program)),
             **self.settings,

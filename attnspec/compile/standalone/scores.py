@@ -27,7 +27,7 @@ def score_text(program: Program) -> Text:
     """
     attend = program.attends[0]
     if any(replace(other, graph=attend.graph) != attend for other in program.attends):
-        raise StandaloneError("its heads or layers weigh their scores in different ways")
+        raise StandaloneError("its heads or layers differ in `scale`, `score` or `normalize`")
     page, tables = Page(program, program.inputs, REALS), bias_tables(program)
     values: dict[str, Operand] = _values(program, page)
     before: list[str] = []
@@ -174,11 +174,11 @@ def _scale(program: Program) -> str:
     scale, text = program.attends[0].scale, "1 / math.sqrt(size)"
     if isinstance(scale, Symbol | Apply):
         if QUERIES in symbols(scale):
-            raise StandaloneError("its scores are weighed by the number of queries")
+            raise StandaloneError("its scale depends on the number of queries")
         page = Page(program)
         text = said(scale, {}, page).text
         if "h" in page.symbols:
-            raise StandaloneError("its scores are weighed by the number of the head")
+            raise StandaloneError("its scale depends on the head")
     elif scale is not None:
         text = repr(float(scale))
     return f'''\
