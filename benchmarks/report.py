@@ -95,7 +95,7 @@ def _shapes(part: Figures) -> str:
     return _section(
         "Common shapes: samples × heads × positions",
         "Compared with torch's own best call for the same pairs: without a mask, with `is_causal`,"
-        " or with a boolean mask made beforehand. The ratio is our time divided by torch's. Targets:"
+        " or with a boolean mask made beforehand. The ratio is our time over torch's. Targets:"
         f" no row above {CEILING}×, a geometric mean of at most {MEAN}×.{''.join(said)}",
         "pattern | shape | | backend | forward | torch | ratio | training | torch | ratio",
         rows,
@@ -157,7 +157,7 @@ def _growth(part: Figures) -> str:
         "Growth of the forward time with n",
         "Exponents are fitted to the logarithms. A length is left out if a call would take too "
         "long. Exponents below 1 show fixed costs at short lengths. Scattered graphs read keys "
-        "from slower memory as n grows; \"of reading keys\" is the exponent of these reads alone. "
+        'from slower memory as n grows; "of reading keys" is the exponent of these reads alone. '
         "Compare times within one table only.",
         f"pattern | {heads} | exponent | of the pairs | of reading keys | target",
         rows,

@@ -359,7 +359,7 @@ def _replaced_windows(config: Any, chosen: list[int | None] | None) -> str:
             # what `generate` keeps for them must not slide
             config.sliding_window = _NO_WINDOW
     count = sum(kind in cut for kind in here)
-    return f"in place of {', '.join(cut)} in {count} layers" if cut else ""
+    return f"in place of {', '.join(cut)} in {count} layer{'s' * (count != 1)}" if cut else ""
 
 
 def module_heads(module: nn.Module) -> int:

@@ -10,6 +10,11 @@ Pair: TypeAlias = "tuple[int, int, int | None, int, int]"
 """Sample, layer, head (None where heads cannot be separated), query and key."""
 
 
+def counted(number: int, what: str) -> str:
+    """`1 head`, `2 heads`."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 @dataclass
 class LayerCheck:
     """One attention layer: what was compared, or the `reason` why not, `excused` if no fault.
@@ -47,7 +52,8 @@ class LayerCheck:
         place = f"{name}{self.path or 'the model'} ({self.kind})"
         if self.reason is not None:
             return [f"not checked: {place}: {self.reason}"]
-        heads = f"{self.heads} heads" if self.heads else "heads not separated, (q, q) not compared"
+        together = "heads not separated, (q, q) not compared"
+        heads = counted(self.heads, "head") if self.heads else together
         lines = [f"{place}: {heads}, {'equal, ' * self.ok}{self.pairs:,} pairs"]
         for what, pairs, count, end in (
             ("read and not allowed", self.leaks, self.leak_count, f", weight {self.weight:.3g}"),
@@ -93,7 +99,7 @@ class ModelVerification:
     def __str__(self) -> str:
         checked = [layer for layer in self.layers if layer.reason is None]
         otherwise = "not shown to be equal" if all(x.ok for x in checked) else "not equal"
-        count = f"{len(checked)} attention layers checked"
+        count = f"{counted(len(checked), 'attention layer')} checked"
         lines = [f"`{self.spec}` and {self.model}: {'equal' if self.ok else otherwise}; {count}"]
         lines += [f"setting: {'; '.join(self.setting)}"] * bool(self.setting)
         lines += [f"interrupted: {self.interrupted}"] * bool(self.interrupted)
