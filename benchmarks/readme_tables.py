@@ -254,7 +254,7 @@ def exchange_table(figures: Figures) -> str:
     versions = figures["versions"]
     told = (
         "Megabytes that reach the busiest rank in all layers, forward. Each cell: 8 / 64 ranks."
-        " Heads: of queries / of keys. Four specs send everything to every rank, as their heads"
+        " Heads: of queries / of keys. Some specs send everything to every rank, as their heads"
         f" choose pairs together: {', '.join(whole)}. Python"
         f" {versions['python']}, numpy {versions['numpy']}, scipy {versions['scipy']}."
     )
