@@ -1,4 +1,4 @@
-"""What attnspec means, in plain numpy: the pairs of a pattern, their reach, and attention over them.
+"""What attnspec means, in plain numpy: a pattern's pairs, their reach, and attention over them.
 
 A *graph* says which keys each query reads: a function of the positions q and k and the length n.
 Everything else follows from it. The package does the same for long sequences, many heads and GPUs;

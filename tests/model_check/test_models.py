@@ -414,6 +414,8 @@ def test_converted_models_find_packed_documents() -> None:
             assert not verify_model(other, DOCUMENTS, **call, attention_mask=ONES).ok
         # said once
         assert verify_model(other, CAUSAL, **call).ok
+        kinds = {layer.kind for layer in verify_model(registered, DOCUMENTS, **call).layers}
+        assert kinds == {"the registered spec attnspec_packed_by_positions"}
 
 
 @pytest.mark.parametrize("model", ["Llama", "GptOss", "Bert"])
