@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from attnspec.editor.documentation import formula_and_source, page_of, ways
 from attnspec.graphs.patterns import PATTERNS
@@ -85,7 +86,8 @@ def mechanisms() -> str:
 def options() -> str:
     """One row for each argument of a data-dependent pattern or a mechanism."""
     rows = ["| of | argument | meaning |", "|---|---|---|"]
-    for each in (*(x for x in PATTERNS if x.data_dependent), *MECHANISMS):
+    declared: list[Any] = [*(x for x in PATTERNS if x.data_dependent), *MECHANISMS]
+    for each in declared:
         for entry in fields(each):
             argument = entry.metadata.get("parameter")
             if argument is not None and argument.kind != "context":

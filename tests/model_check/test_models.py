@@ -256,6 +256,13 @@ class FusedOtherwise(Net):
         return super().forward(x) if seen else super().forward(x) + x.sum(1, keepdim=True)
 
 
+class RunningSum(nn.Linear):
+    """Reads all earlier positions, by no function of attention."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.cumsum(1))
+
+
 SELF = {"call": dict.fromkeys(("query", "key", "value"), states())}
 EVERY = net(CAUSAL, torch.ones(1, H, N, N, dtype=torch.bool))
 OWN = net(FULL, torch.eye(N, dtype=torch.bool).expand(1, H, N, N))
@@ -265,9 +272,6 @@ PACKED = net(CAUSAL, mask_of(CAUSAL) & (IDS[0] == IDS[0][:, None]))
 UNUSED, BROKEN = net(CAUSAL), net(CAUSAL)
 UNUSED.spare = SomeAttention(sdpa, mask_of(CAUSAL))
 nn.init.constant_(next(iter(BROKEN.layers)).kv.bias, torch.nan)  # type: ignore[arg-type,union-attr]
-RUNNING = type(
-    "Sum", (nn.Linear,), {"forward": lambda self, x: super(RUNNING, self).forward(x.cumsum(1))}
-)
 POOLED = type("PoolAttention", (nn.Linear,), {"forward": lambda self, x: x.mean(1)[:, None]})
 
 
@@ -299,9 +303,9 @@ POOLED = type("PoolAttention", (nn.Linear,), {"forward": lambda self, x: x.mean(
         (UNUSED, CAUSAL, {}, r"not checked: spare \(SomeAttention\): it was never called"),
         (FusedOtherwise(*net(CAUSAL).layers), CAUSAL, {}, "gives other outputs"),
         (Net(POOLED(D, D)), CAUSAL, {}, "makes no single call"),
-        (nn.Sequential(OrderedDict(attn=RUNNING(D, D))), CAUSAL, {}, None),
-        (nn.Sequential(OrderedDict(attn=RUNNING(D, D))), NEAR, {}, "1 attention layer checked"),
-        (nn.Sequential(RUNNING(D, D)), CAUSAL, {}, "no attention layer ran"),
+        (nn.Sequential(OrderedDict(attn=RunningSum(D, D))), CAUSAL, {}, None),
+        (nn.Sequential(OrderedDict(attn=RunningSum(D, D))), NEAR, {}, "1 attention layer checked"),
+        (nn.Sequential(RunningSum(D, D)), CAUSAL, {}, "no attention layer ran"),
         (BROKEN, CAUSAL, {}, "are not finite"),
         (nn.Linear(D, D), CAUSAL, {}, "no attention layer ran"),
         (None, CAUSAL, {}, r"torch\.nn\.Module"),
