@@ -40,6 +40,9 @@ def bench_table(figures: Figures) -> str:
         "| **geometric mean** of all but powers, expander and random | | "
         f"| **{summary['mean_forward']:.2f}** | | **{summary['mean_both']:.2f}** |",
         *_beside_dense(part),
+        "",
+        "dilated(2048, 8): radius and step. strided(128): stride. fixed(128, 8): stride and cells."
+        " neighborhood(21, 21): the box of cells. powers(2): base. expander(32), random(32): keys.",
     ]
     return "\n".join([*lines, *_short(figures)])
 
