@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import spearmanr
-
 from benchmarks import exchange, report
 from benchmarks.gpu import TARGETS
 from benchmarks.plots import draw
@@ -167,6 +165,8 @@ def _most_frequent(task: Figures) -> list[str]:
 
 def _agreement(figures: Figures) -> list[str]:
     """Whether the published figures rank the systems alike, by task."""
+    from scipy.stats import spearmanr  # takes a second and a half
+
     found = []
     for name, task in figures.items():
         known = task.get("published", {}).get("accuracies", {})
