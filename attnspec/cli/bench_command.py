@@ -99,11 +99,7 @@ def rivals(ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
 )
 @options.shape_options(DEFAULT_HEADS)
 @click.option(
-    "--dtype",
-    type=click.Choice(DTYPES),
-    default="float32",
-    show_default=True,
-    help="The type of q, k and v.",
+    "--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Of q, k, v."
 )
 @options.layer_option
 @options.backend_option

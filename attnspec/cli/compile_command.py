@@ -46,11 +46,7 @@ ALONE = (
 @options.name_option
 @options.set_option
 @options.backend_option
-@click.option(
-    "--standalone",
-    is_flag=True,
-    help="Write a short file that needs only torch; on the CPU it computes and masks all pairs.",
-)
+@click.option("--standalone", is_flag=True, help="Write a short file that needs only torch.")
 @options.force_option
 @options.json_option
 def command(
@@ -65,9 +61,9 @@ def command(
 ) -> None:
     """Write the Python module that computes a spec's attention.
 
-    The file holds one class, a torch.nn.Module that works at every length. It imports attnspec,
-    unless --standalone is given. No file is written if a claim of the spec is false, or if writing
-    fails.
+    The file has one class, a torch.nn.Module that works at every length. It imports attnspec. With
+    --standalone it needs only torch, and on the CPU computes and masks all pairs. No file is
+    written if a claim of the spec is false, or if writing fails.
 
     Example: attnspec compile bigbird --set block=32 -o bigbird32_attn.py
     """

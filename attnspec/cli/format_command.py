@@ -19,14 +19,9 @@ from attnspec.text.source import Source
 @click.command("format")
 @options.specs_argument
 @click.option(
-    "--check",
-    "only_check",
-    is_flag=True,
-    help="Change nothing, and list the files that would change.",
+    "--check", "only_check", is_flag=True, help="Change nothing; list the files that would change."
 )
-@click.option(
-    "--stdout", "to_stdout", is_flag=True, help="Print the text, and do not change the files."
-)
+@click.option("--stdout", "to_stdout", is_flag=True, help="Print the text, and change no file.")
 @click.pass_context
 def command(ctx: click.Context, specs: Sequence[str], only_check: bool, to_stdout: bool) -> None:
     """Rewrite specs in canonical text; comments stay.

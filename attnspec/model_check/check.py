@@ -14,10 +14,10 @@ from torch.utils._pytree import tree_leaves
 
 from attnspec.ir.program import Program
 from attnspec.model_check.call import NARROWEST, READ, Call
-from attnspec.model_check.report import LayerCheck, ModelVerification, counted
+from attnspec.model_check.report import LayerCheck, ModelVerification
 from attnspec.model_check.wanted import NotComparable, Pairs, Wanted, copied
 from attnspec.model_check.watch import Frame, Watch
-from attnspec.text.diagnostics import AttnSpecError, hinted
+from attnspec.text.diagnostics import AttnSpecError, counted, hinted
 
 if TYPE_CHECKING:
     from attnspec.spec import Spec

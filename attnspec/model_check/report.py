@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TypeAlias
 
+from attnspec.text.diagnostics import counted
+
 Pair: TypeAlias = "tuple[int, int, int | None, int, int]"
 """Sample, layer, head (None where heads cannot be separated), query and key."""
-
-
-def counted(number: int, what: str) -> str:
-    """`1 head`, `2 heads`."""
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 @dataclass
@@ -52,8 +49,8 @@ class LayerCheck:
         place = f"{name}{self.path or 'the model'} ({self.kind})"
         if self.reason is not None:
             return [f"not checked: {place}: {self.reason}"]
-        together = "heads not separated, (q, q) not compared"
-        heads = counted(self.heads, "head") if self.heads else together
+        heads = counted(self.heads or 0, "head")
+        heads = heads if self.heads else "heads not separated, (q, q) not compared"
         lines = [f"{place}: {heads}, {'equal, ' * self.ok}{self.pairs:,} pairs"]
         for what, pairs, count, end in (
             ("read and not allowed", self.leaks, self.leak_count, f", weight {self.weight:.3g}"),

@@ -144,6 +144,11 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(f"{a}" if a == b else f"{a}..{b}" for a, b in parts)
 
 
+def counted(number: int, what: str) -> str:
+    """`1 head`, `2 heads`."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
 def three_digits(number: float) -> str:
     """A number to three digits, or whole where it has more before the point."""
     rounded = float(f"{number:.3g}")
