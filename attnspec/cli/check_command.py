@@ -13,7 +13,7 @@ from attnspec.cli.failures import status_of
 from attnspec.cli.specs import shown_path, source_at
 from attnspec.elaborate import attention_names
 from attnspec.spec import Spec
-from attnspec.text.diagnostics import Diagnostic, SpecError, counted, in_order
+from attnspec.text.diagnostics import Diagnostic, SpecError, count_of, in_order
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Checked:
     def summary(self) -> str:
         """One line: `bigbird.attn: ok, 3 claims hold for every n`."""
         found = {severity: self.count(severity) for severity in ("error", "warning")}
-        parts = [counted(number, severity) for severity, number in found.items() if number]
+        parts = [count_of(number, severity) for severity, number in found.items() if number]
         if not found["error"]:
             parts = ["ok", *parts, *filter(None, [self._held()])]
         if len(self.attentions) > 1:
@@ -52,7 +52,7 @@ class Checked:
                 continue
             how.setdefault(where, []).append(f"`{verdict.claim.text}`")
         total = sum(map(len, how.values()))
-        text = f"{counted(total, 'claim')} {'holds' if total == 1 else 'hold'}"
+        text = f"{count_of(total, 'claim')} {'holds' if total == 1 else 'hold'}"
         if len(how) > 1:
             return f"{text}: " + "; ".join(f"{', '.join(x)} {where}" for where, x in how.items())
         return f"{text} {next(iter(how))}" if how else ""

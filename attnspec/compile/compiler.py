@@ -171,7 +171,7 @@ def _figures(spec: Elaborated) -> list[str]:
     edges = total_edges(stack, n)
     return [
         f"At n = {n:,}: {edges:,} pairs, {100 * density(stack.bound(n), n):.3g} % of all,"
-        f" at most {degree(stack.bound(n), n):,} keys per query."
+        f" at most {degree(stack.bound(n), n):,} keys a query."
     ]
 
 

@@ -38,7 +38,7 @@ from attnspec.ir.program import Program
 from attnspec.ir.serial import plan_data
 from attnspec.lower.lower import bias_tables
 from attnspec.runtime.module import CompiledAttention
-from attnspec.text.diagnostics import AttnSpecError, counted
+from attnspec.text.diagnostics import AttnSpecError
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_source_positions")
 """Where configs keep how long a sequence may get."""
@@ -359,7 +359,7 @@ def _replaced_windows(config: Any, chosen: list[int | None] | None) -> str:
             # what `generate` keeps for them must not slide
             config.sliding_window = _NO_WINDOW
     count = sum(kind in cut for kind in here)
-    return f"in place of {', '.join(cut)} in {counted(count, 'layer')}" if cut else ""
+    return f"in place of {', '.join(cut)} in {count} layers" if cut else ""
 
 
 def module_heads(module: nn.Module) -> int:

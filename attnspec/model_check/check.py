@@ -17,7 +17,7 @@ from attnspec.model_check.call import NARROWEST, READ, Call
 from attnspec.model_check.report import LayerCheck, ModelVerification
 from attnspec.model_check.wanted import NotComparable, Pairs, Wanted, copied
 from attnspec.model_check.watch import Frame, Watch
-from attnspec.text.diagnostics import AttnSpecError, counted, hinted
+from attnspec.text.diagnostics import AttnSpecError, count_of, hinted
 
 if TYPE_CHECKING:
     from attnspec.spec import Spec
@@ -111,10 +111,10 @@ class Run:
             if any(layer.reason is None and not layer.ok for layer in report.layers):
                 report.equal_with = list(self._equal_settings())
         except KeyboardInterrupt:
-            report.interrupted = f"Ctrl-C, after {counted(len(report.layers), 'layer')}"
+            report.interrupted = f"Ctrl-C, after {count_of(len(report.layers), 'layer')}"
             raise KeyboardInterrupt(str(report)) from None
         except TimeoutError:
-            report.interrupted = f"the time limit, after {counted(len(report.layers), 'layer')}"
+            report.interrupted = f"the time limit, after {count_of(len(report.layers), 'layer')}"
         return report
 
     def _look(self) -> None:

@@ -16,7 +16,7 @@ from attnspec.graphs.stack import Stack, decides, influence
 from attnspec.ir.crossing import crossed
 from attnspec.ir.program import POSITIONS, Program, inputs_of
 from attnspec.model_check.call import Call
-from attnspec.runtime.call_checks import KINDS, check_names
+from attnspec.runtime.call_checks import check_names
 from attnspec.text.diagnostics import AttnSpecError
 
 if TYPE_CHECKING:
@@ -110,9 +110,9 @@ class Wanted:
             raise AttnSpecError(f"run-time inputs are missing: {names}; pass `inputs`, [B, n]")
         tensors = {name: torch.as_tensor(value).cpu() for name, value in every.items()}
         for entry in self.program.inputs:
-            shape, axes = list(tensors[entry.name].shape), KINDS[entry.kind][2]
-            if shape and len(shape) != axes.count(",") + 1:
-                raise AttnSpecError(f"the input `{entry.name}` must be {axes}, got {shape}")
+            shape = list(tensors[entry.name].shape)
+            if POSITIONS.get(entry.kind) == 1 and len(shape) != 2:
+                raise AttnSpecError(f"the input `{entry.name}` must be [B, n], got {shape}")
         return tensors
 
     def pairs(self, call: Call, path: str, layer: int) -> Pairs:

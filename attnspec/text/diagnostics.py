@@ -144,9 +144,9 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(f"{a}" if a == b else f"{a}..{b}" for a, b in parts)
 
 
-def counted(number: int, what: str) -> str:
-    """`1 head`, `2 heads`."""
-    return f"{number:,} {what}{'s' * (number != 1)}"
+def count_of(number: int, one: str, many: str = "") -> str:
+    """A number of things: `1 layer`, `2 layers`."""
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
 def three_digits(number: float) -> str:

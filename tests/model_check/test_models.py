@@ -298,7 +298,7 @@ POOLED = type("PoolAttention", (nn.Linear,), {"forward": lambda self, x: x.mean(
         (PACKED, DOCUMENTS, {"inputs": {"document": IDS}, "layers": 1}, None),
         (PACKED, DOCUMENTS, {}, "missing: `document`"),
         (PACKED, DOCUMENTS, {"inputs": {"doc": IDS}}, "no input 'doc'; its inputs: document"),
-        (PACKED, DOCUMENTS, {"inputs": {"document": IDS[0]}}, r"must be \[B, n_k\], got \[10\]"),
+        (PACKED, DOCUMENTS, {"inputs": {"document": IDS[0]}}, r"must be \[B, n\], got \[10\]"),
         (Net(SomeAttention(sdpa, mask_of(CAUSAL)[:, :2])), PER_HEAD, {}, "4 heads, the model 2"),
         (UNUSED, CAUSAL, {}, r"not checked: spare \(SomeAttention\): it was never called"),
         (FusedOtherwise(*net(CAUSAL).layers), CAUSAL, {}, "gives other outputs"),
