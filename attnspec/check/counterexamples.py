@@ -237,9 +237,9 @@ COUNTED = 3
 """Lengths, each four times the one before, at which edges are compared with a bound."""
 
 
-def order(claim: Claim, stack: Stack, unknown: str | None, looked_at: list[int]) -> str | None:
+def order(claim: Claim, stack: Stack, unknown: str | None, examined: list[int]) -> str | None:
     """Words against `order <= EXPR`, or None; edges over the bound may not grow from length to
-    length. `looked_at` gets the lengths at which edges were counted.
+    length. `examined` gets the lengths at which edges were counted.
 
     Raises TooMuch where nothing is known, with the reason `unknown` where pairs are, and
     AttnSpecError or ScalarError where a bound has no value.
@@ -254,15 +254,15 @@ def order(claim: Claim, stack: Stack, unknown: str | None, looked_at: list[int])
             open_bounds[bound] = place
     if open_bounds and unknown is not None:
         raise TooMuch(unknown)
-    return _by_counting(stack, open_bounds, looked_at) if open_bounds else None
+    return _by_counting(stack, open_bounds, examined) if open_bounds else None
 
 
-def _by_counting(stack: Stack, bounds: dict[Scalar, Place], looked_at: list[int]) -> str | None:
+def _by_counting(stack: Stack, bounds: dict[Scalar, Place], examined: list[int]) -> str | None:
     counts = counted(stack)
     lengths = sorted(counts)[-1 : -1 - 2 * COUNTED : -2][::-1]
     if len(lengths) < 2:
         raise TooMuch("too few lengths can be counted")
-    looked_at.extend(lengths)
+    examined.extend(lengths)
     for bound, place in bounds.items():
         most = [float(evaluate(bound, stack.situation(n).values)) for n in lengths]
         if not all(most):

@@ -133,11 +133,11 @@ def _on_stable(claim: Claim, program: Program) -> Verdict:
         message = f"`{claim.text}` does not hold: {counterexample}"
         refuted = Diagnostic("A606", message, claim.span, notes=(MEANINGS["stable"],))
         return Verdict(claim, "refuted", diagnostics=(refuted,))
-    domain, looked_at = _domain(claim, Stack(evened(program)), program.attends), list[int]()
+    domain, examined = _domain(claim, Stack(evened(program)), program.attends), list[int]()
     if domain.everywhere:
         return Verdict(claim, "proven")
-    problems = tuple(_at_lengths(claim, Stack(evened(program)), domain, True, looked_at))
-    return Verdict(claim, "unchecked" if problems else "checked", tuple(looked_at), None, problems)
+    problems = tuple(_at_lengths(claim, Stack(evened(program)), domain, True, examined))
+    return Verdict(claim, "unchecked" if problems else "checked", tuple(examined), None, problems)
 
 
 # --- claims -----------------------------------------------------------------------------------
@@ -163,17 +163,17 @@ def verdict_on(claim: Claim, stack: Stack) -> Verdict:
     domain = _domain(claim, felt, program.attends)
     lengths = domain.lengths
     followed = _follows(claim, stack) and (domain.everywhere or claim.kind not in GRAPHS)
-    looked_at: list[int] = []
-    problems = tuple(dict.fromkeys(_claim(claim, stack, domain, followed, looked_at)))
+    examined: list[int] = []
+    problems = tuple(dict.fromkeys(_claim(claim, stack, domain, followed, examined)))
     codes = {d.code for d in problems}
     if codes - {"A609"}:
-        failed = looked_at[-1] if looked_at and "A606" in codes else None
+        failed = examined[-1] if examined and "A606" in codes else None
         return Verdict(claim, "refuted", lengths, failed, problems)
     if codes:
         return Verdict(claim, "unchecked", lengths, None, problems)
-    if (followed and domain.everywhere) or (claim.kind == "order" and not looked_at):
+    if (followed and domain.everywhere) or (claim.kind == "order" and not examined):
         return Verdict(claim, "proven")
-    return Verdict(claim, "checked", tuple(looked_at))
+    return Verdict(claim, "checked", tuple(examined))
 
 
 def _domain(claim: Claim, stack: Stack, attends: Sequence[Attend]) -> Domain:
@@ -222,14 +222,14 @@ def _follows(claim: Claim, stack: Stack) -> bool:
 
 
 def _claim(
-    claim: Claim, stack: Stack, domain: Domain, followed: bool, looked_at: list[int]
+    claim: Claim, stack: Stack, domain: Domain, followed: bool, examined: list[int]
 ) -> Iterator[Diagnostic]:
-    """What is wrong with a claim, or keeps it from being checked; `looked_at` gets the lengths at
+    """What is wrong with a claim, or keeps it from being checked; `examined` gets the lengths at
     which that was seen."""
     about_graphs = claim.kind in GRAPHS
     if followed and not about_graphs:
         if not domain.everywhere:
-            yield from _at_lengths(claim, stack, domain, followed, looked_at)
+            yield from _at_lengths(claim, stack, domain, followed, examined)
         return
     reason = stack.unknown if not about_graphs else _unknown_terms(claim)
     if claim.kind in COSTS and has_mechanism(stack.program):
@@ -240,17 +240,17 @@ def _claim(
         reason = reason or more_heads
     reason = reason or without_end(claim, stack)
     if claim.kind in _IN_DOUBT and reason is not None:
-        yield from _in_doubt(claim, stack, looked_at)
+        yield from _in_doubt(claim, stack, examined)
         return
     if claim.kind == "order":
-        yield from _order(claim, stack, reason, looked_at)
+        yield from _order(claim, stack, reason, examined)
         return
     if reason is not None:
         if not followed:
             yield _unchecked(claim, reason)
         return
     refuted = False
-    for one in _at_lengths(claim, stack, domain, followed, looked_at):
+    for one in _at_lengths(claim, stack, domain, followed, examined):
         refuted = refuted or one.code != "A609"
         yield one
     if more_heads is not None and not refuted:
@@ -263,7 +263,7 @@ def _is_about_each(claim: Claim) -> bool:
 
 
 def _at_lengths(
-    claim: Claim, stack: Stack, domain: Domain, followed: bool, looked_at: list[int]
+    claim: Claim, stack: Stack, domain: Domain, followed: bool, examined: list[int]
 ) -> Iterator[Diagnostic]:
     lengths, wanted = domain.lengths, lengths_of(claim)
     missing = [n for n in wanted if n not in lengths]
@@ -281,7 +281,7 @@ def _at_lengths(
         if n in domain.faults:
             yield domain.faults[n]
             return
-        looked_at.append(n)
+        examined.append(n)
         problems = tuple(_at_length(claim, stack, n, followed))
         if any(one.code == "A606" for one in problems):
             problems = _with_way_out(claim, stack, n, lengths, problems)
@@ -343,12 +343,12 @@ def _at_length(claim: Claim, stack: Stack, n: int, followed: bool) -> Iterator[D
         yield _unchecked(claim, str(doubt))
 
 
-def _in_doubt(claim: Claim, stack: Stack, looked_at: list[int]) -> Iterator[Diagnostic]:
+def _in_doubt(claim: Claim, stack: Stack, examined: list[int]) -> Iterator[Diagnostic]:
     """A claim on a spec whose pairs are not all known: what some input shows refutes it."""
     fixed = stack.program.fixed_length
     doubt = f"{stack.unknown}"
     for n in claim.at or (lengths_of(claim) if fixed is None else (fixed,)):
-        looked_at.append(n)
+        examined.append(n)
         try:
             counterexample = _IN_DOUBT[claim.kind](stack, n)
         except TooMuch as error:
@@ -391,10 +391,10 @@ def _proven(claim: Claim, stack: Stack) -> bool:
 
 
 def _order(
-    claim: Claim, stack: Stack, reason: str | None, looked_at: list[int]
+    claim: Claim, stack: Stack, reason: str | None, examined: list[int]
 ) -> Iterator[Diagnostic]:
     try:
-        counterexample = counterexamples.order(claim, stack, reason, looked_at)
+        counterexample = counterexamples.order(claim, stack, reason, examined)
     except TooMuch as error:
         yield _unchecked(claim, str(error))
     except (AttnSpecError, ScalarError) as error:

@@ -29,14 +29,15 @@ DEFAULT_LENGTH = 64
     "--layer",
     metavar="I",
     callback=options.count,
-    help="The layer, from 0; if not given, the first that has pairs, in a file all that differ.",
+    help="The layer, from 0; default the first that has pairs, in a file all distinct layers.",
 )
 @options.head_option
 @click.option(
     "-o",
     "output",
     metavar="FILE",
-    help="Write a .png, .svg or .html instead; the last is an interactive page.",
+    help="Write a .svg, a .html, which is an interactive page, or a .png, which needs"
+    ' `pip install "attnspec[plot]"`.',
 )
 @options.force_option
 @options.input_option
@@ -56,13 +57,13 @@ def command(
 ) -> None:
     """Draw which query reads which key, in the terminal or in a file.
 
-    Rows are queries, columns are keys. Without --head, all different heads of the layer are drawn.
-    A sequence too long for the terminal is drawn in cells: the brighter a cell, the more of its
-    pairs are in the graph. Data-dependent graphs show one random sample. A file shows the heads of
-    all layers, and each pair has the colour of the pattern that contains it. A page (.html, which
-    needs no network) also explains why each pair is in the graph.
+    Rows are queries, columns are keys. Without --head, each distinct head of the layer is drawn. A
+    sequence too long for the terminal is drawn in cells: the fuller a cell, the more of its pairs
+    are in the graph. Data-dependent graphs show one random sample. A file shows the heads of all
+    layers, and each pair has the colour of the pattern that contains it. A page (.html, which needs
+    no network) also explains why each pair is in the graph.
 
-    Example: attnspec show longformer.attn -n 256 --set radius=16 -o longformer.html
+    Example: attnspec show longformer -n 256 --set radius=16 -o longformer.html
     """
     if output is not None:
         require_target(output, spec)

@@ -128,7 +128,7 @@ def test_analyse_refuses_wrong_arguments() -> None:
         grid.analyse(12).figure("size")
 
 
-def test_lengths_that_are_not_looked_into() -> None:
+def test_figures_beyond_the_supported_length_are_refused() -> None:
     longer = spec_of("attend window(radius = isqrt(n))").analyse(1 << 23)
     # exact, or the error of the limit: nothing in between
     for name in ("edges", "degree"):

@@ -489,7 +489,7 @@ def test_parallelize_refuses_other_modules_and_partitions(alone: DeviceMesh) -> 
         layer(torch.randn(1, 6, 8))
 
 
-def test_numbers_and_inputs_are_looked_at_as_in_one_process(alone: DeviceMesh) -> None:
+def test_inputs_at_padding_and_promises_are_checked_as_in_one_process(alone: DeviceMesh) -> None:
     # numbers at padding are never read
     module = spec_of("input t: numbers attend where(6 / t(k) >= 3) | self").compile()
     x = torch.randn(1, 2, 5, 4, dtype=torch.float64)

@@ -110,7 +110,7 @@ def test_many_heads_are_proven_and_bounded() -> None:
     assert parse(heads % "window(radius = 64 * layer + head)").verdicts[0].status == "unchecked"
 
 
-def test_heads_of_other_sizes_are_looked_at_one_by_one() -> None:
+def test_stable_is_checked_for_each_head() -> None:
     body = "heads 4 causal attend shift(causal, by = 2 - head) require stable"
     (verdict,) = parse(f"attention a {{ {body} }}").verdicts
     assert verdict.status == "refuted"
