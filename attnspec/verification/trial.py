@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, cast
 
@@ -16,21 +16,14 @@ from attnspec.backends.common.masks import with_data
 from attnspec.backends.planner import choose
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import TooMuch
+from attnspec.ir.program import Program
 from attnspec.layout.tables import Tables
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
 from attnspec.runtime.call_checks import check_inputs, taken_apart
+from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import time_text
-from attnspec.verification.meaning import (
-    Known,
-    Meaning,
-    Numbers,
-    Results,
-    Run,
-    Works,
-    gradients,
-    results,
-)
+from attnspec.verification.meaning import SIZE, Known, Meaning, Numbers, results, swept
 from attnspec.verification.numbers import EXACT, ROUNDINGS, SMALLEST, moderate, numbers_fault
 from attnspec.verification.report import Check
 from attnspec.verification.samples import sample_rows
@@ -58,38 +51,80 @@ _COMPARED = {
 }
 """What is compared of graphs, or of formulas, in a type."""
 
+_KINDS = {"tables": (), "pairs": (torch.float64,), "values": (torch.float32,)}
+"""The types in which numbers are compared, where these are not both."""
 
+
+@dataclass(eq=False)
 class Trial:
-    """The checks of heads that compute some works."""
+    """Calls of a layer of a module, which stands for others that compute the same, for a batch of
+    one, with the last `n_q` of `n` positions; between two sequences the first `keys` of these are
+    keys. `forced` says that tables run whatever they cost."""
 
-    def __init__(self, run: Run, works: Works, depth: Depth, forced: bool, known: Known) -> None:
-        """`forced` says that tables run whatever they cost. Raises TooMuch where building what
-        runs, or its mask, is not affordable."""
-        self.run, self.depth, self.known, self.skipped = run, depth, known, list[str]()
-        values = {name: x[0].numpy() for name, x in run.data.items()}
+    module: CompiledAttention
+    program: Program
+    data: Mapping[str, Tensor]
+    n_q: int
+    n: int
+    keys: int
+    layers: tuple[int, ...]
+    heads: int
+    works: Sequence[tuple[Work, tuple[int, ...]]]
+    depth: Depth
+    forced: bool
+    known: Known
+    skipped: list[str] = field(default_factory=list)
+
+    @property
+    def first(self) -> int:
+        """The position of the first query."""
+        return self.n - self.n_q
+
+    @property
+    def exhaustive(self) -> bool:
+        """Whether every pair is examined, and weighed."""
+        return self.n <= LIMITS.every_pair and len(self.rows) == self.n_q
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """The positions whose numbers are examined."""
+        n, n_q = self.n, self.n_q
+        short = n <= LIMITS.every_pair and self.heads * n_q * n <= LIMITS.pairs_evaluated
+        if short and self.depth != "values":
+            return np.arange(self.first, n)
+        return sample_rows(n_q, min(LIMITS.queries_sampled, LIMITS.scores_sampled // n), self.first)
+
+    @property
+    def at(self) -> Tensor:
+        """Where these stand among the queries."""
+        return torch.from_numpy(self.rows - self.first)
+
+    @cached_property
+    def parts(self) -> list[Meaning]:
+        """What the heads mean, with what runs them. Raises TooMuch where building that, or its
+        mask, is not affordable."""
+        values = {name: x[0].numpy() for name, x in self.data.items()}
         plain = {name: x if x.ndim else x.item() for name, x in values.items()}
         chosen = []
-        for work, _ in works:
+        for work, _ in self.works:
             resolved = replace(work, relation=with_data(work.relation, plain), reads=())
-            backend = choose(work, "cpu", run.module.backend)
+            backend = choose(work, "cpu", self.module.backend)
             seconds = backend.cost(resolved) if work.n_k > LIMITS.every_pair else 0.0
             _require_affordable(work, backend.name, seconds)
             chosen.append((resolved, backend.name, seconds))
-        q, k = (torch.empty(1, run.heads, rows, 0) for rows in (run.n_q, run.keys))
-        engine, program = run.module.engine, run.module.program
-        data, tables = taken_apart(program, check_inputs(program, run.data, q, k, None), run.keys)
-        call = Call(data=data, tables=tables)
-        given = engine.laid_out((q, k, k), call)[1].data
-        prepared = engine.prepare(run.layers[0], q, k)
+        q, k = (torch.empty(1, self.heads, rows, 0) for rows in (self.n_q, self.keys))
+        engine, program = self.module.engine, self.module.program
+        data, tables = taken_apart(program, check_inputs(program, self.data, q, k, None), self.keys)
+        given = engine.laid_out((q, k, k), Call(data=data, tables=tables))[1].data
         kernels = {
             head: (group.kernel, place)
-            for group in prepared.groups
+            for group in engine.prepare(self.layers[0], q, k).groups
             for place, head in enumerate(group.heads)
         }
-        self.parts: list[Meaning] = []
-        for (work, heads), (resolved, name, seconds) in zip(works, chosen, strict=True):
+        parts = []
+        for (work, heads), (resolved, name, seconds) in zip(self.works, chosen, strict=True):
             kernel, place = cast("tuple[Any, int]", kernels[heads[0]])
-            if forced and hasattr(kernel, "dense_seconds"):
+            if self.forced and hasattr(kernel, "dense_seconds"):
                 # tables that were asked for are tried also where dense would cost less
                 kernel.dense_seconds = math.inf
             if hasattr(kernel, "kernel_of"):
@@ -104,160 +139,155 @@ class Trial:
             if work.mechanism is None:
                 resolved = replace(resolved, reads=work.reads)
             learned = tuple(x for x in engine.tables_of(work) if x[1] not in engine.pairs)
-            tried = held if isinstance(held, Tables) else None, place
-            means = resolved, heads, name, run, self.rows, learned, known, seconds
-            self.parts.append(Meaning(*means, *tried))
+            tried = held if isinstance(held, Tables) else None
+            parts.append(Meaning(self, resolved, heads, name, seconds, learned, tried, place))
+        return parts
 
     @property
     def computed(self) -> Computed:
         """What is computed of numbers: works, whatever says which pairs they have, and pairs."""
-        every = np.arange(self.run.first, self.run.n)
+        every = np.arange(self.first, self.n)
         return frozenset(
             (replace(part.work, relation=ANY), part.heads, part.read(every).tobytes())
             for part in self.parts
         )
 
-    @property
-    def exhaustive(self) -> bool:
-        """Whether every pair is examined, and weighed."""
-        return self.run.n <= LIMITS.every_pair and len(self.rows) == self.run.n_q
+    def check(
+        self,
+        heads: tuple[int, ...] | None,
+        backend: str,
+        what: str,
+        queries: int,
+        fault: str | None,
+    ) -> Check:
+        """What was compared of some heads, None for all together."""
+        if fault is not None and self.first:
+            fault = f"{fault}; queries are counted from {self.first} on"
+        if heads is not None and self.program.heads is None and len(heads) == self.heads:
+            heads = None
+        return Check(self.layers, heads, backend, what, queries, self.n_q, fault)
 
     def checks(self) -> Iterator[Check]:
         """What is compared: the tables that kernels hold, and outputs and gradients in float64, of
         which nothing but roundings may differ, and in float32. Of `pairs` the last is left out, and
         of `values` all but the last."""
-        run, depth = self.run, self.depth
-        if depth != "values":
+        if self.depth != "values":
             yield from self._table_checks()
-        meanings = self._meanings() if depth != "tables" and self._runs() else []
+        kinds = _KINDS.get(self.depth, (torch.float64, torch.float32))
+        meanings = self._meanings() if kinds and self._runs() else []
         if not meanings:
             return
         drawn = self._drawn(meanings)
-        exact = self._meant(meanings, drawn)
-        kinds = {"pairs": (torch.float64,), "values": (torch.float32,)}
-        for kind in kinds.get(depth, (torch.float64, torch.float32)):
-            numbers, rough = drawn, None
-            if kind == torch.float32:
-                numbers = drawn.to(kind)
-                rough = self._meant(meanings, numbers)
-            results = self._found(numbers)
+        exact, sizes = self._meant(meanings, drawn)
+        for kind in kinds:
+            single = kind == torch.float32
+            numbers = drawn.to(kind)
+            rough = self._meant(meanings, numbers)[0] if single else None
+            learned = dict(self.module.named_parameters()) if single else {}
+            found = self.results(self.module, numbers._replace(learned=learned), self.at)
             for each in meanings:
-                if rough is None and not each.weighs:
+                if not (single or each.weighs):
                     continue
-                fault = numbers_fault(each, results, exact, rough)
+                fault = numbers_fault(each, found, exact, rough, sizes)
                 text = None if fault is None else fault[2]
-                if fault is not None and rough is None:
-                    text = self._pair_fault(each, fault, drawn) or text
+                if fault is not None and fault[1] is not None and not single:
+                    text = self._pair_fault(each, fault[0], fault[1], drawn) or text
                 what = _COMPARED[each.held is None, kind]
-                yield run.check(each.heads, each.backend, what, len(self.rows), text)
+                yield self.check(each.heads, each.backend, what, len(self.rows), text)
 
     def _runs(self) -> bool:
         """Whether numbers are computed; raises TooMuch where nothing would be examined then."""
-        run, seconds = self.run, sum(part.seconds * len(part.heads) for part in self.parts)
-        many = run.n * run.heads > LIMITS.positions_computed
-        if run.n <= LIMITS.every_pair or not (seconds > RUN or many):
+        seconds = sum(part.seconds * len(part.heads) for part in self.parts)
+        many = self.n * self.heads > LIMITS.positions_computed
+        if self.n <= LIMITS.every_pair or not (seconds > RUN or many):
             return True
         reason = (
-            f"weights, outputs and gradients: {run.heads} heads of {run.n:,} positions, estimated"
+            f"weights, outputs and gradients: {self.heads} heads of {self.n:,} positions, estimated"
             f" to take {time_text(seconds)} (up to {LIMITS.positions_computed:,} positions of all"
             f" heads, and {time_text(RUN)}, are run)"
         )
         if all(part.tables is None for part in self.parts):
-            raise TooMuch(f"n = {run.n:,} is too long for {reason}")
+            raise TooMuch(f"n = {self.n:,} is too long for {reason}")
         self.skipped.append(reason)
         return False
 
     def _table_checks(self) -> Iterator[Check]:
-        run = self.run
-        few = sample_rows(run.n_q, LIMITS.queries_sampled, run.first)
+        few = sample_rows(self.n_q, LIMITS.queries_sampled, self.first)
         for part in self.parts:
             if part.tables is not None:
-                arguments = part.tables, part.place, run.n_q, part.work.relation, run.n, few
-                queries, fault = tables_fault(*arguments)
+                where = part.place, self.n_q, part.work.relation, self.n, few
+                queries, fault = tables_fault(part.tables, *where)
                 what = "each pair lies once in its tables, no other pair"
-                yield run.check(part.heads, part.backend, what, queries, fault)
-                if queries < run.n_q:
+                yield self.check(part.heads, part.backend, what, queries, fault)
+                if queries < self.n_q:
                     self.skipped.append("the pairs that tables hold of other queries")
 
-    # --- what is meant ---------------------------------------------------------------------------
-
-    @cached_property
-    def rows(self) -> np.ndarray:
-        """The positions whose numbers are examined."""
-        n, n_q = self.run.n, self.run.n_q
-        short = n <= LIMITS.every_pair and self.run.heads * n_q * n <= LIMITS.pairs_evaluated
-        if short and self.depth != "values":
-            return np.arange(n - n_q, n)
-        most = min(LIMITS.queries_sampled, LIMITS.scores_sampled // n)
-        return sample_rows(n_q, most, n - n_q)
-
-    @property
-    def _at(self) -> Tensor:
-        """Where these stand among the queries."""
-        return torch.from_numpy(self.rows - self.run.first)
+    # --- numbers ---------------------------------------------------------------------------------
 
     def _meanings(self) -> list[Meaning]:
         """What is compared of numbers."""
         meanings = []
         for part in self.parts:
             formula, dense = part.work.mechanism is not None, part.backend == "dense"
-            if formula and self.run.n > LIMITS.every_pair:
+            if formula and self.n > LIMITS.every_pair:
                 self.skipped.append(
                     f"mechanisms: their formulas are written out up to n = {LIMITS.every_pair:,}"
                 )
-                continue
-            if self.depth != "pairs" or not (dense or (formula and not part.work.hybrid)):
+            elif self.depth != "pairs" or not (dense or (formula and not part.work.hybrid)):
                 # the definition evaluates every pair, and a formula has none
                 meanings.append(part)
         return meanings
 
+    def drawn(self, length: int) -> Tensor:
+        """Random rows of all heads, float64 [heads, length, SIZE]."""
+        return torch.randn(self.heads, length, SIZE, dtype=torch.float64)
+
     def _drawn(self, meanings: Sequence[Meaning]) -> Numbers:
         """Random q, k and v, and the gradient of the outputs that are examined."""
-        run = self.run
-        of_q, of_k = moderate([(each.work, each.heads) for each in meanings], run.heads)
-        q, k, v = run.drawn(run.n_q) * of_q, run.drawn(run.n) * of_k, run.drawn(run.n)
-        heads = torch.tensor([head for each in meanings for head in each.heads])
-        grad = torch.zeros_like(q)
-        grad[0, heads[:, None], self._at] = run.drawn(len(self.rows))[0, heads]
-        learned = {name: x.detach().double() for name, x in run.module.named_parameters()}
-        return Numbers(q[0], k[0], v[0], learned, grad[0])
+        of_q, of_k = moderate([(each.work, each.heads) for each in meanings], self.heads)
+        q, k, v = self.drawn(self.n_q) * of_q, self.drawn(self.n) * of_k, self.drawn(self.n)
+        some = [head for each in meanings for head in each.heads]
+        grad = torch.zeros(self.heads, len(self.rows), SIZE, dtype=q.dtype)
+        grad[some] = self.drawn(len(self.rows))[some]
+        learned = {name: x.detach().double() for name, x in self.module.named_parameters()}
+        return Numbers((grad, q, k, v), learned)
 
-    def _meant(self, meanings: Sequence[Meaning], numbers: Numbers) -> Results:
-        """Outputs and gradients by the definition; the largest numbers in float64 alone."""
-        tensors = numbers.q, numbers.k, numbers.v, numbers.grad, *numbers.learned.values()
+    def _meant(
+        self, meanings: Sequence[Meaning], numbers: Numbers
+    ) -> tuple[Numbers, tuple[float, ...]]:
+        """Outputs and gradients by the definition, and in float64 how large numbers are."""
         key = (
             *((each.work, each.heads) for each in meanings),
-            self.run.layers[0] if numbers.learned else None,
+            self.layers[0] if numbers.learned else None,
             self.rows.tobytes(),
-            *(x.numpy().tobytes() for x in tensors),
+            *(x.numpy().tobytes() for x in (*numbers.heads, *numbers.learned.values())),
         )
-        sized = numbers.q.dtype == torch.float64
-        found: Results = self.known.get(key, lambda: results(meanings, numbers, sized=sized))
+        sized = numbers.heads[0].dtype == torch.float64
+        found: tuple[Numbers, tuple[float, ...]] = self.known.get(
+            key, lambda: results(meanings, numbers, sized=sized)
+        )
         return found
 
-    def _found(self, numbers: Numbers) -> Results:
-        """Outputs and gradients of the module; of what is learned in float32 alone."""
-        single = numbers.grad.dtype == torch.float32
-        learned = dict(self.run.module.named_parameters()) if single else {}
-        parts = [x[None] for x in numbers[:3]]
-        out, *grads = self.run.differentiated(parts, numbers.grad[None], learned.values())
-        heads = out[0][:, self._at], *(x[0] for x in grads[:3])
-        return Results(heads, dict(zip(learned, grads[3:], strict=True)))
+    def called(self, module: CompiledAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The outputs [H, n_q, d] of a module."""
+        keys = slice(self.keys)
+        parts = q[None], k[None, :, keys], v[None, :, keys]
+        out: Tensor = module(*parts, layer=self.layers[0], inputs=self.data)
+        return out[0]
 
-    def _pair_fault(
-        self, meaning: Meaning, fault: tuple[int, int | None, str], numbers: Numbers
-    ) -> str | None:
+    def results(self, module: CompiledAttention, numbers: Numbers, at: Tensor | slice) -> Numbers:
+        """Outputs of some queries and gradients of a module."""
+        every = slice(None)
+        return swept(lambda x: [(every, self.called(module, *x.heads[1:])[:, at])], numbers)
+
+    def _pair_fault(self, meaning: Meaning, head: int, place: int, numbers: Numbers) -> str | None:
         """The first key that a query of a wrong output weighs otherwise than it should: the
         gradient of one column of the values is the weights."""
-        head, place, _ = fault
-        if place is None:
-            return None
-        q, k = numbers.q[None], numbers.k[None]
-        row = int(self.rows[place])
-        v = torch.zeros(*k.shape[:3], 1, dtype=k.dtype, requires_grad=True)
-        grad = torch.zeros(*q.shape[:3], 1, dtype=q.dtype)
-        grad[0, head, row - self.run.first] = 1.0
-        found = gradients(self.run(q, k, v), grad, [v])[0][0, head, :, 0]
+        grad, q, k, v = numbers.heads
+        one = torch.zeros_like(grad[..., :1])
+        one[head, place] = 1.0
+        column = Numbers((one, q, k, torch.zeros_like(v[..., :1])), {})
+        found = self.results(self.module, column, self.at).heads[3][head, :, 0]
         meant = torch.zeros_like(found)
         some = meaning.weights([head], slice(place, place + 1), numbers)[0, 0].detach()
         meant[: len(some)] = some
@@ -272,7 +302,7 @@ class Trial:
         ):
             if wrong.any():
                 key = int(wrong.nonzero()[0, 0])
-                return f"query {row} {verb.format(key, found[key], meant[key])}"
+                return f"query {self.rows[place]} {verb.format(key, found[key], meant[key])}"
         return None
 
 

@@ -23,7 +23,7 @@ from attnspec.lower.mechanism_sizes import learned_parts
 from attnspec.lower.work import BackendError, Work
 from attnspec.runtime.module import CompiledAttention
 from attnspec.verification.decided import decided_checks
-from attnspec.verification.meaning import SIZE, Known, Run
+from attnspec.verification.meaning import SIZE, Known
 from attnspec.verification.report import Check, Verification, together
 from attnspec.verification.samples import sample_inputs, words_of
 from attnspec.verification.trial import Computed, Depth, Trial
@@ -103,21 +103,16 @@ def _verified(
     checks: list[Check] = []
     skipped: list[str] = []
     seen: set[Computed] = set()
-    sides = program.crossing
-    exhaustive = n_q == n or sides is not None
-    heads, declared = program.heads or HEADS, program.heads is not None
+    length, exhaustive, heads = max(n, n_q), True, program.heads or HEADS
     data = sample_inputs(program, n, n_q)
     for works, layers in known.get(
         (program, heads, n_q, n), lambda: _distinct(program, heads, n_q, n)
     ):
+        called = module, program, data, n_q, length, n, layers, heads, works
+        trial = Trial(*called, depth, forced, known)
         if any(work.decided for work, _ in works):
-            if depth != "pairs":
-                run = Run(module, data, n_q, n, layers, heads, declared)
-                checks.extend(decided_checks(program, run, works))
+            checks.extend(decided_checks(trial) if depth != "pairs" else ())
             continue
-        length, keys = (n, None) if sides is None else (max(n, n_q), n)
-        run = Run(module, data, n_q, length, layers, heads, declared, keys)
-        trial = Trial(run, works, depth, forced, known)
         if depth == "once":
             computed = trial.computed
             trial.depth = "tables" if computed in seen else depth
@@ -125,9 +120,9 @@ def _verified(
         checks.extend(sorted(trial.checks(), key=lambda check: check.heads or ()))
         skipped.extend(trial.skipped)
         exhaustive &= trial.exhaustive
-    asked, drawn = None if sides is None else n_q, words_of(program, data)
+    asked = n_q if program.crossing else None
     whole = program.name, n, exhaustive, tuple(checks), tuple(dict.fromkeys(skipped))
-    return Verification(*whole, m=asked, inputs=drawn)
+    return Verification(*whole, m=asked, inputs=words_of(program, data))
 
 
 def _distinct(
