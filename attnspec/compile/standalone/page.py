@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import keyword
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 
-from attnspec.compile.standalone.expressions import ATOM, Expression, call
+from attnspec.compile.standalone.expressions import ATOM, Expression, Operand, call, flat
 from attnspec.compile.standalone.lifting import DRAWS, file_of
 from attnspec.compile.standalone.sources import graph, module
-from attnspec.graphs.predicates.inputs import COUNTED
-from attnspec.graphs.token_sets import Data
+from attnspec.graphs.predicates.inputs import COUNTED, reading
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import Input, Program
@@ -101,9 +101,15 @@ class Page:
         """The number of queries."""
         return Expression(QUERIES, low=1, high=LIMITS.length) if self.program.cross else self.n
 
+    @property
+    def known(self) -> dict[str, int]:
+        """The symbols whose values the program says."""
+        known = {"layers": self.program.layers or 1, "heads": self.program.heads}
+        return {name: count for name, count in known.items() if count is not None}
+
     def position(self, side: str) -> Expression:
         length = self.m if side == "q" else self.n
-        return Expression(side, tensor=self.reals, below=length.text, low=0, high=length.high - 1)
+        return Expression(side, tensor=self.reals, low=0, high=length.high - 1)
 
     def symbol(self, text: str) -> Expression:
         """What stands for n, for the layer, a number, and for the head, a tensor."""
@@ -114,9 +120,9 @@ class Page:
         count = (self.program.layers if text == "layer" else self.program.heads) or COUNTED
         return Expression(shown, tensor=self.reals * (text == "head"), low=0, high=count - 1)
 
-    def size(self, hint: str, value: Expression) -> Expression:
+    def size(self, hint: str, value: Operand) -> Operand:
         """A name for a size, unless it is as short as one."""
-        if len(value.text) <= SHORT:
+        if not isinstance(value, Expression) or len(value.text) <= SHORT:
             return value
         shown = self._named(self.sizes, hint, value.text)
         return replace(value, text=shown, level=ATOM)
@@ -168,15 +174,20 @@ class Page:
         named[shown] = text
         return shown
 
-    def data(self) -> dict[str, Data]:
-        """What stands for the run-time inputs."""
-        data = {}
-        for entry in self.inputs:
-            if entry.kind not in KINDS:
-                raise StandaloneError(f"its input `{entry.name}` is of the kind {entry.kind}")
-            text = argument_of(entry) + "[b]" * (entry.kind == "length")
-            data[entry.name] = Data(Expression(text, KINDS[entry.kind], tensor=self.reals))
-        return data
+    def read(self, name: str, at: Operand | None = None) -> Expression:
+        """What an input says at a position; of a kind `length` the one number of a sample."""
+        entry = next(each for each in self.program.inputs if each.name == name)
+        if entry.kind not in KINDS:
+            raise StandaloneError(f"its input `{name}` is of the kind {entry.kind}")
+        index = "b" if at is None else f"b, {flat(at)}"
+        low = 0 if entry.kind == "length" else -math.inf
+        return Expression(f"{argument_of(entry)}[{index}]", KINDS[entry.kind], self.reals, low)
+
+    def readings(self, name: str, q: Operand, k: Operand) -> dict[str, Operand]:
+        """What the symbols of an input stand for in predicates."""
+        entry = next(each for each in self.program.inputs if each.name == name)
+        sides = {"": None} if entry.kind == "length" else {"q": q, "k": k}
+        return {reading(name, side).name: self.read(name, at) for side, at in sides.items()}
 
 
 def argument_of(entry: Input) -> str:
