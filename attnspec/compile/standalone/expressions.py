@@ -8,7 +8,7 @@ once, so that what is always true is not written down.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from textwrap import wrap
@@ -202,6 +202,22 @@ def _within(operand: Operand, level: int) -> str:
     text = flat(operand)
     own = operand.level if isinstance(operand, Expression) else SIGN if text[0] == "-" else ATOM
     return text if own >= level else f"({text})"
+
+
+def closure(
+    head: str, doc: str, before: Sequence[str], inner: str, statements: Sequence[str]
+) -> str:
+    """The text of a function that returns an inner one."""
+    found = [f"def {head}:", f'    """{doc}"""', *(x for each in before for x in broken(each, 4))]
+    found += ["", f"    def {inner}:", *(x for each in statements for x in broken(each, 8))]
+    return "\n".join([*found, "", f"    return {inner.partition('(')[0]}"])
+
+
+def broken(statement: str, indent: int) -> list[str]:
+    """A statement, its expression on several lines where it is too long for one."""
+    head = re.match(r"return |[\w(),* ]+ = |", statement)
+    first = head[0] if head else ""
+    return lines(statement.removeprefix(first), first, indent)
 
 
 def lines(text: str, head: str, indent: int, tail: str = "") -> list[str]:

@@ -73,10 +73,9 @@ def _formula(term: Term, page: Page, q: Side, k: Side) -> Operand:
         return _formula(term.terms[0], page, k, q)
     if term.op == "shift":
         by = _size("by", term.by or 0, Parameter("integer", ""), page)
-        low, high = ends_of("max", by)
-        if low < 0 < high:
-            raise StandaloneError(f"a size must be known before n is: {flat(by)}")
-        if low >= 0:
+        if isinstance(by, Expression):
+            raise StandaloneError(f"a size must be known before n is: {flat(by)} > 0")
+        if by >= 0:
             inside = (q.at >= by) & (k.at >= by)
             # positions outside are moved inside, where `inside` drops the answer
             moved = [Side(call(".clamp_min", x.at - by, 0, low=0), x.length) for x in (q, k)]

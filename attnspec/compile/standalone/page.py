@@ -12,7 +12,7 @@ from itertools import chain, count
 from attnspec.compile.standalone.expressions import ATOM, Expression, Operand, call, flat
 from attnspec.compile.standalone.lifting import DRAWS, file_of
 from attnspec.compile.standalone.sources import graph, module
-from attnspec.graphs.predicates.inputs import COUNTED, reading
+from attnspec.graphs.predicates.inputs import COUNTED, pair_reading, reading
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.parameters import Parameter
 from attnspec.ir.program import Input, Program
@@ -184,8 +184,12 @@ class Page:
         return Expression(f"{argument_of(entry)}[{index}]", KINDS[entry.kind], self.reals, low)
 
     def readings(self, name: str, q: Operand, k: Operand) -> dict[str, Operand]:
-        """What the symbols of an input stand for in predicates."""
+        """What the symbols of an input stand for in predicates and scores."""
         entry = next(each for each in self.program.inputs if each.name == name)
+        if entry.kind == "pairs":
+            row = "q" if self.program.cross else "row"
+            text = f"{argument_of(entry)}[b, h, {row}, k]"
+            return {pair_reading(name).name: Expression(text, "score", self.reals)}
         sides = {"": None} if entry.kind == "length" else {"q": q, "k": k}
         return {reading(name, side).name: self.read(name, at) for side, at in sides.items()}
 
