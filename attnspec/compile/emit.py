@@ -9,16 +9,15 @@ from __future__ import annotations
 import ast
 import builtins
 import hashlib
-import json
 import keyword
-import math
 import re
 from collections.abc import Sequence
+from pprint import pformat
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from attnspec.ir.program import Program
-from attnspec.ir.serial import Plain, fingerprint, plan_data
+from attnspec.ir.serial import fingerprint, plan_data
 from attnspec.text.diagnostics import InternalError
 from attnspec.version import __version__
 
@@ -89,7 +88,10 @@ def emit(
         parts.append(body)
     else:
         parts.append(_DEPENDENT)
-        parts.append(f"PLAN = {literal(plan_data(spec.program, backend))}\n")
+        plan = pformat(
+            plan_data(spec.program, backend), 1, WIDTH - 7, compact=True, sort_dicts=False
+        )
+        parts.append(f"PLAN = {plan}\n")
         parts.append(_CHECK.replace("VERSION", __version__))
         parts.append("\n" + _class(spec.program))
     module = "\n".join(parts)
@@ -116,39 +118,6 @@ def class_name(name: str) -> str:
     if not camel[:1].isalpha() or keyword.iskeyword(camel) or camel in OWN or constant:
         return f"{camel}Attention" if camel[:1].isalpha() else f"Attention{camel}"
     return f"{camel}Attention" if hasattr(builtins, camel) or camel == "torch" else camel
-
-
-def literal(value: Plain, indent: int = 0) -> str:
-    """Plain data as a Python literal, broken into lines where it is too long for one."""
-    flat = _flat(value)
-    if indent + len(flat) <= WIDTH - 20 or not isinstance(value, dict | list) or not value:
-        return flat
-    deeper = " " * (indent + 4)
-    if isinstance(value, dict):
-        entries = [f"{_flat(key)}: {literal(x, indent + 4)}" for key, x in value.items()]
-    elif all(isinstance(x, int | float) for x in value):
-        # as many numbers on a line as fit
-        width = max(1, WIDTH - 1 - len(deeper))
-        entries = wrap(flat[1:-1], width, break_on_hyphens=False, break_long_words=False)
-        entries = [entry.removesuffix(",") for entry in entries]
-    else:
-        entries = [literal(x, indent + 4) for x in value]
-    first, last = "{}" if isinstance(value, dict) else "[]"
-    return "\n".join([first, *(f"{deeper}{entry}," for entry in entries), " " * indent + last])
-
-
-def _flat(value: Plain) -> str:
-    match value:
-        case dict():
-            return "{" + ", ".join(f"{_flat(k)}: {_flat(x)}" for k, x in value.items()) + "}"
-        case list():
-            return "[" + ", ".join(_flat(x) for x in value) + "]"
-        case str():
-            return json.dumps(value)
-        case float() if not math.isfinite(value):
-            raise InternalError(f"a plan cannot hold the number {value}")
-        case _:
-            return repr(value)
 
 
 def _docstring(spec: Elaborated, facts: Sequence[str]) -> str:
