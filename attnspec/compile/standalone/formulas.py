@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import reduce
-from operator import and_, mul, or_
+from operator import and_, eq, mul, or_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +33,7 @@ from attnspec.graphs.counter_rng import EXPANDER, RANDOM, RANDOM_BLOCKS
 from attnspec.graphs.forms.prelude import predicate_of_leaf
 from attnspec.graphs.grid import Grid
 from attnspec.graphs.patterns import BY_NAME
-from attnspec.graphs.predicates.inputs import exact_up_to, inputs_read, real_remainder
+from attnspec.graphs.predicates.inputs import exact_up_to, real_remainder
 from attnspec.graphs.token_sets import member
 from attnspec.ir.intervals import bounds, reach_of
 from attnspec.ir.parameters import Parameter, RelationError
@@ -99,52 +99,60 @@ def _joined(op: str, parts: Sequence[Operand]) -> Operand:
     return reduce(or_ if op == "|" else and_, parts)
 
 
+DRAWN = {
+    "random": ("distinct", RANDOM, "keys"),
+    "random_blocks": ("distinct", RANDOM_BLOCKS, "blocks"),
+    "expander": ("cycles", EXPANDER, "degree"),
+}
+"""The function that draws, under which purpose, and the argument that says how many."""
+
+
 def _leaf(leaf: Leaf, page: Page, q: Side, k: Side) -> Operand:
-    given, pattern, sides = dict(leaf.arguments), BY_NAME[leaf.pattern], {"q": q, "k": k}
+    given: dict[str, Any] = dict(leaf.arguments)
+    pattern, sides = BY_NAME[leaf.pattern], {"q": q, "k": k}
     if "tokens" in given:
-        tokens: Any = given["tokens"]
-        return reduce(or_, [_tokens(tokens, page, sides[side]) for side in pattern.sides])
+        return reduce(or_, [_tokens(given["tokens"], page, sides[side]) for side in pattern.sides])
+    if "predicate" in given:
+        return _where(given, page, q.at, k.at)
     if pattern.needs_grid:
-        at = Situation(
-            1, BY_NAME, grid=_numbers("extents of its grid", page.program.grid or (), page)
-        )
+        at = Situation(1, BY_NAME, grid=_numbers("extents of its grid", page.program.grid, page))
         at = replace(at, extra_tokens=page.program.extra_tokens)
-        box = tuple(
-            (name, _numbers(f"{name} of a box", value, page)) for name, value in given.items()
-        )
-        return bind(replace(leaf, arguments=box), at).holds(q.at, k.at, 1)
-    sizes: dict[str, Any] = {}
+        box = ((name, _numbers(f"{name} of a box", x, page)) for name, x in given.items())
+        return bind(replace(leaf, arguments=tuple(box)), at).holds(q.at, k.at, 1)
     for entry in fields(pattern):  # type: ignore[arg-type]
-        parameter = entry.metadata["parameter"]
-        if isinstance(given.get(entry.name), Symbol | Apply) and entry.name != "predicate":
-            sizes[entry.name] = _size(entry.name, given[entry.name], parameter, page)
-    plain = {**given, **sizes}
-    match leaf.pattern:
-        case "powers":
-            return call("is_power", abs(q.at - k.at), plain.get("base", 2), kind="bool")
-        case "random" | "random_blocks" | "expander":
-            return _drawn(leaf.pattern, plain, page, q, k)
-        case "same":
-            ids: Any = given["ids"]
-            return page.read(ids.name, q.at) == page.read(ids.name, k.at)
-        case "prefix" if isinstance(length := given["length"], InputRef):
-            return k.at < page.read(length.name)
-        case "where" | "where_inputs":
-            return _where(fold(given["predicate"], page.known), page, q, k)
+        if isinstance(given.get(entry.name), Symbol | Apply):
+            parameter = entry.metadata["parameter"]
+            given[entry.name] = _size(entry.name, given[entry.name], parameter, page)
+    read = {name: value for name, value in given.items() if isinstance(value, InputRef)}
+    if leaf.pattern == "same":
+        return reduce(eq, (page.read(read["ids"], side.at) for side in (q, k)))
+    if leaf.pattern == "prefix" and read:
+        return k.at < page.read(read["length"])
+    if leaf.pattern == "powers":
+        return call("is_power", abs(q.at - k.at), given.get("base", 2), kind="bool")
+    if leaf.pattern in DRAWN:
+        function, purpose, count = DRAWN[leaf.pattern]
+        row, key, keys, size = q.at, k.at, page.n, given.get("size")
+        if size is not None:
+            row, key, keys = row // size, key // size, -(-keys // size)
+        place = "layer, head" if given.get("per_head", True) else "0, 0"
+        causal = (True,) * (page.program.causal and leaf.pattern != "expander")
+        drawn = given[count], given.get("seed", 0), Expression(f"({purpose}, {place})"), *causal
+        head = Expression("h", tensor=page.reals)
+        return call("listed", page.table(function, keys, *drawn), head, row, key, kind="bool")
     # sizes are named in the predicate as no symbol of the language is
-    named = {name: Symbol(f".{name}") for name in sizes}
-    named_leaf = replace(leaf, arguments=tuple({**given, **named}.items()))
-    predicate = predicate_of_leaf(named_leaf, limited=False)
+    sizes = {f".{name}": x for name, x in given.items() if isinstance(x, Expression)}
+    named = ((name, Symbol(f".{name}") if f".{name}" in sizes else given[name]) for name in given)
+    predicate = predicate_of_leaf(replace(leaf, arguments=tuple(named)), limited=False)
     if predicate is None:
         raise StandaloneError(f"`{leaf.pattern}` has no formula")
-    values = {"q": q.at, "k": k.at, **{f".{name}": value for name, value in sizes.items()}}
-    return said(fold(predicate, {}), values, page)
+    return said(fold(predicate, {}), {"q": q.at, "k": k.at, **sizes}, page)
 
 
 def _tokens(term: TokenTerm, page: Page, side: Side) -> Operand:
     """Whether a position is one of a set of tokens."""
     if isinstance(term, InputRef):
-        return page.read(term.name, side.at)
+        return page.read(term, side.at)
     if isinstance(term, TokenCompound):
         return _joined(term.op, [_tokens(each, page, side) for each in term.terms])
     names = {"every": ("step", "offset")}.get(term.kind, ("count",) * len(term.values))
@@ -156,43 +164,24 @@ def _tokens(term: TokenTerm, page: Page, side: Side) -> Operand:
     return said(fold(member(term.kind, values, side.at), {}), {}, page)  # type: ignore[arg-type]
 
 
-def _where(predicate: Scalar, page: Page, q: Side, k: Side) -> Operand:
+def _where(given: Mapping[str, Any], page: Page, q: Operand, k: Operand) -> Operand:
     """Whether a predicate holds, of positions that are cells where it asks for coordinates."""
-    values, allowed = {"q": q.at, "k": k.at}, True
+    predicate, allowed = fold(given["predicate"], page.known), True
+    values = {"q": q, "k": k}
     for side, position in tuple(values.items()):
         if any(text.startswith(f"{side}.") for text in symbols(predicate)):
-            extents = _numbers("extents of its grid", page.program.grid or (), page)
+            extents = _numbers("extents of its grid", page.program.grid, page)
             grid = Grid(extents, page.program.extra_tokens)
             allowed = allowed & grid.inside(position)
             axes = zip(grid.axes, grid.coordinates(position), strict=True)
             values.update({f"{side}.{axis}": at for axis, at in axes})
-    read = inputs_read(predicate)
-    for name in read:
-        values |= page.readings(name, q.at, k.at)
-        _ask(predicate, name, page)
+    for entry in given.get("inputs", ()):
+        values |= page.readings(entry, q, k)
+        _ask(predicate, entry.name, page)
     formula = said(predicate, values, page)
-    if not read:
+    if "inputs" not in given:
         page.most = min(page.most, _most(predicate, values, page))
     return formula & allowed
-
-
-def _drawn(name: str, given: Mapping[str, Any], page: Page, q: Side, k: Side) -> Operand:
-    """Whether k is among what is drawn for q: a function, its sizes, and under which numbers."""
-    row, key, keys = q.at, k.at, page.n
-    match name:
-        case "random":
-            function, purpose, count = "distinct", RANDOM, given["keys"]
-        case "expander":
-            function, purpose, count = "cycles", EXPANDER, given["degree"]
-        case _:
-            function, purpose, count = "distinct", RANDOM_BLOCKS, given["blocks"]
-            size = given["size"]
-            row, key, keys = row // size, key // size, -(-keys // size)
-    of = "layer, head" if given.get("per_head", True) else "0, 0"
-    causal = (True,) * (page.program.causal and name != "expander")
-    place = Expression(f"({purpose}, {of})")
-    table = page.table(function, keys, count, given.get("seed", 0), place, *causal)
-    return call("listed", table, Expression("h", tensor=page.reals), row, key, kind="bool")
 
 
 # --- sizes ---------------------------------------------------------------------------------------
@@ -216,7 +205,7 @@ def _size(name: str, value: object, parameter: Parameter, page: Page) -> Operand
 
 def _numbers(what: str, values: Any, page: Page) -> tuple[int, ...]:
     """Extents that are numbers whatever n is."""
-    extents = tuple(fold(each, page.known) for each in values)
+    extents = tuple(fold(each, page.known) for each in values or ())
     if any(isinstance(each, Symbol | Apply) for each in extents):
         raise StandaloneError(f"the {what} depend on n")
     return extents  # type: ignore[return-value]

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
+from pprint import pformat
 from types import CodeType
 
 WIDTH = 100
@@ -72,18 +73,9 @@ def file_of(
 
 
 def constant(name: str, value: object) -> str:
-    """A constant on one line, or as many entries on a line as fit."""
-    one = f"{name} = {value!r}".replace("'", '"')
-    if len(one) <= WIDTH or not isinstance(value, tuple | dict):
-        return one
-    first, last, entries = "(", ")", [repr(each) for each in value]
-    if isinstance(value, dict):
-        first, last, entries = "{", "}", [f"{key!r}: {x!r}" for key, x in value.items()]
-    rows = ["   "]
-    for entry in entries:
-        rows += ["   "] if len(rows[-1]) + len(entry) + 2 > WIDTH else []
-        rows[-1] += f" {entry},"
-    return "\n".join([f"{name} = {first}", *rows, last]).replace("'", '"')
+    """A constant, on several lines where it is too long for one."""
+    shown = pformat(value, 1, WIDTH - len(name) - 3, compact=True, sort_dicts=False)
+    return f"{name} = {shown}".replace("'", '"')
 
 
 @cache

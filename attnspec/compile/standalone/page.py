@@ -15,7 +15,7 @@ from attnspec.compile.standalone.sources import graph, module
 from attnspec.graphs.predicates.inputs import COUNTED, pair_reading, reading
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.parameters import Parameter
-from attnspec.ir.program import Input, Program
+from attnspec.ir.program import Input, InputRef, Program
 from attnspec.limits import LIMITS
 from attnspec.lower.lower import pair_inputs
 from attnspec.text.diagnostics import AttnSpecError
@@ -174,27 +174,25 @@ class Page:
         named[shown] = text
         return shown
 
-    def read(self, name: str, at: Operand | None = None) -> Expression:
+    def read(self, entry: Input | InputRef, at: Operand | None = None) -> Expression:
         """What an input says at a position; of a kind `length` the one number of a sample."""
-        entry = next(each for each in self.program.inputs if each.name == name)
         if entry.kind not in KINDS:
-            raise StandaloneError(f"its input `{name}` is of the kind {entry.kind}")
+            raise StandaloneError(f"its input `{entry.name}` is of the kind {entry.kind}")
         index = "b" if at is None else f"b, {flat(at)}"
         low = 0 if entry.kind == "length" else -math.inf
         return Expression(f"{argument_of(entry)}[{index}]", KINDS[entry.kind], self.reals, low)
 
-    def readings(self, name: str, q: Operand, k: Operand) -> dict[str, Operand]:
+    def readings(self, entry: Input | InputRef, q: Operand, k: Operand) -> dict[str, Operand]:
         """What the symbols of an input stand for in predicates and scores."""
-        entry = next(each for each in self.program.inputs if each.name == name)
         if entry.kind == "pairs":
             row = "q" if self.program.cross else "row"
             text = f"{argument_of(entry)}[b, h, {row}, k]"
-            return {pair_reading(name).name: Expression(text, "score", self.reals)}
+            return {pair_reading(entry.name).name: Expression(text, "score", self.reals)}
         sides = {"": None} if entry.kind == "length" else {"q": q, "k": k}
-        return {reading(name, side).name: self.read(name, at) for side, at in sides.items()}
+        return {reading(entry.name, side).name: self.read(entry, at) for side, at in sides.items()}
 
 
-def argument_of(entry: Input) -> str:
+def argument_of(entry: Input | InputRef) -> str:
     """What an input is called in a mask: by its name, unless that stands for something else."""
     taken = entry.name in RESERVED or entry.name.startswith("bias_")
     taken = taken or keyword.iskeyword(entry.name)

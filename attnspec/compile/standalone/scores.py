@@ -33,7 +33,7 @@ def score_text(program: Program) -> Text:
     values: dict[str, Operand] = {SCORE: Expression("score", "score", REALS), "q": q, "k": k}
     for entry in program.inputs:
         if entry.kind in (*READ, "length", "pairs"):
-            values |= page.readings(entry.name, q, k)
+            values |= page.readings(entry, q, k)
     before: list[str] = []
     statements: list[str] = []
     read: dict[str, None] = {}
