@@ -23,7 +23,7 @@ from attnspec.ir.program import Program, leaves
 from attnspec.limits import LIMITS
 from attnspec.runtime.call_checks import PER_HEAD
 from attnspec.text.diagnostics import AttnSpecError
-from attnspec.verification.samples import about_heads
+from attnspec.verification.samples import drawn
 
 SIZE = 16
 """The size of a head in samples that are drawn."""
@@ -86,7 +86,7 @@ def sample_pairs(
         q = torch.randn(1, heads, n, SIZE)
         for entry in program.inputs:
             if entry.name not in data and entry.kind in PER_HEAD:
-                data[entry.name] = about_heads(entry, n, n)
+                data[entry.name] = drawn(entry, n, n)
     # neighbours are alike, as tokens are
     q = q + 0.5 * q.cumsum(2)
     bare = tuple(

@@ -37,6 +37,9 @@ RUN = 20.0
 
 Depth: TypeAlias = Literal["whole", "once", "tables", "pairs", "values"]
 
+Works: TypeAlias = "tuple[tuple[Work, tuple[int, ...]], ...]"
+"""What groups of heads compute."""
+
 ANY = Relation()
 """What stands for the graph of a work whose pairs are known."""
 
@@ -69,7 +72,7 @@ class Trial:
     keys: int
     layers: tuple[int, ...]
     heads: int
-    works: Sequence[tuple[Work, tuple[int, ...]]]
+    works: Works
     depth: Depth
     forced: bool
     known: Known
