@@ -30,8 +30,7 @@ from attnspec.lower.work import BackendError, is_on_request
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import AttnSpecError, InternalError
 from attnspec.verification import Alone, Verification, beyond, mask_alone, verify
-from attnspec.verification.meaning import Known
-from attnspec.verification.trial import Depth
+from attnspec.verification.trial import Depth, Known
 
 if TYPE_CHECKING:
     from attnspec.elaborate import Elaborated

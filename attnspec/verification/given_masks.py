@@ -220,7 +220,8 @@ def of_function(mask_mod: Callable[..., Any], sides: tuple[int, int], heads: int
             f" and 1 differ in head {head} at ({query}, {key}); compare one of them:"
             " `lambda b, h, q, k: mask_mod(b * 0, h, q, k)` is sample 0"
         )
-    return masks[0]
+    own: np.ndarray = masks[0]
+    return own
 
 
 def _require_lists(mask: Any, found: np.ndarray) -> None:

@@ -13,7 +13,6 @@ from attnspec.graphs.relation import Relation, evaluate_pairs
 from attnspec.graphs.stack import TooMuch
 from attnspec.layout.tables import Tables, mask_of
 from attnspec.limits import LIMITS
-from attnspec.verification.meaning import held_rows
 
 
 def tables_fault(
@@ -78,3 +77,13 @@ def _codes(tables: Tables[np.ndarray], at: np.ndarray, n: int) -> np.ndarray:
                 block, row, column = np.nonzero(mask & (k >= 0)[:, None])
                 codes.append(position[block, row] * n + k[block, column] % n)
     return np.sort(np.concatenate(codes))
+
+
+def held_rows(relation: Relation, rows: np.ndarray, n: int) -> np.ndarray:
+    """The definition for all keys of some queries, bool [rows, n]."""
+    mask = np.empty((len(rows), n), bool)
+    step = max(1, LIMITS.pairs_at_once // max(1, n))
+    for low in range(0, len(rows), step):
+        part = rows[low : low + step]
+        mask[low : low + step] = evaluate_pairs(relation, part[:, None], np.arange(n)[None], n)
+    return mask

@@ -1,36 +1,62 @@
-"""The layers of a module that compute the same, held against the definition."""
+"""The layers of a module that compute the same, held against what they are meant to compute:
+outputs, gradients and weights, straight from the definition."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from attnspec.backends.common.masks import with_data
-from attnspec.backends.planner import choose
+from attnspec.backends.common.score_formula import scale_of, shares
+from attnspec.backends.common.scores import ScoreFunction
+from attnspec.backends.factored.definitions import (
+    defined,
+    divided,
+    has_weights,
+    magnitudes_of,
+    totals_of,
+    weights_of,
+)
+from attnspec.backends.planner import AUTO, choose
+from attnspec.graphs.predicates.inputs import READ
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import TooMuch
 from attnspec.ir.program import Program
+from attnspec.ir.scalars import PAIR
+from attnspec.ir.serial import plan_data
 from attnspec.layout.tables import Tables
 from attnspec.limits import LIMITS
+from attnspec.lower.cache import Cache
 from attnspec.lower.work import Call, Work
 from attnspec.runtime.call_checks import check_inputs, taken_apart
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import time_text
-from attnspec.verification.meaning import SIZE, Known, Meaning, Numbers, results, swept
-from attnspec.verification.numbers import EXACT, ROUNDINGS, SMALLEST, moderate, numbers_fault
+from attnspec.verification.numbers import (
+    EXACT,
+    NAMES,
+    ROUNDINGS,
+    SIZE,
+    SMALLEST,
+    moderate,
+    row_fault,
+)
 from attnspec.verification.report import Check
 from attnspec.verification.samples import sample_rows
-from attnspec.verification.tables import tables_fault
+from attnspec.verification.tables import held_rows, tables_fault
 
 LAID_OUT = 5.0
 """Seconds that the forward of a head may be estimated to take for its layout to be built."""
+
+CLOSE = 1e-9
+"""How far float64 numbers of what tensors decide may be apart, for numbers of about 1."""
 
 RUN = 20.0
 """Seconds that the forward of all heads may be estimated to take for it to be run."""
@@ -56,6 +82,216 @@ _COMPARED = {
 
 _KINDS = {"tables": (), "pairs": (torch.float64,), "values": (torch.float32,)}
 """The types in which numbers are compared, where these are not both."""
+
+
+Known: TypeAlias = "Cache[tuple[Any, ...], Any]"
+"""What the definition says, kept for other modules that are asked the same."""
+
+
+class Numbers(NamedTuple):
+    """What heads compute with, the gradient of their outputs [H, r, d], q [H, n_q, d], k and
+    v [H, n, d], and what is learned; or what comes of it, outputs and the gradients of the same."""
+
+    heads: tuple[Tensor, ...]
+    learned: Mapping[str, Tensor]
+
+    def to(self, dtype: torch.dtype) -> Numbers:
+        """The same in another type."""
+        learned = {name: x.to(dtype) for name, x in self.learned.items()}
+        return Numbers(tuple(x.to(dtype) for x in self.heads), learned)
+
+
+@dataclass(frozen=True, eq=False)
+class Meaning:
+    """Heads of one work of a layer, which a backend computes: its relation is the graph with the
+    inputs that are tried. `learned` are what the formula calls what is learned, and the names of
+    the parameters. `tables`, if there are any, are what a kernel holds, these heads the `place`-th
+    in them; `seconds` is the estimate for one head, 0 for a sequence short enough to try."""
+
+    trial: Trial
+    work: Work
+    heads: tuple[int, ...]
+    backend: str
+    seconds: float
+    learned: tuple[tuple[str, str], ...]
+    tables: Tables[np.ndarray] | None
+    place: int
+
+    @cached_property
+    def held(self) -> np.ndarray | None:
+        """The keys that the examined queries read, bool [r, n]; None for a mechanism."""
+        return None if self.work.mechanism is not None else self.read(self.trial.rows)
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """What some queries read by the definition, bool [rows, n]."""
+        relation, n = self.work.relation, self.trial.n
+        key = relation, rows.tobytes(), n
+        rows_read: np.ndarray = self.trial.known.get(key, lambda: held_rows(relation, rows, n))
+        return rows_read
+
+    @property
+    def weighs(self) -> bool:
+        """Whether pairs have weights."""
+        return self.held is not None or has_weights(self.work)
+
+    def chunks(self) -> Iterator[tuple[list[int], slice]]:
+        """Heads and places of examined queries that are computed in one go."""
+        many, step, count = 1, max(1, len(self.trial.rows)), len(self.trial.rows)
+        if self.held is not None:
+            many = max(1, LIMITS.pairs_at_once // max(1, self.held.size))
+            step = max(1, LIMITS.pairs_at_once // max(1, self.held.shape[1]))
+        for first in range(0, len(self.heads), many):
+            for low in range(0, count, step):
+                yield list(self.heads[first : first + many]), slice(low, low + step)
+
+    def learned_by(self, heads: Sequence[int], learned: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What some heads have learned, [h or 1, …], by what the formula calls it."""
+        parameters = {}
+        for called, name in self.learned:
+            rows = learned[name][self.trial.layers[0] if len(learned[name]) > 1 else 0]
+            parameters[called] = rows[list(heads)] if len(rows) > 1 else rows
+        return parameters
+
+    def weights(
+        self, heads: Sequence[int], at: slice, numbers: Numbers, steady: bool = False
+    ) -> Tensor:
+        """The weights [h, rows, n]; to gradients `steady` ones are divided by constants."""
+        some, places = list(heads), self.trial.at[at]
+        if self.held is None:
+            return weights_of(self.work, *self._alone(some[0], numbers), steady=steady)[
+                None, places
+            ]
+        _, q, k, _ = numbers.heads
+        scores = (q[some][:, places] * scale_of(self.work, q.shape[2])) @ k[some].mT
+        change = ScoreFunction(self.work.changes, some, self.work.length, torch.device("cpu"))
+        symbols, tables = self._symbols(some, places), self.learned_by(some, numbers.learned)
+        scores = change(scores[None, :, None, None], symbols, tables)[0, :, 0, 0]
+        row_shares = shares(scores, torch.from_numpy(self.held[at]), self.work.normalize)
+        if steady and row_shares.total is not None:
+            row_shares = replace(row_shares, total=row_shares.total.detach())
+        return row_shares.weights
+
+    def _symbols(self, heads: list[int], places: Tensor) -> dict[str, Tensor]:
+        """What expressions of scores read, broadcastable to [1, h, 1, 1, rows, n]."""
+        trial, rows = self.trial, places + self.trial.first
+        found = {"q": rows[:, None], "k": torch.arange(trial.n)}
+        for entry in trial.program.inputs:
+            x = trial.data[entry.name][0]
+            if entry.kind == "length":
+                found[f"{entry.name}()"] = x
+            elif entry.kind in READ:
+                x = pad(x, (0, trial.n - len(x)))
+                found |= {f"{entry.name}(q)": x[rows][:, None], f"{entry.name}(k)": x}
+            elif entry.kind == "pairs":
+                x = pad(x[:, places], (0, trial.n - x.shape[2]))
+                found[f"{entry.name}{PAIR}"] = (x[heads] if len(x) > 1 else x)[None, :, None, None]
+        return found
+
+    def outputs(self, heads: Sequence[int], at: slice, numbers: Numbers, steady: bool) -> Tensor:
+        """The outputs [h, rows, d]."""
+        v = numbers.heads[3]
+        if self.weighs:
+            weights = self.weights(heads, at, numbers, steady)
+            return weights @ v[list(heads), : weights.shape[2]]
+        head, q, k, tables = self._alone(heads[0], numbers)
+        return defined(self.work, head, q, k, v[head, : len(k)], tables)[None, self.trial.at[at]]
+
+    def _alone(self, head: int, numbers: Numbers) -> tuple[int, Tensor, Tensor, dict[str, Tensor]]:
+        """A head, with its queries, keys, and what it has learned and its scores read."""
+        _, q, k, _ = numbers.heads
+        tables = {name: x[0] for name, x in self.learned_by([head], numbers.learned).items()}
+        if self.work.changes.inputs:
+            tables |= self._symbols([head], torch.arange(len(q[head])))
+        return head, q[head], k[head, : self.trial.keys], tables
+
+    def cancelled(self, head: int, numbers: Numbers) -> float:
+        """The largest sum of sizes of a row's weights, some of them negative; 1 at least."""
+        if self.held is not None or not self.weighs:
+            return 1.0
+        parts = self._alone(head, numbers)
+        sizes, total = magnitudes_of(self.work, *parts), totals_of(self.work, *parts)
+        return max(1.0, divided(self.work, sizes, total).abs().sum(-1).max().item())
+
+
+def results(
+    meanings: Sequence[Meaning], numbers: Numbers, *, sized: bool
+) -> tuple[Numbers, tuple[float, ...]]:
+    """What heads are meant to compute and, if `sized`, the largest numbers [H] that stand in it, or
+    would without the part of the gradients that goes through the sums of weights: the two parts may
+    cancel, and leave the roundings of numbers of that size."""
+
+    def chunks(followed: Numbers, steady: bool) -> Iterator[tuple[Any, Tensor]]:
+        for meaning in meanings:
+            for at in meaning.chunks():
+                yield at, meaning.outputs(*at, followed, steady)
+
+    plain = swept(lambda followed: chunks(followed, False), numbers)
+    if not sized:
+        return plain, ()
+    steady = swept(lambda followed: chunks(followed, True), numbers)
+    sizes = [x.abs().flatten(1).amax(1) for x in (*plain.heads, *steady.heads[1:]) if x[0].numel()]
+    largest = torch.stack(sizes).amax(0).tolist() if sizes else [0.0] * len(plain.heads[0])
+    with torch.no_grad():
+        for meaning in meanings:
+            for head in meaning.heads:
+                most = meaning.cancelled(head, numbers)
+                largest[head] = most * max(largest[head], most * (meaning.held is None))
+    return plain, tuple(largest)
+
+
+def swept(chunks: Callable[[Numbers], Iterable[tuple[Any, Tensor]]], numbers: Numbers) -> Numbers:
+    """Outputs that come in chunks, each with its place in [H, r], and what their gradient leaves of
+    q, k, v and what is learned; zeros for what they do not depend on."""
+    grad, *given = numbers.heads
+    leaves = [
+        x if x.requires_grad else x.detach().requires_grad_()
+        for x in (*given, *numbers.learned.values())
+    ]
+    out, grads = torch.zeros_like(grad), [torch.zeros_like(x) for x in leaves]
+    followed = Numbers((grad, *leaves[:3]), dict(zip(numbers.learned, leaves[3:], strict=True)))
+    for at, part in chunks(followed):
+        out[at] = part.detach()
+        # of a sum, because torch loads sympy to compare the shapes of an output and its gradient
+        total = (part * grad[at]).sum()
+        if total.requires_grad:
+            found = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+            grads = [x + y for x, y in zip(grads, found, strict=True)]
+    learned = dict(zip(numbers.learned, grads[3:], strict=True))
+    return Numbers((out, *grads[:3]), learned)
+
+
+def numbers_fault(
+    meaning: Meaning,
+    found: Numbers,
+    exact: Numbers,
+    rough: Numbers | None,
+    sizes: Sequence[float],
+) -> tuple[int, int | None, str] | None:
+    """The first of the numbers of a module that errs too much: its head, the place of the query
+    where it is one of its outputs, and what is wrong. `exact` are those of the definition in
+    float64, the largest of each head `sizes`, and `rough` those in the type of the module, None for
+    float64."""
+    three = found, exact, rough or exact
+    for head in meaning.heads:
+        for name, *parts in zip(NAMES, *(x.heads for x in three), strict=True):
+            mine, right, base = (x[head] for x in parts)
+            fault = row_fault(name, mine, right, base, sizes[head], rough is None)
+            if fault is not None:
+                return head, fault[0] if name == "output" else None, fault[1]
+    if rough is None:
+        return None
+    largest = max(sizes[head] for head in meaning.heads)
+    pairs = exact.heads[1].shape[1] * exact.heads[2].shape[1]
+    learned = [meaning.learned_by(meaning.heads, x.learned) for x in three]
+    for called, name in meaning.learned:
+        for mine, right, base in zip(*(x[called] for x in learned), strict=True):
+            # a table's gradient adds up all pairs, and the errors of a sum grow as its root
+            size = max(largest, right.abs().max().item())
+            size *= math.sqrt(max(1.0, pairs / right.numel()))
+            fault = row_fault(f"gradient of {name}", mine, right, base, size, False)
+            if fault is not None:
+                return meaning.heads[0], None, fault[1]
+    return None
 
 
 @dataclass(eq=False)
@@ -197,6 +433,47 @@ class Trial:
                     text = self._pair_fault(each, fault[0], fault[1], drawn) or text
                 what = _COMPARED[each.held is None, kind]
                 yield self.check(each.heads, each.backend, what, len(self.rows), text)
+
+    def decided_checks(self) -> Iterator[Check]:
+        """What is compared of graphs that tensors decide, of all heads together: with the dense
+        definition of the same."""
+        k = self.drawn(self.n)
+        shared = any(work.unit_keys for work, _ in self.works)
+        q = k[:, self.first :].clone() if shared else self.drawn(self.n_q)
+        formulas = any(work.mechanism is not None for work, _ in self.works)
+        plan = plan_data(replace(self.program, crossing=None), AUTO if formulas else "dense")
+        definition = CompiledAttention(plan).eval()
+        definition.make_parameters(q.shape[2], q.shape[2])
+        definition.load_state_dict(self.module.state_dict())
+        # with the unit vectors as values, the output is the weights themselves
+        units = torch.eye(self.keys, dtype=q.dtype).expand(self.heads, -1, -1)
+        read = self.called(self.module, q, k, units).detach() != 0
+        parts = q[None], k[None, :, : self.keys]
+        pairs = definition.pairs(*parts, layer=self.layers[0], inputs=self.data)[0]
+        what, fault = "keys are read that were decided, and no others", None
+        for work, heads in self.works:
+            for head in heads:
+                wrong = read[head] & ~pairs[head]
+                if work.normalize != "relu":
+                    wrong = read[head] != pairs[head]
+                if fault is None and bool(wrong.any()):
+                    at, key = wrong.nonzero()[0].tolist()
+                    verb = "is read" if bool(read[head, at, key]) else "is not read"
+                    fault = f"head {head}: key {key} {verb} by query {at + self.first}"
+        yield self.check(None, self.module.backend, what, self.n_q, fault)
+        given = self.drawn(self.n_q), q, k, self.drawn(self.n)
+        mine, meant = (
+            self.results(each, Numbers(given, dict(each.named_parameters())), slice(None))
+            for each in (self.module, definition)
+        )
+        what, fault = "outputs and gradients agree with the definition", None
+        names = *NAMES, *meant.learned
+        both = ((*x.heads, *x.learned.values()) for x in (mine, meant))
+        for name, one, other in zip(names, *both, strict=True):
+            size, apart = (float(x.abs().max()) if x.numel() else 0.0 for x in (other, one - other))
+            if fault is None and not apart <= CLOSE * max(1.0, size):
+                fault = f"{name} differs by {apart:.3g}"
+        yield self.check(None, self.module.backend, what, self.n_q, fault)
 
     def _runs(self) -> bool:
         """Whether numbers are computed; raises TooMuch where nothing would be examined then."""

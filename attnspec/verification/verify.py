@@ -22,11 +22,10 @@ from attnspec.lower.lower import Binder
 from attnspec.lower.mechanism_sizes import learned_parts
 from attnspec.lower.work import BackendError
 from attnspec.runtime.module import CompiledAttention
-from attnspec.verification.decided import decided_checks
-from attnspec.verification.meaning import SIZE, Known
+from attnspec.verification.numbers import SIZE
 from attnspec.verification.report import Check, Verification, together
 from attnspec.verification.samples import sample_inputs, words_of
-from attnspec.verification.trial import Computed, Depth, Trial, Works
+from attnspec.verification.trial import Computed, Depth, Known, Trial, Works
 
 HEADS = 2
 """The heads that are tried where the spec declares none."""
@@ -74,7 +73,7 @@ def verify(
             called = attention, program, data, n_q, length, n, tuple(layers), heads, works
             trial = Trial(*called, depth, forced, meant)
             if any(work.decided for work, _ in works):
-                checks.extend(decided_checks(trial) if depth != "pairs" else ())
+                checks.extend(trial.decided_checks() if depth != "pairs" else ())
                 continue
             if depth == "once":
                 computed = trial.computed

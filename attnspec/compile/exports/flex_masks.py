@@ -170,11 +170,18 @@ class FlexMask:
             both[full.astype(int), sample, head, rows, layout.keys] = True
         # of each row of blocks how many columns it has, and which, ascending, before the others
         order = np.argsort(~both, axis=-1, kind="stable").astype(np.int32)
-        some, full = zip(both.sum(-1, dtype=np.int32), order, strict=True)
-        lists = [torch.from_numpy(part).to(self.device) for part in (*some, *full)]
+        counts, columns = (
+            torch.from_numpy(x).to(self.device) for x in (both.sum(-1, dtype=np.int32), order)
+        )
         lengths = sides.queries, sides.keys
         return BlockMask.from_kv_blocks(
-            *lists, BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=self._mod(sides), seq_lengths=lengths
+            counts[0],
+            columns[0],
+            counts[1],
+            columns[1],
+            BLOCK_SIZE=(BLOCK, BLOCK),
+            mask_mod=self._mod(sides),
+            seq_lengths=lengths,
         )
 
     def _blocks(self, sides: Crossing) -> tuple[int, int, int, int]:

@@ -161,7 +161,7 @@ def _tokens(term: TokenTerm, page: Page, side: Side) -> Operand:
         values.append(_size(name, value, Parameter("integer", "", least=int(name == "step")), page))
     if term.kind == "last":
         return side.at >= side.length - values[0]
-    return said(fold(member(term.kind, values, side.at), {}), {}, page)  # type: ignore[arg-type]
+    return said(fold(member(term.kind, values, side.at), {}), {}, page)
 
 
 def _where(given: Mapping[str, Any], page: Page, q: Operand, k: Operand) -> Operand:
@@ -227,8 +227,8 @@ def _ask(predicate: Scalar, read: str, page: Page) -> None:
 
 def _most(predicate: Scalar, values: Mapping[str, Operand], page: Page) -> int:
     """The longest sequence, MOST or a power of two, of which every number of a predicate fits."""
-    read = {name: said(Symbol(name), values, page) for name in symbols(predicate)}
-    ranges = {name: bounds(value, {}) for name, value in read.items()}
+    read = symbols(predicate)
+    ranges = {name: bounds(said(Symbol(name), values, page), {}) for name in read}
     most = int(page.n.high)
     while reach_of(predicate, ranges) > LARGEST:
         most = 1 << (most.bit_length() - 1 if most & (most - 1) else most.bit_length() - 2)
