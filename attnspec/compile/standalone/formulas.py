@@ -6,10 +6,10 @@ operator does, say here what is written in their place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import reduce
-from operator import and_, eq, mul, or_
+from functools import partial, reduce
+from operator import and_, mul, or_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,47 +99,22 @@ def _joined(op: str, parts: Sequence[Operand]) -> Operand:
     return reduce(or_ if op == "|" else and_, parts)
 
 
-DRAWN = {
-    "random": ("distinct", RANDOM, "keys"),
-    "random_blocks": ("distinct", RANDOM_BLOCKS, "blocks"),
-    "expander": ("cycles", EXPANDER, "degree"),
-}
-"""The function that draws, under which purpose, and the argument that says how many."""
-
-
 def _leaf(leaf: Leaf, page: Page, q: Side, k: Side) -> Operand:
     given: dict[str, Any] = dict(leaf.arguments)
     pattern, sides = BY_NAME[leaf.pattern], {"q": q, "k": k}
     if "tokens" in given:
         return reduce(or_, [_tokens(given["tokens"], page, sides[side]) for side in pattern.sides])
-    if "predicate" in given:
-        return _where(given, page, q.at, k.at)
     if pattern.needs_grid:
         at = Situation(1, BY_NAME, grid=_numbers("extents of its grid", page.program.grid, page))
         at = replace(at, extra_tokens=page.program.extra_tokens)
         box = ((name, _numbers(f"{name} of a box", x, page)) for name, x in given.items())
         return bind(replace(leaf, arguments=tuple(box)), at).holds(q.at, k.at, 1)
     for entry in fields(pattern):  # type: ignore[arg-type]
-        if isinstance(given.get(entry.name), Symbol | Apply):
-            parameter = entry.metadata["parameter"]
+        parameter = entry.metadata["parameter"]
+        if parameter.kind != "predicate" and isinstance(given.get(entry.name), Symbol | Apply):
             given[entry.name] = _size(entry.name, given[entry.name], parameter, page)
-    read = {name: value for name, value in given.items() if isinstance(value, InputRef)}
-    if leaf.pattern == "same":
-        return reduce(eq, (page.read(read["ids"], side.at) for side in (q, k)))
-    if leaf.pattern == "prefix" and read:
-        return k.at < page.read(read["length"])
-    if leaf.pattern == "powers":
-        return call("is_power", abs(q.at - k.at), given.get("base", 2), kind="bool")
-    if leaf.pattern in DRAWN:
-        function, purpose, count = DRAWN[leaf.pattern]
-        row, key, keys, size = q.at, k.at, page.n, given.get("size")
-        if size is not None:
-            row, key, keys = row // size, key // size, -(-keys // size)
-        place = "layer, head" if given.get("per_head", True) else "0, 0"
-        causal = (True,) * (page.program.causal and leaf.pattern != "expander")
-        drawn = given[count], given.get("seed", 0), Expression(f"({purpose}, {place})"), *causal
-        head = Expression("h", tensor=page.reals)
-        return call("listed", page.table(function, keys, *drawn), head, row, key, kind="bool")
+    if leaf.pattern in FORMULAS and not isinstance(given.get("length"), int | Expression):
+        return FORMULAS[leaf.pattern](given, page, q, k)
     # sizes are named in the predicate as no symbol of the language is
     sizes = {f".{name}": x for name, x in given.items() if isinstance(x, Expression)}
     named = ((name, Symbol(f".{name}") if f".{name}" in sizes else given[name]) for name in given)
@@ -164,10 +139,10 @@ def _tokens(term: TokenTerm, page: Page, side: Side) -> Operand:
     return said(fold(member(term.kind, values, side.at), {}), {}, page)
 
 
-def _where(given: Mapping[str, Any], page: Page, q: Operand, k: Operand) -> Operand:
+def _where(given: Mapping[str, Any], page: Page, q: Side, k: Side) -> Operand:
     """Whether a predicate holds, of positions that are cells where it asks for coordinates."""
     predicate, allowed = fold(given["predicate"], page.known), True
-    values = {"q": q, "k": k}
+    values = {"q": q.at, "k": k.at}
     for side, position in tuple(values.items()):
         if any(text.startswith(f"{side}.") for text in symbols(predicate)):
             extents = _numbers("extents of its grid", page.program.grid, page)
@@ -176,13 +151,44 @@ def _where(given: Mapping[str, Any], page: Page, q: Operand, k: Operand) -> Oper
             axes = zip(grid.axes, grid.coordinates(position), strict=True)
             values.update({f"{side}.{axis}": at for axis, at in axes})
     for entry in given.get("inputs", ()):
-        values |= page.readings(entry, q, k)
+        values |= page.readings(entry, q.at, k.at)
         _ask(predicate, entry.name, page)
     formula = said(predicate, values, page)
     if "inputs" not in given:
         page.most = min(page.most, _most(predicate, values, page))
     return formula & allowed
 
+
+def _drawn(
+    drawing: str, purpose: int, count: str, given: Mapping[str, Any], page: Page, q: Side, k: Side
+) -> Operand:
+    """Whether k is among what a function draws for q under a purpose, so many as an argument says,
+    each of a block where there is a size."""
+    row, key, keys, size = q.at, k.at, page.n, given.get("size")
+    if size is not None:
+        row, key, keys = row // size, key // size, -(-keys // size)
+    place = "layer, head" if given.get("per_head", True) else "0, 0"
+    causal = (True,) * (page.program.causal and drawing == "distinct")
+    drawn = given[count], given.get("seed", 0), Expression(f"({purpose}, {place})"), *causal
+    head = Expression("h", tensor=page.reals)
+    return call("listed", page.table(drawing, keys, *drawn), head, row, key, kind="bool")
+
+
+FORMULAS: Mapping[str, Callable[[Mapping[str, Any], Page, Side, Side], Operand]] = {
+    "powers": lambda given, page, q, k: call(
+        "is_power", abs(q.at - k.at), given.get("base", 2), kind="bool"
+    ),
+    "random": partial(_drawn, "distinct", RANDOM, "keys"),
+    "random_blocks": partial(_drawn, "distinct", RANDOM_BLOCKS, "blocks"),
+    "expander": partial(_drawn, "cycles", EXPANDER, "degree"),
+    "same": lambda given, page, q, k: (
+        page.read(given["ids"], q.at) == page.read(given["ids"], k.at)
+    ),
+    "prefix": lambda given, page, q, k: k.at < page.read(given["length"]),
+    "where": _where,
+    "where_inputs": _where,
+}
+"""Patterns that have no line in the prelude, or none where an input stands for a size."""
 
 # --- sizes ---------------------------------------------------------------------------------------
 
