@@ -104,11 +104,6 @@ def _leaf(leaf: Leaf, page: Page, q: Side, k: Side) -> Operand:
     pattern, sides = BY_NAME[leaf.pattern], {"q": q, "k": k}
     if "tokens" in given:
         return reduce(or_, [_tokens(given["tokens"], page, sides[side]) for side in pattern.sides])
-    if pattern.needs_grid:
-        at = Situation(1, BY_NAME, grid=_numbers("extents of its grid", page.program.grid, page))
-        at = replace(at, extra_tokens=page.program.extra_tokens)
-        box = ((name, _numbers(f"{name} of a box", x, page)) for name, x in given.items())
-        return bind(replace(leaf, arguments=tuple(box)), at).holds(q.at, k.at, 1)
     for entry in fields(pattern):  # type: ignore[arg-type]
         parameter = entry.metadata["parameter"]
         if parameter.kind != "predicate" and isinstance(given.get(entry.name), Symbol | Apply):
@@ -120,7 +115,10 @@ def _leaf(leaf: Leaf, page: Page, q: Side, k: Side) -> Operand:
     named = ((name, Symbol(f".{name}") if f".{name}" in sizes else given[name]) for name in given)
     predicate = predicate_of_leaf(replace(leaf, arguments=tuple(named)), limited=False)
     if predicate is None:
-        raise StandaloneError(f"`{leaf.pattern}` has no formula")
+        at = Situation(1, BY_NAME, grid=_numbers("extents of its grid", page.program.grid, page))
+        at = replace(at, extra_tokens=page.program.extra_tokens)
+        box = ((name, _numbers(f"{name} of a box", x, page)) for name, x in given.items())
+        return bind(replace(leaf, arguments=tuple(box)), at).holds(q.at, k.at, 1)
     return said(fold(predicate, {}), {"q": q.at, "k": k.at, **sizes}, page)
 
 
