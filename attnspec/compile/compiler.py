@@ -182,7 +182,7 @@ def _verified(spec: Elaborated, backend: str) -> str:
         some = f"values and gradients of {LIMITS.queries_sampled} queries of"
         lines.append(f"{some} {', '.join(values)}" if values else "no values")
         return f"Verified at n = {n:,}, its one length, when it was compiled, {'; '.join(lines)}."
-    whole, last, refused = _tried(programs, names, n, "once")
+    whole, last, refused = _tried(programs, names, n, "whole")
     lines = [
         f"by the backend{'s' if len(those) > 1 else ''} {', '.join(those)}{what}"
         for those, what in (
@@ -217,7 +217,7 @@ def _tried(
             continue
         _require_ok(verification, name)
         every = bool(verification.checks) and all(x.asked == n for x in verification.checks)
-        verified[verification.exhaustive if depth == "once" else every][name] = None
+        verified[verification.exhaustive if depth == "whole" else every][name] = None
     return [*verified[True]], [*verified[False]], refused
 
 

@@ -27,7 +27,6 @@ from attnspec.backends.factored.definitions import (
 )
 from attnspec.backends.planner import AUTO, choose
 from attnspec.graphs.predicates.inputs import READ
-from attnspec.graphs.relation import Relation
 from attnspec.graphs.stack import TooMuch
 from attnspec.ir.program import Program
 from attnspec.ir.scalars import PAIR
@@ -61,16 +60,10 @@ CLOSE = 1e-9
 RUN = 20.0
 """Seconds that the forward of all heads may be estimated to take for it to be run."""
 
-Depth: TypeAlias = Literal["whole", "once", "tables", "pairs", "values"]
+Depth: TypeAlias = Literal["whole", "pairs", "values"]
 
 Works: TypeAlias = "tuple[tuple[Work, tuple[int, ...]], ...]"
 """What groups of heads compute."""
-
-ANY = Relation()
-"""What stands for the graph of a work whose pairs are known."""
-
-Computed: TypeAlias = "frozenset[tuple[Work, tuple[int, ...], bytes]]"
-
 
 _COMPARED = {
     (False, torch.float64): "each pair is weighed once, no other pair",
@@ -80,9 +73,8 @@ _COMPARED = {
 }
 """What is compared of graphs, or of formulas, in a type."""
 
-_KINDS = {"tables": (), "pairs": (torch.float64,), "values": (torch.float32,)}
+_KINDS = {"pairs": (torch.float64,), "values": (torch.float32,)}
 """The types in which numbers are compared, where these are not both."""
-
 
 Known: TypeAlias = "Cache[tuple[Any, ...], Any]"
 """What the definition says, kept for other modules that are asked the same."""
@@ -120,14 +112,12 @@ class Meaning:
     @cached_property
     def held(self) -> np.ndarray | None:
         """The keys that the examined queries read, bool [r, n]; None for a mechanism."""
-        return None if self.work.mechanism is not None else self.read(self.trial.rows)
-
-    def read(self, rows: np.ndarray) -> np.ndarray:
-        """What some queries read by the definition, bool [rows, n]."""
-        relation, n = self.work.relation, self.trial.n
-        key = relation, rows.tobytes(), n
-        rows_read: np.ndarray = self.trial.known.get(key, lambda: held_rows(relation, rows, n))
-        return rows_read
+        if self.work.mechanism is not None:
+            return None
+        asked = self.work.relation, self.trial.rows, self.trial.n
+        key = asked[0], asked[1].tobytes(), asked[2]
+        held: np.ndarray = self.trial.known.get(key, lambda: held_rows(*asked))
+        return held
 
     @property
     def weighs(self) -> bool:
@@ -382,15 +372,6 @@ class Trial:
             parts.append(Meaning(self, resolved, heads, name, seconds, learned, tried, place))
         return parts
 
-    @property
-    def computed(self) -> Computed:
-        """What is computed of numbers: works, whatever says which pairs they have, and pairs."""
-        every = np.arange(self.first, self.n)
-        return frozenset(
-            (replace(part.work, relation=ANY), part.heads, part.read(every).tobytes())
-            for part in self.parts
-        )
-
     def check(
         self,
         heads: tuple[int, ...] | None,
@@ -413,7 +394,7 @@ class Trial:
         if self.depth != "values":
             yield from self._table_checks()
         kinds = _KINDS.get(self.depth, (torch.float64, torch.float32))
-        meanings = self._meanings() if kinds and self._runs() else []
+        meanings = self._meanings() if self._runs() else []
         if not meanings:
             return
         drawn = self._drawn(meanings)

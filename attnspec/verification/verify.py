@@ -25,7 +25,7 @@ from attnspec.runtime.module import CompiledAttention
 from attnspec.verification.numbers import SIZE
 from attnspec.verification.report import Check, Verification, together
 from attnspec.verification.samples import sample_inputs, words_of
-from attnspec.verification.trial import Computed, Depth, Known, Trial, Works
+from attnspec.verification.trial import Depth, Known, Trial, Works
 
 HEADS = 2
 """The heads that are tried where the spec declares none."""
@@ -45,8 +45,8 @@ def verify(
 
     The module must be a `CompiledAttention`, also one of a standalone file. A fraction of the
     time goes into "pairs", tables and outputs of graphs in float64, so that the definition has no
-    checks, less into "once", where layers that have the same pairs at n are run once, and into
-    "values", where outputs and gradients of some queries are all that is compared.
+    checks, and less into "values", where outputs and gradients of some queries are all that is
+    compared.
     Of a program with `cross` n are the keys, and m, n if it is not given, the queries.
     With `known` of another call what the definition says is not computed again.
 
@@ -65,7 +65,7 @@ def verify(
             raise TooMuch(f"{name} must be between 1 and {LIMITS.planned:,}, got {count:,}")
     attention.make_parameters(SIZE, SIZE)
     heads, checks, skipped = program.heads or HEADS, list[Check](), dict[str, None]()
-    exhaustive, seen = True, set[Computed]()
+    exhaustive = True
     groups = meant.get((program, heads, n_q, n), lambda: _distinct(program, heads, n_q, n))
     with torch.random.fork_rng(devices=[]), learned(attention):
         data = sample_inputs(program, n, n_q)
@@ -75,10 +75,6 @@ def verify(
             if any(work.decided for work, _ in works):
                 checks.extend(trial.decided_checks() if depth != "pairs" else ())
                 continue
-            if depth == "once":
-                computed = trial.computed
-                trial.depth = "tables" if computed in seen else depth
-                seen.add(computed)
             checks.extend(sorted(trial.checks(), key=lambda check: check.heads or ()))
             skipped |= dict.fromkeys(trial.skipped)
             exhaustive &= trial.exhaustive
