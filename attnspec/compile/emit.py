@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from attnspec.elaborate import Elaborated
 
 WIDTH = 100
-"""The longest line of the plan, where no single number or name is longer."""
+"""The longest line."""
 
 OWN = ("CompiledAttention", "FORMAT", "PLAN")
 """Names that the module itself uses, besides torch."""
@@ -88,10 +88,7 @@ def emit(
         parts.append(body)
     else:
         parts.append(_DEPENDENT)
-        plan = pformat(
-            plan_data(spec.program, backend), 1, WIDTH - 7, compact=True, sort_dicts=False
-        )
-        parts.append(f"PLAN = {plan}\n")
+        parts.append(constant("PLAN", plan_data(spec.program, backend)) + "\n")
         parts.append(_CHECK.replace("VERSION", __version__))
         parts.append("\n" + _class(spec.program))
     module = "\n".join(parts)
@@ -118,6 +115,12 @@ def class_name(name: str) -> str:
     if not camel[:1].isalpha() or keyword.iskeyword(camel) or camel in OWN or constant:
         return f"{camel}Attention" if camel[:1].isalpha() else f"Attention{camel}"
     return f"{camel}Attention" if hasattr(builtins, camel) or camel == "torch" else camel
+
+
+def constant(name: str, value: object) -> str:
+    """A constant, on several lines where it is too long for one."""
+    shown = pformat(value, 1, WIDTH - len(name) - 3, compact=True, sort_dicts=False)
+    return f"{name} = {shown}".replace("'", '"')
 
 
 def _docstring(spec: Elaborated, facts: Sequence[str]) -> str:

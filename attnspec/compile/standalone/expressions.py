@@ -14,7 +14,7 @@ from itertools import accumulate
 from textwrap import wrap
 from typing import Any, TypeAlias
 
-from attnspec.compile.standalone.lifting import WIDTH
+from attnspec.compile.emit import WIDTH
 from attnspec.ir.intervals import bounds
 from attnspec.ir.scalars import NEGATED, Apply
 

@@ -12,11 +12,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
-from pprint import pformat
 from types import CodeType
 
-WIDTH = 100
-"""The longest line."""
+from attnspec.compile.emit import constant
 
 IMPORTS = """\
 import math
@@ -70,12 +68,6 @@ def file_of(
         imports += [f"{before}{word}{', '.join(used)}"] if used or not word else []
     sections = ["\n".join(constants), *texts.values()]
     return "\n".join(imports).strip("\n") + "\n\n" + "\n\n\n".join(sections) + "\n"
-
-
-def constant(name: str, value: object) -> str:
-    """A constant, on several lines where it is too long for one."""
-    shown = pformat(value, 1, WIDTH - len(name) - 3, compact=True, sort_dicts=False)
-    return f"{name} = {shown}".replace("'", '"')
 
 
 @cache
