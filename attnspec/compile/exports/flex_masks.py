@@ -17,18 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnspec.compile.exports.block_rows import cover_of, masks_of
+from attnspec.compile.exports.block_rows import tiles_of
 from attnspec.compile.standalone.graphs import mask_text
 from attnspec.compile.standalone.page import StandaloneError, Text
 from attnspec.compile.standalone.scores import numbers_in, score_text
 from attnspec.graphs.patterns import BY_NAME
 from attnspec.graphs.predicates.inputs import inputs_read
-from attnspec.graphs.relation import FULL, SOME, Relation, chosen_text
+from attnspec.graphs.relation import chosen_text
 from attnspec.graphs.stack import Stack
 from attnspec.ir.api_checks import index_of, length_of
 from attnspec.ir.crossing import QUERIES, crossed
 from attnspec.ir.program import Crossing, Program, inputs_of, leaves
 from attnspec.ir.scalars import Apply, Symbol, symbols
+from attnspec.layout.tables import FULL_TILE
+from attnspec.layout.tile_layout import StepLayout
 from attnspec.limits import LIMITS
 from attnspec.lower.lower import decided_leaves
 from attnspec.text.diagnostics import AttnSpecError
@@ -74,7 +76,7 @@ class FlexMask:
         """
         if self.n is not None:
             return self._mod(self._sides(self.n, self.m))
-        if self._source is None or self._reads_length:
+        if self._mask_text is None or _reads_length(self.program, self._mask_text):
             length = "(n, m=m)" if self.program.cross else "(n)"
             raise ValueError(
                 f"the pairs of `{self.program.name}` depend on n: write `to_flex{length}`"
@@ -130,24 +132,17 @@ class FlexMask:
     def _weighing(self) -> dict[str, Any]:
         """The functions that change scores."""
         try:
-            return self._executed(score_text(self.program))
+            return _executed(self.program, score_text(self.program))
         except StandaloneError as error:
             raise self._no_score_mod(str(error)) from None
 
     @cached_property
-    def _source(self) -> dict[str, Any] | None:
+    def _mask_text(self) -> Text | None:
         """The functions that say the mask; None where no formula does."""
         try:
-            return self._executed(mask_text(self.program))
+            return mask_text(self.program)
         except StandaloneError:
             return None
-
-    def _executed(self, text: Text) -> dict[str, Any]:
-        """The names of the file of some functions."""
-        file = text.file(self.program, tuple(text.functions))
-        space: dict[str, Any] = {}
-        exec(compile(file, f"mask of {self.program.name}", "exec"), space)
-        return space
 
     def _no_score_mod(self, why: str) -> AttnSpecError:
         return AttnSpecError(f"FlexAttention cannot compute `{self.program.name}`: {why}")
@@ -165,22 +160,25 @@ class FlexMask:
         if length is None:
             raise ValueError("a BlockMask has one length: write `block_mask(n)`")
         sides = self._sides(length_of(length), self.m if m is None else m)
-        some, every = np.zeros((2, *self._blocks(sides)), bool)
-        for sample, head, relation in self._relations(sides):
-            cover = cover_of(relation, sides.length, BLOCK)[: some.shape[2], : some.shape[3]]
+        both = np.zeros((2, *self._blocks(sides)), bool)
+        for sample, head, rows, layout in self._tiles(sides):
             # a short block is not FULL for those who look at all of its places
-            for side, edge in ((sides.queries, cover[-1:]), (sides.keys, cover[:, -1:])):
-                edge[(edge == FULL) & (side % BLOCK > 0)] = SOME
-            some[sample, head], every[sample, head] = cover == SOME, cover == FULL
-        lists = [part.to(self.device) for blocks in (some, every) for part in _listed(blocks)]
+            full = (layout.kinds == FULL_TILE) & ((rows + 1) * BLOCK <= sides.length)
+            both[full.astype(int), sample, head, rows, layout.keys] = True
+        # of each row of blocks how many columns it has, and which, ascending, before the others
+        order = np.argsort(~both, axis=-1, kind="stable").astype(np.int32)
+        counts, columns = (
+            torch.from_numpy(x).to(self.device) for x in (both.sum(-1, dtype=np.int32), order)
+        )
+        lengths = sides.queries, sides.keys
         return BlockMask.from_kv_blocks(
-            lists[0],
-            lists[1],
-            lists[2],
-            lists[3],
+            counts[0],
+            columns[0],
+            counts[1],
+            columns[1],
             BLOCK_SIZE=(BLOCK, BLOCK),
             mask_mod=self._mod(sides),
-            seq_lengths=(sides.queries, sides.keys),
+            seq_lengths=lengths,
         )
 
     def _blocks(self, sides: Crossing) -> tuple[int, int, int, int]:
@@ -193,40 +191,30 @@ class FlexMask:
         program, length = crossed(self.program, n, m)
         return program.crossing or Crossing(length, length)
 
-    def _relations(self, sides: Crossing) -> Iterator[tuple[int, int, Relation]]:
-        """The relation of each sample and head."""
+    def _tiles(self, sides: Crossing) -> Iterator[tuple[int, int, np.ndarray, StepLayout]]:
+        """The blocks of each sample and head that hold a pair."""
         program = replace(self.program, crossing=sides) if self.program.cross else self.program
         for sample in range(self._blocks(sides)[0]):
             arrays = {name: tensor[sample].cpu().numpy() for name, tensor in self.inputs.items()}
             stack = Stack(program, arrays)
             for head in range(self.heads):
-                yield sample, head, stack.relation(sides.length, self.layer, head)
-
-    @cached_property
-    def _reads_length(self) -> bool:
-        """Whether the formula asks for n or m, or a pattern is another one at another length."""
-        graphs = (attend.graph for attend in self.program.attends if attend.graph)
-        if any(BY_NAME[leaf.pattern].changes for graph in graphs for leaf in leaves(graph)):
-            return True
-        statements = mask_text(self.program).functions["mask"].partition('."""')[2]
-        return re.search(rf"\b(n|{QUERIES})\b", statements) is not None
+                relation = stack.relation(sides.length, self.layer, head)
+                yield sample, head, *tiles_of(relation, sides.length, BLOCK)
 
     def _mod(self, sides: Crossing) -> Mod:
         batch, heads, down, along = self._blocks(sides)
-        if self._source is not None:
+        if self._mask_text is not None:
+            made = _executed(self.program, self._mask_text)["mask_mod_of"]
             size = batch, heads, sides.queries, sides.keys
-            made = self._source["mask_mod_of"](self.layer, size, self.device, dict(self.inputs))
-            return cast(Mod, made)
+            return cast(Mod, made(self.layer, size, self.device, dict(self.inputs)))
         # no formula says the pairs: they are looked up, block by block
         masks = [np.zeros((1, BLOCK, BLOCK), bool), np.ones((1, BLOCK, BLOCK), bool)]
-        numbers, count = np.zeros((batch, heads, down, along), np.int64), len(masks)
-        for sample, head, relation in self._relations(sides):
-            cover = cover_of(relation, sides.length, BLOCK)[:down, :along]
-            numbers[sample, head][cover == FULL] = 1
-            for at, some in masks_of(relation, sides.length, BLOCK, np.argwhere(cover == SOME)):
-                numbers[sample, head, at[:, 0], at[:, 1]] = count + np.arange(len(at))
-                masks.append(some)
-                count += len(at)
+        numbers, count = np.zeros((batch, heads, down, along), np.int64), 2
+        for sample, head, rows, layout in self._tiles(sides):
+            kinds = np.where(layout.kinds == FULL_TILE, 1, count + layout.kinds)
+            numbers[sample, head, rows, layout.keys] = kinds
+            masks.append(layout.masks)
+            count += len(layout.masks)
         table = torch.from_numpy(np.concatenate(masks)).to(self.device)
         number = torch.from_numpy(numbers).to(self.device)
 
@@ -234,6 +222,22 @@ class FlexMask:
             return table[number[b, h, q // BLOCK, k // BLOCK], q % BLOCK, k % BLOCK]
 
         return mask_mod
+
+
+def _executed(program: Program, text: Text) -> dict[str, Any]:
+    """The names of the file of some functions."""
+    space: dict[str, Any] = {}
+    exec(compile(text.file(program, tuple(text.functions)), program.name, "exec"), space)
+    return space
+
+
+def _reads_length(program: Program, text: Text) -> bool:
+    """Whether the formula asks for n or m, or a pattern is another one at another length."""
+    graphs = (attend.graph for attend in program.attends if attend.graph)
+    if any(BY_NAME[leaf.pattern].changes for graph in graphs for leaf in leaves(graph)):
+        return True
+    statements = text.functions["mask"].partition('."""')[2]
+    return re.search(rf"\b(n|{QUERIES})\b", statements) is not None
 
 
 def flex_mask(
@@ -317,10 +321,3 @@ def _of_layer(program: Program, layer: int) -> Program:
             " `module.pairs(q, k)`"
         )
     return found
-
-
-def _listed(held: np.ndarray) -> tuple[Tensor, Tensor]:
-    """How many columns each row of blocks has, int32 [B, H, rows], and which, ascending, with the
-    others behind them, int32 [B, H, rows, columns]."""
-    order = np.argsort(~held, axis=-1, kind="stable").astype(np.int32)
-    return torch.from_numpy(held.sum(-1, dtype=np.int32)), torch.from_numpy(order)

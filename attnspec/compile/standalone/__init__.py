@@ -6,19 +6,26 @@ is ordinary source of `attnspec.compile.standalone.sources`, taken over as it st
 
 from __future__ import annotations
 
+from typing import Any
+
+from attnspec.backends.factored.definitions import TEXTS, settings_of
 from attnspec.compile.standalone.formulas import LEAST
 from attnspec.compile.standalone.graphs import graph_text
-from attnspec.compile.standalone.mechanisms import mechanism_text
-from attnspec.compile.standalone.page import StandaloneError
+from attnspec.compile.standalone.page import StandaloneError, Text
 from attnspec.compile.standalone.scores import numbers_in
+from attnspec.graphs.bind import Situation
 from attnspec.graphs.relation import chosen_text
 from attnspec.ir.crossing import QUERIES
 from attnspec.ir.mechanisms import BY_NAME as MECHANISMS
 from attnspec.ir.program import Program, leaves, scalars_of
-from attnspec.ir.scalars import Scalar, parts_of, symbols
+from attnspec.ir.scalars import Apply, Scalar, Symbol, parts_of, symbols
 from attnspec.lower.lower import decided_leaves, numbers_of
+from attnspec.lower.mechanism_sizes import bind_mechanism, learned_parts
 
 __all__ = ["StandaloneError", "standalone_module"]
+
+STARTS = {"zeros": ("constant", 0.0), "ones": ("constant", 1.0)}
+"""How a part starts, and by which number, where it says so in one word."""
 
 
 def standalone_module(program: Program, class_name: str) -> str:
@@ -27,7 +34,7 @@ def standalone_module(program: Program, class_name: str) -> str:
     try:
         for leaf in decided_leaves(program):
             raise StandaloneError(chosen_text(leaf.pattern))
-        text = graph_text(program) if graphs else mechanism_text(program)
+        text = graph_text(program) if graphs else _mechanism_text(program)
         text.settings["REFUSED"] = bool(refusal)
         text.names.update({"Attention": class_name, "exportable(k)": refusal})
         roots = ("mask", "mask_mod_of", "attend", "Attention") if graphs else ("Attention",)
@@ -79,3 +86,37 @@ def _reads_root(scalar: Scalar) -> bool:
         and {*part.symbols} <= {"n", QUERIES, "layer"}
         for part in parts_of(scalar)
     )
+
+
+def _mechanism_text(program: Program) -> Text:
+    """The settings of a file whose heads have one mechanism, linear in n where that is. Raises
+    StandaloneError for what cannot be said."""
+    attend = program.attends[0]
+    if len(program.attends) > 1:
+        raise StandaloneError("its heads or layers have different mechanisms")
+    if attend.mechanism is None or attend.graph is not None:
+        raise StandaloneError("it adds a mechanism to a graph")
+    if any(isinstance(value, Symbol | Apply) for _, value in attend.mechanism.arguments):
+        raise StandaloneError("the arguments of its mechanism depend on n, the layer or the head")
+    if isinstance(attend.scale, Symbol | Apply):
+        raise StandaloneError("its scale depends on n, the layer or the head")
+    layers, heads = program.layers or 1, program.heads or 1
+    at = Situation(1, {}, layers=layers, heads=program.heads)
+    declared: Any = bind_mechanism(attend.mechanism, at)
+    if getattr(declared, "redraw", 0):
+        raise StandaloneError("`redraw` draws its features anew in training")
+    parts = {}
+    for (_, part), name in learned_parts(program).items():
+        shape = 1 if part.layers else layers, 1 if part.heads else heads, *part.shape
+        parts[name] = (shape, *STARTS.get(part.start, (part.start, part.by)))
+    chosen, names = settings_of(declared, program.causal, attend.scale)
+    if not all(any(name in vars(text) for text in TEXTS) for name in names.values()):
+        raise StandaloneError(f"`{declared.name}` is not a mechanism that it knows")
+    settings = {
+        **{"INPUTS": {}, "PAIRS": False},
+        **chosen,
+        "PARTS": parts,
+        "SIZED": any(isinstance(x, str) for shape, _, _ in parts.values() for x in shape),
+        "DRAWN": any(start != "constant" for _, start, _ in parts.values()),
+    }
+    return Text({}, settings, names, tuple(text.__name__ for text in TEXTS))

@@ -45,8 +45,8 @@ def isqrt(x):
     return root + ((root + 1) * (root + 1) <= x).long()
 
 
-def is_power(distance, base, n):
-    """Whether a distance, below n, is 0, 1, base, base**2, …"""
+def is_power(distance, base):
+    """Whether a distance is 0, 1, base, base**2, …"""
     mask, power = distance == 0, 1
     while power < 2**31:
         mask, power = mask | (distance == power), power * base
