@@ -360,18 +360,18 @@ def taken_apart(
     return rest, {name: x.transpose(0, 1)[None] for name, x in pairs.items()}
 
 
-def require_unchanged(outs: Sequence[Tensor | None], given: Sequence[Tensor]) -> None:
+def require_unchanged(outs: Sequence[Tensor | None], call: Call) -> None:
     """Derivatives of outputs raise RuntimeError where padding or inputs have been written over
     since, as those of torch's own operations do: they are taken of what is there now."""
-    versions = [(x, x._version) for x in given if not x.is_inference()]
+    read = [x for x in (*call.data.values(), call.padding) if x is not None]
+    versions = [(x, x._version) for x in read if not x.is_inference()]
 
     def check(grads: object) -> None:
-        for x, version in versions:
-            if x._version != version:
-                raise RuntimeError(
-                    "`key_padding_mask` or an input of a call was written over before derivatives"
-                    " were taken, which need what was there: pass a `.clone()`"
-                )
+        if any(x._version != version for x, version in versions):
+            raise RuntimeError(
+                "`key_padding_mask` or an input of a call was written over before derivatives were"
+                " taken, which need what was there: pass a `.clone()`"
+            )
 
     for out in outs:
         if versions and out is not None and out.grad_fn is not None:

@@ -29,7 +29,7 @@ from attnspec.backends.common.torch_modes import (
 )
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.deciders import Decision, data_of, decided, decisions_of
-from attnspec.backends.one_block.dense import DenseKernel, OpenKernel
+from attnspec.backends.one_block.dense import OpenKernel
 from attnspec.backends.planner import AUTO, check_backend, choose
 from attnspec.graphs.bind import extents_of
 from attnspec.graphs.predicates.inputs import READ, computed
@@ -52,7 +52,13 @@ from attnspec.lower.work import (
     Work,
     key_heads,
 )
-from attnspec.runtime.call_checks import Parts, check_exact, check_promise, require_numbers
+from attnspec.runtime.call_checks import (
+    Parts,
+    check_exact,
+    check_promise,
+    of_first_keys,
+    require_numbers,
+)
 from attnspec.text.diagnostics import AttnSpecError
 from attnspec.version import LEAST_TORCH, is_older
 
@@ -274,30 +280,6 @@ class Engine:
         call = replace(call, padding=padding, tables={**call.tables, **pairs}, data=data)
         return (q, pad(k, (0, 0, 0, more)), pad(v, (0, 0, 0, more))), call
 
-    def masked(
-        self, layer: int, parts: Parts, call: Call, added: Tensor, return_lse: bool
-    ) -> Outputs:
-        """What `run` returns with numbers added to the scores of all pairs, broadcastable to
-        [B, H, n_q, n_k], -inf for a pair that is none: by the definition, whose cost is that of all
-        pairs. ValueError where a mechanism has no scores."""
-        if self.program.cross:
-            raise ValueError(
-                f"`{self.program.name}` joins two sequences, and a mask that comes with a call is"
-                " for one: leave it out, and say in the spec which pairs there are"
-            )
-        q, k, _ = parts
-        works = self.binder.works(layer, q.shape[1], q.shape[2], k.shape[2])
-        for mechanism in (work.mechanism for work, _ in works if work.mechanism is not None):
-            raise ValueError(
-                f"`{mechanism.name}` has no scores that a mask could be added to: leave it out, and"
-                " say in the spec which pairs there are"
-            )
-        kernels = ((DenseKernel(*each, q.device, added=added), *each) for each in works)
-        prepared = self.together(kernels, q.shape[1], k.shape[1], q.device)
-        if 0 in (q.shape[0], q.shape[2], k.shape[2]):
-            prepared = Prepared()
-        return self.run(replace(prepared, layer=layer), parts, call, return_lse)
-
     def derivatives(
         self,
         prepared: Prepared,
@@ -379,6 +361,20 @@ class Engine:
         order = selection(sorted(range(heads), key=flat.__getitem__), heads, device)
         decisions = decisions_of([(group.work, group.heads) for group in groups])
         return Prepared(tuple(groups), order, decisions)
+
+    def begun(
+        self,
+        parts: Parts,
+        call: Call,
+        layer: int,
+        start: int,
+        keys: Tensor | None,
+        alike: tuple[object, ...] | None = None,
+    ) -> tuple[Prepared, Parts, Call]:
+        """What `run` takes for a call of the keys that count, an integer [], None for all."""
+        if keys is not None:
+            parts, call = of_first_keys(self.program, parts, call, int(keys))
+        return self.prepare(layer, *parts[:2], start, alike), parts, call
 
     def prepare(
         self,

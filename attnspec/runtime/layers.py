@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Never, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Never, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,8 @@ from attnspec.backends.common.merging import merged
 from attnspec.backends.common.torch_modes import is_transformed, is_watched
 from attnspec.backends.planner import require_willing
 from attnspec.ir.api_checks import index_of
-from attnspec.ir.program import Leaf, Program
+from attnspec.ir.program import EXPRESSION, Attend, Leaf, Program, Score
+from attnspec.ir.scalars import SCORE, Apply, Symbol
 from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
 from attnspec.lower.lower import shares_keys
@@ -25,6 +26,9 @@ from attnspec.lower.work import MERGED
 from attnspec.runtime.call_checks import FLOATS, check_dropout, check_layer, refuse_unknown
 from attnspec.runtime.module import CompiledAttention
 from attnspec.runtime.streaming import StreamState, check_state
+
+if TYPE_CHECKING:
+    from attnspec.spec import Spec
 
 Rotary: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Turns q [B, H, n, d] and k [B, H_kv, n, d] by their positions, int64 [n]."""
@@ -39,41 +43,7 @@ BEFORE = {"tokens": False, "ids": -1, "numbers": float("nan")}
 """What inputs of each kind are for extra tokens: in no set, of no id, without a number."""
 
 
-class HasProgram(Protocol):
-    """A spec, as far as a layer asks for it."""
-
-    @property
-    def program(self) -> Program:
-        """The meaning in normal form."""
-
-
-class _OneLayer(nn.Module):
-    """What both layers have: the compiled attention of one layer of a spec, and its heads."""
-
-    attention: CompiledAttention
-
-    def _hold(self, program: Program, layer: int, backend: str, head_size: int) -> None:
-        self.layer = layer
-        self.attention = CompiledAttention(plan_data(program, backend), head_size)
-        # layers that compute the same are one to what traces them
-        self._drawn_as = self.attention.engine.binder.alike(layer)
-        # the heads whose keys are their queries
-        self.shared = tuple(
-            head
-            for head, slot in enumerate(program.row())
-            if shares_keys(program.attends[slot].graph)
-        )
-
-    def _with_shared(self, q: Tensor, k: Tensor) -> Tensor:
-        """The keys [B, H, n, d] with queries in their place for the heads that share them."""
-        if not self.shared:
-            return k
-        same = torch.zeros(k.shape[1], dtype=torch.bool, device=k.device)
-        same[list(self.shared)] = True
-        return torch.where(same[:, None, None], q, k)
-
-
-class SelfAttention(_OneLayer):
+class SelfAttention(nn.Module):
     """Self-attention as one layer of a spec describes it.
 
     Queries, keys and values are projections of the input, their heads go through the spec, and what
@@ -97,7 +67,7 @@ class SelfAttention(_OneLayer):
 
     def __init__(
         self,
-        spec: HasProgram,
+        spec: Spec,
         embed_dim: int,
         num_heads: int | None = None,
         layer: int = 0,
@@ -110,13 +80,17 @@ class SelfAttention(_OneLayer):
         shared: SelfAttention | None = None,
     ) -> None:
         super().__init__()
-        asked = spec, embed_dim, num_heads, layer, backend
-        program, width, self.num_heads, layer = _arguments(*asked)
-        self.embed_dim, self.dropout = width, check_dropout(dropout)
+        core = _core(spec, embed_dim, num_heads, layer, backend)
+        self.attention, self._drawn_as, self.shared, width, self.num_heads = core
+        self.layer, self.embed_dim, self.dropout = (
+            index_of("layer", layer),
+            width,
+            check_dropout(dropout),
+        )
+        program = self.attention.program
         self.extra_tokens, mechanism = program.extra_tokens, program.attends[0].mechanism
         # the mixing without heads that the layer is, or nothing
         self.mixing = mechanism.name if program.heads is None and mechanism is not None else ""
-        self._hold(program, layer, backend, width if self.mixing else width // self.num_heads)
         theirs = {} if shared is None else learned_parts(shared.attention.program)
         for entry, name in learned_parts(program).items():
             if shared is not None and entry[1].layers and entry in theirs:
@@ -208,9 +182,9 @@ class SelfAttention(_OneLayer):
         """
         if unknown:
             refuse_unknown(self.attention.program, unknown, SelfAttention.forward)
-        rest = {"dropout_p": self.dropout if self.training else 0}
-        out = self._attended(x, None, self.attention, key_padding_mask, inputs, rest)
-        return self._joined(out, x.shape[1])
+        parts, rest = self._heads(x, 0, True, key_padding_mask, inputs)
+        dropout_p = self.dropout if self.training else 0
+        return self._joined(self.attention(*parts, dropout_p=dropout_p, **rest), x.shape[1])
 
     def step(
         self,
@@ -237,35 +211,29 @@ class SelfAttention(_OneLayer):
                 " call eval() first"
             )
         check_state(state)
-        rest = {"state": state, "keep_all": keep_all}
-        attend = self.attention.step
-        out, after = self._attended(x, state, attend, key_padding_mask, inputs, rest)
+        first = 0 if state is None else state.position
+        parts, rest = self._heads(x, first, state is None, key_padding_mask, inputs)
+        out, after = self.attention.step(*parts, state, keep_all=keep_all, **rest)
         return self._joined(out, x.shape[1]), after
 
-    def _attended(
+    def _heads(
         self,
         x: Tensor,
-        state: StreamState | None,
-        attend: Callable[..., Any],
+        first: int,
+        starts: bool,
         padding: Tensor | None,
         inputs: Mapping[str, Tensor] | None,
-        rest: Mapping[str, Any],
-    ) -> Any:
-        """What the attention, or its step, returns of the heads of tokens behind a state."""
+    ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        """What the attention, or its step, takes: q [B, H, n, d], k and v [B, H_kv, n, d] of tokens
+        from a position on, v for what is not read, and what there is besides."""
         _check_floats("x", x)
         if x.dim() != 3 or x.shape[2] != self.embed_dim:
             raise ValueError(f"x must be [B, n, {self.embed_dim}], got {list(x.shape)}")
         autocast = torch.is_autocast_enabled(x.device.type)
         if self.read and x.dtype != self.in_weight.dtype and not autocast:
             raise TypeError(f"x must be {self.in_weight.dtype} as the weights, got {x.dtype}")
-        if self.extra_tokens and state is None:
+        if self.extra_tokens and starts:
             x, padding, inputs = self._with_extra(x, padding, inputs)
-        parts = self._heads(x, 0 if state is None else state.position)
-        more = {"layer": self._drawn_as, "key_padding_mask": padding, "inputs": inputs}
-        return attend(*parts, **more, **rest)
-
-    def _heads(self, x: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
-        """q [B, H, n, d], k and v [B, H_kv, n, d] of tokens from a position on; v where unread."""
         named = {"v": x}
         if self.read:
             both = functional.linear(x, self.in_weight, self.in_bias)
@@ -275,17 +243,16 @@ class SelfAttention(_OneLayer):
         counts = [1] * 3 if self.mixing else [self.num_heads] + 2 * [self.num_kv_heads]
         each = zip("qkv", counts, strict=True)
         q, k, v = (_split(named.get(name, named["v"]), count) for name, count in each)
-        k = self._with_shared(q, k)
+        k = _with_shared(self.shared, q, k)
         if self.rotary is not None:
             positions = self.attention.positions(first, x.shape[1], x.device)
             q, k = _turned(self.rotary, q, k, positions)
-        return q, k, v
+        return (q, k, v), {"layer": self._drawn_as, "key_padding_mask": padding, "inputs": inputs}
 
     def _joined(self, out: Tensor, count: int) -> Tensor:
         """The heads' outputs [B, H, n, d] as [B, count, embed_dim], of the last tokens."""
         out = out.transpose(1, 2).flatten(2)
-        if out.shape[1] > count:
-            out = out[:, out.shape[1] - count :]
+        out = out[:, out.shape[1] - count :]
         return cast(Tensor, self.out(out)) if self.read else out
 
     def _with_extra(
@@ -325,7 +292,7 @@ class SelfAttention(_OneLayer):
         return x, padding, longer or inputs
 
 
-class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
+class MultiheadAttention(nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention`, whose heads read the pairs of one layer of a spec.
 
     Arguments, parameters, state dict, layouts, masks and what is returned are those of torch's
@@ -359,21 +326,21 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        spec: HasProgram,
+        spec: Spec,
         layer: int = 0,
         backend: str = "auto",
     ) -> None:
-        asked = spec, embed_dim, num_heads, layer, backend
-        alone, embed_dim, num_heads, layer = _arguments(*asked, two=True)
-        _check_attends(alone, add_bias_kv, add_zero_attn)
+        core = _core(spec, embed_dim, num_heads, layer, backend, two=True)
+        attention, drawn_as, shared, width, heads = core
+        _check_attends(attention.program, add_bias_kv, add_zero_attn)
         more = add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
-        super().__init__(embed_dim, num_heads, check_dropout(dropout), bias, *more)
+        super().__init__(width, heads, check_dropout(dropout), bias, *more)
         # torch's own encoder layers run a kernel of theirs on the weights of a module for which
         # this is true, and its forward, with the spec, never
         self._qkv_same_embed_dim = False
-        self._hold(alone, layer, backend, embed_dim // num_heads)
-        self.attention.to(device=device, dtype=dtype)
-        self.one_sequence = _why_one_sequence(alone)
+        self.attention = attention.to(device=device, dtype=dtype)
+        self.layer, self._drawn_as, self.shared = int(layer), drawn_as, shared
+        self.one_sequence = _why_one_sequence(attention.program)
 
     def _reset_parameters(self) -> None:
         # which weights there are says it, whatever fast paths are told
@@ -422,35 +389,6 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
                 f"weights are returned for up to {LIMITS.pairs_shown:,} keys, got {k.shape[2]:,}:"
                 " need_weights=False returns the output alone"
             )
-        masks = self._masks(attn_mask, is_causal, key_padding_mask, q, k)
-        extra = self._extra_keys(q)
-        values = v if extra is None else torch.cat([v, extra[1].expand(len(v), -1, -1, -1)], 2)
-        seen = values
-        if need_weights:
-            # of the identity, with a column where there are no keys, outputs are the weights
-            count = values.shape[2]
-            one = torch.eye(count, max(1, count), dtype=values.dtype, device=values.device)
-            seen = one.expand(*values.shape[:2], -1, -1)
-        out = self._attended(q, k, seen, extra, masks, inputs)
-        weights = None
-        if need_weights:
-            weights = out[..., : values.shape[2]]
-            out = weights @ values
-            weights = weights.mean(1) if average_attn_weights else weights
-        out = self.out_proj(out.transpose(1, 2).flatten(2))
-        if query.dim() == 2:
-            return out[0], None if weights is None else weights[0]
-        return out if self.batch_first else out.transpose(0, 1), weights
-
-    def _masks(
-        self,
-        attn_mask: Tensor | None,
-        is_causal: bool,
-        key_padding_mask: Tensor | None,
-        q: Tensor,
-        k: Tensor,
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Which keys are real, and what is added to scores, as torch's class is told them."""
         if is_causal and attn_mask is None and not self.attention.program.causal:
             raise ValueError(
                 "is_causal is a hint about attn_mask, which is not given: write `causal` in the"
@@ -461,7 +399,24 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         real, more = _padding(key_padding_mask, q, k)
         if more is not None:
             added = more if added is None else added + more
-        return real, added
+        extra = self._extra_keys(q)
+        values = v if extra is None else torch.cat([v, extra[1].expand(len(v), -1, -1, -1)], 2)
+        read = values
+        if need_weights:
+            # of the identity, with a column where there are no keys, outputs are the weights
+            count = values.shape[2]
+            one = torch.eye(count, max(1, count), dtype=values.dtype, device=values.device)
+            read = one.expand(*values.shape[:2], -1, -1)
+        out = self._attended(q, k, read, None if extra is None else extra[0], real, added, inputs)
+        weights = None
+        if need_weights:
+            weights = out[..., : values.shape[2]]
+            out = weights @ values
+            weights = weights.mean(1) if average_attn_weights else weights
+        out = self.out_proj(out.transpose(1, 2).flatten(2))
+        if query.dim() == 2:
+            return out[0], None if weights is None else weights[0]
+        return out if self.batch_first else out.transpose(0, 1), weights
 
     def _check(self, *parts: Tensor) -> None:
         """Raises unless query, key and value are dense floats of fitting shapes and type."""
@@ -499,7 +454,7 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
                 x = x.transpose(0, 1)
             heads.append(_split(x, self.num_heads))
         q, k, v = heads
-        return q, self._with_shared(q, k), v
+        return q, _with_shared(self.shared, q, k), v
 
     def _extra_keys(self, q: Tensor) -> tuple[Tensor, Tensor] | None:
         """Scores [B, H, n_q, e] and values [1, H, e, d] of the learned and the zero key, if any."""
@@ -516,37 +471,59 @@ class MultiheadAttention(_OneLayer, nn.MultiheadAttention):
         self,
         q: Tensor,
         k: Tensor,
-        seen: Tensor,
-        extra: tuple[Tensor, Tensor] | None,
-        masks: tuple[Tensor | None, Tensor | None],
+        values: Tensor,
+        extra: Tensor | None,
+        real: Tensor | None,
+        added: Tensor | None,
         inputs: Mapping[str, Tensor] | None,
     ) -> Tensor:
-        """The output [B, H, n_q, e] for the values `seen` of the keys, and of extra ones behind.
-        More queries than keys, which every pair that is read allows, come as many at a time as
-        there are keys."""
-        (real, added), n_q, n_k = masks, q.shape[2], k.shape[2]
+        """The output [B, H, n_q, e] for the values of the keys and of extra ones behind, with their
+        scores. More queries than keys, which every pair that is read allows, come as many at a time
+        as there are keys."""
+        run, n_q, n_k, every = self.attention, q.shape[2], k.shape[2], dict(inputs or {})
         dropout_p = self.dropout if self.training else 0
-        rest: dict[str, Any] = {"layer": self._drawn_as, "return_lse": extra is not None}
-        rest |= {"key_padding_mask": real, "dropout_p": dropout_p, "inputs": inputs}
-        of_masked = self._drawn_as, (real, inputs, dropout_p), extra is not None
-        each: Sequence[Tensor] = [q]
-        rows: Sequence[Tensor | None] = [added]
-        if n_q > n_k > 0 and not self.attention.program.cross:
-            each = torch.split(q, n_k, 2)
-            whole = None if added is None else added.expand(-1, -1, n_q, -1)
-            rows = [None] * len(each) if whole is None else torch.split(whole, n_k, 2)
-        v, attend = seen[:, :, :n_k], self.attention
-        outputs: list[Any] = [
-            attend(x, k, v, **rest) if y is None else attend.masked((x, k, v), y, *of_masked)
-            for x, y in zip(each, rows, strict=True)
-        ]
+        rest: Any = {"key_padding_mask": real, "dropout_p": dropout_p}
+        rest |= {"layer": self._drawn_as, "return_lse": extra is not None}
+        masks: Sequence[Tensor | None] = [None]
+        many = 0 < n_k < n_q and not run.program.cross
+        if added is not None:
+            _check_masked(run.program, q)
+            run, name = run.with_input("pairs", _masked)
+            whole = added.expand(len(q), -1, n_q, n_k)
+            masks = torch.split(whole, n_k, 2) if many else [whole]
+        outs: list[Any] = []
+        for rows in torch.split(q, n_k, 2) if many else [q]:
+            if added is not None:
+                every[name] = masks[len(outs)]
+            outs.append(run(rows, k, values[:, :, :n_k], inputs=every, **rest))
         if extra is None:
-            return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
-        output = [torch.cat(part, 2) for part in zip(*outputs, strict=True)]
-        scores = extra[0].to(output[1].dtype)
+            return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
+        out, lse = (torch.cat(part, 2) for part in zip(*outs, strict=True))
+        scores = extra.to(lse.dtype)
         weights = functional.dropout(functional.softmax(scores, -1), dropout_p)
-        more = weights.to(seen.dtype) @ seen[:, :, n_k:], torch.logsumexp(scores, -1)
-        return merged((output[0], output[1]), more)[0]
+        more = weights.to(values.dtype) @ values[:, :, n_k:], torch.logsumexp(scores, -1)
+        return merged((out, lse), more)[0]
+
+
+def _masked(attend: Attend, name: str) -> Attend:
+    """The same with numbers added to its scores."""
+    total = Apply("+", (Symbol(SCORE), Symbol(f"{name}(q, k)")))
+    return replace(attend, scores=(*attend.scores, Score(EXPRESSION, (("value", total),))))
+
+
+def _check_masked(program: Program, q: Tensor) -> None:
+    """Raises ValueError where a mask cannot be added to scores."""
+    if is_watched(q) and not is_transformed():
+        raise ValueError(
+            "a mask of all pairs is not read in a traced program: say which pairs there are in"
+            " the spec, by patterns or run-time inputs"
+        )
+    for attend in program.attends:
+        if attend.mechanism is not None:
+            raise ValueError(
+                f"`{attend.mechanism.name}` has no scores that a mask could be added to: leave it"
+                " out, and say in the spec which pairs there are"
+            )
 
 
 def _is_same(query: Tensor, key: Tensor) -> bool:
@@ -642,16 +619,17 @@ def _why_one_sequence(program: Program) -> str:
     return ""
 
 
-def _arguments(
-    spec: HasProgram,
+def _core(
+    spec: Spec,
     embed_dim: int,
     num_heads: int | None,
     layer: int,
     backend: str,
     two: bool = False,
-) -> tuple[Program, int, int, int]:
-    """The program of a layer, its sizes and its number, of which a module is built; raises unless
-    they fit. A layer of `two` sequences takes specs that say `cross`."""
+) -> tuple[CompiledAttention, int, tuple[int, ...], int, int]:
+    """The attention of one layer of a spec, the number it is called by, the heads whose keys are
+    their queries, the width and the heads; raises unless these fit. A layer of `two` sequences
+    takes specs that say `cross`."""
     # whoever calls from outside may hand in anything
     program: object = getattr(spec, "program", None)
     if not isinstance(program, Program):
@@ -687,7 +665,22 @@ def _arguments(
             " to `attnspec.MultiheadAttention`, or call the compiled module with queries of the one"
             " and keys of the other"
         )
-    return of_layer(program, layer, heads), width, heads, layer
+    program = of_layer(program, layer, heads)
+    size = width if program.heads is None else width // heads
+    attention = CompiledAttention(plan_data(program, backend), size)
+    row = enumerate(program.row())
+    shared = tuple(head for head, slot in row if shares_keys(program.attends[slot].graph))
+    # layers that compute the same are one to what traces them
+    return attention, attention.engine.binder.alike(layer), shared, width, heads
+
+
+def _with_shared(shared: tuple[int, ...], q: Tensor, k: Tensor) -> Tensor:
+    """The keys [B, H, n, d] with queries in their place for the heads that share them."""
+    if not shared:
+        return k
+    same = torch.zeros(k.shape[1], dtype=torch.bool, device=k.device)
+    same[list(shared)] = True
+    return torch.where(same[:, None, None], q, k)
 
 
 def _split(x: Tensor, heads: int) -> Tensor:
@@ -728,19 +721,17 @@ def _read_by(program: Program) -> str:
     """Which of q, k and v the heads of a layer read."""
     read: set[str] = set()
     for attend in program.attends:
-        mechanism = attend.mechanism
+        mechanism, reads = attend.mechanism, "qkv"
         if shares_keys(attend.graph):
-            read |= set("qv")
-        elif mechanism is None or attend.graph is not None:
-            read |= set("qkv")
-        elif mechanism.name in WHOLE:
-            whole = "" if program.heads is None else "v"
-            read |= set("qv" if mechanism.name == "gmlp" else whole)
-        elif mechanism.name != "synthesizer" or dict(mechanism.arguments).get("products", False):
-            read |= set("qkv")
-        else:
-            kind = dict(mechanism.arguments).get("kind", "dense")
-            read |= set("qv" if kind in ("dense", "factorized_dense") else "v")
+            reads = "qv"
+        elif mechanism is not None and attend.graph is None:
+            arguments = dict(mechanism.arguments)
+            if mechanism.name in WHOLE:
+                reads = "qv" if mechanism.name == "gmlp" else "v" if program.heads else ""
+            elif mechanism.name == "synthesizer" and not arguments.get("products", False):
+                dense = arguments.get("kind", "dense") in ("dense", "factorized_dense")
+                reads = "qv" if dense else "v"
+        read |= set(reads)
     return "".join(name for name in "qkv" if name in read)
 
 

@@ -83,29 +83,23 @@ class Given(NamedTuple):
 
         return engine_of(self.program)
 
-    @property
-    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v."""
-        return self.q, self.k, self.v
-
     def call(
         self, known: tuple[Tensor, Tensor] | None = None, transformed: bool = False
     ) -> tuple[Prepared, tuple[Tensor, Tensor, Tensor], Call]:
         """What the engine runs, and what of: the keys that count. Padding is there where it says
         something, since models hand over masks of ones; what is `transformed` shows no numbers."""
         from attnspec.lower.work import Call
-        from attnspec.runtime.call_checks import of_first_keys
 
-        engine, parts, padding = self.engine, self.parts, self.key_padding_mask
+        engine, draws = self.engine, (self.calls, self.asked)
         tables = dict(zip(engine.learned, self.learned, strict=True))
         names = (each.name for each in engine.program.inputs if each.kind != "pairs")
         data = dict(zip(names, self.inputs, strict=True))
-        call = Call(padding, self.dropout_p, tables, data, (self.calls, self.asked), known)
-        if self.keys is not None:
-            parts, call = of_first_keys(engine.program, parts, call, int(self.keys))
+        call = Call(self.key_padding_mask, self.dropout_p, tables, data, draws, known)
+        asked = self.layer, self.query_start, self.keys
+        prepared, parts, call = engine.begun(self[:3], call, *asked)
         if call.padding is not None and not transformed and bool(call.padding.all()):
             call = replace(call, padding=None)
-        return engine.prepare(self.layer, *parts[:2], self.query_start), parts, call
+        return prepared, parts, call
 
     @contextmanager
     def modes(self) -> Iterator[None]:
@@ -130,7 +124,7 @@ def _run(*given: Any) -> tuple[Tensor, Tensor]:
     at = Given(*given)
     with at.modes():
         out, lse = at.engine.run(*at.call(), at.return_lse, reusable=True)
-    return _own(out, at.parts), cast(Tensor, lse).contiguous()
+    return _own(out, at[:3]), cast(Tensor, lse).contiguous()
 
 
 @torch.library.impl(_LIBRARY, "attention_backward", "CompositeExplicitAutograd")
@@ -139,7 +133,7 @@ def _derivatives(*given: Any) -> list[Tensor]:
     at = Given(*given[ABOVE:])
     with at.modes():
         grads = at.engine.derivatives(*at.call((out, lse)), (grad, of_lse), asks)
-    every = (*at.parts, *at.learned)
+    every = (*at[:3], *at.learned)
     above = [x for x in (grad, of_lse) if x is not None]
     return [
         _own(_of_all_keys(y, x), above) if ask else x.new_empty(0)
@@ -174,7 +168,7 @@ def _shapes(*given: Any) -> tuple[Tensor, Tensor]:
 
 def _shapes_backward(*given: Any) -> list[Tensor]:
     at, asks = Given(*given[ABOVE:]), given[ABOVE - 1]
-    every = (*at.parts, *at.learned)
+    every = (*at[:3], *at.learned)
     return [x.new_empty(x.shape if ask else (0,)) for x, ask in zip(every, asks, strict=True)]
 
 
@@ -246,7 +240,7 @@ class _Followed(_SingleLevelFunction):
                 with at.modes():
                     call = at.call(transformed=True)
                     grads = at.engine.derivatives(*call, (grad, of_lse), asks, again=True)
-                pairs = zip((*at.parts, *at.learned), grads, strict=True)
+                pairs = zip((*at[:3], *at.learned), grads, strict=True)
                 grads = [y if y is None else _of_all_keys(y, x) for x, y in pairs]
             else:
                 every = _attention_backward(grad, of_lse, out, lse, asks, *at)

@@ -16,8 +16,7 @@ from attnspec.backends.planner import AUTO
 from attnspec.graphs.forms.properties import moves_along
 from attnspec.graphs.forms.stability import unsteady_layer
 from attnspec.ir.normal_form import normal_term
-from attnspec.ir.program import Compound, Input, InputRef, Leaf, Program, Term
-from attnspec.ir.serial import plan_data
+from attnspec.ir.program import Attend, Compound, InputRef, Leaf, Program, Term
 from attnspec.runtime.call_checks import (
     INTEGERS,
     PER_HEAD,
@@ -27,7 +26,6 @@ from attnspec.runtime.call_checks import (
     check_names,
     check_strided,
 )
-from attnspec.runtime.engine import engine_of, text_of
 from attnspec.runtime.module import CompiledAttention
 
 
@@ -121,12 +119,11 @@ def _of_documents(
     together = alike and module.backend == AUTO and len(ends) > 2 and len(q) > 0
     if not together or not _is_part(module.program, rest["layer"], q.shape[1]):
         return _by_length(module, parts, (ends, keys), inputs, rest)
-    text, name = _labelled(module.program)
+    within, name = module.with_input("ids", _within)
     places = torch.arange(len(q), device=cu_seqlens.device)
     labels = torch.searchsorted(cu_seqlens, places, right=True).to(q.device)
     whole = {key: x[None] for key, x in {**inputs, name: labels}.items()}
     q, k, v = (x.transpose(0, 1)[None] for x in parts)
-    within = module.replanned(engine_of(text))
     out: Tensor = within.forward(q, k, v, inputs=whole, **rest)
     return out[0].transpose(0, 1)
 
@@ -173,18 +170,10 @@ def _is_part(program: Program, layer: int, heads: int) -> bool:
     return all(graph is not None and moves_along(graph) for graph in alone)
 
 
-@lru_cache(maxsize=64)
-def _labelled(program: Program) -> tuple[str, str]:
-    """The plan of the same program within documents as a text, and its input of labels."""
-    taken = {entry.name for entry in program.inputs}
-    name = next(x for i in range(len(taken) + 1) if (x := f"document_{i}") not in taken)
-    within = Leaf("same", (("ids", InputRef(name, "ids")),))
-    attends = tuple(
-        replace(attend, graph=normal_term(Compound("&", (cast(Term, attend.graph), within))))
-        for attend in program.attends
-    )
-    inputs = (*program.inputs, Input(name, "ids"))
-    return text_of(plan_data(replace(program, attends=attends, inputs=inputs))), name
+def _within(attend: Attend, name: str) -> Attend:
+    """The same between positions of one label."""
+    same = Leaf("same", (("ids", InputRef(name, "ids")),))
+    return replace(attend, graph=normal_term(Compound("&", (cast(Term, attend.graph), same))))
 
 
 def _of_nested(*given: Tensor) -> tuple[Parts, Tensor, Tensor | None]:
