@@ -285,7 +285,7 @@ class Engine:
         prepared: Prepared,
         parts: Parts,
         call: Call,
-        grads: tuple[Tensor | None, Tensor | None],
+        grads: Sequence[Tensor | None],
         asks: Sequence[bool],
         again: bool = False,
     ) -> list[Tensor | None]:
