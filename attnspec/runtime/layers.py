@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Never, TypeAlias, cast
 
 import torch
@@ -23,7 +24,7 @@ from attnspec.limits import LIMITS
 from attnspec.lower.lower import shares_keys
 from attnspec.lower.mechanism_sizes import learned_parts, symbols_in
 from attnspec.lower.work import MERGED
-from attnspec.runtime.call_checks import FLOATS, check_dropout, check_layer, refuse_unknown
+from attnspec.runtime.call_checks import FLOATS, Inputs, check_dropout, check_layer, refuse_unknown
 from attnspec.runtime.module import CompiledAttention
 from attnspec.runtime.streaming import StreamState, check_state
 
@@ -82,11 +83,8 @@ class SelfAttention(nn.Module):
         super().__init__()
         core = _core(spec, embed_dim, num_heads, layer, backend)
         self.attention, self._drawn_as, self.shared, width, self.num_heads = core
-        self.layer, self.embed_dim, self.dropout = (
-            index_of("layer", layer),
-            width,
-            check_dropout(dropout),
-        )
+        self.layer, self.embed_dim = index_of("layer", layer), width
+        self.dropout = check_dropout(dropout)
         program = self.attention.program
         self.extra_tokens, mechanism = program.extra_tokens, program.attends[0].mechanism
         # the mixing without heads that the layer is, or nothing
@@ -134,13 +132,11 @@ class SelfAttention(nn.Module):
                 "rotary must be callable, rotary(q, k, positions) -> (q, k), got"
                 f" {type(rotary).__name__}"
             )
-        if "q" not in self.read or "k" not in self.read:
+        if not {"q", "k"} <= {*self.read}:
             why = "reads no queries and keys that positions could turn:"
             if self.shared and "q" in self.read:
-                why = (
-                    "reads queries that are its keys, each once: positions that turn both have no"
-                    " place to;"
-                )
+                why = "reads queries that are its keys, each once: positions that turn both have no"
+                why += " place to;"
             raise ValueError(f"`{self.attention.program.name}` {why} leave rotary out")
         return rotary
 
@@ -152,9 +148,8 @@ class SelfAttention(nn.Module):
 
     def _start(self, generator: torch.Generator | None) -> None:
         if self.read:
-            for weight in torch.split(self.in_weight, self.widths):
+            for weight in (*torch.split(self.in_weight, self.widths), self.out.weight):
                 nn.init.xavier_uniform_(weight, generator=generator)
-            nn.init.xavier_uniform_(self.out.weight, generator=generator)
             for bias in (self.in_bias, self.out.bias):
                 if bias is not None:
                     nn.init.zeros_(bias)
@@ -171,7 +166,7 @@ class SelfAttention(nn.Module):
         x: Tensor,
         *,
         key_padding_mask: Tensor | None = None,
-        inputs: Mapping[str, Tensor] | None = None,
+        inputs: Inputs = None,
         **unknown: Never,
     ) -> Tensor:
         """Attention of x [B, n, embed_dim] with itself, of the same shape.
@@ -192,7 +187,7 @@ class SelfAttention(nn.Module):
         state: StreamState | None = None,
         *,
         key_padding_mask: Tensor | None = None,
-        inputs: Mapping[str, Tensor] | None = None,
+        inputs: Inputs = None,
         keep_all: bool = False,
         **unknown: Never,
     ) -> tuple[Tensor, StreamState]:
@@ -222,7 +217,7 @@ class SelfAttention(nn.Module):
         first: int,
         starts: bool,
         padding: Tensor | None,
-        inputs: Mapping[str, Tensor] | None,
+        inputs: Inputs,
     ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         """What the attention, or its step, takes: q [B, H, n, d], k and v [B, H_kv, n, d] of tokens
         from a position on, v for what is not read, and what there is besides."""
@@ -237,8 +232,7 @@ class SelfAttention(nn.Module):
         named = {"v": x}
         if self.read:
             both = functional.linear(x, self.in_weight, self.in_bias)
-            if self.mixing == "gmlp":
-                both = functional.gelu(both)
+            both = functional.gelu(both) if self.mixing == "gmlp" else both
             named = dict(zip(self.read, torch.split(both, self.widths, -1), strict=True))
         counts = [1] * 3 if self.mixing else [self.num_heads] + 2 * [self.num_kv_heads]
         each = zip("qkv", counts, strict=True)
@@ -259,8 +253,8 @@ class SelfAttention(nn.Module):
         self,
         x: Tensor,
         padding: Tensor | None,
-        inputs: Mapping[str, Tensor] | None,
-    ) -> tuple[Tensor, Tensor | None, Mapping[str, Tensor] | None]:
+        inputs: Inputs,
+    ) -> tuple[Tensor, Tensor | None, Inputs]:
         """The tokens, their padding and inputs with the extra tokens before them."""
         attention: object = self.attention
         if not isinstance(attention, CompiledAttention):
@@ -275,20 +269,19 @@ class SelfAttention(nn.Module):
         if isinstance(padding, Tensor) and padding.dim() == 2:
             padding = functional.pad(padding, (count, 0), value=True)
         longer = dict(inputs) if isinstance(inputs, Mapping) else {}
-        for entry in attention.program.inputs:
-            tensor = longer.get(entry.name)
+        for name, kind in ((x.name, x.kind) for x in attention.program.inputs):
+            tensor = longer.get(name)
             if not isinstance(tensor, Tensor):
                 continue
-            if entry.kind == "length":
-                longer[entry.name] = tensor + count
-            elif entry.kind == "numbers" and not tensor.is_floating_point():
+            if kind == "numbers" and not tensor.is_floating_point():
                 raise TypeError(
-                    f"the input `{entry.name}` must be real beside extra tokens, which have no"
-                    f" number, NaN; got {tensor.dtype}"
+                    f"the input `{name}` must be real beside extra tokens, which have no number,"
+                    f" NaN; got {tensor.dtype}"
                 )
+            if kind == "length":
+                longer[name] = tensor + count
             elif tensor.dim() == 2:
-                value = BEFORE.get(entry.kind, -1)
-                longer[entry.name] = functional.pad(tensor, (count, 0), value=value)
+                longer[name] = functional.pad(tensor, (count, 0), value=BEFORE.get(kind, -1))
         return x, padding, longer or inputs
 
 
@@ -339,7 +332,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         # this is true, and its forward, with the spec, never
         self._qkv_same_embed_dim = False
         self.attention = attention.to(device=device, dtype=dtype)
-        self.layer, self._drawn_as, self.shared = int(layer), drawn_as, shared
+        self.layer, self._drawn_as, self.shared = index_of("layer", layer), drawn_as, shared
         self.one_sequence = _why_one_sequence(attention.program)
 
     def _reset_parameters(self) -> None:
@@ -359,7 +352,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
         *,
-        inputs: Mapping[str, Tensor] | None = None,
+        inputs: Inputs = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The output, and the weights with `need_weights`, as torch's class returns them.
 
@@ -399,16 +392,14 @@ class MultiheadAttention(nn.MultiheadAttention):
         real, more = _padding(key_padding_mask, q, k)
         if more is not None:
             added = more if added is None else added + more
-        extra = self._extra_keys(q)
-        values = v if extra is None else torch.cat([v, extra[1].expand(len(v), -1, -1, -1)], 2)
-        read = values
+        extra, values = self._extra_keys(q, v)
+        read, weights = values, None
         if need_weights:
             # of the identity, with a column where there are no keys, outputs are the weights
             count = values.shape[2]
             one = torch.eye(count, max(1, count), dtype=values.dtype, device=values.device)
             read = one.expand(*values.shape[:2], -1, -1)
-        out = self._attended(q, k, read, None if extra is None else extra[0], real, added, inputs)
-        weights = None
+        out = self._attended(q, k, read, extra, real, added, inputs)
         if need_weights:
             weights = out[..., : values.shape[2]]
             out = weights @ values
@@ -456,16 +447,18 @@ class MultiheadAttention(nn.MultiheadAttention):
         q, k, v = heads
         return q, _with_shared(self.shared, q, k), v
 
-    def _extra_keys(self, q: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Scores [B, H, n_q, e] and values [1, H, e, d] of the learned and the zero key, if any."""
+    def _extra_keys(self, q: Tensor, v: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Scores [B, H, n_q, e] of the learned and the zero key, if any, and the values with theirs
+        behind."""
         if self.bias_k is None and not self.add_zero_attn:
-            return None
+            return None, v
         none = q.new_zeros(1, self.num_heads, int(self.add_zero_attn), self.head_dim)
         keys, values = (
             none if x is None else torch.cat([_split(x, self.num_heads).to(q.dtype), none], 2)
             for x in (self.bias_k, self.bias_v)
         )
-        return q @ keys.transpose(-1, -2) / math.sqrt(self.head_dim), values
+        scores = q @ keys.transpose(-1, -2) / math.sqrt(self.head_dim)
+        return scores, torch.cat([v, values.expand(len(v), -1, -1, -1)], 2)
 
     def _attended(
         self,
@@ -475,7 +468,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         extra: Tensor | None,
         real: Tensor | None,
         added: Tensor | None,
-        inputs: Mapping[str, Tensor] | None,
+        inputs: Inputs,
     ) -> Tensor:
         """The output [B, H, n_q, e] for the values of the keys and of extra ones behind, with their
         scores. More queries than keys, which every pair that is read allows, come as many at a time
@@ -484,18 +477,16 @@ class MultiheadAttention(nn.MultiheadAttention):
         dropout_p = self.dropout if self.training else 0
         rest: Any = {"key_padding_mask": real, "dropout_p": dropout_p}
         rest |= {"layer": self._drawn_as, "return_lse": extra is not None}
-        masks: Sequence[Tensor | None] = [None]
-        many = 0 < n_k < n_q and not run.program.cross
+        size = n_k if 0 < n_k < n_q and not run.program.cross else n_q
+        masks: Iterable[Any] = repeat({})
         if added is not None:
             _check_masked(run.program, q)
             run, name = run.with_input("pairs", _masked)
             whole = added.expand(len(q), -1, n_q, n_k)
-            masks = torch.split(whole, n_k, 2) if many else [whole]
-        outs: list[Any] = []
-        for rows in torch.split(q, n_k, 2) if many else [q]:
-            if added is not None:
-                every[name] = masks[len(outs)]
-            outs.append(run(rows, k, values[:, :, :n_k], inputs=every, **rest))
+            masks = ({name: x} for x in torch.split(whole, size, 2))
+        k_and_v = k, values[:, :, :n_k]
+        pieces = zip(torch.split(q, size, 2), masks, strict=False)
+        outs: list[Any] = [run(x, *k_and_v, inputs=every | more, **rest) for x, more in pieces]
         if extra is None:
             return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
         out, lse = (torch.cat(part, 2) for part in zip(*outs, strict=True))
@@ -567,10 +558,8 @@ def _padding(mask: Tensor | None, q: Tensor, k: Tensor) -> tuple[Tensor | None, 
     real = mask > -torch.inf
     plain = ((mask == 0) | ~real).all()
     if is_watched(q):
-        # a traced program has no numbers to go by
-        torch._assert_async(
-            plain, "in a traced program key_padding_mask must hold 0 and -inf alone"
-        )
+        why = "in a traced program key_padding_mask must hold 0 and -inf alone"
+        torch._assert_async(plain, why)
         return real, None
     return real, None if plain else mask[:, None, None]
 
@@ -700,21 +689,17 @@ def of_layer(program: Program, layer: int, heads: int) -> Program:
     It serves every `layer` that it is called for, so that random graphs stay those of the layer.
     """
     row = program.row(layer)
-    attend = program.attends[row[0]]
+    attend, count = program.attends[row[0]], cast("int | None", heads)
     mechanism = attend.mechanism if attend.graph is None and len(set(row)) == 1 else None
     whole = mechanism is not None and mechanism.name in WHOLE
     if mechanism is not None and whole and "head" not in symbols_in(mechanism):
         row, count = row[:1], None
     else:
-        row, count = (row * heads)[:heads], heads
+        row = (row * heads)[:heads]
     kept = sorted(set(row))
-    return replace(
-        program,
-        attends=tuple(program.attends[slot] for slot in kept),
-        slots=(tuple(kept.index(slot) for slot in row),),
-        layers=None,
-        heads=count,
-    )
+    attends = tuple(program.attends[slot] for slot in kept)
+    slots = (tuple(kept.index(slot) for slot in row),)
+    return replace(program, attends=attends, slots=slots, layers=None, heads=count)
 
 
 def _read_by(program: Program) -> str:

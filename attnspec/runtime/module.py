@@ -34,6 +34,7 @@ from attnspec.lower.work import Call, Kernel, Streamable, Work
 from attnspec.runtime.call_checks import (
     FLOATS,
     INTEGERS,
+    Inputs,
     Parts,
     check_dropout,
     check_exact,
@@ -181,7 +182,7 @@ class CompiledAttention(Learner):
         layer: int = 0,
         key_padding_mask: Tensor | None = None,
         dropout_p: float = 0,  # an integer: torch.compile makes a variable of any other number
-        inputs: Mapping[str, Tensor] | None = None,
+        inputs: Inputs = None,
         return_lse: bool = False,
         query_start: int = 0,
         keys: Tensor | None = None,
@@ -301,7 +302,7 @@ class CompiledAttention(Learner):
         k: Tensor,
         v: Tensor | None,
         padding: Tensor | None,
-        inputs: Mapping[str, Tensor] | None,
+        inputs: Inputs,
         dropout_p: float = 0,
         pairs: bool = True,
     ) -> Call:
@@ -365,7 +366,7 @@ class CompiledAttention(Learner):
         *,
         layer: int = 0,
         key_padding_mask: Tensor | None = None,
-        inputs: Mapping[str, Tensor] | None = None,
+        inputs: Inputs = None,
         keep_all: bool = False,
         in_place: bool = False,
         return_lse: bool = False,
@@ -453,7 +454,7 @@ class CompiledAttention(Learner):
         k: Tensor,
         *,
         layer: int = 0,
-        inputs: Mapping[str, Tensor] | None = None,
+        inputs: Inputs = None,
         key_padding_mask: Tensor | None = None,
         query_start: int = 0,
     ) -> Tensor:
@@ -475,7 +476,7 @@ class CompiledAttention(Learner):
         k: Tensor,
         *,
         layer: int = 0,
-        inputs: Mapping[str, Tensor] | None = None,
+        inputs: Inputs = None,
         key_padding_mask: Tensor | None = None,
         query_start: int = 0,
     ) -> dict[str, dict[str, Tensor]]:
@@ -505,7 +506,7 @@ class CompiledAttention(Learner):
         q: Tensor,
         k: Tensor,
         layer: int,
-        inputs: Mapping[str, Tensor] | None,
+        inputs: Inputs,
         key_padding_mask: Tensor | None,
         query_start: int,
     ) -> tuple[Works, Mapping[str, Tensor], dict[Any, Any]]:
@@ -537,7 +538,7 @@ class CompiledAttention(Learner):
                 if not part.kept:
                     continue
                 name = self._parts[each.leaf.name, part]
-                row = layer if len(self.learned(name)) > 1 else 0
+                row = layer % len(self.learned(name))
                 rows = self.learned(name)[row]
                 heads = list(each.heads) if len(rows) > 1 else [0]
                 # what a call was computed with, should it be computed again for its backward

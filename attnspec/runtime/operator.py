@@ -84,10 +84,11 @@ class Given(NamedTuple):
         return engine_of(self.program)
 
     def call(
-        self, known: tuple[Tensor, Tensor] | None = None, transformed: bool = False
+        self, known: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Prepared, tuple[Tensor, Tensor, Tensor], Call]:
         """What the engine runs, and what of: the keys that count. Padding is there where it says
-        something, since models hand over masks of ones; what is `transformed` shows no numbers."""
+        something, since models hand over masks of ones; what is transformed shows no numbers."""
+        from attnspec.backends.common.torch_modes import is_transformed
         from attnspec.lower.work import Call
 
         engine, draws = self.engine, (self.calls, self.asked)
@@ -97,7 +98,7 @@ class Given(NamedTuple):
         call = Call(self.key_padding_mask, self.dropout_p, tables, data, draws, known)
         asked = self.layer, self.query_start, self.keys
         prepared, parts, call = engine.begun(self[:3], call, *asked)
-        if call.padding is not None and not transformed and bool(call.padding.all()):
+        if call.padding is not None and not is_transformed() and bool(call.padding.all()):
             call = replace(call, padding=None)
         return prepared, parts, call
 
@@ -107,13 +108,25 @@ class Given(NamedTuple):
         asks: Sequence[bool],
         known: tuple[Tensor, Tensor] | None = None,
     ) -> list[Tensor | None]:
-        """Those of q, k, v and what is learned that are asked for, from those of the outputs; where
-        these are not known again, they can be differentiated."""
+        """Those of q, k, v and what is learned that are asked for, from those of the outputs. Where
+        these are `known` they are not computed again; else gradients can be differentiated."""
+        from attnspec.backends.common.torch_modes import composed, derivatives, followed
+
+        again, every = known is None, (*self[:3], *self.learned)
         with self.modes():
-            call = self.call(known, transformed=known is None)
-            grads = self.engine.derivatives(*call, above, asks, again=known is None)
-        every = zip((*self[:3], *self.learned), grads, strict=True)
-        return [y if y is None else _of_all_keys(y, x) for x, y in every]
+            prepared, parts, call = self.call(known)
+            leaves = [*parts, *call.tables.values()]
+            if not again:
+                leaves = [x.detach().requires_grad_(a) for x, a in zip(leaves, asks, strict=True)]
+
+            def run(q: Tensor, k: Tensor, v: Tensor, *learned: Tensor) -> Any:
+                whole = replace(call, tables=dict(zip(call.tables, learned, strict=True)))
+                return self.engine.run(prepared, (q, k, v), whole, above[1] is not None)
+
+            with composed() if again else followed():
+                grads = derivatives(run, leaves, asks, above, again)
+        pairs = zip(every, grads, strict=True)
+        return [y if y is None else _of_all_keys(y, x) for x, y in pairs]
 
     @contextmanager
     def modes(self) -> Iterator[None]:
@@ -351,7 +364,5 @@ def _batched(operator: Callable[..., Any], above: int) -> Callable[..., Any]:
     return rule
 
 
-torch.library.register_vmap("attnspec::attention", _batched(_attention, 0), lib=_LIBRARY)
-torch.library.register_vmap(
-    "attnspec::attention_backward", _batched(_attention_backward, ABOVE), lib=_LIBRARY
-)
+for _operator, _above in ((_attention, 0), (_attention_backward, ABOVE)):
+    torch.library.register_vmap(_operator, _batched(_operator, _above), lib=_LIBRARY)

@@ -19,6 +19,7 @@ from attnspec.ir.program import Attend, Compound, InputRef, Leaf, Program, Term
 from attnspec.runtime.call_checks import (
     INTEGERS,
     PER_HEAD,
+    Inputs,
     Parts,
     check_input,
     check_layer,
@@ -38,7 +39,7 @@ def packed(
     *,
     layer: int = 0,
     dropout_p: float = 0.0,
-    inputs: Mapping[str, Tensor] | None = None,
+    inputs: Inputs = None,
 ) -> Tensor:
     """Attention of packed documents, each a sequence by itself: what a loop over them returns.
 
@@ -95,7 +96,7 @@ def _of_documents(
     parts: Parts,
     cu_seqlens: Tensor,
     cu_seqlens_k: Tensor | None,
-    inputs: Mapping[str, Tensor] | None,
+    inputs: Inputs,
     rest: Mapping[str, Any],
 ) -> Tensor:
     """The output [T, H, d_v] for q, k and v of all documents."""

@@ -140,12 +140,12 @@ class Draws(nn.Module):
     def of(self, layer: int) -> tuple[int, int]:
         """How often a layer was called, and how often anew was asked for."""
         calls = self.last if again() else self.calls
-        return calls[layer if layer < len(calls) else 0], self.asked
+        return calls[layer % len(calls)], self.asked
 
     def count(self, layer: int) -> None:
         """One more call of a layer in training."""
         if not again():
-            row = layer if layer < len(self.calls) else 0
+            row = layer % len(self.calls)
             self.last[row] = self.calls[row]
             self.calls[row] += 1
 
