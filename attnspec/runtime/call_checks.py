@@ -183,11 +183,7 @@ def check_dropout(dropout_p: float) -> float:
 
 
 def check_inputs(
-    program: Program,
-    inputs: Inputs,
-    q: Tensor,
-    k: Tensor,
-    padding: Tensor | None,
+    program: Program, inputs: Inputs, q: Tensor, k: Tensor, padding: Tensor | None
 ) -> dict[str, Tensor]:
     """The inputs of q [B, H, n_q, d] and k [B, H_kv, n_k, d] as patterns take them: [B, n_k],
     numbers as int64 or float64, one of a token at padding [B, n_k]; a length [B, 1, 1]; what is
@@ -219,13 +215,7 @@ def check_names(program: Program, inputs: Inputs) -> Mapping[str, Tensor]:
     return tensors
 
 
-def _input(
-    entry: Input,
-    tensor: Tensor,
-    q: Tensor,
-    k: Tensor,
-    padding: Tensor | None,
-) -> Tensor:
+def _input(entry: Input, tensor: Tensor, q: Tensor, k: Tensor, padding: Tensor | None) -> Tensor:
     (batch, heads, n_q, _), (_, key_heads, n_k, _) = q.shape, k.shape
     shape: tuple[int, ...] = (batch,) if entry.kind == "length" else (batch, n_k)
     if entry.kind in PER_HEAD:
@@ -292,9 +282,7 @@ def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tup
 
 
 def along_positions(
-    program: Program,
-    inputs: Mapping[str, Tensor],
-    change: Callable[[Input, Tensor, int], Tensor],
+    program: Program, inputs: Mapping[str, Tensor], change: Callable[[Input, Tensor, int], Tensor]
 ) -> dict[str, Tensor]:
     """The inputs with `change(input, tensor, axis)` in the place of those that have an axis of
     positions; what cannot be one stays, and is refused by who reads it."""
@@ -315,11 +303,7 @@ def check_promise(name: str, at_most: int, marked: Tensor) -> None:
 
 
 def check_finite(
-    program: Program,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    data: Mapping[str, Tensor],
+    program: Program, q: Tensor, k: Tensor, v: Tensor, data: Mapping[str, Tensor]
 ) -> None:
     """Raises ValueError, with the first place, where a tensor holds NaN or an infinity; a score
     that is given may be -inf, which is never chosen."""

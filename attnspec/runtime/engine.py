@@ -19,11 +19,7 @@ from torch.nn.functional import pad
 
 from attnspec.backends.common.merging import Partial
 from attnspec.backends.common.remembered import Remembered
-from attnspec.backends.common.torch_modes import (
-    apart,
-    is_transformed,
-    values_of,
-)
+from attnspec.backends.common.torch_modes import apart, is_batched, is_transformed
 from attnspec.backends.decided.choice import Choice
 from attnspec.backends.decided.deciders import Decision, data_of, decided, decisions_of
 from attnspec.backends.one_block.dense import OpenKernel
@@ -36,7 +32,7 @@ from attnspec.ir.program import Program, leaves
 from attnspec.ir.serial import FORMAT, Plain, from_data
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.lower import Binder, bias_tables, pair_inputs
+from attnspec.lower.lower import Binder, bias_tables, decided_leaves, pair_inputs
 from attnspec.lower.mechanism_sizes import learned_parts
 from attnspec.lower.work import (
     MERGED,
@@ -54,7 +50,6 @@ from attnspec.runtime.call_checks import (
     along_keys,
     check_exact,
     check_promise,
-    of_first_keys,
     require_numbers,
 )
 from attnspec.text.diagnostics import AttnSpecError
@@ -152,9 +147,9 @@ class Engine:
         self.text, self.backend = text_of(plan), cast(str, plan["backend"])
         check_backend(self.backend)
         self.program = program = from_data(cast("Mapping[str, Plain]", plan["program"]))
-        self.binder, self._parts = _binder(program), learned_parts(program)
-        self.own = (*bias_tables(program).values(), *self._parts.values())
-        self.pairs = pair_inputs(program)
+        self.binder, self.parts = _binder(program), learned_parts(program)
+        self.own = (*bias_tables(program).values(), *self.parts.values())
+        self.pairs, self.decided_leaves = pair_inputs(program), decided_leaves(program)
         self.learned = (*self.own, *self.pairs)
         self.computed: dict[Any, Sequence[str]] = {}
         for attend in program.attends:
@@ -281,15 +276,15 @@ class Engine:
         who = f"`{decisions[0].leaf.name}` decides by numbers"
         if is_transformed():
             require_numbers(who, q, k)
-        if any(torch._C._functorch.is_batchedtensor(values_of(x)) for x in (q, k)):
+        if is_batched(q, k):
             raise ValueError(
                 f"{who}, and forward-mode differentiation under `vmap` shows none: take the"
                 " derivatives of one sample at a time, or `vjp`"
             )
 
         def tables(each: Decision) -> dict[str, Tensor]:
-            parts = each.leaf.learned if self._parts else ()
-            names = {x.name: self._parts[each.leaf.name, x] for x in parts}
+            parts = each.leaf.learned if self.parts else ()
+            names = {x.name: self.parts[each.leaf.name, x] for x in parts}
             heads = torch.tensor(each.heads, device=q.device)
             return {x: rows_of(call.tables[y], layer, heads) for x, y in names.items()}
 
@@ -306,7 +301,7 @@ class Engine:
         """What a kernel of the work calls its tables, with the names of the parameters."""
         names = [(name, name) for name in (*work.changes.tables, *work.changes.pairs)]
         if (mechanism := work.mechanism) is not None:
-            names += [(x.name, self._parts[mechanism.name, x]) for x in mechanism.parts()]
+            names += [(x.name, self.parts[mechanism.name, x]) for x in mechanism.parts()]
         return tuple(names)
 
     # --- kernels ---------------------------------------------------------------------------------
@@ -324,20 +319,6 @@ class Engine:
         order = selection(sorted(range(heads), key=flat.__getitem__), heads, device)
         decisions = decisions_of([(group.work, group.heads) for group in groups])
         return Prepared(tuple(groups), order, decisions)
-
-    def begun(
-        self,
-        parts: Parts,
-        call: Call,
-        layer: int,
-        start: int,
-        keys: Tensor | None,
-        alike: tuple[object, ...] | None = None,
-    ) -> tuple[Prepared, Parts, Call]:
-        """What `run` takes for a call of the keys that count, an integer [], None for all."""
-        if keys is not None:
-            parts, call = of_first_keys(self.program, parts, call, int(keys))
-        return self.prepare(layer, *parts[:2], start, alike), parts, call
 
     def prepare(
         self,

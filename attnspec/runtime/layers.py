@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, Never, TypeAlias, cast
 
 import torch
@@ -177,7 +176,7 @@ class SelfAttention(nn.Module):
         """
         if unknown:
             refuse_unknown(self.attention.program, unknown, SelfAttention.forward)
-        parts, rest = self._heads(x, 0, True, key_padding_mask, inputs)
+        parts, rest = self._heads(x, 0, key_padding_mask, inputs)
         dropout_p = self.dropout if self.training else 0
         return self._joined(self.attention(*parts, dropout_p=dropout_p, **rest), x.shape[1])
 
@@ -207,17 +206,12 @@ class SelfAttention(nn.Module):
             )
         check_state(state)
         first = 0 if state is None else state.position
-        parts, rest = self._heads(x, first, state is None, key_padding_mask, inputs)
+        parts, rest = self._heads(x, first, key_padding_mask, inputs)
         out, after = self.attention.step(*parts, state, keep_all=keep_all, **rest)
         return self._joined(out, x.shape[1]), after
 
     def _heads(
-        self,
-        x: Tensor,
-        first: int,
-        starts: bool,
-        padding: Tensor | None,
-        inputs: Inputs,
+        self, x: Tensor, first: int, padding: Tensor | None, inputs: Inputs
     ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         """What the attention, or its step, takes: q [B, H, n, d], k and v [B, H_kv, n, d] of tokens
         from a position on, v for what is not read, and what there is besides."""
@@ -227,7 +221,7 @@ class SelfAttention(nn.Module):
         autocast = torch.is_autocast_enabled(x.device.type)
         if self.read and x.dtype != self.in_weight.dtype and not autocast:
             raise TypeError(f"x must be {self.in_weight.dtype} as the weights, got {x.dtype}")
-        if self.extra_tokens and starts:
+        if self.extra_tokens and not first:
             x, padding, inputs = self._with_extra(x, padding, inputs)
         named = {"v": x}
         if self.read:
@@ -250,10 +244,7 @@ class SelfAttention(nn.Module):
         return cast(Tensor, self.out(out)) if self.read else out
 
     def _with_extra(
-        self,
-        x: Tensor,
-        padding: Tensor | None,
-        inputs: Inputs,
+        self, x: Tensor, padding: Tensor | None, inputs: Inputs
     ) -> tuple[Tensor, Tensor | None, Inputs]:
         """The tokens, their padding and inputs with the extra tokens before them."""
         attention: object = self.attention
@@ -382,16 +373,7 @@ class MultiheadAttention(nn.MultiheadAttention):
                 f"weights are returned for up to {LIMITS.pairs_shown:,} keys, got {k.shape[2]:,}:"
                 " need_weights=False returns the output alone"
             )
-        if is_causal and attn_mask is None and not self.attention.program.causal:
-            raise ValueError(
-                "is_causal is a hint about attn_mask, which is not given: write `causal` in the"
-                " spec, or give the mask"
-            )
-        hinted = is_causal and self.attention.program.causal
-        added = None if hinted or attn_mask is None else _added(attn_mask, q, k)
-        real, more = _padding(key_padding_mask, q, k)
-        if more is not None:
-            added = more if added is None else added + more
+        real, added = self._masks(attn_mask, is_causal, key_padding_mask, q, k)
         extra, values = self._extra_keys(q, v)
         read, weights = values, None
         if need_weights:
@@ -409,6 +391,25 @@ class MultiheadAttention(nn.MultiheadAttention):
             return out[0], None if weights is None else weights[0]
         return out if self.batch_first else out.transpose(0, 1), weights
 
+    def _masks(
+        self,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+        key_padding_mask: Tensor | None,
+        q: Tensor,
+        k: Tensor,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Which keys are real, and what is added to scores, as torch's class is called."""
+        causal = self.attention.program.causal
+        if is_causal and attn_mask is None and not causal:
+            raise ValueError(
+                "is_causal is a hint about attn_mask, which is not given: write `causal` in the"
+                " spec, or give the mask"
+            )
+        added = None if attn_mask is None or (is_causal and causal) else _added(attn_mask, q, k)
+        real, more = _padding(key_padding_mask, q, k)
+        return real, added if more is None else more if added is None else added + more
+
     def _check(self, *parts: Tensor) -> None:
         """Raises unless query, key and value are dense floats of fitting shapes and type."""
         for name, x in zip(("query", "key", "value"), parts, strict=True):
@@ -419,7 +420,7 @@ class MultiheadAttention(nn.MultiheadAttention):
                     " enable_nested_tensor=False; `attnspec.packed` takes packed documents"
                 )
         who, shapes = "query, key and value must", [list(x.shape) for x in parts]
-        if {len(shape) for shape in shapes} not in ({2}, {3}):
+        if {x.dim() for x in parts} not in ({2}, {3}):
             raise ValueError(f"{who} have two axes each, or three, got {shapes}")
         widths = [self.embed_dim, self.kdim, self.vdim]
         if [shape[-1] for shape in shapes] != widths:
@@ -478,15 +479,16 @@ class MultiheadAttention(nn.MultiheadAttention):
         rest: Any = {"key_padding_mask": real, "dropout_p": dropout_p}
         rest |= {"layer": self._drawn_as, "return_lse": extra is not None}
         size = n_k if 0 < n_k < n_q and not run.program.cross else n_q
-        masks: Iterable[Any] = repeat({})
+        masks: Sequence[Tensor | None] = [None] * -(-n_q // max(1, size))
+        name = ""
         if added is not None:
             _check_masked(run.program, q)
             run, name = run.with_input("pairs", _masked)
-            whole = added.expand(len(q), -1, n_q, n_k)
-            masks = ({name: x} for x in torch.split(whole, size, 2))
-        k_and_v = k, values[:, :, :n_k]
-        pieces = zip(torch.split(q, size, 2), masks, strict=False)
-        outs: list[Any] = [run(x, *k_and_v, inputs=every | more, **rest) for x, more in pieces]
+            masks = torch.split(added.expand(len(q), -1, n_q, n_k), size, 2)
+        outs: list[Any] = []
+        for rows, mask in zip(torch.split(q, size, 2), masks or [None], strict=True):
+            own = every if mask is None else {**every, name: mask}
+            outs.append(run(rows, k, values[:, :, :n_k], inputs=own, **rest))
         if extra is None:
             return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
         out, lse = (torch.cat(part, 2) for part in zip(*outs, strict=True))
@@ -609,12 +611,7 @@ def _why_one_sequence(program: Program) -> str:
 
 
 def _core(
-    spec: Spec,
-    embed_dim: int,
-    num_heads: int | None,
-    layer: int,
-    backend: str,
-    two: bool = False,
+    spec: Spec, embed_dim: int, num_heads: int | None, layer: int, backend: str, two: bool = False
 ) -> tuple[CompiledAttention, int, tuple[int, ...], int, int]:
     """The attention of one layer of a spec, the number it is called by, the heads whose keys are
     their queries, the width and the heads; raises unless these fit. A layer of `two` sequences

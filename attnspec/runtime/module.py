@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
 from functools import wraps
-from itertools import count
 from typing import Any, Never, TypeVar, cast
 
 import torch
@@ -29,7 +28,6 @@ from attnspec.ir.program import Attend, Input
 from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.lower import decided_leaves
 from attnspec.lower.work import Call, Kernel, Streamable, Work
 from attnspec.runtime.call_checks import (
     FLOATS,
@@ -44,6 +42,7 @@ from attnspec.runtime.call_checks import (
     check_query_start,
     check_tensor,
     check_tensors,
+    of_first_keys,
     refuse_unknown,
     require_numbers,
     require_unchanged,
@@ -106,7 +105,7 @@ class CompiledAttention(Learner):
 
     def __init__(self, plan: Mapping[str, object], head_size: int | None = None) -> None:
         engine = Engine(plan)
-        super().__init__(engine.program, head_size)
+        super().__init__(engine, head_size)
         mechanisms = [each.mechanism for each in self.program.attends if each.mechanism is not None]
         redraws = any(dict(each.arguments).get("redraw", 0) != 0 for each in mechanisms)
         self.draws = Draws(self.program.layers or 1) if redraws else None
@@ -117,7 +116,7 @@ class CompiledAttention(Learner):
     def _run_by(self, engine: Engine) -> None:
         self.engine, self.backend, self.program = engine, engine.backend, engine.program
         # a trace could not enter the program
-        self._reads_m, self._decided = reads_m(self.program), decided_leaves(self.program)
+        self._reads_m, self._decided = reads_m(self.program), engine.decided_leaves
         # whether a call may have nothing besides q, k and v
         self._alone = not (self.program.inputs or engine.own or self.draws)
         self._streams: Cache[tuple[object, ...], tuple[Works, Prepared]] = Cache(LIMITS.layouts)
@@ -139,8 +138,8 @@ class CompiledAttention(Learner):
     ) -> tuple[CompiledAttention, str]:
         """A module, as `replanned`, whose program has one input more, and the name of it; `reading`
         makes what is attended read it."""
-        program, taken = self.program, {entry.name for entry in self.program.inputs}
-        name = next(x for x in map(f"{kind}_{{}}".format, count()) if x not in taken)
+        program = self.program
+        name = "_".join((kind, *(entry.name for entry in program.inputs)))
 
         def plan() -> Mapping[str, object]:
             attends = tuple(reading(attend, name) for attend in program.attends)
@@ -266,9 +265,10 @@ class CompiledAttention(Learner):
         if keys is not None:
             _check_keys(keys)
             require_numbers("how many keys count is a number", q)
+            parts, call = of_first_keys(self.program, parts, call, int(keys))
             key = prepared = None
         if prepared is None:
-            prepared, parts, call = self.engine.begun(parts, call, layer, start, keys, key)
+            prepared = self.engine.prepare(layer, *parts[:2], start, key)
         outputs = self.engine.run(prepared, parts, call, return_lse)
         if (call.data or call.padding is not None) and not is_transformed():
             require_unchanged(outputs, call)

@@ -10,11 +10,12 @@ is imported as soon as torch is.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -53,28 +54,19 @@ ABOVE = 5
 """Arguments of the backward operator before those that both have."""
 
 
-class Given(NamedTuple):
+_NAMES: Any = namedtuple(  # type: ignore[misc]
+    "_NAMES",
+    [each.name for each in _attention._schema.arguments],
+    defaults=[x.default_value for x in _attention._schema.arguments if x.has_default_value()],
+)
+
+
+class Given(_NAMES):  # type: ignore[misc]
     """What the operator is called with: q, k and v as a module, the text of a plan, what a module
     of it has learned and the run-time inputs, both in the order of the program, a length as
     [B, 1, 1]; the seed of dropout, and which random features are drawn: how often the layer was
     called in training, and how often anew was asked for; between two sequences the number of the
     first query; and how many of the keys count, an integer []."""
-
-    q: Any
-    k: Any
-    v: Any
-    program: str
-    learned: Sequence[Any]
-    inputs: Sequence[Any]
-    key_padding_mask: Any = None
-    layer: int = 0
-    dropout_p: float = 0.0
-    seed: Any = None
-    calls: int = 0
-    asked: int = 0
-    return_lse: bool = False
-    query_start: int = 0
-    keys: Any = None
 
     @property
     def engine(self) -> Engine:
@@ -90,14 +82,17 @@ class Given(NamedTuple):
         something, since models hand over masks of ones; what is transformed shows no numbers."""
         from attnspec.backends.common.torch_modes import is_transformed
         from attnspec.lower.work import Call
+        from attnspec.runtime.call_checks import of_first_keys
 
         engine, draws = self.engine, (self.calls, self.asked)
         tables = dict(zip(engine.learned, self.learned, strict=True))
         names = (each.name for each in engine.program.inputs if each.kind != "pairs")
         data = dict(zip(names, self.inputs, strict=True))
         call = Call(self.key_padding_mask, self.dropout_p, tables, data, draws, known)
-        asked = self.layer, self.query_start, self.keys
-        prepared, parts, call = engine.begun(self[:3], call, *asked)
+        parts = self[:3]
+        if self.keys is not None:
+            parts, call = of_first_keys(engine.program, parts, call, int(self.keys))
+        prepared = engine.prepare(self.layer, *parts[:2], self.query_start)
         if call.padding is not None and not is_transformed() and bool(call.padding.all()):
             call = replace(call, padding=None)
         return prepared, parts, call
@@ -236,15 +231,6 @@ _PLAINLY = (
 )
 
 
-def _each_decides(at: Given) -> bool:
-    """Whether the data of each sample that is mapped over decide: no plain operations tell what."""
-    from attnspec.backends.common.torch_modes import values_of
-    from attnspec.lower.lower import decided_leaves
-
-    mapped = any(torch._C._functorch.is_batchedtensor(values_of(x)) for x in (at.q, at.k))
-    return mapped and bool(decided_leaves(at.engine.program))
-
-
 class _Followed(_SingleLevelFunction):
     """The derivatives of the operator; of those that a traced program takes there are none. Torch's
     own registration would have none under torch.func, and would lose tangents of forward mode
@@ -273,13 +259,17 @@ class _Followed(_SingleLevelFunction):
                 " nor under `vmap` where queries and keys decide: call the module itself, without"
                 f" `vmap`, {_PLAINLY}"
             )
+        from attnspec.backends.common.torch_modes import is_batched
+
         out, lse, *tensors = ctx.saved_tensors
         flat = [y if x is None else x for x, y in zip(tensors, ctx.others, strict=True)]
         at = Given(*tree_unflatten(flat, ctx.tree))
         asks = [*ctx.needs_input_grad[3 : 6 + len(at.learned)]]
         grads: Sequence[Tensor | None] = [None] * len(asks)
         if any(x is not None for x in above):
-            if torch.is_grad_enabled() and active_fake_mode() is None and not _each_decides(at):
+            # no plain operations tell what the data of each sample that is mapped over decide
+            each = is_batched(at.q, at.k) and at.engine.decided_leaves
+            if torch.is_grad_enabled() and active_fake_mode() is None and not each:
                 # derivatives of derivatives: those of plain operations
                 grads = at.gradients(above, asks)
             else:

@@ -14,9 +14,8 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_l
 
 from attnspec.graphs.counter_rng import CENTROIDS, Stream, normals
 from attnspec.ir.mechanisms.declaration import Part
-from attnspec.ir.program import Program
 from attnspec.lower.lower import bias_tables, buckets_of
-from attnspec.lower.mechanism_sizes import learned_parts
+from attnspec.runtime.engine import Engine
 
 
 class Learner(nn.Module):
@@ -26,12 +25,12 @@ class Learner(nn.Module):
     for it, as those of torch's lazy modules do.
     """
 
-    def __init__(self, program: Program, head_size: int | None) -> None:
+    def __init__(self, engine: Engine, head_size: int | None) -> None:
         super().__init__()
-        self.program, self._parts = program, learned_parts(program)
+        self.program, self._parts = engine.program, engine.parts
         # tables of `score bias` start at zero, so that no position is preferred
         biases = {
-            name: Part(name, (buckets_of(x),)) for (_, x), name in bias_tables(program).items()
+            name: Part(name, (buckets_of(x),)) for (_, x), name in bias_tables(self.program).items()
         }
         self._learned = biases | {name: part for (_, part), name in self._parts.items()}
         for name, part in self._learned.items():
