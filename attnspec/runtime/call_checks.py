@@ -294,12 +294,21 @@ def along_positions(
     return changed
 
 
-def check_promise(name: str, at_most: int, marked: Tensor) -> None:
-    """Raises ValueError where an input marks more tokens of a sample, [B], than it promises."""
-    if not marked.is_meta:
-        require_numbers(f"a check reads the numbers of `{name}`", marked)
-        if (most := int(marked.amax())) > at_most:
-            raise ValueError(f"`{name}` promises at most {at_most} tokens, got {most}")
+def check_promises(
+    program: Program, data: Mapping[str, Tensor], before: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """How many tokens of each sample, int64 [B], inputs mark that promise a bound, with those
+    before; ValueError where one marks more."""
+    marked = dict(before)
+    for name, at_most in ((x.name, x.at_most) for x in program.inputs):
+        if at_most is None or name not in data:
+            continue
+        marked[name] = marks = data[name].sum(-1) + marked.get(name, 0)
+        if len(marks) and not marks.is_meta:
+            require_numbers(f"a check reads the numbers of `{name}`", marks)
+            if (most := int(marks.amax())) > at_most:
+                raise ValueError(f"`{name}` promises at most {at_most} tokens, got {most}")
+    return marked
 
 
 def check_finite(

@@ -49,7 +49,7 @@ from attnspec.runtime.call_checks import (
     Parts,
     along_keys,
     check_exact,
-    check_promise,
+    check_promises,
     require_numbers,
 )
 from attnspec.text.diagnostics import AttnSpecError
@@ -241,9 +241,7 @@ class Engine:
         """Raises ValueError where the inputs of n positions, read by m queries of another sequence
         if it is given, break a promise, or numbers that predicates compute of them may not be
         exact."""
-        for entry in self.program.inputs:
-            if entry.at_most is not None and len(data[entry.name]):
-                check_promise(entry.name, entry.at_most, data[entry.name].sum(-1))
+        check_promises(self.program, data, {})
         read = [data[name] for name in sorted(set().union(*self.computed.values()))]
         if any(x.is_cuda for x in read) and torch.cuda.is_current_stream_capturing():
             # nothing may wait there, and what is captured runs first

@@ -215,12 +215,8 @@ class SelfAttention(nn.Module):
     ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         """What the attention, or its step, takes: q [B, H, n, d], k and v [B, H_kv, n, d] of tokens
         from a position on, v for what is not read, and what there is besides."""
-        _check_floats("x", x)
-        if x.dim() != 3 or x.shape[2] != self.embed_dim:
-            raise ValueError(f"x must be [B, n, {self.embed_dim}], got {list(x.shape)}")
-        autocast = torch.is_autocast_enabled(x.device.type)
-        if self.read and x.dtype != self.in_weight.dtype and not autocast:
-            raise TypeError(f"x must be {self.in_weight.dtype} as the weights, got {x.dtype}")
+        weight = self.in_weight if self.read else None
+        _check_tokens({"x": x}, [self.embed_dim], (3,), "[B, n, {}]", weight)
         if self.extra_tokens and not first:
             x, padding, inputs = self._with_extra(x, padding, inputs)
         named = {"v": x}
@@ -358,7 +354,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         than 0 and -inf are added to scores in the same way. Weights are returned for up to
         `LIMITS.pairs_shown` keys.
         """
-        self._check(query, key, value)
+        named, widths = {"query": query, "key": key, "value": value}, [self.embed_dim]
+        form = "[n, {}] or [B, n, {}]" if self.batch_first else "[n, {}] or [n, B, {}]"
+        _check_tokens(named, [*widths, self.kdim, self.vdim], (2, 3), form, self.out_proj.weight)
         if self.one_sequence and not _is_same(query, key):
             raise ValueError(self.one_sequence)
         attention: object = self.attention
@@ -400,34 +398,35 @@ class MultiheadAttention(nn.MultiheadAttention):
         k: Tensor,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Which keys are real, and what is added to scores, as torch's class is called."""
+        (batch, heads, n_q, _), n_k, real, added = q.shape, k.shape[2], None, None
         causal = self.attention.program.causal
         if is_causal and attn_mask is None and not causal:
             raise ValueError(
                 "is_causal is a hint about attn_mask, which is not given: write `causal` in the"
                 " spec, or give the mask"
             )
-        added = None if attn_mask is None or (is_causal and causal) else _added(attn_mask, q, k)
-        real, more = _padding(key_padding_mask, q, k)
-        return real, added if more is None else more if added is None else added + more
-
-    def _check(self, *parts: Tensor) -> None:
-        """Raises unless query, key and value are dense floats of fitting shapes and type."""
-        for name, x in zip(("query", "key", "value"), parts, strict=True):
-            _check_floats(name, x)
-            if x.is_nested:
-                raise TypeError(
-                    f"{name} must be a dense tensor, got a nested one: build torch's encoder with"
-                    " enable_nested_tensor=False; `attnspec.packed` takes packed documents"
-                )
-        who, shapes = "query, key and value must", [list(x.shape) for x in parts]
-        if {x.dim() for x in parts} not in ({2}, {3}):
-            raise ValueError(f"{who} have two axes each, or three, got {shapes}")
-        widths = [self.embed_dim, self.kdim, self.vdim]
-        if [shape[-1] for shape in shapes] != widths:
-            raise ValueError(f"{who} end in {widths}, got the shapes {shapes}")
-        dtype, types = self.out_proj.weight.dtype, [str(x.dtype) for x in parts]
-        if set(types) != {str(dtype)} and not torch.is_autocast_enabled(parts[0].device.type):
-            raise TypeError(f"{who} be {dtype} as the weights, got {', '.join(types)}")
+        if attn_mask is not None and not (is_causal and causal):
+            _check_mask("attn_mask", attn_mask, [n_q, n_k], [batch * heads, n_q, n_k])
+            added = attn_mask
+            if added.dtype == torch.bool:
+                added = torch.zeros_like(added, dtype=q.dtype).masked_fill(added, -torch.inf)
+            whole = added.dim() == 2
+            added = added[None, None] if whole else torch.unflatten(added, 0, (batch, heads))
+        if key_padding_mask is not None:
+            shapes = [[batch, n_k], *[[n_k]] * (batch == 1)]
+            _check_mask("key_padding_mask", key_padding_mask, *shapes)
+            mask = key_padding_mask.view(batch, n_k)
+            if mask.dtype == torch.bool:
+                return ~mask, added
+            real = mask > -torch.inf
+            plain = ((mask == 0) | ~real).all()
+            if is_watched(q):
+                why = "in a traced program key_padding_mask must hold 0 and -inf alone"
+                torch._assert_async(plain, why)
+            elif not plain:
+                more = mask[:, None, None]
+                added = more if added is None else added + more
+        return real, added
 
     def _heads(self, *parts: Tensor) -> tuple[Tensor, ...]:
         """q, k and v [B, H, n, d] of query, key and value."""
@@ -440,10 +439,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         heads = []
         for x, weight, bias in zip(parts, weights, biases, strict=True):
             x = functional.linear(x, weight, bias)
-            if x.dim() == 2:
-                x = x[None]
-            elif not self.batch_first:
-                x = x.transpose(0, 1)
+            x = x[None] if x.dim() == 2 else x if self.batch_first else x.transpose(0, 1)
             heads.append(_split(x, self.num_heads))
         q, k, v = heads
         return q, _with_shared(self.shared, q, k), v
@@ -537,33 +533,6 @@ def _check_mask(name: str, mask: Tensor, *shapes: list[int]) -> None:
         raise ValueError(f"{name} must have the shape {some}, got {list(mask.shape)}")
     if mask.dtype not in (torch.bool, *FLOATS):
         raise TypeError(f"{name} must be bool or of a floating type, got {mask.dtype}")
-
-
-def _added(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """What `attn_mask` adds to the scores, [1 or B, 1 or H, n_q, n_k]."""
-    (batch, heads, n_q, _), n_k = q.shape, k.shape[2]
-    _check_mask("attn_mask", mask, [n_q, n_k], [batch * heads, n_q, n_k])
-    if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, -torch.inf)
-    return mask[None, None] if mask.dim() == 2 else torch.unflatten(mask, 0, (batch, heads))
-
-
-def _padding(mask: Tensor | None, q: Tensor, k: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Which keys are real, bool [B, n_k], and what is added to scores, [B, 1, 1, n_k], or None."""
-    if mask is None:
-        return None, None
-    shape = [len(q), k.shape[2]]
-    _check_mask("key_padding_mask", mask, shape, *[shape[1:]] * (len(q) == 1))
-    mask = mask.view(shape)
-    if mask.dtype == torch.bool:
-        return ~mask, None
-    real = mask > -torch.inf
-    plain = ((mask == 0) | ~real).all()
-    if is_watched(q):
-        why = "in a traced program key_padding_mask must hold 0 and -inf alone"
-        torch._assert_async(plain, why)
-        return real, None
-    return real, None if plain else mask[:, None, None]
 
 
 def _check_attends(program: Program, learned: bool, zero: bool) -> None:
@@ -674,10 +643,32 @@ def _split(x: Tensor, heads: int) -> Tensor:
     return torch.unflatten(x, 2, (heads, -1)).transpose(1, 2)
 
 
-def _check_floats(name: str, x: object) -> None:
-    if not isinstance(x, Tensor) or x.dtype not in FLOATS:
-        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"{name} must be a tensor of a floating type, got {kind}")
+def _check_tokens(
+    named: Mapping[str, Tensor],
+    widths: Sequence[int],
+    axes: tuple[int, ...],
+    form: str,
+    weight: Tensor | None,
+) -> None:
+    """Raises unless tokens are dense floats of the axes and the widths of a form, and of the type
+    of the weights, if there are any."""
+    count = {x.dim() for x in named.values() if isinstance(x, Tensor)}
+    for (name, x), width in zip(named.items(), widths, strict=True):
+        if not isinstance(x, Tensor) or x.dtype not in FLOATS:
+            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"{name} must be a tensor of a floating type, got {kind}")
+        if x.is_nested:
+            raise TypeError(
+                f"{name} must be a dense tensor, got a nested one: build torch's encoder with"
+                " enable_nested_tensor=False; `attnspec.packed` takes packed documents"
+            )
+        if x.dim() not in axes or len(count) > 1 or x.shape[-1] != width:
+            each = f", each of as many axes as {', '.join(named)}" * (len(count) > 1)
+            wanted = form.replace("{}", str(width))
+            raise ValueError(f"{name} must be {wanted}{each}, got {list(x.shape)}")
+        autocast = torch.is_autocast_enabled(x.device.type)
+        if weight is not None and x.dtype != weight.dtype and not autocast:
+            raise TypeError(f"{name} must be {weight.dtype} as the weights, got {x.dtype}")
 
 
 def of_layer(program: Program, layer: int, heads: int) -> Program:

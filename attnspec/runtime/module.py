@@ -74,10 +74,6 @@ def in_type_of_autocast(method: Method) -> Method:
     """A method of q, k and v that has them in the type that autocast asks for, if it asks: float64
     stays, and what is no float is left to `check_tensors`."""
 
-    def narrowed(x: Any, kind: str) -> Any:
-        narrow = isinstance(x, Tensor) and x.dtype in FLOATS[:3]
-        return x.to(torch.get_autocast_dtype(kind)) if narrow else x
-
     @wraps(method)
     def run(self: object, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **settings: Any) -> Any:
         # torch has no autocast of shapes alone
@@ -85,8 +81,12 @@ def in_type_of_autocast(method: Method) -> Method:
         kind = first.device.type if isinstance(first, Tensor) else "meta"
         if kind == "meta" or not torch.is_autocast_enabled(kind):
             return method(self, q, k, v, *rest, **settings)
+        parts: list[Any] = [q, k, v]
+        for at, x in enumerate(parts):
+            if isinstance(x, Tensor) and x.dtype in FLOATS[:3]:
+                parts[at] = x.to(torch.get_autocast_dtype(kind))
         with torch.autocast(kind, enabled=False):
-            return method(self, *(narrowed(x, kind) for x in (q, k, v)), *rest, **settings)
+            return method(self, *parts, *rest, **settings)
 
     return cast(Method, run)
 
@@ -212,6 +212,8 @@ class CompiledAttention(Learner):
         """
         if unknown:
             refuse_unknown(self.program, unknown, CompiledAttention.forward)
+        if keys is not None:
+            check_tensor("keys", keys, INTEGERS, "an integer type", (), None)
         # whoever calls from outside may hand in anything
         first: object = q
         traced = isinstance(first, Tensor) and self._is_operator(q)
@@ -236,7 +238,6 @@ class CompiledAttention(Learner):
                 return self._computed(parts, layer, start, besides, keys, return_lse)
         layer, start = self.checked(*parts, layer, start)
         call = self.call_of(layer, *parts, *besides)
-        _check_keys(keys)
         seed = torch.randint(1 << 62, ()) if call.dropout_p else None
         tensors = [*call.tables.values()], [*call.data.values()], call.padding
         asked = layer, call.dropout_p, seed, *call.draws, return_lse, start, keys
@@ -263,7 +264,6 @@ class CompiledAttention(Learner):
             layer, start = self.checked(q, k, v, layer, start)
         call = self.call_of(layer, q, k, v, *besides)
         if keys is not None:
-            _check_keys(keys)
             require_numbers("how many keys count is a number", q)
             parts, call = of_first_keys(self.program, parts, call, int(keys))
             key = prepared = None
@@ -494,11 +494,11 @@ class CompiledAttention(Learner):
         shown: dict[str, dict[str, Tensor]] = {}
         names = Counter[str]()
         for each in decisions:
-            name, number = each.leaf.name, names[each.leaf.name] + 1
-            names[name] = number
+            names[name := each.leaf.name] += 1
             heads = torch.tensor(each.heads, device=q.device)
             lists = choices[each.leaf].lists if each.leaf in choices else {}
-            shown[f"{name}_{number}" if number > 1 else name] = {"heads": heads, **lists}
+            called = f"{name}_{names[name]}" if names[name] > 1 else name
+            shown[called] = {"heads": heads, **lists}
         return shown
 
     def _shown(
@@ -533,20 +533,13 @@ class CompiledAttention(Learner):
         if not self._keeps or again() or 0 in (q.shape[0], q.shape[2], k.shape[2]):
             return
         works = self.engine.binder.works(layer, q.shape[1], q.shape[2], k.shape[2])
-        for each in decisions_of(works):
-            for part in each.leaf.learned:
-                if not part.kept:
-                    continue
-                name = self._parts[each.leaf.name, part]
-                row = layer % len(self.learned(name))
-                rows = self.learned(name)[row]
-                heads = list(each.heads) if len(rows) > 1 else [0]
-                # what a call was computed with, should it be computed again for its backward
-                self._before[name, row] = rows.clone()
-                context = each.given(q, k, Call(padding, tables={part.name: rows[heads]}))
-                self.learned(name)[row, heads] = moved_centroids(context)
-
-
-def _check_keys(keys: Tensor | None) -> None:
-    if keys is not None:
-        check_tensor("keys", keys, INTEGERS, "an integer type", (), None)
+        kept = ((x, part) for x in decisions_of(works) for part in x.leaf.learned if part.kept)
+        for each, part in kept:
+            name = self._parts[each.leaf.name, part]
+            row = layer % len(self.learned(name))
+            rows = self.learned(name)[row]
+            heads = list(each.heads) if len(rows) > 1 else [0]
+            # what a call was computed with, should it be computed again for its backward
+            self._before[name, row] = rows.clone()
+            context = each.given(q, k, Call(padding, tables={part.name: rows[heads]}))
+            rows[heads] = moved_centroids(context)

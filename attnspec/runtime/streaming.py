@@ -19,7 +19,7 @@ from attnspec.graphs.relation import Relation
 from attnspec.ir.program import OF_QUERIES, Compound, Input, Program, Term
 from attnspec.lower.lower import Binder
 from attnspec.lower.work import Kernel, Streamable, Work
-from attnspec.runtime.call_checks import along_positions, check_promise
+from attnspec.runtime.call_checks import along_positions, check_promises
 from attnspec.text.diagnostics import ranges
 
 Works: TypeAlias = "list[tuple[Work, tuple[int, ...]]]"
@@ -79,14 +79,7 @@ class StreamState:
 
     def with_marked(self, program: Program, data: Mapping[str, Tensor]) -> StreamState:
         """The state with marked tokens counted; ValueError where an input promises fewer."""
-        marked = dict(self.marked)
-        for entry in program.inputs:
-            if entry.at_most is None or entry.name not in data:
-                continue
-            here = data[entry.name].sum(-1)
-            marked[entry.name] = marked.get(entry.name, 0) + here
-            check_promise(entry.name, entry.at_most, marked[entry.name])
-        return replace(self, marked=marked)
+        return replace(self, marked=check_promises(program, data, self.marked))
 
     def selected(self, samples: Tensor) -> StreamState:
         """The state of some samples, by their numbers, int64 [B']: in another order, more than once
@@ -154,31 +147,32 @@ def _words(tensors: Tensors) -> str:
 
 def streamed_works(binder: Binder, layer: int, heads: int) -> Works:
     """What groups of heads compute at every length; ValueError where that is not one thing."""
-    program = binder.program
-    name = program.name
-    if program.cross:
-        raise ValueError(
+    program, name = binder.program, binder.program.name
+    for wrong, why in (
+        (
+            program.cross,
             f"`{name}` joins two sequences, of which the keys are there from the start: call the"
-            " module with the next queries and their `query_start`"
-        )
-    if not program.causal:
-        raise ValueError(
-            f"`{name}` is not causal: a position may read later ones, so that no step"
-            " can answer before the end"
-        )
-    if program.grid:
-        raise ValueError(f"`{name}` is a pattern of cells, and a grid has no next position")
-    fault = unsteady_layer(program, layer, heads)
-    if fault is not None:
+            " module with the next queries and their `query_start`",
+        ),
+        (
+            not program.causal,
+            f"`{name}` is not causal: a position may read later ones, so that no step can answer"
+            " before the end",
+        ),
+        (program.grid, f"`{name}` is a pattern of cells, and a grid has no next position"),
+    ):
+        if wrong:
+            raise ValueError(why)
+    if (fault := unsteady_layer(program, layer, heads)) is not None:
         raise ValueError(must_be_stable(name, fault))
     works = binder.works(layer, heads, 1, 1)
     lengths = {entry.name for entry in program.inputs if entry.kind == "length"}
     for work, _ in works:
-        for name in lengths.intersection(work.reads):
+        for length in lengths.intersection(work.reads):
             raise ValueError(
-                f"the graph reads the length `{name}`, a number of the whole sequence, which is not"
-                " known before the end: where it is, call the module with the last queries and all"
-                " keys"
+                f"the graph reads the length `{length}`, a number of the whole sequence, which is"
+                " not known before the end: where it is, call the module with the last queries and"
+                " all keys"
             )
         if work.decided and work.mechanism is not None:
             raise ValueError(
@@ -203,11 +197,13 @@ def stream_kernel(
 ) -> Kernel:
     """What goes on with a work of some heads of a layer; raises ValueError where nothing can.
     With `keep_all` heads that look back without a bound keep every key."""
-    if work.mechanism is not None and not work.hybrid:
+    kernel: Any = None
+    if work.mechanism is not None:
         kernel = choose(work, device.type, backend).build(work, heads, device)
-        if not isinstance(kernel, Streamable):
+        if not work.hybrid:
+            if isinstance(kernel, Streamable):
+                return cast(Kernel, kernel)
             raise ValueError(f"`{work.mechanism.name}` has no state of constant size to go on from")
-        return kernel
     promised = frozenset(entry.name for entry in program.inputs if entry.at_most is not None)
     bound, lag = look_back(work.relation, promised), lag_of_data(work.relation)
     if bound is None or (bound.marked and lag):
@@ -219,18 +215,16 @@ def stream_kernel(
         words += [] if program.heads is None else [f"head {ranges(heads)}"]
         place = f" in {', '.join(words)}" if words else ""
         raise ValueError(
-            f"`{written(_unbounded(term, graph, promised))}`{place} has"
-            " no bound on how far back a position reads, at every length: a step keeps"
-            " the keys of windows, blocks and first positions, and of `columns(x)` where the input"
-            " promises how many there are, `input x: tokens(at_most = 16)`; `keep_all=True` keeps"
-            " every key, in a state that grows, and a call takes the last queries with all keys"
+            f"`{written(_unbounded(term, graph, promised))}`{place} has no bound on how far back a"
+            " position reads, at every length: a step keeps the keys of windows, blocks and first"
+            " positions, and of `columns(x)` where the input promises how many there are,"
+            " `input x: tokens(at_most = 16)`; `keep_all=True` keeps every key, in a state that"
+            " grows, and a call takes the last queries with all keys"
         )
     # an input that is read at earlier positions is kept with their keys
     keeper = Keeper(replace(bound, before=bound.before + lag), heads, device)
-    if work.mechanism is None:
-        return cast(Kernel, InPieces(GraphStream(work, keeper)))
-    kernel = choose(work, device.type, backend).build(work, heads, device)
-    return cast(Kernel, InPieces(kernel.streamed(keeper)))  # type: ignore[attr-defined]
+    stream = GraphStream(work, keeper) if kernel is None else kernel.streamed(keeper)
+    return cast(Kernel, InPieces(stream))
 
 
 def _unbounded(term: Term, relation: Relation | None, promised: frozenset[str]) -> Term:
@@ -246,11 +240,13 @@ def followed(before: Kept | None, later: Kept, program: Program) -> Kept:
     """What is kept with the next positions behind it; of inputs about queries these alone."""
     if before is None:
         return later
-    both, inputs, padding = (before, later), before[3], None
+    inputs, padding = before[3], None
     if before[2] is not None or later[2] is not None:
-        ones = (x.new_ones(len(x), x.shape[2], dtype=torch.bool) for x, *_ in both)
-        real = [y if x[2] is None else x[2] for x, y in zip(both, ones, strict=True)]
-        padding = torch.cat(real, 1)
+        real = (
+            x[0].new_ones(len(x[0]), x[0].shape[2], dtype=torch.bool) if x[2] is None else x[2]
+            for x in (before, later)
+        )
+        padding = torch.cat([*real], 1)
 
     def joined(entry: Input, x: Tensor, axis: int) -> Tensor:
         return x if entry.kind in OF_QUERIES else torch.cat([inputs[entry.name], x], axis)
