@@ -47,20 +47,20 @@ class SelfAttention(nn.Module):
     """Self-attention as one layer of a spec describes it.
 
     Queries, keys and values are projections of the input, their heads go through the spec, and what
-    comes out is projected back; what no head of the layer reads is not projected. The mixings that
-    have no heads take the whole embedding as one: `fourier` and `mixer` as it stands, without any
-    projection, and `gmlp` as in its paper, `V s(GELU(U x))`. Neither the residual around the layer
-    nor its norm belongs to it, but for those inside of the formula of `mixer`.
+    comes out is projected back; what no head reads is not projected. The mixings that have no heads
+    take the whole embedding as one: `fourier` and `mixer` without any projection, and `gmlp` as in
+    its paper, `V s(GELU(U x))`. Neither the residual around the layer nor its norm belongs to it,
+    but for those inside of the formula of `mixer`.
 
     The module holds what mechanisms of the layer learn, for each of `num_heads` heads, by default
     those that the spec declares, and the spec's extra tokens, which stand before every sequence and
     are left out of the output. `shared` is another layer of the spec, whose parameters this one
     takes where the spec shares them between all layers, `linformer(share = layer)`.
 
-    With `num_kv_heads`, a divisor of `num_heads`, as many heads of keys and values serve equal
-    numbers of heads of queries that follow one another. `rotary(q, k, positions)` returns queries
-    [B, H, n, d] and keys [B, H_kv, n, d] that are turned by their positions, int64 [n], or changed
-    in any other way that keeps their shapes; extra tokens have the first positions.
+    With `num_kv_heads`, a divisor of `num_heads`, each head of keys and values serves as many heads
+    of queries, which follow one another. `rotary(q, k, positions)` returns queries [B, H, n, d] and
+    keys [B, H_kv, n, d] changed by their positions, int64 [n], in any way that keeps their shapes;
+    extra tokens have the first positions.
 
     Raises ValueError or TypeError for arguments that do not fit.
     """
@@ -280,14 +280,6 @@ class MultiheadAttention(nn.MultiheadAttention):
     stands below `attention.` in the state dict. A bool mask is True where a key is *not* read, as
     ever in that class. What differs: a query that reads no key gets zeros, not NaN, and a few
     things are refused, with the reason, that a spec gives no meaning to.
-
-    >>> import attnspec, torch
-    >>> spec = attnspec.parse("attention near { attend window(radius = 2) }")
-    >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
-    >>> layer.self_attn = attnspec.MultiheadAttention(32, 4, batch_first=True, spec=spec)
-    >>> encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    >>> encoder(torch.randn(1, 10, 32)).shape
-    torch.Size([1, 10, 32])
 
     Raises ValueError or TypeError for arguments that do not fit the spec.
     """

@@ -191,21 +191,18 @@ class CompiledAttention(Learner):
 
         Returns [B, H, n_q, d_v]. Queries are the last n_q of the n_k positions, and H_kv divides H.
         Of a spec that says `cross` they are those of another sequence from `query_start` on, as
-        many as one likes; where its graphs read m they are all of it.
-        `key_padding_mask` is bool [B, n_k], True for a real key; `inputs` are the tensors that the
-        spec declares. A fraction `dropout_p` of the weights is dropped, in training or not. What is
-        masked must be finite all the same: NaN or infinity in k or v may reach queries that do not
-        read that key, 0 times infinity being NaN, as in torch's own attention.
+        many as one likes; where its graphs read m they are all of it. `key_padding_mask` is bool
+        [B, n_k], True for a real key; `inputs` are the tensors that the spec declares. A fraction
+        `dropout_p` of the weights is dropped, in training or not. What is masked must be finite all
+        the same: NaN or infinity there may reach queries that do not read it, as in torch's own.
 
         `keys`, an integer [], says how many of the n_k keys count: the others are slots of a static
-        cache that nothing was written to yet, and what padding and inputs say of them is not read.
-        Under `torch.compile` and `torch.export` one program serves every number.
+        cache, of which nothing is read. A traced program serves every number.
 
         With `return_lse` the log-sum-exps of the scores come as well, [B, H, n_q] in float32 at
         least, natural logarithms, -inf where a query reads nothing: what outputs over other keys
-        are merged by. Of a mechanism they are the logarithms of its denominators, and of those that
-        a graph shares with it. Both have gradients. `relu`, `sigmoid` and mechanisms without a
-        denominator that is positive have none: ValueError.
+        are merged by; of a mechanism, and of what a graph shares with it, the logarithms of its
+        denominators. Both have gradients. ValueError where nothing positive is divided by.
 
         Raises TypeError or ValueError, with the shapes, for tensors that do not fit; derivatives
         RuntimeError where padding or inputs were written over since the call.
@@ -378,17 +375,14 @@ class CompiledAttention(Learner):
         `key_padding_mask` and `inputs` are those of the t positions, [B, t].
 
         The outputs are the rows of a call with the whole sequence. A state holds sums of the
-        features of all keys, or the keys and values that a later position may read, with their
-        padding and inputs; it stays as it is, so that one may go on from it more than once. Heads
-        that look back without a bound are refused, unless a state may `keep_all` their keys. With
-        `in_place` what is kept is written into the memory of `state`, which is then used up.
+        features of all keys, or what a later position may read; it stays as it is, so that one may
+        go on from it more than once. Heads that look back without a bound are refused, unless a
+        state may `keep_all` their keys. With `in_place` what is kept is written into the memory of
+        `state`, which is then used up.
 
-        Returns (outputs, state), with `return_lse` ((outputs, log-sum-exps), state), as a call
-        does.
-
-        Raises ValueError for what is not causal, looks back without a bound, reads a length, or
-        computes something else at every length; TypeError or ValueError for tensors that do not
-        fit.
+        Returns (outputs, state), with `return_lse` ((outputs, log-sum-exps), state). Raises
+        ValueError for what is not causal, looks back without a bound, reads a length, or computes
+        something else at every length; TypeError or ValueError for tensors that do not fit.
         """
         if unknown:
             refuse_unknown(self.program, unknown, CompiledAttention.step)

@@ -50,18 +50,10 @@ def packed(
 
     With `cu_seqlens_k` of keys, documents may have fewer queries, their last; inputs are of keys.
 
-    Where pairs depend on q - k and on labels alone, at every length (windows, strides, full and
-    causal attention; softmax, relu or sigmoid of any scores), one call computes all documents, of
-    the graph whose pairs lie in one document. Any other spec counts from the first position, or
-    from the last, or mixes whole sequences: documents of equal lengths are one call each. There a
-    mechanism that redraws its features counts every such call. `cu_seqlens` is read by the host
-    either way, which waits for a GPU unless it is on the CPU.
-
-    >>> import attnspec, torch
-    >>> module = attnspec.parse("attention near { causal attend window(radius = 3) }").compile()
-    >>> q, k, v = torch.randn(3, 10, 2, 8)
-    >>> attnspec.packed(module, q, k, v, torch.tensor([0, 4, 10])).shape
-    torch.Size([10, 2, 8])
+    Where pairs depend on q - k and on labels alone, at every length, one call computes all
+    documents. Any other spec counts from the first position, or from the last, or mixes whole
+    sequences: documents of equal lengths are one call each, and a mechanism that redraws its
+    features counts every such call. The host reads `cu_seqlens`, and waits for a GPU that has it.
 
     Raises TypeError or ValueError, with the shapes, for tensors that do not fit.
     """
