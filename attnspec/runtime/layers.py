@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Never, TypeAlias, cast
+from typing import Any, Never, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,6 @@ from attnspec.lower.work import MERGED
 from attnspec.runtime.call_checks import FLOATS, Inputs, check_dropout, check_layer, refuse_unknown
 from attnspec.runtime.module import CompiledAttention
 from attnspec.runtime.streaming import StreamState, check_state
-
-if TYPE_CHECKING:
-    from attnspec.spec import Spec
 
 Rotary: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Turns q [B, H, n, d] and k [B, H_kv, n, d] by their positions, int64 [n]."""
@@ -67,7 +64,7 @@ class SelfAttention(nn.Module):
 
     def __init__(
         self,
-        spec: Spec,
+        spec: Any,
         embed_dim: int,
         num_heads: int | None = None,
         layer: int = 0,
@@ -216,7 +213,7 @@ class SelfAttention(nn.Module):
         """What the attention, or its step, takes: q [B, H, n, d], k and v [B, H_kv, n, d] of tokens
         from a position on, v for what is not read, and what there is besides."""
         weight = self.in_weight if self.read else None
-        _check_tokens({"x": x}, [self.embed_dim], (3,), "[B, n, {}]", weight)
+        _check_tokens({"x": x}, [self.embed_dim], (3,), "[B, n, {0}]", weight)
         if self.extra_tokens and not first:
             x, padding, inputs = self._with_extra(x, padding, inputs)
         named = {"v": x}
@@ -298,7 +295,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        spec: Spec,
+        spec: Any,
         layer: int = 0,
         backend: str = "auto",
     ) -> None:
@@ -347,7 +344,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         `LIMITS.pairs_shown` keys.
         """
         named, widths = {"query": query, "key": key, "value": value}, [self.embed_dim]
-        form = "[n, {}] or [B, n, {}]" if self.batch_first else "[n, {}] or [n, B, {}]"
+        form = "[n, {0}] or [B, n, {0}]" if self.batch_first else "[n, {0}] or [n, B, {0}]"
         _check_tokens(named, [*widths, self.kdim, self.vdim], (2, 3), form, self.out_proj.weight)
         if self.one_sequence and not _is_same(query, key):
             raise ValueError(self.one_sequence)
@@ -572,7 +569,7 @@ def _why_one_sequence(program: Program) -> str:
 
 
 def _core(
-    spec: Spec, embed_dim: int, num_heads: int | None, layer: int, backend: str, two: bool = False
+    spec: Any, embed_dim: int, num_heads: int | None, layer: int, backend: str, two: bool = False
 ) -> tuple[CompiledAttention, int, tuple[int, ...], int, int]:
     """The attention of one layer of a spec, the number it is called by, the heads whose keys are
     their queries, the width and the heads; raises unless these fit. A layer of `two` sequences
@@ -580,14 +577,13 @@ def _core(
     # whoever calls from outside may hand in anything
     program: object = getattr(spec, "program", None)
     if not isinstance(program, Program):
-        value: object = spec
         more = {
             str: ": `attnspec.parse(text)` makes one of a text, `attnspec.zoo(name)` of a name",
             int: ": the spec comes first, then the sizes",
         }
         raise TypeError(
             f"spec must be a Spec, as attnspec.load and attnspec.parse return, got"
-            f" {type(value).__name__}{more.get(type(value), '')}"
+            f" {type(spec).__name__}{more.get(type(spec), '')}"
         )
     if num_heads is None and program.heads is None:
         raise TypeError(
@@ -656,8 +652,7 @@ def _check_tokens(
             )
         if x.dim() not in axes or len(count) > 1 or x.shape[-1] != width:
             each = f", each of as many axes as {', '.join(named)}" * (len(count) > 1)
-            wanted = form.replace("{}", str(width))
-            raise ValueError(f"{name} must be {wanted}{each}, got {list(x.shape)}")
+            raise ValueError(f"{name} must be {form.format(width)}{each}, got {list(x.shape)}")
         autocast = torch.is_autocast_enabled(x.device.type)
         if weight is not None and x.dtype != weight.dtype and not autocast:
             raise TypeError(f"{name} must be {weight.dtype} as the weights, got {x.dtype}")

@@ -106,22 +106,19 @@ class Learner(nn.Module):
 def _start(parameter: Tensor, part: Part, generator: torch.Generator | None) -> None:
     """Fills a parameter as its part says."""
     with torch.no_grad():
-        match part.start:
-            case "normal" | "scaled":
-                width = parameter.shape[-1] if part.start == "scaled" else 1
-                deviation = part.by / math.sqrt(max(1, width))
-                parameter.normal_(0.0, deviation, generator=generator)
-            case "uniform":
-                parameter.uniform_(-part.by, part.by, generator=generator)
-            case "drawn":
-                # Gaussian rows [layers, heads, count, d] by the seed, layer and head
-                layers, heads, count, size = parameter.shape
-                for layer, head in product(range(layers), range(heads)):
-                    stream = Stream(int(part.by), CENTROIDS, layer, head)
-                    rows = normals(stream, np.arange(count), size)
-                    parameter[layer, head] = torch.from_numpy(rows)
-            case _:
-                parameter.fill_({"constant": part.by, "ones": 1.0}.get(part.start, 0.0))
+        if part.start in ("normal", "scaled"):
+            width = parameter.shape[-1] if part.start == "scaled" else 1
+            parameter.normal_(0.0, part.by / math.sqrt(max(1, width)), generator=generator)
+        elif part.start == "uniform":
+            parameter.uniform_(-part.by, part.by, generator=generator)
+        elif part.start == "drawn":
+            # Gaussian rows [layers, heads, count, d] by the seed, layer and head
+            layers, heads, count, size = parameter.shape
+            for at in product(range(layers), range(heads)):
+                rows = normals(Stream(int(part.by), CENTROIDS, *at), np.arange(count), size)
+                parameter[at] = torch.from_numpy(rows)
+        else:
+            parameter.fill_({"constant": part.by, "ones": 1.0}.get(part.start, 0.0))
 
 
 class Draws(nn.Module):
