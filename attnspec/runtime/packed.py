@@ -104,7 +104,7 @@ def _of_documents(
         if entry.name in inputs:
             count = len(ends[0]) - 1 if entry.kind == "length" else len(k)
             check_input(entry, inputs[entry.name], (count,), q.device)
-    together = cu_seqlens_k is None and module.backend == AUTO and len(ends[0]) > 2 and len(q) > 0
+    together = torch.equal(*ends) and module.backend == AUTO and len(ends[0]) > 2 and len(q) > 0
     if not together or not _is_part(program, rest["layer"], q.shape[1]):
         return _by_length(module, parts, ends, inputs, rest)
     within, name = module.with_input("ids", _within)
@@ -158,8 +158,8 @@ def _within(attend: Attend, name: str) -> Attend:
     return replace(attend, graph=normal_term(Compound("&", (cast(Term, attend.graph), same))))
 
 
-def _of_nested(*given: Tensor) -> tuple[Parts, Tensor, Tensor | None]:
-    """The tokens [T, H, d] of jagged tensors, the offsets of queries, and of keys that differ."""
+def _of_nested(*given: Tensor) -> tuple[Parts, Tensor, Tensor]:
+    """The tokens [T, H, d] of jagged tensors, the offsets of queries, and of keys."""
     for name, x in zip("qkv", given, strict=True):
         if not x.is_nested or x.layout != torch.jagged or x.dim() != 4 or x._ragged_idx != 2:  # type: ignore[attr-defined]
             raise TypeError(
@@ -175,8 +175,7 @@ def _of_nested(*given: Tensor) -> tuple[Parts, Tensor, Tensor | None]:
             "k and v must be nested alike, with the same offsets:"
             " torch.nested.nested_tensor_from_jagged(values, offsets)"
         )
-    rows: Tensor = q.offsets()  # type: ignore[attr-defined]
-    columns = None if q.shape[2] == k.shape[2] else k.offsets()  # type: ignore[attr-defined]
+    rows, columns = (x.offsets() for x in (q, k))  # type: ignore[attr-defined]
     q, k, v = (x.values().transpose(0, 1) for x in given)
     return (q, k, v), rows, columns
 
