@@ -25,7 +25,7 @@ from attnspec.lower.mechanism_sizes import learned_parts, symbols_in
 from attnspec.lower.work import MERGED
 from attnspec.runtime.call_checks import FLOATS, Inputs, check_dropout, check_layer, refuse_unknown
 from attnspec.runtime.module import CompiledAttention
-from attnspec.runtime.streaming import StreamState, check_state
+from attnspec.runtime.streaming import StreamState
 
 Rotary: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Turns q [B, H, n, d] and k [B, H_kv, n, d] by their positions, int64 [n]."""
@@ -201,8 +201,8 @@ class SelfAttention(nn.Module):
                 "a step drops no weights, so that it is another thing than a call in training:"
                 " call eval() first"
             )
-        check_state(state)
-        first = 0 if state is None else state.position
+        # what is no state is refused by the attention
+        first = getattr(state, "position", 0)
         parts, rest = self._heads(x, first, key_padding_mask, inputs)
         out, after = self.attention.step(*parts, state, keep_all=keep_all, **rest)
         return self._joined(out, x.shape[1]), after

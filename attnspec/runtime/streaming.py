@@ -60,7 +60,9 @@ class StreamState:
         tensors = tuple((x.shape[0], x.shape[1], x.shape[3]) for x in (q, k, v)), q.dtype, q.device
         if state is None:
             return StreamState(0, (None,) * len(works), works, tensors)
-        check_state(state)
+        if not isinstance(cast(object, state), StreamState):
+            kind = type(state).__name__
+            raise TypeError(f"state must be what a step returned, or None, got {kind}")
         if state.tensors != tensors:
             raise ValueError(f"the state is of {_words(state.tensors)}, got {_words(tensors)}")
         if state.works != works:
@@ -113,12 +115,6 @@ class StreamState:
         tensors: dict[int, Tensor] = {}
         self._mapped(lambda x: tensors.setdefault(len(tensors), x))
         return [*tensors.values()]
-
-
-def check_state(state: object) -> None:
-    """Raises TypeError unless it is a state, or None."""
-    if state is not None and not isinstance(state, StreamState):
-        raise TypeError(f"state must be what a step returned, or None, got {type(state).__name__}")
 
 
 def _mapped(part: Any, of: Callable[[Tensor], Tensor]) -> Any:
