@@ -375,10 +375,10 @@ class Engine:
         kernels: list[Built] = []
         for backend, mine in chosen.values():
             every = [(work, head) for work, members in mine for head in members]
-            together = len(mine) > 1 and isinstance(backend, Joining)
-            if together and backend.joins([work for work, _ in every]):
+            works = [work for work, _ in every]
+            if len(mine) > 1 and isinstance(backend, Joining) and backend.joins(works):
                 joined = backend.build_joined(mine, place)
-                kernels.append((joined, mine[0][0], tuple(head for _, head in every)))
+                kernels.append((joined, works[0], tuple(head for _, head in every)))
             else:
                 kernels += [(backend.build(*each, place), *each) for each in mine]
         return self.together(kernels, heads, key_heads, place)

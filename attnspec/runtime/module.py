@@ -9,9 +9,11 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, Never, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from attnspec.backends.common.key_cache import KeyCache
 from attnspec.backends.common.masks import mask_of
 from attnspec.backends.common.torch_modes import (
     apart,
@@ -28,7 +30,7 @@ from attnspec.ir.program import Attend, Input
 from attnspec.ir.serial import plan_data
 from attnspec.limits import LIMITS
 from attnspec.lower.cache import Cache
-from attnspec.lower.work import Call, Kernel, Streamable, Work
+from attnspec.lower.work import Call, Streamable
 from attnspec.runtime.call_checks import (
     FLOATS,
     INTEGERS,
@@ -39,6 +41,7 @@ from attnspec.runtime.call_checks import (
     check_finite,
     check_inputs,
     check_layer,
+    check_promises,
     check_query_start,
     check_tensor,
     check_tensors,
@@ -59,7 +62,6 @@ from attnspec.runtime.engine import (
 )
 from attnspec.runtime.parameters import Draws, Learner, again
 from attnspec.runtime.streaming import (
-    Kept,
     StreamState,
     Works,
     followed,
@@ -393,17 +395,19 @@ class CompiledAttention(Learner):
         call = self.call_of(layer, q, k, v, key_padding_mask, inputs, pairs=False)
         some = 0 not in (q.shape[0], positions)
         if some:
-            state = state.with_marked(self.program, call.data)
+            marked = check_promises(self.program, call.data, state.marked)
+            state = replace(state, marked=marked)
             check_exact(self.engine.computed, call.data, state.position + positions)
         if some and prepared.groups:
             call, prepared = replace(call, in_place=in_place), replace(prepared, layer=layer)
             return self._go_on(prepared, (q, k, v), call, state, return_lse)
         if some:
             # a call of the next queries with all keys
-            before = cast("Kept | None", state.parts[0])
-            every = followed(before, (k, v, call.padding, call.data), self.program)
+            at = np.arange(state.position, state.position + positions)
+            new = KeyCache(k, v, at, state.position + positions, call.padding, call.data)
+            every = followed(cast("KeyCache | None", state.parts[0]), new, self.program)
             state = replace(state, parts=(every, *state.parts[1:]))
-            k, v, key_padding_mask, inputs = every
+            k, v, key_padding_mask, inputs = every.keys, every.values, every.padding, every.data
         rest: Any = {"layer": layer, "key_padding_mask": key_padding_mask, "inputs": inputs}
         out = CompiledAttention.forward(self, q, k, v, **rest, return_lse=return_lse)
         return out, state.after(positions, state.parts)
@@ -434,10 +438,8 @@ class CompiledAttention(Learner):
             # each step is a call with all keys
             return works, Prepared()
 
-        def built(work: Work, of: tuple[int, ...]) -> Kernel:
-            return stream_kernel(self.program, layer, work, of, place, self.backend, keep_all)
-
-        kernels = [(built(*each), *each) for each in works]
+        of = self.backend, keep_all
+        kernels = [(stream_kernel(self.program, layer, *x, place, *of), *x) for x in works]
         return works, self.engine.together(kernels, heads, keys, place)
 
     # --- what a call reads, and what moves in training ------------------------------------------

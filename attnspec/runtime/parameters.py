@@ -46,9 +46,9 @@ class Learner(nn.Module):
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Starts what is learned anew, as papers say, drawn with the generator."""
-        for name, x in {**self._parameters, **self._buffers}.items():
+        for name, x in self._tensors():
             if name in self._learned and not is_lazy(x):
-                _start(cast(Tensor, x), self._learned[name], generator)
+                _start(x, self._learned[name], generator)
 
     def make_parameters(
         self, head_size: int, value_size: int, device: torch.device | None = None
@@ -87,12 +87,15 @@ class Learner(nn.Module):
         """[layers or 1, heads or 1, *shape] for heads of a size."""
         layers = 1 if part.layers else self.program.layers or 1
         heads = 1 if part.heads else self.program.heads or 1
-        sizes: dict[Any, int] = {"d": head_size, "d_v": value_size}
+        sizes: dict[Any, Any] = {"d": head_size, "d_v": value_size}
         return layers, heads, *(sizes.get(entry, entry) for entry in part.shape)
 
     def _waiting(self) -> list[str]:
         """The names of what has no shape yet."""
-        return [x for x, y in {**self._parameters, **self._buffers}.items() if is_lazy(y)]
+        return [name for name, x in self._tensors() if is_lazy(x)]
+
+    def _tensors(self) -> list[tuple[str, Any]]:
+        return [*self._parameters.items(), *self._buffers.items()]
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         LazyModuleMixin._lazy_load_hook(self, state_dict, prefix, *rest)  # type: ignore[arg-type]

@@ -9,17 +9,16 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from attnspec.backends.common.key_cache import GraphStream, InPieces, Keeper
+from attnspec.backends.common.key_cache import GraphStream, InPieces, Keeper, KeyCache
 from attnspec.backends.planner import choose
 from attnspec.graphs.forms.stability import must_be_stable, unsteady_layer
 from attnspec.graphs.forms.written import written
 from attnspec.graphs.look_back import LookBack, lag_of_data, look_back
 from attnspec.graphs.operators import Intersection, Union
 from attnspec.graphs.relation import Relation
-from attnspec.ir.program import OF_QUERIES, Compound, Input, Program, Term
+from attnspec.ir.program import OF_QUERIES, POSITIONS, Compound, Program, Term
 from attnspec.lower.lower import Binder
 from attnspec.lower.work import Kernel, Streamable, Work
-from attnspec.runtime.call_checks import along_positions, check_promises
 from attnspec.text.diagnostics import ranges
 
 Works: TypeAlias = "list[tuple[Work, tuple[int, ...]]]"
@@ -27,11 +26,6 @@ Works: TypeAlias = "list[tuple[Work, tuple[int, ...]]]"
 
 Tensors: TypeAlias = "tuple[tuple[tuple[int, int, int], ...], torch.dtype, torch.device]"
 """Samples, heads and sizes of q, k and v, their type and device: the same in all steps."""
-
-Kept: TypeAlias = "tuple[Tensor, Tensor, Tensor | None, Mapping[str, Tensor]]"
-"""The state of data-dependent graphs: the keys [B, K, n, d] and values [B, K, n, d_v] of
-all positions, which of them are real, None where all are, and the inputs, those with a number for
-each position of all of them."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -78,10 +72,6 @@ class StreamState:
     def after(self, positions: int, parts: Iterable[object]) -> StreamState:
         """The state so many positions later."""
         return replace(self, position=self.position + positions, parts=tuple(parts))
-
-    def with_marked(self, program: Program, data: Mapping[str, Tensor]) -> StreamState:
-        """The state with marked tokens counted; ValueError where an input promises fewer."""
-        return replace(self, marked=check_promises(program, data, self.marked))
 
     def selected(self, samples: Tensor) -> StreamState:
         """The state of some samples, by their numbers, int64 [B']: in another order, more than once
@@ -232,20 +222,12 @@ def _unbounded(term: Term, relation: Relation | None, promised: frozenset[str]) 
     return term
 
 
-def followed(before: Kept | None, later: Kept, program: Program) -> Kept:
-    """What is kept with the next positions behind it; of inputs about queries these alone."""
+def followed(before: KeyCache | None, new: KeyCache, program: Program) -> KeyCache:
+    """What is kept with the next positions behind it; inputs that are not about keys are those of
+    these alone."""
     if before is None:
-        return later
-    inputs, padding = before[3], None
-    if before[2] is not None or later[2] is not None:
-        real = (
-            x[0].new_ones(len(x[0]), x[0].shape[2], dtype=torch.bool) if x[2] is None else x[2]
-            for x in (before, later)
-        )
-        padding = torch.cat([*real], 1)
-
-    def joined(entry: Input, x: Tensor, axis: int) -> Tensor:
-        return x if entry.kind in OF_QUERIES else torch.cat([inputs[entry.name], x], axis)
-
-    keys, values = (torch.cat(each, 2) for each in zip(before[:2], later[:2], strict=True))
-    return keys, values, padding, along_positions(program, later[3], joined)
+        return new
+    kinds = {x.name: x.kind for x in program.inputs}
+    of_keys = {x: y for x, y in new.data.items() if kinds[x] in {*POSITIONS} - {*OF_QUERIES}}
+    every = before.joined(replace(new, data=of_keys))
+    return replace(every, data={**new.data, **every.data})
