@@ -23,7 +23,14 @@ from attnspec.limits import LIMITS
 from attnspec.lower.lower import shares_keys
 from attnspec.lower.mechanism_sizes import learned_parts, symbols_in
 from attnspec.lower.work import MERGED
-from attnspec.runtime.call_checks import FLOATS, Inputs, check_dropout, check_layer, refuse_unknown
+from attnspec.runtime.call_checks import (
+    FLOATS,
+    Inputs,
+    Parts,
+    check_dropout,
+    check_layer,
+    refuse_unknown,
+)
 from attnspec.runtime.module import CompiledAttention
 from attnspec.runtime.streaming import StreamState
 
@@ -209,7 +216,7 @@ class SelfAttention(nn.Module):
 
     def _heads(
         self, x: Tensor, first: int, padding: Tensor | None, inputs: Inputs
-    ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    ) -> tuple[Parts, dict[str, Any]]:
         """What the attention, or its step, takes: q [B, H, n, d], k and v [B, H_kv, n, d] of tokens
         from a position on, v for what is not read, and what there is besides."""
         weight = self.in_weight if self.read else None
@@ -632,7 +639,7 @@ def _split(x: Tensor, heads: int) -> Tensor:
 
 
 def _check_tokens(
-    named: Mapping[str, Tensor],
+    named: Mapping[str, Any],
     widths: Sequence[int],
     axes: tuple[int, ...],
     form: str,

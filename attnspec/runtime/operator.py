@@ -10,12 +10,11 @@ is imported as soon as torch is.
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -54,19 +53,28 @@ ABOVE = 5
 """Arguments of the backward operator before those that both have."""
 
 
-_NAMES: Any = namedtuple(  # type: ignore[misc]
-    "_NAMES",
-    [each.name for each in _attention._schema.arguments],
-    defaults=[x.default_value for x in _attention._schema.arguments if x.has_default_value()],
-)
-
-
-class Given(_NAMES):  # type: ignore[misc]
+class Given(NamedTuple):
     """What the operator is called with: q, k and v as a module, the text of a plan, what a module
     of it has learned and the run-time inputs, both in the order of the program, a length as
     [B, 1, 1]; the seed of dropout, and which random features are drawn: how often the layer was
     called in training, and how often anew was asked for; between two sequences the number of the
     first query; and how many of the keys count, an integer []."""
+
+    q: Any
+    k: Any
+    v: Any
+    program: str
+    learned: Sequence[Any]
+    inputs: Sequence[Any]
+    key_padding_mask: Any = None
+    layer: int = 0
+    dropout_p: float = 0.0
+    seed: Any = None
+    calls: int = 0
+    asked: int = 0
+    return_lse: bool = False
+    query_start: int = 0
+    keys: Any = None
 
     @property
     def engine(self) -> Engine:
@@ -298,7 +306,8 @@ def _follows(operator: Any) -> Callable[..., Any]:
         if not asks and forward_ad._current_level < 0:
             return _below(operator, keys, given)
         with enable_single_level_autograd_function():
-            return _Followed.apply(operator, keys, given, *tensors)  # type: ignore[no-untyped-call]
+            follow: Any = _Followed
+            return follow.apply(operator, keys, given, *tensors)
 
     return rule
 
@@ -330,7 +339,8 @@ def _batched(operator: Callable[..., Any], above: int) -> Callable[..., Any]:
             def one(x: Any, dim: int | None) -> Any:
                 return of(x, dim) if isinstance(x, Tensor) else x
 
-            return tree_map(one, [*given], [*in_dims])
+            every: list[Any] = tree_map(one, [*given], [*in_dims])
+            return every
 
         def folded_in(x: Tensor, dim: int | None) -> Tensor:
             """[size, B, …] in some order as [size B, …]."""
@@ -339,10 +349,11 @@ def _batched(operator: Callable[..., Any], above: int) -> Callable[..., Any]:
         asked = above and any(given[above - 1][3:])
         alone = asked or at.seed is not None or at.keys is not None
         if alone or any(dim is not None for dim in dims.learned):
-            outs = [
-                operator(*changed(lambda x, dim, i=i: x if dim is None else x.select(dim, i)))
-                for i in range(size)
-            ]
+
+            def picked(x: Tensor, dim: int | None, at: int) -> Tensor:
+                return x if dim is None else x.select(dim, at)
+
+            outs = [operator(*changed(partial(picked, at=i))) for i in range(size)]
             return [torch.stack(x) for x in zip(*outs, strict=True)], [0] * len(outs[0])
         folded = changed(folded_in)
         folded[above + 4] = at.learned
