@@ -252,7 +252,7 @@ class ModelAttention:
     def _make_variant(self, own: CompiledAttention, size: int | None, sink: bool) -> None:
         """Have a module that reads what the model chose in blocks of a size, or beside a sink."""
         if (size, sink) not in own.variants:
-            own.variants[size, sink] = variant(own, size, sink)
+            variant(own, size, sink)
 
     def module_of(self, place: Place | None) -> CompiledAttention:
         """What computes at a place of a model: what the model holds there, or the module itself."""

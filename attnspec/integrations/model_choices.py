@@ -18,7 +18,6 @@ from attnspec.backends.common.merging import with_zero
 from attnspec.integrations.model_layers import attribute_of
 from attnspec.ir.program import Attend, Compound, Input, InputRef, Leaf, Program
 from attnspec.ir.serial import plan_data
-from attnspec.runtime.engine import Engine
 from attnspec.runtime.module import CompiledAttention
 from attnspec.text.diagnostics import AttnSpecError
 
@@ -97,7 +96,7 @@ def variant(module: CompiledAttention, size: int | None, sink: bool) -> Compiled
         attends = tuple(_cut(program.name, attend) for attend in program.attends)
         inputs = (*program.inputs, Input(INPUT, "choices", size=size))
         program = replace(program, attends=attends, inputs=inputs)
-    return module.replanned(Engine(plan_data(program, module.backend)))
+    return module.replanned((size, sink), lambda: plan_data(program, module.backend))
 
 
 def _cut(name: str, attend: Attend) -> Attend:

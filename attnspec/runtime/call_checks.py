@@ -20,6 +20,9 @@ from attnspec.lower.lower import pair_inputs
 from attnspec.lower.work import Call
 from attnspec.text.diagnostics import did_you_mean
 
+Inputs: TypeAlias = "Mapping[str, Tensor] | None"
+"""Run-time inputs by name, as callers hand them in."""
+
 Parts: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
 """q [B, H, n_q, d], k [B, H_kv, n_k, d] and v [B, H_kv, n_k, d_v]."""
 
@@ -73,22 +76,16 @@ def refuse_unknown(
     parameters = signature(function).parameters.values()
     names = [each.name for each in parameters if each.kind is Parameter.KEYWORD_ONLY]
     for name in unknown:
-        message = f"`{function.__name__}` takes no `{name}`"
+        why = _INSTEAD.get(name) or did_you_mean(name, names) or "it takes " + ", ".join(names)
         if name in [entry.name for entry in program.inputs]:
-            raise TypeError(f"{message}: it is an input of the spec, `inputs={{{name!r}: tensor}}`")
-        if name in _INSTEAD:
-            raise TypeError(f"{message}: {_INSTEAD[name]}")
-        hint = did_you_mean(name, names)
-        raise TypeError(f"{message}: {hint or 'it takes ' + ', '.join(names)}")
+            why = f"it is an input of the spec, `inputs={{{name!r}: tensor}}`"
+        raise TypeError(f"`{function.__name__}` takes no `{name}`: {why}")
 
 
 def check_layer(program: Program, layer: int) -> int:
     """The layer as an integer that the program has."""
-    # whoever calls from outside may hand in anything
-    number: object = layer
-    if type(number) is not int:
-        most = "" if program.layers is None else f", 0 to {program.layers - 1},"
-        layer = index_of(f"layer{most}", layer)
+    most = "" if program.layers is None else f", 0 to {program.layers - 1},"
+    layer = index_of(f"layer{most}", layer)
     if layer < 0 or (program.layers is not None and layer >= program.layers):
         allowed = "at least 0" if program.layers is None else f"between 0 and {program.layers - 1}"
         raise ValueError(f"layer must be {allowed}, got {layer}")
@@ -97,13 +94,11 @@ def check_layer(program: Program, layer: int) -> int:
 
 def check_tensors(program: Program, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raises TypeError or ValueError unless q, k and v fit each other and the program."""
-    tensors: tuple[object, ...] = q, k, v
-    for name, x in zip("qkv", tensors, strict=True):
-        if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_nested:
-            check_strided(name, x)
-    if not q.dim() == k.dim() == v.dim() == 4:
-        name = next(name for name, x in zip("qkv", (q, k, v), strict=True) if x.dim() != 4)
-        raise _misshapen(f"{name} must have the axes [B, H, n, d]", q, k, v)
+    for name, x in zip("qkv", (q, k, v), strict=True):
+        check_strided(name, x)
+    for name, x in zip("qkv", (q, k, v), strict=True):
+        if x.dim() != 4:
+            raise _misshapen(f"{name} must have the axes [B, H, n, d]", q, k, v)
     if q.dtype not in FLOATS or k.dtype != q.dtype or v.dtype != q.dtype:
         raise TypeError(
             "q, k and v must have one floating type of 16 to 64 bits,"
@@ -124,7 +119,7 @@ def check_tensors(program: Program, q: Tensor, k: Tensor, v: Tensor) -> None:
         raise _misshapen("k and v must have the same heads and positions", q, k, v, declared)
     if size != k.shape[3]:
         raise _misshapen("q and k must have one head size", q, k, v)
-    if heads == 0 or key_heads == 0 or heads % key_heads:
+    if not heads or not key_heads or heads % key_heads:
         raise _misshapen("the heads of k and v must divide those of q", q, k, v, declared)
     if size == 0 or v.shape[3] == 0:
         raise _misshapen("heads must have a size of at least 1", q, k, v)
@@ -135,15 +130,10 @@ def check_tensors(program: Program, q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _misshapen(
-    why: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    declared: int | None = -1,
-    more: str = "",
+    why: str, q: Tensor, k: Tensor, v: Tensor, declared: int | None = -1, more: str = ""
 ) -> ValueError:
     """The error for the shapes of q, k and v, with a likely cause unless `declared` is left out."""
-    shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)))
+    shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in zip("qkv", (q, k, v), strict=True))
     if declared != -1:
         heads, key_heads = q.shape[2], k.shape[2]
         fits = heads == declared if declared is not None else q.shape[1] > heads
@@ -193,11 +183,7 @@ def check_dropout(dropout_p: float, name: str = "dropout_p") -> float:
 
 
 def check_inputs(
-    program: Program,
-    inputs: Mapping[str, Tensor] | None,
-    q: Tensor,
-    k: Tensor,
-    padding: Tensor | None,
+    program: Program, inputs: Inputs, q: Tensor, k: Tensor, padding: Tensor | None
 ) -> dict[str, Tensor]:
     """The inputs of q [B, H, n_q, d] and k [B, H_kv, n_k, d] as patterns take them: [B, n_k],
     numbers as int64 or float64, one of a token at padding [B, n_k]; a length [B, 1, 1]; what is
@@ -215,7 +201,7 @@ def check_inputs(
     return checked
 
 
-def check_names(program: Program, inputs: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
+def check_names(program: Program, inputs: Inputs) -> Mapping[str, Tensor]:
     """The inputs by name, empty for None; raises unless the program declares each."""
     tensors, declared = {} if inputs is None else inputs, [x.name for x in program.inputs]
     if not isinstance(tensors, Mapping):
@@ -229,13 +215,7 @@ def check_names(program: Program, inputs: Mapping[str, Tensor] | None) -> Mappin
     return tensors
 
 
-def _input(
-    entry: Input,
-    tensor: Tensor,
-    q: Tensor,
-    k: Tensor,
-    padding: Tensor | None,
-) -> Tensor:
+def _input(entry: Input, tensor: Tensor, q: Tensor, k: Tensor, padding: Tensor | None) -> Tensor:
     (batch, heads, n_q, _), (_, key_heads, n_k, _) = q.shape, k.shape
     shape: tuple[int, ...] = (batch,) if entry.kind == "length" else (batch, n_k)
     if entry.kind in PER_HEAD:
@@ -270,35 +250,40 @@ def _without_padding(numbers: Tensor, padding: Tensor) -> Tensor:
     there is no number of a token, and no predicate may fail on it."""
     if not numbers.numel():
         return numbers
-    first = padding.flatten().to(torch.uint8).argmax().view(1)
-    filled = torch.where(padding.any(), numbers.flatten().gather(0, first), 1)
+    first = numbers.flatten().gather(0, padding.flatten().to(torch.uint8).argmax().view(1))
+    filled = torch.where(padding.any(), first, 1)
     return torch.where(padding, numbers, filled.to(numbers.dtype))
+
+
+def along_keys(
+    program: Program, parts: Parts, call: Call, change: Callable[[Tensor, int], Tensor]
+) -> tuple[Parts, Call]:
+    """A call with `change(tensor, axis)` in the place of all that has an axis of keys."""
+
+    def changed(entry: Input, x: Tensor, axis: int) -> Tensor:
+        return x if entry.kind in OF_QUERIES else change(x, axis)
+
+    (q, k, v), padding = parts, call.padding
+    tables = {**call.tables, **{x: change(call.tables[x], 4) for x in pair_inputs(program)}}
+    data = along_positions(program, call.data, changed)
+    padding = None if padding is None else change(padding, 1)
+    call = replace(call, padding=padding, tables=tables, data=data)
+    return (q, change(k, 2), change(v, 2)), call
 
 
 def of_first_keys(program: Program, parts: Parts, call: Call, count: int) -> tuple[Parts, Call]:
     """A call of the first so many keys; ValueError for more than there are, or too few."""
-    q, k, v = parts
-    least = 0 if program.cross else q.shape[2]
-    if not least <= count <= k.shape[2]:
+    n_q, n_k = (x.shape[2] for x in parts[:2])
+    least = 0 if program.cross else n_q
+    if not least <= count <= n_k:
         raise ValueError(
-            f"keys, how many of them are in use, must be between {least} and {k.shape[2]}, got"
-            f" {count}"
+            f"keys, how many of them are in use, must be between {least} and {n_k}, got {count}"
         )
-
-    def first(entry: Input, x: Tensor, axis: int) -> Tensor:
-        return x if entry.kind in OF_QUERIES else x.narrow(axis, 0, count)
-
-    data, padding = along_positions(program, call.data, first), call.padding
-    padding = None if padding is None else padding[:, :count]
-    pairs = {name: call.tables[name][..., :count] for name in pair_inputs(program)}
-    call = replace(call, padding=padding, tables={**call.tables, **pairs}, data=data)
-    return (q, k[:, :, :count], v[:, :, :count]), call
+    return along_keys(program, parts, call, lambda x, axis: x.narrow(axis, 0, count))
 
 
 def along_positions(
-    program: Program,
-    inputs: Mapping[str, Tensor],
-    change: Callable[[Input, Tensor, int], Tensor],
+    program: Program, inputs: Mapping[str, Tensor], change: Callable[[Input, Tensor, int], Tensor]
 ) -> dict[str, Tensor]:
     """The inputs with `change(input, tensor, axis)` in the place of those that have an axis of
     positions; what cannot be one stays, and is refused by who reads it."""
@@ -310,33 +295,37 @@ def along_positions(
     return changed
 
 
-def check_promise(name: str, at_most: int, marked: Tensor) -> None:
-    """Raises ValueError where an input marks more tokens of a sample, [B], than it promises."""
-    if marked.device.type == "meta":
-        return
-    require_numbers(f"the values of `{name}` are checked", marked)
-    most = int(marked.amax())
-    if most > at_most:
-        raise ValueError(f"the input `{name}` may mark at most {at_most} tokens, got {most}")
+def check_promises(
+    program: Program, data: Mapping[str, Tensor], before: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """How many tokens of each sample, int64 [B], inputs mark that promise a bound, with those
+    before; ValueError where one marks more."""
+    marked = dict(before)
+    for name, at_most in ((x.name, x.at_most) for x in program.inputs):
+        if at_most is None or name not in data:
+            continue
+        marked[name] = marks = data[name].sum(-1) + marked.get(name, 0)
+        if len(marks) and not marks.is_meta:
+            require_numbers(f"the values of `{name}` are checked", marks)
+            if (most := int(marks.amax())) > at_most:
+                raise ValueError(
+                    f"the input `{name}` may mark at most {at_most} tokens, got {most}"
+                )
+    return marked
 
 
 def check_finite(
-    program: Program,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    data: Mapping[str, Tensor],
+    program: Program, q: Tensor, k: Tensor, v: Tensor, data: Mapping[str, Tensor]
 ) -> None:
     """Raises ValueError, with the first place, where a tensor holds NaN or an infinity; a score
     that is given may be -inf, which is never chosen."""
     scores = {x.name: data[x.name] for x in program.inputs if x.kind in ("scores", "pairs")}
     for name, x in {"q": q, "k": k, "v": v, **scores}.items():
-        if not x.is_floating_point() or x.device.type == "meta":
+        if x.is_meta:
             continue
         scored, block = name in scores, "" if name in pair_inputs(program) else " block"
-        wrong = ~x.isfinite() & (x != -torch.inf) if scored else ~x.isfinite()
-        if bool(wrong.any()):
-            place = wrong.nonzero()[0].tolist()
+        wrong = ~x.isfinite() & ~(scored & x.isneginf())
+        for place in wrong.nonzero()[:1].tolist():
             last = (f"query{block}", f"key{block}") if scored else ("position", "number")
             axes = zip(("sample", "head", *last), place, strict=False)
             at = ", ".join(f"{axis} {index}" for axis, index in axes)
@@ -352,29 +341,30 @@ def taken_apart(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The inputs of a call without those that have a number of each pair, and these as tables,
     [1, H or 1, B, n_q, n_k]: they have gradients."""
-    pairs = {name: data[name] for name in pair_inputs(program)}
-    for name, x in pairs.items():
+    rest, tables = dict(data), {}
+    for name in pair_inputs(program):
+        x = rest.pop(name)
         if x.shape[3] != n_k:
             raise ValueError(
                 f"the input `{name}` must have a number for each of the {n_k} keys, got"
                 f" {list(x.shape)}"
             )
-    rest = {name: x for name, x in data.items() if name not in pairs}
-    return rest, {name: x.transpose(0, 1)[None] for name, x in pairs.items()}
+        tables[name] = x.transpose(0, 1)[None]
+    return rest, tables
 
 
-def require_unchanged(outs: Sequence[Tensor | None], given: Sequence[Tensor]) -> None:
+def require_unchanged(outs: Sequence[Tensor | None], call: Call) -> None:
     """Derivatives of outputs raise RuntimeError where padding or inputs have been written over
     since, as those of torch's own operations do: they are taken of what is there now."""
-    versions = [(x, x._version) for x in given if not x.is_inference()]
+    read = [x for x in (*call.data.values(), call.padding) if x is not None]
+    versions = [(x, x._version) for x in read if not x.is_inference()]
 
     def check(grads: object) -> None:
-        for x, version in versions:
-            if x._version != version:
-                raise RuntimeError(
-                    "`key_padding_mask` or an input of a call was written over before derivatives"
-                    " were taken, which need what was there: pass a `.clone()`"
-                )
+        if any(x._version != version for x, version in versions):
+            raise RuntimeError(
+                "`key_padding_mask` or an input of a call was written over before derivatives were"
+                " taken, which need what was there: pass a `.clone()`"
+            )
 
     for out in outs:
         if versions and out is not None and out.grad_fn is not None:
@@ -391,12 +381,11 @@ def check_exact(
     n keys and m queries, n where it is None."""
     for predicate, names in predicates.items():
         whole = {x: data[x] for x in names if data[x].numel() and not data[x].is_floating_point()}
-        if any(x.device.type == "meta" for x in whole.values()):
+        if any(x.is_meta for x in whole.values()):
             continue
         for name, x in whole.items():
             require_numbers(f"the values of `{name}` are checked", x)
-        ranges = {name: (int(x.min()), int(x.max())) for name, x in whole.items()}
-        require_exact(predicate, n, ranges, m)
+        require_exact(predicate, n, {x: (int(y.min()), int(y.max())) for x, y in whole.items()}, m)
 
 
 def require_numbers(what: str, *tensors: Tensor) -> None:

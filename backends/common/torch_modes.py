@@ -80,6 +80,11 @@ def values_of(x: Tensor) -> Tensor:
     return x
 
 
+def is_batched(*given: Tensor) -> bool:
+    """Whether `torch.vmap` maps over one of some tensors, below what derivatives are taken by."""
+    return any(torch._C._functorch.is_batchedtensor(values_of(x)) for x in given)
+
+
 def array_of(x: Tensor) -> np.ndarray:
     """The numbers of a tensor as an array, whatever is done with what is computed besides."""
     if not torch._C._are_functorch_transforms_active():

@@ -267,24 +267,31 @@ def test_layers_that_compute_the_same_are_one_graph(body: str, different: int) -
 
 @pytest.mark.parametrize(
     "body",
-    ["causal attend window(before = 7, after = 0)", "input doc: ids causal attend same(doc)"],
+    [
+        "causal attend window(before = 7, after = 0)",
+        "input doc: ids causal attend same(doc)",
+        "input near: pairs causal attend full score s + near(q, k)",
+    ],
 )
 def test_a_call_says_how_many_slots_of_a_cache_are_keys(body: str) -> None:
     module = spec_of(body).compile()
     given = [x.requires_grad_() for x in tensors(2, 4, 3, 20)]
     real = torch.rand(2, 20, generator=torch.Generator().manual_seed(0)) > 0.2
-    doc = {"doc": torch.arange(20).repeat(2, 1) // 5} if "doc" in body else {}
+    inputs = {"doc": torch.arange(20).repeat(2, 1) // 5} if "doc" in body else {}
+    if "near" in body:
+        inputs["near"] = torch.randn(2, 1, 3, 20, dtype=torch.float64, requires_grad=True)
+    leaves = [*given, *(x for x in inputs.values() if x.requires_grad)]
     torch._dynamo.reset()
     before = counters["stats"]["unique_graphs"]
     traced = torch.compile(module, fullgraph=True, backend="aot_eager")
     for count in (4, 19, 20):
         short = [given[0], *(x[:, :, :count] for x in given[1:])]
-        cut = {name: x[:, :count] for name, x in doc.items()}
+        cut = {name: x[..., :count] for name, x in inputs.items()}
         meant = module(*short, key_padding_mask=real[:, :count], inputs=cut)
-        grads = torch.autograd.grad(meant.square().sum(), given)
+        grads = torch.autograd.grad(meant.square().sum(), leaves)
         for run in (module, traced):
             keys = torch.tensor(count)
-            out = run(*given, keys=keys, key_padding_mask=real, inputs=doc)
+            out = run(*given, keys=keys, key_padding_mask=real, inputs=inputs)
             torch.testing.assert_close(out, meant)
-            torch.testing.assert_close(torch.autograd.grad(out.square().sum(), given), grads)
+            torch.testing.assert_close(torch.autograd.grad(out.square().sum(), leaves), grads)
     assert counters["stats"]["unique_graphs"] == before + 1
