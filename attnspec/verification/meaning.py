@@ -14,14 +14,7 @@ from torch.nn.functional import pad
 
 from attnspec.backends.common.score_formula import scale_of, shares
 from attnspec.backends.common.scores import ScoreFunction
-from attnspec.backends.factored.definitions import (
-    defined,
-    divided,
-    has_weights,
-    magnitudes_of,
-    totals_of,
-    weights_of,
-)
+from attnspec.backends.factored.definitions import cancelled, defined, has_weights, weights_of
 from attnspec.graphs.predicates.inputs import READ
 from attnspec.graphs.relation import Relation, evaluate_pairs
 from attnspec.ir.scalars import PAIR
@@ -240,9 +233,7 @@ class Meaning:
         """The largest sum of sizes of a row's weights, some of them negative; 1 at least."""
         if self.held is not None or not self.weighs:
             return 1.0
-        parts = self._alone(head, numbers)
-        sizes, total = magnitudes_of(self.work, *parts), totals_of(self.work, *parts)
-        return max(1.0, divided(self.work, sizes, total).abs().sum(-1).max().item())
+        return max(1.0, cancelled(self.work, *self._alone(head, numbers)))
 
 
 def results(meanings: Sequence[Meaning], numbers: Numbers, *, sized: bool) -> Results:
