@@ -442,13 +442,7 @@ class HybridStream:
     keeper: Keeper
 
     def step(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        call: Call,
-        state: object,
-        with_lse: bool = False,
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, state: object, with_lse: bool = False
     ) -> tuple[tuple[Tensor, Tensor | None], object]:
         """The outputs of more positions with the logarithms of denominators, and the state after
         them."""

@@ -32,11 +32,7 @@ from attnspec.backends.common.torch_modes import unseen
 from attnspec.backends.factored import text_of_matrices
 from attnspec.backends.factored.definitions import text_of
 from attnspec.backends.factored.features.sums import State
-from attnspec.backends.factored.softmax import (
-    attend,
-    check_no_dropout,
-    repeated,
-)
+from attnspec.backends.factored.softmax import attend, check_no_dropout, repeated
 from attnspec.ir.mechanisms.synthesizer import Synthesizer
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work, mechanism_of

@@ -63,13 +63,7 @@ class FeatureKernel:
         return self._outputs(q, self.worth(self.given(q, k, v, call)), True)
 
     def step(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        call: Call,
-        state: object,
-        with_lse: bool = False,
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, state: object, with_lse: bool = False
     ) -> tuple[tuple[Tensor, Tensor | None], object]:
         """The same of the causal sums of more positions, on top of those that `state` holds, None
         at first, and the state after them."""

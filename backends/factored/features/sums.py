@@ -44,6 +44,11 @@ Weighed: TypeAlias = "tuple[Tensor, Tensor | None]"
 """Sums of values by their weights [N, R, n_q, e], that of the weights last where they are divided,
 which stand for exp(log) times as much, log [N, R, n_q], a constant, if there is one."""
 
+Frames: TypeAlias = "tuple[Tensor, Tensor, Tensor, Tensor]"
+"""t [N, S, c] and r [N, S, c] of a block, r not falling and t_j <= r_i for all j <= i, counted from
+the states [N, S] before each chunk, which come next; and the frame [N] of the state after all.
+Their type may be wider than that of the sums: differences are rounded, not what they are of."""
+
 
 class Given(NamedTuple):
     """What is summed: q [N, R, n_q, d], k [N, n_k, d], v [N, n_k, d_v], `padding` bool [N, n_k] or
@@ -77,19 +82,6 @@ class State(NamedTuple):
 
     sums: Tensor
     base: Tensor | None = None
-
-
-class Frames(NamedTuple):
-    """t [N, S, c] and r [N, S, c] of a block, r not falling and t_j <= r_i for all j <= i, counted
-    from the states `start` [N, S] before each chunk; `end` [N] is that of the state after all.
-
-    Their type may be wider than that of the sums: differences are rounded, not what they are of.
-    """
-
-    keys: Tensor
-    rows: Tensor
-    start: Tensor
-    end: Tensor
 
 
 # --- parts ---------------------------------------------------------------------------------------
@@ -169,15 +161,15 @@ def frames_of(given: Given, log: Tensor | None, base: Tensor | None, chunk: int)
     # whatever frames states have, they are constants
     start = torch.cat([first[:, None], rows[:, :-1, -1].detach()], 1)
     end = rows[:, -1, -1].detach()
-    return Frames(keys - start[..., None], rows - start[..., None], start, end)
+    return keys - start[..., None], rows - start[..., None], start, end
 
 
 def states_of(state: Tensor, g: Tensor, w: Tensor, frames: Frames | None) -> list[Tensor]:
     """The states [N, e, m] before each chunk, where `state` is the first, and after the last."""
     fades: Any = repeat(None)
     if frames is not None:
-        last = frames.rows[..., -1:].detach()
-        w = w * torch.exp((frames.keys - last).to(w.dtype))[..., None]
+        last = frames[1][..., -1:].detach()
+        w = w * torch.exp((frames[0] - last).to(w.dtype))[..., None]
         fades = torch.exp(-last.to(w.dtype))[..., None].unbind(1)
     states = [state]
     for part, fade in zip((w.mT @ g).unbind(1), fades, strict=False):
@@ -233,7 +225,7 @@ def step(how: Summing, given: Given, state: State) -> tuple[Tensor | None, ...]:
     g, w = chunked(keys), chunked(values_of(how, given))
     frames = frames_of(given, log, state.base, chunk)
     *states, after = states_of(state.sums, g, w, frames)
-    end = None if frames is None else frames.end
+    end = None if frames is None else frames[3]
     if not n:
         return None, None, after, end
     # the queries of all heads of a chunk beside each other
@@ -244,11 +236,11 @@ def step(how: Summing, given: Given, state: State) -> tuple[Tensor | None, ...]:
     before, weights = f @ torch.stack(states, 1).mT, _weights(how, given, frames, chunk)
     log = None if log is None else log.detach().view(f.shape[:3])
     if frames is not None:
-        rows = frames.rows.repeat(1, 1, ratio)
+        rows = frames[1].repeat(1, 1, ratio)
         before = before * torch.exp(-rows.to(kind))[..., None]
         if not given.gate:
             # sums of a gate are the ones that are meant, since what it forgets is gone
-            rows = (frames.start[..., None] + rows).to(kind)
+            rows = (frames[2][..., None] + rows).to(kind)
             log = rows if log is None else log + rows
     y = (pairs * weights) @ w + before
 
@@ -263,7 +255,7 @@ def _weights(how: Summing, given: Given, frames: Frames | None, chunk: int) -> T
     ratio = given.q.shape[1]
     weights = torch.ones(chunk, chunk, dtype=given.kind, device=given.q.device).tril()
     if frames is not None:
-        pairs = frames.keys[..., None, :] - frames.rows[..., None]
+        pairs = frames[0][..., None, :] - frames[1][..., None]
         weights = torch.exp(pairs.masked_fill(weights == 0, -torch.inf).to(given.kind))
     weights = weights if ratio == 1 else torch.cat([weights] * ratio, -2)
     if given.padding is None or not how.paired:

@@ -29,7 +29,6 @@ from attnspec.backends.factored.features.sums import (
     parts,
     summed,
 )
-from attnspec.backends.factored.features.sums import Frames as TorchFrames
 from attnspec.backends.triton import attention
 from attnspec.backends.triton.attention import TIGHT, padding_of, rows_of, running_on
 from attnspec.backends.triton.blocks import Rows
@@ -141,7 +140,7 @@ class _Launches:
             self.f, self.g = in_rows(given.q), in_rows(given.k[:, None])
         self.v = in_rows(given.v[:, None])
         self.tensors = tuple(rows_of(x) for x in (self.f, self.g, self.v))
-        times = (self.f, self.f) if frames is None else (frames.keys, frames.rows)
+        times = frames or (self.f, self.f)
         padding = padding_of(given.padding, self.f)
         self.frames = Frames(padding, *(x.contiguous() for x in times))
         self.width = self.f.shape[-1] * (self.v.shape[-1] + how.divides)
@@ -166,7 +165,7 @@ class _Launches:
             *map(tl.constexpr, constants),
         )
 
-    def _features(self, back: bool) -> tuple[Tensor, Tensor, TorchFrames | None]:
+    def _features(self, back: bool) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
         """The features of queries [B, H, n_q, m] and keys [B, K, n_k, m], and their frames."""
         how, (tensors, put) = self.how, opened(self.given)
         grads = [x.detach().requires_grad_(back and x.is_floating_point()) for x in tensors]
@@ -179,22 +178,23 @@ class _Launches:
         log = None if log is None else log.detach()
         frames = frames_of(self.given, log, None, self.length)
         logs = None if of_rows is None else of_rows.detach()
+        times = None
         if frames is not None:
-            rows = frames.rows[..., self.first :]
+            of_keys, of_all, start, _ = frames
+            rows = of_all[..., self.first :]
             if not self.causal:
                 # all queries read all keys
-                last = frames.rows[..., -1:]
-                frames = frames._replace(rows=last.expand(frames.rows.shape))
-                rows = last.expand(*last.shape[:-1], self.length - self.first)
+                rows = of_all[..., -1:].expand(-1, -1, self.length - self.first)
+                of_all = of_all[..., -1:].expand(of_all.shape)
+            times = of_keys, of_all
             if not request.gate:
-                above = (frames.start[..., None] + rows).to(self.kind).repeat(1, 1, self.repeat)
-                above = above.flatten(1)
+                above = (start[..., None] + rows).to(self.kind).repeat(1, 1, self.repeat).flatten(1)
                 logs = above if logs is None else logs + above
         shape = self.batch, self.repeat, self.length - self.first
         self.logs = None if logs is None else logs.reshape(shape)
         kept = torch.bfloat16 if request.q.dtype == torch.bfloat16 else self.kind
         f = in_rows(queries.detach().reshape(*shape, -1).to(kept))
-        return f, in_rows(keys.detach()[:, None].to(kept)), frames
+        return f, in_rows(keys.detach()[:, None].to(kept)), times
 
     # --- forward and backward ------------------------------------------------------------------
 
