@@ -92,8 +92,8 @@ def pair_by_pair(
     by their scores, the others by the features."""
     q, k, v = (x.to(given.kind) for x in given[:3])
     heads = len(q) // max(1, samples)
-    of_samples = (x.view(samples, heads, *x.shape[1:]) for x in (q, k, v))
-    out, lse = cast(Partial, formula.of_block(*of_samples, blocks, call))
+    a, b, c = (x.view(samples, heads, *x.shape[1:]) for x in (q, k, v))
+    out, lse = cast(Partial, formula.of_block(a, b, c, blocks, call))
     out, lse = out.flatten(0, 1), lse.flatten(0, 1)
     mask = cast(Tensor, blocks.mask)[:, :, :, 0]
     mask = ~mask.expand(samples, heads, -1, -1, -1).flatten(0, 1)
@@ -282,7 +282,8 @@ class HybridKernel:
         and of sums."""
         shape, late = given.q.shape[:3], late_of(given, self.lag)
         out, lse = exact[0].to(exact[1].dtype).reshape(*shape, -1), exact[1].reshape(shape)
-        missing, weighed = shape[2] - late.q.shape[2], (pad(out, (0, 1), value=1.0), lse)
+        missing = shape[2] - late.q.shape[2]
+        weighed: Weighed = pad(out, (0, 1), value=1.0), lse
         if not late.k.shape[1]:
             return self.worth(weighed)
         sums, log = self.kernel.sums(late)
@@ -321,7 +322,7 @@ class HybridKernel:
         ]
         sums, log = (
             x.transpose(1, 2).index_put((rows,), torch.cat([y[0].movedim(1, 0) for y in each]))
-            for x, each in zip(weighed, zip(*again, strict=True), strict=True)
+            for x, each in zip(cast(Partial, weighed), zip(*again, strict=True), strict=True)
         )
         return sums.transpose(1, 2), log.transpose(1, 2)
 

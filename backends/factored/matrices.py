@@ -105,7 +105,8 @@ def text_for(work: Work, dropout_p: float, heads: int) -> dict[str, Any]:
         return weights @ v
 
     def means(x: Tensor, count: int, padding: Tensor | None) -> Tensor:
-        return repeated(text_of_matrices.means(x, count, padding), max(landmarks, x.shape[1]))
+        of_keys: Any = text_of_matrices.means
+        return repeated(of_keys(x, count, padding), max(landmarks, x.shape[1]))
 
     def with_convolution(out: Tensor, x: Tensor, kernels: Tensor) -> Tensor:
         x, late = repeated(x, max(len(kernels), x.shape[1])), slice(x.shape[2] - out.shape[2], None)

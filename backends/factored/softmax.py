@@ -48,11 +48,13 @@ def attend(
     if columns >= LANES and (large or (plain and not empty and unseen(q, k, v))):
         # the fused kernel knows one head size; zeros change no score, and their outputs are cut off
         wide = max(size, out_size)
+        q, k, v = (
+            functional.pad(x, (0, wide - x.shape[3])) if x.shape[3] < wide else x for x in (q, k, v)
+        )
         out = functional.scaled_dot_product_attention(
-            *(
-                functional.pad(x, (0, wide - x.shape[3])) if x.shape[3] < wide else x
-                for x in (q, k, v)
-            ),
+            q,
+            k,
+            v,
             attn_mask=mask,
             dropout_p=dropout_p,
             is_causal=even,

@@ -119,8 +119,8 @@ class FeatureKernel:
         }
         real = None if padding is None else padding.repeat_interleave(count, 0)
         q = q.reshape(batch * count, heads // count, rows, size)
-        k, v, *gate = (x.flatten(0, 1) for x in (k, v, *gate))
-        return Given(q, k, v, real, tuple(gate), of_lines)
+        k, v, *frames = (x.flatten(0, 1) for x in (k, v, *gate))
+        return Given(q, k, v, real, tuple(frames), of_lines)
 
     def sums(self, given: Given) -> Weighed:
         """The sums of all queries before they are divided, with their frames."""

@@ -68,10 +68,10 @@ class Given(NamedTuple):
 
     def cut(self, queries: list[int], keys: list[int]) -> list[Given]:
         """So many queries and keys at a time."""
-        real = repeat(None) if self.padding is None else torch.split(self.padding, keys, 1)
+        real: Any = repeat(None) if self.padding is None else torch.split(self.padding, keys, 1)
         gates = [torch.split(x, keys, 1) for x in self.gate]
         sides = (torch.split(x, keys, 1) for x in (self.k, self.v))
-        rows = zip(torch.split(self.q, queries, 2), *sides, real, strict=False)
+        rows: Any = zip(torch.split(self.q, queries, 2), *sides, real, strict=False)
         return [
             Given(*row, tuple(x[at] for x in gates), self.tables) for at, row in enumerate(rows)
         ]
@@ -292,7 +292,7 @@ def _summed(how: Summing, given: Given, state: State) -> tuple[Tensor | None, ..
         outs.append(joined(sums, 2))
         logs.append(None if log[0] is None else joined(log, 2))
         states.append(mine)
-    every = outs, logs, *zip(*states, strict=True)
+    every: tuple[Any, ...] = outs, logs, *zip(*states, strict=True)
     return tuple(None if x[0] is None else joined(x, 0) for x in every)
 
 
