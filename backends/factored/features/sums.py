@@ -73,7 +73,8 @@ class Given(NamedTuple):
         sides = (torch.split(x, keys, 1) for x in (self.k, self.v))
         rows: Any = zip(torch.split(self.q, queries, 2), *sides, real, strict=False)
         return [
-            Given(*row, tuple(x[at] for x in gates), self.tables) for at, row in enumerate(rows)
+            Given(q, k, v, mask, tuple(x[at] for x in gates), self.tables)
+            for at, (q, k, v, mask) in enumerate(rows)
         ]
 
 
