@@ -106,7 +106,6 @@ class Limits:
     tokens_ordered: int = _limit(4096, 8)  # tokens that an order lists
     joined: int = _limit(1 << 16, 16)  # positions of all heads that are laid out as one
     fused: int = _limit(1 << 22, 64)  # scores from which on torch's fused call is taken
-    transformed: int = _limit(1 << 13, 8)  # n from which on transforms go channel by channel
     table: int = _limit(1 << 26, 64)  # entries of a table of rows and the blocks they read
     lookups: int = _limit(1024, 2)  # rows that are looked up as quickly as a tile is sorted
     grouped: int = _limit(4, 2)  # scores of a group whose maxima are examined first

@@ -111,7 +111,8 @@ def _mapped(part: Any, of: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(part, Mapping):
         return {name: _mapped(each, of) for name, each in part.items()}
     if isinstance(part, tuple):
-        return tuple(_mapped(each, of) for each in part)
+        mapped = (_mapped(each, of) for each in part)
+        return part._make(mapped) if hasattr(part, "_make") else tuple(mapped)
     if not is_dataclass(part):
         return part
     each: Any = part

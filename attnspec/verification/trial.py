@@ -17,14 +17,7 @@ from torch.nn.functional import pad
 from attnspec.backends.common.masks import with_data
 from attnspec.backends.common.score_formula import scale_of, shares
 from attnspec.backends.common.scores import ScoreFunction
-from attnspec.backends.factored.definitions import (
-    defined,
-    divided,
-    has_weights,
-    magnitudes_of,
-    totals_of,
-    weights_of,
-)
+from attnspec.backends.factored.definitions import cancelled, defined, has_weights, weights_of
 from attnspec.backends.planner import AUTO, choose
 from attnspec.graphs.predicates.inputs import READ
 from attnspec.graphs.stack import TooMuch
@@ -205,8 +198,7 @@ class Meaning:
         if self.held is not None or not self.weighs:
             return 1.0
         parts = self._alone(head, numbers)
-        sizes, total = magnitudes_of(self.work, *parts), totals_of(self.work, *parts)
-        return max(1.0, divided(self.work, sizes, total).abs().sum(-1).max().item())
+        return max(1.0, cancelled(self.work, *parts))
 
 
 def results(

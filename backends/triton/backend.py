@@ -108,12 +108,12 @@ class TritonBackend:
         from attnspec.backends.factored.kernels import kernel_of
         from attnspec.backends.triton.decided import DecidedKernel
         from attnspec.backends.triton.kernel import TritonKernel
-        from attnspec.backends.triton.sums.way import sums_kernel
+        from attnspec.backends.triton.sums.way import LaunchedKernel
 
         if not _launches(work):
             return kernel_of(work, heads, device)
         if work.mechanism is not None:
-            sums = sums_kernel(work, heads)
+            sums = LaunchedKernel(work, heads)
             if not work.hybrid:
                 return sums
             exact = TritonKernel(graph_of(work), heads, device)
