@@ -70,49 +70,32 @@ class Side:
         count: int,
     ) -> None:
         self.size, self.n, self.natural, device = size, n, order is None, lists.device
-        first = n - count
-        self.lists, self.repeat = lists.shape[:2], repeat
-        # as many lists times heads, of so many rows each
-        self.many, self.count = self.lists.numel() * repeat, count
+        self.lists, self.repeat, self.count = lists.shape[:2], repeat, count
         if order is None:
-            order = torch.arange(first, n, device=device)[None, None]
+            order = torch.arange(n - count, n, device=device)[None, None]
         if order.shape[2] % size:
             order = functional.pad(order, (0, -order.shape[2] % size), value=-1)
         self.places: Tensor = order.reshape(*order.shape[:2], -1, size)
-        # which of the places are positions, None where all are
-        whole = self.natural and count % size == 0
-        real = None if whole else self.places >= 0
-        self.real = None if real is None or bool(real.all()) else real
-        # the rows of tiles [B, K, T, R, size], any for no position; None where they follow one
-        # another
-        self.rows: Tensor | None = None
-        if not (self.natural and repeat == 1 and self.real is None):
-            base = torch.arange(self.many, device=device)
-            at = self.places[:, :, :, None] - first
-            self.rows = base.view(*self.lists, 1, repeat, 1) * count + at.clamp(min=0)
-
-    @cached_property
-    def real_rows(self) -> Tensor | None:
-        """Which rows of tiles are positions, bool [N, T, R size], or None."""
-        if self.real is None:
-            return None
-        real = self.real[:, :, :, None].expand(*self.lists, -1, self.repeat, -1)
-        return real.flatten(3).flatten(0, 1)
+        # whether all places are positions
+        self.full = (self.natural and count % size == 0) or bool((self.places >= 0).all())
 
     @property
-    def slots(self) -> int:
-        """How many rows all tiles have."""
-        return self.many * self.places.shape[2] * self.size
+    def rows(self) -> Tensor | None:
+        """The rows of all tiles, int64 [N, T, R size], -1 for none; None where all are in order."""
+        if self.natural and self.repeat == 1 and self.full:
+            return None
+        return self._rows(self.places)
 
-    def back(self, where: Tensor) -> Tensor:
-        """What is known of the rows of tiles, [slots], for all rows; -1 of those in no tile."""
-        if self.rows is None:
-            return where
-        index = self.rows.flatten()
-        if self.real_rows is not None:
-            there = self.real_rows.flatten()
-            index, where = index[there], where[there]
-        return where.new_full((self.many * self.count,), -1).index_copy_(0, index, where)
+    def _rows(self, places: Tensor) -> Tensor:
+        base = torch.arange(self.lists.numel() * self.repeat, device=places.device) * self.count
+        at = places[:, :, :, None] - (self.n - self.count)
+        rows = base.view(*self.lists, 1, self.repeat, 1) + at
+        return torch.where(at < 0, -1, rows).flatten(3).flatten(0, 1)
+
+    def numbers(self, part: slice) -> np.ndarray:
+        """The rows of some tiles of all lists, int64 [N T, R size], -1 for none."""
+        numbers: np.ndarray = self._rows(self.places[:, :, part]).flatten(0, 1).numpy()
+        return numbers
 
     @cached_property
     def ends(self) -> tuple[Tensor, Tensor]:
@@ -123,7 +106,7 @@ class Side:
     @cached_property
     def compact(self) -> Tensor | None:
         """The tiles whose places are positions that follow one another; None where all are."""
-        if self.real is None and self.natural:
+        if self.full and self.natural:
             return None
         first, last = self.ends
         follows = (self.places[..., :-1] < self.places[..., 1:]).all(-1)
@@ -198,8 +181,8 @@ class Placed:
         low <= t < high: bool, or what is added to the scores, [N, high - low, h, s, w]."""
         slots = slots.view(self.batch, self.heads, high - low, -1)
         tiles = self.lists[:, :, low:high].gather(3, slots).clamp_(min=0)
-        q = self.q.places[:, :, low:high, :, None, None].clamp(min=self.first)
-        k = of_tiles(self.k.places, tiles)[:, :, :, None]
+        q = self.q.places[:, :, low:high, None, :, None].clamp(min=self.first)
+        k = of_tiles(self.k.places, tiles)[..., None, :]
         mask, k, bias = k >= 0, k.clamp(min=0), None
         each = [] if self.layout.whole else [self.layout.holds]
         if self.padding is not None:
@@ -213,9 +196,9 @@ class Placed:
                 bias = pairs if bias is None else bias + pairs
         if bias is not None:
             mask = torch.where(mask, bias, -math.inf)
-        size = high - low, self.repeat, self.q.size, slots.shape[3], self.k.size
-        mask = mask.unsqueeze(3).expand(self.batch, self.heads, *size)
-        return mask.flatten(3, 4).flatten(0, 1)
+        size = high - low, slots.shape[3], self.repeat, self.q.size, self.k.size
+        mask = mask.unsqueeze(4).expand(self.batch, self.heads, *size)
+        return mask.flatten(4, 5).flatten(0, 1).transpose(2, 3)
 
 
 def of_tiles(x: Tensor, tiles: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ share of the gradients, and the shares add up.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -26,7 +26,7 @@ from attnspec.backends.common.exact import (
     samples_of,
 )
 from attnspec.backends.common.masks import added_by
-from attnspec.backends.common.merging import Partial
+from attnspec.backends.common.merging import LOWEST, Partial
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.one_block.dense import DenseKernel
 from attnspec.backends.tables.blocks import Step, scratch
@@ -77,8 +77,10 @@ class SteppedKernel(ByTables):
         tables: Tables[np.ndarray] | None = None,
     ) -> None:
         super().__init__(work, heads, device, tables)
-        n_q, positions = self.tables.n_q, work.positions
-        self.steps = [Step(batches, n_q, positions) for batches in self.tables.steps]
+        self.steps = [
+            Step(batches, work.positions, number > 0)
+            for number, batches in enumerate(self.tables.steps)
+        ]
         self.changes = ScoreChanges.of_work(work, heads)
         self._several: Cache[int, SteppedKernel] = Cache(LIMITS.paddings_laid_out)
 
@@ -88,14 +90,15 @@ class SteppedKernel(ByTables):
             results = several[0].forward(*parts, several[1], scale)
             return _as_many(results[0], QUERIES, len(q)), _as_many(results[1], QUERIES, len(q))
         wide = torch.promote_types(q.dtype, torch.float32)
-        if self.steps and self.steps[0].complete:
-            out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=wide)
-        else:
-            out, lse = q.new_zeros(q.shape), q.new_full(q.shape[:-1], -math.inf, dtype=wide)
+        out, lse = q.new_zeros(q.shape), q.new_full(q.shape[:-1], -math.inf, dtype=wide)
         for some, real, scores in self._parts(q, k, call):
             keys = [x[some].flatten(0, 1) for x in (k, v)]
-            result = out[some].flatten(0, 2), lse[some].flatten(0, 2)
-            self._forward_part(q[some].flatten(0, 2), keys, result, real, scale, scores)
+            rows, into, sums = (x[some].flatten(0, 2) for x in (q, out, lse))
+            total = self._summing(into, wide, "merged results")
+            padding = None if real is None else added_by(real, wide, LOWEST)
+            attend(self.steps, rows, keys, (total, sums), padding, scale, scores)
+            if total is not into:
+                into.copy_(total)
         return out, lse
 
     def _of_several(self, q: Tensor, k: Tensor, call: Call) -> tuple[SteppedKernel, Call] | None:
@@ -114,44 +117,6 @@ class SteppedKernel(ByTables):
 
         several = self._several.get(count, lambda: apart(build))
         return several, replace(call, padding=padding.reshape(1, -1))
-
-    def _forward_part(
-        self,
-        q: Tensor,
-        keys: Sequence[Tensor],
-        result: Partial,
-        padding: Tensor | None,
-        scale: float,
-        scores: ScoreChanges | None,
-    ) -> None:
-        """Some heads, q [c R, n_q, d], keys and values [c, n_k, d], of samples of the same padding
-        [n_k]: fills in their output and log-sum-exps."""
-        lse = result[1]
-        out, wide = self._summing(result[0], lse.dtype, "merged results"), lse.dtype
-        real = None if padding is None else added_by(padding, wide)
-        for number, step in enumerate(self.steps):
-            queries = step.q_order
-            (q_now,) = queries.take(queries=q)
-            k_now, v_now = step.k_orders[False].take(keys=keys[0], values=keys[1])
-            # what is written for the first time need not be read before
-            place = queries.room if step.complete and number == 0 else queries.take
-            out_now, lse_now = place(result=out, sums=lse)
-            for piece in step.pieces(q.shape[0], q.shape[2], False, scores is not None):
-                bias, empty = piece.bias(real, wide)
-                rows = (*piece.q.read(q=q_now), *piece.k.read(k=k_now, v=v_now))
-                if scores is None or not scores.scores.bends:
-                    if scores is not None:
-                        bias = scores.added(piece, bias, wide)
-                    part, sums = flash(*rows, 0.0, False, attn_mask=bias, scale=scale)
-                else:
-                    wider = [x.to(wide) for x in rows]
-                    part, sums = scores.forward(wider, bias, scale, scores.of_piece(piece))
-                if empty is not None:
-                    sums = sums.masked_fill(empty, -math.inf)
-                piece.q.put((out_now, lse_now), (part, sums), number > 0)
-            queries.put((out, lse), (out_now, lse_now))
-        if out is not result[0]:
-            result[0].copy_(out)
 
     def _summing(self, x: Tensor, wide: torch.dtype, use: str) -> Tensor:
         """Where the shares of steps add up to x, which is zero at first: itself, or a wider buffer
@@ -196,63 +161,92 @@ class SteppedKernel(ByTables):
         for some, real, scores in self._parts(q, k, call):
             rows = [x[some].flatten(0, 2) for x in (grad, q, out, lse)]
             keys = [x[some].flatten(0, 1) for x in (k, v)]
-            targets = [x[some].flatten(0, x.dim() - 3) for x in into]
-            self._backward_part(rows, keys, targets, real, scale, scores)
+            of_q, *targets = (x[some].flatten(0, x.dim() - 3) for x in into)
+            total = self._summing(of_q, lse.dtype, "sums of query gradients")
+            padding = None if real is None else added_by(real, lse.dtype, LOWEST)
+            derive(self.steps, rows, keys, (total, *targets), padding, scale, scores)
+            if total is not of_q:
+                of_q.copy_(total)
             for name, share in scores.grads.items() if scores is not None else ():
                 tables[name] += share
         return into[0], into[1].to(k.dtype), into[2].to(v.dtype), *tables.values()
 
-    def _backward_part(
-        self,
-        rows: Sequence[Tensor],
-        keys: Sequence[Tensor],
-        into: Sequence[Tensor],
-        padding: Tensor | None,
-        scale: float,
-        scores: ScoreChanges | None,
-    ) -> None:
-        """Some heads: fills in the gradients of q, k and v, and adds up those of tables."""
-        (grad, q, out, lse), (k, v), (of_q, *targets) = rows, keys, into
-        wide = lse.dtype
-        grad_q = self._summing(of_q, wide, "sums of query gradients")
-        real = None if padding is None else added_by(padding, wide)
-        for step in self.steps:
-            queries, order = step.q_order, step.k_orders[True]
-            k_now, v_now = order.take(keys=k, values=v)
-            sums: Sequence[Tensor] = targets
-            if not order.natural:
-                uses = ("key gradients", "value gradients")
-                sums = [scratch(use, tuple(k_now.shape), wide).zero_() for use in uses]
-            # rows that are not there would add to the gradients of their keys; with what earlier
-            # steps have added
-            *now, q_sums = queries.take(
-                "grad_rows",
-                grad_rows=grad,
-                q_rows=q,
-                out_rows=out,
-                lse_rows=lse,
-                query_gradients=grad_q,
-            )
-            for piece in step.pieces(q.shape[0], q.shape[2], True, scores is not None):
-                bias, _ = piece.bias(real, wide)
-                named = dict(zip(("grad", "q", "out", "lse"), now, strict=True))
-                *above, out_now, lse_now = piece.q.read("grad", **named)
-                parts = *above, *piece.k.read(k=k_now, v=v_now), out_now, lse_now.contiguous()
-                if scores is not None and (scores.learned or scores.scores.bends):
-                    grads = scores.backward(parts, bias, scale, scores.of_piece(piece))
-                else:
-                    if scores is not None:
-                        bias = scores.added(piece, bias, wide)
-                    grads = flash_backward(*parts, 0.0, False, attn_mask=bias, scale=scale)
-                piece.q.add(q_sums, grads[0])
-                piece.k.add_overlapping(sums[0], grads[1])
-                piece.k.add_overlapping(sums[1], grads[2])
-            queries.put((grad_q,), (q_sums,))
-            if not order.natural:
-                for target, share in zip(targets, sums, strict=True):
-                    order.add(target, share)
-        if grad_q is not of_q:
-            of_q.copy_(grad_q)
+
+def attend(
+    steps: Iterable[Step],
+    q: Tensor,
+    keys: Sequence[Tensor],
+    result: Partial,
+    padding: Tensor | None,
+    scale: float,
+    scores: ScoreChanges | None,
+) -> None:
+    """Fills in the output and log-sum-exps of q [c R, n_q, d] over keys and values [c, n_k, d], or
+    merges them with what is there; `padding` [n_k] is what is added for every key."""
+    out, lse = result
+    wide = lse.dtype
+    for step in steps:
+        (q_now,) = step.q_order.take(queries=q)
+        k_now, v_now = step.k_order.take(keys=keys[0], values=keys[1])
+        now = step.q_order.room(result=out, sums=lse)
+        for piece in step.pieces(q.shape[0], q.shape[2], False, scores is not None):
+            bias = piece.bias(padding, wide)
+            rows = (*piece.q.read(q=q_now), *piece.k.read(k=k_now, v=v_now))
+            if scores is None or not scores.scores.bends:
+                if scores is not None:
+                    bias = scores.added(piece, bias, wide)
+                part = flash(*rows, 0.0, False, attn_mask=bias, scale=scale)
+            else:
+                wider = [x.to(wide) for x in rows]
+                part = scores.forward(wider, bias, scale, scores.of_piece(piece))
+            piece.into.put((now[0], now[1]), part, step.q_order.natural and step.merges)
+        step.q_order.put(result, now, step.merges)
+    empty = lse < LOWEST / 2
+    if bool(empty.any()):
+        out.masked_fill_(empty[..., None], 0.0)
+        lse.masked_fill_(empty, -math.inf)
+
+
+def derive(
+    steps: Iterable[Step],
+    rows: Sequence[Tensor],
+    keys: Sequence[Tensor],
+    into: Sequence[Tensor],
+    padding: Tensor | None,
+    scale: float,
+    scores: ScoreChanges | None,
+) -> None:
+    """Adds up the gradients of q, k and v, and those of tables; `rows` are the gradient of the
+    output, q, the output and its log-sum-exps, 0 for a query without a key."""
+    grad, q, out, lse = rows
+    wide = lse.dtype
+    for step in steps:
+        queries, order = step.q_order, step.k_order
+        k_now, v_now = order.take(keys=keys[0], values=keys[1])
+        now = queries.take(grad_rows=grad, q_rows=q, out_rows=out, lse_rows=lse)
+        q_sums = queries.room(query_gradients=into[0])
+        sums = order.zeros(key_gradients=into[1], value_gradients=into[2])
+        for piece in step.pieces(q.shape[0], q.shape[2], True, scores is not None):
+            bias = piece.bias(padding, wide)
+            named = dict(zip(("grad", "q", "out", "lse"), now, strict=True))
+            *above, out_now, lse_now = piece.q.read(**named)
+            parts = *above, *piece.k.read(k=k_now, v=v_now), out_now, lse_now.contiguous()
+            if scores is not None and (scores.learned or scores.scores.bends):
+                grads = scores.backward(parts, bias, scale, scores.of_piece(piece))
+            else:
+                if scores is not None:
+                    bias = scores.added(piece, bias, wide)
+                grads = flash_backward(*parts, 0.0, False, attn_mask=bias, scale=scale)
+            if queries.natural:
+                piece.q.add(q_sums[0], grads[0])
+            else:
+                piece.into.put(q_sums, grads[:1], False)
+            for total, share in zip(sums, grads[1:], strict=True):
+                piece.k.add(total, share)
+            if step.of_factors is not None:
+                piece.weigh(step.of_factors, parts[2:4], grads[1:])
+        queries.add(into[:1], q_sums)
+        order.add(into[1:], sums)
 
 
 class JoinedSteps(SteppedKernel):
