@@ -115,17 +115,8 @@ def rising(numbers: Tensor, count: int) -> Tensor:
     return torch.from_numpy(np.sort(array_of(numbers).astype(kind), axis=-1).astype(np.int64))
 
 
-def in_order(numbers: Tensor, last: Tensor) -> Tensor:
-    """The places of numbers int64 [..., c] from the least one up, of equal ones the lower place
-    first; those of bool `last` [..., c] come behind all others."""
-    order = _rising_places(numbers)
-    if bool(~last.any()):
-        return order
-    behind = last.gather(-1, order).to(torch.uint8)
-    return order.gather(-1, _rising_places(behind))
-
-
-def _rising_places(numbers: Tensor) -> Tensor:
+def rising_places(numbers: Tensor) -> Tensor:
+    """The places of numbers int [..., c] from the least one up, of equal ones the lower first."""
     if not numbers.is_cpu:
         return numbers.argsort(dim=-1, stable=True)
     # short integers are counted, in a tenth of the time that sorting takes
