@@ -22,11 +22,13 @@ class CodeChoice(Choice):
 
     `alone` is bool [B, H or 1, n_q]: the queries that read themselves, having no other key; None
     where queries read themselves like any other key. Each way has an order of its own, in tiles of
-    a size; with `averaged` it is a round, whose outputs are averaged.
+    a size; `spans` are codes that rise with those of q and k and match wherever these do, in fewer
+    tiles. With `averaged` a way is a round, whose outputs are averaged.
     """
 
     q: Tensor
     k: Tensor
+    orders: tuple[Tensor, Tensor]
     ways: tuple[tuple[int, int], ...]
     named: Mapping[str, Tensor]
     look: int = 0
@@ -34,6 +36,7 @@ class CodeChoice(Choice):
     alone: Tensor | None = None
     counted: bool = False
     averaged: bool = False
+    spans: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
     def of(
@@ -52,7 +55,8 @@ class CodeChoice(Choice):
             if most < far - 2:
                 break
         q, k = (torch.where(x < 0, none, x).to(kind) for x, none in ((q, -far), (k, 1 - far)))
-        return CodeChoice(q, k, ways, named, look, **more)  # type: ignore[arg-type]
+        orders = rising_places(q), rising_places(k)
+        return CodeChoice(q, k, orders, ways, named, look, **more)  # type: ignore[arg-type]
 
     @property
     def lists(self) -> Mapping[str, Tensor]:
@@ -93,9 +97,10 @@ class CodeChoice(Choice):
         one another."""
         i, j = self.ways[number]
         orders, ends = [], []
-        for codes in (self.q[:, :, i], self.k[:, :, j]):
-            order = rising_places(codes)
-            codes = codes.gather(-1, order)
+        each = zip(self.orders, self.spans or (self.q, self.k), (i, j), strict=True)
+        for order, codes, turn in each:
+            order = order[:, :, turn]
+            codes = codes[:, :, turn].gather(-1, order)
             order = order + (self.k.shape[3] - codes.shape[-1])
             orders.append(torch.where(codes < 0, -1, order))
             short = codes[..., -1:].expand(*codes.shape[:-1], -codes.shape[-1] % self.tile)

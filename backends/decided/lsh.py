@@ -75,10 +75,10 @@ def decide(leaf: Lsh, given: Given) -> Choice:
             )
     chunk, k = codes_of(bucket, given.real, leaf, given.n_k)
     named = {"buckets": bucket, "chunks": chunk}
-    q = k[..., -given.n_q :]
+    span, q = (x[..., -given.n_q :] for x in (chunk, k))
     if not _one_order(leaf):
         buckets = buckets_of(leaf, given.q, given.heads, count)
-        q = codes_of(buckets, given.real[:, given.first_query :], leaf, given.n_k)[1]
+        span, q = codes_of(buckets, given.real[:, given.first_query :], leaf, given.n_k)
     alone = ~has_other(k, leaf)[..., -given.n_q :] if leaf.share_qk else None
     return CodeChoice.of(
         q,
@@ -90,6 +90,8 @@ def decide(leaf: Lsh, given: Given) -> Choice:
         alone=alone,
         counted=leaf.multiplicity and leaf.combine != "mean",
         averaged=leaf.combine == "mean",
+        # chunks of the whole order are fewer tiles than a bucket may have
+        spans=(span, chunk) if leaf.cut == "order" else None,
     )
 
 

@@ -137,13 +137,6 @@ def listed(table: Tensor) -> Tensor:
     as the longest list has."""
     lead, width = table.shape[:-1], max(1, table.shape[-1])
     places, count = _places(table), math.prod(lead)
-    if count and len(places) % count == 0:
-        # mostly all lists are as long
-        begin = torch.arange(0, count * width, width, device=table.device)[:, None]
-        numbers = places.view(count, -1) - begin
-        ends = numbers[:, :: max(1, numbers.shape[1] - 1)]
-        if bool(((ends >= 0) & (ends < width)).all()):
-            return numbers.view(*lead, -1) if numbers.numel() else numbers.view(*lead, 0)
     rows, numbers = places // width, places % width
     short = torch.bincount(rows, minlength=count)
     most = int(short.max()) if short.numel() else 0

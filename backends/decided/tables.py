@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from attnspec.backends.common.exact import some_together
 from attnspec.backends.common.on_device import pairs_at
 from attnspec.backends.common.torch_modes import apart
 from attnspec.backends.decided.choice import Holds, TileLists, part_of
@@ -286,10 +287,7 @@ class Part:
 def parts_of_call(q: Tensor, n_k: int, call: Call, products: Sequence[Product]) -> Iterator[Part]:
     """The parts of a call with q [B, K, R, n_q, d]."""
     batch, keys, repeat, n_q, size = q.shape
-    many = max(1, LIMITS.queries_together // (repeat * n_q * size))
-    step, heads = max(1, many // keys), min(keys, many)
-    for first in range(0, batch, step):
-        for low in range(0, keys, heads):
-            some = slice(first, min(first + step, batch)), slice(low, min(low + heads, keys))
-            part = Part(*some, slice(0, repeat), (batch, keys, repeat, n_q), n_k, call)
-            yield from part.apart(products)
+    many = LIMITS.queries_together // (repeat * n_q * size)
+    for some in some_together(slice(0, batch), keys, many):
+        part = Part(*some, slice(0, repeat), (batch, keys, repeat, n_q), n_k, call)
+        yield from part.apart(products)

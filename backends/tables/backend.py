@@ -12,7 +12,6 @@ choices of a call make the tables, and the rest of the graph stands beside them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
@@ -30,7 +29,6 @@ from attnspec.lower.work import (
     MERGED,
     Kernel,
     Work,
-    differ_in_pairs_alone,
     inputs_read,
 )
 
@@ -150,22 +148,6 @@ class TablesBackend:
         if work.reads:
             return ("as the inputs of a call decide",)
         return tuple(str(band) for band in bands_of(work.relation, work.n_q, work.n_k))
-
-    def joins(self, works: Sequence[Work]) -> bool:
-        """Whether several heads differ in their pairs alone, so that their steps can be computed
-        together."""
-        first = works[0]
-        if first.changes or first.decodes or not differ_in_pairs_alone(works):
-            return False
-        return self.stepped(first, first.device) and len(works) * first.n_k <= LIMITS.joined
-
-    def build_joined(
-        self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
-    ) -> Kernel:
-        """The kernel of several groups of heads, one after the other."""
-        from attnspec.backends.tables.kernel import JoinedSteps
-
-        return JoinedSteps(groups, device)
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.common.composed import ComposedTables

@@ -346,7 +346,11 @@ class BatchPiece(Piece):
         self.batch, self.low, self.high = batch, low, high
 
     def bias(self, padding: Tensor | None, kind: torch.dtype) -> Tensor | None:
-        bias = self.batch.added(self.low, self.high)
+        bias = self.batch.kept
+        if bias is None:
+            bias = self.batch.added(self.low, self.high)
+        elif len(bias) > 1:
+            bias = bias[self.low : self.high]
         if padding is not None:
             real = padding[self.batch.keys[self.low : self.high]][:, None]
             bias = real if bias is None else bias + real
@@ -367,19 +371,10 @@ class TensorBatch(DeviceBatch):
         self.tables, self.q, self.k, self.positions = tables, q, k, positions
         # masks of blocks, each its own, are kept from call to call as long as they are small
         size = self.blocks * self.height * self.width if self.masks.differ else 0
-        self.affordable = size <= LIMITS.mask_kept
+        self.kept = None if size > LIMITS.mask_kept else self.added(0, self.blocks)
 
     def added(self, low: int, high: int) -> Tensor | None:
         """What is added to the scores of some blocks [1 or blocks, h, w], or None."""
-        if not self.affordable:
-            return self._added(low, high)
-        return self._all if self._all is None or not self.masks.differ else self._all[low:high]
-
-    @cached_property
-    def _all(self) -> Tensor | None:
-        return self._added(0, self.blocks)
-
-    def _added(self, low: int, high: int) -> Tensor | None:
         pairs = self.masks.of(low, high, slice(0, self.height))
         return None if pairs is None else added_by(pairs, torch.float32, LOWEST)
 

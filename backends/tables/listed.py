@@ -176,8 +176,12 @@ class ListedPiece(Piece):
         if not step.has_mask[self.entries[0, 0]]:
             return None
         # any mask for rows that fill up
-        places = step.place[torch.from_numpy(self.entries).clamp(min=0).flatten()]
-        mask = step.masks.index_select(0, places.clamp_(min=0))
+        places = step.place[torch.from_numpy(self.entries).clamp(min=0).flatten()].clamp_(min=0)
+        first, last = int(places[0]), int(places[-1])
+        if step.tall and last - first == len(places) - 1:
+            mask = step.masks[first : last + 1]
+        else:
+            mask = step.masks.index_select(0, places)
         mask = mask.view(count, many, *mask.shape[1:])
         mask = (mask.transpose(1, 2) if step.tall else mask).reshape(
             count, 1, self.q.height, self.k.height
