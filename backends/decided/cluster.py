@@ -89,15 +89,16 @@ def drawn(
     return points.at.gather(2, at[..., None].expand(-1, -1, -1, points.at.shape[3])), exists
 
 
-def nearest(points: Points, centroids: Tensor, exists: Tensor) -> Tensor:
+def nearest(points: Points, centroids: Tensor, exists: Tensor | None = None) -> Tensor:
     """The nearest centroid of every point, int64 [B, H, N]; ties go to the lower one, vectors of
     length 0 to the first."""
     batch, heads, count, _ = points.at.shape
     together = max(1, LIMITS.pairs_at_once // max(1, batch * heads * centroids.shape[2]))
-    parts, every = [], bool(exists.all())
+    parts = []
+    exists = None if exists is None or bool(exists.all()) else exists
     for low in range(0, count, together):
         near = points.at[:, :, low : low + together] @ centroids.transpose(-1, -2)
-        if not every:
+        if exists is not None:
             near.masked_fill_(~exists[:, :, None], -torch.inf)
         # the same, several times as fast
         first = torch.from_numpy(array_of(near).argmax(-1)) if near.is_cpu else near.argmax(-1)
@@ -225,8 +226,7 @@ def moved_centroids(given: Given) -> Tensor:
     centroids = unit(kept.float())
     points = Points.of_both(given)
     spread = centroids[None].expand(len(given.q), given.q.shape[1], -1, -1)
-    exists = torch.ones(1, 1, centroids.shape[1], dtype=torch.bool, device=kept.device)
-    labels = nearest(points, spread, exists)
+    labels = nearest(points, spread)
     # points that are none are 0
     total = sums_of(points, labels, centroids.shape[1]).sum(0)
     if kept.shape[0] == 1:

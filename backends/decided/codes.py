@@ -104,7 +104,7 @@ class CodeChoice(Choice):
             order = order + (self.k.shape[3] - codes.shape[-1])
             orders.append(torch.where(codes < 0, -1, order))
             short = codes[..., -1:].expand(*codes.shape[:-1], -codes.shape[-1] % self.tile)
-            tiles = torch.cat([codes, short], -1).unflatten(-1, (-1, self.tile))
+            tiles = torch.unflatten(torch.cat([codes, short], -1), -1, (-1, self.tile))
             ends.append((tiles[..., 0], tiles[..., -1]))
         (low, high), (least, most) = ends
         lead = [max(x) for x in zip(low.shape[:2], least.shape[:2], strict=True)]

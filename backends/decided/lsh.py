@@ -151,9 +151,7 @@ def rotations(wanted: Wanted, device: torch.device) -> Tensor:
         )
         return torch.from_numpy(matrices).transpose(2, 3).to(device, torch.float32).contiguous()
 
-    key = wanted, str(device)
-    drawn = _kept.kept.get(key)
-    return _kept.get(key, lambda: apart(build)) if drawn is None else drawn
+    return _kept.get((wanted, str(device)), lambda: apart(build))
 
 
 def buckets_of(leaf: Lsh, x: Tensor, heads: tuple[int, ...], count: int) -> Tensor:

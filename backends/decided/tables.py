@@ -80,23 +80,13 @@ class Side:
         # whether all places are positions
         self.full = (self.natural and count % size == 0) or bool((self.places >= 0).all())
 
-    @property
-    def rows(self) -> Tensor | None:
-        """The rows of all tiles, int64 [N, T, R size], -1 for none; None where all are in order."""
-        if self.natural and self.repeat == 1 and self.full:
-            return None
-        return self._rows(self.places)
-
-    def _rows(self, places: Tensor) -> Tensor:
-        base = torch.arange(self.lists.numel() * self.repeat, device=places.device) * self.count
-        at = places[:, :, :, None] - (self.n - self.count)
-        rows = base.view(*self.lists, 1, self.repeat, 1) + at
-        return torch.where(at < 0, -1, rows).flatten(3).flatten(0, 1)
-
-    def numbers(self, part: slice) -> np.ndarray:
+    def rows(self, part: slice = slice(None)) -> np.ndarray:
         """The rows of some tiles of all lists, int64 [N T, R size], -1 for none."""
-        numbers: np.ndarray = self._rows(self.places[:, :, part]).flatten(0, 1).numpy()
-        return numbers
+        places = self.places[:, :, part, None]
+        base = torch.arange(self.lists.numel() * self.repeat, device=places.device) * self.count
+        at = places - (self.n - self.count)
+        rows = torch.where(at < 0, -1, base.view(*self.lists, 1, self.repeat, 1) + at)
+        return np.asarray(rows.flatten(3).flatten(0, 2))
 
     @cached_property
     def ends(self) -> tuple[Tensor, Tensor]:

@@ -1,13 +1,10 @@
 """Tables of blocks in any order of tokens, the backend of most graphs.
 
-On the CPU disjoint steps, each in the order of tokens in which its pairs are close: a stride is a
-band once tokens are grouped by residue. Every step goes through torch's flash kernel, forward and
-backward, and results are merged exactly by their log-sum-exps. Graphs that read run-time inputs are
-laid out anew for every sample's inputs. Where the flash kernel cannot go, plain operations compute
-the same tables; on other devices, and for weights that are not merged, those of one step in natural
-order. In decoding the last few queries read their rows as they are: nothing is laid out in tiles,
-because the next step has another length and would have to do it again. Of data-dependent graphs the
-choices of a call make the tables, and the rest of the graph stands beside them.
+On the CPU disjoint steps, each in the order of tokens in which its pairs are close, go through
+torch's flash kernel and are merged by their log-sum-exps: of inputs anew for every sample, of
+data-dependent graphs by the choices of a call. Elsewhere plain operations compute the same tables,
+or those of one step in natural order. In decoding the last few queries read their rows as they are:
+the next step has another length, and nothing would be laid out for long.
 """
 
 from __future__ import annotations

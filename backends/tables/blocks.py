@@ -98,8 +98,8 @@ class Blocks:
 
     @cached_property
     def present(self) -> Tensor:
-        """The places that are rows, where not all are."""
-        return torch.from_numpy(np.flatnonzero(self._real))
+        """The places that are rows, of blocks of rows."""
+        return torch.from_numpy(np.flatnonzero(self.rows >= 0))
 
     def views(self, *tensors: Tensor) -> list[Tensor] | None:
         """The blocks of tensors [c, rows, …] as views [blocks, c, height, …], or None."""

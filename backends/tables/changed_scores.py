@@ -31,14 +31,14 @@ Change = Callable[[Tensor, "Tensor | None", Learned], Tensor]
 @dataclass(eq=False)
 class ScoreChanges:
     """The changes of a work's scores, of its heads or, `of` a call, of some of them: then with
-    their learned tables, whose gradients are added up in `grads`."""
+    their learned tables, and what adds up the gradients of these."""
 
     scores: Scores
     function: ScoreFunction
     positions: Sequence[Tensor]
     heads: Tensor
     tables: Learned
-    grads: dict[str, Tensor] = field(default_factory=dict)
+    grads: Learned = field(default_factory=dict)
 
     @staticmethod
     def of_work(work: Work, heads: tuple[int, ...]) -> ScoreChanges | None:
@@ -52,10 +52,10 @@ class ScoreChanges:
             work.changes, function, positions, torch.arange(len(heads), device=cpu), {}
         )
 
-    def of(self, heads: Sequence[int], tables: Learned) -> ScoreChanges:
+    def of(self, heads: Sequence[int], tables: Learned, grads: Learned) -> ScoreChanges:
         """The changes for some of the heads, by their places among them."""
         some = torch.tensor(heads, device="cpu")
-        return replace(self, heads=some, tables=tables, grads={})
+        return replace(self, heads=some, tables=tables, grads=grads)
 
     def _of(self, piece: Piece) -> tuple[dict[str, Tensor], Tensor]:
         """The positions of a piece, and its heads, broadcastable to scores [c, blocks, h, w]."""
@@ -121,7 +121,7 @@ class ScoreChanges:
             of_q, of_k, *shares = torch.autograd.grad(scores, asked, weights * of_weights)
             of_v = weights.mT @ grad
         for name, share in zip(tables, shares, strict=True):
-            self.grads[name] = self.grads[name] + share if name in self.grads else share
+            self.grads[name].add_(share)
         if of_v.shape != v.shape:
             of_v = torch.unflatten(of_v, 1, (v.shape[1], -1)).sum(2)
         return [of_q, of_k, of_v]

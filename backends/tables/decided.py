@@ -25,7 +25,7 @@ from attnspec.backends.decided.products import Parts
 from attnspec.backends.decided.tables import Part, Placed, parts_of_call
 from attnspec.backends.one_block.backend import definition_of
 from attnspec.backends.one_block.dense import DenseKernel
-from attnspec.backends.tables.changed_scores import ScoreChanges
+from attnspec.backends.tables.changed_scores import Learned, ScoreChanges
 from attnspec.backends.tables.kernel import SteppedKernel, attend, derive
 from attnspec.backends.tables.listed import ListedStep, listed_steps
 from attnspec.backends.tables.per_sample import ReadingKernel
@@ -150,9 +150,9 @@ class DecidedTables(SoftmaxKernel):
             merges = number > 0 or self.rest is not None
             yield from listed_steps(placed, merges, size, factors)
 
-    def _scores(self, part: Part, call: Call) -> ScoreChanges | None:
+    def _scores(self, part: Part, call: Call, grads: Learned) -> ScoreChanges | None:
         heads = range(part.shape[1] * part.shape[2])[part.query_heads]
-        return self.changes and self.changes.of(heads, call.tables)
+        return self.changes and self.changes.of(heads, call.tables, grads)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
         call, _ = _without_weight(call)
@@ -164,7 +164,7 @@ class DecidedTables(SoftmaxKernel):
         for part in self.parts_of(q, call):
             rows, *result = (_in_line(part.of_q(x), 4) for x in (q, out, lse))
             keys = [_in_line(part.of_k(x), 3).to(wide) for x in (k, v)]
-            steps, scores = self._steps(part, q.shape[-1]), self._scores(part, call)
+            steps, scores = self._steps(part, q.shape[-1]), self._scores(part, call, {})
             attend(steps, rows.to(wide), keys, (result[0], result[1]), None, scale, scores)
             for into, x in zip((out, lse), result, strict=True):
                 _put_back(part.of_q(into), x)
@@ -192,7 +192,7 @@ class DecidedTables(SoftmaxKernel):
             into = [part.of_q(grads[0]), *(part.of_k(x) for x in grads[1:])]
             lines = [_in_line(x, x.dim() - 1) for x in into]
             factors: list[Tensor] | None = None if of_weight is None else []
-            scores = self._scores(part, call)
+            scores = self._scores(part, call, tables)
             derive(self._steps(part, q.shape[-1], factors), rows, keys, lines, None, scale, scores)
             for target, x in zip(into, lines, strict=True):
                 _put_back(target, x)
@@ -200,8 +200,6 @@ class DecidedTables(SoftmaxKernel):
                 choice = part.data[self.work.decided[0]]
                 total = of_weight[part.samples, part.query_heads]
                 total += sum(choice.of_weight(sums.to(wide)) for sums in factors or ())
-            for name, share in scores.grads.items() if scores is not None else ():
-                tables[name] += share
         if weight is not None and of_weight is not None:
             tables[WEIGHT] = of_weight.to(weight.dtype)
         pairs = zip(grads, (q, k, v), strict=True)

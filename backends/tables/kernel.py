@@ -28,7 +28,7 @@ from attnspec.backends.common.masks import added_by
 from attnspec.backends.common.merging import LOWEST, Partial
 from attnspec.backends.one_block.dense import DenseKernel
 from attnspec.backends.tables.blocks import Step
-from attnspec.backends.tables.changed_scores import ScoreChanges
+from attnspec.backends.tables.changed_scores import Learned, ScoreChanges
 from attnspec.layout.steps import bands_of, stepped_tables
 from attnspec.layout.tables import Tables
 from attnspec.limits import LIMITS
@@ -81,7 +81,7 @@ class SteppedKernel(ByTables):
         wide = torch.promote_types(q.dtype, torch.float32)
         out = q.new_zeros(q.shape, dtype=self._summing(q.dtype, wide))
         lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
-        for some, padding, scores in self._parts(q, k, call, wide):
+        for some, padding, scores in self._parts(q, k, call, wide, {}):
             keys = [x[some].flatten(0, 1) for x in (k, v)]
             rows, into, sums = (x[some].flatten(0, 2) for x in (q, out, lse))
             attend(self.steps, rows, keys, (into, sums), padding, scale, scores)
@@ -92,7 +92,7 @@ class SteppedKernel(ByTables):
         return wide if len(self.steps) > 1 else kind
 
     def _parts(
-        self, q: Tensor, k: Tensor, call: Call, wide: torch.dtype
+        self, q: Tensor, k: Tensor, call: Call, wide: torch.dtype, grads: Learned
     ) -> Iterator[tuple[tuple[slice, slice], Tensor | None, ScoreChanges | None]]:
         """The samples and key heads that are computed together, what is added for each of their
         keys [n_k], or None, and the changes of their scores: all samples of one padding, as many
@@ -104,7 +104,7 @@ class SteppedKernel(ByTables):
             for some in some_together(samples, heads, LIMITS.heads_together // each):
                 count, (low, high) = some[0].stop - some[0].start, (some[1].start, some[1].stop)
                 its = [*range(low * ratio, high * ratio)] * count
-                yield some, padding, self.changes and self.changes.of(its, call.tables)
+                yield some, padding, self.changes and self.changes.of(its, call.tables, grads)
 
     def backward(
         self, grad: Tensor, saved: Sequence[Tensor], call: Call, scale: float
@@ -116,13 +116,11 @@ class SteppedKernel(ByTables):
         kinds = zip((q, k, v), (kind, lse.dtype, lse.dtype), strict=True)
         into = [x.new_zeros(x.shape, dtype=kind) for x, kind in kinds]
         tables = {name: torch.zeros_like(table) for name, table in call.tables.items()}
-        for some, padding, scores in self._parts(q, k, call, lse.dtype):
+        for some, padding, scores in self._parts(q, k, call, lse.dtype, tables):
             rows = [x[some].flatten(0, 2) for x in (grad, q, out, lse)]
             keys = [x[some].flatten(0, 1) for x in (k, v)]
             targets = [x[some].flatten(0, x.dim() - 3) for x in into]
             derive(self.steps, rows, keys, targets, padding, scale, scores)
-            for name, share in scores.grads.items() if scores is not None else ():
-                tables[name] += share
         grads = (x.to(y.dtype) for x, y in zip(into, (q, k, v), strict=True))
         return *grads, *tables.values()
 

@@ -49,8 +49,8 @@ def listed_steps(
         # they are counted by their places in all lists
         step, of_factors = tiles, torch.zeros(placed.lists.shape, dtype=torch.float64, device="cpu")
         factors.append(of_factors)
-    rows = placed.k.rows
-    order = AS_THEY_LIE if rows is None else Order(rows.flatten().numpy())
+    lies = placed.k.natural and placed.k.full
+    order = AS_THEY_LIE if lies else Order(placed.k.rows().ravel())
     for low in range(0, tiles, step):
         part = slice(low, min(low + step, tiles))
         yield ListedStep(placed, lists[:, part], part, order, tall, merges, of_factors)
@@ -73,7 +73,7 @@ class ListedStep(Step):
         self.k_order, self.of_factors = order, of_factors
         self.width = lists.shape[2]
         self.tiles = lists.flatten().numpy()
-        rows = placed.q.numbers(part)
+        rows = placed.q.rows(part)
         self.height = rows.shape[1]
         # a last tile without a row
         self.rows = np.concatenate([rows, np.full((1, self.height), -1)])
@@ -202,10 +202,7 @@ class ListedPiece(Piece):
         heads = (q // placed.n_q) % (placed.heads * placed.repeat)
         return q % placed.n_q, k % placed.n_k, heads
 
-    def weigh(
-        self, into: Tensor, keys: tuple[Tensor, Tensor], shares: tuple[Tensor, Tensor]
-    ) -> None:
-        """Adds the gradients of the factors of keys and values of entries, from those of both."""
-        products = sum((x * y).sum(-1) for x, y in zip(shares, keys, strict=True))
-        each = products.view(*self.entries.shape, -1).sum(-1)
+    def weigh(self, into: Tensor, keys: Sequence[Tensor], shares: Sequence[Tensor]) -> None:
+        products = [(x * y).sum(-1) for x, y in zip(shares, keys, strict=True)]
+        each = (products[0] + products[1]).view(*self.entries.shape, -1).sum(-1)
         into.view(-1)[torch.from_numpy(self.entries)] = each.to(into.dtype)
