@@ -8,7 +8,7 @@ one product; each row's results are merged in one sum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
