@@ -15,7 +15,7 @@ from attnspec.backends.common.masks import mask_plan
 from attnspec.backends.common.on_device import pairs_at
 from attnspec.backends.decided.choice import Choice, TileLists
 from attnspec.backends.decided.given import Given
-from attnspec.backends.decided.ranking import marked, rising
+from attnspec.backends.decided.ranking import marked, rising_places
 from attnspec.graphs.patterns.chosen import Chosen
 from attnspec.graphs.relation import Relation
 from attnspec.graphs.token_sets import reads_data
@@ -147,11 +147,11 @@ def decide_chosen(leaf: Chosen, given: Given) -> Choice:
             f"`{name}` must hold numbers of blocks of {size} keys, 0 to {count - 1}, or -1 for"
             f" none, got {int(blocks[wrong][0])}"
         )
-    blocks = rising(blocks, count)
+    blocks = blocks.gather(-1, rising_places(blocks))
     again = (blocks[..., 1:] == blocks[..., :-1]) & (blocks[..., 1:] >= 0)
     if bool(again.any()):
         blocks[..., 1:].masked_fill_(again, -1)
-        blocks = rising(blocks, count)
+        blocks = blocks.gather(-1, rising_places(blocks))
     start = blocks.new_zeros(len(blocks), 1)
     first_row = start + given.first_query
     sizes = size, 1, given.n_q, given.n_k

@@ -1,18 +1,14 @@
 """Tables of blocks in any order of tokens, the backend of most graphs.
 
-On the CPU disjoint steps, each in the order of tokens in which its pairs are close: a stride is a
-band once tokens are grouped by residue. Every step goes through torch's flash kernel, forward and
-backward, and results are merged exactly by their log-sum-exps. Graphs that read run-time inputs are
-laid out anew for every sample's inputs. Where the flash kernel cannot go, plain operations compute
-the same tables; on other devices, and for weights that are not merged, those of one step in natural
-order. In decoding the last few queries read their rows as they are: nothing is laid out in tiles,
-because the next step has another length and would have to do it again. Of data-dependent graphs the
-choices of a call make the tables, and the rest of the graph stands beside them.
+On the CPU disjoint steps, each in the order of tokens in which its pairs are close, go through
+torch's flash kernel and are merged by their log-sum-exps: of inputs anew for every sample, of
+data-dependent graphs by the choices of a call. Elsewhere plain operations compute the same tables,
+or those of one step in natural order. In decoding the last few queries read their rows as they are:
+the next step has another length, and nothing would be laid out for long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
@@ -30,7 +26,6 @@ from attnspec.lower.work import (
     MERGED,
     Kernel,
     Work,
-    differ_in_pairs_alone,
     inputs_read,
 )
 
@@ -150,22 +145,6 @@ class TablesBackend:
         if work.reads:
             return ("as the inputs of a call decide",)
         return tuple(str(band) for band in bands_of(work.relation, work.n_q, work.n_k))
-
-    def joins(self, works: Sequence[Work]) -> bool:
-        """Whether several heads differ in their pairs alone, so that their steps can be computed
-        together."""
-        first = works[0]
-        if first.changes or first.decodes or not differ_in_pairs_alone(works):
-            return False
-        return self.stepped(first, first.device) and len(works) * first.n_k <= LIMITS.joined
-
-    def build_joined(
-        self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
-    ) -> Kernel:
-        """The kernel of several groups of heads, one after the other."""
-        from attnspec.backends.tables.kernel import JoinedSteps
-
-        return JoinedSteps(groups, device)
 
     def build(self, work: Work, heads: tuple[int, ...], device: torch.device) -> Kernel:
         from attnspec.backends.common.composed import ComposedTables
