@@ -248,7 +248,7 @@ def _check(leaf: Leaf, where: str, work: Work) -> None:
 
 def _misplaced(mechanism: Mechanism, work: Work, message: str, span: Span | None) -> None:
     related = () if mechanism.span is None else (("the mechanism", mechanism.span),)
-    advice = "move it into a block of heads with a graph alone, or remove it"
+    advice = "remove it, or move it to heads whose `attend` has no mechanism"
     work.collector.add("A705", message, span or mechanism.span, related=related, help=advice)
 
 

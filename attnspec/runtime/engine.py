@@ -403,15 +403,8 @@ def engine_of(text: str) -> Engine:
 
 def require_log_sum_exps(program: Program, layer: int) -> None:
     """Raises ValueError where what a head of the layer divides by has no logarithm."""
-    for slot in set(program.row(layer)):
-        attend = program.attends[slot]
-        mechanism, positive = attend.mechanism, attend.normalize in MERGED
-        if mechanism is not None:
-            positive = MECHANISMS_BY_NAME[mechanism.name].positive(dict(mechanism.arguments))
-        graph = () if attend.graph is None else leaves(attend.graph)
-        # a mean over rounds is not a softmax
-        if not positive or any(dict(x.arguments).get("combine") == "mean" for x in graph):
-            raise no_log_sum_exps(program)
+    if any(_without_logarithm(program.attends[slot]) for slot in set(program.row(layer))):
+        raise no_log_sum_exps(program)
 
 
 def _without_logarithm(attend: Attend) -> str:
@@ -432,7 +425,7 @@ def no_log_sum_exps(program: Program) -> ValueError:
     what = next(filter(None, map(_without_logarithm, program.attends)), "these weights")
     return ValueError(
         f"`return_lse` cannot be used with `{what}`: it returns the logarithm of the sum of"
-        f" weights, and `{program.name}` has none that is always positive; leave it out"
+        f" weights, which may be 0 or negative there; leave `return_lse` out"
     )
 
 

@@ -497,14 +497,14 @@ def _check_masked(program: Program, q: Tensor) -> None:
     """Raises ValueError where a mask cannot be added to scores."""
     if is_watched(q) and not is_transformed():
         raise ValueError(
-            "a mask of all pairs is not read in a traced program: say which pairs there are in"
-            " the spec, by patterns or run-time inputs"
+            "attn_mask cannot be used in a traced program: describe its pairs in the spec, by"
+            " patterns or inputs"
         )
     for attend in program.attends:
         if attend.mechanism is not None:
             raise ValueError(
-                f"`{attend.mechanism.name}` has no scores that a mask could be added to: leave it"
-                " out, and say in the spec which pairs there are"
+                f"attn_mask cannot be used with `{attend.mechanism.name}`, which has no scores:"
+                " leave it out, and describe its pairs in the spec"
             )
 
 

@@ -27,6 +27,7 @@ from attnspec.runtime.call_checks import (
     check_strided,
 )
 from attnspec.runtime.module import CompiledAttention
+from attnspec.text.diagnostics import count_of
 
 
 def packed(
@@ -206,14 +207,15 @@ def _checked_ends(
         columns = _ends(cu_seqlens_k, len(k), "cu_seqlens_k")
     if len(rows) != len(columns):
         raise ValueError(
-            "cu_seqlens and cu_seqlens_k must have as many documents, got"
+            "cu_seqlens and cu_seqlens_k must have the same number of documents, got"
             f" {len(rows) - 1} and {len(columns) - 1}"
         )
     for document in (rows.diff() > columns.diff()).nonzero()[:1, 0].tolist():
         n_q, n_k = (int(x.diff()[document]) for x in (rows, columns))
         raise ValueError(
-            "the queries of a document are its last positions, so that there are at most as"
-            f" many as keys, got {n_q} queries and {n_k} keys in document {document}"
+            "the queries of a document are its last positions, so it must have as many keys at"
+            f" least: document {document} has {count_of(n_q, 'query', 'queries')} and"
+            f" {count_of(n_k, 'key')}"
         )
     return rows, columns
 
@@ -228,8 +230,8 @@ def _ends(offsets: Tensor, tokens: int, name: str) -> Tensor:
         raise TypeError(f"{name} must be a tensor of integers [documents + 1], got {what}")
     ends: list[int] = offsets.tolist()
     if not ends or ends[0] != 0 or ends[-1] != tokens or ends != sorted(ends):
-        shown = f"{ends[:4]} …" if len(ends) > 4 else f"{ends}"
-        raise ValueError(
-            f"{name} must ascend from 0 to the number of tokens, {tokens}, got {shown}"
-        )
+        wrong = f"start at 0, got {ends[:1]}" if ends[:1] != [0] else "not fall"
+        if ends[:1] == [0] and ends == sorted(ends):
+            wrong = f"end with {tokens}, the number of tokens, got {ends[-1]}"
+        raise ValueError(f"{name} must {wrong}: it says where each document starts and ends")
     return torch.tensor(ends)

@@ -41,7 +41,7 @@ def standalone_module(program: Program, class_name: str) -> str:
         return text.file(program, roots)
     except StandaloneError as error:
         raise StandaloneError(
-            f"`{program.name}` cannot be compiled with --standalone: {error}; compile it without"
+            f"`{program.name}` cannot be compiled with --standalone: {error}; compile without it"
         ) from None
 
 

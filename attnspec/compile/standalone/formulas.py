@@ -115,7 +115,7 @@ def _leaf(leaf: Leaf, page: Page, q: Side, k: Side) -> Operand:
     named = ((name, Symbol(f".{name}") if f".{name}" in sizes else given[name]) for name in given)
     predicate = predicate_of_leaf(replace(leaf, arguments=tuple(named)), limited=False)
     if predicate is None:
-        at = Situation(1, BY_NAME, grid=_numbers("extents of its grid", page.program.grid, page))
+        at = Situation(1, BY_NAME, grid=_numbers("sizes of its grid", page.program.grid, page))
         at = replace(at, extra_tokens=page.program.extra_tokens)
         box = ((name, _numbers(f"{name} of a box", x, page)) for name, x in given.items())
         return bind(replace(leaf, arguments=tuple(box)), at).holds(q.at, k.at, 1)
@@ -143,7 +143,7 @@ def _where(given: Mapping[str, Any], page: Page, q: Side, k: Side) -> Operand:
     values = {"q": q.at, "k": k.at}
     for side, position in tuple(values.items()):
         if any(text.startswith(f"{side}.") for text in symbols(predicate)):
-            extents = _numbers("extents of its grid", page.program.grid, page)
+            extents = _numbers("sizes of its grid", page.program.grid, page)
             grid = Grid(extents, page.program.extra_tokens)
             allowed = allowed & grid.inside(position)
             axes = zip(grid.axes, grid.coordinates(position), strict=True)

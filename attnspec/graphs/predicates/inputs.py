@@ -141,8 +141,11 @@ def require_exact(
     zero = _zero_divisor(predicate, ends, real)
     if zero is not None:
         made = ", ".join(f"`{name}`" for name in inputs_read(zero) or sorted({*symbols(zero)}))
-        of = f"an integer made from {made}, which may be 0 at n = {n}" if made else "0"
-        raise RelationError(f"`where` divides by {of}: write `max(…, 1)` around it")
+        if not made:
+            raise RelationError("`where` divides by 0: write another divisor")
+        raise RelationError(
+            f"the divisor in `where` is made from {made}, and may be 0: write `max(…, 1)` around it"
+        )
     if _computed(predicate, ends, real) > LARGEST:
         raise RelationError(
             f"`where` computes with {names}, and the result may be above 2**62, where integers are"
