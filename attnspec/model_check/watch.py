@@ -154,9 +154,8 @@ class Watch(TorchFunctionMode):
         # modules that are compiled go by one or the other
         for name in ("__call__", "_call_impl"):
             yield nn.Module, name, self._module(getattr(nn.Module, name))
-        for name in ("forward", "masked"):
-            function = vars(CompiledAttention)[name]
-            yield CompiledAttention, name, self._around(function, "attnspec", 1)
+        forward = CompiledAttention.forward
+        yield CompiledAttention, "forward", self._around(forward, "attnspec", 1)
         # torch's own functions of several steps show each of them
         for name in ("", "_unary", "_variadic"):
             yield nn.functional, f"has_torch_function{name}", lambda *_: False

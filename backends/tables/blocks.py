@@ -349,7 +349,7 @@ class BatchPiece(Piece):
         bias = self.batch.kept
         if bias is None:
             bias = self.batch.added(self.low, self.high)
-        elif len(bias) > 1:
+        elif bias.shape[0] > 1:
             bias = bias[self.low : self.high]
         if padding is not None:
             real = padding[self.batch.keys[self.low : self.high]][:, None]

@@ -222,7 +222,7 @@ def test_on_the_cpu_it_waits_for_its_name() -> None:
     assert said["flex"] == "on this device it runs only if it is named"
     assert spec.plan(4096, backend="flex").steps[0].chosen.name == "flex"
     assert "no estimate" in str(spec.plan(512, backend="flex"))
-    with pytest.raises(ValueError, match="gives no log-sum-exps, which `softmax1` is made of"):
+    with pytest.raises(ValueError, match="gives no log-sum-exps, which `softmax1` needs"):
         spec_of("attend full normalize softmax1").plan(64, "cpu", backend="flex")
     (step,) = spec_of("attend window(radius = 200)").plan(16384, "cuda").steps
     assert {each.backend.name for each in step.candidates[:2]} == {"flex", "triton"}
