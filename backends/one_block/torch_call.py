@@ -23,6 +23,7 @@ from attnspec.backends.common.exact import (
     flash,
     flash_backward,
     fused,
+    grouped,
     samples_of,
 )
 from attnspec.backends.common.masks import added_by
@@ -93,8 +94,6 @@ class Part:
 class TorchCallKernel(SoftmaxKernel):
     """Attention by torch's own call; heads of several graphs, one after the other, by masks."""
 
-    by_key_head = False
-
     def __init__(
         self, groups: Sequence[tuple[Work, tuple[int, ...]]], device: torch.device
     ) -> None:
@@ -118,9 +117,10 @@ class TorchCallKernel(SoftmaxKernel):
     # --- the fast way --------------------------------------------------------------------------
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> Partial:
-        parts = self._parts(q, call)
+        q, parts = q.flatten(1, 2), self._parts(q, call)
         if len(parts) == 1 and parts[0].is_whole:
-            return parts[0].attended(q, k, v, scale)
+            out, lse = parts[0].attended(q, k, v, scale)
+            return grouped(out, k), grouped(lse, k)
         out = q.new_zeros(q.shape)
         wide = torch.promote_types(q.dtype, torch.float32)
         lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
@@ -129,19 +129,20 @@ class TorchCallKernel(SoftmaxKernel):
             found, sums = part.attended(*rows, scale)
             part.of_rows(out).copy_(found)
             part.of_rows(lse).copy_(sums)
-        return out, lse
+        return grouped(out, k), grouped(lse, k)
 
     def backward(
         self, grad: Tensor, saved: Sequence[Tensor], call: Call, scale: float
     ) -> Sequence[Tensor]:
-        q, k, v, out, lse = saved
-        parts = self._parts(q, call)
+        parts, (q, k, v, out, lse) = self._parts(grad, call), saved
+        grad, q, out, lse = (x.flatten(1, 2) for x in (grad, q, out, lse))
         whole = len(parts) == 1 and parts[0].is_whole
         if not whole or (parts[0].bias is not None and parts[0].bias.empty is not None):
             # a query without a key has weights 0 whatever its log-sum-exp, as long as it is finite
             lse = lse.masked_fill(lse == -math.inf, 0.0)
         if whole:
-            return parts[0].differentiated((grad, q, k, v, out, lse), scale)
+            of_q, *of_keys = parts[0].differentiated((grad, q, k, v, out, lse), scale)
+            return grouped(of_q, k), *of_keys
         # no key is in more than two parts: of two numbers the sum is rounded once in any type
         grad_q, grad_k, grad_v = (x.new_zeros(x.shape) for x in (q, k, v))
         for part in parts:
@@ -152,10 +153,10 @@ class TorchCallKernel(SoftmaxKernel):
             part.of_rows(grad_q).copy_(grads[0])
             part.of_keys(grad_k).add_(grads[1])
             part.of_keys(grad_v).add_(grads[2])
-        return grad_q, grad_k, grad_v
+        return grouped(grad_q, k), grad_k, grad_v
 
     def _parts(self, q: Tensor, call: Call) -> tuple[Part, ...]:
-        """What is computed for queries [B, H, n_q, d], every pair once."""
+        """What is computed, every pair once, for queries of this type."""
         kind = torch.promote_types(q.dtype, torch.float32)
         if self.work.reads or self.work.decided:
             return self._of_inputs(call, kind)
