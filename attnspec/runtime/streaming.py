@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from attnspec.backends.common.key_cache import GraphStream, InPieces, Keeper
+from attnspec.backends.common.key_cache import GraphStream
 from attnspec.backends.planner import choose
 from attnspec.graphs.forms.stability import must_be_stable, unsteady_layer
 from attnspec.graphs.forms.written import written
@@ -226,11 +226,11 @@ def stream_kernel(
             " every key, in a state that grows, and a call takes the last queries with all keys"
         )
     # an input that is read at earlier positions is kept with their keys
-    keeper = Keeper(replace(bound, before=bound.before + lag), heads, device)
+    reach = replace(bound, before=bound.before + lag)
     if work.mechanism is None:
-        return cast(Kernel, InPieces(GraphStream(work, keeper)))
+        return cast(Kernel, GraphStream(work, reach, heads, device))
     kernel = choose(work, device.type, backend).build(work, heads, device)
-    return cast(Kernel, InPieces(kernel.streamed(keeper)))  # type: ignore[attr-defined]
+    return cast(Kernel, kernel.streamed(reach, heads))  # type: ignore[attr-defined]
 
 
 def _unbounded(term: Term, relation: Relation | None, promised: frozenset[str]) -> Term:

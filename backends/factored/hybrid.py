@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from attnspec.backends.common.composed import ComposedStep, Piece
-from attnspec.backends.common.key_cache import Keeper, KeyCache
+from attnspec.backends.common.key_cache import KeyCache, KeyStream
 from attnspec.backends.common.masks import by_key_head, mask_plan
-from attnspec.backends.common.merging import LOWEST, Partial, in_one_frame, merged
+from attnspec.backends.common.merging import LOWEST, Outputs, Partial, in_one_frame, merged
 from attnspec.backends.common.score_formula import Blocks, Formula, unit, widened
 from attnspec.backends.common.scores import inputs_read
 from attnspec.backends.common.torch_modes import apart, is_transformed
@@ -52,6 +52,7 @@ from attnspec.backends.factored.lag import lagged
 from attnspec.backends.factored.softmax import check_no_dropout, without_padding
 from attnspec.backends.tables.kernel import SteppedKernel, tables_of_work
 from attnspec.backends.tables.per_sample import ReadingKernel
+from attnspec.graphs.look_back import LookBack
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Kernel, Mergeable, Work, graph_of
 
@@ -385,9 +386,9 @@ class HybridKernel:
         symbols = {name: torch.from_numpy(x).to(self.device) for name, x in (("q", q), ("k", k))}
         return Blocks(mask, symbols=symbols)
 
-    def streamed(self, keeper: Keeper) -> HybridStream:
+    def streamed(self, reach: LookBack, heads: tuple[int, ...]) -> HybridStream:
         """What goes on with it from a state."""
-        return HybridStream(self, keeper)
+        return HybridStream(self.graph, reach, heads, self.device, self)
 
 
 class ReadingHybrid(ReadingKernel):
@@ -408,9 +409,9 @@ class ReadingHybrid(ReadingKernel):
     def unknown(self) -> HybridKernel:
         return HybridKernel(self.work, self.heads, self.device, self.kernel, None)
 
-    def streamed(self, keeper: Keeper) -> HybridStream:
+    def streamed(self, reach: LookBack, heads: tuple[int, ...]) -> HybridStream:
         """What goes on with it from a state, inputs coming with their positions."""
-        return HybridStream(self.unknown(), keeper)
+        return self.unknown().streamed(reach, heads)
 
 
 def hybrid_kernel(
@@ -443,7 +444,7 @@ def late_of(given: Given, lag: int) -> Given:
 
 
 @dataclass(frozen=True, eq=False)
-class HybridStream:
+class HybridStream(KeyStream):
     """Goes on with a graph and a kernel under one denominator, from the sums of the kernel over the
     keys that the graph reads no more, and all others.
 
@@ -452,40 +453,28 @@ class HybridStream:
     """
 
     hybrid: HybridKernel
-    keeper: Keeper
 
-    def step(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        call: Call,
-        state: object,
-        with_lse: bool = False,
-    ) -> tuple[tuple[Tensor, Tensor | None], object]:
-        """The outputs of more positions with the logarithms of denominators, and the state after
-        them."""
+    def advanced(
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, state: object, with_lse: bool
+    ) -> tuple[Outputs, object]:
         hybrid, kernel = self.hybrid, self.hybrid.kernel
         check_no_dropout(f"a graph with `{kernel.name}`", call.dropout_p)
         request = kernel.given(q, k, v, call)
         sums, kept = cast(
             "tuple[State, KeyCache | None]", state or (no_keys(kernel.how, request), None)
         )
-        seen = self.keeper.seen(hybrid.graph, request.k, request.v, call, kept)
-        at = torch.from_numpy(seen.every.positions).to(request.k.device)
-        now = torch.arange(seen.every.count, device=at.device)[-k.shape[2] :, None]
-        blocks, real = replace(seen.blocks, symbols={"q": now, "k": at}), seen.every.padding
-        every = replace(request, k=seen.every.keys, v=seen.every.values, padding=real)
-        parts = pair_by_pair(kernel, every, seen.formula, blocks, call.tables)
+        cache, formula, blocks, later = self.seen(request.k, request.v, call, kept)
+        every = replace(request, k=cache.keys, v=cache.values, padding=cache.padding)
+        parts = pair_by_pair(kernel, every, formula, blocks, call.tables)
         out, lse = hybrid.worth(
             together([*parts, _of_state(kernel, request, sums)], hybrid.quotient)
         )
         out = out.to(q.dtype).flatten(1, 2)
-        left = seen.left
+        left = cache.part(~later)
         if len(left.positions):
             some = replace(request, k=left.keys, v=left.values, padding=left.padding)
             sums = absorbed(kernel.how, some, sums)
-        return (out, None if lse is None else lse.flatten(1, 2)), (sums, seen.kept)
+        return (out, None if lse is None else lse.flatten(1, 2)), (sums, cache.part(later))
 
 
 def _of_state(kernel: FeatureKernel, given: Given, state: State) -> Weighed:
