@@ -448,7 +448,7 @@ class TensorBatch(DeviceBatch):
         super().__init__(tables, torch.device("cpu"))
         self.tables, self.q, self.k, self.positions = tables, q, k, positions
         # masks of blocks, each its own, are kept from call to call as long as they are small
-        size = self.blocks * self.height * self.width if self.masks.differ else 0
+        size = self.blocks * self.height * self.width if self.differ else 0
         self.affordable = size <= LIMITS.mask_kept
         starts = lattice_of(q[:, 0])
         # blocks that follow one another at one distance
@@ -460,7 +460,7 @@ class TensorBatch(DeviceBatch):
         if not self.affordable:
             return self._added(low, high)
         bias, empty = self._all
-        if bias is None or not self.masks.differ:
+        if bias is None or not self.differ:
             return bias, empty
         return bias[low:high], None if empty is None else empty[low:high]
 
@@ -469,7 +469,7 @@ class TensorBatch(DeviceBatch):
         return self._added(0, self.blocks)
 
     def _added(self, low: int, high: int) -> Added:
-        pairs = self.masks.of(low, high, slice(0, self.height))
+        pairs = self.mask(low, high, slice(0, self.height))
         if pairs is None:
             return None, None
         empty = ~pairs.any(-1)
@@ -504,7 +504,7 @@ class TensorBatch(DeviceBatch):
         lattice = Blocks(self.k[back]).lattice
         lying = lattice is not None and not back
         per_block = heads * size * (self.height if lying else max(self.height, self.width))
-        if self.masks.tiled is not None:
+        if self.tiled is not None:
             per_block = max(per_block, self.height * self.width)
         if scored:
             per_block = max(per_block, heads * self.height * self.width)
