@@ -46,7 +46,6 @@ from attnspec.lower.work import (
     Backend,
     BackendError,
     Call,
-    Joining,
     Kernel,
     Mergeable,
     Work,
@@ -436,11 +435,11 @@ class Engine:
             chosen.setdefault(backend.name, (backend, []))[1].append((work, members))
         kernels: list[Built] = []
         for backend, mine in chosen.values():
-            if len(mine) > 1 and isinstance(backend, Joining):
-                if backend.joins([work for work, members in mine for _ in members]):
-                    every = tuple(head for _, members in mine for head in members)
-                    kernels.append((backend.build_joined(mine, place), mine[0][0], every))
-                    continue
+            joining: Any = backend if len(mine) > 1 and hasattr(backend, "joins") else None
+            if joining and joining.joins([work for work, members in mine for _ in members]):
+                every = tuple(head for _, members in mine for head in members)
+                kernels.append((joining.build_joined(mine, place), mine[0][0], every))
+                continue
             kernels += [(backend.build(*each, place), *each) for each in mine]
         return self.together(kernels, heads, key_heads, place)
 
