@@ -120,10 +120,8 @@ class SoftmaxKernel(ByKeyHead):
 
     def composed(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Partial:
         """The same in differentiable operations."""
-        out, lse = self.differentiable.composed(q, k, v, call)
-        if lse is None:
-            raise ValueError(f"`{self.work.normalize}` has no log-sum-exps")
-        return out, lse
+        # which of a softmax has log-sum-exps
+        return cast("Partial", self.differentiable.composed(q, k, v, call))
 
     def traced(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         return self.differentiable.traced(q, k, v, call)
@@ -136,7 +134,6 @@ class SoftmaxKernel(ByKeyHead):
     def partial(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Partial:
         if self.goes_fast(q, k, v, call):
             return self._fast(q, k, v, call)
-        # `composed` of a softmax has log-sum-exps
         return cast("Partial", super().partial(q, k, v, call))
 
     def goes_fast(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> bool:
@@ -215,6 +212,8 @@ class _Differentiable(Function):
 
     @staticmethod
     def backward(ctx, grad, of_lse):  # type: ignore[no-untyped-def]
+        kernel: SoftmaxKernel
+        call: Call
         kernel, call, size, names = ctx.given
         q, k, v, out, lse, *tables = ctx.saved_tensors
         asks = ctx.needs_input_grad[3:]
