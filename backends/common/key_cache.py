@@ -126,13 +126,6 @@ class KeyCache:
             real[:, place] = True if padding is None else padding[:, 0]
         return replace(self, count=self.count + 1, padding=real)
 
-    @property
-    def is_writable(self) -> bool:
-        """Whether torch lets it be written here: what inference mode made is read alone outside."""
-        tensors = self.keys, self.values, self.padding
-        made = any(x is not None and x.is_inference() for x in tensors)
-        return torch.is_inference_mode_enabled() or not made
-
 
 def _place(positions: np.ndarray, first: int, turn: int) -> np.ndarray:
     return np.where(positions < first, positions, first + (positions - first) % turn)
@@ -204,7 +197,7 @@ class KeyStream:
         index = torch.from_numpy(every.positions).to(self.device)
         placed = {name: Placed(values, index) for name, values in every.data.items()}
         q_at, k_at, n = at[:, None], every.positions, every.count
-        mask = mask_plan(self.work.relation, q_at, k_at[None], n, self.device)(placed, n)
+        mask = mask_plan(self.work.relation, q_at, k_at[None], n, self.device)(placed)
         mask = mask.expand(*mask.shape[:-2], len(at), len(k_at)).reshape(-1, len(at), len(k_at))
         if every.padding is not None:
             mask = mask & every.padding[:, None]
@@ -268,7 +261,11 @@ class GraphStream(KeyStream):
         if before is None or self.work.reads or not unseen(k, v, before.keys, before.values):
             return None
         ring = before.ring(self.reach)
-        return ring if ring is not None and ring.is_writable else None
+        if ring is None or torch.is_inference_mode_enabled():
+            return ring
+        # what inference mode made is read alone outside
+        tensors = ring.keys, ring.values, ring.padding
+        return None if any(x is not None and x.is_inference() for x in tensors) else ring
 
     def _rows(self, number: int) -> tuple[Formula, list[Blocks]]:
         """How each of r = `LIMITS.ring` positions, the first number * r, reads a ring, which is

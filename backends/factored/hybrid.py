@@ -376,7 +376,7 @@ class HybridKernel:
         """Some queries beside all keys, as one block of the graph."""
         n_k = self.work.n_k
         q, k = at[:, None] + n_k - self.work.n_q, np.arange(n_k)[None]
-        mask = mask_plan(self.work.relation, q, k, n_k, self.device)(call.data, n_k)
+        mask = mask_plan(self.work.relation, q, k, n_k, self.device)(call.data)
         # inputs of graphs that are not data-dependent have no axis of heads
         mask = mask[:, None] if mask.dim() == 3 else mask
         # the kernel may give each query head keys of its own

@@ -33,7 +33,7 @@ from attnspec.backends.common.score_formula import scale_of
 from attnspec.backends.common.scores import ScoreFunction, masked
 from attnspec.backends.common.torch_modes import apart, is_transformed
 from attnspec.backends.one_block.dense import DenseKernel
-from attnspec.backends.one_block.forms import Form, all_pairs, form_of
+from attnspec.backends.one_block.row_keys import Form, all_pairs, form_of
 from attnspec.limits import LIMITS
 from attnspec.lower.work import Call, Work
 
@@ -104,7 +104,6 @@ class TorchCallKernel(SoftmaxKernel):
         several = self.work.changes or self.work.decided or len(groups) > 1
         self.masks = len(self.heads) if several else 1
         self._biases: dict[torch.dtype, Bias] = {}
-        self._whole: dict[torch.dtype, tuple[Part, ...]] = {}
         self._read: Remembered[tuple[Part, ...]] = Remembered()
         self._padded: Remembered[tuple[Part, ...] | None] = Remembered(LIMITS.paddings_laid_out)
         # what torch's call gets on other devices where no call changes it
@@ -161,9 +160,7 @@ class TorchCallKernel(SoftmaxKernel):
         if self.work.reads or self.work.decided:
             return self._of_inputs(call, kind)
         if call.padding is None or bool(call.padding.all()):
-            if kind not in self._whole:
-                self._whole[kind] = (self._part(EVERY, EVERY, kind),)
-            return self._whole[kind]
+            return (self._part(EVERY, EVERY, kind),)
         padding = call.padding
         parts = self._padded.get(
             [padding], lambda: apart(lambda: self._of_padding(padding, kind)), kind
